@@ -19,8 +19,8 @@ import numpy as np
 
 import edge_rt
 from edge_rt.runtime.decode.draft import Accepted, Draft
-from edge_rt.runtime.drafters.source import Guess
-from edge_rt.runtime.graph.outputs import Outputs
+from edge_rt.runtime.forward.outputs import Outputs
+from edge_rt.runtime.speculation.source import Guess
 
 RESAMPLES = 2000
 

@@ -21,8 +21,8 @@ import numpy as np
 import onnx_ir as ir
 import onnxruntime as ort
 
-from edge_rt.op_list import DOMAIN
-from edge_rt.ops import native_library
+from edge_rt.ort.op_library import native_library
+from edge_rt.package.op_list import DOMAIN
 
 FORMATS = {"f32": 0, "f16": 1, "int8": 2, "k8v4": 3, "int4": 4, "int4x2": 5, "int4x2_upper": 6}
 """Name -> number in the graph's input ``kv_formats``."""

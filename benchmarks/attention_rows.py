@@ -17,8 +17,8 @@ import numpy as np
 import onnx_ir as ir
 import onnxruntime as ort
 
-from edge_rt.op_list import DOMAIN
-from edge_rt.ops import native_library
+from edge_rt.ort.op_library import native_library
+from edge_rt.package.op_list import DOMAIN
 
 LAYERS = 8
 CASES = [(1, 128), (8, 128), (1, 2048), (4, 2048), (8, 2048), (16, 2048), (1, 8000), (8, 8000), (128, 0), (512, 0)]

@@ -32,8 +32,8 @@ from alternating import bootstrap
 import edge_rt
 from edge_rt.measure.prompts import built_in_prompts
 from edge_rt.package.reader import open_package
-from edge_rt.runtime.engine import Model
-from edge_rt.runtime.graph.segmented_runner import SegmentedRunner
+from edge_rt.runtime.forward.segmented_runner import SegmentedRunner
+from edge_rt.runtime.model import Model
 from edge_rt.system.machine import cpu_model
 from edge_rt.system.process_memory import read_memory
 

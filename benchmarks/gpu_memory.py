@@ -11,7 +11,7 @@ from edge_rt.measure.memory_report import MemoryReport
 from edge_rt.measure.memory_watch import MeasuredProcess
 from edge_rt.memory.device import this_device
 from edge_rt.memory.plan import require_fit
-from edge_rt.runtime.load.gpu_figures import gpu_figures
+from edge_rt.runtime.load.devices import gpu_figures
 from edge_rt.runtime.load.options import LoadOptions
 from edge_rt.runtime.load.planning import plan_package
 

@@ -10,18 +10,18 @@ import numpy as np
 import onnx_ir as ir
 from gpu_target import Results, Target
 
-from edge_rt.binding import StopSwitch
-from edge_rt.compute_device import ComputeDevice, DeviceArray
 from edge_rt.export.weights.codes import Codes
 from edge_rt.export.weights.tile_formats import TILE_FORMATS
 from edge_rt.export.weights.tiles import pack_rows
-from edge_rt.onnxruntime_import import ort
+from edge_rt.ort.binding import StopSwitch
+from edge_rt.ort.compute_device import ComputeDevice, DeviceArray
+from edge_rt.ort.onnxruntime_import import ort
+from edge_rt.ort.session import Session, pool_size
 from edge_rt.package.manifest import WEIGHTS_FILE
 from edge_rt.package.reader import Package
-from edge_rt.runtime.graph.io_binding import open_io_binding
-from edge_rt.runtime.graph.runner import ModelRunner
+from edge_rt.runtime.forward.io_binding import open_io_binding
+from edge_rt.runtime.forward.runner import ModelRunner
 from edge_rt.runtime.load.devices import open_device
-from edge_rt.session import Session, pool_size
 from edge_rt.system.machine import usable_cpus
 
 DEPTH = 128

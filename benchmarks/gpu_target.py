@@ -15,10 +15,10 @@ import numpy as np
 from alternating import bootstrap
 from synthetic_families import write_model
 
+from edge_rt.device.driver import Gpu, GpuReport
+from edge_rt.device.kernels import compiled_kernels, nvrtc_for
+from edge_rt.device.provider import GPU_LIBRARY, INSTALLED, GpuProvider, kernel_cache
 from edge_rt.export import export_model
-from edge_rt.gpu_kernels import compiled_kernels, nvrtc_for
-from edge_rt.gpu_library import Gpu, GpuReport
-from edge_rt.gpu_provider import GPU_LIBRARY, INSTALLED, GpuProvider, kernel_cache
 from edge_rt.package.reader import Package, open_package
 
 ROOT = Path(__file__).parents[1]

@@ -13,9 +13,9 @@ from edge_rt.measure.verify import PLAIN, Answer, answers, summary
 from edge_rt.memory.sizes import sizes_of
 from edge_rt.package.reader import Package
 from edge_rt.runtime.config import GenerationConfig
-from edge_rt.runtime.engine import Model
 from edge_rt.runtime.load.options import LoadOptions
 from edge_rt.runtime.load.planning import plan_package
+from edge_rt.runtime.model import Model
 from edge_rt.runtime.speculation.cost_model import RowCosts
 
 MODES = (PLAIN, "suffix", "recycling")

@@ -20,8 +20,8 @@ from alternating import bootstrap
 import edge_rt
 from edge_rt.runtime.decode.loop import prefill
 from edge_rt.runtime.decode.sequence import Sequence
-from edge_rt.runtime.drafters.head_graph import HeadShape
-from edge_rt.runtime.drafters.head_runner import HeadRunner, HeadWeights
+from edge_rt.runtime.speculation.head_graph import HeadShape
+from edge_rt.runtime.speculation.head_runner import HeadRunner, HeadWeights
 
 TREES = ((8, 8, 1), (16, 8, 2), (24, 8, 3))
 """Limits of the trees that are measured: nodes, width, depth."""

@@ -16,11 +16,11 @@ from pathlib import Path
 
 import numpy as np
 
-from edge_rt.binding import StopSwitch
+from edge_rt.ort.binding import StopSwitch
+from edge_rt.ort.session import Session
 from edge_rt.package.reader import open_package
-from edge_rt.runtime.graph.io_binding import open_io_binding
-from edge_rt.runtime.graph.runner import ModelRunner
-from edge_rt.session import Session
+from edge_rt.runtime.forward.io_binding import open_io_binding
+from edge_rt.runtime.forward.runner import ModelRunner
 
 PASSES = 8
 CHUNK = 128

@@ -24,7 +24,7 @@ from kv_stats import mean_interval, perplexity, perplexity_ratio
 from kv_text import ANSWERS, PROMPTS, Window, chat_windows, cut, read_turns, read_windows, text_windows, write_windows
 
 import edge_rt
-from edge_rt.kv_formats import KV_FORMAT
+from edge_rt.package.kv_formats import KV_FORMAT
 from edge_rt.package.manifest import KV_FORMATS
 from edge_rt.package.reader import open_package
 

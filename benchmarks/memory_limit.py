@@ -23,7 +23,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from edge_rt.byte_size import parse_size
+from edge_rt.system.byte_size import parse_size
 
 MIB = 1 << 20
 TEXT = "Write a long story about a lighthouse keeper who finds a bottle with a letter in it."

@@ -28,18 +28,17 @@ from research.exp3 import EXP3
 from edge_rt.runtime.decode.accept import accept
 from edge_rt.runtime.decode.draft import Draft
 from edge_rt.runtime.decode.sequence import Sequence
-from edge_rt.runtime.drafters.library import DraftLibrary, draft_library
-from edge_rt.runtime.drafters.native import NativeRecyclingSource, NativeSuffixSource
-from edge_rt.runtime.drafters.ngram import NgramSource
-from edge_rt.runtime.drafters.recycling import RecyclingSource
-from edge_rt.runtime.drafters.source import Source
-from edge_rt.runtime.drafters.suffix import SuffixSource
-from edge_rt.runtime.graph.outputs import Outputs, TopTokens
+from edge_rt.runtime.forward.outputs import Outputs, TopTokens
 from edge_rt.runtime.speculation.adaptive import AdaptiveDrafter
-from edge_rt.runtime.speculation.arms import arms_of
-from edge_rt.runtime.speculation.bandit import Bandit, DiscountedUCB
+from edge_rt.runtime.speculation.arms import Bandit, DiscountedUCB, arms_of
+from edge_rt.runtime.speculation.core import open_core
 from edge_rt.runtime.speculation.cost_model import RowCosts
-from edge_rt.runtime.speculation.native_core import open_core
+from edge_rt.runtime.speculation.library import DraftLibrary, draft_library
+from edge_rt.runtime.speculation.ngram import NgramSource
+from edge_rt.runtime.speculation.reference.recycling import RecyclingSource
+from edge_rt.runtime.speculation.reference.suffix import SuffixSource
+from edge_rt.runtime.speculation.source import Source
+from edge_rt.runtime.speculation.text_sources import NativeRecyclingSource, NativeSuffixSource
 
 Tables = tuple[int, int]
 SOURCES: dict[str, Callable[[Tables], Source]] = {

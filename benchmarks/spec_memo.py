@@ -33,7 +33,7 @@ from edge_rt.memory.device import this_device
 from edge_rt.memory.plan import Plan, Request, make_plan
 from edge_rt.memory.shape import ModelShape, shape_of
 from edge_rt.package.reader import open_package
-from edge_rt.spec_modes import MAX_DRAFT
+from edge_rt.package.spec_modes import MAX_DRAFT
 
 MIB = 1 << 20
 WORKER = Path(__file__).parent / "workers" / "memo_worker.py"

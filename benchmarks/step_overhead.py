@@ -21,16 +21,16 @@ from typing import Any
 import numpy as np
 from replay_drafters import CURVE, TABLES, Clock, Replay, drafter_of
 
+from edge_rt.runtime.cache.kv_cache import KVCache
 from edge_rt.runtime.config import GenerationConfig
 from edge_rt.runtime.decode.detokenizer import TextStream
 from edge_rt.runtime.decode.draft import Accepted, Draft, Drafter
 from edge_rt.runtime.decode.sampling import Sampler
 from edge_rt.runtime.decode.sequence import Sequence
-from edge_rt.runtime.drafters.library import draft_library
+from edge_rt.runtime.forward.cancel import CancelToken
+from edge_rt.runtime.forward.outputs import Outputs
 from edge_rt.runtime.generation import Generation, Held
-from edge_rt.runtime.graph.cache import KVCache
-from edge_rt.runtime.graph.cancel import CancelToken
-from edge_rt.runtime.graph.outputs import Outputs
+from edge_rt.runtime.speculation.library import draft_library
 from edge_rt.runtime.stream import Outcome
 
 CAPACITY = 8192

@@ -1,4 +1,4 @@
-// The symbols of the library: ONNX Runtime calls RegisterCustomOps, edge_rt/ops.py the others.
+// The symbols of the library: ONNX Runtime calls RegisterCustomOps, edge_rt/ort/op_library.py the others.
 #include <atomic>
 #include <string>
 
@@ -19,7 +19,7 @@ namespace {
 constexpr int kAbiVersion = 2;
 
 // The instruction set of registrations to come; -1 is the best one. It is an argument of RegisterCustomOps that ONNX
-// Runtime's fixed signature has no room for; edge_rt/session.py sets it and registers under one lock.
+// Runtime's fixed signature has no room for; edge_rt/ort/session.py sets it and registers under one lock.
 std::atomic<int> selected_isa{-1};
 
 ort::Registry<AllOps>& registry() {

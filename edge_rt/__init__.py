@@ -61,15 +61,13 @@ if TYPE_CHECKING:
     from edge_rt.memory.budget import Budget as Budget
     from edge_rt.memory.plan import Plan as Plan
     from edge_rt.package.reader import Package as Package, open_package as open_package
-    from edge_rt.progress import ProgressEvent as ProgressEvent
-    from edge_rt.runtime.aio import AsyncStream as AsyncStream
     from edge_rt.runtime.chat import Chat as Chat
-    from edge_rt.runtime.chat_messages import ChatMessage as ChatMessage
+    from edge_rt.runtime.chat_messages import ChatMessage as ChatMessage, SavedChat as SavedChat
     from edge_rt.runtime.config import GenerationConfig as GenerationConfig, GenerationOptions as GenerationOptions
-    from edge_rt.runtime.engine import Model as Model
-    from edge_rt.runtime.graph.cancel import CancelToken as CancelToken
+    from edge_rt.runtime.forward.cancel import CancelToken as CancelToken
     from edge_rt.runtime.load.options import LoadOptions as LoadOptions
-    from edge_rt.runtime.prompt.encoding import Message as Message, Prompt as Prompt
+    from edge_rt.runtime.model import Model as Model
+    from edge_rt.runtime.prompts import Message as Message, Prompt as Prompt
     from edge_rt.runtime.results import (
         Event as Event,
         FinishReason as FinishReason,
@@ -79,13 +77,13 @@ if TYPE_CHECKING:
         Timings as Timings,
         Usage as Usage,
     )
-    from edge_rt.runtime.saved_chat import SavedChat as SavedChat
-    from edge_rt.runtime.stream import Stream as Stream
+    from edge_rt.runtime.stream import AsyncStream as AsyncStream, Stream as Stream
     from edge_rt.store.layout import RemovedReport as RemovedReport, StoreEntry as StoreEntry
     from edge_rt.store.pull import PullReport as PullReport
+    from edge_rt.system.progress import ProgressEvent as ProgressEvent
     from edge_rt.text.rendered import RenderedPrompt as RenderedPrompt
+    from edge_rt.text.thoughts import ToolCall as ToolCall
     from edge_rt.text.tokenizer import Tokenizer as Tokenizer
-    from edge_rt.text.tool_calls import ToolCall as ToolCall
 
 _HOME = {
     "edge_rt.api": ("inspect_model", "list_models", "load", "plan", "pull", "remove_model"),
@@ -101,23 +99,21 @@ _HOME = {
     "edge_rt.memory.budget": ("Budget",),
     "edge_rt.memory.plan": ("Plan",),
     "edge_rt.package.reader": ("Package", "open_package"),
-    "edge_rt.progress": ("ProgressEvent",),
-    "edge_rt.runtime.aio": ("AsyncStream",),
-    "edge_rt.runtime.graph.cancel": ("CancelToken",),
+    "edge_rt.system.progress": ("ProgressEvent",),
+    "edge_rt.runtime.stream": ("AsyncStream", "Stream"),
+    "edge_rt.runtime.forward.cancel": ("CancelToken",),
     "edge_rt.runtime.chat": ("Chat",),
-    "edge_rt.runtime.chat_messages": ("ChatMessage",),
+    "edge_rt.runtime.chat_messages": ("ChatMessage", "SavedChat"),
     "edge_rt.runtime.config": ("GenerationConfig", "GenerationOptions"),
-    "edge_rt.runtime.engine": ("Model",),
+    "edge_rt.runtime.model": ("Model",),
     "edge_rt.runtime.load.options": ("LoadOptions",),
-    "edge_rt.runtime.prompt.encoding": ("Message", "Prompt"),
+    "edge_rt.runtime.prompts": ("Message", "Prompt"),
     "edge_rt.runtime.results": ("Event", "FinishReason", "Memory", "Result", "SpecStats", "Timings", "Usage"),
-    "edge_rt.runtime.saved_chat": ("SavedChat",),
-    "edge_rt.runtime.stream": ("Stream",),
     "edge_rt.store.layout": ("RemovedReport", "StoreEntry"),
     "edge_rt.store.pull": ("PullReport",),
     "edge_rt.text.rendered": ("RenderedPrompt",),
     "edge_rt.text.tokenizer": ("Tokenizer",),
-    "edge_rt.text.tool_calls": ("ToolCall",),
+    "edge_rt.text.thoughts": ("ToolCall",),
 }  # fmt: skip
 _MODULE_OF = {name: module for module, names in _HOME.items() for name in names}
 

@@ -6,17 +6,17 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from edge_rt.byte_size import parse_limit
 from edge_rt.errors import ConfigError, ModelNotFound
 from edge_rt.memory.plan import Plan
-from edge_rt.option_names import known_options
 from edge_rt.package.reader import Package, absolute_path, is_package, open_package
-from edge_rt.progress import ProgressCallback, no_progress
-from edge_rt.runtime.engine import Model
 from edge_rt.runtime.load.options import LoadOptions, Memory as MemoryBudget
 from edge_rt.runtime.load.planning import plan_package
-from edge_rt.runtime.prompt.encoding import PromptEncoder
+from edge_rt.runtime.model import Model
+from edge_rt.runtime.prompts import PromptEncoder
 from edge_rt.runtime.speculation.cost_model import user_costs
+from edge_rt.system.byte_size import parse_limit
+from edge_rt.system.option_names import known_options
+from edge_rt.system.progress import ProgressCallback, no_progress
 
 if TYPE_CHECKING:
     from edge_rt.store.layout import RemovedReport, StoreEntry
@@ -317,8 +317,8 @@ def inspect_model(model: str | Path, *, store: str | Path | None = None, verify:
         ConfigError: ``verify`` is set for a checkpoint, which has no hashes; or the configuration file is wrong.
         StorageError: it cannot be read.
     """
-    from edge_rt.inspection import inspect
     from edge_rt.store import open_store
+    from edge_rt.store.inspection import inspect
 
     return inspect(model, open_store(store), verify=verify).facts
 

@@ -17,7 +17,7 @@ import numpy as np
 
 from edge_rt.errors import InvalidModelFile
 from edge_rt.export.weights.gguf_blocks import LARGEST_EXPONENT, read_codes
-from edge_rt.export.weights.matmul_nbits import block_rows, code_bits
+from edge_rt.export.weights.portable import block_rows, code_bits
 from edge_rt.export.weights.tile_formats import tile_format
 from edge_rt.export.weights.tiles import pack_rows, unpack_rows
 from tests.helpers.ggml_blocks import BLOCK_TYPES, HALVES, block_of, exact_values, tensor_of

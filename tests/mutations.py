@@ -43,7 +43,7 @@ LAYER = ("tests/ops/test_decoder_layer.py::test_bits_are_those_of_five_operators
 BOMBS = ("tests/text/test_template_guard.py", "-k", "without_end")
 CUTS = ("tests/text/test_template_text.py",)
 WINDOW = ("tests/runtime/test_window_model.py::test_rolled_back_to_every_position_and_computed_again",)
-CACHE = ("tests/runtime/graph/test_io_binding.py", "-k", "released or forgotten or written")
+CACHE = ("tests/runtime/forward/test_io_binding.py", "-k", "released or forgotten or written")
 SIGNALS = ("tests/cli/commands/test_export.py::test_a_signal_leaves_nothing_behind",)
 LADDER = ("tests/memory/test_plan.py::TestLadder",)
 PREDICTIONS = "tests/export/test_estimate.py::test_predictions_hold"
@@ -53,7 +53,8 @@ DECODER_LAYER = "csrc/ops/decoder_layer/decoder_layer.cc"
 GUARD = "edge_rt/text/template_budget.py"
 ORIGINS = "edge_rt/text/template_text.py"
 FALLBACKS = "edge_rt/memory/fallbacks.py"
-GRAPH = "edge_rt/runtime/graph/"
+FORWARD = "edge_rt/runtime/forward/"
+CACHE_ROOM = "edge_rt/runtime/cache/"
 
 MERGED = "edge_rt/export/weights/merged.py"
 ADAPTERS = ("tests/export/test_adapters.py",)
@@ -88,16 +89,16 @@ MUTATIONS = [
         ("tests/cli/chat/test_repl.py::test_edits_that_can_be_undone_take_little_memory",),
     ),
     Mutation(
-        f"{GRAPH}sliding_window.py", "max(length + 1 - self.window, 0)", "max(length + 2 - self.window, 0)", WINDOW
+        f"{CACHE_ROOM}kv_cache.py", "max(length + 1 - self.window, 0)", "max(length + 2 - self.window, 0)", WINDOW
     ),
-    Mutation(f"{GRAPH}sliding_window.py", "max(length + 1 - self.window, 0)", "max(length - self.window, 0)", WINDOW),
-    Mutation(f"{GRAPH}cache.py", "self._window.reset()\n            length = 0", "length = 0", WINDOW),
+    Mutation(f"{CACHE_ROOM}kv_cache.py", "max(length + 1 - self.window, 0)", "max(length - self.window, 0)", WINDOW),
+    Mutation(f"{CACHE_ROOM}kv_cache.py", "self._window.reset()\n            length = 0", "length = 0", WINDOW),
     Mutation(
-        f"{GRAPH}io_binding_native.py", "super().release()\n        self.buffers = []", "super().release()", CACHE
+        f"{FORWARD}io_binding_native.py", "super().release()\n        self.buffers = []", "super().release()", CACHE
     ),
-    Mutation(f"{GRAPH}io_binding_portable.py", "self.keys, self.values = [], []", "self.keys = []", CACHE),
-    Mutation(f"{GRAPH}outputs.py", '"MADV_REMOVE"', '"MADV_DONTNEED"', CACHE),
-    Mutation(f"{GRAPH}io_binding_base.py", "self._host_buffers()[:1]", "self._host_buffers()[:0]", CACHE),
+    Mutation(f"{FORWARD}io_binding_portable.py", "self.keys, self.values = [], []", "self.keys = []", CACHE),
+    Mutation(f"{FORWARD}outputs.py", '"MADV_REMOVE"', '"MADV_DONTNEED"', CACHE),
+    Mutation(f"{FORWARD}io_binding_base.py", "self._host_buffers()[:1]", "self._host_buffers()[:0]", CACHE),
     Mutation(
         "edge_rt/cli/interrupt.py",
         'return 128 + (signals["SIGTERM"] if',

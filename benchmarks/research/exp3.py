@@ -6,7 +6,7 @@ import math
 
 import numpy as np
 
-from edge_rt.runtime.speculation.bandit import MAX_REWARD
+from edge_rt.runtime.speculation.arms import MAX_REWARD
 
 
 class EXP3:

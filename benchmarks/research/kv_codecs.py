@@ -13,8 +13,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from edge_rt.export.calibration.key_constants import KeyConstants, turn
-from edge_rt.export.calibration.key_rounding import rounded
+from edge_rt.export.calibration.key_constants import KeyConstants, rounded, turn
 
 GROUP = 32
 

@@ -38,7 +38,7 @@ def main() -> None:
     (before,) = sizes("Anonymous")
 
     import edge_rt
-    import edge_rt.runtime.engine  # what `load` would import
+    import edge_rt.runtime.model  # what `load` would import
 
     (imported,) = sizes("Anonymous")
     started = time.perf_counter()

@@ -36,7 +36,7 @@ def main() -> None:
         stages.append((name, memory()))
 
     tell("python")
-    import edge_rt.runtime.engine  # noqa: F401 - what `load` imports
+    import edge_rt.runtime.model  # noqa: F401 - what `load` imports  # noqa: F401 - what `load` imports
     from edge_rt.package.reader import open_package
 
     tell("imports")
@@ -110,9 +110,9 @@ def fill_drafter(step: dict[str, Any], vocab_size: int, tell: Any) -> None:
     import numpy as np
 
     from edge_rt.runtime.decode.draft import Accepted, Draft
-    from edge_rt.runtime.drafters.recycling import RecyclingSource
-    from edge_rt.runtime.drafters.suffix import SuffixSource
-    from edge_rt.runtime.graph.outputs import Outputs, TopTokens
+    from edge_rt.runtime.forward.outputs import Outputs, TopTokens
+    from edge_rt.runtime.speculation.reference.recycling import RecyclingSource
+    from edge_rt.runtime.speculation.reference.suffix import SuffixSource
 
     count, ids = step["count"], random.Random(1)
     if step["name"] == "suffix":

@@ -1,4 +1,4 @@
-// Follows a text that the answer mostly repeats; equals ReferenceSource of edge_rt/runtime/drafters/reference.py.
+// Follows a text that the answer mostly repeats; equals ReferenceSource of edge_rt/runtime/speculation/reference/copies.py.
 #pragma once
 
 #include <vector>

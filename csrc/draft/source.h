@@ -1,4 +1,4 @@
-// What guesses tokens: the interface of sources, as edge_rt/runtime/drafters/source.py describes it.
+// What guesses tokens: the interface of sources, as edge_rt/runtime/speculation/source.py describes it.
 #pragma once
 
 #include <cstddef>

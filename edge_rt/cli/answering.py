@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Final
 
 from edge_rt.cli.interrupt import Background, cancel_on_interrupt
 from edge_rt.cli.render.console import Terminal, number
-from edge_rt.runtime.graph.cancel import CancelToken
+from edge_rt.runtime.forward.cancel import CancelToken
 from edge_rt.runtime.results import Event
 
 if TYPE_CHECKING:

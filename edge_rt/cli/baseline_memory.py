@@ -47,8 +47,8 @@ def this_machine(own_bytes: int) -> Device:
 
 def holding(resident_bytes: int) -> Device:
     """Return this machine for a process that has everything imported, and holds so many bytes."""
-    from edge_rt.byte_size import round_up
     from edge_rt.memory.device import this_device
+    from edge_rt.system.byte_size import round_up
 
     return replace(this_device(), base_bytes=round_up(resident_bytes, STEP))
 
@@ -60,7 +60,7 @@ def with_base(device: Device, own_bytes: int) -> Device:
         device: this machine.
         own_bytes: resident memory of a command-line process before large imports.
     """
-    from edge_rt.byte_size import round_up
+    from edge_rt.system.byte_size import round_up
 
     expected = round_up(own_bytes, STEP) + LIBRARIES_BYTES
     return replace(device, base_bytes=max(expected, device.base_bytes or 0))

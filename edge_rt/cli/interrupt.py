@@ -14,7 +14,7 @@ from types import FrameType
 from typing import Final, Generic, Protocol, TypeVar
 
 from edge_rt.errors import Cancelled
-from edge_rt.runtime.graph.cancel import CancelToken
+from edge_rt.runtime.forward.cancel import CancelToken
 
 T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)

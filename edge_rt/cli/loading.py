@@ -8,13 +8,13 @@ import shlex
 import threading
 from typing import TYPE_CHECKING
 
-from edge_rt.byte_size import exact_size, round_up, show_at_least
 from edge_rt.cli.baseline_memory import STEP, own_bytes
 from edge_rt.cli.interrupt import SignalReceived, run_in_background
 from edge_rt.cli.options.groups import PlaceFlags
 from edge_rt.cli.render.console import Terminal
 from edge_rt.cli.render.progress import show_progress
 from edge_rt.errors import MemoryBudgetExceeded
+from edge_rt.system.byte_size import exact_size, round_up, show_at_least
 from edge_rt.system.machine import return_free_memory
 
 if TYPE_CHECKING:
@@ -25,8 +25,8 @@ if TYPE_CHECKING:
     from edge_rt.memory.choice import DeviceChoice
     from edge_rt.memory.plan import Plan
     from edge_rt.package.reader import Package
-    from edge_rt.runtime.engine import Model
     from edge_rt.runtime.load.options import LoadOptions
+    from edge_rt.runtime.model import Model
     from edge_rt.store import Exporter, Resolved
 
 
@@ -50,8 +50,8 @@ def tell_estimate(
     Raises:
         MemoryBudgetExceeded: the estimate is above the budget; nothing was written yet.
     """
-    from edge_rt.byte_size import human_bytes, show_size
-    from edge_rt.cli.render.weights_report import sufficient
+    from edge_rt.cli.render.inspect_report import sufficient
+    from edge_rt.system.byte_size import human_bytes, show_size
 
     disk, memory = human_bytes(estimate.disk_bytes), show_at_least(estimate.peak_memory_bytes)
     if budget is not None and estimate.peak_memory_bytes > budget:
@@ -76,7 +76,7 @@ def require_export_fits(resolved: Resolved, reference: str, budget: int | None, 
     Raises:
         MemoryBudgetExceeded: it is too small.
     """
-    from edge_rt.byte_size import show_size
+    from edge_rt.system.byte_size import show_size
 
     least = 0 if resolved.recipe is None else resolved.recipe.least_memory
     if budget is not None and budget < least:
@@ -113,7 +113,7 @@ def check_runtime() -> None:
         RuntimeUnavailable: ONNX Runtime is not installed.
         VersionMismatch: it is too old.
     """
-    from edge_rt.session import check_onnxruntime_version
+    from edge_rt.ort.session import check_onnxruntime_version
 
     check_onnxruntime_version()
 
@@ -248,7 +248,7 @@ def load_model(package: Package, options: LoadOptions) -> Model:
     abandoned = threading.Event()
 
     def work() -> Model:
-        from edge_rt.runtime.engine import Model
+        from edge_rt.runtime.model import Model
 
         model = Model(package, options if options.plan is not None else _counted(options))
         if abandoned.is_set():
@@ -265,7 +265,7 @@ def load_model(package: Package, options: LoadOptions) -> Model:
 def _counted(options: LoadOptions) -> LoadOptions:
     """Return the options with the memory of this process counted as in ``edge-rt plan``, so that both agree."""
     # Imported first, so that the imports of a load count as memory of the process before the model.
-    import edge_rt.runtime.engine  # noqa: F401
+    import edge_rt.runtime.model  # noqa: F401  # noqa: F401
 
     base = max(options.base_bytes or 0, round_up(own_bytes(), STEP))
     return options.but(base_bytes=base, spell=options.spell or shlex.join)

@@ -21,7 +21,7 @@ def main() -> None:
 
 
 def _import() -> None:
-    import edge_rt.runtime.engine
+    import edge_rt.runtime.model
     import edge_rt.store  # noqa: F401
 
 

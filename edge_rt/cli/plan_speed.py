@@ -19,11 +19,10 @@ from edge_rt.memory.speed import (
 )
 
 if TYPE_CHECKING:
-    from edge_rt.gpu_provider import GpuProvider
+    from edge_rt.device.provider import GpuProvider
     from edge_rt.memory.choice import Choice
-    from edge_rt.memory.drafter_shape import DrafterShape
     from edge_rt.memory.figures import Device
-    from edge_rt.memory.shape import ModelShape
+    from edge_rt.memory.shape import DrafterShape, ModelShape
     from edge_rt.runtime.speculation.cost_model import CostStore, RowCosts
 
 
@@ -110,8 +109,8 @@ def measured_here(
     costs = user_costs() if store is None else store
     if device.gpu is None:
         return costs_on_cpu(costs, shape.package_id, device.threads)
-    from edge_rt.device_names import parse_device
-    from edge_rt.gpu_provider import INSTALLED
+    from edge_rt.device.names import parse_device
+    from edge_rt.device.provider import INSTALLED
 
     if device.gpu.device_name is None:
         return {}

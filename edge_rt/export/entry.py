@@ -7,14 +7,14 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, TypeAlias
 
-from edge_rt.byte_size import parse_limit
 from edge_rt.errors import ConfigError
 from edge_rt.export.opening import open_checkpoint
-from edge_rt.option_names import known_options
 from edge_rt.package.manifest import BUILT_IN_CALIBRATION
 from edge_rt.package.reader import absolute_path
 from edge_rt.package.weights_info import KEEP
-from edge_rt.progress import ProgressCallback, no_progress
+from edge_rt.system.byte_size import parse_limit
+from edge_rt.system.option_names import known_options
+from edge_rt.system.progress import ProgressCallback, no_progress
 
 VIA: Final = ("transformers",)
 """Other exporters that can be asked for."""
@@ -84,7 +84,7 @@ def export_model(
             or, without them, a ``generation_config.json`` beside it.
         force: replace a package at ``out``.
         accept_loss: accept weights that change the model's predictions by more than
-            ``edge_rt.export.quality.MAX_KL``, with a warning.
+            ``edge_rt.export.check.quality.MAX_KL``, with a warning.
         exits: numbers of layers behind which the graph is cut, the smallest first, such as ``(6, 10, 15)``: a draft can
             end there (``spec="exit"``). Native profile only; no exits make one graph.
         adapters: LoRA adapters that are merged into the checkpoint's floats before these are rounded, in their order:

@@ -7,22 +7,157 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from edge_rt.byte_size import human_bytes, show_size
 from edge_rt.errors import MemoryBudgetExceeded, StorageError
 from edge_rt.export.calibration.calibrate import calibration_bytes
 from edge_rt.export.check.compare import CHECK_ROWS
-from edge_rt.export.decoder.weights import DecoderWeights
+from edge_rt.export.decoder.weights import DecoderWeights, LayerWeights
 from edge_rt.export.op_profile import OpProfile
-from edge_rt.export.quantise.decision import WeightChoice
-from edge_rt.export.quantise.memory import KEPT_BYTES, quality_bytes, quantising_bytes
+from edge_rt.export.quantise.decision import MEASURED_TOKENS, QUALITY_TOKENS, WeightChoice
+from edge_rt.export.quantise.moments import HELD_OUT_SHARE, HELD_OUT_TOKENS, SEQUENCE, WIDTH
+from edge_rt.export.quantise.native import has_native_rounding
+from edge_rt.export.quantise.rows import CHUNK_VALUES
+from edge_rt.export.reference.gradients import HEAD_ROWS
 from edge_rt.export.sources.compound import CompoundTensor
 from edge_rt.export.sources.converted import ConvertedTensor
+from edge_rt.export.sources.packed import PackedTensor
 from edge_rt.export.weights.blocks import PIECE_BYTES, open_bytes
 from edge_rt.export.weights.linear import Linear, Part
 from edge_rt.export.weights.matrices import PIECE_VALUES
 from edge_rt.export.weights.weights_file import WeightsLayout
 from edge_rt.package.manifest import ModelConfig
-from edge_rt.system.machine import available_memory_bytes
+from edge_rt.system.byte_size import human_bytes, show_size
+from edge_rt.system.machine import available_memory_bytes, usable_cpus
+
+_ARITHMETIC_BYTES: Final = 56 << 20
+"""What numpy's linear algebra holds with its threads; measured: about 50 MiB."""
+KEPT_BYTES: Final = 44 << 20
+"""What of that the process still holds in the stages behind; measured: 38 to 41 MiB."""
+_HEAD_PIECE_COPIES: Final = 5
+"""float32 arrays of a piece of the head alive while the next one is read."""
+_BOTH_BYTES: Final = 12 << 20
+"""Logits of a few rows of the head, of the checkpoint and of the package, and what is computed of them."""
+_CHUNK_COPIES: Final = 6
+"""float32 arrays alive while a thread quantises its chunk with numpy."""
+_NATIVE_COPIES: Final = 2
+"""The same with the native library: errors, codes, and what it takes for 64 rows at a time."""
+_PIECE_COPIES: Final = 3
+"""float32 arrays alive while a piece of a matrix is read."""
+_CODE_COPIES: Final = 4
+"""Arrays of bytes alive while codes are joined, packed into tiles and written."""
+_FACTOR_COPIES: Final = 7
+"""float32 arrays alive while the factor of one block of moments is computed."""
+_FORWARD_COPIES: Final = 4
+"""float32 arrays of the width of the feed-forward, and of attention weights, alive in a layer's forward pass."""
+_BACKWARD_COPIES: Final = 6
+"""The same on the way back, where attention weights are those of all heads."""
+_HEAD_COPIES: Final = 4
+"""float64 arrays alive for the logits of a piece of the head."""
+
+
+def quantising_bytes(weights: DecoderWeights, config: ModelConfig, tokens: int, *, measures: bool) -> int:
+    """Predict the memory of measuring and quantising.
+
+    Args:
+        weights: matrices of the model.
+        config: its dimensions.
+        tokens: of the calibration text; 0 without one.
+        measures: whether some types are chosen by measuring.
+    """
+    read = max(_read_bytes(part) for linear in weights.linears() for part in linear.parts)
+    converting = max(_converting_bytes(linear, has_moments=tokens > 0) for linear in weights.linears())
+    if not tokens:
+        return _ARITHMETIC_BYTES + converting
+    layer = 4 * max(sum(part.tensor.elements for part in _parts(layer)) for layer in weights.layers)
+    group = config.num_heads // config.num_kv_heads
+    # The inputs of one layer: those of q, k, v, of the output, of gate and up, of down.
+    inputs = [matrices[0].in_features for matrices in _inputs(weights)]
+    held_out = min(HELD_OUT_TOKENS, tokens // SEQUENCE // HELD_OUT_SHARE * SEQUENCE)
+    moments, streams = sum(map(_square_bytes, inputs)) + 4 * held_out * sum(inputs), 4 * tokens * config.hidden_size
+    rows = min(SEQUENCE, tokens)
+    forward = _FORWARD_COPIES * _activations(config, rows, group)
+    walking = moments + max(layer + read + forward, converting)
+    if not measures:
+        return _ARITHMETIC_BYTES + streams + walking
+    rows = min(MEASURED_TOKENS, tokens)
+    kept = 4 * rows * config.hidden_size * config.num_layers
+    head = (8 * _HEAD_COPIES * rows + 4 * config.hidden_size) * _head_rows(weights.head)
+    measuring = kept + max(layer + read + _BACKWARD_COPIES * _activations(config, rows, config.num_heads), head, read)
+    return _ARITHMETIC_BYTES + max(streams + walking, measuring)
+
+
+def quality_bytes(config: ModelConfig, opened: int) -> int:
+    """Predict the memory of comparing a package's predictions.
+
+    Args:
+        config: the model's dimensions.
+        opened: bytes of its weights while its graph is open; they are given back before the head is read.
+    """
+    cache = 8 * QUALITY_TOKENS * config.num_layers * config.num_kv_heads * config.head_dim
+    logits = 4 * QUALITY_TOKENS * config.vocab_size
+    passing = _FORWARD_COPIES * _activations(config, QUALITY_TOKENS, config.num_heads)
+    head = PIECE_BYTES + 4 * _HEAD_PIECE_COPIES * min(PIECE_VALUES, config.vocab_size * config.hidden_size)
+    reading = _BOTH_BYTES + min(head, 24 * config.vocab_size * config.hidden_size)
+    return logits + max(cache + passing + opened, reading)
+
+
+def _activations(config: ModelConfig, rows: int, heads: int) -> int:
+    """Return the bytes of one array of the feed-forward's width, and of the attention weights of some heads."""
+    return 4 * rows * (config.intermediate_size + config.hidden_size + heads * rows)
+
+
+def _inputs(weights: DecoderWeights) -> list[tuple[Linear, ...]]:
+    """Return the matrices of one layer, those with one input together."""
+    layer = weights.layers[0]
+    return [layer.qkv, layer.output, layer.gate_up, layer.down]
+
+
+def _square_bytes(inputs: int) -> int:
+    """Return the bytes of the products of inputs with each other, as far as they are summed."""
+    return sum(4 * min(WIDTH, inputs - begin) ** 2 for begin in range(0, inputs, WIDTH))
+
+
+def _converting_bytes(linear: Linear, *, has_moments: bool) -> int:
+    """Return the bytes while a matrix is read, quantised and packed; parts that alternate are all open at once."""
+    parts = linear.parts if linear.interleaved else (max(linear.parts, key=_read_bytes),)
+    pieces = sum(_open_bytes(part) for part in parts)
+    largest = max(part.tensor.elements for part in parts)
+    copies = _NATIVE_COPIES if has_native_rounding() else _CHUNK_COPIES
+    chunks = 4 * copies * usable_cpus() * min(CHUNK_VALUES, largest)
+    reading = max(map(_read_bytes, parts))
+    if not has_moments:
+        return pieces + max(reading, chunks)
+    factors = _square_bytes(linear.in_features)
+    factoring = 4 * _FACTOR_COPIES * min(WIDTH, linear.in_features) ** 2
+    return factors + pieces + max(factoring, chunks, reading)
+
+
+def _open_bytes(part: Part) -> int:
+    """Return the bytes of a piece that is kept: as floats twice, and of its codes."""
+    return int((4 * 2 + _CODE_COPIES) * _share(part) * part.tensor.elements)
+
+
+def _share(part: Part) -> float:
+    """Return how much of a matrix is read at once: all of it if its rows are reordered."""
+    if part.row_order is not None:
+        return 1.0
+    return min(1.0, PIECE_BYTES / part.tensor.nbytes, PIECE_VALUES / part.tensor.elements)
+
+
+def _parts(layer: LayerWeights) -> list[Part]:
+    return [part for linear in layer.linears() for part in linear.parts]
+
+
+def _read_bytes(part: Part) -> int:
+    """Return the bytes while a piece of a matrix is read as floats."""
+    is_whole = part.row_order is not None or isinstance(part.tensor, PackedTensor)
+    raw = part.tensor.nbytes if is_whole else min(PIECE_BYTES, part.tensor.nbytes)
+    return int(4 * _PIECE_COPIES * _share(part) * part.tensor.elements) + raw
+
+
+def _head_rows(head: Linear) -> int:
+    (tensor,) = (part.tensor for part in head.parts)
+    return min(tensor.shape[1], HEAD_ROWS, max(1, PIECE_VALUES // tensor.shape[0]))
+
 
 GRAPH_AND_TEXT_BYTES: Final = 8 << 20
 """Allowance for graph, manifest, tokenizer and template."""

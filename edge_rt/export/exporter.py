@@ -12,15 +12,15 @@ from pathlib import Path
 from typing import Any, Final
 
 from edge_rt.export.calibration.calibrate import calibrate
+from edge_rt.export.check.checking import check_package
 from edge_rt.export.check.compare import CheckResult
-from edge_rt.export.checking import check_package
+from edge_rt.export.check.quality import describe_weights, measure_quality, require_quality
+from edge_rt.export.check.segmenting import cut_graph
 from edge_rt.export.checkpoint import Checkpoint
 from edge_rt.export.decoder.weights import place_weights
 from edge_rt.export.estimate import ExportEstimate, require_room
 from edge_rt.export.measuring import settle_types
 from edge_rt.export.preparing import Decided, decide, prepare
-from edge_rt.export.quality import describe_weights, measure_quality, require_quality
-from edge_rt.export.segmenting import cut_graph
 from edge_rt.export.sources.adapters import Adapter
 from edge_rt.export.sources.source import Source
 from edge_rt.export.sources.tensor_reader import TensorReader
@@ -35,6 +35,7 @@ from edge_rt.export.writing import (
     write_texts,
     write_weights,
 )
+from edge_rt.ort.session import check_window_support
 from edge_rt.package.decoder import Decoder
 from edge_rt.package.manifest import (
     FORMAT_VERSION,
@@ -55,11 +56,10 @@ from edge_rt.package.reader import Package, absolute_path, stored_name
 from edge_rt.package.sampling import SamplingAdvice
 from edge_rt.package.weights_info import Quality, WeightsInfo
 from edge_rt.package.writer import PackageWriter
-from edge_rt.progress import ProgressCallback, ProgressEvent
-from edge_rt.session import check_window_support
 from edge_rt.system.file_hash import sha256_files
 from edge_rt.system.machine import return_free_memory
 from edge_rt.system.process_memory import peak_rss_bytes
+from edge_rt.system.progress import ProgressCallback, ProgressEvent
 from edge_rt.version import VERSION
 
 STAGES: Final = ("read", "plan", "weights", "graph", "calibrate", "check", "publish")

@@ -6,11 +6,11 @@ import dataclasses
 from typing import Protocol
 
 from edge_rt.export.checkpoint import Checkpoint
-from edge_rt.export.decoder.gradients import DecoderGradients
 from edge_rt.export.decoder.weights import collect_weights
 from edge_rt.export.quantise.decision import MEASURED_TOKENS
 from edge_rt.export.quantise.limits import LimitedMatrices
 from edge_rt.export.quantise.sensitivity import measured_choice, require_budget
+from edge_rt.export.reference.gradients import DecoderGradients
 from edge_rt.export.sources.tensor_reader import TensorReader
 from edge_rt.export.weights.matrices import CheckpointMatrices
 from edge_rt.export.weights.native import tile_bytes

@@ -20,11 +20,11 @@ from edge_rt.export.weights.linear import Linear, Part, stack
 from edge_rt.export.weights.matrices import StoredRows
 from edge_rt.export.weights.rows import RowReader
 from edge_rt.export.weights.weights_file import WeightsFile, WeightsLayout
-from edge_rt.kv_formats import portable_head_dim
-from edge_rt.op_list import MAX_HEAD_DIM, MAX_HEADS
-from edge_rt.ops import native_status, open_library
+from edge_rt.ort.op_library import native_status, open_library
 from edge_rt.package.decoder import Decoder
-from edge_rt.rope_tables import loaded_tables
+from edge_rt.package.kv_formats import portable_head_dim
+from edge_rt.package.op_list import MAX_HEAD_DIM, MAX_HEADS
+from edge_rt.package.rope_tables import loaded_tables
 
 Array = npt.NDArray[Any]
 Feeds = dict[str, Array]
@@ -219,7 +219,7 @@ def choose_profile(name: str | None, activations: str, library: Path | None, con
     Args:
         name: ``"native"``, ``"portable"``, or None for the native one if it runs the model here.
         activations: ``"int8"`` or ``"float"``, which only the portable profile has.
-        library: the native operators, or None if there are none; see ``edge_rt.ops.library_path``.
+        library: the native operators, or None if there are none; see ``edge_rt.ort.op_library.library_path``.
         config: dimensions of the model.
 
     Raises:

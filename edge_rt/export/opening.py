@@ -10,13 +10,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, cast
 
 from edge_rt.errors import ConfigError, ModelNotFound
 from edge_rt.export.families.header import read_header_decoder
 from edge_rt.export.sources.adapters import is_gguf_adapter
 from edge_rt.export.sources.gguf_split import read_gguf
-from edge_rt.ops import library_path
+from edge_rt.ort.op_library import library_path
 
 if TYPE_CHECKING:
     from edge_rt.export.decoder.weights import DecoderWeights
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from edge_rt.export.op_profile import OpProfile
     from edge_rt.export.quantise.decision import WeightChoice
     from edge_rt.export.sources.adapters import Adapter
+    from edge_rt.export.sources.gguf_types import GGUFHeader, TensorInfo
     from edge_rt.export.sources.source import Source
     from edge_rt.export.weights.weights_file import WeightsLayout
     from edge_rt.package.decoder import Decoder
@@ -84,9 +85,8 @@ def _open(path: Path) -> tuple[Source, Decoder, Family]:
             f"Export it with its model: edge-rt export -m BASE --adapter {shlex.quote(str(path))} --out DIR",
         )
     family, decoder, found = read_header_decoder(header)
-    from edge_rt.export.sources.gguf_source import gguf_source
 
-    return gguf_source(header, found, has_halves=family.header_has_halves), decoder, family
+    return _gguf_source(header, found, has_halves=family.header_has_halves), decoder, family
 
 
 def _read_adapter(path: Path, scale: float, number: int) -> Adapter:
@@ -209,3 +209,26 @@ def has_same_types(path: Path, one: str, other: str, profile: str) -> bool:
         for choice in choices
     )
     return first == second and not any(choice.rivals for choice in choices)
+
+
+def _gguf_source(header: GGUFHeader, tensors: Mapping[str, TensorInfo], *, has_halves: bool) -> Source:
+    """Return the checkpoint that a header describes; fused tensors are apart.
+
+    Raises:
+        InvalidModelFile: the licence is no text.
+    """
+    from edge_rt.export.sources.gguf_tokenizer import build_tokenizer
+    from edge_rt.export.sources.sampling_advice import read_advice
+    from edge_rt.export.sources.source import Source
+
+    return Source(
+        kind="gguf",
+        path=header.path,
+        paths=header.paths,
+        size=header.file_size,
+        tensors=tensors,
+        has_halves=has_halves,
+        license=cast("str | None", header.get_str("general.license", default=None)),
+        build_tokenizer=lambda rows: build_tokenizer(header.metadata, rows),
+        read_advice=lambda: read_advice(header),
+    )

@@ -11,23 +11,23 @@ import psutil
 
 from edge_rt.errors import ConfigError, EdgeRTError, ErrorJSON
 from edge_rt.export.calibration.text import CalibrationText
+from edge_rt.export.check.quality import tensor_classes
 from edge_rt.export.checkpoint import Checkpoint, calibration_text, read_checkpoint
 from edge_rt.export.decoder.weights import calibrated_layers, collect_weights, place_weights
 from edge_rt.export.duration import Speed, measure_speed, predict_seconds
 from edge_rt.export.estimate import ExportEstimate, estimate_export, require_room
 from edge_rt.export.measuring import require_least_size
 from edge_rt.export.op_profile import OpProfile, choose_profile
-from edge_rt.export.quality import tensor_classes
 from edge_rt.export.quantise.decision import WeightChoice, choose_weights
 from edge_rt.export.sources.source import Source
 from edge_rt.export.weights.weights_file import WeightsLayout
-from edge_rt.ops import library_path
+from edge_rt.ort.op_library import library_path
+from edge_rt.ort.session import check_window_support
 from edge_rt.package.decoder import Decoder
 from edge_rt.package.exits import require_exits
 from edge_rt.package.reader import absolute_path
 from edge_rt.package.weights_info import TensorClass
 from edge_rt.package.writer import PackageWriter
-from edge_rt.session import check_window_support
 from edge_rt.system.machine import return_free_memory
 from edge_rt.system.process_memory import peak_rss_bytes
 

@@ -9,7 +9,6 @@ from typing import Final
 
 import onnx_ir as ir
 
-from edge_rt.byte_size import show_size
 from edge_rt.errors import StorageError
 from edge_rt.export.checkpoint import Checkpoint
 from edge_rt.export.decoder.model import assemble, build_graph
@@ -25,6 +24,7 @@ from edge_rt.export.weights.matrices import CheckpointMatrices
 from edge_rt.export.weights.rows import CheckpointRows
 from edge_rt.export.weights.weights_file import WeightsFile, WeightsLayout
 from edge_rt.package.manifest import TEMPLATE_FILE, TOKENIZER_FILE, TOOL_TEMPLATE_FILE, WEIGHTS_FILE
+from edge_rt.system.byte_size import show_size
 from edge_rt.system.machine import return_free_memory
 
 GRAPH_FILE: Final = "model.onnx"

@@ -15,13 +15,13 @@ from typing import Any, Final
 import numpy as np
 
 from edge_rt.errors import ConfigError
+from edge_rt.runtime.cache.kv_cache import KVCache
 from edge_rt.runtime.config import GenerationConfig
 from edge_rt.runtime.decode.draft import NullDrafter
 from edge_rt.runtime.decode.loop import Target, decode, prefill
 from edge_rt.runtime.decode.sampling import Sampler
 from edge_rt.runtime.decode.sequence import Sequence as Request
-from edge_rt.runtime.engine import Model
-from edge_rt.runtime.graph.cache import KVCache
+from edge_rt.runtime.model import Model
 from edge_rt.system.process_memory import peak_rss_bytes
 
 ROW_COUNTS: Final = (1, 2, 4, 8, 16)

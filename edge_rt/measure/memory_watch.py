@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import IO, Any, Final, NamedTuple, Self
 
 from edge_rt import errors
-from edge_rt.device_names import AUTO
+from edge_rt.device.names import AUTO
 from edge_rt.errors import EdgeRTError, InferenceError, MemoryBudgetExceeded, RuntimeUnavailable
 from edge_rt.measure.memory_report import MemoryRun, Moment, Stage
 from edge_rt.memory.choice import Choice

@@ -19,24 +19,53 @@ from typing import Any, Final
 
 import numpy as np
 
+from edge_rt.device.names import CUDA, parse_device
+from edge_rt.device.provider import INSTALLED, GpuProvider
 from edge_rt.errors import ContextOverflow, EdgeRTError, is_out_of_memory, out_of_memory
-from edge_rt.gpu_provider import INSTALLED, GpuProvider
-from edge_rt.measure.device_memory import DeviceMemory
 from edge_rt.memory.budget import Budget
 from edge_rt.memory.terms import longest_stretch
 from edge_rt.package.reader import open_package
+from edge_rt.runtime.cache.kv_cache import KVCache
 from edge_rt.runtime.config import GenerationConfig
 from edge_rt.runtime.decode.draft import ROOT, Accepted, Draft, Drafter
 from edge_rt.runtime.decode.sampling import Sampler
 from edge_rt.runtime.decode.sequence import Sequence
-from edge_rt.runtime.drafters.forest import ForestSource
-from edge_rt.runtime.drafters.source import CONTEXT_TOKENS
-from edge_rt.runtime.engine import Model
-from edge_rt.runtime.graph.cache import KVCache
-from edge_rt.runtime.graph.outputs import Outputs, TopTokens
-from edge_rt.runtime.graph.runner import MAX_KEPT_SHAPES, Runner
+from edge_rt.runtime.forward.outputs import Outputs, TopTokens
+from edge_rt.runtime.forward.runner import MAX_KEPT_SHAPES, Runner
 from edge_rt.runtime.load.options import LoadOptions
+from edge_rt.runtime.model import Model
 from edge_rt.runtime.speculation.adaptive import AdaptiveDrafter
+from edge_rt.runtime.speculation.source import CONTEXT_TOKENS, ForestSource
+
+
+class DeviceMemory:
+    """Compares what is free on a GPU with what was free when this was made.
+
+    CUDA's context is open at both moments and does not count. What other programs take or give back meanwhile does.
+
+    Args:
+        device: name of the device.
+        own: edge-rt's own provider.
+
+    Raises:
+        ConfigError: the device is unknown.
+        RuntimeUnavailable, VersionMismatch: there is no such GPU, or it cannot be used.
+    """
+
+    def __init__(self, device: str, own: GpuProvider = INSTALLED) -> None:
+        name = parse_device(device)
+        self._number, self._own = name.index, own
+        # Memory that is shared with all other programs tells nothing.
+        self._is_measured = name.kind == CUDA and not own.library.report().gpu(name.index).is_integrated
+        self._free = self._free_bytes() if self._is_measured else 0
+
+    def facts(self) -> dict[str, int]:
+        """Return what this process takes as ``device_bytes``; nothing where that cannot be measured."""
+        return {"device_bytes": max(0, self._free - self._free_bytes())} if self._is_measured else {}
+
+    def _free_bytes(self) -> int:
+        return self._own.library.free_bytes(self._number)
+
 
 ANSWER_TOKENS: Final = 48
 MAX_TURN_TOKENS: Final = 160

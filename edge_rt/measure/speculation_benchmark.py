@@ -13,7 +13,7 @@ from edge_rt.errors import ContextOverflow, InferenceError
 from edge_rt.measure.prompts import Prompt
 from edge_rt.measure.verify import PLAIN, Answering, answered, first_difference, steps_of
 from edge_rt.runtime.config import GenerationConfig
-from edge_rt.runtime.graph.cancel import CancelToken
+from edge_rt.runtime.forward.cancel import CancelToken
 from edge_rt.runtime.results import Result
 
 RESAMPLES: Final = 2000

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from typing import Final
 
-from edge_rt.kv_formats import portable_head_dim
 from edge_rt.memory.shape import ModelShape
+from edge_rt.package.kv_formats import portable_head_dim
 
 _BLOCK: Final = 32  # elements per scale
 _UNPACKED_BLOCK: Final = 768  # bytes of a block of a tile, at most

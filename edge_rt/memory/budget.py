@@ -6,8 +6,8 @@ import threading
 from types import TracebackType
 from typing import Self
 
-from edge_rt.byte_size import parse_size, show_size
 from edge_rt.errors import ConfigError, MemoryBudgetExceeded
+from edge_rt.system.byte_size import parse_size, show_size
 
 
 class Budget:

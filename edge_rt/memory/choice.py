@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from edge_rt.device_names import CPU
+from edge_rt.device.names import CPU
 
 
 @dataclass(frozen=True)

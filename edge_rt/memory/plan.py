@@ -7,18 +7,17 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Final
 
-from edge_rt.byte_size import show_at_least, show_size
 from edge_rt.errors import ConfigError, MemoryBudgetExceeded
-from edge_rt.memory.alternatives import alternatives_to
 from edge_rt.memory.choice import Choice
-from edge_rt.memory.fallbacks import DEFAULT_CONTEXT, KEPT_SPEED, LEAST_CONTEXT, Decision, Fallbacks
+from edge_rt.memory.fallbacks import DEFAULT_CONTEXT, KEPT_SPEED, LEAST_CONTEXT, Decision, Fallbacks, alternatives_to
 from edge_rt.memory.figures import Amounts, Device
 from edge_rt.memory.plan_terms import Term, terms_of
 from edge_rt.memory.request import Alternative, Request
 from edge_rt.memory.shape import ModelShape
 from edge_rt.memory.sizes import Regimes, Sizes, sizes_of
 from edge_rt.memory.speed import plain_tokens_per_second, tokens_per_second
-from edge_rt.spec_modes import AUTO, MODEL, TRAINED_MODES, mode_of
+from edge_rt.package.spec_modes import AUTO, MODEL, TRAINED_MODES, mode_of
+from edge_rt.system.byte_size import show_at_least, show_size
 
 __all__ = [
     "DEFAULT_CONTEXT", "KEPT_SPEED", "LEAST_CONTEXT", "Alternative", "Choice", "Plan", "Request", "Term", "make_plan",

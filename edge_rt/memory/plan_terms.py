@@ -4,17 +4,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from edge_rt.byte_size import counted, show_size
-from edge_rt.kv_formats import KV_FORMAT
 from edge_rt.memory.choice import Choice
-from edge_rt.memory.drafter_shape import DrafterShape
-from edge_rt.memory.drafter_terms import TableBytes
 from edge_rt.memory.gpu_terms import GpuSizes
 from edge_rt.memory.request import Request
-from edge_rt.memory.shape import ModelShape
+from edge_rt.memory.shape import DrafterShape, ModelShape
 from edge_rt.memory.sizes import Sizes
-from edge_rt.memory.terms import draft_mapped_bytes, drafts_itself, embedding_bytes, kv_rows
-from edge_rt.spec_modes import SELF
+from edge_rt.memory.terms import TableBytes, draft_mapped_bytes, drafts_itself, embedding_bytes, kv_rows
+from edge_rt.package.kv_formats import KV_FORMAT
+from edge_rt.package.spec_modes import SELF
+from edge_rt.system.byte_size import counted, show_size
 
 
 @dataclass(frozen=True)

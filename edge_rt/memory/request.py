@@ -6,13 +6,11 @@ import json
 from dataclasses import dataclass, replace
 from typing import Final
 
-from edge_rt.byte_size import exact_size, parse_size
 from edge_rt.memory.choice import Choice, DeviceChoice
-from edge_rt.memory.draft_model import DraftModelShape
-from edge_rt.memory.drafter_shape import DrafterShape
 from edge_rt.memory.figures import Amounts, Device
-from edge_rt.memory.shape import ModelShape
-from edge_rt.spec_modes import AUTO, NO_DRAFTER, OFF, Drafts
+from edge_rt.memory.shape import DrafterShape, DraftModelShape, ModelShape
+from edge_rt.package.spec_modes import AUTO, NO_DRAFTER, OFF, Drafts
+from edge_rt.system.byte_size import exact_size, parse_size
 
 
 @dataclass(frozen=True)

@@ -6,8 +6,6 @@ from dataclasses import dataclass, replace
 
 from edge_rt.memory.activations import thread_bytes
 from edge_rt.memory.choice import Choice
-from edge_rt.memory.draft_model import DraftModelShape
-from edge_rt.memory.drafter_terms import TableBytes, drafter_bytes, table_bytes
 from edge_rt.memory.figures import Amounts, Device, GpuFigures
 from edge_rt.memory.gpu_terms import (
     CONTEXT_BYTES,
@@ -18,15 +16,17 @@ from edge_rt.memory.gpu_terms import (
     staging_bytes,
 )
 from edge_rt.memory.request import Request
-from edge_rt.memory.shape import ModelShape
+from edge_rt.memory.shape import DraftModelShape, ModelShape
 from edge_rt.memory.terms import (
     GROWN,
     SECOND_SESSION,
     SESSION_FIXED,
+    TableBytes,
     corpus_bytes,
     divided_kv_bytes,
     divided_weights,
     draft_mapped_bytes,
+    drafter_bytes,
     drafts_itself,
     embedding_bytes,
     hidden_bytes,
@@ -39,6 +39,7 @@ from edge_rt.memory.terms import (
     runtime_bytes,
     sampling_bytes,
     session_bytes,
+    table_bytes,
     tokenizer_bytes,
     weights_bytes,
 )

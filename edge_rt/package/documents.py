@@ -8,8 +8,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, TypeVar, cast, get_args, get_origin, get_type_hints
 
-from edge_rt.byte_size import show_size
 from edge_rt.errors import InputError, kind_of
+from edge_rt.system.byte_size import show_size
 
 Refusal = Callable[[str, str], InputError]
 """Makes the error of a folder from its first two sentences: what is wrong, and the numbers."""

@@ -25,7 +25,7 @@ from edge_rt.package.drafter import (
 )
 from edge_rt.package.drafter_tensors import VOCABULARY, check_tensors, head_tensors
 from edge_rt.package.exits import MAX_EXITS
-from edge_rt.package.files import check_files
+from edge_rt.package.folder_writer import check_files
 from edge_rt.package.manifest import MANIFEST_FILE
 
 _SHA256 = re.compile(r"[0-9a-f]{64}")

@@ -8,7 +8,7 @@ from typing import Final
 
 from edge_rt.package.documents import Refusal
 from edge_rt.package.drafter import DraftTensor, HeadInfo
-from edge_rt.package.tile_units import NESTED_TILES, TILE_ROWS, TILE_UNITS, tiles_shape
+from edge_rt.package.layer_sizes import NESTED_TILES, TILE_ROWS, TILE_UNITS, tiles_shape
 
 VOCABULARY: Final = "vocabulary"
 """The tensor with the ids of the tokens that a head can guess."""

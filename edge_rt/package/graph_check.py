@@ -14,9 +14,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
-from edge_rt.byte_size import show_size
 from edge_rt.errors import InvalidPackage
-from edge_rt.op_list import DOMAIN, OPS
+from edge_rt.package.op_list import DOMAIN, OPS
+from edge_rt.system.byte_size import show_size
 
 MAX_GRAPH_BYTES: Final = 8 << 20
 """Largest graph that is read: it holds operators and names, no weights; 30 layers take 0.2 MiB."""

@@ -8,13 +8,12 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
-from edge_rt.kv_formats import portable_head_dim
 from edge_rt.package.decoder import MAX_TOP_TOKENS, Decoder
-from edge_rt.package.files import FileInfo
+from edge_rt.package.folder_writer import FileInfo
+from edge_rt.package.kv_formats import portable_head_dim
 from edge_rt.package.sampling import SamplingAdvice
-from edge_rt.package.traced_info import TracedInfo
-from edge_rt.package.weights_info import WeightsInfo
-from edge_rt.spec_modes import Drafts
+from edge_rt.package.spec_modes import Drafts
+from edge_rt.package.weights_info import TracedInfo, WeightsInfo
 
 FORMAT_NAME: Final = "edge-rt package"
 FORMAT_VERSION: Final = 1
@@ -55,7 +54,7 @@ KV_FORMATS: Final[Mapping[str, tuple[str, ...]]] = {
 WEIGHT_LAYOUTS: Final[Mapping[str, str]] = {"native": "tile16", "portable": "matmulnbits", "traced": "initializers"}
 """Op profile -> name of the layout of its matrices in ``weights.bin``."""
 OP_PROFILES: Final = tuple(KV_FORMATS)
-"""Operators of a graph: those of ``edge_rt.ops``, ONNX Runtime's own, or those that another exporter writes."""
+"""Operators of a graph: those of ``ort.op_library``, ONNX Runtime's own, or those that another exporter writes."""
 
 BUILT_IN_CALIBRATION: Final = "built-in"
 """Name of edge-rt's own calibration text."""

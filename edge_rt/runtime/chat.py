@@ -9,25 +9,31 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, Unpack
 
-from edge_rt.byte_size import counted
 from edge_rt.errors import ConfigError
-from edge_rt.option_names import known_options
 from edge_rt.package.documents import is_text
-from edge_rt.runtime.aio import AsyncStream, read_whole
-from edge_rt.runtime.chat_messages import ChatMessage, answer_message, result_messages
+from edge_rt.runtime.chat_messages import (
+    CHAT_FORMAT,
+    CHAT_VERSION,
+    ChatMessage,
+    SavedChat,
+    answer_message,
+    read_chat,
+    result_messages,
+)
 from edge_rt.runtime.config import GenerationConfig, GenerationOptions
+from edge_rt.runtime.forward.cancel import CancelToken
 from edge_rt.runtime.generation import usable_ids
-from edge_rt.runtime.graph.cancel import CancelToken
-from edge_rt.runtime.prompt.encoding import PLAIN_ANSWER, AnswerForm
+from edge_rt.runtime.prompts import PLAIN_ANSWER, AnswerForm
 from edge_rt.runtime.results import Result
-from edge_rt.runtime.saved_chat import CHAT_FORMAT, CHAT_VERSION, SavedChat, read_chat
-from edge_rt.runtime.stream import Stream, StreamOptions
+from edge_rt.runtime.stream import AsyncStream, Stream, StreamOptions, read_whole
 from edge_rt.system.atomic_files import write_atomically
+from edge_rt.system.byte_size import counted
+from edge_rt.system.option_names import known_options
 from edge_rt.version import VERSION
 
 if TYPE_CHECKING:
     from edge_rt.package.reader import Package
-    from edge_rt.runtime.prompt.encoding import Message, PromptEncoder
+    from edge_rt.runtime.prompts import Message, PromptEncoder
     from edge_rt.text.rendered import RenderedPrompt
     from edge_rt.text.tokenizer import Tokenizer
 

@@ -10,8 +10,8 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final, TypedDict, Unpack
 
 from edge_rt.errors import ConfigError
-from edge_rt.option_names import known_fields, known_options
 from edge_rt.package.sampling import SAMPLING_NAMES, Sampling, SamplingAdvice, fault, is_int, is_number
+from edge_rt.system.option_names import known_fields, known_options
 
 ACCEPTANCE_RULES: Final = ("match", "ratio")
 
@@ -61,7 +61,7 @@ class GenerationConfig:
         logit_bias: token id -> value added to its logit.
         seed: makes sampling repeatable on the same machine, package and version; None takes a new seed each time.
         stop: texts that end the answer; they are not part of it. A single one need not be in a list.
-        spec: the drafter, one of ``edge_rt.spec_modes.SPEC_MODES``; None takes the model's setting.
+        spec: the drafter, one of ``edge_rt.package.spec_modes.SPEC_MODES``; None takes the model's setting.
         reference: a text that the answer may copy parts of, such as a file to be edited; it is used for drafting only.
         repetition_guard: end an answer that repeats itself or counts without end, with the finish reason
             ``"repetition"``; see ``RepetitionGuard``. False lets it go on to the end of the context.

@@ -8,6 +8,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 
 from edge_rt.errors import Cancelled
+from edge_rt.runtime.cache.kv_cache import KVCache
 from edge_rt.runtime.decode.accept import accept
 from edge_rt.runtime.decode.detokenizer import TextStream
 from edge_rt.runtime.decode.draft import Drafter, NullDrafter
@@ -15,13 +16,11 @@ from edge_rt.runtime.decode.loop import AcceptanceRule, Target, decode, prefill
 from edge_rt.runtime.decode.repetition import RepetitionGuard
 from edge_rt.runtime.decode.sampling import Sampler
 from edge_rt.runtime.decode.sequence import Sequence
-from edge_rt.runtime.graph.cache import KVCache
-from edge_rt.runtime.graph.cancel import CancelToken
+from edge_rt.runtime.forward.cancel import CancelToken
 from edge_rt.runtime.results import Event, FinishReason, Memory, Result, Timings, Usage
 from edge_rt.runtime.stream import Events, Outcome
 from edge_rt.system.process_memory import peak_rss_bytes
-from edge_rt.text.thoughts import ThoughtStream
-from edge_rt.text.tool_calls import parse_tool_calls
+from edge_rt.text.thoughts import ThoughtStream, parse_tool_calls
 
 
 @dataclass

@@ -6,7 +6,7 @@ import dataclasses
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from edge_rt.text.tool_calls import ToolCall
+from edge_rt.text.thoughts import ToolCall
 
 FinishReason = Literal["stop", "length", "cancelled", "context_full", "repetition"]
 """Why an answer ended."""

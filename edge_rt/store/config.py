@@ -25,9 +25,9 @@ from typing import Any
 
 import platformdirs
 
-from edge_rt.byte_size import parse_size, show_size
 from edge_rt.errors import ConfigError, StorageError
 from edge_rt.package.sampling import SAMPLING_NAMES, fault
+from edge_rt.system.byte_size import parse_size, show_size
 
 MAX_CONFIG_BYTES = 1 << 20
 _KEYS = ("store", "model", "memory", "ctx", "threads", "sampling")

@@ -7,9 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from edge_rt.byte_size import human_bytes
 from edge_rt.errors import ConfigError, DownloadError, InvalidModelFile, ModelNotFound, StorageError
-from edge_rt.progress import ProgressCallback, ProgressEvent, no_progress
 from edge_rt.store.fetch_items import (
     Item,
     has_kept,
@@ -31,7 +29,9 @@ from edge_rt.store.sources_hub import fetch_from_hub
 from edge_rt.store.sources_local import fetch_from_file, local_path, read_checkpoint
 from edge_rt.store.sources_pip import fetch_from_pip
 from edge_rt.store.staging import entry_lock, publish, resumable_folder, staging_folder
+from edge_rt.system.byte_size import human_bytes
 from edge_rt.system.file_hash import sha256_file
+from edge_rt.system.progress import ProgressCallback, ProgressEvent, no_progress
 
 # Space for the metadata beside the files, and for rounding up to blocks of the file system.
 SPACE_MARGIN = 1 << 20
@@ -276,7 +276,7 @@ def _fetch(job: _Job, target: Recipe | HubReference) -> FetchedSource:
 
 
 def _card_license(folder: Path) -> str | None:
-    from edge_rt.export.sources.model_card import read_license
+    from edge_rt.export.sources.hf_folder import read_license
 
     return read_license(folder)
 

@@ -11,9 +11,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from edge_rt.byte_size import human_bytes
 from edge_rt.errors import DownloadError, EdgeRTError, StorageError
 from edge_rt.system.atomic_files import O_BINARY, in_use, write_all
+from edge_rt.system.byte_size import human_bytes
 
 _FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 

@@ -20,9 +20,14 @@ from pathlib import PurePosixPath
 from urllib.parse import unquote
 
 from edge_rt.errors import ConfigError
-from edge_rt.system.checkpoint_names import parse_split_name, part_names
+from edge_rt.system.checkpoint_names import (
+    is_device_name,
+    is_portable_name,
+    is_portable_path,
+    parse_split_name,
+    part_names,
+)
 from edge_rt.system.hub_cache import is_repository
-from edge_rt.system.portable_names import is_device_name, is_portable_name, is_portable_path
 
 MAX_NAME = 96
 MAX_HUB_PATH = 512

@@ -11,10 +11,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
-from edge_rt.byte_size import exact_size
 from edge_rt.errors import ConfigError, EdgeRTError, ModelNotFound
 from edge_rt.package.weights_info import KEEP, require_known
-from edge_rt.progress import ProgressCallback, ProgressEvent, no_progress
 from edge_rt.store.fetch import FetchedSource, fetch_source, find_target, local_source, read_local
 from edge_rt.store.fetch_items import least_package_bytes
 from edge_rt.store.layout import Store
@@ -24,6 +22,8 @@ from edge_rt.store.recipes import Recipe
 from edge_rt.store.resolve import FetchOptions, Resolved, fetched_path, resolve
 from edge_rt.store.sources_local import local_path
 from edge_rt.store.staging import discard, entry_lock
+from edge_rt.system.byte_size import exact_size
+from edge_rt.system.progress import ProgressCallback, ProgressEvent, no_progress
 
 if TYPE_CHECKING:
     from edge_rt.export import ExportEstimate, ExportReport

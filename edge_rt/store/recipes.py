@@ -14,11 +14,11 @@ from importlib.resources.abc import Traversable
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar
 
-from edge_rt.byte_size import show_size
 from edge_rt.errors import InputError, kind_of
 from edge_rt.package.sampling import SAMPLING_NAMES, SamplingAdvice, fault
 from edge_rt.store.files import FileSpec
 from edge_rt.store.naming import is_name, is_safe_path
+from edge_rt.system.byte_size import show_size
 
 FORMAT_VERSION = 1
 MAX_RECIPE_BYTES = 4 << 20

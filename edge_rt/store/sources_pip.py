@@ -19,11 +19,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Protocol
 
-from edge_rt.byte_size import counted
 from edge_rt.errors import DownloadError
 from edge_rt.store.files import FileSpec, storage_errors, tree_bytes, write_checked
 from edge_rt.store.recipes import PipWheelSource
-from edge_rt.store.unreachable import host_of, reason_of, unreachable
+from edge_rt.store.sources_hub import host_of, reason_of, unreachable
+from edge_rt.system.byte_size import counted
 from edge_rt.system.file_hash import CHUNK
 
 POLL_SECONDS = 0.2

@@ -8,6 +8,7 @@ refuses, nothing happens.
 from __future__ import annotations
 
 import ctypes
+import mmap
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -68,3 +69,21 @@ def _advise(start: int, end: int) -> None:
     madvise = ctypes.CDLL(None).madvise
     for advice in (_MADV_HUGEPAGE, _MADV_COLLAPSE):
         madvise(ctypes.c_void_p(start), ctypes.c_size_t(end - start), advice)
+
+
+def advise(memory: mmap.mmap, advice: str) -> bool:
+    """Give advice about a whole mapping; return whether the system accepted it.
+
+    Args:
+        memory: the mapping.
+        advice: name of one of ``mmap``'s constants, such as ``"MADV_RANDOM"``. Windows has none of them, macOS few, and
+            a kernel may be built without support for one.
+    """
+    value, call = getattr(mmap, advice, None), getattr(memory, "madvise", None)
+    if value is None or call is None:
+        return False
+    try:
+        call(value)
+    except OSError:
+        return False
+    return True

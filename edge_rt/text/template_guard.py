@@ -28,8 +28,8 @@ from jinja2.runtime import Context, LoopContext, Macro, Undefined
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.utils import Namespace, pass_context
 
-from edge_rt.byte_size import show_size
 from edge_rt.errors import InvalidTemplate
+from edge_rt.system.byte_size import show_size
 from edge_rt.text import template_rules as rules
 from edge_rt.text.template_budget import Budget, refused
 from edge_rt.text.template_functions import PaidFunctions

@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Final
 
-from edge_rt.byte_size import show_size
 from edge_rt.errors import InputError, StorageError
+from edge_rt.system.byte_size import show_size
 
 MAX_TEXT_BYTES: Final = 16 << 20
 

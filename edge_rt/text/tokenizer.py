@@ -18,8 +18,8 @@ from typing import Any, Final, Protocol
 
 import tokenizers
 
-from edge_rt.byte_size import show_size
 from edge_rt.errors import InvalidTokenizer
+from edge_rt.system.byte_size import show_size
 from edge_rt.system.machine import return_free_memory
 from edge_rt.text.added_tokens import AddedTokens
 from edge_rt.text.piece_encoder import PieceEncoder, reraise_unless_library

@@ -14,8 +14,8 @@ from itertools import chain
 from pathlib import Path
 from typing import Final, NoReturn, cast
 
-from edge_rt.byte_size import show_size
 from edge_rt.errors import InvalidTokenizer, StorageError, UnsupportedModel, kind_of
+from edge_rt.system.byte_size import show_size
 from edge_rt.text.added_tokens import AddedToken, added_token
 from edge_rt.text.token_bytes import BYTE_OF
 from edge_rt.text.tokenizer_steps import Steps, check_steps

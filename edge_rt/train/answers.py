@@ -11,9 +11,9 @@ import torch
 
 from edge_rt.errors import InputError
 from edge_rt.package.reader import Package
-from edge_rt.progress import ProgressCallback, no_progress
-from edge_rt.runtime.prompt.encoding import PromptEncoder
-from edge_rt.train import stages
+from edge_rt.runtime.prompts import PromptEncoder
+from edge_rt.system.progress import ProgressCallback, no_progress
+from edge_rt.train import options as stages
 from edge_rt.train.batch import BatchRunner
 from edge_rt.train.dialogues.markers import find_markers
 from edge_rt.train.dialogues.writer import ROOM, DialogueWriter

@@ -14,11 +14,11 @@ import numpy as np
 import numpy.typing as npt
 import onnx_ir as ir
 
-from edge_rt.binding import StopSwitch
-from edge_rt.kv_formats import KV_FORMAT
+from edge_rt.ort.binding import StopSwitch
+from edge_rt.ort.session import Session
+from edge_rt.package.kv_formats import KV_FORMAT
 from edge_rt.package.manifest import WEIGHTS_FILE
 from edge_rt.package.reader import Package
-from edge_rt.session import Session
 from edge_rt.train.batch_graph import batch_model
 
 Floats = npt.NDArray[np.float32]

@@ -11,9 +11,9 @@ import numpy as np
 import torch
 from torch import nn
 
-from edge_rt.byte_size import show_size
 from edge_rt.errors import StorageError
 from edge_rt.system.atomic_files import write_atomically
+from edge_rt.system.byte_size import show_size
 
 MAX_BYTES: Final = 8 << 20
 """Largest checkpoint of a head: half-precision weights, without the moments of the optimiser, which a resumed run

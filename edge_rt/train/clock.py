@@ -11,8 +11,8 @@ from typing import Final
 import numpy as np
 from torch import nn
 
-from edge_rt.progress import ProgressCallback
-from edge_rt.train import checkpoint, stages
+from edge_rt.system.progress import ProgressCallback
+from edge_rt.train import checkpoint, options as stages
 from edge_rt.train.updates import Progress
 
 CHECKPOINT_SECONDS: Final = 60.0

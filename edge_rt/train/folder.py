@@ -28,10 +28,10 @@ from edge_rt.package.drafter import (
     TrainingRecord,
 )
 from edge_rt.package.drafter_tensors import VOCABULARY, exit_prefix
-from edge_rt.package.drafter_writer import DrafterWriter
 from edge_rt.package.reader import Package
-from edge_rt.train.acceptance import Acceptance
+from edge_rt.package.writer import DrafterWriter
 from edge_rt.train.head import BLOCK, DraftHead, codes_of
+from edge_rt.train.learn import Acceptance
 
 FORMAT: Final = "w4m"
 """Of all matrices: 4 bits over a minimum, 5 bits a weight with scales."""

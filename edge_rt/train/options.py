@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
+from edge_rt.system.progress import ProgressEvent
+
 DEFAULT_VOCABULARY: Final = 4096
 """Tokens that a head can guess, besides those of the prompt."""
 DEFAULT_LAYERS: Final = 2
@@ -47,3 +49,11 @@ class TrainOptions:
     kv_format: str = "f16"
     prompts: tuple[str, ...] | None = None
     exits: tuple[int, ...] = ()
+
+
+STAGES: Final = ("answers", "training", "measuring")
+
+
+def event(stage: str, done: int = 0, total: int | None = None, unit: str = "", message: str = "") -> ProgressEvent:
+    """Return progress within one of ``STAGES``."""
+    return ProgressEvent(stage, STAGES.index(stage) + 1, len(STAGES), done, total, unit, message)

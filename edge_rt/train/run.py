@@ -11,12 +11,11 @@ import torch
 
 from edge_rt.package.drafter import Drafter, TrainingRecord
 from edge_rt.package.reader import Package
-from edge_rt.progress import ProgressCallback, no_progress
+from edge_rt.system.progress import ProgressCallback, no_progress
 from edge_rt.train import checkpoint
-from edge_rt.train.acceptance import Acceptance
 from edge_rt.train.answers import write_answers
 from edge_rt.train.folder import Adapter, Label, write_adapters, write_drafter
-from edge_rt.train.learn import Recipe
+from edge_rt.train.learn import Acceptance, Recipe
 from edge_rt.train.options import TrainOptions
 from edge_rt.train.trainable import require_trainable
 from edge_rt.train.training import Trained, kind_of, train_head

@@ -15,11 +15,11 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from edge_rt.binding import StopSwitch
 from edge_rt.errors import UnsupportedModel
+from edge_rt.ort.binding import StopSwitch
+from edge_rt.ort.session import Session
 from edge_rt.package.manifest import WEIGHTS_FILE
 from edge_rt.package.reader import Package
-from edge_rt.session import Session
 from edge_rt.train.batch import link_weights
 
 DOMAIN = "edge_rt"
@@ -143,7 +143,7 @@ def _rows(
 
 
 def _threads() -> int:
-    from edge_rt.session import pool_size
+    from edge_rt.ort.session import pool_size
     from edge_rt.system.machine import usable_cpus
 
     return pool_size() or usable_cpus()

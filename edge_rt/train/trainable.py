@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from edge_rt.byte_size import counted
 from edge_rt.errors import ConfigError, UnsupportedModel
 from edge_rt.package.decoder import Layer
 from edge_rt.package.manifest import Manifest
 from edge_rt.package.reader import Package
+from edge_rt.system.byte_size import counted
 
 
 def require_trainable(package: Package, exits: tuple[int, ...], unrolled: int) -> None:

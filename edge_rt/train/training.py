@@ -9,19 +9,41 @@ from typing import Final
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from edge_rt.package.reader import Package
-from edge_rt.progress import ProgressCallback, no_progress
-from edge_rt.train import checkpoint, stages
-from edge_rt.train.acceptance import Acceptance, acceptance
-from edge_rt.train.batches import Batches, Recorded, count_tokens, held_out, most_frequent
+from edge_rt.system.progress import ProgressCallback, no_progress
+from edge_rt.train import checkpoint, options as stages
+from edge_rt.train.batches import Anchors, Batches, Recorded, count_tokens, held_out, most_frequent
 from edge_rt.train.clock import Clock
 from edge_rt.train.head import DraftHead, HeadShape
-from edge_rt.train.learn import Recipe, learn
+from edge_rt.train.learn import Acceptance, Recipe, acceptance, learn
 from edge_rt.train.options import TRAINING_SHARE, TrainOptions
 from edge_rt.train.shards import shard_paths
-from edge_rt.train.start import start
 from edge_rt.train.target import Target, read_target
+
+_RIDGE = 0.01
+
+
+@torch.no_grad()
+def start(net: DraftHead, embedding: Tensor, anchors: Anchors, rows: Tensor) -> None:
+    """Set ``W_fc`` to the ridge regression from normed state and embedding to the normed next state.
+
+    With small blocks behind it a head so begins near EAGLE's linear guess instead of noise.
+
+    Args:
+        net: the head; its other weights are left unchanged.
+        embedding: float32 ``[vocabulary, hidden_size]``.
+        anchors: recorded answers.
+        rows: int64, anchors to fit; some ten thousand.
+    """
+    tokens = functional.embedding(anchors.tokens(rows), embedding)
+    inputs = torch.cat([net.rms(anchors.begins(rows)), net.rms(tokens)], -1)
+    wanted = net.rms(anchors.states(rows + 1))
+    squares = inputs.T @ inputs
+    squares += _RIDGE * squares.diagonal().mean() * torch.eye(len(squares))
+    net.fc.copy_(torch.linalg.solve(squares, inputs.T @ wanted).T)
+
 
 _START_ANCHORS: Final = 40_000
 

@@ -41,6 +41,6 @@ def _line(parameter: Any) -> str:
 
 
 if __name__ == "__main__":
-    from edge_rt.cli.app import app
+    from edge_rt.cli.main import app
 
     print("\n".join(line for line in describe(app) if "-completion" not in line))

@@ -7,8 +7,8 @@ import json
 
 import pytest
 
+from edge_rt.cli.notices import tell_calibration
 from edge_rt.cli.render.console import Terminal
-from edge_rt.cli.speculation import tell_calibration
 from tests.helpers.models import load_package
 from tests.helpers.native_profile import require_native
 from tests.helpers.packages import listing

@@ -11,8 +11,7 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from edge_rt.cli.app import app
-from edge_rt.cli.main import main
+from edge_rt.cli.main import app, main
 from edge_rt.cli.options import flags, making_flags
 from edge_rt.cli.options.generation import SamplingFlags
 from edge_rt.cli.options.groups import ModelFlags

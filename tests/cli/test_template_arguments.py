@@ -9,8 +9,8 @@ import pytest
 
 from edge_rt.cli.chat.slash_commands import Commands
 from edge_rt.cli.options.generation import TemplateFlags
-from edge_rt.cli.render.answer import AnswerView
 from edge_rt.cli.render.console import Terminal
+from edge_rt.cli.render.stats import AnswerView
 from edge_rt.errors import ConfigError
 from edge_rt.runtime.results import Event
 from tests.helpers.chats import make_chat

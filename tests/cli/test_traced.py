@@ -6,9 +6,9 @@ import json
 
 import pytest
 
-from edge_rt.cli.speculation import WHY_NOTHING
+from edge_rt.cli.notices import WHY_NOTHING
 from edge_rt.export.traced.export import export_traced
-from edge_rt.progress import no_progress
+from edge_rt.system.progress import no_progress
 from tests.helpers.packages import copied, edit_manifest
 from tests.helpers.traced_factory import TracedModel, tracer_of, write_folder
 

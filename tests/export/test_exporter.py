@@ -13,7 +13,7 @@ from edge_rt.errors import Cancelled, ConfigError, InputError, RuntimeUnavailabl
 from edge_rt.export import export_model
 from edge_rt.export.exporter import STAGES
 from edge_rt.export.size_estimate import estimate_package
-from edge_rt.ops import library_path
+from edge_rt.ort.op_library import library_path
 from edge_rt.package.manifest import PADDED_GRAPH_VERSION, WEIGHTS_FILE, KeyCalibration
 from edge_rt.package.reader import open_package
 from edge_rt.package.sampling import SamplingAdvice

@@ -7,7 +7,7 @@ import pytest
 from edge_rt.errors import ConfigError, RuntimeUnavailable, UnsupportedModel
 from edge_rt.export.op_profile import PROFILES, choose_profile
 from edge_rt.export.traced.export import PROFILE as TRACED
-from edge_rt.ops import library_path
+from edge_rt.ort.op_library import library_path
 from edge_rt.package.manifest import GRAPH_VERSIONS, KV_FORMATS, OP_PROFILES, WEIGHT_LAYOUTS
 from tests.helpers.native_profile import require_native
 

@@ -7,9 +7,9 @@ import re
 
 import pytest
 
-from edge_rt.byte_size import parse_size
 from edge_rt.errors import ConfigError, StorageError
 from edge_rt.export import export_model, plan_export
+from edge_rt.system.byte_size import parse_size
 from tests.helpers.gguf_factory import write_llama_gguf
 from tests.helpers.hf_factory import write_hf_folder
 from tests.helpers.native_profile import require_native

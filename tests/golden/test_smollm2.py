@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from edge_rt.ops import library_path, native_status
+from edge_rt.ort.op_library import library_path, native_status
 from edge_rt.runtime.decode.repetition import RepetitionGuard
 from edge_rt.store import load_recipes
 from tests.golden.answers import RECIPE, greedy_answer, recorded

@@ -31,7 +31,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from edge_rt.gpu_kernels import Nvrtc, kernel_files
+from edge_rt.device.kernels import Nvrtc, kernel_files
 
 SOURCES = Path(__file__).parents[2] / "csrc"
 COMPUTES = (75, 80, 86, 87, 89, 90, 110, 120)

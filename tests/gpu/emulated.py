@@ -12,7 +12,7 @@ from typing import NamedTuple
 import onnx_ir as ir
 import onnxruntime as ort
 
-from edge_rt.gpu_library import GpuLibrary
+from edge_rt.device.driver import GpuLibrary
 
 FLOAT, INT64 = ir.DataType.FLOAT, ir.DataType.INT64
 OUT_OF_MEMORY, LAUNCH_FAILED, DRIVER_MISMATCH = 2, 719, 803

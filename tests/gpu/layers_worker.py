@@ -7,14 +7,14 @@ from pathlib import Path
 
 import numpy as np
 
-from edge_rt.device_names import GPU_LAYERS, DeviceName
+from edge_rt.device.names import GPU_LAYERS, DeviceName
 from edge_rt.errors import MemoryBudgetExceeded, UnsupportedModel
 from edge_rt.export import export_model
+from edge_rt.ort.providers import find_device
+from edge_rt.ort.session import Session, pool_size
 from edge_rt.package.reader import open_package
-from edge_rt.providers import find_device
-from edge_rt.runtime.graph.io_binding import open_io_binding
+from edge_rt.runtime.forward.io_binding import open_io_binding
 from edge_rt.runtime.speculation.cost_model import CostStore, RowCosts
-from edge_rt.session import Session, pool_size
 from edge_rt.system.machine import usable_cpus
 from tests.gpu.emulated import SOME, main
 from tests.gpu.models import (

@@ -13,14 +13,14 @@ from edge_rt.cli.chat.slash_commands import Commands
 from edge_rt.cli.options.groups import PlaceFlags
 from edge_rt.cli.render.console import Terminal
 from edge_rt.cli.render.device_report import placement_facts
-from edge_rt.device_names import DeviceName
+from edge_rt.device.names import DeviceName
 from edge_rt.errors import MemoryBudgetExceeded, RuntimeUnavailable
 from edge_rt.measure.prompts import Prompt
 from edge_rt.measure.verify import PLAIN, answers, compare
 from edge_rt.memory.choice import DeviceChoice
+from edge_rt.ort.providers import find_device, provider_states
 from edge_rt.package.manifest import KV_FORMATS
 from edge_rt.package.reader import open_package
-from edge_rt.providers import find_device, provider_states
 from edge_rt.runtime.config import GenerationConfig
 from edge_rt.runtime.load.devices import placement
 from edge_rt.runtime.load.options import LoadOptions

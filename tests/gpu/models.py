@@ -9,12 +9,12 @@ from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
+from edge_rt.device.provider import GpuProvider
 from edge_rt.errors import Cancelled, EdgeRTError, MemoryBudgetExceeded
 from edge_rt.export import export_model
-from edge_rt.gpu_provider import GpuProvider
 from edge_rt.memory.sizes import sizes_of
 from edge_rt.package.reader import open_package
-from edge_rt.runtime.graph.cancel import CancelToken
+from edge_rt.runtime.forward.cancel import CancelToken
 from edge_rt.runtime.load.options import LoadOptions
 from edge_rt.runtime.load.planning import plan_package
 from edge_rt.runtime.speculation.cost_model import RowCosts

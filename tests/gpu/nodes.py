@@ -6,7 +6,7 @@ import numpy as np
 import onnx_ir as ir
 import onnxruntime as ort
 
-from edge_rt.op_list import DOMAIN, OPS
+from edge_rt.package.op_list import DOMAIN, OPS
 from tests.gpu.emulated import on_gpu
 from tests.ops.single_op import NAMES, TYPES
 from tests.ops.test_decoder_layer import ATTRIBUTES, Layer

@@ -10,8 +10,8 @@ from pathlib import Path
 import numpy as np
 import onnxruntime as ort
 
-from edge_rt.compute_device import placement_of
 from edge_rt.export.op_profile import PROFILES
+from edge_rt.ort.compute_device import placement_of
 from tests.gpu.emulated import OUT_OF_MEMORY, expect, main, on_gpu, same_bits, sweep
 from tests.helpers.gguf_factory import write_llama_gguf
 from tests.helpers.graphs import Built

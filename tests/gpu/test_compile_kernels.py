@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from edge_rt.device.kernels import Nvrtc, kernel_files
 from edge_rt.errors import RuntimeUnavailable
-from edge_rt.gpu_kernels import Nvrtc, kernel_files
 from tests.gpu.compile_kernels import SOURCES, Kernel, approximate, check_probe, faults, find_tool, read_cubin
 
 DIVISION = ["MUFU.RCP R13, R0", "SHFL.BFLY PT, R2, R9, 0x1, 0x1f", "FFMA R10, -R0, R13, 1", "FFMA R13, R13, R10, R13"]

@@ -8,8 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from edge_rt.errors import ConfigError, RuntimeUnavailable, StorageError, VersionMismatch
-from edge_rt.gpu_kernels import (
+from edge_rt.device.kernels import (
     CacheContents,
     Nvrtc,
     cache_contents,
@@ -20,6 +19,7 @@ from edge_rt.gpu_kernels import (
     nvrtc_for,
     parse_architecture,
 )
+from edge_rt.errors import ConfigError, RuntimeUnavailable, StorageError, VersionMismatch
 
 SOURCES = Path(__file__).parents[2] / "csrc"
 

@@ -11,10 +11,9 @@ import ml_dtypes
 import numpy as np
 
 from edge_rt.export.sources.bitsandbytes import BitsAndBytesLayout
-from edge_rt.export.sources.converted_config import BitsAndBytesSettings, Float8Settings
 from edge_rt.export.sources.float8 import Float8Layout
 from edge_rt.export.sources.mlx import MLXLayout
-from edge_rt.export.sources.mlx_config import MLXSettings
+from edge_rt.export.sources.packed_config import BitsAndBytesSettings, Float8Settings, MLXSettings
 from tests.helpers.hf_factory import hf_tensors, write_hf_folder
 from tests.helpers.packed_factory import LINEARS, stored, words, write_tensors
 

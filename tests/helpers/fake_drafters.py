@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from edge_rt.runtime.decode.draft import ROOT
-from edge_rt.runtime.drafters.source import Guess
+from edge_rt.runtime.speculation.source import Guess
 from tests.helpers.fake_sources import SourceBase
 
 

@@ -10,16 +10,16 @@ import numpy as np
 
 from edge_rt.errors import Cancelled
 from edge_rt.package.manifest import ModelConfig
+from edge_rt.runtime.cache.kv_cache import KVCache
 from edge_rt.runtime.config import GenerationConfig
 from edge_rt.runtime.decode.detokenizer import TextStream
 from edge_rt.runtime.decode.draft import Accepted, Draft, NullDrafter
 from edge_rt.runtime.decode.repetition import RepetitionGuard
 from edge_rt.runtime.decode.sampling import Sampler
 from edge_rt.runtime.decode.sequence import Sequence
+from edge_rt.runtime.forward.cancel import CancelToken
+from edge_rt.runtime.forward.outputs import Outputs, TopTokens
 from edge_rt.runtime.generation import Generation, Held
-from edge_rt.runtime.graph.cache import KVCache
-from edge_rt.runtime.graph.cancel import CancelToken
-from edge_rt.runtime.graph.outputs import Outputs, TopTokens
 from edge_rt.runtime.stream import Outcome
 
 VOCABULARY = 50

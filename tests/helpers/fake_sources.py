@@ -7,9 +7,9 @@ import random
 import numpy as np
 
 from edge_rt.runtime.decode.draft import ROOT, Accepted
-from edge_rt.runtime.drafters.source import Guess
-from edge_rt.runtime.graph.outputs import Outputs, TopTokens
+from edge_rt.runtime.forward.outputs import Outputs, TopTokens
 from edge_rt.runtime.speculation.cost_model import RowCosts
+from edge_rt.runtime.speculation.source import Guess
 from tests.helpers.fake_model import VOCABULARY, FakeTarget
 
 

@@ -8,13 +8,13 @@ import numpy as np
 import onnx_ir as ir
 
 from edge_rt.export.check.compare import compare, compare_steps, run_graph, run_steps
-from edge_rt.export.check.reference import DecoderReference
 from edge_rt.export.decoder.model import build_graph
 from edge_rt.export.decoder.weights import collect_weights, place_weights, write_rope_tables
 from edge_rt.export.families.dimensions import Dimensions
 from edge_rt.export.families.rope import default_rope
 from edge_rt.export.op_profile import PROFILES
 from edge_rt.export.opening import open_checkpoint
+from edge_rt.export.reference.reference import DecoderReference
 from edge_rt.export.sources.tensor_reader import TensorReader
 from edge_rt.export.weights.matrices import CheckpointMatrices
 from edge_rt.export.weights.rows import CheckpointRows

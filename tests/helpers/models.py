@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Any
 
 from edge_rt.package.reader import open_package
-from edge_rt.runtime.engine import Model
 from edge_rt.runtime.load.options import LoadOptions
+from edge_rt.runtime.model import Model
 
 
 def load_package(path: Path, **options: Any) -> Model:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from edge_rt.ops import library_path, native_status
+from edge_rt.ort.op_library import library_path, native_status
 
 
 def require_native() -> tuple[str, ...]:

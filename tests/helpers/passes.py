@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from edge_rt.binding import StopSwitch
-from edge_rt.runtime.graph.runner import ModelRunner
-from edge_rt.session import Session, pool_size
+from edge_rt.ort.binding import StopSwitch
+from edge_rt.ort.session import Session, pool_size
+from edge_rt.runtime.forward.runner import ModelRunner
 from edge_rt.system.machine import usable_cpus
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from edge_rt.errors import VersionMismatch
-from edge_rt.session import check_window_support
+from edge_rt.ort.session import check_window_support
 
 
 def windows_refusal():

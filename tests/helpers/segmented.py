@@ -7,17 +7,17 @@ from pathlib import Path
 
 import numpy as np
 
-from edge_rt.binding import StopSwitch
 from edge_rt.export import export_model
+from edge_rt.ort.arena import PassMemory
+from edge_rt.ort.binding import StopSwitch
+from edge_rt.ort.session import Session, arena_of, pool_size
 from edge_rt.package.reader import open_package
-from edge_rt.pass_memory import PassMemory
 from edge_rt.runtime.config import GenerationConfig
 from edge_rt.runtime.decode.loop import decode
 from edge_rt.runtime.decode.sampling import Sampler
 from edge_rt.runtime.decode.sequence import Sequence
-from edge_rt.runtime.graph.io_binding import open_io_binding
-from edge_rt.runtime.graph.segmented_runner import SegmentedRunner
-from edge_rt.session import Session, arena_of, pool_size
+from edge_rt.runtime.forward.io_binding import open_io_binding
+from edge_rt.runtime.forward.segmented_runner import SegmentedRunner
 from edge_rt.system.machine import usable_cpus
 from tests.helpers.gguf_factory import write_llama_gguf
 from tests.helpers.passes import Passes

@@ -9,13 +9,13 @@ import numpy as np
 from edge_rt.export.weights.codes import Codes
 from edge_rt.export.weights.tile_formats import TILE_FORMATS
 from edge_rt.export.weights.tiles import pack_rows
+from edge_rt.ort.session import pool_size
 from edge_rt.package.drafter import DraftTarget, ExitRecord
 from edge_rt.package.drafter_tensors import head_tensors
-from edge_rt.package.graph_tensors import stored_tensors
+from edge_rt.package.layer_sizes import stored_tensors
 from edge_rt.package.reader import open_package
-from edge_rt.runtime.drafters.exit_adapters import ExitAdapters
-from edge_rt.runtime.drafters.provider import DrafterJob
-from edge_rt.session import pool_size
+from edge_rt.runtime.speculation.exit_adapters import ExitAdapters
+from edge_rt.runtime.speculation.provider import DrafterJob
 from edge_rt.system.machine import usable_cpus
 from tests.helpers.segmented import EXITS
 from tests.helpers.tiny_drafter import EXIT_INFO, ids_bytes, write_drafter

@@ -15,7 +15,7 @@ from edge_rt.package.drafter import (
     TrainingRecord,
 )
 from edge_rt.package.drafter_tensors import VOCABULARY, head_tensors, tensor_bytes
-from edge_rt.package.drafter_writer import DrafterWriter
+from edge_rt.package.writer import DrafterWriter
 from tests.helpers.packages import edit_manifest, replace_file
 
 TARGET = DraftTarget(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from edge_rt.device_names import WEBGPU
+from edge_rt.device.names import WEBGPU
 from edge_rt.errors import RuntimeUnavailable
 from edge_rt.package.reader import open_package
 from edge_rt.runtime.load.devices import placement

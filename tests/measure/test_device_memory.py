@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from edge_rt.errors import RuntimeUnavailable
-from edge_rt.measure.device_memory import DeviceMemory
+from edge_rt.measure.memory_worker import DeviceMemory
 from tests.test_gpu_provider import OLD, TWO, FakeProvider
 
 

@@ -10,7 +10,7 @@ from edge_rt.errors import Cancelled, InferenceError
 from edge_rt.measure.prompts import Prompt
 from edge_rt.measure.speculation_benchmark import LeftOut, Sample, figures, measure_prompts, report, speedup_interval
 from edge_rt.runtime.config import GenerationConfig
-from edge_rt.runtime.graph.cancel import CancelToken
+from edge_rt.runtime.forward.cancel import CancelToken
 from tests.helpers.fake_answers import FakeAnswers, result, spec_stats
 
 PROMPTS = [Prompt(0, "zero", "a"), Prompt(1, "one", "b"), Prompt(2, "two", "a")]

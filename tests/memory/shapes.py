@@ -74,7 +74,7 @@ def requests(draw, shape: ModelShape) -> Request:
 
 def request_of(flags: tuple[str, ...], base: Request) -> Request:
     """Return the request that typed flags mean; what has no flag is as in ``base``."""
-    from edge_rt.byte_size import parse_size
+    from edge_rt.system.byte_size import parse_size
 
     given = dict(zip(flags[::2], flags[1::2], strict=True))
     assert set(given) <= {"--memory", "--device-memory", "--ctx", "--kv-type", "--spec", "--draft-max", "--corpus"}

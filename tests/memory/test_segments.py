@@ -6,7 +6,7 @@ from edge_rt.memory.device import this_device
 from edge_rt.memory.plan import Request, make_plan
 from edge_rt.memory.shape import shape_of
 from edge_rt.memory.terms import hidden_bytes
-from edge_rt.package.graph_tensors import stored_tensors
+from edge_rt.package.layer_sizes import stored_tensors
 from edge_rt.package.reader import open_package
 from tests.helpers.segmented import EXITS
 

@@ -8,15 +8,15 @@ from hypothesis import given, settings, strategies as st
 
 from edge_rt.memory.activations import allocated_bytes
 from edge_rt.memory.choice import Choice
-from edge_rt.memory.drafter_terms import NATIVE_TABLES, PYTHON_TABLES
 from edge_rt.memory.plan_terms import terms_of
 from edge_rt.memory.request import Request
 from edge_rt.memory.shape import shape_of
 from edge_rt.memory.sizes import sizes_of
-from edge_rt.memory.speculation_table import SPECULATION_STEPS, speculation_step
-from edge_rt.memory.speed import row_cost
+from edge_rt.memory.speed import SPECULATION_STEPS, row_cost, speculation_step
 from edge_rt.memory.terms import (
     BASE_BYTES,
+    NATIVE_TABLES,
+    PYTHON_TABLES,
     encodable_bytes,
     kv_bytes,
     long_stretch_bytes,
@@ -26,7 +26,7 @@ from edge_rt.memory.terms import (
     tokenizer_bytes,
     weights_bytes,
 )
-from edge_rt.package.graph_tensors import stored_tensors
+from edge_rt.package.layer_sizes import stored_tensors
 from edge_rt.package.reader import open_package
 from tests.memory.shapes import DEVICE, MIB, make_shape, shapes
 

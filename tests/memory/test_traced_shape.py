@@ -10,8 +10,8 @@ from edge_rt.errors import ConfigError
 from edge_rt.memory.activations import allocated_bytes, thread_bytes
 from edge_rt.memory.plan import Request, make_plan
 from edge_rt.memory.terms import kv_bytes, packed_bytes, packing_bytes, session_bytes, weights_bytes
-from edge_rt.package.traced_info import PassBytes, TracedInfo
-from edge_rt.spec_modes import Drafts
+from edge_rt.package.spec_modes import Drafts
+from edge_rt.package.weights_info import PassBytes, TracedInfo
 from tests.memory.shapes import DEVICE, MIB, make_shape
 
 INFO = TracedInfo(

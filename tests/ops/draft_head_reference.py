@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from edge_rt.ops import native_library
+from edge_rt.ort.op_library import native_library
 from tests.ops.packed import FLOAT_FORMATS, random_matrix, rounded_rows, wide
 
 FRONTIER = 8

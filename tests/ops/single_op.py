@@ -7,8 +7,8 @@ import onnx_ir as ir
 import onnxruntime as ort
 import pytest
 
-from edge_rt.op_list import DOMAIN, OPS
-from edge_rt.ops import library_path, native_library
+from edge_rt.ort.op_library import library_path, native_library
+from edge_rt.package.op_list import DOMAIN, OPS
 
 TYPES = {
     np.dtype(np.float32): ir.DataType.FLOAT,

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from edge_rt.export.weights.tile_formats import TILE_FORMATS
-from edge_rt.op_list import MAX_HEAD_BLOCKS
+from edge_rt.package.op_list import MAX_HEAD_BLOCKS
 from tests.ops.draft_head_reference import random_head, step, tree
 from tests.ops.single_op import ISAS, SingleOp, needs_native
 

@@ -8,7 +8,7 @@ import pytest
 from edge_rt.errors import ConfigError
 from edge_rt.export.weights.tile_formats import TILE_FORMATS
 from edge_rt.export.weights.tiles import unpack_rows
-from edge_rt.ops import native_library
+from edge_rt.ort.op_library import native_library
 from tests.ops.packed import random_matrix, wide
 from tests.ops.single_op import SingleOp, needs_native
 

@@ -10,7 +10,7 @@ import pytest
 
 from edge_rt.export.weights.tile_formats import FORMAT_OF_GGML, TILE_FORMATS
 from edge_rt.package.drafter_reader import is_drafter, open_drafter
-from edge_rt.package.tile_units import FLOAT_TILES, FORMAT_OF_TYPE, NESTED_TILES, TILE_UNITS, row_bytes, tiles_shape
+from edge_rt.package.layer_sizes import FLOAT_TILES, FORMAT_OF_TYPE, NESTED_TILES, TILE_UNITS, row_bytes, tiles_shape
 from tests.helpers.packages import listing
 from tests.helpers.tiny_drafter import EXIT_INFO, INFO, ids_bytes, tensors_of, write_drafter
 

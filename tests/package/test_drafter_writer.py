@@ -10,7 +10,7 @@ import pytest
 
 from edge_rt.errors import InvalidDrafter, StorageError
 from edge_rt.package.drafter_reader import open_drafter
-from edge_rt.package.drafter_writer import DrafterWriter
+from edge_rt.package.writer import DrafterWriter
 from tests.helpers.packages import listing
 from tests.helpers.tiny_drafter import INFO, ids_bytes, tensors_of, write_drafter
 from tests.helpers.tiny_package import FILES, NEW, write as write_package

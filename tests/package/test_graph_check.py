@@ -7,8 +7,8 @@ import time
 import pytest
 
 from edge_rt.errors import InvalidPackage
-from edge_rt.op_list import DOMAIN, OPS
 from edge_rt.package.graph_check import MAX_GRAPH_BYTES, MAX_MESSAGES, check_graph
+from edge_rt.package.op_list import DOMAIN, OPS
 
 SIZE = 4096
 GOOD = {"location": "weights.bin", "offset": "64", "length": "4032"}

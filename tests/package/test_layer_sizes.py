@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from edge_rt.package.graph_tensors import nodes_in_order, stored_tensors
-from edge_rt.package.layer_sizes import layer_sizes, parts_of
+from edge_rt.package.layer_sizes import layer_sizes, nodes_in_order, parts_of, stored_tensors
 from edge_rt.package.manifest import WEIGHTS_FILE
 from edge_rt.package.reader import open_package
 

@@ -12,8 +12,7 @@ from edge_rt.errors import InvalidPackage, UnsupportedModel, VersionMismatch
 from edge_rt.package.manifest import GRAPH_VERSIONS, KV_FORMATS, AdapterInfo, KeyCalibration
 from edge_rt.package.reader import is_package, open_package
 from edge_rt.package.sampling import SamplingAdvice
-from edge_rt.package.traced_info import TracedInfo
-from edge_rt.package.weights_info import Quality, TensorClass, WeightsInfo
+from edge_rt.package.weights_info import Quality, TensorClass, TracedInfo, WeightsInfo
 from tests.helpers.packages import edit_manifest, manifest_setter
 from tests.helpers.tiny_package import FILES, GRAPH, MANIFEST, write
 

@@ -7,10 +7,9 @@ import time
 import pytest
 
 from edge_rt.errors import ConfigError, InferenceError
-from edge_rt.runtime.aio import QUEUE_EVENTS, AsyncStream
-from edge_rt.runtime.graph.cancel import CancelToken
+from edge_rt.runtime.forward.cancel import CancelToken
 from edge_rt.runtime.results import Event
-from edge_rt.runtime.stream import Stream
+from edge_rt.runtime.stream import QUEUE_EVENTS, AsyncStream, Stream
 
 
 class SlowSource:

@@ -8,8 +8,8 @@ import stat
 import pytest
 
 from edge_rt.errors import ConfigError, ContextOverflow, InputError, StorageError
-from edge_rt.runtime.graph.cancel import CancelToken
-from edge_rt.runtime.saved_chat import read_chat
+from edge_rt.runtime.chat_messages import read_chat
+from edge_rt.runtime.forward.cancel import CancelToken
 from tests.helpers.models import load_package
 from tests.helpers.packages import listing
 from tests.helpers.small import GREEDY

@@ -9,7 +9,7 @@ import pytest
 
 from edge_rt.errors import ConfigError
 from edge_rt.runtime.chat import Chat
-from edge_rt.text.tool_calls import parse_tool_calls
+from edge_rt.text.thoughts import parse_tool_calls
 from tests.helpers.gguf_factory import CHATML
 from tests.helpers.models import load_package
 from tests.helpers.packages import copied, replace_file

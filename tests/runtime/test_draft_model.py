@@ -10,7 +10,7 @@ import edge_rt
 from edge_rt.errors import ConfigError
 from edge_rt.export import export_model
 from edge_rt.package.manifest import KV_FORMATS
-from edge_rt.runtime.graph.cancel import CancelToken
+from edge_rt.runtime.forward.cancel import CancelToken
 from edge_rt.runtime.speculation.cost_model import RowCosts
 from tests.helpers.gguf_factory import write_llama_gguf
 from tests.helpers.models import load_package

@@ -8,9 +8,8 @@ from edge_rt.errors import ConfigError, InvalidDrafter
 from edge_rt.package.manifest import KV_FORMATS
 from edge_rt.package.reader import open_package
 from edge_rt.runtime.decode.draft import NullDrafter
-from edge_rt.runtime.drafters.makers import MAKERS
 from edge_rt.runtime.load.drafters import choose_drafter
-from edge_rt.runtime.load.options import LoadOptions
+from edge_rt.runtime.load.options import MAKERS, LoadOptions
 from edge_rt.runtime.load.planning import plan_package
 from edge_rt.runtime.speculation.arms import Arm
 from edge_rt.runtime.speculation.cost_model import CostStore, RowCosts

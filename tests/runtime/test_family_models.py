@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from edge_rt.package.manifest import KV_FORMATS
-from edge_rt.runtime.graph.io_binding_native import NativeIOBinding
-from edge_rt.runtime.graph.io_binding_portable import PortableIOBinding
+from edge_rt.runtime.forward.io_binding_native import NativeIOBinding
+from edge_rt.runtime.forward.io_binding_portable import PortableIOBinding
 from tests.helpers.family_cases import load_case, write_folder
 from tests.helpers.graphs import Built
 from tests.helpers.native_profile import require_native

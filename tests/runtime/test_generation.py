@@ -8,8 +8,7 @@ from contextlib import contextmanager
 from edge_rt.runtime.decode.draft import NullDrafter
 from edge_rt.runtime.generation import Held
 from edge_rt.runtime.stream import Outcome
-from edge_rt.text.thoughts import KNOWN_MARKERS, ThoughtStream
-from edge_rt.text.tool_calls import ToolCall
+from edge_rt.text.thoughts import KNOWN_MARKERS, ThoughtStream, ToolCall
 from tests.helpers.fake_model import Run, ScriptedTarget, WordDecoder
 
 

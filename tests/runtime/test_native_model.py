@@ -10,15 +10,15 @@ import threading
 import numpy as np
 import pytest
 
-from edge_rt.binding import StopSwitch
 from edge_rt.errors import Cancelled, ConfigError, InferenceError
 from edge_rt.export import export_model
+from edge_rt.ort.binding import StopSwitch
+from edge_rt.ort.session import Session, pool_size
 from edge_rt.package.manifest import KV_FORMATS
 from edge_rt.package.reader import open_package
-from edge_rt.runtime.graph.io_binding import open_io_binding
-from edge_rt.runtime.graph.io_binding_native import NativeIOBinding
-from edge_rt.runtime.graph.runner import ModelRunner
-from edge_rt.session import Session, pool_size
+from edge_rt.runtime.forward.io_binding import open_io_binding
+from edge_rt.runtime.forward.io_binding_native import NativeIOBinding
+from edge_rt.runtime.forward.runner import ModelRunner
 from edge_rt.system.machine import usable_cpus
 from tests.helpers.gguf_factory import write_llama_gguf
 from tests.helpers.graphs import Built
@@ -328,10 +328,10 @@ import hashlib, sys
 from pathlib import Path
 import numpy as np
 from edge_rt.package.reader import open_package
-from edge_rt.runtime.graph.io_binding import open_io_binding
-from edge_rt.runtime.graph.runner import ModelRunner
-from edge_rt.binding import StopSwitch
-from edge_rt.session import Session
+from edge_rt.runtime.forward.io_binding import open_io_binding
+from edge_rt.runtime.forward.runner import ModelRunner
+from edge_rt.ort.binding import StopSwitch
+from edge_rt.ort.session import Session
 
 package, threads = Path(sys.argv[1]), int(sys.argv[2])
 ids = [int(i) for i in sys.argv[3].split(",")]

@@ -9,7 +9,7 @@ from edge_rt.errors import Cancelled, ConfigError
 from edge_rt.export import export_model
 from edge_rt.package.manifest import KV_FORMATS
 from edge_rt.package.reader import open_package
-from edge_rt.runtime.graph.io_binding import open_io_binding
+from edge_rt.runtime.forward.io_binding import open_io_binding
 from edge_rt.runtime.speculation.chain_costs import ChainCosts
 from edge_rt.runtime.speculation.cost_model import RowCosts
 from tests.helpers.gguf_factory import write_llama_gguf

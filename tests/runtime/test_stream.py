@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from edge_rt.errors import Busy, ConfigError, InferenceError
-from edge_rt.runtime.graph.cancel import CancelToken
+from edge_rt.runtime.forward.cancel import CancelToken
 from edge_rt.runtime.results import Event
 from edge_rt.runtime.stream import Stream
 

@@ -11,16 +11,16 @@ import numpy as np
 import pytest
 from hypothesis import given, settings, strategies as st
 
-from edge_rt.binding import StopSwitch
 from edge_rt.errors import VersionMismatch
 from edge_rt.export import export_model
+from edge_rt.ort.binding import StopSwitch
+from edge_rt.ort.session import Session, pool_size
 from edge_rt.package.manifest import KV_FORMATS
 from edge_rt.package.reader import open_package
-from edge_rt.runtime.graph.io_binding import open_io_binding
-from edge_rt.runtime.graph.io_binding_native import NativeIOBinding
-from edge_rt.runtime.graph.io_binding_portable import PortableIOBinding
-from edge_rt.runtime.graph.runner import ModelRunner
-from edge_rt.session import Session, pool_size
+from edge_rt.runtime.forward.io_binding import open_io_binding
+from edge_rt.runtime.forward.io_binding_native import NativeIOBinding
+from edge_rt.runtime.forward.io_binding_portable import PortableIOBinding
+from edge_rt.runtime.forward.runner import ModelRunner
 from edge_rt.system.machine import usable_cpus
 from tests.helpers.gguf_factory import write_llama_gguf
 from tests.helpers.graphs import Built

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from edge_rt.ops import library_path, native_status
+from edge_rt.ort.op_library import library_path, native_status
 
 pytestmark = [pytest.mark.slow, pytest.mark.model]
 

@@ -16,20 +16,18 @@ import edge_rt
 from edge_rt.errors import ConfigError, StorageError, UnsupportedModel
 from edge_rt.export import export_model
 from edge_rt.export.families.rope import default_rope
+from edge_rt.ort.session import pool_size
 from edge_rt.package.decoder import Attention, Decoder, FeedForward, Layer
 from edge_rt.package.reader import open_package
-from edge_rt.session import pool_size
 from edge_rt.system.machine import usable_cpus
 from edge_rt.train import checkpoint
 from edge_rt.train.answers import write_answers
 from edge_rt.train.batch import BatchRunner
 from edge_rt.train.batches import split
-from edge_rt.train.draft_model.guesses import Guesses
-from edge_rt.train.draft_model.learn import ModelRecipe, Vocabularies
-from edge_rt.train.draft_model.measure import model_acceptance, package_acceptance
+from edge_rt.train.draft_model.learn import Guesses, ModelRecipe, Vocabularies
 from edge_rt.train.draft_model.net import DraftLayers, NetShape
 from edge_rt.train.draft_model.plain import PlainLayers
-from edge_rt.train.draft_model.run import KIND, train_draft_model, train_model
+from edge_rt.train.draft_model.run import KIND, model_acceptance, package_acceptance, train_draft_model, train_model
 from edge_rt.train.draft_model.sequences import Batch, SequenceBatches, held_out_sequences, join, sequences_of
 from edge_rt.train.options import TrainOptions
 from edge_rt.train.shards import read_shard, shard_paths

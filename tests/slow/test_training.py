@@ -15,26 +15,24 @@ import torch
 
 import edge_rt
 from edge_rt.errors import ConfigError, InputError, StorageError
+from edge_rt.ort.session import pool_size
 from edge_rt.package.drafter_reader import open_drafter
 from edge_rt.package.reader import open_package
-from edge_rt.runtime.drafters.head_provider import HeadProvider
-from edge_rt.runtime.drafters.provider import DrafterJob
-from edge_rt.runtime.graph.outputs import TopTokens
-from edge_rt.runtime.prompt.encoding import PromptEncoder
+from edge_rt.runtime.forward.outputs import TopTokens
+from edge_rt.runtime.prompts import PromptEncoder
 from edge_rt.runtime.speculation.cost_model import RowCosts
-from edge_rt.session import pool_size
+from edge_rt.runtime.speculation.head_runner import HeadProvider
+from edge_rt.runtime.speculation.provider import DrafterJob
 from edge_rt.system.machine import usable_cpus
 from edge_rt.train import checkpoint
-from edge_rt.train.acceptance import acceptance
-from edge_rt.train.anchors import anchors_of
 from edge_rt.train.answers import write_answers
 from edge_rt.train.batch import BatchRunner
-from edge_rt.train.batches import Recorded, count_tokens, held_out, split
+from edge_rt.train.batches import Recorded, anchors_of, count_tokens, held_out, split
 from edge_rt.train.checkpoint import State
 from edge_rt.train.dialogues.markers import find_markers
 from edge_rt.train.dialogues.writer import DialogueWriter
 from edge_rt.train.head import DraftHead, HeadShape, codes_of, rounded
-from edge_rt.train.learn import Recipe
+from edge_rt.train.learn import Recipe, acceptance
 from edge_rt.train.options import TrainOptions
 from edge_rt.train.run import train_drafter
 from edge_rt.train.shards import read_shard, shard_paths

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from edge_rt.system.cgroup import cgroup_cpus, cgroup_memory_bytes
+from edge_rt.system.machine import cgroup_cpus, cgroup_memory_bytes
 
 
 def lay(folder, **files):

@@ -8,9 +8,10 @@ import sys
 import psutil
 import pytest
 
-from edge_rt.system.cgroup import cgroup_cpus, cgroup_memory_bytes
 from edge_rt.system.machine import (
     available_memory_bytes,
+    cgroup_cpus,
+    cgroup_memory_bytes,
     is_running,
     last_level_cache_bytes,
     return_free_memory,

@@ -4,7 +4,7 @@ import mmap
 
 import pytest
 
-from edge_rt.system.mapped_memory import advise
+from edge_rt.system.huge_pages import advise
 
 
 class Deaf:

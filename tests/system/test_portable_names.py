@@ -7,7 +7,7 @@ from pathlib import PureWindowsPath
 import pytest
 from hypothesis import given, strategies as st
 
-from edge_rt.system.portable_names import is_device_name, is_portable_name, is_portable_path
+from edge_rt.system.checkpoint_names import is_device_name, is_portable_name, is_portable_path
 
 DEVICES = ["con", "CON", "nul", "Aux.txt", "prn.tar.gz", "com1", "COM9.gguf", "lpt1", "com\u00b9", "conin$", "nul .txt"]
 OTHERS = [

@@ -13,9 +13,9 @@ from hypothesis import given, settings, strategies as st
 from tokenizers import Tokenizer as Library, decoders, models, pre_tokenizers, trainers
 
 from edge_rt.errors import ConfigError, InputError, InvalidTokenizer, StorageError, UnsupportedModel
-from edge_rt.text.pattern_lint import lint_pattern
 from edge_rt.text.tokenizer import Tokenizer
 from edge_rt.text.tokenizer_check import MAX_FILE_BYTES
+from edge_rt.text.tokenizer_steps import lint_pattern
 
 SPECIALS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>", "</s>", "<start_of_turn>")
 CORPUS = (

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from hypothesis import given, strategies as st
 
-from edge_rt.text.tool_calls import ToolCall, parse_tool_calls, split_tool_calls, tool_names
+from edge_rt.text.thoughts import ToolCall, parse_tool_calls, split_tool_calls, tool_names
 
 A = ToolCall("a", {"x": 1})
 B = ToolCall("b", {})

@@ -5,14 +5,14 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from edge_rt.binding import StopSwitch
 from edge_rt.errors import UnsupportedModel
 from edge_rt.export import export_model
+from edge_rt.ort.binding import StopSwitch
+from edge_rt.ort.session import Session, pool_size
 from edge_rt.package.reader import open_package
-from edge_rt.runtime.graph.io_binding import open_io_binding
-from edge_rt.runtime.graph.outputs import TopTokens
-from edge_rt.runtime.graph.runner import ModelRunner
-from edge_rt.session import Session, pool_size
+from edge_rt.runtime.forward.io_binding import open_io_binding
+from edge_rt.runtime.forward.outputs import TopTokens
+from edge_rt.runtime.forward.runner import ModelRunner
 from edge_rt.system.machine import usable_cpus
 from edge_rt.train.batch import BatchRunner
 from tests.helpers.gguf_factory import write_llama_gguf

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 from edge_rt.errors import StorageError
+from edge_rt.ort.session import pool_size
 from edge_rt.package.reader import open_package
-from edge_rt.runtime.prompt.encoding import PromptEncoder
-from edge_rt.session import pool_size
+from edge_rt.runtime.prompts import PromptEncoder
 from edge_rt.system.machine import usable_cpus
 from edge_rt.train.batch import BatchRunner
 from edge_rt.train.dialogues.markers import find_markers

@@ -7,14 +7,13 @@ from itertools import islice
 
 import pytest
 
+from edge_rt.ort.session import pool_size
 from edge_rt.package.reader import open_package
-from edge_rt.runtime.prompt.encoding import PromptEncoder
-from edge_rt.session import pool_size
+from edge_rt.runtime.prompts import PromptEncoder
 from edge_rt.system.machine import usable_cpus
 from edge_rt.train.batch import BatchRunner
 from edge_rt.train.dialogues.markers import find_markers
-from edge_rt.train.dialogues.prompts import Prompts
-from edge_rt.train.dialogues.writer import DialogueWriter
+from edge_rt.train.dialogues.writer import DialogueWriter, Prompts
 
 TEXTS = ["Hello there", "a b c", "Why?"]
 

@@ -9,8 +9,8 @@ from edge_rt.errors import UnsupportedModel
 from edge_rt.export.families.config_reader import ConfigReader
 from edge_rt.export.families.config_rope import read_rope
 from edge_rt.export.families.rope import Yarn, default_rope, divided_rope, linear_rope, llama3_divisors, yarn_rope
-from edge_rt.rope_tables import rope_tables
-from edge_rt.train.draft_model.rotations import frequencies_of, rope_settings
+from edge_rt.package.rope_tables import rope_tables
+from edge_rt.train.draft_model.plain import frequencies_of, rope_settings
 
 CONTEXT = 8192
 

@@ -60,7 +60,7 @@ bool gather_rows(WeightFormat format, int64_t rows, int64_t inputs, const uint8_
 
 }  // namespace edge_rt
 
-// For edge_rt/ops.py: -1 where the format is unknown, or something else does not fit; else the bytes, or 0.
+// For edge_rt/ort/op_library.py: -1 where the format is unknown, or something else does not fit; else the bytes, or 0.
 EDGE_RT_EXPORT int64_t edge_rt_tile_bytes(const char* format, int64_t in_features) {
   edge_rt::WeightFormat found;
   return edge_rt::weight_format_from_name(format, &found) ? edge_rt::tile_bytes(found, in_features) : -1;

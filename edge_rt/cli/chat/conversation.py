@@ -7,33 +7,29 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from edge_rt.byte_size import counted, show_size
 from edge_rt.cli.answering import MakeStream, answering
-from edge_rt.cli.chat.advice import LEAVE, flags_of_a_chat, in_words_of_a_chat, setting_in_chat
-from edge_rt.cli.chat.memory_text import planned_text, used_text
+from edge_rt.cli.chat.advice import LEAVE, flags_of_a_chat, in_words_of_a_chat, planned_text, setting_in_chat, used_text
 from edge_rt.cli.chat.settings import check_options, options_to_settings
 from edge_rt.cli.chat.type_ahead import TypeAhead, no_echo
 from edge_rt.cli.interrupt import interrupt_as_cancelled, wait_for_unfinished_work
 from edge_rt.cli.loading import load_model, obtain_package, plan_model, tell_device
+from edge_rt.cli.notices import note_unused_penalty, tell_drafters, warn_of_limits, warn_of_template, why_not_auto
 from edge_rt.cli.options.groups import PlaceFlags
-from edge_rt.cli.render.answer import AnswerView
 from edge_rt.cli.render.console import SEPARATOR, Terminal, number
 from edge_rt.cli.render.device_report import device_text
-from edge_rt.cli.render.stats import tell_stats
-from edge_rt.cli.sampling_notes import note_unused_penalty
-from edge_rt.cli.speculation import tell_drafters, warn_of_limits, why_not_auto
-from edge_rt.cli.template_arguments import warn_of_template
+from edge_rt.cli.render.stats import AnswerView, tell_stats
 from edge_rt.errors import Cancelled, ConfigError, ContextOverflow, EdgeRTError, MemoryBudgetExceeded
+from edge_rt.package.spec_modes import AUTO
 from edge_rt.runtime.config import GenerationConfig
-from edge_rt.spec_modes import AUTO
+from edge_rt.system.byte_size import counted, show_size
 
 if TYPE_CHECKING:
     from edge_rt.package.reader import Package
     from edge_rt.runtime.chat import Chat
-    from edge_rt.runtime.engine import Model
-    from edge_rt.runtime.graph.cancel import CancelToken
+    from edge_rt.runtime.forward.cancel import CancelToken
     from edge_rt.runtime.load.options import LoadOptions
-    from edge_rt.runtime.prompt.encoding import PromptEncoder
+    from edge_rt.runtime.model import Model
+    from edge_rt.runtime.prompts import PromptEncoder
     from edge_rt.runtime.results import Result
     from edge_rt.runtime.speculation.cost_model import RowCosts
     from edge_rt.runtime.stream import Stream

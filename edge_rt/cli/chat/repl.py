@@ -6,8 +6,9 @@ import os
 import sys
 import time
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, Literal
 
 from prompt_toolkit import PromptSession
 from prompt_toolkit.application import get_app
@@ -19,7 +20,6 @@ from prompt_toolkit.history import FileHistory, History, InMemoryHistory
 from prompt_toolkit.key_binding import KeyBindings, KeyPressEvent
 from prompt_toolkit.output import ColorDepth, create_output
 
-from edge_rt.cli.chat.chat_input import needs_more, parse_entry
 from edge_rt.cli.chat.settings import OPTION_NAMES
 from edge_rt.cli.chat.slash_commands import SHOW_TOPICS, Commands, LeaveChat
 from edge_rt.cli.render.console import Terminal
@@ -27,6 +27,40 @@ from edge_rt.errors import Cancelled, EdgeRTError
 
 if TYPE_CHECKING:
     from edge_rt.cli.chat.conversation import Conversation
+
+
+QUOTES: Final = '"""'
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One message or command that was typed."""
+
+    kind: Literal["message", "command", "nothing"]
+    text: str
+
+
+def needs_more(text: str) -> bool:
+    r"""Return whether the input continues on the next line: inside ``\"\"\"``, or after a backslash at a line's end."""
+    stripped = text.strip()
+    if stripped.startswith(QUOTES):
+        return len(stripped) < 2 * len(QUOTES) or not stripped.endswith(QUOTES)
+    return text.endswith("\\")
+
+
+def parse_entry(text: str) -> Entry:
+    """Parse a complete input."""
+    stripped = text.strip()
+    if len(stripped) >= 2 * len(QUOTES) and stripped.startswith(QUOTES) and stripped.endswith(QUOTES):
+        inner = stripped[len(QUOTES) : -len(QUOTES)].removeprefix("\n").removesuffix("\n")
+        return Entry("message", inner) if inner.strip() else Entry("nothing", "")
+    joined = text.replace("\\\n", "\n").strip()
+    if not joined:
+        return Entry("nothing", "")
+    if joined.startswith("//"):
+        return Entry("message", joined[1:])
+    return Entry("command" if joined.startswith("/") else "message", joined)
+
 
 PROMPT: Final = ">>> "
 CONTINUATION: Final = "... "

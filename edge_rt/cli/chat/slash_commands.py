@@ -8,10 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from edge_rt.byte_size import counted, show_share, show_size
-from edge_rt.cli.chat.advice import in_words_of_a_chat
+from edge_rt.cli.chat.advice import in_words_of_a_chat, info_rows, on_gpu, planned_text, term_size
 from edge_rt.cli.chat.conversation import Attachment, Conversation
-from edge_rt.cli.chat.memory_text import info_rows, on_gpu, planned_text, term_size
 from edge_rt.cli.chat.settings import (
     SPEC_OPTIONS,
     option_name,
@@ -20,13 +18,14 @@ from edge_rt.cli.chat.settings import (
     settings_to_options,
     shown,
 )
+from edge_rt.cli.notices import thought_switch
 from edge_rt.cli.render.console import number
 from edge_rt.cli.render.device_report import device_text
 from edge_rt.cli.render.stats import tell_table
 from edge_rt.cli.render.word_wrap import joined_lines
-from edge_rt.cli.template_arguments import thought_switch
 from edge_rt.cli.user_paths import path_of
 from edge_rt.errors import ConfigError, InputError
+from edge_rt.system.byte_size import counted, show_share, show_size
 from edge_rt.text.text_file import read_text
 
 SHOW_TOPICS: Final = ("info", "template", "params", "memory")
@@ -289,7 +288,7 @@ class Commands:
     # --- files ---
 
     def _save(self, argument: str) -> None:
-        from edge_rt.runtime.saved_chat import read_chat
+        from edge_rt.runtime.chat_messages import read_chat
 
         path = path_of(argument)
         if path.exists():
@@ -321,7 +320,7 @@ class Commands:
         return self._ask(f"{path} holds another saved chat. Replace it?")
 
     def _load(self, argument: str) -> None:
-        from edge_rt.runtime.saved_chat import read_chat
+        from edge_rt.runtime.chat_messages import read_chat
 
         conversation, path = self._conversation, path_of(argument)
         own = {name: getattr(conversation.options, name) for name in SPEC_OPTIONS}

@@ -7,23 +7,22 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-from edge_rt.byte_size import counted, show_size
 from edge_rt.cli.commands.bench_prompts import PromptFlags, measure, print_figures, spec_name
 from edge_rt.cli.interrupt import run_in_background
 from edge_rt.cli.loading import load_model, obtain_package, tell_device, telling_load
+from edge_rt.cli.notices import warn_of_profile
 from edge_rt.cli.options import flags
 from edge_rt.cli.options.groups import ModelFlags, OutputFlags, PlaceFlags
-from edge_rt.cli.render.bench_table import markdown, print_row_costs
 from edge_rt.cli.render.console import Terminal, number
 from edge_rt.cli.render.device_report import device_text
-from edge_rt.cli.render.verify_report import tell_left_out
-from edge_rt.cli.speculation import warn_of_profile
+from edge_rt.cli.render.verify_report import markdown, print_row_costs, tell_left_out
 from edge_rt.errors import ConfigError
-from edge_rt.spec_modes import AUTO
+from edge_rt.package.spec_modes import AUTO
+from edge_rt.system.byte_size import counted, show_size
 
 if TYPE_CHECKING:
     from edge_rt.measure.benchmark import BenchReport
-    from edge_rt.runtime.engine import Model
+    from edge_rt.runtime.model import Model
 
 
 @dataclass(frozen=True)
@@ -166,7 +165,7 @@ def _tell_prompts(
     name: str,
 ) -> None:
     if plot is not None:
-        from edge_rt.cli.render.speculation_plot import draw
+        from edge_rt.cli.render.plots import draw_speculation as draw
 
         title = (
             f"{name}, {facts['op_profile']}, cache {facts['kv_format']}, {counted(facts['threads'], 'thread')}: "

@@ -8,22 +8,22 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
 from edge_rt.cli.interrupt import Background
+from edge_rt.cli.notices import warn_of_profile
 from edge_rt.cli.options import flags
 from edge_rt.cli.options.groups import PlaceFlags, SpeculationFlags, place_drafter, place_spec
-from edge_rt.cli.render.bench_table import markdown
 from edge_rt.cli.render.console import Terminal
+from edge_rt.cli.render.progress import StatusLine
 from edge_rt.cli.render.stats import visible_shares
-from edge_rt.cli.render.status_line import StatusLine
-from edge_rt.cli.speculation import warn_of_profile
+from edge_rt.cli.render.verify_report import markdown
 from edge_rt.errors import ContextOverflow
+from edge_rt.package.spec_modes import AUTO, Drafts
 from edge_rt.runtime.config import GenerationConfig
-from edge_rt.runtime.graph.cancel import CancelToken
-from edge_rt.spec_modes import AUTO, Drafts
+from edge_rt.runtime.forward.cancel import CancelToken
 
 if TYPE_CHECKING:
     from edge_rt.measure.prompts import Prompt
     from edge_rt.measure.speculation_benchmark import LeftOut, Sample
-    from edge_rt.runtime.engine import Model
+    from edge_rt.runtime.model import Model
 
 DEFAULT_MAX_TOKENS: Final = 256
 FEW_PROMPTS: Final = 4
@@ -127,7 +127,7 @@ class PromptFlags:
         self.speculation().check_planned()
         self.config()
         if self.plot is not None:
-            from edge_rt.cli.render.speculation_plot import require_plot
+            from edge_rt.cli.render.plots import require_plot
 
             require_plot(self.plot)
         return read_prompts(self.prompts)[: self.limit]

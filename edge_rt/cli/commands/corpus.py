@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
-from edge_rt.byte_size import counted
 from edge_rt.cli.loading import obtain_package
 from edge_rt.cli.options import flags, making_flags
 from edge_rt.cli.options.groups import LoadFlags, OutputFlags, PlaceFlags
@@ -18,10 +17,11 @@ from edge_rt.cli.options.spread import only, spread
 from edge_rt.cli.render.console import Terminal
 from edge_rt.cli.render.stats import facts_lines
 from edge_rt.errors import ConfigError
+from edge_rt.system.byte_size import counted
 from edge_rt.text.text_file import read_text
 
 if TYPE_CHECKING:
-    from edge_rt.runtime.drafters.corpus_header import CorpusInfo
+    from edge_rt.runtime.speculation.corpus import CorpusInfo
     from edge_rt.text.tokenizer import Tokenizer
 
 MAX_TEXT_BYTES: Final = 1 << 30
@@ -68,7 +68,7 @@ def build(
         read_text(path, MAX_TEXT_BYTES)  # what cannot be read is said before a model is fetched
     name, package = obtain_package(terminal, load.reference, places, budget=load.budget_bytes(places))
 
-    from edge_rt.runtime.drafters.corpus_build import build_corpus
+    from edge_rt.runtime.speculation.corpus_build import build_corpus
     from edge_rt.text.tokenizer import Tokenizer
 
     manifest = package.manifest
@@ -89,7 +89,7 @@ def build(
 @spread
 def info(index: IndexFlags, output: OutputFlags) -> int:
     """Check every byte of an index, and show its contents."""
-    from edge_rt.runtime.drafters.corpus import Corpus
+    from edge_rt.runtime.speculation.corpus import Corpus
 
     terminal = output.terminal()
     with Corpus.open(index.file) as corpus:
@@ -107,7 +107,7 @@ def _is_same(text: Path, out: Path) -> bool:
 
 
 def _encoded(terminal: Terminal, texts: list[Path], tokenizer: Tokenizer) -> Generator[list[int]]:
-    from edge_rt.runtime.drafters.corpus_build import pieces
+    from edge_rt.runtime.speculation.corpus_build import pieces
 
     for path in texts:
         ids: list[int] = []

@@ -17,7 +17,7 @@ from edge_rt.cli.render.console import Terminal
 from edge_rt.cli.render.device_report import device_facts, device_lines
 from edge_rt.cli.render.stats import facts_lines
 from edge_rt.errors import ConfigError, EdgeRTError, RuntimeUnavailable, StorageError
-from edge_rt.ops import NativeStatus, library_path, native_status
+from edge_rt.ort.op_library import NativeStatus, library_path, native_status
 from edge_rt.version import VERSION
 
 WHEELS: Final = ("onnxruntime", "onnxruntime-gpu")
@@ -42,7 +42,7 @@ def doctor(saved: SaveFlags, output: OutputFlags, places: Annotated[PlaceFlags, 
     terminal = output.terminal()
     # What is asked for is checked before the measurement.
     if saved.compile is not None:
-        from edge_rt.gpu_kernels import parse_architecture
+        from edge_rt.device.kernels import parse_architecture
 
         parse_architecture(saved.compile)
     name = _profile_name(saved.profile_name, saved.save_profile)
@@ -82,9 +82,8 @@ def doctor(saved: SaveFlags, output: OutputFlags, places: Annotated[PlaceFlags, 
 def _machine() -> dict[str, Any]:
     import psutil
 
-    from edge_rt.cli.device_probe import gpus
-    from edge_rt.system.cgroup import cgroup_memory_bytes
-    from edge_rt.system.machine import cpu_model, usable_cpus
+    from edge_rt.measure.machine import gpus
+    from edge_rt.system.machine import cgroup_memory_bytes, cpu_model, usable_cpus
 
     memory = psutil.virtual_memory()
     return {
@@ -119,8 +118,7 @@ def _profile_name(given: str | None, is_saved: bool) -> str | None:
 
 def _measured(terminal: Terminal, name: str, warnings: list[str]) -> dict[str, Any]:
     """Measure this machine and save its device description under a name."""
-    from edge_rt.cli.device_probe import measure_device
-    from edge_rt.measure.bandwidth import STEADY, measure_bandwidth
+    from edge_rt.measure.machine import STEADY, measure_bandwidth, measure_device
     from edge_rt.memory.device import device_path, save_device
 
     terminal.note("Measuring the memory bandwidth.", "dim")
@@ -153,8 +151,8 @@ def _compiled(terminal: Terminal, architecture: str) -> dict[str, Any]:
         RuntimeUnavailable: there is no compiler, or it fails.
         StorageError: they cannot be kept.
     """
-    from edge_rt.gpu_kernels import parse_architecture
-    from edge_rt.gpu_provider import compiler_here, kernel_cache, prebuilt
+    from edge_rt.device.kernels import parse_architecture
+    from edge_rt.device.provider import compiler_here, kernel_cache, prebuilt
 
     nvrtc = compiler_here()
     terminal.note(f"Compiling the kernels for {architecture}.", "dim")
@@ -170,8 +168,8 @@ def _compiled(terminal: Terminal, architecture: str) -> dict[str, Any]:
 
 def _kernel_cache(warnings: list[str]) -> dict[str, Any] | None:
     """Return where compiled kernels for GPUs are kept, how much it is and for which architectures."""
-    from edge_rt.gpu_kernels import cache_contents
-    from edge_rt.gpu_provider import kernel_cache
+    from edge_rt.device.kernels import cache_contents
+    from edge_rt.device.provider import kernel_cache
 
     try:
         contents = cache_contents(kernel_cache())
@@ -208,8 +206,8 @@ def _version(distribution: str) -> str | None:
 def _providers(problems: list[str]) -> tuple[list[str], dict[str, Any]]:
     """Return the execution providers of ONNX Runtime's wheel, and the GPUs that others compute on."""
     try:
-        from edge_rt.providers import provider_states
-        from edge_rt.session import available_providers, check_onnxruntime_version
+        from edge_rt.ort.providers import provider_states
+        from edge_rt.ort.session import available_providers, check_onnxruntime_version
 
         check_onnxruntime_version()
         return available_providers(), device_facts(provider_states())
@@ -232,7 +230,7 @@ def native_facts(status: NativeStatus, warnings: list[str]) -> dict[str, Any]:
 
 def _readable(facts: Mapping[str, Any]) -> list[tuple[str, str]]:
     """Return the facts as rows of a table; each device has a row, and what there is not is left out."""
-    from edge_rt.byte_size import human_bytes, show_size
+    from edge_rt.system.byte_size import human_bytes, show_size
 
     shown: dict[str, Any] = {}
     facts = dict(facts)

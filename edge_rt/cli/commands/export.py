@@ -9,25 +9,25 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Final, TypedDict
 
-from edge_rt.byte_size import parse_size
 from edge_rt.cli.loading import check_runtime, tell_estimate, tell_source
 from edge_rt.cli.options import flags, making_flags
 from edge_rt.cli.options.groups import ModelFlags, OutputFlags, PlaceFlags
 from edge_rt.cli.options.spread import only
 from edge_rt.cli.render.console import Terminal
+from edge_rt.cli.render.inspect_report import forecast_rows, over_budget, weights_rows
 from edge_rt.cli.render.progress import show_progress
-from edge_rt.cli.render.weights_report import forecast_rows, over_budget, weights_rows
 from edge_rt.cli.user_paths import path_of
 from edge_rt.errors import ConfigError, ModelNotFound
 from edge_rt.package.exits import parse_exits
 from edge_rt.package.manifest import BUILT_IN_CALIBRATION
 from edge_rt.package.writer import PackageWriter
+from edge_rt.system.byte_size import parse_size
 
 if TYPE_CHECKING:
     from edge_rt.export import ExportReport
     from edge_rt.package.manifest import AdapterInfo
-    from edge_rt.progress import ProgressCallback
     from edge_rt.store import Resolved, Store
+    from edge_rt.system.progress import ProgressCallback
 
 NO_CALIBRATION: Final = "none"
 
@@ -241,7 +241,7 @@ def _source(terminal: Terminal, reference: str, places: PlaceFlags, progress: Pr
 
 def _exceeded(report: ExportReport, budget: int | None) -> tuple[str, ...]:
     """Return a warning if the export took more memory than was predicted or allowed."""
-    from edge_rt.byte_size import show_size
+    from edge_rt.system.byte_size import show_size
 
     allowed = report.predicted_peak_bytes if budget is None else min(budget, report.predicted_peak_bytes)
     if report.peak_bytes <= allowed:
@@ -263,7 +263,7 @@ def _adapter(info: AdapterInfo) -> str:
 
 
 def _print_report(terminal: Terminal, report: ExportReport) -> None:
-    from edge_rt.byte_size import human_bytes, show_size
+    from edge_rt.system.byte_size import human_bytes, show_size
 
     rows = [
         ("package", str(report.path)),

@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import os
+import stat
+import sys
+import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any, Final
@@ -11,6 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 from edge_rt.cli.answering import answering
 from edge_rt.cli.chat.settings import options_to_settings
 from edge_rt.cli.loading import load_model, obtain_package, tell_device, telling_load
+from edge_rt.cli.notices import note_unused_penalty, tell_calibration, tell_drafters, warn_of_limits, warn_of_template
 from edge_rt.cli.options import flags
 from edge_rt.cli.options.generation import GuardFlags, SamplingFlags, TemplateFlags
 from edge_rt.cli.options.groups import (
@@ -20,24 +25,93 @@ from edge_rt.cli.options.groups import (
     SpeculationFlags,
     one_of,
 )
-from edge_rt.cli.prompt import read_prompt
-from edge_rt.cli.render.answer import AnswerView
 from edge_rt.cli.render.console import Terminal, number
 from edge_rt.cli.render.device_report import device_text
-from edge_rt.cli.render.stats import tell_stats
-from edge_rt.cli.sampling_notes import note_unused_penalty
-from edge_rt.cli.speculation import tell_calibration, tell_drafters, warn_of_limits
-from edge_rt.cli.template_arguments import warn_of_template
+from edge_rt.cli.render.stats import AnswerView, tell_stats
 from edge_rt.cli.trace_file import open_trace
-from edge_rt.errors import ConfigError
+from edge_rt.errors import ConfigError, InputError
+from edge_rt.system.byte_size import show_size
 
 if TYPE_CHECKING:
     from edge_rt.runtime.config import GenerationConfig
-    from edge_rt.runtime.engine import Model
-    from edge_rt.runtime.graph.cancel import CancelToken
-    from edge_rt.runtime.prompt.encoding import Prompt
+    from edge_rt.runtime.forward.cancel import CancelToken
+    from edge_rt.runtime.model import Model
+    from edge_rt.runtime.prompts import Prompt
     from edge_rt.runtime.results import Event, Result
     from edge_rt.runtime.stream import Stream
+
+
+MAX_STDIN_BYTES: Final = 64 << 20
+PATIENCE_SECONDS: Final = 2.0
+
+
+def read_prompt(prompt: str | None, terminal: Terminal) -> str:
+    """Return the prompt from ``-p`` and standard input, with a blank line between them.
+
+    Raises:
+        ConfigError: there is no prompt.
+        InputError: standard input is not UTF-8.
+    """
+    piped = "" if _is_keyboard() else _decode(_read_patiently(prompt, terminal))
+    parts = [part for part in (prompt, piped.rstrip("\n") if prompt else piped) if part]
+    if not "".join(parts).strip():
+        raise ConfigError(
+            "There is no prompt.",
+            "Neither an argument nor standard input has one.",
+            "Give one: edge-rt generate 'Tell me a story'.",
+        )
+    return "\n\n".join(parts)
+
+
+def _is_keyboard() -> bool:
+    return sys.stdin is not None and not sys.stdin.closed and sys.stdin.isatty()
+
+
+def _read_patiently(prompt: str | None, terminal: Terminal) -> bytes:
+    """Read standard input; if it stays open although ``-p`` gives a prompt, show that it is being waited for."""
+    text = "waiting for the end of standard input, which is part of the prompt (none? add: < /dev/null)"
+    timer = threading.Timer(PATIENCE_SECONDS, terminal.note, [text])
+    timer.daemon = True
+    if prompt is not None and _is_pipe():
+        timer.start()
+    try:
+        return _read_stdin(MAX_STDIN_BYTES)
+    finally:
+        timer.cancel()
+
+
+def _is_pipe() -> bool:
+    try:
+        mode = os.fstat(0).st_mode
+    except OSError:
+        return False
+    return stat.S_ISFIFO(mode) or stat.S_ISSOCK(mode)
+
+
+def _decode(data: bytes) -> str:
+    try:
+        return data.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise InputError(
+            "Standard input is not UTF-8 text.",
+            f"Byte {error.start} is 0x{data[error.start]:02x}: {error.reason}.",
+            "Convert it first, for example with iconv.",
+        ) from error
+
+
+def _read_stdin(limit: int) -> bytes:
+    """Return all of stdin, or nothing if it is closed.
+
+    Raises:
+        ConfigError: it is longer than ``limit`` bytes.
+    """
+    if sys.stdin is None or sys.stdin.closed:
+        return b""
+    data = sys.stdin.buffer.read(limit + 1)
+    if len(data) > limit:
+        raise ConfigError("Standard input is too long.", f"The limit is {show_size(limit)}.", "Send less.")
+    return data
+
 
 EXIT_INTERRUPTED: Final = 130
 

@@ -6,19 +6,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
-from edge_rt.byte_size import counted
 from edge_rt.cli.options import flags
 from edge_rt.cli.options.groups import ModelFlags, OutputFlags, PlaceFlags
 from edge_rt.cli.options.spread import only
 from edge_rt.cli.render.console import Terminal
-from edge_rt.cli.render.decoder_report import decoder_rows
 from edge_rt.cli.render.device_report import placement_facts, placement_rows
-from edge_rt.cli.render.drafter_report import drafter_rows
+from edge_rt.cli.render.inspect_report import decoder_rows, drafter_rows, traced_rows, weights_rows
 from edge_rt.cli.render.stats import facts_lines
-from edge_rt.cli.render.traced_report import traced_rows
-from edge_rt.cli.render.weights_report import weights_rows
-from edge_rt.device_names import parse_device
-from edge_rt.inspection import Inspected, inspect as inspect_model
+from edge_rt.device.names import parse_device
+from edge_rt.store.inspection import Inspected, inspect as inspect_model
+from edge_rt.system.byte_size import counted
 
 SHOWN_TEMPLATE_LINES = 12
 NO_TEMPLATE = "none: chats are written as ChatML if its tokens are in the vocabulary, and refused if not"
@@ -62,7 +59,7 @@ def inspect(
 
 
 def _print(terminal: Terminal, found: Inspected, *, whole_template: bool) -> None:
-    from edge_rt.byte_size import human_bytes
+    from edge_rt.system.byte_size import human_bytes
 
     facts, weights, decoder = found.facts, found.weights, found.decoder
     template = facts["chat_template"]

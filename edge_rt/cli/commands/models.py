@@ -7,7 +7,6 @@ import sys
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any
 
-from edge_rt.byte_size import parse_size
 from edge_rt.cli.loading import check_runtime, tell_source, telling_exporter
 from edge_rt.cli.options import flags, making_flags
 from edge_rt.cli.options.flags import DEFAULT_MODEL
@@ -16,6 +15,7 @@ from edge_rt.cli.options.spread import only
 from edge_rt.cli.render.console import Terminal
 from edge_rt.cli.render.progress import show_progress
 from edge_rt.errors import ConfigError
+from edge_rt.system.byte_size import parse_size
 
 if TYPE_CHECKING:
     from edge_rt.store import PullReport, StoreEntry
@@ -96,7 +96,7 @@ def _print_pulled(terminal: Terminal, report: PullReport) -> None:
 
 def list_models(output: OutputFlags, places: Annotated[PlaceFlags, only("store", "config")]) -> int:
     """List the models in the store."""
-    from edge_rt.byte_size import human_bytes
+    from edge_rt.system.byte_size import human_bytes
 
     terminal = output.terminal()
     place = places.open_store()
@@ -136,7 +136,7 @@ class RemoveFlags:
 
 def rm(removed: RemoveFlags, output: OutputFlags, places: Annotated[PlaceFlags, only("store", "config")]) -> int:
     """Remove a model from the store: its package and its source files."""
-    from edge_rt.byte_size import human_bytes
+    from edge_rt.system.byte_size import human_bytes
 
     terminal, name = output.terminal(), removed.name
     place = places.open_store()

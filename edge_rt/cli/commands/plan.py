@@ -9,23 +9,21 @@ from typing import TYPE_CHECKING, Annotated
 
 from edge_rt.cli.baseline_memory import PLANNING, this_machine
 from edge_rt.cli.loading import tell_device
+from edge_rt.cli.notices import WHY_NOTHING
 from edge_rt.cli.options import flags, making_flags
 from edge_rt.cli.options.groups import ModelFlags, OutputFlags, PlaceFlags, SpeculationFlags
 from edge_rt.cli.options.spread import only
 from edge_rt.cli.render.console import Terminal
-from edge_rt.cli.speculation import WHY_NOTHING
-from edge_rt.device_names import AUTO as AUTO_DEVICE, CPU, CUDA, GPUS
+from edge_rt.device.names import AUTO as AUTO_DEVICE, CPU, CUDA, GPUS
 from edge_rt.errors import ConfigError, MemoryBudgetExceeded
-from edge_rt.spec_modes import AUTO, COMPUTED_MODES, Drafts, mode_of
+from edge_rt.package.spec_modes import AUTO, COMPUTED_MODES, Drafts, mode_of
 
 if TYPE_CHECKING:
-    from edge_rt.gpu_provider import GpuProvider
+    from edge_rt.device.provider import GpuProvider
     from edge_rt.memory.choice import DeviceChoice
-    from edge_rt.memory.draft_model import DraftModelShape
-    from edge_rt.memory.drafter_shape import DrafterShape
     from edge_rt.memory.figures import Device
     from edge_rt.memory.plan import Plan, Request
-    from edge_rt.memory.shape import ModelShape
+    from edge_rt.memory.shape import DrafterShape, DraftModelShape, ModelShape
     from edge_rt.package.reader import Package
     from edge_rt.runtime.speculation.cost_model import CostStore
 
@@ -76,11 +74,11 @@ def plan(
     The model is a package, a GGUF file, or a folder with config.json and safetensors; of checkpoints only headers are
     read. Exit code 4 if it does not fit.
     """
-    from edge_rt.byte_size import file_size
     from edge_rt.cli.plan_speed import Speeds, measured_here
     from edge_rt.cli.render.plan_report import budget_warnings, layers_text, plan_json, print_plan
     from edge_rt.memory.device import LIST, LOCAL
     from edge_rt.memory.plan import Request, make_plan
+    from edge_rt.system.byte_size import file_size
 
     terminal, device = output.terminal(), machine.device
     if device == LIST:
@@ -89,7 +87,7 @@ def plan(
     speculation.check_planned()
     corpus = speculation.corpus
     if corpus is not None:
-        from edge_rt.runtime.drafters.corpus import Corpus
+        from edge_rt.runtime.speculation.corpus import Corpus
 
         Corpus.open(corpus, verify=False).close()
     found = find_model(load.reference, places, machine.weights)
@@ -160,8 +158,7 @@ def _machine(device: str | None, own_bytes: int, found: FoundModel) -> tuple[Dev
     assert device is not None
     if device.partition(":")[0] not in GPUS:
         return preset(device), False
-    from edge_rt.runtime.load.devices import require_op_profile
-    from edge_rt.runtime.load.gpu_figures import gpu_figures
+    from edge_rt.runtime.load.devices import gpu_figures, require_op_profile
 
     if found.package is not None:
         require_op_profile(device, found.package.manifest)
@@ -189,11 +186,10 @@ def choose_here(
         own: edge-rt's own provider; None: the installed one.
         package: the model's package, whose layers may be divided; None: they may not.
     """
-    from edge_rt.gpu_provider import INSTALLED
+    from edge_rt.device.provider import INSTALLED
     from edge_rt.memory.plan import make_plan
     from edge_rt.memory.shape import shape_on
-    from edge_rt.runtime.load.choosing import choose_device
-    from edge_rt.runtime.load.gpu_figures import gpu_figures
+    from edge_rt.runtime.load.devices import choose_device, gpu_figures
     from edge_rt.runtime.speculation.cost_model import user_costs
 
     provider = own or INSTALLED
@@ -222,8 +218,8 @@ def with_driver(request: Request, machine: Device, own: GpuProvider | None = Non
         machine: this machine, with its GPU if that computes.
         own: edge-rt's own provider; None: the installed one.
     """
-    from edge_rt.gpu_provider import INSTALLED
-    from edge_rt.runtime.load.gpu_figures import driver_bytes
+    from edge_rt.device.provider import INSTALLED
+    from edge_rt.runtime.load.devices import driver_bytes
 
     return replace(request, driver_bytes=driver_bytes(own or INSTALLED, on_gpu=machine.gpu is not None))
 
@@ -282,8 +278,8 @@ def _drafting(
     found: FoundModel, spec: str | None, named: Path | None
 ) -> tuple[DrafterShape | None, DraftModelShape | None]:
     """Return the numbers of the networks that a load would draft with; None for none."""
-    from edge_rt.runtime.drafters.makers import MAKERS
-    from edge_rt.runtime.load.draft_packages import drafting_shapes
+    from edge_rt.runtime.load.drafters import drafting_shapes
+    from edge_rt.runtime.load.options import MAKERS
 
     if found.package is None:
         for flag, is_given in (
@@ -332,7 +328,7 @@ def _unused(made: Plan) -> tuple[str, ...]:
 
 def _cache_notes(shape: ModelShape) -> tuple[str, ...]:
     """Return a remark about speed if the weights are smaller than the CPU's last-level cache."""
-    from edge_rt.byte_size import show_size
+    from edge_rt.system.byte_size import show_size
     from edge_rt.system.machine import last_level_cache_bytes
 
     cache = last_level_cache_bytes()
@@ -365,7 +361,7 @@ def _list_devices(terminal: Terminal) -> None:
 
 def _listed(device: Device) -> tuple[str, str, str, str, str]:
     """Return the figures of a device as they are listed: its memory, that of its GPU, and what computes."""
-    from edge_rt.byte_size import show_size
+    from edge_rt.system.byte_size import show_size
 
     gpu = device.gpu
     own = ("", "")

@@ -6,13 +6,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Final
 
-from edge_rt.byte_size import in_mib
 from edge_rt.cli.baseline_memory import holding
 from edge_rt.cli.loading import obtain_package, tell_device, tell_plan
 from edge_rt.cli.options import flags
 from edge_rt.cli.options.groups import ModelFlags, OutputFlags, PlaceFlags, SpeculationFlags
 from edge_rt.cli.options.spread import only
 from edge_rt.cli.render.console import Terminal
+from edge_rt.system.byte_size import in_mib
 
 if TYPE_CHECKING:
     from edge_rt.measure.memory_report import MemoryReport
@@ -62,7 +62,7 @@ def profile(
     """
     terminal, plot = output.terminal(), picture.plot
     if plot is not None:
-        from edge_rt.cli.render.speculation_plot import require_plot
+        from edge_rt.cli.render.plots import require_plot
 
         require_plot(plot)
     speculation.check_planned()
@@ -72,7 +72,7 @@ def profile(
     measured = _measure(terminal, package, asked, load.threads, with_chat=plot is not None)
     plan = measured.plan
     if plot is not None:
-        from edge_rt.cli.render.memory_plot import draw
+        from edge_rt.cli.render.plots import draw_memory as draw
 
         draw(measured, plot, title=_title(name, plan))
         terminal.note(f"Plot saved: {plot}", "dim")
@@ -126,7 +126,7 @@ def _plan(terminal: Terminal, package: Package, options: LoadOptions, machine: D
         RuntimeUnavailable, VersionMismatch: there is no such GPU, or it cannot be used.
     """
     from edge_rt.memory.plan import require_fit
-    from edge_rt.runtime.load.gpu_figures import gpu_figures
+    from edge_rt.runtime.load.devices import gpu_figures
     from edge_rt.runtime.load.planning import device_of, options_on, plan_package
 
     def plan(asked: LoadOptions) -> Plan:

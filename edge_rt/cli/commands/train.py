@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
-from edge_rt.byte_size import counted
 from edge_rt.cli.loading import check_runtime, obtain_package
 from edge_rt.cli.options import flags, making_flags
 from edge_rt.cli.options.groups import ModelFlags, OutputFlags, PlaceFlags
@@ -23,13 +22,14 @@ from edge_rt.errors import ConfigError, RuntimeUnavailable, StorageError
 from edge_rt.measure.prompts import read_prompts
 from edge_rt.package.exits import parse_exits, require_exit_mode
 from edge_rt.package.weights_info import require_known
+from edge_rt.system.byte_size import counted
 from edge_rt.system.extras import install_command
 
 if TYPE_CHECKING:
     from edge_rt.package.reader import Package
-    from edge_rt.progress import ProgressCallback
-    from edge_rt.train.acceptance import Acceptance
+    from edge_rt.system.progress import ProgressCallback
     from edge_rt.train.draft_model.run import ModelReport
+    from edge_rt.train.learn import Acceptance
     from edge_rt.train.options import TrainOptions
     from edge_rt.train.run import TrainReport
 

@@ -10,10 +10,10 @@ from collections.abc import Callable
 from typing import Final
 
 from edge_rt.cli.options.spread import Argument, Flag
-from edge_rt.device_names import SHOWN_DEVICES
-from edge_rt.kv_formats import KV_FORMAT
+from edge_rt.device.names import SHOWN_DEVICES
+from edge_rt.package.kv_formats import KV_FORMAT
+from edge_rt.package.spec_modes import SHOWN_MODES
 from edge_rt.runtime.config import ACCEPTANCE_RULES, GenerationConfig
-from edge_rt.spec_modes import SHOWN_MODES
 
 DEFAULT_MODEL: Final = "smollm2-135m-instruct"
 """Same value as in the store, which is not imported so that ``--help`` stays fast."""
@@ -66,7 +66,7 @@ def planned_devices(incomplete: str) -> list[str]:
 
 
 def _instruction_sets(incomplete: str) -> list[str]:
-    from edge_rt.ops import library_path, native_status
+    from edge_rt.ort.op_library import library_path, native_status
 
     return [name for name in native_status(library_path()).instruction_sets if name.startswith(incomplete)]
 

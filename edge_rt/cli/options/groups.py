@@ -13,8 +13,7 @@ from edge_rt.cli.options import flags
 from edge_rt.cli.render.console import Terminal
 from edge_rt.cli.user_paths import path_of
 from edge_rt.errors import ConfigError, InputError
-from edge_rt.runtime.config import GenerationConfig
-from edge_rt.spec_modes import (
+from edge_rt.package.spec_modes import (
     AUTO,
     MODEL,
     NO_DRAFTER,
@@ -25,6 +24,7 @@ from edge_rt.spec_modes import (
     require_mode,
     require_rule,
 )
+from edge_rt.runtime.config import GenerationConfig
 from edge_rt.text.text_file import read_text
 
 if TYPE_CHECKING:
@@ -275,7 +275,7 @@ class LoadFlags:
         Raises:
             ConfigError: it is not a size, or the configuration file is wrong.
         """
-        from edge_rt.byte_size import parse_size
+        from edge_rt.system.byte_size import parse_size
 
         given = places.configured.memory if self.memory is None else self.memory
         return None if given is None else parse_size(given)
@@ -287,7 +287,7 @@ class LoadFlags:
         Raises:
             ConfigError: it is not a size.
         """
-        from edge_rt.byte_size import parse_size
+        from edge_rt.system.byte_size import parse_size
 
         return None if self.device_memory is None else parse_size(self.device_memory)
 

@@ -7,12 +7,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from edge_rt.byte_size import counted
-from edge_rt.device_names import GPU_LAYERS
+from edge_rt.device.names import GPU_LAYERS
+from edge_rt.system.byte_size import counted
 
 if TYPE_CHECKING:
-    from edge_rt.gpu_provider import GpuProvider
-    from edge_rt.providers import ProviderState
+    from edge_rt.device.provider import GpuProvider
+    from edge_rt.ort.providers import ProviderState
 
 
 def device_facts(states: list[ProviderState]) -> dict[str, Any]:
@@ -45,7 +45,7 @@ def device_text(found: str | Mapping[str, Any]) -> str:
 
 
 def _more(device: dict[str, Any]) -> str:
-    from edge_rt.byte_size import human_bytes
+    from edge_rt.system.byte_size import human_bytes
 
     if "architecture" not in device:
         return f"{device['provider']} {device['version']}"
@@ -65,7 +65,7 @@ def placement_facts(path: Path, device: str, own: GpuProvider | None = None) -> 
     Raises:
         EdgeRTError: the device or the package cannot be used.
     """
-    from edge_rt.gpu_provider import INSTALLED
+    from edge_rt.device.provider import INSTALLED
     from edge_rt.package.reader import open_package
     from edge_rt.runtime.load.devices import placement
 

@@ -6,9 +6,9 @@ import shlex
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, Final
 
-from edge_rt.byte_size import counted, show_at_least, show_size
 from edge_rt.cli.render.console import Terminal
 from edge_rt.memory.speed import UNCERTAINTY
+from edge_rt.system.byte_size import counted, show_at_least, show_size
 
 if TYPE_CHECKING:
     from edge_rt.cli.plan_speed import Rate, Speeds

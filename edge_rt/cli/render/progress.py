@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Final
 
-from edge_rt.byte_size import human_bytes
-from edge_rt.cli.render.console import Terminal
-from edge_rt.cli.render.sanitise import harmless
-from edge_rt.progress import ProgressCallback, ProgressEvent, no_progress
+from edge_rt.cli.render.console import Terminal, harmless
+from edge_rt.system.byte_size import human_bytes
+from edge_rt.system.progress import ProgressCallback, ProgressEvent, no_progress
 
 if TYPE_CHECKING:
     from rich.progress import Progress, TaskID
+
 
 LINE_SECONDS: Final = 2.0
 """A stage that ends sooner (in seconds) gets no progress lines."""
@@ -143,3 +143,36 @@ def about_seconds(seconds: float) -> str:
     if round(seconds) < _MINUTES_FROM:
         return f"about {round(seconds)} s"
     return f"about {round(seconds / 60)} min"
+
+
+STATUS_LINE_SECONDS: Final = 10.0
+"""Seconds between two lines if the output is not a screen."""
+
+
+class StatusLine:
+    """Redraws a line on a screen; on other outputs writes a line now and then, and always the last one.
+
+    Args:
+        terminal: receives the line.
+        total: parts of the work.
+        clock: returns the time in seconds.
+    """
+
+    def __init__(self, terminal: Terminal, total: int, *, clock: Callable[[], float] = time.monotonic) -> None:
+        self._terminal = terminal
+        self._total = total
+        self._clock = clock
+        self._told = -STATUS_LINE_SECONDS
+
+    def show(self, done: int, text: str) -> None:
+        """Show that ``done`` parts are done."""
+        line = f"{done}/{self._total} {text}"
+        if self._terminal.err_is_tty:
+            self._terminal.control("\r\x1b[K" + harmless(line))
+        elif done == self._total or self._clock() - self._told >= STATUS_LINE_SECONDS:
+            self._told = self._clock()
+            self._terminal.note(line)
+
+    def clear(self) -> None:
+        """Erase the line, so that another one can be written."""
+        self._terminal.control("\r\x1b[K")

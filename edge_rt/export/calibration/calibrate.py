@@ -12,21 +12,26 @@ import numpy as np
 import numpy.typing as npt
 import onnx_ir as ir
 
-from edge_rt.binding import StopSwitch
 from edge_rt.errors import StorageError
-from edge_rt.export.calibration.key_constants import KeyConstants, key_constants, key_statistics, statistics_bytes
-from edge_rt.export.calibration.key_rounding import better_constants
+from edge_rt.export.calibration.key_constants import (
+    KeyConstants,
+    better_constants,
+    key_constants,
+    key_statistics,
+    statistics_bytes,
+)
 from edge_rt.export.decoder.model import assemble
 from edge_rt.export.decoder.weights import DecoderWeights, calibrated_layers
 from edge_rt.export.graph.builder import GraphBuilder, LayerMatrices, Stream, as_output
 from edge_rt.export.graph.native import NativeBuilder
 from edge_rt.export.weights.native import key_constant_names
 from edge_rt.export.weights.weights_file import WeightsFile, WeightsLayout
-from edge_rt.kv_formats import KV_FORMAT
+from edge_rt.ort.binding import StopSwitch
+from edge_rt.ort.session import Session, pool_size
 from edge_rt.package.decoder import Decoder, rope_names
+from edge_rt.package.kv_formats import KV_FORMAT
 from edge_rt.package.manifest import WEIGHTS_FILE, ModelConfig
-from edge_rt.rope_tables import loaded_tables
-from edge_rt.session import Session, pool_size
+from edge_rt.package.rope_tables import loaded_tables
 from edge_rt.system.machine import usable_cpus
 
 STRIDE: Final = 4

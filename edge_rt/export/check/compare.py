@@ -11,13 +11,13 @@ import numpy as np
 import numpy.typing as npt
 import onnx_ir as ir
 
-from edge_rt.binding import StopSwitch
 from edge_rt.errors import InvalidPackage, StorageError
-from edge_rt.export.check.reference import Step
 from edge_rt.export.graph.builder import as_output
 from edge_rt.export.op_profile import OpProfile
+from edge_rt.export.reference.reference import Step
+from edge_rt.ort.binding import StopSwitch
+from edge_rt.ort.session import Session, pool_size
 from edge_rt.package.decoder import Decoder
-from edge_rt.session import Session, pool_size
 from edge_rt.system.machine import usable_cpus
 
 CHECK_ROWS: Final = 24

@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from edge_rt.export.decoder.forward import query_growth
 from edge_rt.export.op_profile import OpProfile
 from edge_rt.export.sources.gguf_types import TensorInfo
 from edge_rt.export.sources.source import Source
@@ -253,3 +252,10 @@ def rope_rows(rope: Rope, positions: range) -> tuple[Array, Array]:
     rates = np.asarray(rope.frequencies, np.float64)
     angles = np.arange(positions.start, positions.stop, dtype=np.float64)[:, None] * rates[None, :]
     return np.cos(angles) * rope.magnitude, np.sin(angles) * rope.magnitude
+
+
+def query_growth(scaling: QueryScaling, positions: range) -> Array:
+    """Return the factor on queries of some positions, float64 ``[positions]``."""
+    whole = np.arange(positions.start, positions.stop) // scaling.original_context
+    growth: Array = 1.0 + scaling.beta * np.log1p(whole.astype(np.float64))
+    return growth

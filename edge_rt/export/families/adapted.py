@@ -11,7 +11,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Final
 
-from edge_rt.byte_size import counted
 from edge_rt.errors import ConfigError, InvalidModelFile, UnsupportedModel
 from edge_rt.export.decoder.tensors import expected_shapes, listed, split_fused
 from edge_rt.export.families.family import TOP_NAMES, Family
@@ -20,6 +19,7 @@ from edge_rt.export.sources.adapters import MERGE_YOURSELF, PEFT, Adapter, LowRa
 from edge_rt.export.sources.gguf_types import TensorInfo, shown
 from edge_rt.export.sources.source import Source, TokenizerBuild
 from edge_rt.package.decoder import Decoder
+from edge_rt.system.byte_size import counted
 from edge_rt.system.hub_cache import folder_name
 
 if TYPE_CHECKING:
@@ -265,7 +265,7 @@ def _row_order(name: str, adapter: Adapter, source: Source, decoder: Decoder, fa
 
 def _warned(build: TokenizerBuild, adapters: Sequence[Adapter]) -> TokenizerBuild:
     """Return the tokenizer with a warning for every adapter that comes with another chat template."""
-    from edge_rt.export.sources.hf_templates import chat_templates
+    from edge_rt.export.sources.hf_folder import chat_templates
 
     warnings = []
     for adapter in adapters:

@@ -34,8 +34,9 @@ from edge_rt.export.graph.builder import (
     not_carried,
 )
 from edge_rt.export.weights.linear import Linear
-from edge_rt.export.weights.matmul_nbits import block_size, code_bits
 from edge_rt.export.weights.portable import (
+    block_size,
+    code_bits,
     codes_of,
     has_minimum,
     has_zeros,
@@ -45,8 +46,8 @@ from edge_rt.export.weights.portable import (
     zeros_of,
 )
 from edge_rt.export.weights.weights_file import WeightsLayout
-from edge_rt.kv_formats import portable_head_dim
 from edge_rt.package.decoder import Decoder
+from edge_rt.package.kv_formats import portable_head_dim
 
 MICROSOFT: Final = "com.microsoft"
 OPSETS: Final = {"": 21, MICROSOFT: 1}

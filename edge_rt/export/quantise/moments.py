@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from edge_rt.errors import UnsupportedModel
-from edge_rt.export.decoder.forward import DecoderForward
+from edge_rt.export.reference.forward import DecoderForward
 from edge_rt.export.sources.source import Source
 from edge_rt.export.weights.matrices import Matrices, whole_matrix
 from edge_rt.package.decoder import Decoder

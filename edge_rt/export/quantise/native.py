@@ -14,7 +14,7 @@ import numpy.typing as npt
 from edge_rt.errors import InferenceError, MemoryBudgetExceeded, RuntimeUnavailable
 from edge_rt.export.quantise.grids import ROUNDS, Grid
 from edge_rt.export.weights.codes import Codes
-from edge_rt.ops import native_library
+from edge_rt.ort.op_library import native_library
 
 Array = npt.NDArray[Any]
 

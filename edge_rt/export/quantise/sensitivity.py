@@ -10,7 +10,6 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from edge_rt.byte_size import show_at_least, show_size
 from edge_rt.errors import ConfigError
 from edge_rt.export.quantise.decision import WeightChoice
 from edge_rt.export.quantise.feedback import importance, quantise
@@ -19,6 +18,7 @@ from edge_rt.export.sources.gguf_types import TensorInfo
 from edge_rt.export.weights.matrices import Matrices
 from edge_rt.export.weights.native import tile_bytes
 from edge_rt.export.weights.tile_formats import tile_format
+from edge_rt.system.byte_size import show_at_least, show_size
 
 Array = npt.NDArray[Any]
 

@@ -29,7 +29,6 @@ import numpy as np
 from edge_rt.export.sources.compound import MatrixLayout
 from edge_rt.export.sources.config_object import MAX_GROUP
 from edge_rt.export.sources.converted import ConvertedMatrix, ConvertedTensor
-from edge_rt.export.sources.converted_config import BITSANDBYTES_KINDS, BitsAndBytesSettings
 from edge_rt.export.sources.gguf_types import COMPOUND_TYPE_ID
 from edge_rt.export.sources.packed_arrays import (
     Array,
@@ -40,6 +39,7 @@ from edge_rt.export.sources.packed_arrays import (
     require_scales,
     require_shape,
 )
+from edge_rt.export.sources.packed_config import BITSANDBYTES_KINDS, BitsAndBytesSettings
 from edge_rt.export.sources.safetensors_folder import StoredTensor
 from edge_rt.export.sources.tensor_reader import TensorReader
 

@@ -23,7 +23,6 @@ import numpy as np
 
 from edge_rt.export.sources.compound import MatrixLayout
 from edge_rt.export.sources.converted import ConvertedMatrix, ConvertedTensor
-from edge_rt.export.sources.converted_config import Float8Settings
 from edge_rt.export.sources.gguf_types import COMPOUND_TYPE_ID
 from edge_rt.export.sources.packed_arrays import (
     Array,
@@ -33,6 +32,7 @@ from edge_rt.export.sources.packed_arrays import (
     require_matrix,
     require_scales,
 )
+from edge_rt.export.sources.packed_config import Float8Settings
 from edge_rt.export.sources.safetensors_folder import StoredTensor
 from edge_rt.export.sources.tensor_reader import TensorReader
 

@@ -13,10 +13,17 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from edge_rt.errors import InvalidTokenizer, UnsupportedModel
-from edge_rt.export.sources.gguf_merges import Merge, listed_merges, scored_merges, with_newlines
-from edge_rt.export.sources.gguf_metadata import Metadata, flag, text, token_id
 from edge_rt.export.sources.gguf_pretokenizers import LINES, scheme_of
-from edge_rt.export.sources.gguf_vocabulary import Vocabulary, end_ids, read_vocabulary
+from edge_rt.export.sources.gguf_reader import Metadata, flag, text, token_id
+from edge_rt.export.sources.gguf_vocabulary import (
+    Merge,
+    Vocabulary,
+    end_ids,
+    listed_merges,
+    read_vocabulary,
+    scored_merges,
+    with_newlines,
+)
 from edge_rt.export.sources.source import TOOL_TEMPLATE_NAME, TokenizerBuild
 from edge_rt.text.tokenizer import Tokenizer
 from edge_rt.text.tokenizer_steps import SPACE

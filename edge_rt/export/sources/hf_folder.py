@@ -3,29 +3,145 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from edge_rt.errors import ModelNotFound, UnsupportedModel
+from edge_rt.errors import InvalidModelFile, InvalidTokenizer, ModelNotFound, StorageError, UnsupportedModel
 from edge_rt.export.sources.end_tokens import end_texts
 from edge_rt.export.sources.gguf_types import TensorInfo
-from edge_rt.export.sources.hf_templates import MAX_JSON_BYTES, chat_templates, optional_json, read_text
-from edge_rt.export.sources.model_card import read_license
 from edge_rt.export.sources.safetensors_folder import SafetensorsFolder, StoredTensor, read_folder, refuse_link
 from edge_rt.export.sources.safetensors_header import read_json
 from edge_rt.export.sources.sampling_advice import read_advice_file
 from edge_rt.export.sources.source import DEFAULT_TEMPLATE_NAME, TOOL_TEMPLATE_NAME, Source, TokenizerBuild
+from edge_rt.package.documents import is_text
+from edge_rt.system.byte_size import show_size
 from edge_rt.system.checkpoint_names import (
+    CARD_FILE,
     CONFIG_FILE,
     GENERATION_FILE,
+    OLD_TEMPLATE_FILE,
+    TEMPLATE_FILE,
     TEXT_FILES,
     TOKENIZER_CONFIG_FILE,
     TOKENIZER_FILE,
+    TOOL_TEMPLATE_FILE,
 )
 from edge_rt.text.tokenizer import Tokenizer
 from edge_rt.text.tokenizer_check import MAX_FILE_BYTES
+
+MAX_JSON_BYTES: Final = 16 << 20
+MAX_TEMPLATE_BYTES: Final = 1 << 20
+_FILES: Final = {DEFAULT_TEMPLATE_NAME: TEMPLATE_FILE, TOOL_TEMPLATE_NAME: TOOL_TEMPLATE_FILE}
+
+
+def chat_templates(folder: Path) -> dict[str, str]:
+    """Return the templates of a folder by name: ``default``, ``tool_use``, and others that its settings have.
+
+    Raises:
+        InvalidModelFile: a file is malformed or too large.
+        InvalidTokenizer: a template is not UTF-8.
+        StorageError: one cannot be read.
+    """
+    files = {name: folder / file for name, file in _FILES.items()}
+    found = {name: read_text(path, MAX_TEMPLATE_BYTES) for name, path in files.items() if path.is_file()}
+    if found:
+        return found
+    for file in (TOKENIZER_CONFIG_FILE, OLD_TEMPLATE_FILE):
+        found = _named(optional_json(folder / file).get("chat_template"))
+        for name, text in found.items():
+            if not is_text(text):
+                raise InvalidTokenizer(
+                    f"The chat template {name!r:.40} in {file} has a lone surrogate, which is not a character.",
+                    f"It has {len(text)} characters.",
+                    "Correct the template, or fetch the model again.",
+                )
+        if found:
+            return found
+    return {}
+
+
+def _named(value: object) -> dict[str, str]:
+    """Return templates as settings have them: one text, or a list of objects with a name."""
+    if isinstance(value, str):
+        return {DEFAULT_TEMPLATE_NAME: value}
+    entries = [one for one in value if isinstance(one, dict)] if isinstance(value, list) else []
+    pairs = [(one.get("name"), one.get("template")) for one in entries]
+    return {name: text for name, text in reversed(pairs) if isinstance(name, str) and isinstance(text, str)}
+
+
+def read_text(path: Path, most: int) -> str:
+    """Return the text of a file.
+
+    Args:
+        path: the file.
+        most: its largest size in bytes.
+
+    Raises:
+        InvalidModelFile: it is larger.
+        InvalidTokenizer: it is not UTF-8.
+        StorageError: it cannot be read.
+    """
+    try:
+        with path.open("rb") as stream:
+            data = stream.read(most + 1)
+    except OSError as error:
+        raise StorageError(f"{path} cannot be read.", f"{error.strerror}.", "Check its permissions.") from error
+    if len(data) > most:
+        raise InvalidModelFile(
+            f"{path.name} is too large.", f"At most {show_size(most)} are read.", "Fetch the model again."
+        )
+    try:
+        return data.decode("utf-8")
+    except ValueError as error:
+        raise InvalidTokenizer(f"{path.name} is not UTF-8.", f"{error}.", "Fetch the model again.") from error
+
+
+def optional_json(path: Path) -> dict[str, Any]:
+    """Return the JSON object in a file; an empty one if there is no such file.
+
+    Raises:
+        InvalidModelFile: it is not a JSON object.
+        StorageError: it cannot be read.
+    """
+    return read_json(path, MAX_JSON_BYTES) if path.is_file() else {}
+
+
+MAX_CARD_BYTES: Final = 1 << 20
+
+_FIELD: Final = re.compile(r"(license|license_name):(.*)")
+_LICENSE: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9 .+_-]{0,63}")
+
+
+def read_license(folder: Path) -> str | None:
+    """Return the licence that a folder's model card states; None if it states none, or there is no card.
+
+    A card is text for people: one that cannot be read or understood states no licence.
+    """
+    card = folder / CARD_FILE
+    try:
+        if not card.is_file():
+            return None
+        with card.open("rb") as stream:
+            lines = stream.read(MAX_CARD_BYTES).decode("utf-8", "replace").splitlines()
+    except OSError:
+        return None
+    if not lines or lines[0].rstrip() != "---":
+        return None
+    found: dict[str, str] = {}
+    for line in lines[1:]:
+        if line.rstrip() == "---":
+            # "other" stands for a licence that has no identifier; its name is beside it.
+            stated = found.get("license")
+            return found.get("license_name", stated) if stated == "other" else stated
+        if match := _FIELD.fullmatch(line.split(" #")[0]):
+            value = match[2].strip().strip("'\"")
+            if _LICENSE.fullmatch(value):
+                found[match[1]] = value
+    return None
+
 
 GGML_TYPE_OF: Final = {"F32": (0, "F32"), "F16": (1, "F16"), "BF16": (30, "BF16")}
 """Type of safetensors -> id and name of the ggml type of the same numbers."""

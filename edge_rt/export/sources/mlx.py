@@ -26,7 +26,6 @@ import numpy as np
 from edge_rt.export.sources.compound import CompoundTensor, MatrixLayout
 from edge_rt.export.sources.converted import ConvertedMatrix, ConvertedTensor
 from edge_rt.export.sources.gguf_types import COMPOUND_TYPE_ID
-from edge_rt.export.sources.mlx_config import MLXSettings
 from edge_rt.export.sources.packed_arrays import (
     Array,
     as_halves,
@@ -37,6 +36,7 @@ from edge_rt.export.sources.packed_arrays import (
     require_matrix,
     require_scales,
 )
+from edge_rt.export.sources.packed_config import MLXSettings
 from edge_rt.export.sources.safetensors_folder import StoredTensor
 from edge_rt.export.sources.tensor_reader import TensorReader
 

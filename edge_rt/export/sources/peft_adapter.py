@@ -25,7 +25,6 @@ from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, TypeAlias
 
-from edge_rt.byte_size import counted
 from edge_rt.errors import InvalidModelFile, ModelNotFound, StorageError, UnsupportedModel
 from edge_rt.export.sources.adapters import (
     MERGE_YOURSELF,
@@ -40,14 +39,13 @@ from edge_rt.export.sources.adapters import (
     unsupported,
 )
 from edge_rt.export.sources.gguf_types import FETCH_AGAIN, TensorInfo, shown
-from edge_rt.export.sources.hf_folder import float_tensor
-from edge_rt.export.sources.hf_templates import MAX_JSON_BYTES
-from edge_rt.export.sources.model_card import read_license
+from edge_rt.export.sources.hf_folder import MAX_JSON_BYTES, float_tensor, read_license
 from edge_rt.export.sources.safetensors_folder import read_file, refuse_link
 from edge_rt.export.sources.safetensors_header import read_json
+from edge_rt.system.byte_size import counted
 from edge_rt.system.checkpoint_names import ADAPTER_CONFIG_FILE, ADAPTER_FILE, INDEX_FILE, SINGLE_FILE, WEIGHTS_SUFFIX
 from edge_rt.system.hub_cache import folder_name, is_repository
-from edge_rt.text.pattern_lint import lint_pattern
+from edge_rt.text.tokenizer_steps import lint_pattern
 
 _MODEL: Final = "base_model_name_or_path"
 _PREFIX: Final = "base_model.model."

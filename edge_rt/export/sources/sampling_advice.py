@@ -6,11 +6,11 @@ import json
 from pathlib import Path
 from typing import Any, Final
 
-from edge_rt.byte_size import show_size
 from edge_rt.errors import InvalidModelFile, as_json, kind_of
 from edge_rt.export.sources.gguf_types import GGUFHeader
 from edge_rt.export.sources.model_file import open_model_file
 from edge_rt.package.sampling import SAMPLING_NAMES, SamplingAdvice, fault
+from edge_rt.system.byte_size import show_size
 from edge_rt.system.checkpoint_names import GENERATION_FILE
 
 MAX_BESIDE_BYTES: Final = 1 << 20

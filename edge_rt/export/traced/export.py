@@ -19,13 +19,12 @@ from edge_rt.export.exporter import ExportReport, Stages, report_of
 from edge_rt.export.families.registry import require_decoder
 from edge_rt.export.sources.hf_folder import HFFolder, hf_source, read_hf_config, read_hf_folder
 from edge_rt.export.sources.source import Source, TokenizerBuild
-from edge_rt.export.traced import check, store
-from edge_rt.export.traced.estimate import estimate_trace, packed_and_mapped
+from edge_rt.export.traced import passes as check, store
 from edge_rt.export.traced.interface import TracedInterface, find_interface
-from edge_rt.export.traced.pass_memory import pass_points
+from edge_rt.export.traced.pass_memory import estimate_trace, packed_and_mapped, pass_points
 from edge_rt.export.traced.passes import TracedPasses
 from edge_rt.export.traced.rewrite import adapt
-from edge_rt.export.traced.tidy import simplify, write_out
+from edge_rt.export.traced.store import simplify, write_out
 from edge_rt.export.traced.tracing import ModelNumbers, Trace, chatter, require_tracer, run_worker
 from edge_rt.export.writing import GRAPH_FILE, write_texts
 from edge_rt.package.manifest import (
@@ -43,11 +42,11 @@ from edge_rt.package.manifest import (
 )
 from edge_rt.package.reader import absolute_path, stored_name
 from edge_rt.package.sampling import SamplingAdvice
-from edge_rt.package.traced_info import TracedInfo
+from edge_rt.package.weights_info import TracedInfo
 from edge_rt.package.writer import PackageWriter
-from edge_rt.progress import ProgressCallback
 from edge_rt.system.file_hash import sha256_files
 from edge_rt.system.hub_cache import folder_name
+from edge_rt.system.progress import ProgressCallback
 from edge_rt.text.tokenizer import Tokenizer
 from edge_rt.version import VERSION
 

@@ -5,15 +5,17 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
 
-from edge_rt.binding import StopSwitch
+from edge_rt.errors import InvalidPackage
+from edge_rt.export.check.compare import CheckResult, compare
 from edge_rt.export.traced.rewrite import new_name, past_name
+from edge_rt.ort.binding import StopSwitch
+from edge_rt.ort.session import Session, pool_size
 from edge_rt.package.manifest import ModelConfig
-from edge_rt.session import Session, pool_size
 from edge_rt.system.machine import usable_cpus
 
 Array = npt.NDArray[Any]
@@ -66,3 +68,82 @@ class TracedPasses:
     def newest(self, rows: int) -> bytes:
         """Return the bytes of the last rows of all caches."""
         return b"".join(cache[self.length - rows : self.length].tobytes() for cache in self._caches.values())
+
+
+MAX_ERROR: Final = 1e-4
+"""Largest accepted difference of a logit, relative to the largest of all logits."""
+_FIRST_CHUNK: Final = 13
+_CHUNKS: Final = (1, 5, 1, 1, 8, 2, 1, 3)
+"""Rows of the passes behind the first chunk, again and again: single and several, each behind the other."""
+PREFIXES: Final = (0, 1, 6, 33, 150, 530)
+"""Tokens before the passes whose bits are compared."""
+ROWS: Final = (2, 3, 4, 5, 6, 7, 8, 12, 16, 24)
+"""Rows of these passes."""
+
+
+def check_logits(passes: TracedPasses, token_ids: Sequence[int], reference: Array) -> CheckResult:
+    """Compare the graph's logits, computed in chunks and in single steps, with those of transformers.
+
+    Args:
+        passes: the graph; its cache is emptied.
+        token_ids: of the comparison.
+        reference: their logits, ``[tokens, vocabulary]``.
+
+    Raises:
+        InvalidPackage: a logit is further off than ``MAX_ERROR``, or not a number.
+    """
+    passes.length = 0
+    sizes = [min(_FIRST_CHUNK, len(token_ids))]
+    while sum(sizes) < len(token_ids):
+        sizes.append(min(_CHUNKS[(len(sizes) - 1) % len(_CHUNKS)], len(token_ids) - sum(sizes)))
+    ends = np.cumsum(sizes).tolist()
+    found = np.concatenate([passes.run(token_ids[end - size : end]) for end, size in zip(ends, sizes, strict=True)])
+    error = float(np.abs(found - reference).max() / max(float(np.abs(reference).max()), 1e-12))
+    if not error <= MAX_ERROR:
+        row = int(np.abs(found - reference).max(axis=-1).argmax())
+        raise InvalidPackage(
+            "The traced graph does not compute what transformers computes, so it was not published.",
+            f"Largest difference of a logit: {error:.3g} of the largest, at token {row} of {len(token_ids)}; "
+            f"limit {MAX_ERROR:.3g}.",
+            "Report this with the name of the checkpoint.",
+        )
+    return compare(reference, found, "float")
+
+
+def exact_rows(passes: TracedPasses, vocab_size: int, capacity: int) -> int:
+    """Return the rows of the largest pass that was compared, if all had the bits of single rows, else 0.
+
+    Logits, keys and values are compared, of passes of ``ROWS`` rows behind ``PREFIXES`` tokens.
+
+    Args:
+        passes: the graph; its cache is emptied.
+        vocab_size: length of a row of logits.
+        capacity: tokens of its cache.
+    """
+    compared = 0
+    for prefix in PREFIXES:
+        passes.length = 0
+        room = capacity - prefix
+        sizes = [rows for rows in ROWS if rows <= room]
+        if not sizes:
+            break
+        ids = [(11 + 7919 * i) % vocab_size for i in range(prefix + sizes[-1])]
+        if prefix:
+            passes.run(ids[:prefix])
+        with passes.from_here():
+            logits = np.concatenate([passes.run([token]) for token in ids[prefix:]])
+            single = passes.newest(sizes[-1])
+        for rows in sizes:
+            with passes.from_here():
+                together = passes.run(ids[prefix : prefix + rows])
+                if together.tobytes() != logits[:rows].tobytes():
+                    return 0
+                if rows == sizes[-1] and passes.newest(rows) != single:
+                    return 0
+        compared = max(compared, sizes[-1])
+    return compared
+
+
+def check_capacity(context_length: int) -> int:
+    """Return the tokens of a cache that is large enough for both checks."""
+    return min(context_length, PREFIXES[-1] + ROWS[-1])

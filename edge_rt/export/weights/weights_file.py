@@ -15,8 +15,8 @@ from typing import Any, Final, Self
 import numpy as np
 import numpy.typing as npt
 
-from edge_rt.byte_size import human_bytes
 from edge_rt.errors import StorageError
+from edge_rt.system.byte_size import human_bytes
 
 PAGE_BYTES: Final = 4096
 SMALL_ALIGNMENT_BYTES: Final = 64

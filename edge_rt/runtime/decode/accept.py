@@ -9,7 +9,7 @@ from typing import Any, Protocol
 import numpy.typing as npt
 
 from edge_rt.runtime.decode.draft import ROOT, Accepted, Draft
-from edge_rt.runtime.graph.outputs import Outputs, TopTokens
+from edge_rt.runtime.forward.outputs import Outputs, TopTokens
 
 
 class TokenChooser(Protocol):

@@ -6,7 +6,7 @@ from collections.abc import Sequence as Items
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
-from edge_rt.runtime.graph.outputs import Outputs
+from edge_rt.runtime.forward.outputs import Outputs
 
 if TYPE_CHECKING:
     from edge_rt.runtime.decode.sequence import Sequence

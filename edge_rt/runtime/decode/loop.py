@@ -7,12 +7,12 @@ from typing import Any, Protocol
 
 import numpy.typing as npt
 
+from edge_rt.runtime.cache.kv_cache import KVCache
 from edge_rt.runtime.decode.accept import accept, accept_best
 from edge_rt.runtime.decode.draft import Accepted, Draft, Drafter
 from edge_rt.runtime.decode.sampling import Sampler
 from edge_rt.runtime.decode.sequence import Sequence
-from edge_rt.runtime.graph.cache import KVCache
-from edge_rt.runtime.graph.outputs import Outputs
+from edge_rt.runtime.forward.outputs import Outputs
 
 AcceptanceRule = Callable[[Draft, npt.NDArray[Any], Sampler, Collection[int]], Accepted]
 """An acceptance rule: which drafted tokens are accepted, and the token after them. Arguments and result as of

@@ -6,13 +6,24 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from edge_rt.errors import ConfigError, RuntimeUnavailable
+from edge_rt.memory.shape import DrafterShape, DraftModelShape, drafter_shape, shape_of
 from edge_rt.package.drafter import Drafter
 from edge_rt.package.drafter_search import FoundDrafter, find_drafters, open_fitting
-from edge_rt.package.exits import require_exit_mode
-from edge_rt.package.reader import Package
-from edge_rt.package.self_drafting import require_self_mode
-from edge_rt.runtime.drafters.provider import DrafterMaker
-from edge_rt.spec_modes import AUTO, DRAFTER_KINDS, DRAFTER_MODES, EXIT, NO_DRAFTER, TRAINED_MODES, mode_of
+from edge_rt.package.exits import require_exit_mode, require_self_mode
+from edge_rt.package.reader import Package, is_package, open_package
+from edge_rt.package.spec_modes import (
+    AUTO,
+    DRAFTER_KINDS,
+    DRAFTER_MODES,
+    EXIT,
+    NO_DRAFTER,
+    TRAINED_MODES,
+    drafting_package,
+    mode_of,
+)
+from edge_rt.runtime.speculation.provider import DrafterMaker
+from edge_rt.system.byte_size import counted
+from edge_rt.text.tokenizer_check import invalid, parse, read_file
 
 
 def choose_drafter(
@@ -134,3 +145,120 @@ def _require_mode_of_package(package: Package, spec: str) -> None:
     mode = mode_of(spec)
     require_exit_mode(mode, has_exits=bool(package.manifest.exits))
     require_self_mode(mode, None, package.manifest)
+
+
+def shared_tokens(first: Path, second: Path) -> int | None:
+    """Return below which id two tokenizers have the same tokens, if one extends the other.
+
+    Args:
+        first: a ``tokenizer.json``.
+        second: another one.
+
+    Returns:
+        The number of ids of the smaller one; None if a token of it has another id, or none, in the other.
+
+    Raises:
+        StorageError: a file cannot be read.
+        InvalidTokenizer: it is malformed.
+    """
+    smaller, larger = sorted((_token_texts(first), _token_texts(second)), key=len)
+    if any(larger.get(token_id) != text for token_id, text in smaller.items()):
+        return None
+    return max(smaller, default=-1) + 1
+
+
+def _token_texts(path: Path) -> dict[int, str]:
+    """Return the vocabulary's spelling of every token."""
+    document = parse(read_file(path), path.name)
+    model, added = document.get("model"), document.get("added_tokens") or []
+    vocabulary = model.get("vocab") if isinstance(model, Mapping) else None
+    if not isinstance(vocabulary, Mapping) or not isinstance(added, list):
+        raise invalid(f"{path.name} has no vocabulary.", "It lacks model.vocab or added_tokens.")
+    pairs = [*vocabulary.items(), *((one.get("content"), one.get("id")) for one in added if isinstance(one, Mapping))]
+    if not all(isinstance(text, str) and type(token_id) is int and token_id >= 0 for text, token_id in pairs):
+        raise invalid(f"{path.name} has a malformed vocabulary.", "Tokens are texts with whole numbers.")
+    return {token_id: text for text, token_id in pairs}
+
+
+def drafting_shapes(
+    package: Package, spec: str | None, given: Path | None, makers: Mapping[str, DrafterMaker]
+) -> tuple[DrafterShape | None, DraftModelShape | None]:
+    """Return the numbers of the trained drafter and of the second model that a load takes; None for none.
+
+    Args:
+        package: the package.
+        spec: mode of speculation as it is written; None is ``"auto"``.
+        given: folder that the user named as drafter: of a trained one, or with ``"auto"`` of a package; ``NO_DRAFTER``:
+            none is taken.
+        makers: what loads trained drafters, by kind.
+
+    Raises:
+        ConfigError, InputError, RuntimeUnavailable, StorageError: see ``choose_drafter`` and ``choose_draft_model``.
+    """
+    second = choose_draft_model(package, spec, given)
+    # With auto a package may be named as drafter; then nobody has named a trained one.
+    named = None if second is not None and mode_of(spec or AUTO) == AUTO else given
+    found = choose_drafter(package, spec, named, makers)
+    return None if found is None else drafter_shape(found, package.manifest), second
+
+
+def choose_draft_model(package: Package, spec: str | None, given: Path | None) -> DraftModelShape | None:
+    """Return the numbers of the model that drafts for a package; None if none does.
+
+    Args:
+        package: the package.
+        spec: mode of speculation as it is written; None is ``"auto"``. ``"model:PACKAGE"`` names the second model.
+        given: folder that the user named as drafter; with ``"auto"`` it may be a package, which then drafts as well.
+
+    Raises:
+        ConfigError: there is no such package, its tokens mean something else, or its graph cannot draft.
+        InputError, StorageError: it cannot be opened; see ``open_package``.
+    """
+    asked = drafting_package(spec or AUTO)
+    if asked is not None:
+        path = Path(asked).expanduser()
+        if not is_package(path):
+            raise ConfigError(
+                "The package that is to draft does not exist.",
+                f"{path} is no folder of a package.",
+                "Write model:PACKAGE with the folder of a package.",
+            )
+    elif (
+        mode_of(spec or AUTO) == AUTO
+        and given is not None
+        and str(given) != NO_DRAFTER
+        and is_package(Path(given).expanduser())
+    ):
+        path = Path(given).expanduser()
+    else:
+        return None
+    second = open_package(path)
+    manifest = second.manifest
+    if manifest.op_profile != "native" or len(manifest.segments) != 1:
+        raise ConfigError(
+            "The package that is to draft cannot.",
+            f"Its op profile is {manifest.op_profile!r}, with {counted(len(manifest.segments), 'segment')}; "
+            "'native' with one is needed.",
+            "Export it again with --profile native and without exits.",
+        )
+    return DraftModelShape(shape_of(manifest, second.id), str(second.path), _known_tokens(package, second))
+
+
+def _known_tokens(package: Package, second: Package) -> int:
+    """Return below which id tokens are the same in both packages.
+
+    Raises:
+        ConfigError: neither tokenizer extends the other.
+    """
+    ours, theirs = (one.manifest.files[one.manifest.tokenizer.file].sha256 for one in (package, second))
+    rows = min(package.manifest.model.vocab_size, second.manifest.model.vocab_size)
+    if ours == theirs:
+        return rows
+    shared = shared_tokens(*(one.file(one.manifest.tokenizer.file) for one in (package, second)))
+    if shared is None:
+        raise ConfigError(
+            "The package that is to draft has another tokenizer.",
+            f"Its tokenizer is {theirs[:12]}, the model's is {ours[:12]}; neither extends the other.",
+            "Choose a package with the same tokenizer.",
+        )
+    return min(shared, rows)

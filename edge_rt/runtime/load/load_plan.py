@@ -7,20 +7,20 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from edge_rt.device_names import parse_device
+from edge_rt.device.names import parse_device
 from edge_rt.memory.budget import Claim
-from edge_rt.memory.draft_model import DraftModelShape
 from edge_rt.memory.fallbacks import DEFAULT_DRAFT
 from edge_rt.memory.plan import Plan
+from edge_rt.memory.shape import DraftModelShape
 from edge_rt.memory.terms import drafts_itself, pass_memory_bytes
-from edge_rt.pass_memory import PassMemory
-from edge_rt.runtime.drafters.recycling import MAX_CONTEXTS
-from edge_rt.runtime.drafters.suffix import MAX_TOKENS
-from edge_rt.runtime.load.gpu_figures import driver_bytes
+from edge_rt.ort.arena import PassMemory
+from edge_rt.package.spec_modes import AUTO, OFF
+from edge_rt.runtime.load.devices import driver_bytes
 from edge_rt.runtime.load.options import LoadOptions
-from edge_rt.runtime.prompt.encoding_budget import EncodingBudget
+from edge_rt.runtime.prompts import EncodingBudget
+from edge_rt.runtime.speculation.reference.recycling import MAX_CONTEXTS
+from edge_rt.runtime.speculation.reference.suffix import MAX_TOKENS
 from edge_rt.runtime.speculation.speculation import TableBounds
-from edge_rt.spec_modes import AUTO, OFF
 
 
 @dataclass(frozen=True)

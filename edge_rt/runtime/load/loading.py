@@ -6,42 +6,80 @@ import gc
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
-from edge_rt.binding import StopSwitch
-from edge_rt.compute_device import ComputeDevice
-from edge_rt.device_names import CPU
+import numpy as np
+
+from edge_rt.device.names import CPU
 from edge_rt.errors import MemoryBudgetExceeded, RuntimeUnavailable, StorageError, UnsupportedModel
 from edge_rt.memory.choice import DeviceChoice
+from edge_rt.ort.binding import StopSwitch
+from edge_rt.ort.compute_device import ComputeDevice
+from edge_rt.ort.session import Session, TensorSpec, arena_of, check_window_support, onnxruntime_version, pool_size
 from edge_rt.package.drafter import Drafter
 from edge_rt.package.reader import Package
-from edge_rt.runtime.drafters.corpus import Corpus
-from edge_rt.runtime.graph.cache import KVCache
-from edge_rt.runtime.graph.exact_rows import rows_are_exact
-from edge_rt.runtime.graph.io_binding import open_io_binding
-from edge_rt.runtime.graph.io_binding_base import IOBinding
-from edge_rt.runtime.graph.io_binding_native import NativeIOBinding, hidden_output
-from edge_rt.runtime.graph.runner import ModelRunner, Runner
-from edge_rt.runtime.graph.segmented_runner import SegmentedRunner
+from edge_rt.package.spec_modes import OFF, Drafts
+from edge_rt.runtime.cache.kv_cache import KVCache
+from edge_rt.runtime.forward.io_binding import open_io_binding
+from edge_rt.runtime.forward.io_binding_base import IOBinding
+from edge_rt.runtime.forward.io_binding_native import NativeIOBinding, hidden_output
+from edge_rt.runtime.forward.outputs import Outputs
+from edge_rt.runtime.forward.runner import ModelRunner, Runner
+from edge_rt.runtime.forward.segmented_runner import SegmentedRunner
 from edge_rt.runtime.load.devices import cache_device, open_device
 from edge_rt.runtime.load.load_plan import LoadPlan
 from edge_rt.runtime.load.networks import OpenedModel, open_networks
 from edge_rt.runtime.load.options import LoadOptions
 from edge_rt.runtime.load.planning import asked_again, device_of, plan_load
-from edge_rt.runtime.prompt.encoding import PromptEncoder
+from edge_rt.runtime.prompts import PromptEncoder
+from edge_rt.runtime.speculation.corpus import Corpus
 from edge_rt.runtime.speculation.cost_measurement import MeasuredCosts
 from edge_rt.runtime.speculation.speculation import Speculation
-from edge_rt.runtime.speculation.verified import user_verified, verification_key
-from edge_rt.session import (
-    Session,
-    TensorSpec,
-    arena_of,
-    check_window_support,
-    onnxruntime_version,
-    pool_size,
-)
-from edge_rt.spec_modes import OFF, Drafts
+from edge_rt.runtime.speculation.stored_costs import user_verified, verification_key
 from edge_rt.system.machine import usable_cpus
+
+CONTEXT: Final = 17
+"""Tokens before the rows that are compared."""
+MOST_ROWS: Final = 8
+
+
+class Forward(Protocol):
+    """Runs passes, as ``ModelRunner`` does."""
+
+    def forward(self, token_ids: list[int], start: int, num_logits: int) -> Outputs:
+        """Compute tokens into the cache's rows from ``start`` on, and return the logits of the last ones."""
+
+
+def rows_are_exact(runner: Forward, *, vocab_size: int, capacity: int, most_rows: int) -> bool:
+    """Compare the logits of passes over several rows with those of single rows, bit by bit.
+
+    Args:
+        runner: runs the passes; the first rows of its cache are overwritten.
+        vocab_size: length of a row of logits.
+        capacity: rows of the cache.
+        most_rows: rows of logits that a pass may return.
+
+    Returns:
+        Whether all are equal; False if the cache has no room for two rows.
+
+    Raises:
+        Cancelled: a pass was stopped.
+        InferenceError, MemoryBudgetExceeded: ONNX Runtime failed.
+    """
+    rows = min(MOST_ROWS, most_rows)
+    context = min(CONTEXT, capacity - rows)
+    if rows < 2 or context < 1:
+        return False
+    ids = [(11 + 7919 * i) % vocab_size for i in range(context + rows)]
+    runner.forward(ids[:context], 0, 1)
+    singles = [
+        runner.forward([token], context + number, 1).logits[0].copy() for number, token in enumerate(ids[context:])
+    ]
+    for count in {2, rows}:
+        together = runner.forward(ids[context : context + count], context, count).logits
+        if not all(np.array_equal(found, single) for found, single in zip(together, singles, strict=False)):
+            return False
+    return True
 
 
 @dataclass

@@ -2,32 +2,254 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from pathlib import Path
+from typing import Any, Final
 
-from edge_rt.binding import StopSwitch
-from edge_rt.compute_device import ComputeDevice
-from edge_rt.package.drafter import Drafter
+from edge_rt.errors import MemoryBudgetExceeded
+from edge_rt.memory.shape import DraftModelShape
+from edge_rt.memory.terms import pass_memory_bytes
+from edge_rt.ort.arena import PassMemory
+from edge_rt.ort.binding import StopSwitch
+from edge_rt.ort.compute_device import ComputeDevice
+from edge_rt.ort.session import Session, check_window_support, pool_size
+from edge_rt.package import drafter as trained
 from edge_rt.package.drafter_search import open_fitting
-from edge_rt.package.reader import Package
-from edge_rt.runtime.decode.draft import Drafter as SpecDrafter
-from edge_rt.runtime.drafters.exit_adapters import ExitAdapters
-from edge_rt.runtime.drafters.provider import DrafterJob, DrafterProvider, LoadedDrafter
-from edge_rt.runtime.drafters.source import Source
-from edge_rt.runtime.graph.cache import KVCache
-from edge_rt.runtime.graph.io_binding_base import IOBinding
-from edge_rt.runtime.graph.runner import Runner
-from edge_rt.runtime.graph.segmented_runner import SegmentedRunner
-from edge_rt.runtime.load.draft_model import open_draft_model
+from edge_rt.package.reader import Package, open_package
+from edge_rt.package.spec_modes import AUTO, EXIT, MODEL, SELF
+from edge_rt.runtime.cache.kv_cache import KVCache
+from edge_rt.runtime.decode.draft import Drafter
+from edge_rt.runtime.forward.io_binding import open_io_binding
+from edge_rt.runtime.forward.io_binding_base import IOBinding
+from edge_rt.runtime.forward.io_binding_native import NativeIOBinding
+from edge_rt.runtime.forward.runner import ModelRunner, Runner
+from edge_rt.runtime.forward.segmented_runner import SegmentedRunner
 from edge_rt.runtime.load.drafters import require_maker
-from edge_rt.runtime.load.exits import ExitMaker
 from edge_rt.runtime.load.load_plan import LoadPlan
-from edge_rt.runtime.load.self_drafting import open_self_drafting
-from edge_rt.runtime.speculation.cost_model import RowCosts
-from edge_rt.session import pool_size
-from edge_rt.spec_modes import AUTO, EXIT, MODEL, SELF
+from edge_rt.runtime.speculation.chain_costs import ChainCosts
+from edge_rt.runtime.speculation.cost_measurement import MeasuredCosts
+from edge_rt.runtime.speculation.cost_model import CostStore, RowCosts
+from edge_rt.runtime.speculation.exit_adapters import ExitAdapters
+from edge_rt.runtime.speculation.exit_controller import ExitController
+from edge_rt.runtime.speculation.exit_costs import ExitCurves, ExitMeasurement
+from edge_rt.runtime.speculation.exit_drafter import ExitDrafter, Trace
+from edge_rt.runtime.speculation.exit_source import ExitSource
+from edge_rt.runtime.speculation.model_source import DraftModel, ModelSource, UpperHalves, Way
+from edge_rt.runtime.speculation.provider import DrafterJob, DrafterProvider, LoadedDrafter
+from edge_rt.runtime.speculation.self_drafter import MOST_DRAFTED, SelfDrafter, View
+from edge_rt.runtime.speculation.source import MAX_CHAIN, Source
 from edge_rt.system.machine import usable_cpus
+
+_PRIOR = 0.6
+"""Share of its tokens that is taken to be right before any is known."""
+
+
+def open_draft_model(
+    second: DraftModelShape,
+    load_plan: LoadPlan,
+    facts: dict[str, Any],
+    switch: StopSwitch,
+    end_ids: tuple[int, ...],
+) -> Callable[[RowCosts], Source]:
+    """Open a second model as the plan has decided.
+
+    Args:
+        second: the model.
+        load_plan: what was decided for the first one.
+        facts: what costs of passes depend on, besides the package.
+        switch: stops passes of both.
+        end_ids: tokens that end an answer of the first model.
+
+    Returns:
+        Makes the source of its guesses, given the costs of the first model's passes; those of its own are measured
+        then, unless they are stored.
+
+    Raises:
+        EdgeRTError: the package cannot be opened, or its cache does not fit the memory.
+    """
+    package, options = open_package(Path(second.path)), load_plan.options
+    manifest, choice = package.manifest, second.choice(load_plan.plan.choice)
+    check_window_support(manifest.op_profile, manifest.model.sliding_window)
+    try:
+        io_binding = open_io_binding(manifest, choice.ctx, choice.kv_format, largest_pass=choice.largest_pass)
+    except (MemoryError, OSError, OverflowError) as error:
+        raise MemoryBudgetExceeded(
+            "The KV cache of the model that drafts does not fit the memory.",
+            f"{error}.",
+            "Load the model with a smaller context.",
+        ) from error
+    io_binding.outputs.plan(1, 1)
+    session = Session(
+        package.file(manifest.segments[0].graph),
+        threads=options.threads if options.threads is not None else pool_size() or usable_cpus(),
+        profile=manifest.op_profile,
+        isa=options.isa,
+        memory=PassMemory(pass_memory_bytes(second.shape, choice), is_limit=load_plan.is_strict),
+    )
+    cache = io_binding.open_cache()
+    runner = ModelRunner(session, io_binding, switch)
+    # Its passes run on the CPU, wherever those of the first model do.
+    on_cpu = {name: value for name, value in facts.items() if name != "device"}
+    own_facts = on_cpu | {"package_id": package.id, "kv_format": io_binding.kv_format}
+    measured = MeasuredCosts(own_facts, io_binding, cache, options.costs)
+    measured.on_measure = options.on_measuring("the model that drafts")
+    model = DraftModel(
+        runner,
+        cache,
+        known_tokens=second.known_tokens,
+        stand_in=next(iter(manifest.tokenizer.eos_token_ids), 0),
+        chunk=choice.prefill_chunk,
+    )
+    most = min(load_plan.draft_max, MAX_CHAIN)
+
+    def held_bytes() -> int:
+        return cache.used_bytes + second.shape.weights_bytes
+
+    def source(whole: RowCosts) -> Source:
+        # A measurement empties this model's cache, which is filled again from the text that is known.
+        costs = ChainCosts(whole, measured.get(runner), most, prior=_PRIOR)
+        return ModelSource([Way(model, costs)], most=most, end_ids=end_ids, held_bytes=held_bytes)
+
+    return source
+
+
+class ExitMaker:
+    """Makes what drafts at exits from the costs of whole passes, and measures what it needs besides.
+
+    Args:
+        exits: of the package.
+        runner: returns the runner as long as the model is open.
+        cache: its cache.
+        io_binding: the cache's memory.
+        key: everything that costs depend on.
+        store: where measured costs are stored.
+        max_nodes: most nodes of a draft.
+        end_ids: tokens that end an answer.
+        trace: called with every step's decision.
+        adapters: trained ones, which guess at the exits in place of the model's head.
+        on_measure: called when costs are measured.
+    """
+
+    def __init__(
+        self,
+        exits: Sequence[int],
+        runner: Callable[[], Runner],
+        cache: KVCache,
+        io_binding: IOBinding,
+        *,
+        key: dict[str, Any],
+        store: CostStore | None,
+        max_nodes: int,
+        end_ids: Sequence[int],
+        trace: Trace | None,
+        adapters: ExitAdapters | None = None,
+        on_measure: Callable[[], None] | None = None,
+    ) -> None:
+        self._adapters = adapters
+        self._exits = tuple(exits)
+        self._open_runner = runner
+        self._cache = cache
+        self._measurement = ExitMeasurement(
+            key, io_binding, cache, store, None if adapters is None else adapters.drafter_id
+        )
+        self._measurement.on_measure = on_measure
+        self._max_nodes = max_nodes
+        self._end_ids = tuple(end_ids)
+        self._trace = trace
+
+    def drafter(self, whole: RowCosts) -> Drafter:
+        """Return the drafter of the mode ``exit``, given the costs of passes through all segments."""
+        return ExitDrafter(
+            self._runner,
+            self._cache,
+            self._controller(whole),
+            self._exits,
+            max_nodes=self._max_nodes,
+            adapters=self._adapters,
+            trace=self._trace,
+        )
+
+    def source(self, whole: RowCosts) -> Source:
+        """Return a source of guesses, for trees that other sources grow as well."""
+        return ExitSource(self._runner, self._cache, self._controller(whole), self._end_ids, self._adapters)
+
+    def _controller(self, whole: RowCosts) -> ExitController:
+        costs = self._measurement.get(self._runner(), whole)
+        return ExitController(ExitCurves(costs, self._max_nodes + 1))
+
+    def _runner(self) -> SegmentedRunner:
+        found = self._open_runner()
+        assert isinstance(found, SegmentedRunner), type(found)
+        return found
+
+
+LEAST_GAIN: Final = 1.05
+"""Speed over plain decoding that drafts must promise before ``auto`` takes them."""
+
+
+def open_self_drafting(
+    package: Package,
+    load_plan: LoadPlan,
+    io_binding: IOBinding,
+    cache: KVCache,
+    device: ComputeDevice | None,
+    facts: dict[str, Any],
+    switch: StopSwitch,
+) -> tuple[Callable[[RowCosts], Drafter], Callable[[RowCosts], Source]]:
+    """Open the draft graph of a package over the cache of its model.
+
+    Args:
+        package: the package, which has one.
+        load_plan: what was decided.
+        io_binding: of the model; its cache has upper halves.
+        cache: its bookkeeping.
+        device: where passes run, which then holds the weights twice; None: on the CPU.
+        facts: what costs of passes depend on.
+        switch: stops passes.
+
+    Returns:
+        What makes the drafter of the mode ``self``, and the source of the same guesses for ``auto``, given the costs of
+        the model's own passes; those of draft passes are measured then, unless they are stored.
+
+    Raises:
+        EdgeRTError: the graph cannot be opened.
+    """
+    manifest, options = package.manifest, load_plan.options
+    assert manifest.draft_graph is not None
+    assert isinstance(io_binding, NativeIOBinding)
+    session = Session(
+        package.file(manifest.draft_graph),
+        threads=options.threads if options.threads is not None else pool_size() or usable_cpus(),
+        device=device,
+        profile=manifest.op_profile,
+        isa=options.isa,
+        memory=load_plan.pass_memory if device is None else None,
+    )
+    most = min(load_plan.draft_max, MOST_DRAFTED)
+    made = []
+    for name, reads_upper in (("whole cache", False), ("upper cache", True)):
+        binding = io_binding.sharing(reads_upper=reads_upper)
+        binding.outputs.plan(1, 1)
+        own_facts = facts | {"graph": manifest.draft_graph, "reads": name}
+        measured = MeasuredCosts(own_facts, binding, cache, options.costs)
+        measured.on_measure = options.on_measuring(f"drafts with fewer bits ({name})")
+        made.append((name, ModelRunner(session, binding, switch), measured))
+
+    def drafter(whole: RowCosts) -> Drafter:
+        # A measurement empties the cache: only between generations, as that of the model's own passes.
+        views = [View(name, runner, ChainCosts(whole, measured.get(runner), most)) for name, runner, measured in made]
+        return SelfDrafter(views, cache, max_nodes=most, trace=options.spec_trace)
+
+    def source(whole: RowCosts) -> Source:
+        size, ends = manifest.model.vocab_size, manifest.tokenizer.eos_token_ids
+        ways = [
+            Way(UpperHalves(runner, cache, size), ChainCosts(whole, measured.get(runner), most))
+            for _, runner, measured in made
+        ]
+        return ModelSource(ways, name=SELF, least_gain=LEAST_GAIN, most=most, end_ids=ends)
+
+    return drafter, source
 
 
 @dataclass(frozen=True)
@@ -72,9 +294,9 @@ class Networks:
         more: mode -> function of the costs that makes its source.
     """
 
-    drafter: Drafter | None = None
+    drafter: trained.Drafter | None = None
     providers: dict[str, DrafterProvider] = field(default_factory=dict)
-    own: dict[str, Callable[[RowCosts], SpecDrafter]] = field(default_factory=dict)
+    own: dict[str, Callable[[RowCosts], Drafter]] = field(default_factory=dict)
     more: dict[str, Callable[[RowCosts], Source]] = field(default_factory=dict)
 
 
@@ -107,7 +329,7 @@ def open_networks(model: OpenedModel) -> Networks:
     return networks
 
 
-def _load(model: OpenedModel, drafter: Drafter) -> LoadedDrafter:
+def _load(model: OpenedModel, drafter: trained.Drafter) -> LoadedDrafter:
     load_plan = model.load_plan
     numbers, ctx = load_plan.plan.request.drafter, load_plan.plan.choice.ctx
     job = DrafterJob(

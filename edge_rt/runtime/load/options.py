@@ -9,26 +9,43 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from edge_rt.device_names import AUTO as AUTO_DEVICE, parse_device
+from edge_rt.device.names import AUTO as AUTO_DEVICE, parse_device
+from edge_rt.device.provider import INSTALLED, GpuProvider
 from edge_rt.errors import ConfigError
-from edge_rt.gpu_provider import INSTALLED, GpuProvider
 from edge_rt.memory.budget import Budget
 from edge_rt.memory.device import refuse_preset
 from edge_rt.memory.plan import Plan
-from edge_rt.option_names import known_fields
+from edge_rt.package.exits import require_self_mode
 from edge_rt.package.reader import Package
-from edge_rt.package.self_drafting import require_self_mode
-from edge_rt.runtime.drafters.corpus import Corpus
-from edge_rt.runtime.drafters.makers import MAKERS
-from edge_rt.runtime.drafters.provider import DrafterMaker
-from edge_rt.runtime.graph.io_binding import check_kv_format
+from edge_rt.package.spec_modes import AUTO, CORPUS_MODES, mode_of, require_draft_max, require_mode
+from edge_rt.runtime.forward.io_binding import check_kv_format
 from edge_rt.runtime.load.devices import require_op_profile
-from edge_rt.spec_modes import AUTO, CORPUS_MODES, mode_of, require_draft_max, require_mode
+from edge_rt.runtime.speculation.corpus import Corpus
+from edge_rt.runtime.speculation.provider import DrafterJob, DrafterMaker, LoadedDrafter
+from edge_rt.system.option_names import known_fields
 
 if TYPE_CHECKING:
-    from edge_rt.runtime.prompt.encoding import PromptEncoder
+    from edge_rt.runtime.prompts import PromptEncoder
     from edge_rt.runtime.speculation.adaptive import Trace
     from edge_rt.runtime.speculation.cost_model import CostStore
+
+
+def _head(job: DrafterJob) -> LoadedDrafter:
+    # A plan knows this table, and is made where nothing that computes is installed.
+    from edge_rt.runtime.speculation.head_runner import HeadProvider
+
+    return HeadProvider(job)
+
+
+def _exit(job: DrafterJob) -> LoadedDrafter:
+    from edge_rt.runtime.speculation.exit_adapters import ExitAdapters
+
+    return ExitAdapters(job)
+
+
+MAKERS: Final[Mapping[str, DrafterMaker]] = {"head": _head, "exit": _exit}
+"""Kind of a trained drafter -> what loads it, in this build of edge-rt."""
+
 
 Memory = int | str | Budget | None
 """A memory budget: bytes, a text such as ``"600MiB"``, a ``Budget`` that several models share, or None for what is

@@ -11,34 +11,32 @@ from typing import Final
 
 import psutil
 
-from edge_rt.byte_size import file_size, parse_size, round_up
-from edge_rt.device_names import AUTO as AUTO_DEVICE, CPU, parse_device
+from edge_rt.device.names import AUTO as AUTO_DEVICE, CPU, parse_device
 from edge_rt.errors import ConfigError, RuntimeUnavailable
 from edge_rt.memory.budget import Budget
 from edge_rt.memory.choice import DeviceChoice
 from edge_rt.memory.device import this_device
-from edge_rt.memory.draft_model import DraftModelShape
-from edge_rt.memory.drafter_shape import DrafterShape
 from edge_rt.memory.figures import Device, GpuFigures
 from edge_rt.memory.plan import Plan, Request, make_plan, require_fit
 from edge_rt.memory.request import as_arguments
-from edge_rt.memory.shape import shape_of, shape_on
+from edge_rt.memory.shape import DrafterShape, DraftModelShape, shape_of, shape_on
+from edge_rt.ort.session import pool_size
+from edge_rt.package.exits import kv_of
 from edge_rt.package.reader import Package
-from edge_rt.package.self_drafting import kv_of
-from edge_rt.runtime.load.choosing import choose_device
-from edge_rt.runtime.load.draft_packages import drafting_shapes
-from edge_rt.runtime.load.gpu_figures import (
+from edge_rt.package.spec_modes import OFF
+from edge_rt.runtime.load.devices import (
+    choose_device,
     driver_bytes,
     gpu_figures,
     is_planned_for_gpu,
     planned_choice,
     require_same_device,
 )
+from edge_rt.runtime.load.drafters import drafting_shapes
 from edge_rt.runtime.load.load_plan import LoadPlan
 from edge_rt.runtime.load.options import LoadOptions, Memory
-from edge_rt.runtime.prompt.encoding_budget import EncodingBudget
-from edge_rt.session import pool_size
-from edge_rt.spec_modes import OFF
+from edge_rt.runtime.prompts import EncodingBudget
+from edge_rt.system.byte_size import file_size, parse_size, round_up
 from edge_rt.system.machine import usable_cpus
 from edge_rt.system.process_memory import read_memory
 

@@ -7,14 +7,12 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final
 
 from edge_rt.runtime.decode.draft import Accepted, Draft
-from edge_rt.runtime.drafters.source import Source
-from edge_rt.runtime.graph.outputs import Outputs
+from edge_rt.runtime.forward.outputs import Outputs
 from edge_rt.runtime.results import SpecStats
-from edge_rt.runtime.speculation.arms import OFF
-from edge_rt.runtime.speculation.asking import Asking
-from edge_rt.runtime.speculation.bandit import MAX_REWARD, Bandit
+from edge_rt.runtime.speculation.arms import MAX_REWARD, OFF, Asking, Bandit
 from edge_rt.runtime.speculation.core import DraftCore
 from edge_rt.runtime.speculation.cost_model import CostCurve, RowCosts
+from edge_rt.runtime.speculation.source import Source
 from edge_rt.runtime.speculation.statistics import SpecCounter, decision
 from edge_rt.runtime.speculation.tree import LEAST_VALUE, context_of
 

@@ -6,9 +6,9 @@ import time
 from collections.abc import Callable
 from typing import Any, Final
 
-from edge_rt.runtime.graph.cache import KVCache
-from edge_rt.runtime.graph.io_binding_base import IOBinding
-from edge_rt.runtime.graph.runner import Runner
+from edge_rt.runtime.cache.kv_cache import KVCache
+from edge_rt.runtime.forward.io_binding_base import IOBinding
+from edge_rt.runtime.forward.runner import Runner
 from edge_rt.runtime.speculation.cost_model import CURVE_DEPTHS, CURVE_ROWS, CostStore, RowCosts, measure
 from edge_rt.system.machine import cpu_model
 from edge_rt.version import VERSION

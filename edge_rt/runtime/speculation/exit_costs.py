@@ -6,9 +6,9 @@ from collections.abc import Callable, Sequence as Items
 from dataclasses import dataclass
 from typing import Any, Final
 
-from edge_rt.runtime.graph.cache import KVCache
-from edge_rt.runtime.graph.io_binding_base import IOBinding
-from edge_rt.runtime.graph.segmented_runner import SegmentedRunner
+from edge_rt.runtime.cache.kv_cache import KVCache
+from edge_rt.runtime.forward.io_binding_base import IOBinding
+from edge_rt.runtime.forward.segmented_runner import SegmentedRunner
 from edge_rt.runtime.speculation.cost_measurement import MAX_TRIES
 from edge_rt.runtime.speculation.cost_model import CostCurve, CostStore, RowCosts, measure
 

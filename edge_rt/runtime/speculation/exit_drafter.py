@@ -6,14 +6,14 @@ import time
 from collections.abc import Callable, Sequence as Items
 from typing import TYPE_CHECKING, Any
 
+from edge_rt.runtime.cache.kv_cache import KVCache
 from edge_rt.runtime.decode.draft import ROOT, Accepted, Draft
-from edge_rt.runtime.drafters.chain import ChainGuess
-from edge_rt.runtime.drafters.exit import Plan, PromptTokens, draft_chain, learn_chain
-from edge_rt.runtime.graph.cache import KVCache
-from edge_rt.runtime.graph.outputs import Outputs
-from edge_rt.runtime.graph.segmented_runner import SegmentedRunner
+from edge_rt.runtime.forward.outputs import Outputs
+from edge_rt.runtime.forward.segmented_runner import SegmentedRunner
 from edge_rt.runtime.results import SpecStats
 from edge_rt.runtime.speculation.exit_controller import Controller
+from edge_rt.runtime.speculation.exit_source import Plan, PromptTokens, draft_chain, learn_chain
+from edge_rt.runtime.speculation.source import ChainGuess
 from edge_rt.runtime.speculation.statistics import SpecCounter, decision
 
 if TYPE_CHECKING:

@@ -13,10 +13,10 @@ from collections.abc import Callable, Sequence as Items
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
+from edge_rt.runtime.cache.kv_cache import KVCache
 from edge_rt.runtime.decode.draft import ROOT, Accepted, Draft
 from edge_rt.runtime.decode.loop import Target
-from edge_rt.runtime.graph.cache import KVCache
-from edge_rt.runtime.graph.outputs import Outputs
+from edge_rt.runtime.forward.outputs import Outputs
 from edge_rt.runtime.results import SpecStats
 from edge_rt.runtime.speculation.chain_costs import ChainCosts
 from edge_rt.runtime.speculation.statistics import SpecCounter, decision

@@ -8,26 +8,7 @@ from typing import Final
 
 from edge_rt.errors import ConfigError, MemoryBudgetExceeded, ReferenceBudgetExceeded
 from edge_rt.package.exits import require_exit_mode
-from edge_rt.runtime.config import GenerationConfig
-from edge_rt.runtime.decode.accept import accept
-from edge_rt.runtime.decode.draft import Drafter, NullDrafter
-from edge_rt.runtime.decode.loop import AcceptanceRule
-from edge_rt.runtime.drafters.corpus import Corpus
-from edge_rt.runtime.drafters.library import draft_library
-from edge_rt.runtime.drafters.native import NativeRecyclingSource, NativeReferenceSource, NativeSuffixSource
-from edge_rt.runtime.drafters.ngram import MAX_ENTRIES, MIN_ENTRIES, NgramSource
-from edge_rt.runtime.drafters.provider import DrafterProvider
-from edge_rt.runtime.drafters.recycling import MAX_CONTEXTS, RecyclingSource
-from edge_rt.runtime.drafters.reference import ReferenceSource
-from edge_rt.runtime.drafters.source import Source
-from edge_rt.runtime.drafters.suffix import MAX_TOKENS, MIN_TOKENS, SuffixSource
-from edge_rt.runtime.speculation.adaptive import AdaptiveDrafter, Trace
-from edge_rt.runtime.speculation.bandit import DiscountedUCB
-from edge_rt.runtime.speculation.cost_model import RowCosts
-from edge_rt.runtime.speculation.draft_shape import SlotRates
-from edge_rt.runtime.speculation.native_core import open_core
-from edge_rt.runtime.speculation.sampled import SampledDrafter
-from edge_rt.spec_modes import (
+from edge_rt.package.spec_modes import (
     COMPUTED_MODES,
     EXIT,
     OFF,
@@ -39,6 +20,24 @@ from edge_rt.spec_modes import (
     require_mode,
     require_rule,
 )
+from edge_rt.runtime.config import GenerationConfig
+from edge_rt.runtime.decode.accept import accept
+from edge_rt.runtime.decode.draft import Drafter, NullDrafter
+from edge_rt.runtime.decode.loop import AcceptanceRule
+from edge_rt.runtime.speculation.adaptive import AdaptiveDrafter, Trace
+from edge_rt.runtime.speculation.arms import DiscountedUCB
+from edge_rt.runtime.speculation.core import open_core
+from edge_rt.runtime.speculation.corpus import Corpus
+from edge_rt.runtime.speculation.cost_model import RowCosts
+from edge_rt.runtime.speculation.library import draft_library
+from edge_rt.runtime.speculation.ngram import MAX_ENTRIES, MIN_ENTRIES, NgramSource
+from edge_rt.runtime.speculation.provider import DrafterProvider
+from edge_rt.runtime.speculation.reference.copies import ReferenceSource
+from edge_rt.runtime.speculation.reference.recycling import MAX_CONTEXTS, RecyclingSource
+from edge_rt.runtime.speculation.reference.suffix import MAX_TOKENS, MIN_TOKENS, SuffixSource
+from edge_rt.runtime.speculation.sampled import SampledDrafter, SlotRates
+from edge_rt.runtime.speculation.source import Source
+from edge_rt.runtime.speculation.text_sources import NativeRecyclingSource, NativeReferenceSource, NativeSuffixSource
 
 AUTO_SOURCES: Final = ("suffix", "recycling")
 # Expected reward of an arm before it was tried, relative to the average.
@@ -352,7 +351,7 @@ class Speculation:
         return self._sources[name]
 
     def _ngram_keys(self) -> int:
-        """Return how many keys take no more memory than is planned; see ``edge_rt.memory.drafter_terms``."""
+        """Return how many keys take no more memory than is planned; see ``edge_rt.memory.terms``."""
         planned_for_suffixes = self._library is not None and self.asked != "ngram"
         return self._bounds.suffix_tokens // (_TOKENS_PER_KEY if planned_for_suffixes else 1)
 

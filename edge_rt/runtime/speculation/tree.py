@@ -7,8 +7,8 @@ from collections.abc import Sequence as Items
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from edge_rt.runtime.decode.draft import ROOT, Accepted, Draft
-from edge_rt.runtime.drafters.source import CONTEXT_TOKENS, Source
 from edge_rt.runtime.speculation.acceptance import AcceptanceModel
+from edge_rt.runtime.speculation.source import CONTEXT_TOKENS, Source
 
 if TYPE_CHECKING:
     from edge_rt.runtime.decode.sequence import Sequence

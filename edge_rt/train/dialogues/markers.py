@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from edge_rt.errors import UnsupportedModel
-from edge_rt.runtime.prompt.encoding import PromptEncoder
+from edge_rt.runtime.prompts import PromptEncoder
 from edge_rt.text.rendered import RenderedPrompt
 
 _TURNS = ("one", "two", "three")

@@ -18,8 +18,37 @@ import numpy.typing as npt
 from edge_rt.text.tokenizer import Tokenizer
 from edge_rt.train.batch import BatchRunner, Rows
 from edge_rt.train.dialogues.markers import Markers
-from edge_rt.train.dialogues.prompts import Prompts
 from edge_rt.train.dialogues.tasks import Opening, Openings, Tasks
+
+
+class Prompts:
+    """Draws prompts in random order, each once before any comes again.
+
+    Args:
+        prompts: at least one.
+        rng: draws.
+    """
+
+    def __init__(self, prompts: Sequence[str], rng: random.Random) -> None:
+        self._prompts, self._rng = list(prompts), rng
+        self._left: list[str] = []
+        self._rounds = 0
+
+    def first(self) -> Opening:
+        """Return the next prompt."""
+        if not self._left:
+            self._left = self._rng.sample(self._prompts, len(self._prompts))
+            self._rounds += 1
+        return Opening(self._left.pop(), is_whole=True, is_repeated=self._rounds > 1)
+
+    def next(self) -> Opening | None:
+        """Return None: a conversation is over with its first answer."""
+        return None
+
+    def learn(self, answer: str) -> None:
+        """Do nothing: prompts do not depend on answers."""
+        del answer
+
 
 ROWS_BEFORE: Final = 5
 """Rows kept before that of an answer's first token."""

@@ -17,7 +17,7 @@ from edge_rt.package.manifest import Manifest, ModelConfig
 from edge_rt.package.reader import Package
 from edge_rt.system import checkpoint_names as files
 from edge_rt.system.atomic_files import write_atomically
-from edge_rt.train.draft_model.guesses import Guesses
+from edge_rt.train.draft_model.learn import Guesses
 from edge_rt.train.draft_model.net import DraftLayer
 
 _MODULES: Final = {

@@ -5,13 +5,42 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from typing import Final
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
-from edge_rt.train.draft_model.guesses import Guesses
+from edge_rt.train.draft_model.net import DraftLayers
 from edge_rt.train.draft_model.sequences import Batch
+from edge_rt.train.target import Target
 from edge_rt.train.updates import Found, Progress, Schedule, run_updates
+
+
+class Guesses:
+    """A draft model: its layers between the embedding and the LM head of its target, which stay as they are.
+
+    Args:
+        net: the layers.
+        target: the model, with the whole vocabulary.
+        rotations: cosines and sines, float32 ``[positions, head_dim / 2]``, of at least as many positions as
+            sequences have tokens.
+    """
+
+    def __init__(self, net: DraftLayers, target: Target, rotations: tuple[Tensor, Tensor]) -> None:
+        self.net, self.target, self._rotations = net, target, rotations
+
+    def states(self, batch: Batch) -> Tensor:
+        """Return the stream behind the last layer in the rows of a batch, float32 ``[rows, hidden_size]``."""
+        found: Tensor = self.net(*self.inputs(batch))
+        return found
+
+    def inputs(self, batch: Batch) -> tuple[Tensor, tuple[Tensor, Tensor], Tensor]:
+        """Return embeddings, rotations and rows of a batch, the arguments of the layers."""
+        tokens = batch.token_ids.shape[1]
+        cosines, sines = self._rotations
+        embedded = functional.embedding(batch.token_ids, self.target.embedding)
+        return embedded, (cosines[:tokens], sines[:tokens]), batch.rows
 
 
 @dataclass(frozen=True)
@@ -107,3 +136,35 @@ def _loss(guesses: Guesses, batch: Batch, vocabularies: Vocabularies, recipe: Mo
     surprise = -logs.gather(1, best[:, None])[:, 0]
     loss = (recipe.soft * distance + (1.0 - recipe.soft) * surprise).mean()
     return Found(loss, float(loss.detach()), float((logits.argmax(-1) == best).float().mean()))
+
+
+_RIDGE: Final = 0.01
+_SCALE: Final = 4.0
+"""Size of the fitted states over that of the stream before them, most of which the norm behind so leaves out."""
+
+
+@torch.no_grad()
+def fit_start(guesses: Guesses, batches: Iterator[Batch], rows: int) -> None:
+    """Set ``W_down`` of the last layer; its other weights are left unchanged.
+
+    Args:
+        guesses: the draft model.
+        batches: of recorded answers.
+        rows: to fit.
+    """
+    last = guesses.net.last
+    squares = torch.zeros(last.down.shape[1], last.down.shape[1])
+    products = torch.zeros(last.down.shape[1], last.down.shape[0])
+    scale, seen = 0.0, 0
+    while seen < rows:
+        batch = next(batches)
+        stream = guesses.net.before_last(*guesses.inputs(batch))
+        if not seen:
+            scale = _SCALE * float(stream.pow(2).mean().sqrt())
+        states = functional.rms_norm(batch.hidden, batch.hidden.shape[-1:], None, guesses.target.epsilon)
+        inner = last.inner(stream)
+        squares += inner.T @ inner
+        products += inner.T @ (scale * states - stream)
+        seen += len(stream)
+    squares += _RIDGE * squares.diagonal().mean() * torch.eye(len(squares))
+    last.down.copy_(torch.linalg.solve(squares, products).T)

@@ -7,7 +7,7 @@ distillation on text that the target wrote. Instead of a pre-training it starts 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -17,27 +17,94 @@ import torch
 from torch import Tensor
 
 from edge_rt.export import ExportReport, export_model
+from edge_rt.ort.session import pool_size
 from edge_rt.package.reader import Package, open_package
-from edge_rt.progress import ProgressCallback, no_progress
-from edge_rt.session import pool_size
-from edge_rt.train import checkpoint, stages
-from edge_rt.train.acceptance import Acceptance
+from edge_rt.system.progress import ProgressCallback, no_progress
+from edge_rt.train import checkpoint, options as stages
 from edge_rt.train.answers import write_answers
+from edge_rt.train.batch import BatchRunner
 from edge_rt.train.batches import Recorded, count_tokens, most_frequent
 from edge_rt.train.clock import Clock
 from edge_rt.train.draft_model.folder import folder_name, remove_folder, write_folder
-from edge_rt.train.draft_model.guesses import Guesses
-from edge_rt.train.draft_model.learn import ModelRecipe, Vocabularies, learn_model
-from edge_rt.train.draft_model.measure import MEASURED_ROWS, model_acceptance, package_acceptance
+from edge_rt.train.draft_model.learn import Guesses, ModelRecipe, Vocabularies, fit_start, learn_model
 from edge_rt.train.draft_model.net import DraftLayers, NetShape
-from edge_rt.train.draft_model.plain import PlainLayers
-from edge_rt.train.draft_model.rotations import frequencies_of, rope_settings
-from edge_rt.train.draft_model.sequences import Dialogue, SequenceBatches, held_out_sequences, join
-from edge_rt.train.draft_model.start import fit_start
+from edge_rt.train.draft_model.plain import PlainLayers, frequencies_of, rope_settings
+from edge_rt.train.draft_model.sequences import Dialogue, SequenceBatches, held_out_sequences, in_batches, join
+from edge_rt.train.learn import RANKS, Acceptance
 from edge_rt.train.options import TRAINING_SHARE, TrainOptions
 from edge_rt.train.shards import shard_paths
 from edge_rt.train.target import Target, read_target
 from edge_rt.train.trainable import require_draft_model
+
+MEASURED_ROWS: Final = 10_000
+_TOKENS: Final = 3072
+_LOGIT_ROWS: Final = 512
+"""Rows whose logits over the whole vocabulary are computed at once."""
+
+
+@torch.no_grad()
+def model_acceptance(
+    states: Callable[[Sequence[Dialogue]], Tensor], target: Target, held_out: Sequence[Dialogue], *, steps: int = 3
+) -> Acceptance:
+    """Measure a draft model on recorded answers, among all tokens: at every place against the token of the answer.
+
+    Where the guesses before were right, the draft model has the answer's own tokens before it, so one pass over an
+    answer tells how long its drafts would have been right.
+
+    Args:
+        states: computes the draft model's states before the final norm in the rows of dialogues, float32
+            ``[rows, hidden_size]``.
+        target: whose final norm and LM head it has, with the whole vocabulary.
+        held_out: dialogues that it was not trained on.
+        steps: positions that are measured.
+    """
+    first = torch.zeros(len(RANKS))
+    right, tried, places = torch.zeros(steps), torch.zeros(steps), 0
+    for dialogues in in_batches(held_out, _TOKENS):
+        batch = join(dialogues)
+        rows = states(dialogues).split(_LOGIT_ROWS)
+        guesses = torch.cat([target.logits(some).topk(max(RANKS), -1).indices for some in rows])
+        hits = guesses == batch.next_ids[:, None]
+        first += torch.stack([hits[:, :rank].any(-1).sum() for rank in RANKS])
+        places += len(hits)
+        is_right = torch.ones(len(hits), dtype=torch.bool)
+        for step in range(steps):
+            is_right = is_right & (batch.left >= step)
+            tried[step] += is_right.sum()
+            is_right = is_right & hits[:, 0].roll(-step)
+            right[step] += is_right.sum()
+    shares = (right / tried.clamp(min=1)).tolist()
+    return Acceptance(tuple((first / max(1, places)).tolist()), tuple(shares), places)
+
+
+def package_acceptance(
+    package: Package, target: Target, held_out: Sequence[Dialogue], *, kv_format: str, threads: int
+) -> Acceptance:
+    """Measure the package of a draft model through its own passes; the arguments are those of ``model_acceptance``.
+
+    Args:
+        package: of the draft model, native.
+        target: whose final norm and LM head it has.
+        held_out: dialogues that it was not trained on.
+        kv_format: of the cache.
+        threads: of the process's pool.
+    """
+    longest = max(len(one.token_ids) for one in held_out)
+    with BatchRunner(
+        package, sequences=1, capacity=longest, kv_format=kv_format, threads=threads, most_rows=longest
+    ) as runner:
+
+        def states(dialogues: Sequence[Dialogue]) -> Tensor:
+            found = []
+            for one in dialogues:
+                runner.lengths[0] = 0
+                (rows,) = runner.forward([one.token_ids.tolist()], [True])
+                found.append(rows.hidden[-len(one.next_ids) :].copy())
+            return torch.from_numpy(np.concatenate(found))
+
+        found: Acceptance = model_acceptance(states, target, held_out)
+        return found
+
 
 KIND: Final = "model"
 _POSITIONS: Final = 1152

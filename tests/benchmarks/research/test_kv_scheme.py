@@ -5,7 +5,7 @@ from kv_mix import mixed, rank_layers, swapped, with_formats
 from kv_scheme import Scheme, Side, calibrated, centred, kivi, recent, schemes
 
 from edge_rt.export.calibration.key_constants import KeyConstants, key_constants, key_statistics
-from edge_rt.kv_formats import KV_FORMAT
+from edge_rt.package.kv_formats import KV_FORMAT
 
 HEADS, DIM = 3, 64
 

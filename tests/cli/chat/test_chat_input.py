@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from edge_rt.cli.chat.chat_input import Entry, needs_more, parse_entry
+from edge_rt.cli.chat.repl import Entry, needs_more, parse_entry
 
 
 @pytest.mark.parametrize(

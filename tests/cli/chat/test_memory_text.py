@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from edge_rt.cli.chat.memory_text import on_gpu, planned_text, term_size
+from edge_rt.cli.chat.advice import on_gpu, planned_text, term_size
 from edge_rt.memory.device import preset
 from edge_rt.memory.plan import make_plan
 from edge_rt.memory.request import Request

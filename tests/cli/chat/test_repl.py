@@ -21,14 +21,14 @@ PROMPT = re.escape(">>> ")
 STATS = r"prompt ([\d ]+) tokens?, [\d ]+ tok/s[^a]+ first token [\d.]+ s[^a]+answer ([\d ]+) tokens?[^k]+k?[^k]+peak"
 SLOW_LOAD = """
 import sys, time
-import edge_rt.runtime.engine
-class Slow(edge_rt.runtime.engine.Model):
+import edge_rt.runtime.model
+class Slow(edge_rt.runtime.model.Model):
     def __init__(self, package, options):
         if options.plan is not None and options.plan.choice.ctx == 4096:
             print("LOADING", file=sys.stderr, flush=True)
             time.sleep(1.5)
         super().__init__(package, options)
-edge_rt.runtime.engine.Model = Slow
+edge_rt.runtime.model.Model = Slow
 from edge_rt.cli.main import main
 sys.exit(main())
 """

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from edge_rt.cli.render.speculation_plot import draw, require_plot
-from edge_rt.cli.render.status_line import LINE_SECONDS, StatusLine
+from edge_rt.cli.render.plots import draw_speculation as draw, require_plot
+from edge_rt.cli.render.progress import STATUS_LINE_SECONDS as LINE_SECONDS, StatusLine
 from edge_rt.errors import ConfigError, StorageError
 
 FIGURES = [

@@ -7,7 +7,7 @@ import sys
 import pytest
 
 from edge_rt.package.reader import open_package
-from edge_rt.runtime.drafters.corpus import Corpus
+from edge_rt.runtime.speculation.corpus import Corpus
 from edge_rt.text.tokenizer import Tokenizer
 
 

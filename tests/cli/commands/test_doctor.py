@@ -7,11 +7,11 @@ import json
 import pytest
 
 from edge_rt.cli.render.device_report import device_facts, device_lines, device_text
-from edge_rt.compute_device import ComputeDevice
-from edge_rt.device_names import DeviceName
+from edge_rt.device.names import DeviceName
+from edge_rt.device.provider import kernel_cache
 from edge_rt.errors import RuntimeUnavailable
-from edge_rt.gpu_provider import kernel_cache
-from edge_rt.providers import ProviderState
+from edge_rt.ort.compute_device import ComputeDevice
+from edge_rt.ort.providers import ProviderState
 
 DETAILS = {"architecture": "sm_87", "memory_bytes": 8 << 30, "shares_memory": True, "driver": "13.0"}
 ORIN = ComputeDevice(DeviceName("cuda", 1), "EdgeRtGpu", "1.0.0", "Orin", False, None, DETAILS)

@@ -11,7 +11,7 @@ import pytest
 from edge_rt.cli.options.flags import SPEC
 from edge_rt.package.drafter import DraftTarget
 from edge_rt.package.reader import open_package
-from edge_rt.spec_modes import COMPUTED_MODES, SHOWN_MODES
+from edge_rt.package.spec_modes import COMPUTED_MODES, SHOWN_MODES
 from tests.helpers.packages import copied
 from tests.helpers.tiny_adapters import adapters_of
 from tests.helpers.tiny_drafter import INFO, for_package, write_drafter

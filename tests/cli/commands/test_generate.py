@@ -223,7 +223,7 @@ def test_ctrl_c_early_on(after, start, slow_package):
 
 def test_ctrl_c_while_a_load_blocks(cli_env, small_package):
     code = (
-        "import sys, time, edge_rt.runtime.engine as engine\n"
+        "import sys, time, edge_rt.runtime.model as engine\n"
         "def load(*a, **k):\n    print('loading', file=sys.stderr, flush=True)\n    time.sleep(30)\n"
         "engine.Model = load\nfrom edge_rt.cli.main import main\nsys.exit(main())"
     )

@@ -7,7 +7,7 @@ import pexpect
 import pytest
 
 from edge_rt.cli.commands.doctor import native_facts
-from edge_rt.ops import library_path, native_status
+from edge_rt.ort.op_library import library_path, native_status
 from tests.helpers.packages import copied, edit_manifest, manifest_setter
 
 

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, strategies as st
 
 from edge_rt.cli.commands.profile import chart
-from edge_rt.cli.render.memory_plot import draw, largest_context, spread
+from edge_rt.cli.render.plots import draw_memory as draw, largest_context, spread
 from edge_rt.errors import StorageError
 from edge_rt.measure.memory_report import MemoryReport, MemoryRun, Moment
 from edge_rt.memory.device import preset

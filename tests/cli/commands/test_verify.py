@@ -7,8 +7,7 @@ import pytest
 
 from edge_rt.cli.commands.verify import _loading
 from edge_rt.errors import ConfigError, InputError, StorageError
-from edge_rt.measure.verify import Answer
-from edge_rt.measure.verify_state import VerifyState
+from edge_rt.measure.verify import Answer, VerifyState
 from edge_rt.package.reader import open_package
 from edge_rt.runtime.load.options import LoadOptions
 from tests.helpers.packages import copied

@@ -6,15 +6,15 @@ import io
 import json
 
 import edge_rt
-from edge_rt.cli.commands.verify_run import VerifyRun
+from edge_rt.cli.commands.verify import VerifyRun
 from edge_rt.cli.render.console import Terminal
 from edge_rt.measure.prompts import Prompt
 from edge_rt.package.reader import open_package
+from edge_rt.package.spec_modes import Drafts
 from edge_rt.runtime.config import GenerationConfig
-from edge_rt.runtime.engine import Model
 from edge_rt.runtime.load.options import LoadOptions
-from edge_rt.runtime.speculation.verified import user_verified
-from edge_rt.spec_modes import Drafts
+from edge_rt.runtime.model import Model
+from edge_rt.runtime.speculation.stored_costs import user_verified
 from tests.helpers.onnxruntime_version import needs_onnxruntime
 from tests.helpers.portable_cuda import with_stand_in
 from tests.helpers.webgpu import require_webgpu

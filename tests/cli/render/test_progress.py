@@ -9,7 +9,7 @@ from rich.progress import Progress
 
 from edge_rt.cli.render.console import Terminal
 from edge_rt.cli.render.progress import LINE_SECONDS, Bar, show_progress
-from edge_rt.progress import ProgressEvent
+from edge_rt.system.progress import ProgressEvent
 
 EVENTS = [
     ProgressEvent("read", 1, 2, message="a file \x1b[2J"),

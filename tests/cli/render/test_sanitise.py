@@ -5,8 +5,7 @@ import io
 import pytest
 from hypothesis import given, strategies as st
 
-from edge_rt.cli.render.console import Terminal
-from edge_rt.cli.render.sanitise import harmless
+from edge_rt.cli.render.console import Terminal, harmless
 
 NASTY = st.text(st.one_of(st.sampled_from("\x1b[]0;\x07\x9b31m\r\n\t\u202e\u2066"), st.characters()))
 

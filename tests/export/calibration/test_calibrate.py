@@ -6,17 +6,16 @@ import numpy as np
 import onnx_ir as ir
 import pytest
 
-from edge_rt.binding import StopSwitch
 from edge_rt.errors import Cancelled
 from edge_rt.export.calibration.calibrate import PASS_ROWS, STRIDE, calibrate
-from edge_rt.export.calibration.key_constants import KeyConstants, key_constants, key_statistics
-from edge_rt.export.calibration.key_rounding import better_constants
+from edge_rt.export.calibration.key_constants import KeyConstants, better_constants, key_constants, key_statistics
 from edge_rt.export.weights.blocks import unpermuted_rows
 from edge_rt.export.weights.native import key_constant_names
 from edge_rt.export.weights.weights_file import WeightsFile
-from edge_rt.kv_formats import KV_FORMAT
+from edge_rt.ort.binding import StopSwitch
+from edge_rt.ort.session import Session, pool_size
+from edge_rt.package.kv_formats import KV_FORMAT
 from edge_rt.package.manifest import WEIGHTS_FILE
-from edge_rt.session import Session, pool_size
 from edge_rt.system.machine import usable_cpus
 from tests.helpers.gguf_factory import write_llama_gguf
 from tests.helpers.graphs import Built

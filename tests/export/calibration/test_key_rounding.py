@@ -6,8 +6,14 @@ import numpy as np
 import pytest
 from hypothesis import given, settings, strategies as st
 
-from edge_rt.export.calibration.key_constants import KeyConstants, key_constants, key_statistics
-from edge_rt.export.calibration.key_rounding import better_constants, rounded, weighted_error
+from edge_rt.export.calibration.key_constants import (
+    KeyConstants,
+    better_constants,
+    key_constants,
+    key_statistics,
+    rounded,
+    weighted_error,
+)
 from tests.export.calibration.test_key_constants import hadamard, sample
 
 

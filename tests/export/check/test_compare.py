@@ -13,7 +13,7 @@ from edge_rt.export.check.compare import (
     require_close,
     run_steps,
 )
-from edge_rt.export.check.reference import Step
+from edge_rt.export.reference.reference import Step
 from tests.helpers.gguf_factory import write_llama_gguf
 from tests.helpers.graphs import Built
 from tests.helpers.mistakes import (

@@ -11,7 +11,7 @@ import pytest
 from edge_rt.export.graph.builder import IR_VERSION
 from edge_rt.export.graph.native import OPSETS, NativeBuilder
 from edge_rt.export.weights.weights_file import WeightsLayout
-from edge_rt.op_list import OPS
+from edge_rt.package.op_list import OPS
 from tests.helpers.fake_model import model_config
 from tests.helpers.gguf_factory import write_llama_gguf
 from tests.helpers.graphs import Built, decoder_of

@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 
 from edge_rt.errors import UnsupportedModel
-from edge_rt.export.decoder.forward import DecoderForward
 from edge_rt.export.quantise.moments import (
     HELD_OUT_TOKENS,
     INPUT_OF,
@@ -16,6 +15,7 @@ from edge_rt.export.quantise.moments import (
     HeldOut,
     Moments,
 )
+from edge_rt.export.reference.forward import DecoderForward
 from tests.helpers.arrays import Arrays, random_arrays, source_of, tiny_decoder
 
 

@@ -9,7 +9,7 @@ from edge_rt.export.quantise.feedback import feedback, importance, quantise_with
 from edge_rt.export.quantise.grids import QUANTISABLE, Grid
 from edge_rt.export.quantise.native import round_rows
 from edge_rt.export.weights.tile_formats import tile_format
-from edge_rt.ops import native_library
+from edge_rt.ort.op_library import native_library
 from tests.ops.single_op import needs_native
 
 pytestmark = needs_native

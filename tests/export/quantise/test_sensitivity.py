@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 from hypothesis import given, settings, strategies as st
 
-from edge_rt.byte_size import show_at_least
 from edge_rt.errors import ConfigError
 from edge_rt.export.quantise.decision import Rivals, WeightChoice
 from edge_rt.export.quantise.feedback import importance, quantise
@@ -16,6 +15,7 @@ from edge_rt.export.quantise.grids import Grid
 from edge_rt.export.quantise.sensitivity import Cost, costs, measured_choice, share_out, winners
 from edge_rt.export.weights.native import tile_bytes
 from edge_rt.export.weights.tile_formats import tile_format
+from edge_rt.system.byte_size import show_at_least
 from tests.helpers.arrays import Arrays
 from tests.helpers.ggml_blocks import tensor_of
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 
 from edge_rt.errors import InvalidModelFile, UnsupportedModel
-from edge_rt.export.sources.converted_config import BitsAndBytesSettings, Float8Settings
-from edge_rt.export.sources.packed_config import read_packed_settings
+from edge_rt.export.sources.packed_config import BitsAndBytesSettings, Float8Settings, read_packed_settings
 from tests.helpers.converted_factory import SETTINGS
 from tests.helpers.documents import replaced
 

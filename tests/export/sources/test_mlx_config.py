@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 
 from edge_rt.errors import InvalidModelFile, UnsupportedModel
-from edge_rt.export.sources.mlx_config import MLXSettings
-from edge_rt.export.sources.packed_config import read_packed_settings
+from edge_rt.export.sources.packed_config import MLXSettings, read_packed_settings
 
 PLAIN = {"group_size": 64, "bits": 4}
 

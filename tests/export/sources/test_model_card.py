@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from edge_rt.export.sources.model_card import read_license
+from edge_rt.export.sources.hf_folder import read_license
 
 
 @pytest.mark.parametrize(

@@ -6,8 +6,15 @@ import numpy as np
 import pytest
 
 from edge_rt.errors import InvalidPackage
-from edge_rt.export.traced.check import MAX_ERROR, PREFIXES, ROWS, check_capacity, check_logits, exact_rows
-from edge_rt.export.traced.passes import TracedPasses
+from edge_rt.export.traced.passes import (
+    MAX_ERROR,
+    PREFIXES,
+    ROWS,
+    TracedPasses,
+    check_capacity,
+    check_logits,
+    exact_rows,
+)
 
 VOCABULARY = 13
 

@@ -11,9 +11,9 @@ from edge_rt.errors import ConfigError, InvalidModelFile, InvalidPackage, Storag
 from edge_rt.export import export_model, plan_export
 from edge_rt.export.traced.export import STAGES, export_traced
 from edge_rt.package.reader import open_package
-from edge_rt.progress import no_progress
+from edge_rt.package.spec_modes import Drafts
 from edge_rt.runtime.config import GenerationConfig
-from edge_rt.spec_modes import Drafts
+from edge_rt.system.progress import no_progress
 from tests.helpers.models import load_package
 from tests.helpers.packages import listing
 from tests.helpers.traced_factory import CONTEXT, TracedModel, tracer_of, write_folder

@@ -8,17 +8,16 @@ import numpy as np
 import onnx_ir as ir
 import pytest
 
-from edge_rt.binding import StopSwitch
 from edge_rt.errors import UnsupportedModel, VersionMismatch
 from edge_rt.export.traced import store
-from edge_rt.export.traced.estimate import packed_and_mapped
 from edge_rt.export.traced.interface import find_interface
-from edge_rt.export.traced.pass_memory import pass_points
+from edge_rt.export.traced.pass_memory import packed_and_mapped, pass_points
 from edge_rt.export.traced.passes import TracedPasses
 from edge_rt.export.traced.rewrite import adapt
-from edge_rt.export.traced.tidy import simplify, write_out
+from edge_rt.export.traced.store import simplify, write_out
+from edge_rt.ort.binding import StopSwitch
+from edge_rt.ort.session import Session, pool_size
 from edge_rt.package.graph_check import check_graph
-from edge_rt.session import Session, pool_size
 from tests.helpers.tiny_package import MANIFEST
 from tests.helpers.traced_factory import (
     CONTEXT,

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from edge_rt.export.weights.gguf_blocks import read_codes
-from edge_rt.export.weights.matmul_nbits import block_rows, block_size, code_bits
+from edge_rt.export.weights.portable import block_rows, block_size, code_bits
 from edge_rt.export.weights.tile_formats import tile_format
 from tests.helpers.ggml_blocks import BLOCK_TYPES, exact_values, random_rows, tensor_of
 

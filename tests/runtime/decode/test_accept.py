@@ -8,7 +8,7 @@ from edge_rt.runtime.config import GenerationConfig
 from edge_rt.runtime.decode.accept import accept, accept_best
 from edge_rt.runtime.decode.draft import ROOT, Draft
 from edge_rt.runtime.decode.sampling import Sampler
-from edge_rt.runtime.graph.outputs import Outputs, TopTokens
+from edge_rt.runtime.forward.outputs import Outputs, TopTokens
 
 
 class Argmax:

@@ -4,8 +4,8 @@ import pytest
 
 from edge_rt.errors import ConfigError, ContextOverflow, InferenceError
 from edge_rt.runtime.decode.sequence import Sequence
+from edge_rt.runtime.forward.cancel import CancelToken
 from edge_rt.runtime.generation import usable_ids
-from edge_rt.runtime.graph.cancel import CancelToken
 from tests.helpers.fake_model import VOCABULARY, FakeTarget, Run, ScriptedDrafter, fake_cache
 
 PROMPT = [5, 6, 7]

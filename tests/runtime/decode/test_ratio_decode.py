@@ -15,17 +15,16 @@ from hypothesis import given, settings, strategies as st
 
 from edge_rt.errors import ConfigError
 from edge_rt.memory.fallbacks import DEFAULT_DRAFT
+from edge_rt.package.spec_modes import SHOWN_MODES, Drafts
 from edge_rt.runtime.config import GenerationConfig
 from edge_rt.runtime.decode.accept_ratio import Proposal, accept_ratio
 from edge_rt.runtime.decode.draft import NullDrafter
 from edge_rt.runtime.decode.sampling import Sampler
-from edge_rt.runtime.drafters.recycling import RecyclingSource
 from edge_rt.runtime.generation import Generation, Held
 from edge_rt.runtime.speculation.cost_model import RowCosts
-from edge_rt.runtime.speculation.draft_shape import SlotRates
-from edge_rt.runtime.speculation.sampled import SampledDrafter
+from edge_rt.runtime.speculation.reference.recycling import RecyclingSource
+from edge_rt.runtime.speculation.sampled import SampledDrafter, SlotRates
 from edge_rt.runtime.speculation.speculation import Speculation
-from edge_rt.spec_modes import SHOWN_MODES, Drafts
 from tests.helpers.fake_model import VOCABULARY, FakeTarget, Run, fake_cache
 from tests.helpers.models import load_package
 

@@ -10,7 +10,7 @@ from hypothesis import assume, given, settings, strategies as st
 from edge_rt.errors import InferenceError
 from edge_rt.runtime.decode.accept import accept
 from edge_rt.runtime.decode.draft import ROOT, Draft
-from edge_rt.runtime.graph.cancel import CancelToken
+from edge_rt.runtime.forward.cancel import CancelToken
 from tests.helpers.fake_model import VOCABULARY, FakeTarget, Run, ScriptedDrafter, fake_cache
 
 PROMPT = [5, 6, 7]

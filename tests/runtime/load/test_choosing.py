@@ -15,20 +15,19 @@ from edge_rt.cli.loading import tell_device
 from edge_rt.cli.plan_speed import Speeds, measured_here
 from edge_rt.cli.render.console import Terminal
 from edge_rt.cli.render.plan_report import plan_json, print_plan
+from edge_rt.device.driver import Gpu, GpuReport
+from edge_rt.device.provider import GpuProvider
 from edge_rt.errors import ConfigError, MemoryBudgetExceeded, RuntimeUnavailable
-from edge_rt.gpu_library import Gpu, GpuReport
-from edge_rt.gpu_provider import GpuProvider
 from edge_rt.memory.choice import DeviceChoice
 from edge_rt.memory.plan import Request, make_plan
 from edge_rt.memory.shape import shape_of
+from edge_rt.ort.session import pool_size
 from edge_rt.package.reader import open_package
-from edge_rt.runtime.engine import Model
-from edge_rt.runtime.load.choosing import choose_device, measured_speeds
-from edge_rt.runtime.load.gpu_figures import gpu_figures
+from edge_rt.runtime.load.devices import choose_device, gpu_figures, measured_speeds
 from edge_rt.runtime.load.options import LoadOptions
 from edge_rt.runtime.load.planning import asked_again, device_of, options_on, plan_load, plan_package
+from edge_rt.runtime.model import Model
 from edge_rt.runtime.speculation.cost_model import CURVE_ROWS, CostStore, RowCosts
-from edge_rt.session import pool_size
 from edge_rt.system.machine import cpu_model, usable_cpus
 from edge_rt.version import VERSION
 from tests.memory.shapes import DEVICE, make_shape

@@ -10,16 +10,16 @@ import numpy as np
 import pytest
 
 import edge_rt
-from edge_rt import providers
-from edge_rt.device_names import DeviceName, parse_device
+from edge_rt.device.names import DeviceName, parse_device
 from edge_rt.errors import ConfigError, MemoryBudgetExceeded, RuntimeUnavailable, UnsupportedModel, VersionMismatch
+from edge_rt.ort import providers
+from edge_rt.ort.errors import translate
+from edge_rt.ort.providers import find_device
 from edge_rt.package.reader import open_package
-from edge_rt.providers import find_device
+from edge_rt.package.spec_modes import Drafts
 from edge_rt.runtime.load.devices import open_device, placement
 from edge_rt.runtime.load.options import LoadOptions
-from edge_rt.runtime.speculation.verified import VerifiedStore, verification_key
-from edge_rt.session_errors import translate
-from edge_rt.spec_modes import Drafts
+from edge_rt.runtime.speculation.stored_costs import VerifiedStore, verification_key
 from tests.helpers.onnxruntime_version import needs_onnxruntime
 from tests.helpers.webgpu import require_webgpu
 

@@ -11,11 +11,11 @@ import pytest
 from edge_rt.errors import ConfigError, InvalidDrafter, MemoryBudgetExceeded, ModelNotFound, RuntimeUnavailable
 from edge_rt.package.drafter import DraftTarget
 from edge_rt.package.reader import open_package
+from edge_rt.package.spec_modes import NO_DRAFTER
 from edge_rt.runtime.load.drafters import choose_drafter
 from edge_rt.runtime.load.options import LoadOptions
 from edge_rt.runtime.load.planning import plan_package
 from edge_rt.runtime.speculation.cost_model import RowCosts
-from edge_rt.spec_modes import NO_DRAFTER
 from tests.helpers.fake_drafters import FakeMakers
 from tests.helpers.models import load_package
 from tests.helpers.packages import copied

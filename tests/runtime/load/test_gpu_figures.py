@@ -9,16 +9,16 @@ import pytest
 
 import edge_rt
 from edge_rt.cli.commands.plan import with_driver
+from edge_rt.device.driver import Gpu, GpuReport
+from edge_rt.device.provider import GpuProvider
 from edge_rt.errors import ConfigError, MemoryBudgetExceeded, RuntimeUnavailable
-from edge_rt.gpu_library import Gpu, GpuReport
-from edge_rt.gpu_provider import GpuProvider
 from edge_rt.memory.budget import Budget
 from edge_rt.memory.device import presets, this_device
 from edge_rt.memory.figures import Amounts
 from edge_rt.memory.gpu_terms import CONTEXT_BYTES, DRIVER_BYTES
 from edge_rt.memory.request import Request
 from edge_rt.package.reader import open_package
-from edge_rt.runtime.load.gpu_figures import gpu_figures
+from edge_rt.runtime.load.devices import gpu_figures
 from edge_rt.runtime.load.options import LoadOptions
 from edge_rt.runtime.load.planning import plan_load, plan_package, resident_bytes
 

@@ -29,12 +29,12 @@ from edge_rt.measure.memory_report import measured_terms
 from edge_rt.memory.budget import Budget
 from edge_rt.memory.figures import Device
 from edge_rt.package.reader import open_package
-from edge_rt.runtime.drafters.corpus_build import build_corpus
-from edge_rt.runtime.drafters.source import Guess
+from edge_rt.package.spec_modes import CORPUS_MODES, USED_BY
 from edge_rt.runtime.load.options import LoadOptions
 from edge_rt.runtime.load.planning import plan_package, resident_bytes
+from edge_rt.runtime.speculation.corpus_build import build_corpus
 from edge_rt.runtime.speculation.cost_model import RowCosts
-from edge_rt.spec_modes import CORPUS_MODES, USED_BY
+from edge_rt.runtime.speculation.source import Guess
 from edge_rt.system.machine import available_memory_bytes
 from tests.helpers.measured import measure_plan
 from tests.helpers.models import load_package

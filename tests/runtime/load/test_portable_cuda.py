@@ -12,18 +12,18 @@ import numpy as np
 import onnxruntime as ort
 import pytest
 
-from edge_rt import providers
-from edge_rt.compute_device import DeviceArray, PlacedNode
-from edge_rt.device_names import DeviceName
+from edge_rt.device.names import DeviceName
+from edge_rt.device.provider import CUDA_PROVIDER
 from edge_rt.errors import ConfigError, MemoryBudgetExceeded, RuntimeUnavailable, VersionMismatch
-from edge_rt.gpu_provider import CUDA_PROVIDER
+from edge_rt.ort import providers
+from edge_rt.ort.compute_device import DeviceArray, PlacedNode
+from edge_rt.ort.providers import find_portable_cuda
+from edge_rt.ort.session import Session, pool_size
 from edge_rt.package.reader import open_package
-from edge_rt.providers import find_portable_cuda
-from edge_rt.runtime.engine import Model
+from edge_rt.package.spec_modes import Drafts
 from edge_rt.runtime.load.devices import cache_device, open_device, placement
 from edge_rt.runtime.load.options import LoadOptions
-from edge_rt.session import Session, pool_size
-from edge_rt.spec_modes import Drafts
+from edge_rt.runtime.model import Model
 from tests.helpers.onnxruntime_version import needs_onnxruntime
 from tests.helpers.portable_cuda import STAND_IN, with_stand_in
 from tests.test_gpu_provider import TWO, FakeProvider

@@ -10,14 +10,14 @@ from hypothesis import given, settings, strategies as st
 
 from edge_rt.runtime.decode.draft import ROOT, Draft
 from edge_rt.runtime.decode.sequence import Sequence
-from edge_rt.runtime.drafters.ngram import NgramSource
-from edge_rt.runtime.drafters.recycling import RecyclingSource
-from edge_rt.runtime.drafters.reference import ReferenceSource
-from edge_rt.runtime.drafters.suffix import SuffixSource
 from edge_rt.runtime.speculation.adaptive import BLOCK_STEPS, AdaptiveDrafter
-from edge_rt.runtime.speculation.bandit import DiscountedUCB
+from edge_rt.runtime.speculation.arms import DiscountedUCB
 from edge_rt.runtime.speculation.core import PythonCore
 from edge_rt.runtime.speculation.cost_model import RowCosts
+from edge_rt.runtime.speculation.ngram import NgramSource
+from edge_rt.runtime.speculation.reference.copies import ReferenceSource
+from edge_rt.runtime.speculation.reference.recycling import RecyclingSource
+from edge_rt.runtime.speculation.reference.suffix import SuffixSource
 from tests.helpers.fake_model import VOCABULARY, FakeTarget, Run, fake_cache
 from tests.helpers.fake_sources import Clock, OracleSource, RandomSource, TimedTarget, linear_costs
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from edge_rt.runtime.speculation.asking import Asking
+from edge_rt.runtime.speculation.arms import Asking
 
 
 def test_at_first_it_asks_where_texts_are_unsure():

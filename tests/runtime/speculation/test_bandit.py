@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from edge_rt.runtime.speculation.bandit import DiscountedUCB
+from edge_rt.runtime.speculation.arms import DiscountedUCB
 
 MAKERS = {"ucb": lambda arms: DiscountedUCB((1.0,) * arms)}
 

@@ -11,12 +11,11 @@ from edge_rt.errors import Cancelled, ConfigError
 from edge_rt.package.manifest import KV_FORMATS
 from edge_rt.runtime.decode.draft import Draft, NullDrafter
 from edge_rt.runtime.decode.sequence import Sequence
-from edge_rt.runtime.drafters.exit import Plan
 from edge_rt.runtime.speculation.cost_model import CostStore
-from edge_rt.runtime.speculation.exit_controller import ExitController
+from edge_rt.runtime.speculation.exit_controller import ExitController, ExitRates
 from edge_rt.runtime.speculation.exit_costs import ExitCosts, ExitCurves, ExitMeasurement
 from edge_rt.runtime.speculation.exit_drafter import ExitDrafter
-from edge_rt.runtime.speculation.exit_rates import ExitRates
+from edge_rt.runtime.speculation.exit_source import Plan
 from tests.helpers.fake_sources import linear_costs
 from tests.helpers.models import load_package
 from tests.helpers.segmented import EXITS, CutPasses, answer, whole_passes

@@ -10,18 +10,17 @@ import pytest
 from hypothesis import given, settings, strategies as st
 
 from edge_rt.errors import ConfigError, InferenceError
-from edge_rt.memory.drafter_terms import NATIVE_TABLES
-from edge_rt.ops import library_path
+from edge_rt.memory.terms import NATIVE_TABLES
+from edge_rt.ort.op_library import library_path
 from edge_rt.runtime.decode.draft import ROOT, Accepted, Draft
-from edge_rt.runtime.drafters.forest import WALKED_NODES, Forest, ForestSource, forest_of
-from edge_rt.runtime.drafters.library import draft_library
-from edge_rt.runtime.drafters.native import NativeRecyclingSource, NativeReferenceSource, NativeSuffixSource
-from edge_rt.runtime.drafters.recycling import RecyclingSource
-from edge_rt.runtime.drafters.reference import ReferenceSource
-from edge_rt.runtime.drafters.suffix import SuffixSource
-from edge_rt.runtime.graph.outputs import Outputs, TopTokens
-from edge_rt.runtime.speculation.core import PythonCore
-from edge_rt.runtime.speculation.native_core import NativeCore, open_core
+from edge_rt.runtime.forward.outputs import Outputs, TopTokens
+from edge_rt.runtime.speculation.core import NativeCore, PythonCore, open_core
+from edge_rt.runtime.speculation.library import draft_library
+from edge_rt.runtime.speculation.reference.copies import ReferenceSource
+from edge_rt.runtime.speculation.reference.recycling import RecyclingSource
+from edge_rt.runtime.speculation.reference.suffix import SuffixSource
+from edge_rt.runtime.speculation.source import WALKED_NODES, Forest, ForestSource, forest_of
+from edge_rt.runtime.speculation.text_sources import NativeRecyclingSource, NativeReferenceSource, NativeSuffixSource
 from tests.helpers.fake_sources import SourceBase
 
 pytestmark = pytest.mark.skipif(library_path() is None, reason="installed without a C++ compiler")

@@ -10,10 +10,16 @@ import pytest
 from edge_rt.runtime.decode.draft import ROOT, Accepted, Draft
 from edge_rt.runtime.decode.sampling import Chance
 from edge_rt.runtime.decode.sequence import Sequence
-from edge_rt.runtime.drafters.source import Guess
 from edge_rt.runtime.speculation.cost_model import RowCosts
-from edge_rt.runtime.speculation.draft_shape import MAX_SIBLINGS, Slot, SlotRates
-from edge_rt.runtime.speculation.sampled import PROBE_STEPS, SampledDrafter, drafting_seed
+from edge_rt.runtime.speculation.sampled import (
+    MAX_SIBLINGS,
+    PROBE_STEPS,
+    SampledDrafter,
+    Slot,
+    SlotRates,
+    drafting_seed,
+)
+from edge_rt.runtime.speculation.source import Guess
 from tests.helpers.fake_model import FakeTarget
 from tests.helpers.fake_sources import SourceBase
 

@@ -11,12 +11,12 @@ import pytest
 import edge_rt
 from edge_rt.errors import Busy, ConfigError
 from edge_rt.memory.fallbacks import DEFAULT_DRAFT
+from edge_rt.package.spec_modes import COMPUTED_MODES, MAX_DRAFT, SPEC_MODES, Drafts
 from edge_rt.runtime.config import GenerationConfig
 from edge_rt.runtime.decode.draft import NullDrafter
 from edge_rt.runtime.load.options import LoadOptions
 from edge_rt.runtime.speculation.cost_model import CURVE_ROWS, CostStore, RowCosts
 from edge_rt.runtime.speculation.speculation import Speculation
-from edge_rt.spec_modes import COMPUTED_MODES, MAX_DRAFT, SPEC_MODES, Drafts
 from tests.helpers.fake_model import FakeTarget, Run
 from tests.helpers.fake_sources import RandomSource, linear_costs
 from tests.helpers.models import load_package

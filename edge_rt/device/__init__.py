@@ -1,0 +1,1 @@
+"""GPUs: their names, the driver, kernels, and our own provider."""

@@ -1,0 +1,279 @@
+"""edge-rt's own execution provider for NVIDIA GPUs: where its library is, and GPUs made ready to be opened."""
+
+from __future__ import annotations
+
+import ctypes
+import importlib.resources
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Final
+
+from edge_rt.device.driver import Gpu, GpuLibrary, GpuReport
+from edge_rt.device.kernels import Nvrtc, any_nvrtc, check_compute, compiled_kernels, kernel_paths, nvrtc_for
+from edge_rt.errors import RuntimeUnavailable
+from edge_rt.system.byte_size import round_up
+
+GPU_LIBRARY: Final = "libedge_rt_gpu.so"
+"""Its file, beside the library of edge-rt's operators."""
+SOURCES: Final = "cuda"
+"""Folder of the kernels' sources, in the same place."""
+
+DRIVER: Final = "libcuda.so.1"
+"""The library of NVIDIA's driver, as ``csrc/gpu/driver_library.cc`` opens it."""
+
+CUDA_PROVIDER: Final = "CUDAExecutionProvider"
+"""The provider for NVIDIA GPUs in ONNX Runtime's wheel ``onnxruntime-gpu``."""
+
+_MIB: Final = 1 << 20
+
+KernelMaker = Callable[[Gpu, GpuReport], Mapping[str, bytes]]
+"""Returns the kernels of a GPU as name of a source -> cubin; see ``kernels_of``."""
+
+
+class GpuProvider:
+    """A library of the provider, and what makes its kernels. Tests have one whose driver is emulated.
+
+    Args:
+        library: returns the path of the library, or raises ``RuntimeUnavailable``.
+        kernels: makes the kernels of a GPU.
+        are_made: whether that takes no time, because they were made before; None: it never does.
+        portable: ONNX Runtime's own provider for the same GPUs, which portable packages run on.
+        driver: name of the driver's library; None: the provider's library has one, which is emulated.
+    """
+
+    def __init__(
+        self,
+        library: Callable[[], Path],
+        kernels: KernelMaker,
+        are_made: Callable[[Gpu, GpuReport], bool] | None = None,
+        portable: str = CUDA_PROVIDER,
+        driver: str | None = None,
+    ) -> None:
+        self.portable = portable
+        self._driver = driver
+        self._find, self._make_kernels, self._are_made = library, kernels, are_made
+        # Kernels take a minute or more to compile: who only asks which GPUs there are does not wait for them.
+        self._lock, self._making = threading.Lock(), threading.Lock()
+        self._library: GpuLibrary | None = None
+        self._ready: set[int] = set()
+        self._counted: dict[int, set[object]] = {}
+        self._taken: dict[str, int] = {}
+
+    @property
+    def path(self) -> Path:
+        """The path of the library.
+
+        Raises:
+            RuntimeUnavailable: it is not installed.
+        """
+        return self._find()
+
+    @property
+    def library(self) -> GpuLibrary:
+        """The opened library.
+
+        Raises:
+            RuntimeUnavailable, VersionMismatch: it is not installed, or cannot be used.
+        """
+        path = self.path
+        with self._lock:
+            if self._library is None:
+                self._library = GpuLibrary(path)
+            return self._library
+
+    def has_driver(self) -> bool:
+        """Return whether the driver can be asked, without opening the provider's library, which takes memory."""
+        if self._driver is None:
+            return True
+        try:
+            with self._asking("has_driver"):
+                ctypes.CDLL(self._driver)
+        except OSError:
+            return False
+        return True
+
+    def report(self) -> GpuReport:
+        """Ask the driver which GPUs there are.
+
+        Raises:
+            RuntimeUnavailable, VersionMismatch: there is none that can be used; the error says why.
+        """
+        with self._asking("report"):
+            report = self.library.report()
+        if all(not gpu.can_compute for gpu in report.gpus):
+            check_compute(report.gpus[0].compute)
+        return report
+
+    def free_bytes(self, number: int) -> int:
+        """Return how much memory of a GPU nobody uses at present; this opens the GPU for a moment.
+
+        Raises:
+            RuntimeUnavailable, VersionMismatch: it cannot be opened.
+        """
+        with self._asking(f"free_bytes({number})"):
+            return self.library.free_bytes(number)
+
+    @property
+    def asked_bytes(self) -> int:
+        """Memory of this process, in whole MiB, that the driver took when it was asked about GPUs; measured."""
+        taken = sum(self._taken.values())
+        return 0 if taken < _MIB else round_up(taken)
+
+    @contextmanager
+    def _asking(self, question: str) -> Iterator[None]:
+        """Measure what a block takes the first time; it is libraries and contexts, which a second time finds there."""
+        if question in self._taken:
+            yield
+            return
+        before = _resident_bytes()
+        try:
+            yield
+        finally:
+            self._taken.setdefault(question, max(0, _resident_bytes() - before))
+
+    def is_ready(self, number: int) -> bool:
+        """Return whether a GPU was made ready in this process, as every load does before it opens one for good."""
+        with self._lock:
+            return number in self._ready
+
+    @property
+    def has_opened(self) -> bool:
+        """Whether any GPU was made ready in this process."""
+        with self._lock:
+            return bool(self._ready)
+
+    def count_context(self, number: int) -> Callable[[], None]:
+        """Note that the plan of a loaded model counts this process's context of a GPU.
+
+        Args:
+            number: of the GPU.
+
+        Returns:
+            A function that is called when the model is closed; a second call does nothing.
+        """
+        model = object()
+        with self._lock:
+            self._counted.setdefault(number, set()).add(model)
+
+        def end() -> None:
+            with self._lock:
+                self._counted[number].discard(model)
+
+        return end
+
+    def is_context_counted(self, number: int) -> bool:
+        """Return whether the plan of a loaded model counts this process's context of a GPU."""
+        with self._lock:
+            return bool(self._counted.get(number))
+
+    def make_ready(self, number: int, on_compile: Callable[[], None] | None = None) -> None:
+        """Hand over the kernels of a GPU, which are compiled when it is used for the first time.
+
+        Args:
+            number: of the GPU.
+            on_compile: called before they are compiled, which takes a minute or more.
+
+        Raises:
+            RuntimeUnavailable, VersionMismatch: there is no such GPU, it is too old, or nothing can compile for it.
+            StorageError: compiled kernels cannot be kept.
+        """
+        library = self.library
+        with self._making:
+            if self.is_ready(number):
+                return
+            report = library.report()
+            gpu = report.gpu(number)
+            check_compute(gpu.compute)
+            if on_compile is not None and self._are_made is not None and not self._are_made(gpu, report):
+                on_compile()
+            library.set_kernels(number, self._make_kernels(gpu, report))
+            with self._lock:
+                self._ready.add(number)
+
+
+def _resident_bytes() -> int:
+    import psutil
+
+    return int(psutil.Process().memory_info().rss)
+
+
+def kernels_of(gpu: Gpu, report: GpuReport) -> dict[str, bytes]:
+    """Return the installed kernels for a GPU, compiled by NVIDIA's run-time compiler unless they were before.
+
+    Raises:
+        RuntimeUnavailable: there is no compiler, or it fails.
+        VersionMismatch: every compiler is newer than the driver.
+        StorageError: the cache cannot be written.
+    """
+    return prebuilt(gpu.compute, nvrtc_for(report.driver_version))
+
+
+def are_compiled(gpu: Gpu, report: GpuReport) -> bool:
+    """Return whether this user's cache holds the installed kernels for a GPU.
+
+    Raises:
+        RuntimeUnavailable, VersionMismatch: as ``kernels_of``.
+    """
+    nvrtc = nvrtc_for(report.driver_version)
+    kept = kernel_paths(nvrtc, gpu.compute, sources=_installed(SOURCES), cache=kernel_cache())
+    return all(path.is_file() for path in kept.values())
+
+
+def prebuilt(compute: int, nvrtc: Nvrtc, cache: Path | None = None) -> dict[str, bytes]:
+    """Return the installed kernels for an architecture, compiled unless they were before.
+
+    Args:
+        compute: 10 * major + minor of the architecture.
+        nvrtc: the compiler.
+        cache: folder of compiled kernels; None: this user's.
+
+    Raises:
+        RuntimeUnavailable: they cannot be compiled.
+        StorageError: the cache cannot be written.
+    """
+    return compiled_kernels(nvrtc, compute, sources=_installed(SOURCES), cache=cache or kernel_cache())
+
+
+def compiler_here(own: GpuProvider | None = None) -> Nvrtc:
+    """Return the compiler that kernels on this machine are made with; without a driver the first that is installed.
+
+    Args:
+        own: the provider; None: the installed one.
+
+    Raises:
+        RuntimeUnavailable, VersionMismatch: there is no compiler, or none for the driver.
+    """
+    try:
+        report = (own or INSTALLED).library.report()
+    except RuntimeUnavailable:
+        return any_nvrtc()
+    return nvrtc_for(report.driver_version)
+
+
+def kernel_cache() -> Path:
+    """Return the folder of this user's compiled kernels."""
+    import platformdirs
+
+    return platformdirs.user_cache_path("edge-rt") / "kernels"
+
+
+def _installed(name: str) -> Path:
+    """Return a place in the installed package; nothing else may name the code that runs."""
+    return Path(str(importlib.resources.files("edge_rt") / "native" / name))
+
+
+def _installed_library() -> Path:
+    path = _installed(GPU_LIBRARY)
+    if not path.is_file():
+        raise RuntimeUnavailable(
+            "This installation of edge-rt has no provider for NVIDIA GPUs.",
+            f"{GPU_LIBRARY} is not beside the library of its operators.",
+            "Use --device cpu, or with a portable package --device webgpu.",
+        )
+    return path
+
+
+INSTALLED: Final = GpuProvider(_installed_library, kernels_of, are_compiled, driver=DRIVER)
+"""The provider of the installed package."""

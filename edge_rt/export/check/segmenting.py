@@ -1,0 +1,132 @@
+"""Cuts the graph of a package at its exits, and compares the parts with the whole, bit by bit."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+import onnx_ir as ir
+
+from edge_rt.errors import InvalidPackage
+from edge_rt.export.check.compare import check_token_ids, run_graph
+from edge_rt.export.checkpoint import Checkpoint
+from edge_rt.export.decoder.weights import DecoderWeights
+from edge_rt.export.graph.builder import Stream
+from edge_rt.export.graph.segments import SegmentBuilder
+from edge_rt.export.weights.weights_file import WeightsLayout
+from edge_rt.export.writing import GRAPH_FILE, PRODUCER, save_graph
+from edge_rt.ort.binding import StopSwitch
+from edge_rt.ort.session import Session, pool_size
+from edge_rt.package.decoder import Decoder
+from edge_rt.package.manifest import Segment
+from edge_rt.system.machine import usable_cpus
+
+
+def build_segments(
+    weights: DecoderWeights, layout: WeightsLayout, decoder: Decoder, exits: Sequence[int], producer: str
+) -> list[tuple[int, int, ir.Model]]:
+    """Return first layer, end layer and graph of every segment, and last the head's, which has no layers.
+
+    Every node is one of the whole graph, so that a pass through all of them has its bits.
+
+    Args:
+        weights: matrices of the model.
+        layout: their positions in ``weights.bin``.
+        decoder: the model.
+        exits: layers behind which the graph is cut, see ``edge_rt.package.exits``.
+        producer: program name written into the graphs.
+    """
+    layers = decoder.num_layers
+    segments = []
+    for first, end in zip([0, *exits], [*exits, layers], strict=True):
+        build = SegmentBuilder(layout, decoder, first, end)
+        x = _layers(build, weights, first, end)
+        model = build.head(x, weights.head, producer) if build.is_last else build.leave(x, producer)
+        segments.append((first, end, model))
+    head = SegmentBuilder(layout, decoder, layers, layers)
+    return [*segments, (layers, layers, head.head(head.enter(), weights.head, producer))]
+
+
+def _layers(build: SegmentBuilder, weights: DecoderWeights, first: int, end: int) -> Stream:
+    x = build.embed(weights.embedding, "embedding") if build.is_first else build.enter()
+    whole = end - 1 if build.is_last else end
+    for index in range(first, whole):
+        x = build.layer(x, weights.layers[index], index)
+    return build.last_layer(x, weights.layers[whole], whole) if build.is_last else x
+
+
+HEAD_FILE: Final = "head.onnx"
+CHECK_ROWS: Final = 24
+
+Array = npt.NDArray[Any]
+
+
+def cut_graph(
+    checkpoint: Checkpoint, layout: WeightsLayout, exits: Sequence[int], folder: Path
+) -> tuple[tuple[Segment, ...], str | None]:
+    """Replace the whole graph, which was written and checked, by segments that compute the same bits.
+
+    Args:
+        checkpoint: what is known about it.
+        layout: of the package.
+        exits: layers behind which the graph is cut; none leave it whole.
+        folder: of the package.
+
+    Returns:
+        The segments in the order they run, and the file of the head's graph, None for a whole graph.
+
+    Raises:
+        InvalidPackage: the segments compute something else.
+        StorageError: a graph cannot be written.
+    """
+    decoder = checkpoint.decoder
+    if not exits:
+        return (Segment("model", GRAPH_FILE, 0, decoder.num_layers),), None
+    segments = []
+    for index, (first, end, model) in enumerate(
+        build_segments(checkpoint.weights, layout, decoder, exits, producer=PRODUCER)
+    ):
+        is_head = first == end
+        name = "head" if is_head else f"layers {first}-{end - 1}"
+        segments.append(Segment(name, HEAD_FILE if is_head else f"model.{index}.onnx", first, end))
+        save_graph(model, folder / segments[-1].graph)
+    ids = check_token_ids(decoder.vocab_size, min(CHECK_ROWS, decoder.context_length))
+    whole = run_graph(folder / GRAPH_FILE, decoder, ids, checkpoint.profile)
+    gc.collect()
+    _require_same(whole, _run_segments(checkpoint, segments[:-1], folder, ids))
+    (folder / GRAPH_FILE).unlink()
+    return tuple(segments[:-1]), segments[-1].graph
+
+
+def _run_segments(checkpoint: Checkpoint, segments: Sequence[Segment], folder: Path, ids: Sequence[int]) -> Array:
+    """Return the logits of a whole sequence; never more than one session is open."""
+    decoder, profile = checkpoint.decoder, checkpoint.profile
+    inputs, outputs = profile.feeds(decoder, ids)
+    for segment in segments:
+        session = Session(folder / segment.graph, threads=pool_size() or usable_cpus(), profile=profile.name)
+        binding = session.binding()
+        for spec in session.inputs:
+            binding.bind_input(spec.name, inputs[spec.name])
+        hidden = np.empty((len(ids), decoder.hidden_size), np.float32)
+        for spec in session.outputs:
+            binding.bind_output(spec.name, hidden if spec.name == "hidden_out" else outputs[spec.name])
+        binding.run(StopSwitch())
+        inputs["hidden"] = hidden
+        del session, binding
+        gc.collect()
+    return outputs["logits"]
+
+
+def _require_same(whole: Array, parts: Array) -> None:
+    """Raise ``InvalidPackage`` unless two sets of logits have the same bits."""
+    differing = int((whole.view(np.uint32) != parts.view(np.uint32)).sum())
+    if differing:
+        raise InvalidPackage(
+            "The graphs that were cut at the exits do not compute what the whole graph does.",
+            f"{differing} of {whole.size} logits have other bits.",
+            "Report this with the name of the checkpoint, or leave out --exits.",
+        )

@@ -1,0 +1,257 @@
+"""A plain numpy forward pass of a described decoder, a layer at a time.
+
+It shares the rope frequencies of the description with the exporter, so it cannot find faults in those; tests check them
+against independent formulas. The arithmetic is independent: rows of q and k keep the checkpoint's order and are rotated
+as it says, and attention is one softmax over all positions that a token sees.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+
+from edge_rt.export.decoder.weights import query_growth
+from edge_rt.export.sources.source import Source
+from edge_rt.export.weights.matrices import Matrices
+from edge_rt.package.decoder import Attention, Decoder, Rope
+
+Array = npt.NDArray[Any]
+Product = Callable[[Array, str], Array]
+"""Multiplies ``[..., rows, inputs]`` by the matrix of a name."""
+Tables = Sequence[tuple[Array, Array]]
+"""Cosines and sines ``[rows, pairs]`` of every rotation."""
+
+GELU_SLOPE: Final = (2 / math.pi) ** 0.5
+GELU_CUBE: Final = 0.044715
+
+
+class DecoderForward:
+    """Steps of the model on ``x [batch, rows, features]``; sequences of a batch do not see each other.
+
+    Args:
+        matrices: the weights.
+        source: the checkpoint, for the order of rows and what is added to norms.
+        decoder: the model.
+        product: multiplies rows by a matrix.
+        dtype: of the arithmetic.
+    """
+
+    def __init__(
+        self, matrices: Matrices, source: Source, decoder: Decoder, *, product: Product, dtype: Any = np.float32
+    ) -> None:
+        self._matrices = matrices
+        self._tensors = source.tensors
+        self._decoder = decoder
+        self._has_halves = source.has_halves
+        self._norm_offset = source.norm_offset
+        self._product = product
+        self._dtype = np.dtype(dtype)
+
+    def embed(self, token_ids: Sequence[int]) -> Array:
+        """Return the embeddings of tokens, ``[tokens, hidden_size]``."""
+        rows = self._matrices.rows("token_embd.weight", token_ids).astype(self._dtype)
+        return self._scaled(rows, self._decoder.embedding_scale)
+
+    def layer(self, x: Array, layer: int, tables: Tables) -> Array:
+        """Return the stream after a layer; ``tables`` as from ``rope``, for the rows of ``x``."""
+        name, scale = f"blk.{layer}", self._decoder.residual_scale
+        attended = self._attention(self.norm(x, f"{name}.attn_norm.weight"), layer, tables)
+        x = x + self._scaled(self.norm(attended, f"{name}.post_attention_norm.weight"), scale)
+        fed = self._mlp(self.norm(x, f"{name}.ffn_norm.weight"), layer)
+        return x + self._scaled(self.norm(fed, f"{name}.post_ffw_norm.weight"), scale)
+
+    def norm(self, x: Array, weight: str) -> Array:
+        """Return the norm of ``x``; ``x`` itself if the checkpoint has no such weight."""
+        if weight not in self._tensors:
+            return x
+        if self._decoder.norm == "layer":
+            x = x - x.mean(axis=-1, keepdims=True)
+        normed = self._rms_normed(x, weight)
+        bias = f"{weight.removesuffix('weight')}bias"
+        return normed + self._vector(bias) if bias in self._tensors else normed
+
+    def logits_of(self, products: Array) -> Array:
+        """Return logits, given the products of the head."""
+        logits = self._scaled(products, self._decoder.logit_scale)
+        return self._capped(logits, self._decoder.logit_softcap)
+
+    def rope(self, length: int) -> list[tuple[Array, Array]]:
+        """Return cosines and sines of every rotation, ``[length, pairs]``."""
+        return [self._table(rope, length) for rope in self._decoder.ropes]
+
+    def _table(self, rope: Rope, length: int) -> tuple[Array, Array]:
+        angles = np.arange(length)[:, None] * np.asarray(rope.frequencies_for(length), np.float64)[None, :]
+        magnitude = rope.magnitude
+        return (np.cos(angles) * magnitude).astype(self._dtype), (np.sin(angles) * magnitude).astype(self._dtype)
+
+    def _scaled(self, x: Array, factor: float) -> Array:
+        return x if factor == 1.0 else x * self._dtype.type(factor)
+
+    def _capped(self, x: Array, cap: float) -> Array:
+        if not cap:
+            return x
+        capped: Array = np.tanh(x / self._dtype.type(cap)) * self._dtype.type(cap)
+        return capped
+
+    def _rms_normed(self, x: Array, weight: str) -> Array:
+        scale = np.sqrt((x * x).mean(axis=-1, keepdims=True) + self._dtype.type(self._decoder.norm_epsilon))
+        normed: Array = x / scale * self._vector(weight)
+        return normed
+
+    def _vector(self, name: str) -> Array:
+        (piece,) = self._matrices.pieces(name)
+        vector: Array = piece[0].astype(self._dtype)
+        if self._norm_offset and name.endswith("_norm.weight"):
+            vector = vector + self._dtype.type(self._norm_offset)
+        return vector
+
+    def _times(self, x: Array, name: str) -> Array:
+        """Return the product with a matrix, and its bias if it has one."""
+        product = self._product(x, f"{name}.weight")
+        return product + self._vector(f"{name}.bias") if f"{name}.bias" in self._tensors else product
+
+    def _rotate(self, x: Array, cos: Array, sin: Array) -> Array:
+        """Rotate the first elements of ``x [..., rows, heads, head_dim]`` in pairs.
+
+        A pair is two neighbours, or two elements half of the rotated dimensions apart.
+        """
+        half = cos.shape[-1]
+        if self._has_halves:
+            first, second = slice(half), slice(half, 2 * half)
+        else:
+            first, second = slice(0, 2 * half, 2), slice(1, 2 * half, 2)
+        rotated = x.copy()
+        rotated[..., first] = x[..., first] * cos[:, None] - x[..., second] * sin[:, None]
+        rotated[..., second] = x[..., first] * sin[:, None] + x[..., second] * cos[:, None]
+        return rotated
+
+    def _qk_normed(self, x: Array, layer: int, kind: str) -> Array:
+        """Return the norm of queries or keys ``[..., rows, heads, head_dim]``, of heads or of the rows of all heads."""
+        how, weight = self._decoder.layers[layer].attention.qk_norm, f"blk.{layer}.attn_{kind}_norm.weight"
+        if how == "none":
+            return x
+        if how == "head":
+            return self._rms_normed(x, weight)
+        return self._rms_normed(x.reshape(*x.shape[:-2], -1), weight).reshape(x.shape)
+
+    def _heads_of(self, x: Array, layer: int, tables: Tables) -> tuple[Array, Array, Array]:
+        """Return queries and keys, normed and rotated, and values, ``[..., rows, heads, head_dim]``."""
+        attention = self._decoder.layers[layer].attention
+        counts = {"q": attention.num_heads, "k": attention.num_kv_heads, "v": attention.num_kv_heads}
+        q, k, v = (
+            self._times(x, f"blk.{layer}.attn_{kind}").reshape(*x.shape[:-1], heads, attention.head_dim)
+            for kind, heads in counts.items()
+        )
+        steps: list[Callable[[Array, str], Array]] = [lambda rows, kind: self._qk_normed(rows, layer, kind)]
+        if attention.rope is not None:
+            cos, sin = tables[attention.rope]
+            steps.append(lambda rows, _: self._rotate(rows, cos, sin))
+        if attention.norm_after_rope:
+            steps.reverse()
+        for step in steps:
+            q, k = step(q, "q"), step(k, "k")
+        return self._grown(q, attention), k, v
+
+    def _grown(self, q: Array, attention: Attention) -> Array:
+        """Return queries ``[..., rows, heads, head_dim]`` times what grows with their positions, if anything does."""
+        if attention.query_scaling is None:
+            return q
+        growth = query_growth(attention.query_scaling, range(q.shape[-3])).astype(self._dtype)
+        grown: Array = q * growth[:, None, None]
+        return grown
+
+    def _weights(self, scores: Array, attention: Attention, sinks: Array | None) -> Array:
+        """Return the softmax of products of queries and keys ``[..., heads, rows, rows]`` over what a row sees."""
+        scores = self._capped(scores * self._dtype.type(attention.scale), attention.softcap)
+        return attention_weights(scores, attention.window, sinks)
+
+    def _sinks(self, layer: int) -> Array | None:
+        name = f"blk.{layer}.attn_sinks.weight"
+        return self._vector(name) if name in self._tensors else None
+
+    def _attention(self, x: Array, layer: int, tables: Tables) -> Array:
+        attention = self._decoder.layers[layer].attention
+        q, k, v = self._heads_of(x, layer, tables)
+        sinks = self._sinks(layer)
+        group = attention.num_heads // attention.num_kv_heads
+        attended = np.empty_like(q)
+        # The heads of one kv head at a time: weights of all of them would be the largest array of the pass.
+        for head in range(attention.num_kv_heads):
+            own = slice(head * group, (head + 1) * group)
+            # [forward, row, head, element] -> [forward, head, row, element]
+            queries, keys, values = (
+                part.transpose(0, 2, 1, 3) for part in (q[:, :, own], k[:, :, head, None], v[:, :, head, None])
+            )
+            scores = np.matmul(queries, keys.transpose(0, 1, 3, 2))
+            of_group = None if sinks is None else sinks[own]
+            found = np.matmul(self._weights(scores, attention, of_group), values)
+            attended[:, :, own] = found.transpose(0, 2, 1, 3)
+        return self._times(attended.reshape(*x.shape[:2], -1), f"blk.{layer}.attn_output")
+
+    def _mlp(self, x: Array, layer: int) -> Array:
+        feed_forward, name = self._decoder.layers[layer].feed_forward, f"blk.{layer}"
+        activation = ACTIVATIONS[feed_forward.activation]
+        if not feed_forward.is_gated:
+            return self._times(activation(self._times(x, f"{name}.ffn_up")), f"{name}.ffn_down")
+        hidden = activation(self._times(x, f"{name}.ffn_gate"))
+        hidden *= self._times(x, f"{name}.ffn_up")
+        return self._times(hidden, f"{name}.ffn_down")
+
+
+def sigmoid(x: Array) -> Array:
+    """Return ``1 / (1 + exp(-x))``, without a warning where the exponential is infinite."""
+    found = -x
+    with np.errstate(over="ignore"):
+        np.exp(found, out=found)
+    found += 1
+    return np.reciprocal(found, out=found)
+
+
+def silu(x: Array) -> Array:
+    """Return ``x sigmoid(x)``; ``x`` is overwritten."""
+    x *= sigmoid(x)
+    return x
+
+
+def gelu(x: Array) -> Array:
+    """Return GELU in its tanh form."""
+    found: Array = 0.5 * x * (1 + np.tanh(x.dtype.type(GELU_SLOPE) * (x + x.dtype.type(GELU_CUBE) * x * x * x)))
+    return found.astype(x.dtype)
+
+
+def relu2(x: Array) -> Array:
+    """Return the square of what is above 0."""
+    found: Array = np.square(np.maximum(x, 0))
+    return found
+
+
+ACTIVATIONS: Final[Mapping[str, Callable[[Array], Array]]] = {"silu": silu, "gelu": gelu, "relu2": relu2}
+"""Name in a description -> function."""
+
+
+def attention_weights(scores: Array, window: int, sinks: Array | None = None) -> Array:
+    """Return the softmax of scores ``[..., heads, rows, rows]`` over what a row sees.
+
+    Args:
+        scores: of every row with every row.
+        window: tokens that a row sees, itself included; 0: all.
+        sinks: one more score of every head, ``[heads]``, which takes a share and gives nothing.
+    """
+    rows = scores.shape[-1]
+    seen = np.tri(rows, dtype=bool)
+    if window:
+        seen &= ~np.tri(rows, k=-window, dtype=bool)
+    scores = np.where(seen, scores, -np.inf)
+    most = scores.max(axis=-1, keepdims=True)
+    if sinks is not None:
+        most = np.maximum(most, sinks[:, None, None])
+    weights: Array = np.exp(scores - most)
+    total = weights.sum(axis=-1, keepdims=True)
+    if sinks is not None:
+        total = total + np.exp(sinks[:, None, None] - most)
+    weights /= total
+    return weights

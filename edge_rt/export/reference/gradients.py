@@ -1,0 +1,349 @@
+"""How much a model's predictions change with the output of every matrix: gradients of a described decoder in numpy.
+
+For labels drawn from the model's own predictions, the mean square of the gradient of their log-likelihood is the Fisher
+information: a small error e of an output changes the predictions, as a Kullback-Leibler divergence summed over the
+tokens that follow, by about half of the mean of ``(g e)^2``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from edge_rt.errors import UnsupportedModel
+from edge_rt.export.reference.forward import (
+    ACTIVATIONS,
+    GELU_CUBE,
+    GELU_SLOPE,
+    DecoderForward,
+    Tables,
+    attention_weights,
+    sigmoid,
+)
+from edge_rt.export.sources.source import Source
+from edge_rt.export.weights.matrices import Matrices, row_groups, whole_matrix
+from edge_rt.package.decoder import Decoder
+
+
+def _silu(x: Array) -> Array:
+    share = sigmoid(x)
+    slope: Array = share * (1 + x * (1 - share))
+    return slope
+
+
+def _gelu(x: Array) -> Array:
+    bent = np.tanh(GELU_SLOPE * (x + GELU_CUBE * x**3))
+    slope: Array = 0.5 * (1 + bent) + 0.5 * x * (1 - bent * bent) * GELU_SLOPE * (1 + 3 * GELU_CUBE * x * x)
+    return slope.astype(x.dtype)
+
+
+def _relu2(x: Array) -> Array:
+    slope: Array = 2 * np.maximum(x, 0)
+    return slope
+
+
+SLOPES: Final[Mapping[str, Callable[[Array], Array]]] = {"silu": _silu, "gelu": _gelu, "relu2": _relu2}
+"""Name in a description -> derivative."""
+
+
+HEAD_ROWS: Final = 4096
+"""Rows of the head whose logits are computed at a time."""
+
+Array = npt.NDArray[Any]
+
+
+@dataclass(frozen=True)
+class Pass:
+    """One sequence, run through the model and back.
+
+    Attributes:
+        inputs: input of every matrix, ``[tokens, inputs]``; matrices with one input share it.
+        gradients: gradient of the summed log-likelihood at the outputs, ``[tokens, rows]``.
+        head: for every token the sum of p (1 - p) over the vocabulary, ``[tokens]``.
+        embedding: gradient at the embeddings, ``[tokens, hidden_size]``.
+        labels: int64 ``[tokens]``.
+    """
+
+    inputs: dict[str, Array]
+    gradients: dict[str, Array]
+    head: Array
+    embedding: Array
+    labels: Array
+
+
+class DecoderGradients(DecoderForward):
+    """Runs a sequence through the model and back, a layer at a time; the weights of a layer are in memory twice.
+
+    Args:
+        matrices: the weights.
+        source: the checkpoint.
+        decoder: the model.
+        seed: of the labels that are drawn.
+        dtype: of the arithmetic.
+    """
+
+    def __init__(
+        self, matrices: Matrices, source: Source, decoder: Decoder, *, seed: int = 0, dtype: Any = np.float32
+    ) -> None:
+        super().__init__(matrices, source, decoder, product=self._multiply, dtype=dtype)
+        self._rng = np.random.default_rng(seed)
+        self._held: dict[str, Array] = {}
+
+    def influences(
+        self, token_ids: Sequence[int], *, on_layer: Callable[[int], None] = lambda _: None
+    ) -> dict[str, Array]:
+        """Return, for every matrix of the layers and for the head, what errors of its weights meet, ``[inputs]``.
+
+        An error d of one weight, input k of any output, changes the predictions by about half of ``d^2`` times element
+        k: the mean over tokens of the squared input times the mean squared gradient at the outputs. Both are taken
+        token by token: a few tokens, such as the first one, can have large inputs or large gradients.
+
+        Args:
+            token_ids: the sequence.
+            on_layer: called with the number of layers that were run, of two for each: there and back.
+
+        Raises:
+            UnsupportedModel: an influence is not finite.
+        """
+        influences: dict[str, Array] = {}
+
+        def reduce(found: Pass) -> None:
+            # Of one layer at a time: those of all layers are larger than the layers of a small model.
+            for name, gradient in found.gradients.items():
+                of_token = np.square(gradient).mean(axis=1, keepdims=True)
+                influences[name] = (of_token * np.square(found.inputs[name])).mean(axis=0)
+
+        with np.errstate(over="ignore", invalid="ignore"):
+            found = self.run(token_ids, on_layer=on_layer, on_gradients=reduce)
+            of_token = found.head[:, None] / self._decoder.vocab_size
+            influences[self._head_name] = (of_token * np.square(found.inputs[self._head_name])).mean(axis=0)
+        for name, influence in influences.items():
+            if not np.isfinite(influence).all():
+                raise UnsupportedModel(
+                    "The model's activations on the calibration text are too large for float32.",
+                    f"At the tensor '{name}'.",
+                    "Export with --calibration none, or with --weights keep.",
+                )
+        return influences
+
+    @property
+    def _head_name(self) -> str:
+        return "token_embd.weight" if self._decoder.is_tied else "output.weight"
+
+    def run(
+        self,
+        token_ids: Sequence[int],
+        *,
+        on_layer: Callable[[int], None] = lambda _: None,
+        on_gradients: Callable[[Pass], None] | None = None,
+    ) -> Pass:
+        """Run a sequence; the log-likelihood is that of labels drawn from the predictions.
+
+        Args:
+            token_ids: the sequence.
+            on_layer: as in ``influences``.
+            on_gradients: called behind every layer on the way back with its inputs and gradients alone, which are then
+                not in the result; None: the result has those of all layers.
+        """
+        tables = self.rope(len(token_ids))
+        x = self.embed(token_ids)
+        streams, layers = [], self._decoder.num_layers
+        for layer in range(layers):
+            streams.append(x)
+            x = self.layer(x[None], layer, tables)[0]
+            self._held = {}
+            on_layer(layer + 1)
+        found = Pass({}, {}, *self._head(x))
+        found.inputs[self._head_name] = self.norm(x, "output_norm.weight")
+        gradient = found.embedding
+        for layer in reversed(range(layers)):
+            own = found if on_gradients is None else Pass({}, {}, found.head, found.embedding, found.labels)
+            gradient = self._layer_back(streams.pop(), gradient, layer, tables, own)
+            self._held = {}
+            if on_gradients is not None:
+                on_gradients(own)
+            on_layer(2 * layers - layer)
+        return Pass(found.inputs, found.gradients, found.head, gradient, found.labels)
+
+    def _matrix(self, name: str) -> Array:
+        if name not in self._held:
+            self._held[name] = whole_matrix(self._matrices, self._tensors[name], self._dtype)
+        return self._held[name]
+
+    def _multiply(self, x: Array, name: str) -> Array:
+        product: Array = x @ self._matrix(name).T
+        return product
+
+    def _head(self, x: Array) -> tuple[Array, Array, Array]:
+        """Return the sums of p (1 - p), the gradient at ``x``, and the labels."""
+        final = self.norm(x, "output_norm.weight")
+        best, labels = np.full(len(x), -np.inf), np.zeros(len(x), np.int64)
+        sums, most, first = np.zeros(len(x)), np.full(len(x), -np.inf), 0
+        for rows in row_groups(self._matrices.pieces(self._head_name), HEAD_ROWS):
+            logits = self.logits_of((final @ rows.astype(self._dtype).T).astype(np.float64))
+            # The largest logit plus Gumbel noise is a draw from the softmax.
+            noisy = logits + self._rng.gumbel(size=logits.shape)
+            at = noisy.argmax(axis=1)
+            better = noisy[np.arange(len(x)), at] > best
+            labels[better], best[better] = at[better] + first, noisy[np.arange(len(x)), at][better]
+            peak = np.maximum(most, logits.max(axis=1))
+            sums = sums * np.exp(most - peak) + np.exp(logits - peak[:, None]).sum(axis=1)
+            most, first = peak, first + len(rows)
+        gradient, spread, first = np.zeros_like(final), np.zeros(len(x)), 0
+        for rows in row_groups(self._matrices.pieces(self._head_name), HEAD_ROWS):
+            rows = rows.astype(self._dtype)
+            products = final @ rows.T
+            p = np.exp(self.logits_of(products) - most[:, None]) / sums[:, None]
+            slope = self._logit_slope(products)
+            spread += (p * (1 - p) * slope * slope).sum(axis=1)
+            own = np.flatnonzero((labels >= first) & (labels < first + len(rows)))
+            p[own, labels[own] - first] -= 1
+            gradient -= ((p * slope) @ rows).astype(self._dtype)
+            first += len(rows)
+        return spread, self._norm_back(x, gradient, "output_norm.weight"), labels
+
+    def _logit_slope(self, products: Array) -> Array:
+        """Return the derivative of logits by the products of the head."""
+        scale, cap = self._decoder.logit_scale, self._decoder.logit_softcap
+        slope: Array = np.full((1, 1), scale) if not cap else scale * (1 - np.tanh(products * (scale / cap)) ** 2)
+        return slope
+
+    def _norm_back(self, x: Array, gradient: Array, weight: str) -> Array:
+        """Return the gradient at the input of a norm; of one that is not there the gradient itself."""
+        if weight not in self._tensors:
+            return gradient
+        is_centred = self._decoder.norm == "layer"
+        back = self._rms_back(x - x.mean(axis=-1, keepdims=True) if is_centred else x, gradient, weight)
+        return back - back.mean(axis=-1, keepdims=True) if is_centred else back
+
+    def _rms_back(self, x: Array, gradient: Array, weight: str) -> Array:
+        """Return the gradient at the input of an RMSNorm."""
+        inverse = 1 / np.sqrt((x * x).mean(axis=-1, keepdims=True) + self._dtype.type(self._decoder.norm_epsilon))
+        scaled = gradient * self._vector(weight)
+        back: Array = inverse * (scaled - x * inverse**2 * (scaled * x).mean(axis=-1, keepdims=True))
+        return back
+
+    def _layer_back(self, x: Array, gradient: Array, layer: int, tables: Tables, found: Pass) -> Array:
+        """Return the gradient before a layer from that behind it; note those of its matrices."""
+
+        def name(kind: str) -> str:
+            return f"blk.{layer}.{kind}.weight"
+
+        def back(kind: str, at_output: Array, at_input: Array) -> Array:
+            found.gradients[name(kind)], found.inputs[name(kind)] = at_output, at_input
+            product: Array = at_output @ self._matrix(name(kind))
+            return product
+
+        feed_forward, scale = self._decoder.layers[layer].feed_forward, self._decoder.residual_scale
+        activation, slope = ACTIVATIONS[feed_forward.activation], SLOPES[feed_forward.activation]
+        normed = self.norm(x, name("attn_norm"))
+        heads = self._heads(normed, layer, tables)
+        attended = self._joined(heads.weights @ heads.v)
+        output = self._times(attended, f"blk.{layer}.attn_output")
+        between = x + self._scaled(self.norm(output, name("post_attention_norm")), scale)
+        normed_between = self.norm(between, name("ffn_norm"))
+        up = self._times(normed_between, f"blk.{layer}.ffn_up")
+        gate = self._times(normed_between, f"blk.{layer}.ffn_gate") if feed_forward.is_gated else up
+        hidden = activation(gate.copy())
+        if feed_forward.is_gated:
+            hidden = hidden * up
+        fed = self._times(hidden, f"blk.{layer}.ffn_down")
+        at_fed = self._norm_back(fed, self._scaled(gradient, scale), name("post_ffw_norm"))
+        at_hidden = back("ffn_down", at_fed, hidden)
+        if feed_forward.is_gated:
+            at_normed = back("ffn_up", at_hidden * activation(gate.copy()), normed_between)
+            at_normed += back("ffn_gate", at_hidden * up * slope(gate), normed_between)
+        else:
+            at_normed = back("ffn_up", at_hidden * slope(up), normed_between)
+        gradient = gradient + self._norm_back(between, at_normed, name("ffn_norm"))
+        at_output = self._norm_back(output, self._scaled(gradient, scale), name("post_attention_norm"))
+        at_heads = self._attention_back(heads, back("attn_output", at_output, attended), layer, tables)
+        at_normed = sum(
+            (back(kind, part, normed) for kind, part in zip(("attn_q", "attn_k", "attn_v"), at_heads, strict=True)),
+            start=np.zeros_like(normed),
+        )
+        return gradient + self._norm_back(x, at_normed, name("attn_norm"))
+
+    def _heads(self, normed: Array, layer: int, tables: Tables) -> _Heads:
+        attention = self._decoder.layers[layer].attention
+        q, k, v = (part.transpose(1, 0, 2) for part in self._heads_of(normed, layer, tables))
+        group = attention.num_heads // attention.num_kv_heads
+        k, v = np.repeat(k, group, axis=0), np.repeat(v, group, axis=0)
+        products = q @ k.transpose(0, 2, 1) * self._dtype.type(attention.scale)
+        scores = self._capped(products, attention.softcap)
+        slope = self._dtype.type(attention.scale)
+        if attention.softcap:
+            slope = slope * (1 - np.square(scores / self._dtype.type(attention.softcap)))
+        return _Heads(normed, q, k, v, attention_weights(scores, attention.window, self._sinks(layer)), slope)
+
+    def _attention_back(self, heads: _Heads, gradient: Array, layer: int, tables: Tables) -> tuple[Array, Array, Array]:
+        """Return the gradients at the products of q, k and v, ``[tokens, rows]``."""
+        attention = self._decoder.layers[layer].attention
+        split = gradient.reshape(len(gradient), attention.num_heads, attention.head_dim).transpose(1, 0, 2)
+        at_weights = split @ heads.v.transpose(0, 2, 1)
+        at_scores = heads.weights * (at_weights - (at_weights * heads.weights).sum(axis=-1, keepdims=True))
+        at_scores *= heads.slope
+        groups = (attention.num_kv_heads, -1, len(gradient), attention.head_dim)
+        q = at_scores @ heads.k
+        k = (at_scores.transpose(0, 2, 1) @ heads.q).reshape(groups).sum(axis=1)
+        v = (heads.weights.transpose(0, 2, 1) @ split).reshape(groups).sum(axis=1)
+        rows = (part.transpose(1, 0, 2) for part in (q, k))
+        at_q, at_k = (
+            self._prepared_back(part, heads.normed, layer, kind, tables)
+            for part, kind in zip(rows, ("q", "k"), strict=True)
+        )
+        return self._flat(at_q), self._flat(at_k), self._joined(v)
+
+    def _prepared_back(self, gradient: Array, normed: Array, layer: int, kind: str, tables: Tables) -> Array:
+        """Return the gradient at the products of queries or keys from that behind norm, rotation and scaling."""
+        attention = self._decoder.layers[layer].attention
+        raw = self._times(normed, f"blk.{layer}.attn_{kind}").reshape(gradient.shape)
+        if kind == "q":
+            gradient = self._grown(gradient, attention)
+
+        def turned(x: Array, sign: int) -> Array:
+            # A rotation is turned back by the opposite angle.
+            if attention.rope is None:
+                return x
+            cos, sin = tables[attention.rope]
+            return self._rotate(x, cos, sign * sin)
+
+        if attention.norm_after_rope:
+            return turned(self._qk_back(turned(raw, 1), gradient, layer, kind), -1)
+        return self._qk_back(raw, turned(gradient, -1), layer, kind)
+
+    def _qk_back(self, x: Array, gradient: Array, layer: int, kind: str) -> Array:
+        """Return the gradient at the input of the norm of queries or keys, ``[rows, heads, head_dim]``."""
+        how, weight = self._decoder.layers[layer].attention.qk_norm, f"blk.{layer}.attn_{kind}_norm.weight"
+        if how == "none":
+            return gradient
+        if how == "head":
+            return self._rms_back(x, gradient, weight)
+        return self._rms_back(self._flat(x), self._flat(gradient), weight).reshape(x.shape)
+
+    def _joined(self, heads: Array) -> Array:
+        """``[heads, tokens, head_dim]`` -> ``[tokens, heads * head_dim]``."""
+        return self._flat(heads.transpose(1, 0, 2))
+
+    def _flat(self, rows: Array) -> Array:
+        """``[tokens, heads, head_dim]`` -> ``[tokens, heads * head_dim]``."""
+        return rows.reshape(len(rows), -1)
+
+
+class _Heads(NamedTuple):
+    """What attention computed.
+
+    ``normed``: its input; ``q``, ``k``, ``v``: as attention uses them ``[heads, tokens, head_dim]``; ``weights``:
+    ``[heads, tokens, tokens]``; ``slope``: derivative of scores by the products of queries and keys.
+    """
+
+    normed: Array
+    q: Array
+    k: Array
+    v: Array
+    weights: Array
+    slope: Any

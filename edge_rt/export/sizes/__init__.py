@@ -1,1 +1,0 @@
-"""Sizes of packages that edge-rt cannot make: guessed from the headers of foreign checkpoints."""

@@ -1,0 +1,165 @@
+"""Measures this machine: its memory bandwidth, and the memory of an edge-rt process before it loads a model."""
+
+from __future__ import annotations
+
+import shutil
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+
+from edge_rt.errors import RuntimeUnavailable
+
+if TYPE_CHECKING:
+    from edge_rt.memory.figures import Device
+
+
+_BASE_PROGRAM: Final = """
+import contextlib, io
+import edge_rt.api, edge_rt.runtime.model, edge_rt.store
+from edge_rt.cli.main import main
+import psutil
+with contextlib.redirect_stdout(io.StringIO()):
+    main(["plan", "--device", "list"])  # the command line imports more where it reads flags
+print(psutil.Process().memory_info().rss)
+"""
+"""A program with the same imports as a command that loads a model."""
+_GPU_QUERY: Final = ("--query-gpu=name,memory.total,memory.free", "--format=csv,noheader,nounits")
+_TIMEOUT_S: Final = 60.0
+
+Run = Callable[[Sequence[str]], str]
+
+
+def run_command(command: Sequence[str]) -> str:
+    """Run a program and return its output.
+
+    Raises:
+        OSError, subprocess.SubprocessError: it cannot be run, fails, or takes longer than a minute.
+    """
+    done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=_TIMEOUT_S)
+    return done.stdout
+
+
+def measure_device(name: str, *, bandwidth: Callable[[int], float], run: Run = run_command) -> Device:
+    """Measure this machine; takes about four seconds.
+
+    Args:
+        name: name of the device description.
+        bandwidth: measures bytes per second for a number of threads.
+        run: runs a program and returns its output.
+
+    Raises:
+        RuntimeUnavailable: a process cannot be started.
+    """
+    from edge_rt.memory.device import GENERIC, preset, this_device
+
+    generic = preset(GENERIC)
+    here = this_device()
+    return replace(
+        generic,
+        name=name,
+        total_bytes=here.total_bytes,
+        available_bytes=here.available_bytes,
+        bandwidth=bandwidth(here.threads),
+        base_bytes=base_bytes(run),
+        is_measured=True,
+        threads=here.threads,
+    )
+
+
+def base_bytes(run: Run = run_command) -> int:
+    """Return the resident memory of a fresh process that has imported what loading a model needs.
+
+    Raises:
+        RuntimeUnavailable: it cannot be started.
+    """
+    try:
+        return int(run([sys.executable, "-c", _BASE_PROGRAM]))
+    except (OSError, subprocess.SubprocessError, ValueError) as error:
+        raise RuntimeUnavailable(
+            "A process cannot be started to measure its memory.", f"{str(error)[:300]}.", "Check the installation."
+        ) from error
+
+
+def gpus(run: Run = run_command, which: Callable[[str], str | None] = shutil.which) -> list[dict[str, Any]]:
+    """Return name and memory of NVIDIA GPUs, as reported by ``nvidia-smi``; an empty list without that tool.
+
+    They are reported only: edge-rt computes on the CPU.
+    """
+    tool = which("nvidia-smi")
+    if tool is None:
+        return []
+    try:
+        lines = run([tool, *_GPU_QUERY]).splitlines()
+        found = [[field.strip() for field in line.rsplit(",", 2)] for line in lines if line.strip()]
+        return [
+            {"name": name, "memory_bytes": int(total) << 20, "memory_free_bytes": int(free) << 20}
+            for name, total, free in found
+        ]
+    except (OSError, subprocess.SubprocessError, ValueError):
+        return []
+
+
+BUFFER_BYTES: Final = 256 << 20
+"""Many times larger than a core's private caches, and small for a machine that runs models."""
+SECONDS: Final = 3.0
+REPEATS: Final = 5
+LEAST_ROUNDS: Final = 3
+STEADY: Final = 0.25
+"""Spread of repeats up to which a measurement counts as undisturbed."""
+
+
+@dataclass(frozen=True)
+class Bandwidth:
+    """Measured memory bandwidth.
+
+    Attributes:
+        bytes_per_second: bandwidth of all threads together, from the best repeat, because other programs only lower it.
+        spread: difference of the best and the worst repeat, as a share of the best.
+    """
+
+    bytes_per_second: float
+    spread: float
+
+
+def measure_bandwidth(
+    threads: int,
+    *,
+    buffer_bytes: int = BUFFER_BYTES,
+    seconds: float = SECONDS,
+    repeats: int = REPEATS,
+    clock: Callable[[], float] = time.perf_counter,
+) -> Bandwidth:
+    """Measure how fast all threads together read one buffer, over many rounds.
+
+    The speed of a repeat is the upper quartile of the speeds of its rounds.
+
+    Args:
+        threads: reading threads, each with a separate part of the buffer.
+        buffer_bytes: size of the buffer; rounded down to whole parts.
+        seconds: total duration of the measurement.
+        repeats: number of repeats that share the time.
+        clock: returns the time in seconds.
+    """
+    part = max(buffer_bytes // 8 // threads, 1)
+    # Ones, because untouched pages of zeros all map to the same physical page.
+    buffer = np.ones(part * threads, np.int64)
+    parts = [buffer[thread * part : (thread + 1) * part] for thread in range(threads)]
+    found: list[float] = []
+    with ThreadPoolExecutor(threads) as pool:
+        for _ in range(repeats):
+            rates: list[float] = []
+            begun = clock()
+            while len(rates) < LEAST_ROUNDS or clock() - begun < seconds / repeats:
+                started = clock()
+                # Of numpy's loops that only read, this one is limited by memory alone.
+                list(pool.map(np.maximum.reduce, parts))
+                rates.append(buffer.nbytes / max(clock() - started, 1e-9))
+            found.append(statistics.quantiles(rates, n=4)[2])
+    return Bandwidth(max(found), 1 - min(found) / max(found))

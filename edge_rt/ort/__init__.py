@@ -1,0 +1,1 @@
+"""ONNX Runtime: sessions, bound arrays, providers, and its errors translated."""

@@ -1,0 +1,199 @@
+"""A device that an execution provider computes on, arrays in its memory, and where the nodes of a graph run."""
+
+from __future__ import annotations
+
+import ctypes
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+
+from edge_rt.device.names import CUDA, GPU_LAYERS, DeviceName
+from edge_rt.errors import MemoryBudgetExceeded, RuntimeUnavailable
+from edge_rt.ort.errors import translate
+from edge_rt.ort.onnxruntime_import import ort
+from edge_rt.system.byte_size import show_size
+from edge_rt.system.extras import install_command
+
+RECORDS: Final = "graphs"
+"""Option of edge-rt's own provider: "1" records passes that have a number."""
+_FIRST_LAYER: Final = "first_layer"
+"""Option of edge-rt's own provider: the number of the first layer that it computes; the CPU computes those before."""
+_CPU_PROVIDER: Final = "CPUExecutionProvider"
+
+
+@dataclass(frozen=True)
+class ComputeDevice:
+    """A device of an execution provider.
+
+    Attributes:
+        name: how it is asked for.
+        provider: name of the execution provider.
+        version: of the provider.
+        text: what the system says of it, for people.
+        is_software: whether a program on the CPU stands in for it.
+        handle: ONNX Runtime's object; None for a provider inside its wheel, which is asked for by name.
+        details: further facts that measurements depend on, as a JSON object.
+        options: of the provider, for sessions there.
+    """
+
+    name: DeviceName
+    provider: str
+    version: str
+    text: str
+    is_software: bool
+    handle: Any = field(repr=False, compare=False)
+    details: Mapping[str, Any] = field(default_factory=dict)
+    options: Mapping[str, str] = field(default_factory=dict)
+
+    def open(self, model: str | bytes, options: Any) -> Any:
+        """Return an ``onnxruntime.InferenceSession`` on the device; the CPU takes nodes that its provider lacks.
+
+        Args:
+            model: path or content of a graph.
+            options: ``onnxruntime.SessionOptions``.
+
+        Raises:
+            RuntimeUnavailable: ONNX Runtime left out the provider.
+            Exception: ONNX Runtime refused the graph or the device.
+        """
+        options.add_session_config_entry("session.record_ep_graph_assignment_info", "1")
+        # Without enable_fallback=0 ONNX Runtime's Python code opens a session that failed again, on the CPU.
+        if self.handle is not None:
+            options.add_provider_for_devices([self.handle], dict(self.options))
+            return ort.InferenceSession(model, options, enable_fallback=0)
+        wanted = [(self.provider, dict(self.options)), _CPU_PROVIDER]
+        session = ort.InferenceSession(model, options, providers=wanted, enable_fallback=0)
+        # A provider whose libraries cannot be loaded is left out without an error.
+        if self.provider not in session.get_providers():
+            raise RuntimeUnavailable(
+                f"ONNX Runtime cannot load its {self.provider}.",
+                f"{why_not_loaded(self.provider)}.",
+                f"Install the libraries of CUDA and cuDNN that it was built for, {install_command('gpu')}, or use "
+                "--device cpu.",
+            )
+        return session
+
+    def dividing(self, first_layer: int, count: int) -> ComputeDevice:
+        """Return the device for sessions whose first layers the CPU computes, on edge-rt's own provider.
+
+        No pass there is recorded: for that all nodes must be on the device.
+
+        Args:
+            first_layer: number of the first layer on the device, at least 1.
+            count: how many layers are there.
+        """
+        assert first_layer > 0, first_layer
+        return replace(
+            self,
+            options={**self.options, RECORDS: "0", _FIRST_LAYER: str(first_layer)},
+            details={**self.details, GPU_LAYERS: count},
+        )
+
+    @property
+    def tells_places(self) -> bool:
+        """Whether sessions there say which inputs they read in this process; ONNX Runtime's own providers may not."""
+        return RECORDS in self.options
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        """What measurements on the device depend on, as a JSON object."""
+        named = {"device": str(self.name), "provider": self.provider, "version": self.version, "text": self.text}
+        return {**named, **self.details}
+
+    @property
+    def records_passes(self) -> bool:
+        """Whether sessions there record passes that have a number, and then start them again as a whole."""
+        return self.options.get(RECORDS) == "1"
+
+
+class DeviceArray:
+    """An array in the memory of a device, which sessions on the device read and write in place.
+
+    A session must have been opened on the device before: without a driver a provider refuses a session, but ends the
+    process if it is asked for memory.
+
+    Args:
+        device: the device.
+        values: what it holds at first; a provider may hand out memory again that held anything.
+
+    Raises:
+        MemoryBudgetExceeded: the device has too little memory.
+        RuntimeUnavailable: the device fails.
+    """
+
+    def __init__(self, device: ComputeDevice, values: npt.NDArray[Any]) -> None:
+        self.nbytes = values.nbytes
+        self.device = device
+        place: tuple[Any, ...] = (CUDA, device.name.index)
+        if device.handle is not None:
+            memory = device.handle.memory_info(ort.OrtDeviceMemoryType.DEFAULT)
+            place = ("gpu", memory.device_id, memory.device_vendor_id)
+        try:
+            self.value = ort.OrtValue.ortvalue_from_numpy(values, *place)
+        except Exception as error:
+            if isinstance(failed := translate(error, loading=False), RuntimeUnavailable):
+                raise failed from error
+            raise MemoryBudgetExceeded(
+                "The memory of the device is exhausted.",
+                f"{show_size(self.nbytes)} on {device.text}: {' '.join(str(error).split())[:200].rstrip('.')}.",
+                "Load the model with a smaller context, or close another program that uses the device.",
+            ) from error
+
+
+@dataclass(frozen=True)
+class DeviceRows:
+    """Neighbouring rows of an array on NVIDIA's GPUs, as an input or an output of a pass.
+
+    Attributes:
+        array: the array.
+        shape: of these rows.
+        dtype: of its elements.
+        first: row of the array that they begin with.
+    """
+
+    array: DeviceArray
+    shape: tuple[int, ...]
+    dtype: npt.DTypeLike
+    first: int = 0
+
+    @property
+    def address(self) -> int:
+        """Where they lie in the device's memory."""
+        row_bytes = math.prod(self.shape[1:]) * np.dtype(self.dtype).itemsize
+        assert (self.first + self.shape[0]) * row_bytes <= self.array.nbytes, (self.first, self.shape)
+        return int(self.array.value.data_ptr()) + self.first * row_bytes
+
+
+@dataclass(frozen=True)
+class PlacedNode:
+    """A node of a graph, and the execution provider that computes it."""
+
+    name: str
+    operator: str
+    provider: str
+
+    @property
+    def is_on_cpu(self) -> bool:
+        """Whether the CPU computes it."""
+        return self.provider == _CPU_PROVIDER
+
+
+def why_not_loaded(provider: str) -> str:
+    """Return what the system's loader says of the library of a provider inside ONNX Runtime's wheel."""
+    name = f"libonnxruntime_providers_{provider.removesuffix('ExecutionProvider').lower()}.so"
+    try:
+        ctypes.CDLL(str(Path(ort.__file__).parent / "capi" / name))
+    except OSError as error:
+        return str(error).rstrip(".")
+    return f"{name} can be loaded, but does not start"
+
+
+def placement_of(session: Any) -> tuple[PlacedNode, ...]:
+    """Return the nodes of an ``onnxruntime.InferenceSession`` that was opened on a device."""
+    parts = session.get_provider_graph_assignment_info()
+    return tuple(PlacedNode(node.name, node.op_type, part.ep_name) for part in parts for node in part.get_nodes())

@@ -1,0 +1,203 @@
+"""The execution providers that compute on GPUs, and the devices that they find.
+
+ONNX Runtime loads such a provider from a library of its own: WebGPU's comes with the wheel ``onnxruntime-ep-webgpu``,
+that for NVIDIA's GPUs with edge-rt itself (``device.provider``). ``provider_states`` says which devices there are,
+and ``find_device`` returns one. Portable packages run on NVIDIA's GPUs through the provider inside the wheel
+``onnxruntime-gpu``: ``find_portable_cuda``.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import io
+import threading
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from edge_rt.device.driver import Gpu, GpuReport
+from edge_rt.device.kernels import check_compute
+from edge_rt.device.names import CUDA, GPUS, WEBGPU, DeviceName
+from edge_rt.device.provider import INSTALLED, GpuProvider
+from edge_rt.errors import EdgeRTError, RuntimeUnavailable, VersionMismatch
+from edge_rt.ort.compute_device import RECORDS, ComputeDevice
+from edge_rt.ort.onnxruntime_import import ort
+from edge_rt.system.extras import install_command
+
+WEBGPU_MODULE: Final = "onnxruntime_ep_webgpu"
+_PORTABLE_CUDA: Final = f"portable packages on {CUDA}"
+_LEAST_ONNXRUNTIME: Final = {CUDA: (1, 28), _PORTABLE_CUDA: (1, 24), WEBGPU: (1, 24)}
+"""Kind of devices -> the oldest ONNX Runtime that its provider works with."""
+
+
+@dataclass(frozen=True)
+class ProviderState:
+    """What there is of one kind of devices.
+
+    Attributes:
+        kind: ``"cuda"`` or ``"webgpu"``.
+        devices: its devices; empty with a problem.
+        problem: why there is none.
+    """
+
+    kind: str
+    devices: tuple[ComputeDevice, ...]
+    problem: EdgeRTError | None
+
+
+def provider_states(own: GpuProvider = INSTALLED) -> list[ProviderState]:
+    """Return what there is of every kind of GPU; providers that are installed are loaded.
+
+    Args:
+        own: edge-rt's own provider.
+    """
+    states = []
+    for kind in GPUS:
+        try:
+            devices = _cuda_devices(own) if kind == CUDA else _webgpu_devices()
+            states.append(ProviderState(kind, devices, None))
+        except EdgeRTError as error:
+            states.append(ProviderState(kind, (), error))
+    return states
+
+
+def find_device(name: DeviceName, own: GpuProvider = INSTALLED) -> ComputeDevice:
+    """Return a device; the provider that computes on it is loaded.
+
+    Args:
+        name: of the device. NVIDIA's are numbered as their driver does, WebGPU's as its provider lists them.
+        own: edge-rt's own provider.
+
+    Raises:
+        RuntimeUnavailable: its provider is not installed or cannot be loaded, or there is no such device, or it cannot
+            be used.
+        VersionMismatch: ONNX Runtime is too old for the provider, or the device's driver is.
+    """
+    if name.kind == CUDA:
+        _require_onnxruntime(CUDA)
+        check_compute(own.report().gpu(name.index).compute)
+        devices = {device.name.index: device for device in _cuda_devices(own)}
+    else:
+        devices = dict(enumerate(_webgpu_devices()))
+    if name.index not in devices:
+        raise RuntimeUnavailable(
+            "There is no device of that number.",
+            f"Got {name}; devices of the kind {name.kind}: {len(devices)}, counted from 0.",
+            "Choose another: edge-rt doctor lists them.",
+        )
+    return devices[name.index]
+
+
+def find_portable_cuda(name: DeviceName, own: GpuProvider = INSTALLED) -> ComputeDevice:
+    """Return an NVIDIA GPU as ONNX Runtime's own provider computes on it, which portable packages run on.
+
+    Args:
+        name: of the device, numbered as NVIDIA's driver does.
+        own: edge-rt's own provider, which asks the driver for GPUs.
+
+    Raises:
+        RuntimeUnavailable: this ONNX Runtime has no such provider, or there is no driver, or no such GPU.
+        VersionMismatch: ONNX Runtime or the driver is too old.
+    """
+    _require_onnxruntime(_PORTABLE_CUDA)
+    if own.portable not in (available := ort.get_available_providers()):
+        raise RuntimeUnavailable(
+            "This ONNX Runtime cannot run portable packages on NVIDIA GPUs.",
+            f"It has {', '.join(available)}; {own.portable} is in the wheel onnxruntime-gpu.",
+            f"Run: pip uninstall onnxruntime, then {install_command('gpu')}; or export with --profile native.",
+        )
+    report = own.library.report()
+    gpu = report.gpu(name.index)
+    # NVIDIA's libraries from wheels are in no folder that the loader looks at. The function prints what it lacks.
+    with contextlib.redirect_stdout(io.StringIO()), contextlib.suppress(AttributeError):
+        ort.preload_dlls()
+    # TF32 would round factors to 10 bits.
+    options = {"device_id": str(gpu.number), "use_tf32": "0"}
+    return ComputeDevice(name, own.portable, str(ort.__version__), gpu.name, False, None, report.facts(gpu), options)
+
+
+def _webgpu_library() -> Path:
+    try:
+        return Path(importlib.import_module(WEBGPU_MODULE).get_library_path())
+    except (ImportError, RuntimeError) as error:
+        raise RuntimeUnavailable(
+            "ONNX Runtime's provider for WebGPU is not installed.", f"{error}.", f"Run: {install_command('webgpu')}."
+        ) from error
+
+
+def _webgpu_devices() -> tuple[ComputeDevice, ...]:
+    found = _handles(WEBGPU, _webgpu_library())
+    if not found:
+        raise RuntimeUnavailable(
+            "There is no device for WebGPU.",
+            "Its provider found none on this machine.",
+            "Install the driver of the GPU (on Linux with Vulkan and its loader, libvulkan1), or use --device cpu.",
+        )
+    return tuple(_webgpu_device(DeviceName(WEBGPU, index), handle) for index, handle in enumerate(found))
+
+
+def _webgpu_device(name: DeviceName, handle: Any) -> ComputeDevice:
+    hardware = handle.device
+    vendor = str(hardware.vendor) or f"vendor {hardware.vendor_id:#06x}"
+    described = str(dict(hardware.metadata).get("Description", "")) or f"device {hardware.device_id:#06x}"
+    is_software = hardware.type == ort.OrtHardwareDeviceType.CPU
+    text = "a program on the CPU" if is_software else f"{vendor} {described}"
+    return ComputeDevice(name, str(handle.ep_name), _version_of(handle), text, is_software, handle)
+
+
+def _cuda_devices(own: GpuProvider) -> tuple[ComputeDevice, ...]:
+    """Return the GPUs that edge-rt's kernels can run on; older ones are left out if there are others."""
+    _require_onnxruntime(CUDA)
+    report = own.report()
+    handles = {int(handle.ep_metadata["gpu"]): handle for handle in _handles(CUDA, own.path)}
+    return tuple(_cuda_device(gpu, report, handles[gpu.number]) for gpu in report.gpus if gpu.number in handles)
+
+
+def _cuda_device(gpu: Gpu, report: GpuReport, handle: Any) -> ComputeDevice:
+    name, details = DeviceName(CUDA, gpu.number), report.facts(gpu)
+    return ComputeDevice(
+        name, str(handle.ep_name), _version_of(handle), gpu.name, False, handle, details, {RECORDS: "1"}
+    )
+
+
+_REGISTRATION: Final = threading.Lock()
+_REGISTERED: Final[set[Path]] = set()
+
+
+def _require_onnxruntime(kind: str) -> None:
+    version, least = str(ort.__version__), _LEAST_ONNXRUNTIME[kind]
+    if tuple(int(part) for part in version.partition("+")[0].split(".")[:2]) < least:
+        raise VersionMismatch(
+            f"ONNX Runtime is too old for the provider for {kind}.",
+            f"Version {version} is installed, at least {least[0]}.{least[1]} is needed.",
+            "Upgrade it with pip: onnxruntime, or onnxruntime-gpu if that is the wheel.",
+        )
+
+
+def _handles(kind: str, library: Path) -> list[Any]:
+    """Return ONNX Runtime's devices of a provider, whose library is loaded unless it is."""
+    _require_onnxruntime(kind)
+    with _REGISTRATION:
+        devices = list(ort.get_ep_devices())
+        # Registering a library a second time, here or in the program around edge-rt, makes its devices unusable.
+        if library not in _REGISTERED and not any(_library_of(handle) == str(library) for handle in devices):
+            try:
+                ort.register_execution_provider_library(f"edge_rt.{kind}", str(library))
+            except Exception as error:
+                raise VersionMismatch(
+                    f"ONNX Runtime refused the provider for {kind}.",
+                    f"{' '.join(str(error).split())[:300].rstrip('.')}.",
+                    "Install its wheel again, or another version of ONNX Runtime.",
+                ) from error
+            devices = list(ort.get_ep_devices())
+        _REGISTERED.add(library)
+    return [handle for handle in devices if _library_of(handle) == str(library)]
+
+
+def _library_of(handle: Any) -> str:
+    return str(handle.ep_metadata.get("library_path", ""))
+
+
+def _version_of(handle: Any) -> str:
+    return str(handle.ep_metadata.get("version", ""))

@@ -1,0 +1,1 @@
+"""Rows that a model has computed and keeps: reserved, committed, taken back."""

@@ -1,0 +1,303 @@
+"""The KV cache's bookkeeping: which rows hold which tokens. The IO binding owns the memory of the rows."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence, Sequence as Items
+from types import TracebackType
+from typing import Any, Self
+
+import numpy as np
+import numpy.typing as npt
+
+from edge_rt.errors import ContextOverflow
+from edge_rt.runtime.cache.ahead import Ahead
+
+
+def common_prefix(first: Items[int], second: Items[int]) -> int:
+    """Return the number of tokens that two sequences of the same type have in common at their beginning: O(n)."""
+    low, high = 0, min(len(first), len(second))
+    if first[:high] == second[:high]:
+        return high
+    # Comparing slices is as fast as memcmp; comparing items one by one is not.
+    while high - low > 1:
+        middle = (low + high) // 2
+        if first[low:middle] == second[low:middle]:
+            low = middle
+        else:
+            high = middle
+    return low
+
+
+class SlidingWindow:
+    """A ring buffer of cache rows, kept as a map from position to row.
+
+    The first ``capacity`` positions have rows of their own. Every later position takes the row of the position
+    ``capacity`` before it, so that the last ``capacity`` positions with rows never share one. A position is assigned
+    its row once: it keeps the row when it is rolled back.
+
+    Args:
+        window: tokens that a token sees, itself included.
+        capacity: rows.
+        positions: tokens of the context.
+        row_bytes: bytes of one row in all layers that have the window.
+
+    Attributes:
+        window, capacity, row_bytes: the arguments.
+        row_map: int32 ``[positions]``, position -> row in memory, which the graph reads; committing a path through a
+            tree permutes it (see ``KVCache``). Positions that have no row yet hold 0.
+        assigned: positions that have rows.
+    """
+
+    def __init__(self, window: int, capacity: int, positions: int, *, row_bytes: int = 0) -> None:
+        assert window > 0, window
+        assert min(window, positions) <= capacity <= positions, (window, capacity, positions)
+        self.window = window
+        self.capacity = capacity
+        self.row_bytes = row_bytes
+        self.row_map: npt.NDArray[Any] = np.zeros(positions, np.int32)
+        self.assigned = 0
+        self.reset()
+
+    @property
+    def largest_pass(self) -> int:
+        """Rows of the largest pass that leaves room for everything its first row sees."""
+        positions = len(self.row_map)
+        return positions if self.capacity == positions else self.capacity - self.window + 1
+
+    def reset(self) -> None:
+        """Start again: only the first positions have rows."""
+        self.row_map[: self.capacity] = np.arange(self.capacity)
+        self.assigned = self.capacity
+
+    def assign(self, end: int) -> None:
+        """Give rows to the positions below ``end``."""
+        while self.assigned < end:
+            begin, stop = self.assigned, min(end, self.assigned + self.capacity)
+            self.row_map[begin:stop] = self.row_map[begin - self.capacity : stop - self.capacity]
+            self.assigned = stop
+
+    def holds(self, length: int) -> bool:
+        """Return whether everything that the token at position ``length`` sees is still in the cache."""
+        return max(length + 1 - self.window, 0) >= self.assigned - self.capacity
+
+    def check(self, length: int, end: int) -> None:
+        """Assert the invariants for ``length`` committed positions and reserved ones up to ``end``."""
+        positions, last = len(self.row_map), self.row_map[self.assigned - self.capacity : self.assigned]
+        assert end <= self.assigned <= positions, (end, self.assigned, positions)
+        assert self.holds(length), f"rows that are seen behind {length} are gone: {self.assigned} were given out"
+        assert np.array_equal(np.sort(last), np.arange(self.capacity)), "a row of the window is mapped twice"
+        # Attention reads the map's entries before the window as well, but not the rows they point to.
+        assert np.isin(self.row_map, last).all(), "there is no such row"
+
+
+class KVCache:
+    """Bookkeeping of the tokens whose keys and values are in the cache.
+
+    A row belongs to one token and never changes once it is committed; rolling back only lowers ``length``. Rows are
+    written under a reservation, which leaves the cache unchanged unless it is committed. Layers with a sliding window
+    keep the last rows only, so that after rolling back far the prompt has to be computed from its beginning.
+
+    Args:
+        capacity: rows, one per token.
+        row_bytes: bytes of one token in all layers.
+        row_map: int32 ``[capacity]``, logical row -> row in memory, which the graph reads. It is permuted when a path
+            through a draft tree is committed, so that no row is ever moved. None: rows in memory are in logical order.
+        window: rows of layers with a sliding window, which have a map of their own; None: there are no such layers.
+
+    Attributes:
+        capacity, row_bytes: the arguments.
+        ahead: rows behind the committed ones that the first segments of a package have computed for a draft.
+    """
+
+    def __init__(
+        self,
+        capacity: int,
+        *,
+        row_bytes: int = 0,
+        row_map: npt.NDArray[Any] | None = None,
+        window: SlidingWindow | None = None,
+    ) -> None:
+        assert row_map is None or row_map.shape == (capacity,), (row_map, capacity)
+        assert window is None or window.row_map.shape == (capacity,), (window, capacity)
+        self.capacity = capacity
+        self.row_bytes = row_bytes
+        self._row_map = row_map
+        self._window = window
+        self._token_ids: list[int] = []
+        self._reserved = 0
+        self.ahead = Ahead()
+
+    @property
+    def length(self) -> int:
+        """Committed rows."""
+        return len(self._token_ids)
+
+    def valid_lengths(self, segments: int) -> tuple[int, ...]:
+        """Return how many rows each of a package's segments has computed, those that run ahead included."""
+        return tuple(self.length + (len(self.ahead) if index < self.ahead.segments else 0) for index in range(segments))
+
+    @property
+    def largest_pass(self) -> int:
+        """Most rows that can be reserved at once."""
+        return self.capacity if self._window is None else self._window.largest_pass
+
+    @property
+    def used_bytes(self) -> int:
+        """Bytes of the rows that hold committed tokens, in all layers."""
+        window = self._window
+        if window is None:
+            return self.row_bytes * self.length
+        others = self.row_bytes - window.row_bytes
+        return others * self.length + window.row_bytes * min(self.length, window.capacity)
+
+    @property
+    def token_ids(self) -> tuple[int, ...]:
+        """Tokens of the committed rows."""
+        return tuple(self._token_ids)
+
+    def common_prefix(self, token_ids: Sequence[int]) -> int:
+        """Return how many leading tokens of ``token_ids`` are committed already."""
+        return common_prefix(self._token_ids, list(token_ids))
+
+    def truncate(self, length: int) -> int:
+        """Roll back to the first ``length`` rows.
+
+        Returns:
+            The number of rows kept: ``length``, or 0 if layers with a sliding window no longer hold what the next token
+            would see. The tokens after the kept rows have to be computed again.
+        """
+        assert 0 <= length <= self.length, (length, self.length)
+        assert self._reserved == 0, "rows are reserved"
+        self.ahead.clear()
+        if self._window is not None and (length == 0 or not self._window.holds(length)):
+            self._window.reset()
+            length = 0
+        del self._token_ids[length:]
+        return length
+
+    def pretend(self, length: int) -> None:
+        """Treat ``length`` rows as committed, whatever they hold: for passes that are only timed.
+
+        The cache must be emptied before it is used for anything else.
+        """
+        assert length <= self.capacity, (length, self.capacity)
+        self.truncate(0)
+        if self._window is not None:
+            self._window.assign(length)
+        self._token_ids = [0] * length
+
+    def make_room(self, count: int) -> None:
+        """Let ``count`` rows behind the committed ones be written before they are reserved: by a draft that runs ahead.
+
+        Raises:
+            ContextOverflow: there are not that many rows left.
+        """
+        self._require_rows(count)
+        if self._window is not None:
+            self._window.assign(self.length + count)
+
+    def reserve(self, count: int, parents: Sequence[int] | None = None) -> Reservation:
+        """Reserve ``count`` rows after the committed ones; use the result as a context manager.
+
+        Args:
+            count: rows, at most ``largest_pass``.
+            parents: for every row the earlier reserved row that it follows, or -1; None for a chain.
+
+        Raises:
+            ContextOverflow: there are not that many rows left.
+        """
+        self._require_rows(count)
+        return Reservation(self, count, parents)
+
+    def _require_rows(self, count: int) -> None:
+        if self.length + count > self.capacity:
+            raise ContextOverflow(self.length, count, self.capacity)
+        assert count <= self.largest_pass, (count, self.largest_pass)
+
+    def check(self) -> None:
+        """Assert the invariants: committed + reserved + free == capacity; the row map is a permutation.
+
+        Rows that run ahead lie behind the committed ones. Layers with a window are checked by ``SlidingWindow.check``.
+        """
+        ahead = self.ahead
+        assert len(ahead.token_ids) == len(ahead.parents), ahead.parents
+        assert bool(ahead.segments) or not len(ahead), ahead.token_ids
+        assert not ahead.segments or ahead.start == self.length, (ahead.start, self.length)
+        assert self.length + len(ahead) <= self.capacity, (self.length, len(ahead), self.capacity)
+        free = self.capacity - self.length - self._reserved
+        assert free >= 0, (self.capacity, self.length, self._reserved)
+        assert self._reserved >= 0, self._reserved
+        if self._row_map is not None:
+            assert np.array_equal(np.sort(self._row_map), np.arange(self.capacity)), "a row is mapped twice"
+        if self._window is not None:
+            self._window.check(self.length, self.length + max(self._reserved, len(ahead)))
+
+
+class Reservation:
+    """Rows being written; unless they are committed, they are free again when the block ends.
+
+    Attributes:
+        start: index of the first row.
+        count: number of rows.
+    """
+
+    def __init__(self, cache: KVCache, count: int, parents: Sequence[int] | None = None) -> None:
+        assert parents is None or len(parents) == count, (parents, count)
+        self._cache = cache
+        self._parents = parents
+        self.start = cache.length
+        self.count = count
+
+    def __enter__(self) -> Self:
+        assert self._cache._reserved == 0, "rows are reserved already"
+        if self._cache._window is not None:
+            self._cache._window.assign(self.start + self.count)
+        self._cache._reserved = self.count
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._cache._reserved = 0
+        self._cache.ahead.clear()
+
+    def commit(self, token_ids: Sequence[int], path: Sequence[int] | None = None) -> None:
+        """Keep the rows that hold these tokens; the others are free again.
+
+        Args:
+            token_ids: tokens in the order of the sequence.
+            path: the rows of the reservation that hold them, each the parent of the next; None for the first rows. Any
+                other path needs a row map.
+        """
+        cache, count = self._cache, len(token_ids)
+        assert cache._reserved == self.count, "not inside the block, or committed twice"
+        assert count <= self.count, (count, self.count)
+        first = range(count)
+        path = first if path is None else path
+        assert len(path) == count, (path, count)
+        assert self._is_path(path), (path, self._parents, self.count)
+        if path is not first and list(path) != list(first):
+            self._bring_forward(path)
+        cache._reserved = 0
+        cache.ahead.clear()
+        cache._token_ids.extend(token_ids)
+
+    def _is_path(self, path: Sequence[int]) -> bool:
+        """Return whether these are rows of the reservation, each the parent of the next."""
+        parents, before = self._parents, -1
+        for row in path:
+            if not 0 <= row < self.count or (row - 1 if parents is None else parents[row]) != before:
+                return False
+            before = row
+        return True
+
+    def _bring_forward(self, path: Sequence[int]) -> None:
+        """Make the rows of a path the first rows of the reservation, by permuting the row maps."""
+        cache = self._cache
+        of_window = None if cache._window is None else cache._window.row_map
+        maps = [row_map for row_map in (cache._row_map, of_window) if row_map is not None]
+        assert maps, "rows of this cache cannot change places"
+        order = [*path, *(row for row in range(self.count) if row not in set(path))]
+        for row_map in maps:
+            rows = row_map[self.start : self.start + self.count]
+            rows[:] = rows[order]

@@ -1,1 +1,0 @@
-"""Draft sources: n-grams, suffix matches, recycled tokens, reference texts and corpora."""

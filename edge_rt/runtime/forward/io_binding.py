@@ -1,0 +1,102 @@
+"""Creates the IO binding of a package; the only place that distinguishes op profiles."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from edge_rt.errors import ConfigError
+from edge_rt.ort.compute_device import ComputeDevice
+from edge_rt.package.manifest import KV_FORMATS, Manifest
+from edge_rt.runtime.forward.io_binding_base import IOBinding
+from edge_rt.runtime.forward.io_binding_cuda import CudaIOBinding, DeviceIOBinding
+from edge_rt.runtime.forward.io_binding_native import LARGEST_PASS, NativeIOBinding
+from edge_rt.runtime.forward.io_binding_portable import PortableIOBinding, TracedIOBinding
+
+
+def usable_formats(manifest: Manifest) -> list[str]:
+    """Return the cache formats of a package that this version supports, preferred first."""
+    return [name for name in manifest.kv_formats if name in KV_FORMATS[manifest.op_profile]]
+
+
+def check_kv_format(manifest: Manifest, name: str) -> None:
+    """Refuse a cache format that a package does not have.
+
+    Raises:
+        ConfigError: the package has no such format; the error lists those it has.
+    """
+    usable = usable_formats(manifest)
+    if name not in usable:
+        known = name in KV_FORMATS[manifest.op_profile]
+        other = "export the model again, with this version" if known else "leave it out"
+        raise ConfigError(
+            "The package's KV cache has no such format.",
+            f"Got {name!r:.40}; with the op profile {manifest.op_profile} it can be {', '.join(usable)}.",
+            f"Choose one of these, or {other}.",
+        )
+
+
+def open_io_binding(
+    manifest: Manifest,
+    capacity: int,
+    kv_format: str | Sequence[str] | None,
+    *,
+    largest_pass: int = LARGEST_PASS,
+    hidden: bool = False,
+    device: ComputeDevice | None = None,
+    host_layers: int = 0,
+) -> IOBinding:
+    """Return the IO binding for a package's op profile, with cache memory for ``capacity`` tokens.
+
+    Args:
+        manifest: of the package.
+        capacity: rows of the cache.
+        kv_format: one format for the cache, or one per layer; None takes the one that the package prefers.
+        largest_pass: rows of the largest pass that will be run.
+        hidden: whether passes return hidden states (``Outputs.hidden``); the session must then be opened with the
+            binding's ``more_outputs``.
+        device: where the cache lies, one that the package can run on (``open_device``); None: in this process.
+        host_layers: with a device: how many layers, the first ones, the CPU computes, with their cache in this process.
+
+    Raises:
+        ConfigError: the package has no such format, or another number of layers, or its graph keeps no hidden states.
+        MemoryBudgetExceeded: the device has too little memory.
+        MemoryError, OSError, OverflowError: there is not enough address space.
+    """
+    kv_format = usable_formats(manifest)[0] if kv_format is None else kv_format
+    formats, layers = (kv_format,) if isinstance(kv_format, str) else tuple(kv_format), manifest.model.num_layers
+    for name in formats:
+        check_kv_format(manifest, name)
+    if not isinstance(kv_format, str) and len(formats) != layers:
+        raise ConfigError(
+            "The KV cache needs a format for every layer.",
+            f"Got {len(formats)}, the model has {layers}.",
+            "Give one format for all of them, or one for each.",
+        )
+    if hidden and manifest.op_profile != NativeIOBinding.profile:
+        raise ConfigError(
+            "Graphs of this op profile return no hidden states.",
+            f"The op profile is {manifest.op_profile}; native graphs return them.",
+            "Leave them out, or export the model with --profile native.",
+        )
+    if device is not None and manifest.op_profile == CudaIOBinding.profile:
+        return CudaIOBinding(
+            manifest.model,
+            capacity,
+            kv_format,
+            device=device,
+            largest_pass=largest_pass,
+            decoder=manifest.decoder,
+            hidden=hidden,
+            host_layers=host_layers,
+        )
+    assert not host_layers, host_layers
+    if device is not None:
+        assert manifest.op_profile == DeviceIOBinding.profile, manifest.op_profile
+        return DeviceIOBinding(manifest.model, capacity, formats[0], device=device, decoder=manifest.decoder)
+    if manifest.op_profile == PortableIOBinding.profile:
+        return PortableIOBinding(manifest.model, capacity, formats[0], decoder=manifest.decoder)
+    if manifest.op_profile == TracedIOBinding.profile:
+        return TracedIOBinding(manifest.model, capacity, formats[0])
+    return NativeIOBinding(
+        manifest.model, capacity, kv_format, largest_pass=largest_pass, decoder=manifest.decoder, hidden=hidden
+    )

@@ -1,0 +1,198 @@
+"""IO bindings of both op profiles: inputs, outputs, and the memory of both and of the KV cache.
+
+The inputs and outputs of the graphs are described in ``docs/package-format.md``.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from typing import Any, ClassVar, Final
+
+import numpy as np
+import numpy.typing as npt
+
+from edge_rt.errors import InvalidPackage
+from edge_rt.ort.binding import Binding, StopSwitch
+from edge_rt.ort.session import Session, TensorSpec
+from edge_rt.package.decoder import Decoder
+from edge_rt.package.manifest import ModelConfig
+from edge_rt.package.rope_tables import loaded_tables
+from edge_rt.runtime.cache.kv_cache import KVCache, SlidingWindow
+from edge_rt.runtime.forward.outputs import BoundResults, OutputMemory, Outputs, give_back
+
+Array = npt.NDArray[Any]
+Specs = dict[str, tuple[tuple[int | str, ...], str]]
+
+FILLING: Final = 0x11
+"""A byte that stands for finite numbers in every cache format."""
+
+
+class BoundPass(ABC):
+    """Buffers for passes of one shape, bound to the graph.
+
+    Args:
+        binding: ONNX Runtime's binding, which receives the buffers.
+        rows: tokens of the pass.
+        results: of the pass, bound already.
+    """
+
+    def __init__(self, binding: Binding, rows: int, results: BoundResults) -> None:
+        num_logits = results.num_logits
+        self.binding = binding
+        self._results = results
+        self._input_ids = np.zeros(rows, np.int64)
+        self._logit_rows = np.zeros(num_logits, np.int64)
+        self._last_rows = np.arange(rows - num_logits, rows, dtype=np.int64)
+        binding.bind_input("input_ids", self._input_ids)
+        binding.bind_input("logit_rows", self._logit_rows)
+
+    def run(self, switch: StopSwitch) -> Outputs:
+        """Run the graph on what was set; see ``Binding.run`` for what is raised."""
+        self.binding.run(switch)
+        return self._results.collect()
+
+    def set(
+        self, token_ids: Sequence[int], start: int, parents: Sequence[int] | None, logit_rows: Sequence[int] | None
+    ) -> None:
+        """Write the inputs of the next run; see ``Runner.forward`` for the arguments."""
+        self._input_ids[:] = token_ids
+        self._logit_rows[:] = self._last_rows if logit_rows is None else logit_rows
+        self._place(start, parents)
+
+    @abstractmethod
+    def _place(self, start: int, parents: Sequence[int] | None) -> None:
+        """Write the inputs that give the positions of the rows in the sequence."""
+
+
+class IOBinding(ABC):
+    """Inputs and outputs of one op profile's graph, and the memory of its cache.
+
+    Args:
+        config: dimensions of the model.
+        capacity: rows of the cache, one per token.
+        kv_format: name of the cache's format, as it is shown to users.
+        top_tokens: most likely tokens that the graph returns with every row of logits.
+        decoder: the description, if the package has one.
+        hidden: the value of the graph that is the hidden states, if they are wanted.
+
+    Attributes:
+        config, capacity, kv_format: the arguments.
+        more_outputs: values inside the graph that the session has to make outputs.
+        outputs: memory of the outputs of all passes; a pass is bound only when there is room for its rows.
+        row_bytes: bytes of one token in all layers.
+        cache_bytes: bytes of the cache, every row of every layer; see the subclasses.
+        row_map, window: see ``KVCache``.
+    """
+
+    profile: ClassVar[str]
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        capacity: int,
+        kv_format: str,
+        top_tokens: int,
+        decoder: Decoder | None,
+        hidden: TensorSpec | None = None,
+    ) -> None:
+        self.config = config
+        self.capacity = capacity
+        self.kv_format = kv_format
+        self.more_outputs = () if hidden is None else (hidden,)
+        self.outputs = OutputMemory(config.vocab_size, top_tokens, 0 if hidden is None else config.hidden_size)
+        self._rope_tables = loaded_tables(decoder, capacity)
+        self.row_bytes = 0
+        self.cache_bytes = 0
+        self.row_map: Array | None = None
+        self.window: SlidingWindow | None = None
+
+    def open_cache(self) -> KVCache:
+        """Return the bookkeeping of the cache's memory, with no token in it; there is one per IO binding."""
+        return KVCache(self.capacity, row_bytes=self.row_bytes, row_map=self.row_map, window=self.window)
+
+    @abstractmethod
+    def bind(self, session: Session, rows: int, num_logits: int) -> BoundPass:
+        """Bind buffers for passes of one shape to the graph; ``outputs`` must have room for them."""
+
+    def bind_results(self, binding: Binding, num_logits: int, *, hidden: bool = True) -> BoundResults:
+        """Bind the outputs of a graph that ends with the head; ``outputs`` must have room for them.
+
+        Args:
+            binding: receives them.
+            num_logits: rows that need logits.
+            hidden: whether the graph gives the hidden states that are wanted, too.
+        """
+        return BoundResults(binding, self.outputs.first(num_logits), self._hidden_name if hidden else None)
+
+    @property
+    def _hidden_name(self) -> str | None:
+        """The output that is the hidden states; None: they are not wanted."""
+        return next((output.name for output in self.more_outputs), None)
+
+    def _bind_rope(self, binding: Binding) -> None:
+        """Bind the tables of rotations that are not in ``weights.bin``."""
+        for name, table in self._rope_tables.items():
+            binding.bind_input(name, table)
+
+    @abstractmethod
+    def release(self) -> None:
+        """Release the memory of cache and outputs; no pass may run afterwards."""
+        self.outputs.release()
+        self._rope_tables = {}
+
+    @abstractmethod
+    def fill(self, rows: int) -> None:
+        """Write ``FILLING`` into the first rows of the cache, so that passes after them read memory as usual.
+
+        A layer that has fewer rows is filled completely.
+        """
+
+    def forget(self) -> None:
+        """Empty all rows of the cache and return their memory to the system."""
+        # All of them are views of one mapping.
+        for buffer in self._host_buffers()[:1]:
+            give_back(buffer)
+
+    @property
+    def cache_address(self) -> int | None:
+        """An address in the mapping that is the memory of the cache; None for a cache on a device."""
+        buffers = self._host_buffers()
+        return int(buffers[0].ctypes.data) if buffers else None
+
+    @abstractmethod
+    def _host_buffers(self) -> list[Array]:
+        """Return the buffers of the cache in this process, in order; none after release, or on a device."""
+
+    def rope_specs(self) -> Specs:
+        """Return name -> shape and type of the tables of rotations that are not in ``weights.bin``."""
+        return {
+            name: (("rope_positions", table.shape[1]), "tensor(float)") for name, table in self._rope_tables.items()
+        }
+
+    @abstractmethod
+    def _specs(self) -> Specs:
+        """Return name -> shape and type of the inputs and outputs that only this profile has."""
+
+    def check(self, session: Session) -> None:
+        """Compare the graph with the manifest: otherwise a wrong shape would be an error in the middle of an answer.
+
+        Raises:
+            InvalidPackage: the graph has other inputs or outputs.
+        """
+        wanted: Specs = {
+            "input_ids": (("rows",), "tensor(int64)"),
+            "logit_rows": (("logit_rows",), "tensor(int64)"),
+            "logits": (("logit_rows", self.config.vocab_size), "tensor(float)"),
+            **self.rope_specs(),
+            **self._specs(),
+            **{output.name: (output.shape, output.type) for output in self.more_outputs},
+        }
+        found = {spec.name: (spec.shape, spec.type) for spec in (*session.inputs, *session.outputs)}
+        if found != wanted:
+            name = next(n for n in (*wanted, *found) if wanted.get(n) != found.get(n))
+            raise InvalidPackage(
+                "The graph of the package does not fit its manifest.",
+                f"{name}: the manifest asks for {wanted.get(name)}, the graph has {found.get(name)}.",
+                "Export or pull the model again.",
+            )

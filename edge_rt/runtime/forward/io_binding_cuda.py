@@ -1,0 +1,184 @@
+"""IO binding of native packages on edge-rt's own provider: cache and results in the memory of the device.
+
+If the first layers are computed by the CPU, their cache is in this process.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Final
+
+import numpy as np
+
+from edge_rt.errors import UnsupportedModel
+from edge_rt.ort.binding import Binding, StopSwitch
+from edge_rt.ort.compute_device import ComputeDevice, DeviceArray
+from edge_rt.ort.session import Session
+from edge_rt.package.decoder import Decoder
+from edge_rt.package.kv_formats import portable_head_dim
+from edge_rt.package.manifest import ModelConfig
+from edge_rt.runtime.forward.hidden_rows import DeviceHiddenRows, HiddenRows
+from edge_rt.runtime.forward.io_binding_base import Array, BoundPass
+from edge_rt.runtime.forward.io_binding_native import NativeIOBinding, NativePass
+from edge_rt.runtime.forward.io_binding_portable import PortableIOBinding
+from edge_rt.runtime.forward.outputs import BoundResults, DeviceOutputMemory, DeviceResults, Outputs, untouched
+
+MOST_RECORDED: Final = 16
+"""Rows of the largest pass that is recorded: what decoding computes again and again. Prompts have many lengths."""
+
+
+class CudaIOBinding(NativeIOBinding):
+    """The native binding with each layer's cache where the layer is computed; tokens, parents and row maps are here.
+
+    Arguments as of ``NativeIOBinding``, and:
+
+    Args:
+        device: where the cache lies.
+        host_layers: how many layers, the first ones, the CPU computes.
+
+    Raises:
+        MemoryBudgetExceeded: the device has too little memory.
+    """
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        capacity: int,
+        kv_format: str | Sequence[str],
+        *,
+        device: ComputeDevice,
+        largest_pass: int,
+        decoder: Decoder | None = None,
+        hidden: bool = False,
+        host_layers: int = 0,
+    ) -> None:
+        self._device, self._host_layers = device, host_layers
+        self._caches: list[DeviceArray] = []
+        super().__init__(config, capacity, kv_format, largest_pass=largest_pass, decoder=decoder, hidden=hidden)
+        self.outputs = DeviceOutputMemory(device, config, config.hidden_size if hidden else 0)
+        # What is read on both sides is read here, and ONNX Runtime makes the copy that the device needs.
+        there = {} if host_layers else self._rope_tables
+        self._tables = {name: DeviceArray(device, table) for name, table in there.items()}
+
+    def _allocate(self, shapes: Sequence[tuple[int, ...]]) -> None:
+        here, there = shapes[: self._host_layers], shapes[self._host_layers :]
+        if here:
+            super()._allocate(here)
+        # One layer after the other: these zeros are read once, and need no memory of this process.
+        self._caches = [DeviceArray(self._device, np.zeros(shape, np.uint8)) for shape in there]
+        self.cache_bytes += sum(cache.nbytes for cache in self._caches)
+
+    def _layer_arrays(self) -> Mapping[str, Array | DeviceArray]:
+        caches = {f"cache.{layer}": cache for layer, cache in enumerate(self._caches, start=self._host_layers)}
+        return {**super()._layer_arrays(), **self._tables, **caches}
+
+    def check(self, session: Session) -> None:
+        """Compare the graph with the manifest, and where it computes layers with where their caches lie.
+
+        Raises:
+            InvalidPackage: the graph has other inputs or outputs.
+            UnsupportedModel: the provider computes other layers than it should. What a pass writes to the cache of such
+                a layer would be lost.
+        """
+        super().check(session)
+        found = {name for name in session.host_inputs if name.startswith("cache.")}
+        wanted = {f"cache.{layer}" for layer in range(self._host_layers)}
+        if found != wanted:
+            raise UnsupportedModel(
+                f"The execution provider for {self._device.text} computes other layers than it was asked to.",
+                f"The CPU would compute {len(found)} of {self.config.num_layers} layers; {len(wanted)} were planned.",
+                "Use --device cpu, or install edge-rt again.",
+            )
+
+    def sharing(self, *, reads_upper: bool) -> NativeIOBinding:
+        """Return a binding of another graph on the device to the same cache; see ``NativeIOBinding.sharing``."""
+        other = super().sharing(reads_upper=reads_upper)
+        other.outputs = DeviceOutputMemory(self._device, self.config, 0)
+        return other
+
+    def release(self) -> None:
+        """Release the buffers."""
+        super().release()
+        self._caches, self._tables = [], {}
+
+    def fill(self, rows: int) -> None:
+        """Write the first rows of layers that the CPU computes.
+
+        Those on a device begin as zeros, so that passes after them read finite numbers anyway.
+        """
+        super().fill(rows)
+
+    def bind(self, session: Session, rows: int, num_logits: int) -> BoundPass:
+        """Bind buffers for passes of one shape to the graph."""
+        binding = session.binding()
+        self.bind_layers(binding)
+        return _CudaPass(binding, rows, self.bind_results(binding, num_logits))
+
+    def bind_results(self, binding: Binding, num_logits: int, *, hidden: bool = True) -> BoundResults:
+        """Bind the outputs of a graph on the device that ends with the head; see ``IOBinding.bind_results``."""
+        assert isinstance(self.outputs, DeviceOutputMemory)
+        return DeviceResults(binding, self.outputs, num_logits, self._hidden_name if hidden else None)
+
+    def hidden_rows(self, segments: int, largest_pass: int) -> HiddenRows:
+        """Return memory on the device for hidden states; see ``NativeIOBinding.hidden_rows``."""
+        return DeviceHiddenRows(self._device, segments, self.config.hidden_size, largest_pass)
+
+
+class _CudaPass(NativePass):
+    """A pass that is recorded when it comes again; arguments as of ``BoundPass``."""
+
+    def __init__(self, binding: Binding, rows: int, results: BoundResults) -> None:
+        super().__init__(binding, rows, results)
+        # The first pass of a shape may be the last one.
+        self._is_small, self._has_run = rows <= MOST_RECORDED, False
+
+    def run(self, switch: StopSwitch) -> Outputs:
+        """Run the graph on what was set; see ``Binding.run`` for what is raised."""
+        self.binding.run(switch, record=self._is_small and self._has_run)
+        self._has_run = True
+        return self._results.collect()
+
+
+class DeviceIOBinding(PortableIOBinding):
+    """The portable binding with a cache that never leaves the device; tokens go there and logits come back.
+
+    Args:
+        device: where the cache lies.
+
+    Raises:
+        MemoryBudgetExceeded: the device has too little memory.
+    """
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        capacity: int,
+        kv_format: str,
+        *,
+        device: ComputeDevice,
+        decoder: Decoder | None = None,
+    ) -> None:
+        self._device = device
+        super().__init__(config, capacity, kv_format, decoder=decoder)
+
+    def _allocate(self, capacity: int) -> None:
+        # One array for all: what is copied to the device is not written here.
+        shape = (1, self.config.num_kv_heads, capacity, portable_head_dim(self.config.head_dim))
+        empty = untouched(shape, np.float32)
+        layers = range(self.config.num_layers)
+        self.keys = [DeviceArray(self._device, empty) for _ in layers]
+        self.values = [DeviceArray(self._device, empty) for _ in layers]
+        self.cache_bytes = 2 * len(layers) * empty.nbytes
+        self._tables = {name: DeviceArray(self._device, table) for name, table in self._rope_tables.items()}
+
+    def _bind_rope(self, binding: Binding) -> None:
+        for name, table in self._tables.items():
+            binding.bind_input(name, table)
+
+    def release(self) -> None:
+        """Release the buffers."""
+        super().release()
+        self._tables = {}
+
+    def fill(self, rows: int) -> None:
+        """Do nothing: rows on a device begin as zeros, so that passes after them read finite numbers anyway."""

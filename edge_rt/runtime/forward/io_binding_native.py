@@ -1,0 +1,210 @@
+"""IO binding of native packages: SpecAttention's cache, with a format and a number of rows per layer."""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Collection, Mapping, Sequence
+from itertools import accumulate, groupby
+from typing import Final
+
+import numpy as np
+
+from edge_rt.ort.binding import Binding
+from edge_rt.ort.compute_device import DeviceArray
+from edge_rt.ort.session import Session, TensorSpec
+from edge_rt.package.decoder import Decoder
+from edge_rt.package.kv_formats import KV_FORMAT, UPPER_HALVES, window_capacity
+from edge_rt.package.manifest import ModelConfig
+from edge_rt.runtime.cache.kv_cache import SlidingWindow
+from edge_rt.runtime.forward.hidden_rows import HiddenRows
+from edge_rt.runtime.forward.io_binding_base import FILLING, Array, BoundPass, IOBinding, Specs
+from edge_rt.runtime.forward.outputs import BoundResults, OutputMemory, untouched
+
+LARGEST_PASS: Final = 256
+"""Rows of the largest pass unless given."""
+
+_ALIGNMENT: Final = 64
+"""Alignment in bytes of every layer's cache: a cache line of the CPU."""
+
+
+class NativeIOBinding(IOBinding):
+    """SpecAttention's cache: one of several formats, written in place; a map gives the memory row of every logical row.
+
+    ``cache_bytes`` is the sum over the layers of 2 x kv_heads x rows x row bytes of the layer's format
+    (``edge_rt.package.kv_formats``), each rounded up to 64. A layer has ``capacity`` rows, one with a sliding window
+    ``window_capacity(window, largest_pass, capacity)``.
+
+    Args:
+        config: dimensions of the model.
+        capacity: tokens.
+        kv_format: one format for the cache, or one per layer.
+        largest_pass: rows of the largest pass that will be run; layers with a sliding window reserve room for it.
+        decoder: the description, if the package has one.
+        hidden: whether passes return hidden states, too; the session must be opened with ``more_outputs``.
+
+    Attributes:
+        buffers: per layer, uint8 ``[2, kv_heads, rows, bytes per row]``; a page takes memory only once a row in it is
+            written.
+        kv_formats: format of every layer.
+    """
+
+    profile = "native"
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        capacity: int,
+        kv_format: str | Sequence[str],
+        *,
+        largest_pass: int = LARGEST_PASS,
+        decoder: Decoder | None = None,
+        hidden: bool = False,
+    ) -> None:
+        formats = (kv_format,) * config.num_layers if isinstance(kv_format, str) else tuple(kv_format)
+        assert len(formats) == config.num_layers, (formats, config.num_layers)
+        output = hidden_output(config) if hidden else None
+        super().__init__(config, capacity, _spelled(formats), config.top_tokens, decoder, output)
+        self.kv_formats = formats
+        windows, heads = config.layer_windows, config.num_kv_heads
+        token_bytes = [KV_FORMAT[name].token_bytes(heads, config.head_dim) for name in formats]
+        self.row_bytes = sum(token_bytes)
+        if 0 in windows:
+            self.row_map = np.arange(capacity, dtype=np.int32)
+        if window := max(windows):
+            of_window = sum(count for count, size in zip(token_bytes, windows, strict=True) if size)
+            rows = window_capacity(window, largest_pass, capacity)
+            self.window = SlidingWindow(min(window, capacity), rows, capacity, row_bytes=of_window)
+        rows_of = [self.window.capacity if self.window and size else capacity for size in windows]
+        sizes = [rows * count for rows, count in zip(rows_of, token_bytes, strict=True)]
+        self.buffers: list[Array] = []
+        self._allocate(
+            [(2, heads, rows, size // (2 * heads * rows)) for size, rows in zip(sizes, rows_of, strict=True)]
+        )
+        self._formats = np.asarray([KV_FORMAT[name].id for name in formats], np.int32)
+
+    def _allocate(self, shapes: Sequence[tuple[int, ...]]) -> None:
+        """Make the cache of every layer, uint8 of these shapes, and set ``cache_bytes``."""
+        sizes = [math.prod(shape) for shape in shapes]
+        begins = [0, *accumulate(-(-size // _ALIGNMENT) * _ALIGNMENT for size in sizes)]
+        self.cache_bytes = begins[-1]
+        memory = untouched((self.cache_bytes,), np.uint8)
+        self.buffers = [
+            memory[begin : begin + size].reshape(shape)
+            for begin, size, shape in zip(begins, sizes, shapes, strict=False)
+        ]
+
+    def sharing(self, *, reads_upper: bool) -> NativeIOBinding:
+        """Return a binding of another graph to the same cache, with outputs of its own.
+
+        Args:
+            reads_upper: it reads the upper halves of codes alone; all layers must have a format that has them.
+        """
+        other = copy.copy(self)
+        other.outputs = OutputMemory(self.config.vocab_size, self.config.top_tokens)
+        other.more_outputs = ()
+        if reads_upper:
+            other._formats = np.asarray([UPPER_HALVES[name] for name in self.kv_formats], np.int32)
+        return other
+
+    def release(self) -> None:
+        """Release the buffers."""
+        super().release()
+        self.buffers = []
+
+    def fill(self, rows: int) -> None:
+        """Write the first rows of all layers, at the offsets that their formats give."""
+        heads, head_dim = self.config.num_kv_heads, self.config.head_dim
+        # After ``release`` there are no buffers.
+        for buffer, name in zip(self.buffers, self.kv_formats, strict=False):
+            capacity, layer = buffer.shape[2], buffer.reshape(-1)
+            for begin, end in KV_FORMAT[name].places(heads, head_dim, capacity, min(rows, capacity)):
+                layer[begin:end] = FILLING
+
+    def _host_buffers(self) -> list[Array]:
+        return self.buffers
+
+    def bind(self, session: Session, rows: int, num_logits: int) -> BoundPass:
+        """Bind buffers for passes of one shape to the graph."""
+        binding = session.binding()
+        self.bind_layers(binding)
+        return NativePass(binding, rows, self.bind_results(binding, num_logits))
+
+    def hidden_rows(self, segments: int, largest_pass: int) -> HiddenRows:
+        """Return memory for the hidden states behind ``segments`` segments of a package; see ``HiddenRows``.
+
+        Raises:
+            MemoryBudgetExceeded: the device has too little memory.
+        """
+        return HiddenRows(segments, self.config.hidden_size, largest_pass)
+
+    def bind_layers(self, binding: Binding, names: Collection[str] | None = None) -> None:
+        """Bind the caches, their maps and the rotations; only inputs that are among ``names``, if these are given."""
+        inputs: dict[str, Array | DeviceArray] = {"kv_formats": self._formats, **self._layer_arrays()}
+        if self.row_map is not None:
+            inputs["row_map"] = self.row_map
+        if self.window is not None:
+            inputs["window_row_map"] = self.window.row_map
+        for name, array in inputs.items():
+            if names is None or name in names:
+                binding.bind_input(name, array)
+
+    def _layer_arrays(self) -> Mapping[str, Array | DeviceArray]:
+        """Return name of an input -> the array that passes read where they run: rotations and caches."""
+        return {**self._rope_tables, **{f"cache.{layer}": buffer for layer, buffer in enumerate(self.buffers)}}
+
+    def _specs(self) -> Specs:
+        return {**self.layer_specs(range(self.config.num_layers)), **self.output_specs()}
+
+    def layer_specs(self, layers: range) -> Specs:
+        """Return name -> shape and type of the inputs of a graph of some layers, without rotations and tokens."""
+        config = self.config
+        windows = config.layer_windows[layers.start : layers.stop]
+        maps = {"row_map": ("capacity", 0 in windows), "window_row_map": ("positions", any(windows))}
+        rows = ["window_rows" if window else "capacity" for window in windows]
+        return {
+            "past_length": ((1,), "tensor(int32)"),
+            **{name: ((size,), "tensor(int32)") for name, (size, is_wanted) in maps.items() if is_wanted},
+            "parents": (("rows",), "tensor(int32)"),
+            "kv_formats": ((config.num_layers,), "tensor(int32)"),
+            **{
+                f"cache.{i}": ((2, config.num_kv_heads, size, "row_bytes"), "tensor(uint8)")
+                for i, size in zip(layers, rows, strict=True)
+            },
+        }
+
+    def output_specs(self) -> Specs:
+        """Return name -> shape and type of what the head computes besides logits."""
+        config = self.config
+        return {
+            "top_ids": (("logit_rows", config.top_tokens), "tensor(int32)"),
+            "top_logits": (("logit_rows", config.top_tokens), "tensor(float)"),
+            "log_sum_exp": (("logit_rows",), "tensor(float)"),
+        }
+
+
+def hidden_output(config: ModelConfig) -> TensorSpec:
+    """Return the value of a native graph that is the stream behind the last layer, of the rows that need logits."""
+    return TensorSpec(f"layer{config.num_layers - 1}.down", ("logit_rows", config.hidden_size), "tensor(float)")
+
+
+class NativePass(BoundPass):
+    """A pass of a chain or a tree; arguments as of ``BoundPass``."""
+
+    def __init__(self, binding: Binding, rows: int, results: BoundResults) -> None:
+        super().__init__(binding, rows, results)
+        self._past_length = np.zeros(1, np.int32)
+        self._parents = np.zeros(rows, np.int32)
+        self._chain = np.arange(-1, rows - 1, dtype=np.int32)
+        binding.bind_input("past_length", self._past_length)
+        binding.bind_input("parents", self._parents)
+
+    def _place(self, start: int, parents: Sequence[int] | None) -> None:
+        self._past_length[0] = start
+        self._parents[:] = self._chain if parents is None else parents
+
+
+def _spelled(formats: Sequence[str]) -> str:
+    """Return the name of the only format, or the formats of consecutive layers: ``"f16 x 2, int4 x 28"``."""
+    runs = [(name, len(list(run))) for name, run in groupby(formats)]
+    return runs[0][0] if len(runs) == 1 else ", ".join(f"{name} x {count}" for name, count in runs)

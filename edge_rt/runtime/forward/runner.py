@@ -1,0 +1,125 @@
+"""Runs the graph of a package over a KV cache: arrays in, logits out, no decisions."""
+
+from __future__ import annotations
+
+import threading
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from typing import Final
+
+from edge_rt.errors import Cancelled
+from edge_rt.ort.binding import StopSwitch
+from edge_rt.ort.session import Session
+from edge_rt.runtime.forward.io_binding_base import BoundPass, IOBinding
+from edge_rt.runtime.forward.outputs import Outputs
+
+MAX_KEPT_SHAPES: Final = 72
+"""Bindings kept for later passes of the same shape; creating one takes about 40 microseconds."""
+
+
+class Runner(ABC):
+    """Runs passes over one cache, one at a time.
+
+    Args:
+        io_binding: inputs and outputs, the cache's memory included.
+        switch: stops a pass.
+    """
+
+    def __init__(self, io_binding: IOBinding, switch: StopSwitch) -> None:
+        self._io_binding = io_binding
+        self._switch = switch
+        # Reentrant: a signal handler may close the model in the thread that runs it.
+        self._running = threading.RLock()
+
+    @abstractmethod
+    def forward(
+        self,
+        token_ids: Sequence[int],
+        start: int,
+        num_logits: int,
+        *,
+        parents: Sequence[int] | None = None,
+        logit_rows: Sequence[int] | None = None,
+    ) -> Outputs:
+        """Compute tokens into cache rows ``start`` to ``start + len(token_ids)``.
+
+        Args:
+            token_ids: at least one.
+            start: rows before it are the context.
+            num_logits: how many of the last tokens need logits, at least 1.
+            parents: for every token the earlier one of this pass that it follows, or -1 for the context's last; None
+                for a chain. Only packages of the native op profile compute trees.
+            logit_rows: indices of the ``num_logits`` tokens that need logits; None takes the last ones.
+
+        Returns:
+            The results for these rows. The memory belongs to the runner and is overwritten by any later pass, whatever
+            its shape: copy what has to be kept.
+
+        Raises:
+            Cancelled: the pass was stopped, or the runner was closed.
+            UnsupportedModel: ``parents`` is a tree, and the package computes chains only.
+            InferenceError, MemoryBudgetExceeded: ONNX Runtime failed.
+        """
+
+    @property
+    def cache_address(self) -> int | None:
+        """An address in the mapping that is the memory of the cache, which holds nothing else; None on a device."""
+        return self._io_binding.cache_address
+
+    @abstractmethod
+    def close(self) -> None:
+        """Wait for the running pass, then release graph and cache; later passes raise ``Cancelled``."""
+
+
+class ModelRunner(Runner):
+    """One graph, one cache, one pass at a time.
+
+    Args:
+        session: the opened graph.
+        io_binding: inputs and outputs, the cache's memory included.
+        switch: stops a pass.
+
+    Raises:
+        InvalidPackage: the graph has other inputs or outputs than the binding asks for.
+    """
+
+    def __init__(self, session: Session, io_binding: IOBinding, switch: StopSwitch) -> None:
+        super().__init__(io_binding, switch)
+        io_binding.check(session)
+        self._session: Session | None = session
+        self._passes: dict[tuple[int, int], BoundPass] = {}
+
+    def forward(
+        self,
+        token_ids: Sequence[int],
+        start: int,
+        num_logits: int,
+        *,
+        parents: Sequence[int] | None = None,
+        logit_rows: Sequence[int] | None = None,
+    ) -> Outputs:
+        """Compute tokens into cache rows ``start`` to ``start + len(token_ids)``; see ``Runner.forward``."""
+        with self._running:
+            bound = self._pass(len(token_ids), num_logits)
+            bound.set(token_ids, start, parents, logit_rows)
+            return bound.run(self._switch)
+
+    def close(self) -> None:
+        """Wait for the running pass, then release graph and cache; later passes raise ``Cancelled``."""
+        with self._running:
+            self._session = None
+            self._passes.clear()
+            self._io_binding.release()
+
+    def _pass(self, rows: int, num_logits: int) -> BoundPass:
+        if self._session is None:
+            raise Cancelled("The model was closed.")
+        key = (rows, num_logits)
+        if key not in self._passes:
+            if self._io_binding.outputs.reserve(num_logits):
+                # Old bindings would write to the old memory, and keep it alive.
+                self._passes.clear()
+            if len(self._passes) >= MAX_KEPT_SHAPES:
+                del self._passes[next(iter(self._passes))]
+            self._passes[key] = self._io_binding.bind(self._session, rows, num_logits)
+        return self._passes[key]

@@ -1,0 +1,179 @@
+"""Graphs of a package that is cut at exits: what each is bound to, and its passes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from edge_rt.errors import InvalidPackage
+from edge_rt.ort.binding import Binding
+from edge_rt.ort.session import Session
+from edge_rt.package.manifest import Segment
+from edge_rt.runtime.forward.hidden_rows import INPUT, OUTPUT, HiddenRows
+from edge_rt.runtime.forward.io_binding_base import Specs
+from edge_rt.runtime.forward.io_binding_native import NativeIOBinding
+from edge_rt.runtime.forward.outputs import TopTokens
+
+Array = npt.NDArray[Any]
+
+
+class PassInputs:
+    """The inputs of passes of one shape, which all segments share.
+
+    Args:
+        rows: nodes of the tree, those that a segment has computed before included.
+        wanted: rows that need logits; 0 for a draft.
+    """
+
+    def __init__(self, rows: int, wanted: int) -> None:
+        self.ids = np.zeros(rows, np.int64)
+        self.past_length = np.zeros(1, np.int32)
+        self.parents = np.arange(-1, rows - 1, dtype=np.int32)
+        self.logit_rows = np.arange(rows - wanted, rows, dtype=np.int64)
+        self._chain, self._last_rows = self.parents.copy(), self.logit_rows.copy()
+
+    def set(
+        self,
+        token_ids: Sequence[int],
+        start: int,
+        parents: Sequence[int] | None,
+        logit_rows: Sequence[int] | None = None,
+    ) -> None:
+        """Write the inputs of the next run; arguments as of ``Runner.forward``."""
+        self.ids[:] = token_ids
+        self.past_length[0] = start
+        self.parents[:] = self._chain if parents is None else parents
+        self.logit_rows[:] = self._last_rows if logit_rows is None else logit_rows
+
+
+class LayersGraph:
+    """The graph of a segment's layers.
+
+    Args:
+        session: the opened graph.
+        segment: its layers.
+        index: its place in the chain.
+        io_binding: the cache of all layers.
+        hidden: rows behind the segments.
+
+    Raises:
+        InvalidPackage: the graph has other inputs or outputs than the manifest says.
+    """
+
+    def __init__(
+        self, session: Session, segment: Segment, index: int, io_binding: NativeIOBinding, hidden: HiddenRows
+    ) -> None:
+        self._session = session
+        self._index = index
+        self._io_binding = io_binding
+        self._hidden = hidden
+        self._is_last = segment.end_layer == io_binding.config.num_layers
+        self._inputs = {spec.name for spec in session.inputs}
+        check_graph(session, segment.name, self._wanted_specs(segment), io_binding.rope_specs())
+
+    def _wanted_specs(self, segment: Segment) -> Specs:
+        config = self._io_binding.config
+        specs = self._io_binding.layer_specs(range(segment.first_layer, segment.end_layer))
+        if self._index == 0:
+            specs["input_ids"] = (("rows",), "tensor(int64)")
+        else:
+            specs[INPUT] = (("rows", config.hidden_size), "tensor(float)")
+        if self._is_last:
+            specs |= {"logit_rows": (("logit_rows",), "tensor(int64)"), **logit_specs(self._io_binding)}
+            specs |= {output.name: (output.shape, output.type) for output in self._io_binding.more_outputs}
+        else:
+            specs[OUTPUT] = (("rows", config.hidden_size), "tensor(float)")
+        specs["parents"] = (("nodes",), "tensor(int32)")
+        return specs
+
+    def bind(self, inputs: PassInputs, done: int, *, is_few: bool, goes_on: bool) -> Binding:
+        """Bind the buffers for passes of a shape.
+
+        Args:
+            inputs: of the pass.
+            done: nodes of the tree that the segment has computed before; the pass computes the others.
+            is_few: whether the rows behind the segments stay where they are.
+            goes_on: whether the rows behind the segment go to another graph; otherwise the caller binds the outputs.
+        """
+        binding = self._session.binding()
+        self._io_binding.bind_layers(binding, self._inputs)
+        binding.bind_input("past_length", inputs.past_length)
+        binding.bind_input("parents", inputs.parents)
+        end = len(inputs.ids)
+        if self._index == 0:
+            binding.bind_input("input_ids", inputs.ids[done:])
+        else:
+            self._hidden.bind_input(binding, self._index - 1, done, end, is_few=is_few)
+        if self._is_last:
+            binding.bind_input("logit_rows", inputs.logit_rows)
+        if goes_on:
+            self._hidden.bind_output(binding, self._index, done, end, is_few=is_few)
+        return binding
+
+
+class HeadGraph:
+    """The graph that makes logits of the hidden states at exits.
+
+    Args:
+        session: the opened graph.
+        io_binding: the memory of the logits.
+        hidden: rows behind the segments.
+
+    Raises:
+        InvalidPackage: the graph has other inputs or outputs.
+    """
+
+    def __init__(self, session: Session, io_binding: NativeIOBinding, hidden: HiddenRows) -> None:
+        self._session: Session | None = session
+        self._hidden = hidden
+        row: Specs = {INPUT: (("logit_rows", io_binding.config.hidden_size), "tensor(float)")}
+        check_graph(session, "head", {**logit_specs(io_binding), **row})
+
+    def bind(self, segment: int, row: int) -> Binding:
+        """Bind a row behind a segment, of a pass of few rows; the caller binds the outputs."""
+        assert self._session is not None, "the graph was released"
+        binding = self._session.binding()
+        self._hidden.bind_input(binding, segment, row, row + 1, is_few=True)
+        return binding
+
+    def close(self) -> None:
+        """Release the graph; nothing can be bound afterwards."""
+        self._session = None
+
+
+class ExitAdapter(Protocol):
+    """A trained network that guesses what follows from the hidden state at an exit, in place of the model's head."""
+
+    def likely(self, hidden: Array, token_id: int) -> TopTokens:
+        """Return the likely next tokens.
+
+        Args:
+            hidden: float32 ``[1, hidden_size]``, the row of a token behind the layers before the exit.
+            token_id: that token.
+        """
+
+
+def logit_specs(io_binding: NativeIOBinding) -> Specs:
+    """Return name -> shape and type of the results of a graph that ends with the head."""
+    return {"logits": (("logit_rows", io_binding.config.vocab_size), "tensor(float)"), **io_binding.output_specs()}
+
+
+def check_graph(session: Session, name: str, wanted: Specs, optional: Specs | None = None) -> None:
+    """Compare a graph's inputs and outputs with what the manifest says; ``optional`` ones may be missing.
+
+    Raises:
+        InvalidPackage: they differ.
+    """
+    found = {spec.name: (spec.shape, spec.type) for spec in (*session.inputs, *session.outputs)}
+    known = {name: spec for name, spec in (optional or {}).items() if name in found}
+    wanted = {**wanted, **known}
+    if found != wanted:
+        which = next(n for n in (*wanted, *found) if wanted.get(n) != found.get(n))
+        raise InvalidPackage(
+            f"The graph '{name}' of the package does not fit its manifest.",
+            f"{which}: the manifest asks for {wanted.get(which)}, the graph has {found.get(which)}.",
+            "Export or pull the model again.",
+        )

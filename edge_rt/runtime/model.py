@@ -1,0 +1,555 @@
+"""A loaded model: prompts in, text out."""
+
+from __future__ import annotations
+
+import gc
+import time
+import weakref
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence as Items
+from contextlib import contextmanager
+from dataclasses import asdict
+from functools import partial
+from types import TracebackType
+from typing import Any, Final, Self, Unpack
+
+from edge_rt.errors import Cancelled, out_of_memory
+from edge_rt.ort.session import onnxruntime_version, pool_size
+from edge_rt.package.reader import Package
+from edge_rt.package.spec_modes import REFERENCE_MODES
+from edge_rt.runtime.cache.kv_cache import KVCache
+from edge_rt.runtime.chat import Chat
+from edge_rt.runtime.config import GenerationConfig, GenerationOptions
+from edge_rt.runtime.decode.detokenizer import TextStream
+from edge_rt.runtime.decode.draft import Drafter
+from edge_rt.runtime.decode.loop import AcceptanceRule
+from edge_rt.runtime.decode.repetition import RepetitionGuard
+from edge_rt.runtime.decode.sampling import Sampler
+from edge_rt.runtime.decode.sequence import Sequence
+from edge_rt.runtime.forward.cancel import CancelToken
+from edge_rt.runtime.forward.exclusive import ExclusiveRunner, closed
+from edge_rt.runtime.forward.runner import Runner
+from edge_rt.runtime.generation import Generation, Held
+from edge_rt.runtime.load.loading import load
+from edge_rt.runtime.load.options import LoadOptions
+from edge_rt.runtime.prompts import PLAIN_ANSWER, AnswerForm, Message, Prompt, PromptEncoder
+from edge_rt.runtime.results import Event, Result
+from edge_rt.runtime.speculation.cost_model import RowCosts
+from edge_rt.runtime.speculation.speculation import Speculation
+from edge_rt.runtime.stream import AsyncStream, PromptOptions, Stream, read_whole
+from edge_rt.system.machine import return_free_memory
+from edge_rt.system.option_names import known_options
+from edge_rt.text.rendered import RenderedPrompt
+from edge_rt.text.thoughts import ThoughtStream
+from edge_rt.text.tokenizer import Tokenizer
+
+
+class ModelTexts:
+    """Tokenizer and chat template of a model; they go with it when it is closed."""
+
+    _texts: PromptEncoder | None
+    _speculation: Speculation
+
+    @known_options()
+    def render(
+        self,
+        messages: Items[Message],
+        *,
+        add_generation_prompt: bool = True,
+        tools: Items[Mapping[str, Any]] | None = None,
+        documents: Items[Mapping[str, Any]] | None = None,
+        template_args: Mapping[str, Any] | None = None,
+    ) -> RenderedPrompt:
+        """Return messages as the template writes them; the arguments are those of ``generate``.
+
+        Raises:
+            InvalidTemplate: there is no template, or it refuses the messages.
+            ConfigError: the messages or the arguments are malformed.
+        """
+        return self._require_texts().render(
+            messages,
+            add_generation_prompt=add_generation_prompt,
+            tools=tools,
+            documents=documents,
+            template_args=template_args,
+        )
+
+    @property
+    def template_source(self) -> str | None:
+        """Source of the chat template in use, or None."""
+        return self._require_texts().template_source
+
+    @property
+    def has_fallback_template(self) -> bool:
+        """Whether the model has no chat template: messages are written as ChatML then, which it may not know."""
+        return self._require_texts().has_fallback_template
+
+    @property
+    def template_variables(self) -> frozenset[str]:
+        """Names of the arguments that the chat template reads, such as ``enable_thinking``."""
+        return self._require_texts().template_variables
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        """The model's tokenizer.
+
+        Raises:
+            ModelClosed: it went with the model.
+        """
+        return self._require_texts().tokenizer
+
+    @property
+    def texts(self) -> PromptEncoder | None:
+        """Tokenizer and chat template, for another model to share; None once the model is closed."""
+        return self._texts
+
+    def _require_texts(self) -> PromptEncoder:
+        if self._texts is None:
+            raise closed()
+        return self._texts
+
+    def check_prompt_fits(self, prompt: str | RenderedPrompt, config: GenerationConfig) -> None:
+        """Refuse a prompt that cannot fit however it is cut into tokens, before seconds are spent on cutting it.
+
+        Raises:
+            ContextOverflow: with about the number of tokens that the prompt has.
+        """
+        self._require_texts().check_prompt_fits(prompt, config)
+
+    def encode(self, text: str) -> list[int]:
+        """Return the token ids of a text, as ``logit_bias`` takes them.
+
+        The text is text: what looks like a special token becomes ordinary tokens, and there is no token in front that
+        starts a prompt.
+
+        Raises:
+            InputError: the text has lone surrogates, which are no characters.
+        """
+        return self.tokenizer.encode_text(text)
+
+    def decode(self, token_ids: Iterable[int], *, skip_special: bool = True) -> str:
+        """Return the text of token ids; bytes that are not UTF-8 become U+FFFD.
+
+        Args:
+            token_ids: ids from 0 to ``tokenizer.vocab_size - 1``.
+            skip_special: leave out tokens that are not text, such as turn markers.
+
+        Raises:
+            ConfigError: an id is out of range.
+        """
+        return self.tokenizer.decode(token_ids, skip_special=skip_special)
+
+    def check_reference(self, config: GenerationConfig) -> None:
+        """Refuse a reference text that the memory plan has no room for, before an answer needs it.
+
+        Raises:
+            ConfigError: options of speculation do not go together.
+            MemoryBudgetExceeded: there is no room for the drafter, or for the text.
+        """
+        if config.reference is None:
+            return
+        mode = self._speculation.resolve(config.spec, has_reference=True, accept=config.accept)
+        if self._speculation.most_reference_tokens(mode) is not None:
+            self._encode_reference(config.reference, mode)
+
+    def _encode_reference(self, text: str | None, mode: str) -> list[int] | None:
+        """Return the tokens of a reference text; None without one, or where the mode copies from none."""
+        if text is None or mode not in REFERENCE_MODES:
+            return None
+        return self._require_texts().encode_reference(text, self._speculation.most_reference_tokens(mode))
+
+    @known_options()
+    def count_tokens(
+        self,
+        prompt: Prompt,
+        *,
+        tools: Items[Mapping[str, Any]] | None = None,
+        documents: Items[Mapping[str, Any]] | None = None,
+        template_args: Mapping[str, Any] | None = None,
+    ) -> int:
+        """Return the tokens of a prompt, however many: those that ``generate`` reports as ``usage.prompt_tokens``.
+
+        A prompt fits if they and the tokens of the answer are at most ``context_tokens``. The arguments are those of
+        ``generate``.
+
+        Raises:
+            ConfigError: it is no prompt.
+            InvalidTemplate: messages cannot be rendered.
+            EncodingBudgetExceeded: a part of it has to be encoded at once, and does not fit the memory plan.
+        """
+        return self._require_texts().count_tokens(prompt, tools=tools, documents=documents, template_args=template_args)
+
+
+_LESS: Final = "Load the model with a smaller context."
+
+
+class Model(ModelTexts):
+    """A package opened for generation; made by ``edge_rt.load``.
+
+    One generation at a time: a second one, from any thread, raises ``Busy`` and disturbs nothing. The model keeps one
+    KV cache, and a prompt that begins like the last one computes only what is new. Close it, or use it as a context
+    manager. It must not be used in a forked child.
+
+    Args:
+        package: the opened package.
+        options: how it is loaded; None leaves everything to the plan.
+
+    Attributes:
+        package: the package.
+        plan: what its memory is planned to be.
+        context_tokens: capacity of the context.
+        measured_costs: what passes cost, measured.
+        drafter: the trained drafter that is loaded; None if none is.
+        device: the GPU that passes run on; None: the CPU.
+        device_choice: the device's name, and what is to be said where ``auto`` has chosen it.
+        verification: what a verification of speculation on the device depends on; None for the CPU.
+        load_ms: milliseconds that loading took.
+
+    Raises:
+        ConfigError: an argument is out of range, or not for this package.
+        InputError: the package or a part of it cannot be used.
+        MemoryBudgetExceeded: the model does not fit the budget, as the plan says before anything large is loaded; or
+            the system has less memory than it said.
+        RuntimeUnavailable: the device is not available, or the native operators are not.
+    """
+
+    def __init__(self, package: Package, options: LoadOptions | None = None) -> None:
+        started = time.perf_counter()
+        self._runner = ExclusiveRunner()
+        try:
+            loaded = load(package, options or LoadOptions(), switch=self._runner.switch, runner=self._runner.get)
+        except MemoryError as error:
+            raise out_of_memory(error, _LESS) from error
+        self._load_plan, parts, self.device_choice = loaded.load_plan, loaded.parts, loaded.device_choice
+        # A model that is dropped without being closed gives its share back as well.
+        weakref.finalize(self, self._load_plan.release)
+        self.package = package
+        self.plan = self._load_plan.plan
+        self.context_tokens = self.plan.choice.ctx
+        self._texts = parts.texts
+        self._runner.open(parts.runner)
+        self._cache, self._speculation, self.measured_costs = parts.cache, parts.speculation, parts.measured_costs
+        self._providers, self._isa, self._kv_format = parts.providers, parts.isa, parts.kv_format
+        self.drafter = parts.drafter
+        self.device, self._cpu_nodes, self.verification = parts.device, parts.cpu_nodes, parts.verification
+        self.load_ms = 1e3 * (time.perf_counter() - started)
+
+    # --- generation ---
+
+    @known_options(GenerationOptions)
+    def generate(
+        self,
+        prompt: Prompt,
+        config: GenerationConfig | None = None,
+        *,
+        tools: Items[Mapping[str, Any]] | None = None,
+        documents: Items[Mapping[str, Any]] | None = None,
+        template_args: Mapping[str, Any] | None = None,
+        cancel: CancelToken | None = None,
+        on_token: Callable[[Event], None] | None = None,
+        on_prefill_progress: Callable[[int, int], None] | None = None,
+        **options: Unpack[GenerationOptions],
+    ) -> Result:
+        """Generate an answer and return it whole.
+
+        Args:
+            prompt: a text, taken as it is; token ids; or messages, which go through the chat template.
+            config: the options.
+            tools: with messages, descriptions of functions that the model may call.
+            documents: with messages, texts for templates that take such.
+            template_args: with messages, further variables of the chat template, such as ``enable_thinking``.
+            cancel: stops the generation from elsewhere.
+            on_token: called with every event; an exception it raises ends the generation and is raised here.
+            on_prefill_progress: called with computed and all tokens of the prompt.
+            **options: fields of ``GenerationConfig`` that replace those of ``config``.
+
+        Raises:
+            Busy, ModelClosed, ContextOverflow, ConfigError, InvalidTemplate, InferenceError, MemoryBudgetExceeded.
+        """
+        given: dict[str, Any] = {"tools": tools, "documents": documents, "template_args": template_args}
+        given |= {"cancel": cancel, "on_prefill_progress": on_prefill_progress, **options}
+        with self.stream(prompt, config, **given) as stream:
+            for event in stream:
+                if on_token is not None:
+                    on_token(event)
+        return stream.result()
+
+    @known_options(GenerationOptions)
+    def stream(
+        self,
+        prompt: Prompt,
+        config: GenerationConfig | None = None,
+        *,
+        tools: Items[Mapping[str, Any]] | None = None,
+        documents: Items[Mapping[str, Any]] | None = None,
+        template_args: Mapping[str, Any] | None = None,
+        cancel: CancelToken | None = None,
+        on_prefill_progress: Callable[[int, int], None] | None = None,
+        **options: Unpack[GenerationOptions],
+    ) -> Stream:
+        """Generate an answer piece by piece; arguments and errors as in ``generate``."""
+        called = time.perf_counter()
+        config = (config or GenerationConfig()).with_options(**options)
+        token_ids, form = self._require_texts().prepare(
+            prompt, config, tools=tools, documents=documents, template_args=template_args
+        )
+        return self.stream_ids(
+            token_ids, config, cancel=cancel, on_prefill_progress=on_prefill_progress, called=called, form=form
+        )
+
+    @known_options(GenerationOptions)
+    def check(
+        self,
+        prompt: Prompt,
+        config: GenerationConfig | None = None,
+        *,
+        tools: Items[Mapping[str, Any]] | None = None,
+        documents: Items[Mapping[str, Any]] | None = None,
+        template_args: Mapping[str, Any] | None = None,
+        **options: Unpack[GenerationOptions],
+    ) -> None:
+        """Raise what a generation with these arguments would raise before its first token; nothing is computed.
+
+        A server can so refuse a request before it begins to answer. ``stream`` raises the same when it is called, but
+        for ``Busy``, which comes with the first event.
+
+        Raises:
+            Busy: the model is generating now.
+            ModelClosed, ContextOverflow, ConfigError, InvalidTemplate, MemoryBudgetExceeded: as in ``generate``.
+        """
+        self._runner.check_free()
+        # A stream that is not read holds nothing.
+        self.stream(prompt, config, tools=tools, documents=documents, template_args=template_args, **options)
+
+    @known_options(PromptOptions)
+    async def agenerate(
+        self, prompt: Prompt, config: GenerationConfig | None = None, **options: Unpack[PromptOptions]
+    ) -> Result:
+        """Do ``generate`` in a worker thread; cancelling the task stops the generation."""
+        return await read_whole(self.astream(prompt, config, **options))
+
+    @known_options(PromptOptions)
+    def astream(
+        self, prompt: Prompt, config: GenerationConfig | None = None, **options: Unpack[PromptOptions]
+    ) -> AsyncStream:
+        """Do ``stream`` in a worker thread; leaving the ``async for`` or cancelling the task stops the generation."""
+        return AsyncStream(self.stream(prompt, config, **options))
+
+    @known_options()
+    def chat(
+        self,
+        system: str | None = None,
+        *,
+        tools: Items[Mapping[str, Any]] | None = None,
+        documents: Items[Mapping[str, Any]] | None = None,
+        template_args: Mapping[str, Any] | None = None,
+    ) -> Chat:
+        """Return an empty conversation with this model; the arguments are those of ``generate``.
+
+        Raises:
+            InvalidTemplate: the model has no chat template.
+            ConfigError: its template has no place for tools or documents that are given.
+        """
+        self._require_texts().require_places(tools=tools, documents=documents)
+        return Chat(self, system=system, tools=tools, documents=documents, template_args=template_args)
+
+    # --- what chats are made of ---
+
+    def stream_ids(
+        self,
+        token_ids: Items[int],
+        config: GenerationConfig,
+        *,
+        cancel: CancelToken | None = None,
+        on_prefill_progress: Callable[[int, int], None] | None = None,
+        on_result: Callable[[Result], None] | None = None,
+        called: float | None = None,
+        form: AnswerForm = PLAIN_ANSWER,
+    ) -> Stream:
+        """Generate behind token ids.
+
+        Args:
+            token_ids: the prompt.
+            config: the options.
+            cancel: stops the generation from elsewhere.
+            on_prefill_progress: called with computed and all tokens of the prompt.
+            on_result: called once with the result, however the generation ends, unless it fails.
+            called: moment from which the time to the first token counts, ``time.perf_counter``.
+            form: what the answer may have besides its text.
+        """
+        self._runner.get()
+        self._require_texts().check_length(token_ids, config)
+        sequence = Sequence(
+            token_ids,
+            capacity=self.context_tokens,
+            max_tokens=config.max_tokens,
+            end_ids=self.tokenizer.eos_token_ids,
+        )
+        sampling = config.sampling(self.package.manifest.sampling)
+        # A chat template closes every message with an end token: the penalty would keep answers from ending.
+        penalised = [token for token in token_ids if token not in sequence.end_ids]
+        mode = self._speculation.resolve(config.spec, has_reference=config.reference is not None, accept=config.accept)
+        reference = self._encode_reference(config.reference, mode)
+
+        def drafting() -> tuple[Drafter, AcceptanceRule]:
+            return self._speculation.drafting(config, mode, reference, sampling.temperature)
+
+        generation = Generation(
+            sequence,
+            partial(self._hold, cancel, drafting),
+            self._cache,
+            Sampler(config, self.package.manifest.model.vocab_size, penalised, sampling),
+            TextStream(self._require_texts().decoder(form), config.stop),
+            chunk=self.prefill_chunk,
+            called=called or time.perf_counter(),
+            on_prefill=on_prefill_progress,
+            spec_mode=mode,
+            planned=lambda: self._load_plan.totals,
+            guard=RepetitionGuard(self.tokenizer.token_bytes) if config.repetition_guard else None,
+            thoughts=ThoughtStream(form.thoughts),
+            has_tools=form.has_tools,
+            tool_names=form.tool_names,
+        )
+        # A token of its own: a stream that is left early must not cancel the caller's.
+        return Stream(generation.events, CancelToken(), on_result)
+
+    @contextmanager
+    def _hold(
+        self, outer: CancelToken | None, drafting: Callable[[], tuple[Drafter, AcceptanceRule]], cancel: CancelToken
+    ) -> Generator[Held]:
+        """Hold the model for one generation; what drafters were in the middle of is forgotten if it fails.
+
+        Args:
+            outer: the caller's token, which cancels the generation's.
+            drafting: chooses who drafts; it may have to measure what passes cost.
+            cancel: the generation's token.
+        """
+        with self._runner.hold(cancel, outer) as runner:
+            try:
+                yield Held(runner, *drafting())
+            except (GeneratorExit, Cancelled):
+                raise
+            except BaseException as error:
+                # It may have come in the middle of a drafter's work. Rows are committed or free, whatever came.
+                self._speculation.forget()
+                if isinstance(error, MemoryError):
+                    raise out_of_memory(error, _LESS) from error
+                raise
+
+    # --- life ---
+
+    @property
+    def threads(self) -> int:
+        """Threads that compute, the calling one included."""
+        return pool_size() or 1
+
+    @property
+    def cached_tokens(self) -> int:
+        """Tokens in the KV cache."""
+        return self._cache.length
+
+    @property
+    def prefill_chunk(self) -> int:
+        """Tokens of one pass over a prompt."""
+        return self.plan.choice.prefill_chunk
+
+    @property
+    def logit_rows(self) -> int | None:
+        """Most rows whose logits a pass may want; None: as many as the system has memory for."""
+        return self._load_plan.most_logit_rows
+
+    @contextmanager
+    def passes(self) -> Generator[tuple[Runner, KVCache]]:
+        """Hold the model for passes of one's own over its cache: for measurements and tests.
+
+        Raises:
+            Busy: a generation is running.
+        """
+        with self._runner.hold(CancelToken()) as runner:
+            yield runner, self._cache
+
+    @property
+    def speculation(self) -> Speculation:
+        """The drafters, and what they have learned."""
+        return self._speculation
+
+    def calibrate(self) -> RowCosts:
+        """Measure what passes cost on this machine, anew, and keep it; empties the KV cache.
+
+        Returns:
+            The costs; those stored before if they are of a quiet machine and it is busy now.
+
+        Raises:
+            Busy: a generation is running.
+        """
+        with self.passes() as (runner, _):
+            costs = self.measured_costs.measure(runner)
+            self._speculation.costs = costs
+        return costs
+
+    def reset(self) -> None:
+        """Empty the KV cache; what the drafters have learned stays.
+
+        Raises:
+            Busy: a generation is running.
+        """
+        with self.passes() as (_, cache):
+            cache.truncate(0)
+
+    def describe(self) -> dict[str, Any]:
+        """Return what was decided when the model was loaded, as a JSON object."""
+        manifest = self.package.manifest
+        return {
+            "model": manifest.model.name,
+            "package": str(self.package.path),
+            "package_id": self.package.id,
+            "architecture": manifest.model.architecture,
+            "parameters": manifest.model.num_parameters,
+            "op_profile": manifest.op_profile,
+            "activations": manifest.activations,
+            "quantisation": dict(manifest.quantisation),
+            "context_tokens": self.context_tokens,
+            "rotation": None if manifest.decoder is None else manifest.decoder.rotation(self.context_tokens),
+            "isa": self._isa,
+            "kv_format": self._kv_format,
+            "kv_bytes_per_token": self._cache.row_bytes,
+            "weights_bytes": manifest.files["weights.bin"].size,
+            "device": "cpu" if self.device is None else self.device.facts,
+            "device_note": self.device_choice.note,
+            "cpu_nodes": list(self._cpu_nodes),
+            "providers": self._providers,
+            "threads": self.threads,
+            "onnxruntime": onnxruntime_version(),
+            "prefill_chunk": self.prefill_chunk,
+            "speculation": self._speculation.mode,
+            "drafter": None if self.drafter is None else self.drafter.info.name,
+            "draft_model": None if self._load_plan.draft_model is None else self._load_plan.draft_model.path,
+            "sampling": asdict(GenerationConfig().sampling(manifest.sampling)),
+            "memory": self._load_plan.to_json(),
+            "load_ms": self.load_ms,
+        }
+
+    def close(self) -> None:
+        """Stop a running generation and free the model; does nothing the second time.
+
+        Waits for the pass under way only, so it may be called from any thread and while a stream is half read: that
+        stream then ends as a cancelled one.
+        """
+        if self._runner.close():
+            self._speculation.close()
+            self._texts = None
+            self._load_plan.release()
+            # What still hangs together in cycles would keep its places in the heap until some later load.
+            gc.collect()
+            return_free_memory()
+
+    def __repr__(self) -> str:
+        state = f"{self.context_tokens} tokens of context" if self._runner.is_open else "closed"
+        return f"<edge_rt.Model {self.package.path.name!r}, {state}, on {self.device_choice.device}>"
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()

@@ -1,1 +1,0 @@
-"""Turns prompts into token ids, within the memory that the plan reserves for text."""

@@ -1,0 +1,464 @@
+"""Turns a prompt (text, messages or token ids) into token ids."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence as Items
+from dataclasses import dataclass, replace
+from typing import Any, Final, TypeGuard
+
+import numpy as np
+
+from edge_rt.errors import (
+    ConfigError,
+    ContextOverflow,
+    EncodingBudgetExceeded,
+    InvalidTemplate,
+    ReferenceBudgetExceeded,
+    StorageError,
+)
+from edge_rt.memory.budget import Budget, Claim
+from edge_rt.memory.plan import Plan, make_plan
+from edge_rt.memory.terms import encodable_bytes, long_stretch_bytes, longest_stretch
+from edge_rt.package.reader import Package
+from edge_rt.runtime.config import GenerationConfig
+from edge_rt.system.byte_size import exact_size, round_up
+from edge_rt.text.rendered import RenderedPrompt
+from edge_rt.text.template import ChatTemplate
+from edge_rt.text.thoughts import ThoughtMarkers, find_markers, tool_names
+from edge_rt.text.token_bytes import IncrementalDecoder
+from edge_rt.text.tokenizer import Tokenizer
+
+_STEPS = 50  # a budget that is large enough is searched in steps of one fiftieth
+_DRIFT = 1 << 20  # the memory of a process before a load varies a little between starts
+
+
+class EncodingBudget:
+    """Memory for text that has to be encoded at once, in the memory plan of a model.
+
+    Memory beyond the plan is claimed from the budget and kept until the model is closed, as the heap may keep it as
+    well.
+
+    Args:
+        plan: the plan.
+        budget: the budget that the model's share is taken from.
+        claim: that share.
+        is_given: whether the user gave a budget, and so could give a larger one; otherwise it is the machine's memory.
+
+    Attributes:
+        planned_bytes: UTF-8 bytes of text that the plan itself has room for.
+    """
+
+    def __init__(self, plan: Plan, budget: Budget, claim: Claim, *, is_given: bool) -> None:
+        self._plan = plan
+        self._budget = budget
+        self._claim = claim
+        self._claimed = claim.bytes
+        self._is_given = is_given
+        self.planned_bytes = longest_stretch(plan.choice.ctx)
+
+    @property
+    def taken_bytes(self) -> int:
+        """Bytes of memory taken beyond the plan."""
+        return self._claim.bytes - self._claimed
+
+    def require(self, stretch_bytes: int) -> None:
+        """Claim the memory for encoding this many bytes of text at once, if it is not held yet.
+
+        Raises:
+            EncodingBudgetExceeded: the budget does not have it; nothing is claimed.
+        """
+        shape, ctx = self._plan.shape, self._plan.choice.ctx
+        more = long_stretch_bytes(shape, ctx, stretch_bytes)
+        missing = self._claim.extend(self._claimed + more) if more else 0
+        if missing:
+            room = encodable_bytes(shape, ctx, more - missing)
+            raise EncodingBudgetExceeded(stretch_bytes, room, self._enough(stretch_bytes, missing))
+
+    def _enough(self, stretch_bytes: int, missing: int) -> str | None:
+        """Return a budget in which a plan leaves enough memory; None if no budget was given."""
+        plan = self._plan
+        if not self._is_given:
+            return None
+        budget = plan.budget_bytes
+        while True:
+            # With a larger budget the plan takes more as well: what it had given up comes first.
+            larger = make_plan(plan.shape, plan.device, replace(plan.request, budget_bytes=budget))
+            needed = larger.total_bytes + long_stretch_bytes(plan.shape, larger.choice.ctx, stretch_bytes)
+            if needed <= budget:
+                break
+            budget = max(needed, budget + budget // _STEPS)
+        # What other models hold of the budget is added.
+        total = max(self._budget.total_bytes + budget - plan.budget_bytes, self._budget.total_bytes + missing)
+        return exact_size(round_up(total + _DRIFT))
+
+
+Message = Mapping[str, Any]
+Prompt = str | Items[int] | Items[Message]
+_COUNTED_CHARACTERS: Final = 1 << 16
+"""Characters of a prompt that does not fit, up to which its tokens are counted: less than a tenth of a second."""
+_TOOL_MARKERS: Final = ("<tool_call>", "</tool_call>")
+
+
+@dataclass(frozen=True)
+class AnswerForm:
+    """What an answer may have besides its text.
+
+    Attributes:
+        thoughts: how thoughts are marked; None without thoughts.
+        has_tools: whether it may call tools.
+        tool_names: their names; None if they are not known.
+    """
+
+    thoughts: ThoughtMarkers | None = None
+    has_tools: bool = False
+    tool_names: frozenset[str] | None = None
+
+    @property
+    def markers(self) -> str:
+        """The markers that have to be seen in the answer's text, in one text."""
+        marks = () if self.thoughts is None else self.thoughts.texts
+        return " ".join((*marks, *(_TOOL_MARKERS if self.has_tools else ())))
+
+
+PLAIN_ANSWER: Final = AnswerForm()
+"""An answer that is text and nothing else: to a prompt that is no list of messages."""
+
+
+class PromptEncoder:
+    """Tokenizer and chat template of a package.
+
+    Args:
+        package: the opened package.
+        context_tokens: capacity of the context; longer prompts are refused.
+        like: the encoder of another model; its tokenizer is shared, and not read again, if the package has the same
+            one.
+        budget: memory for text that has to be encoded at once because it cannot be cut; None: no limit.
+
+    Attributes:
+        tokenizer: the package's tokenizer.
+
+    Raises:
+        InvalidTokenizer, StorageError: the package's files cannot be used.
+    """
+
+    def __init__(
+        self,
+        package: Package,
+        context_tokens: int,
+        like: PromptEncoder | None = None,
+        *,
+        budget: EncodingBudget | None = None,
+    ) -> None:
+        manifest = package.manifest
+        self._source = _tokenizer_source(package)
+        tokenizer = like.tokenizer if like is not None and like.has_tokenizer_of(package) else None
+        self.tokenizer: Tokenizer = tokenizer or Tokenizer.from_file(
+            package.file(manifest.tokenizer.file), info=manifest.tokenizer, embedding_rows=manifest.model.vocab_size
+        )
+        self._template = _load_template(package, self.tokenizer, manifest.chat_template)
+        self._tool_template: ChatTemplate | InvalidTemplate | None = None
+        if manifest.tool_template is not None:
+            self._tool_template = _load_template(package, self.tokenizer, manifest.tool_template)
+        self._context_tokens = context_tokens
+        self._model_tokens = manifest.model.context_length
+        self._vocab_size = manifest.model.vocab_size
+        self._budget = budget
+
+    def has_tokenizer_of(self, package: Package) -> bool:
+        """Return whether a package's tokenizer is this one."""
+        return self._source == _tokenizer_source(package)
+
+    @property
+    def template_source(self) -> str | None:
+        """Source of the chat template in use, or None."""
+        return None if isinstance(self._template, InvalidTemplate) else self._template.source
+
+    @property
+    def template_variables(self) -> frozenset[str]:
+        """Names of the arguments that the chat templates read, such as ``enable_thinking``."""
+        both = (self._template, self._tool_template)
+        return frozenset().union(*(one.variables for one in both if isinstance(one, ChatTemplate)))
+
+    def render(
+        self,
+        messages: Items[Message],
+        *,
+        add_generation_prompt: bool = True,
+        tools: Items[Mapping[str, Any]] | None = None,
+        documents: Items[Mapping[str, Any]] | None = None,
+        template_args: Mapping[str, Any] | None = None,
+    ) -> RenderedPrompt:
+        """Return messages as the template writes them; the arguments are those of ``ChatTemplate.render``.
+
+        Raises:
+            InvalidTemplate: there is no template, or it refuses the messages.
+            ConfigError: the messages or the arguments are malformed.
+        """
+        template = self._template_with(tools)
+        if isinstance(template, InvalidTemplate):
+            raise _copy_of(template)
+        return template.render(
+            messages,
+            add_generation_prompt=add_generation_prompt,
+            tools=tools,
+            documents=documents,
+            arguments=template_args,
+        )
+
+    def _template_with(self, tools: Items[Mapping[str, Any]] | None) -> ChatTemplate | InvalidTemplate:
+        return self._template if not tools or self._tool_template is None else self._tool_template
+
+    @property
+    def has_fallback_template(self) -> bool:
+        """Whether the package has no chat template and messages are written as ChatML."""
+        return isinstance(self._template, ChatTemplate) and self._template.is_fallback
+
+    def require_places(self, **lists: Items[Mapping[str, Any]] | None) -> None:
+        """Refuse ``tools`` or ``documents`` that the template would leave out; see ``ChatTemplate.require_places``."""
+        template = self._template_with(lists.get("tools"))
+        if isinstance(template, ChatTemplate):
+            template.require_places(**lists)
+
+    def writes_calls(self, tools: Items[Mapping[str, Any]] | None) -> bool:
+        """Return whether the template that is used with these tools writes the ``tool_calls`` of messages."""
+        template = self._template_with(tools)
+        return isinstance(template, ChatTemplate) and "tool_calls" in template.source
+
+    def thoughts_after(self, prompt: RenderedPrompt) -> ThoughtMarkers | None:
+        """Return how thoughts are marked in the answer to a prompt; None for a model that marks none."""
+        if isinstance(self._template, InvalidTemplate):
+            return None
+        return find_markers(self._template.source, self.tokenizer.token_to_id, prompt.text)
+
+    def check_prompt_fits(self, prompt: str | RenderedPrompt, config: GenerationConfig) -> None:
+        """Refuse a prompt that is too long however it is cut into tokens, before seconds are spent on encoding it.
+
+        Raises:
+            ContextOverflow: with about the number of tokens that it has.
+            EncodingBudgetExceeded: a part of it has to be encoded at once, and neither the memory plan nor the rest of
+                its budget has room for that.
+        """
+        text = prompt if isinstance(prompt, str) else prompt.text
+        least = self.tokenizer.min_tokens(text)
+        if least + (config.max_tokens or 1) > self._context_tokens:
+            raise self._overflow(prompt, config, least)
+        self._require_encodable(text)
+
+    def check_length(self, token_ids: Items[int], config: GenerationConfig) -> None:
+        """Refuse token ids that do not fit the context.
+
+        Raises:
+            ContextOverflow: with their number.
+        """
+        requested = config.max_tokens or 1
+        if len(token_ids) + requested > self._context_tokens:
+            raise ContextOverflow(len(token_ids), requested, self._context_tokens, model_tokens=self._model_tokens)
+
+    def _overflow(self, prompt: str | RenderedPrompt, config: GenerationConfig, least: int) -> ContextOverflow:
+        """Return the error of a prompt that does not fit; its tokens are counted if that is quick, else estimated.
+
+        Args:
+            prompt: the prompt.
+            config: the options.
+            least: a lower bound of its tokens.
+        """
+        text = prompt if isinstance(prompt, str) else prompt.text
+        is_counted = len(text) <= _COUNTED_CHARACTERS and self._is_planned(text)
+        tokens = len(self._encoded(prompt)) if is_counted else max(self.tokenizer.estimate(text), least)
+        return ContextOverflow(
+            tokens,
+            config.max_tokens or 1,
+            self._context_tokens,
+            is_estimate=not is_counted,
+            model_tokens=self._model_tokens,
+        )
+
+    def count_tokens(
+        self,
+        prompt: Prompt,
+        *,
+        tools: Items[Mapping[str, Any]] | None = None,
+        documents: Items[Mapping[str, Any]] | None = None,
+        template_args: Mapping[str, Any] | None = None,
+    ) -> int:
+        """Return the number of tokens of a prompt, however long it is; arguments and errors as in ``prepare``.
+
+        Only ``ContextOverflow`` is not raised.
+        """
+        taken = self._taken(prompt, tools=tools, documents=documents, template_args=template_args)
+        if isinstance(taken, list):
+            return len(taken)
+        self._require_encodable(taken if isinstance(taken, str) else taken.text)
+        return len(self._encoded(taken))
+
+    def estimate_tokens(self, text: str) -> tuple[int, bool]:
+        """Return the number of tokens of a text; about that number if the text does not fit the context.
+
+        Returns:
+            The number, and whether it is exact.
+
+        Raises:
+            EncodingBudgetExceeded: as in ``check_prompt_fits``.
+        """
+        found = self.tokenizer.min_tokens(text)
+        if found <= self._context_tokens:
+            self._require_encodable(text)
+            ids = self.tokenizer.encode_within(text, self._context_tokens)
+            if not isinstance(ids, int):
+                return len(ids), True
+            found = ids
+        return max(self.tokenizer.estimate(text), found), False
+
+    def _encoded(self, prompt: str | RenderedPrompt) -> list[int]:
+        if isinstance(prompt, str):
+            return self.tokenizer.encode_prompt(prompt)
+        return self.tokenizer.encode_rendered(prompt)
+
+    def _is_planned(self, text: str) -> bool:
+        """Return whether the memory plan has room to encode a text."""
+        return self._budget is None or self.tokenizer.longest_stretch(text) <= self._budget.planned_bytes
+
+    def _require_encodable(self, text: str) -> None:
+        # A character has four bytes at most.
+        if self._budget is not None and 4 * len(text) > self._budget.planned_bytes:
+            self._budget.require(self.tokenizer.longest_stretch(text))
+
+    def decoder(self, form: AnswerForm) -> IncrementalDecoder:
+        """Return a decoder that shows the special tokens among an answer's markers, and no others."""
+        markers, tokenizer = form.markers, self.tokenizer
+        shown = {tokenizer.token_to_id(token) for token in tokenizer.special_tokens if token in markers}
+        return IncrementalDecoder(tokenizer.token_bytes, tokenizer.special_ids - shown)
+
+    def prepare(
+        self,
+        prompt: Prompt,
+        config: GenerationConfig,
+        *,
+        tools: Items[Mapping[str, Any]] | None = None,
+        documents: Items[Mapping[str, Any]] | None = None,
+        template_args: Mapping[str, Any] | None = None,
+    ) -> tuple[list[int], AnswerForm]:
+        """Return the token ids of a prompt, and what the answer may have besides its text.
+
+        Raises:
+            ConfigError: it is neither a text, nor messages, nor ids; or tools, documents or arguments were given for a
+                prompt without messages.
+            ContextOverflow: it does not fit the context.
+            InvalidTemplate: messages cannot be rendered.
+            EncodingBudgetExceeded: as in ``check_prompt_fits``.
+        """
+        taken = self._taken(prompt, tools=tools, documents=documents, template_args=template_args)
+        if isinstance(taken, list):
+            self.check_length(taken, config)
+            return taken, PLAIN_ANSWER
+        self.check_prompt_fits(taken, config)
+        room = self._context_tokens - (config.max_tokens or 1)
+        if isinstance(taken, str):
+            bos = self.tokenizer.bos_token_id
+            start = [bos] if self.tokenizer.add_bos and bos is not None else []
+            found = self.tokenizer.encode_within(taken, room - len(start))
+            form = PLAIN_ANSWER
+        else:
+            start, form = list[int](), self.form_of(taken, tools)
+            found = self.tokenizer.encode_spans_within(taken.spans(), room)
+        if isinstance(found, int):
+            raise self._overflow(taken, config, found)
+        return [*start, *found], form
+
+    def _taken(
+        self,
+        prompt: Prompt,
+        *,
+        tools: Items[Mapping[str, Any]] | None = None,
+        documents: Items[Mapping[str, Any]] | None = None,
+        template_args: Mapping[str, Any] | None = None,
+    ) -> str | list[int] | RenderedPrompt:
+        """Return a prompt as a text, as token ids or as rendered messages; errors as in ``prepare``."""
+        if is_messages(prompt):
+            return self.render(prompt, tools=tools, documents=documents, template_args=template_args)
+        given = {"tools": tools, "documents": documents, "template_args": template_args}
+        if names := [name for name, value in given.items() if value]:
+            raise ConfigError(
+                "The prompt is no list of messages, and only these go through the chat template.",
+                f"It came with {', '.join(names)}.",
+                "Pass messages, or leave them out.",
+            )
+        if isinstance(prompt, str):
+            return prompt
+        items: Any = prompt.tolist() if isinstance(prompt, np.ndarray) else prompt
+        return self._checked_ids(list(items) if isinstance(items, list | tuple) else [repr(prompt)])
+
+    def form_of(self, prompt: RenderedPrompt, tools: Items[Mapping[str, Any]] | None) -> AnswerForm:
+        """Return what the answer to rendered messages, which came with tools or without, may have besides its text."""
+        return AnswerForm(self.thoughts_after(prompt), bool(tools), tool_names(tools))
+
+    def encode_reference(self, text: str, most: int | None) -> list[int]:
+        """Return the token ids of a text that an answer may copy.
+
+        Args:
+            text: the text.
+            most: most tokens that the drafters may hold; None: no limit.
+
+        Raises:
+            ReferenceBudgetExceeded: the text has more tokens; it is not encoded to its end then.
+            EncodingBudgetExceeded: as in ``check_prompt_fits``.
+        """
+        if most is None:
+            return self.tokenizer.encode_text(text)
+        least = self.tokenizer.min_tokens(text)
+        if least <= most:
+            self._require_encodable(text)
+        found = least if least > most else self.tokenizer.encode_within(text, most)
+        if isinstance(found, int):
+            raise ReferenceBudgetExceeded(max(self.tokenizer.estimate(text), found), most, is_estimate=True)
+        return found
+
+    def _checked_ids(self, items: list[Any]) -> list[int]:
+        size = self._vocab_size
+        wrong = [item for item in items if type(item) is not int or not 0 <= item < size]
+        if wrong:
+            raise ConfigError(
+                "The prompt is neither a text, nor messages, nor token ids.",
+                f"It holds {wrong[0]!r:.40}; token ids are whole numbers from 0 to {size - 1}.",
+                "Pass a text, messages, or token ids of this model.",
+            )
+        return items
+
+
+def is_messages(prompt: object) -> TypeGuard[Items[Message]]:
+    """Return whether a prompt is a list of messages, and not a text or token ids."""
+    return isinstance(prompt, list | tuple) and bool(prompt) and isinstance(prompt[0], Mapping)
+
+
+def _load_template(package: Package, tokenizer: Tokenizer, name: str | None) -> ChatTemplate | InvalidTemplate:
+    """Return the template of a file, or the error that a chat will raise: plain prompts need no template."""
+    try:
+        source = package.file(name).read_text(encoding="utf-8") if name is not None else None
+    except UnicodeDecodeError as error:
+        return InvalidTemplate(
+            f"{package.path}: the chat template is not text.", f"{error}.", "Export the model again."
+        )
+    except OSError as error:
+        raise StorageError(f"{name} cannot be read.", f"{error.strerror}.", "Check its permissions.") from error
+    bos = tokenizer.bos_token_id
+    eos = tokenizer.eos_token_ids
+    try:
+        return ChatTemplate(
+            source,
+            special_tokens=tokenizer.special_tokens,
+            bos_token=(tokenizer.id_to_token(bos) or "") if bos is not None else "",
+            eos_token=(tokenizer.id_to_token(eos[0]) or "") if eos else "",
+        )
+    except InvalidTemplate as error:
+        return _copy_of(error)
+
+
+def _copy_of(error: InvalidTemplate) -> InvalidTemplate:
+    """Return a copy of the error: a raised one holds its stack frames, and with them the model, in a cycle."""
+    return InvalidTemplate(error.what, error.numbers, error.action)
+
+
+def _tokenizer_source(package: Package) -> tuple[object, ...]:
+    """Return everything that determines a package's tokenizer."""
+    manifest = package.manifest
+    return manifest.files[manifest.tokenizer.file].sha256, manifest.tokenizer, manifest.model.vocab_size

@@ -1,0 +1,329 @@
+"""Guesses of a model that drafts a token a pass: a second one, or the same one with fewer bits.
+
+Its likeliest tokens are a chain, the next likely ones of the same rows siblings.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Sequence as Items
+from dataclasses import dataclass
+from typing import Final, Protocol
+
+from edge_rt.runtime.cache.kv_cache import KVCache
+from edge_rt.runtime.decode.draft import Accepted, Draft
+from edge_rt.runtime.decode.loop import Target
+from edge_rt.runtime.forward.outputs import Outputs, TopTokens
+from edge_rt.runtime.speculation.source import (
+    CHAIN_KINDS,
+    MAX_CHAIN,
+    NO_GUESSES,
+    RANKS,
+    ChainGuess,
+    Forest,
+    ForestSource,
+    chain_forest,
+    chain_prior,
+)
+
+_FIRST: Final = 0.6
+"""Share of guesses that is taken to be right before any is known."""
+_TRIAL_SHARE: Final = 0.03
+"""Part of a pass a step that may go into trials where nothing pays, so that an improvement is noticed."""
+_PAID_BACK: Final = 256
+"""Tokens within which reading a text that another model has read must be paid back."""
+
+
+class ChainPlanner(Protocol):
+    """Decides how long a chain is worth its passes."""
+
+    def begin(self) -> None:
+        """Start another generation."""
+
+    def gain(self, depth: int) -> float:
+        """Return the speed that drafts promise over that of plain decoding, behind ``depth`` known tokens."""
+
+    def price(self, depth: int, tokens: int, passes: int) -> float:
+        """Return what computing so many known tokens and drafting in so many passes costs, in plain passes."""
+
+    def goes_on(self, depth: int, values: Items[float], most: int) -> bool:
+        """Return whether another token is to be drafted behind those whose chances to stay are given."""
+
+    def value_of(self, probability: float) -> float:
+        """Return how likely a guess is right to which the network gives this probability."""
+
+    def learn(self, probability: float, hit: bool) -> None:
+        """Learn whether a guess was right."""
+
+
+class Follower(Protocol):
+    """A model that drafts behind the known tokens of a text.
+
+    Attributes:
+        known_tokens: ids below may be drafted.
+    """
+
+    known_tokens: int
+
+    def begin(self, token_ids: Items[int]) -> None:
+        """Start a text with these known tokens."""
+
+    def extend(self, token_ids: Items[int]) -> None:
+        """Add known tokens."""
+
+    def room(self) -> int:
+        """Return how many tokens it can draft."""
+
+    def behind(self) -> int:
+        """Return how many known tokens it has to compute before the last one."""
+
+    def follow(self, drafted: Items[int]) -> TopTokens:
+        """Compute what is new; return the likely next tokens, which the next pass overwrites.
+
+        Args:
+            drafted: tokens behind the known ones: none, then one more at every call.
+
+        Raises:
+            Cancelled: a pass was stopped; what is computed is whole.
+            InferenceError, MemoryBudgetExceeded: ONNX Runtime failed; likewise.
+        """
+
+
+class UpperHalves:
+    """The model itself with the upper halves of its nested weights, on its own cache, behind the committed rows.
+
+    What it writes there is written again by the pass that verifies; see ``SelfDrafter``.
+
+    Args:
+        runner: runs the draft graph's passes.
+        cache: the model's cache.
+        vocab_size: of the model.
+    """
+
+    def __init__(self, runner: Target, cache: KVCache, vocab_size: int) -> None:
+        self.known_tokens = vocab_size
+        self._runner, self._cache = runner, cache
+        self._depth = self._last = 0
+
+    def begin(self, token_ids: Items[int]) -> None:
+        """Start a text."""
+        self._depth = 0
+        self.extend(token_ids)
+
+    def extend(self, token_ids: Items[int]) -> None:
+        """Add known tokens."""
+        if token_ids:
+            self._depth, self._last = self._depth + len(token_ids), token_ids[-1]
+
+    def room(self) -> int:
+        """Return how many tokens it can draft; none behind a piece of a prompt that is not computed yet."""
+        cache = self._cache
+        return min(cache.capacity - self._depth, cache.largest_pass - 1) if self._depth - cache.length == 1 else 0
+
+    def behind(self) -> int:
+        """Return 0: the model itself has computed the text."""
+        return 0
+
+    def follow(self, drafted: Items[int]) -> TopTokens:
+        """Compute the last token; those between it and the committed rows were computed before."""
+        token = drafted[-1] if drafted else self._last
+        with self._cache.reserve(self._depth + len(drafted) - self._cache.length) as rows:
+            top = self._runner.forward([token], rows.start + rows.count - 1, 1).top
+        assert top is not None, "native graphs compute the most likely tokens"
+        return top
+
+
+class DraftModel:
+    """A model that drafts: its own graph and cache, which follow the tokens of another model.
+
+    Its cache holds what was drafted, too: what the other model accepts need not be computed again.
+
+    Args:
+        runner: runs its passes.
+        cache: its cache.
+        known_tokens: ids below are the same tokens in both models; others are unknown here.
+        stand_in: id that is computed in place of unknown ones.
+        chunk: most tokens of a pass.
+    """
+
+    def __init__(self, runner: Target, cache: KVCache, *, known_tokens: int, stand_in: int, chunk: int) -> None:
+        self.cache = cache
+        self.known_tokens = known_tokens
+        self._runner = runner
+        self._stand_in = stand_in
+        self._chunk = max(1, min(chunk, cache.largest_pass))
+        # Known tokens, and the tokens of the cache's rows; so many of the first rows hold known tokens.
+        self._known: list[int] = []
+        self._rows: list[int] = []
+        self._agreed = 0
+
+    def begin(self, token_ids: Items[int]) -> None:
+        """Start a text; what the cache has of it stays."""
+        self._known = self._shared(token_ids)
+        self._rows = list(self.cache.token_ids)
+        self._agreed = self.cache.common_prefix(self._known)
+
+    def extend(self, token_ids: Items[int]) -> None:
+        """Add known tokens; rows that were drafted for them stay."""
+        for token in self._shared(token_ids):
+            place = len(self._known)
+            self._known.append(token)
+            if self._agreed == place < len(self._rows) and self._rows[place] == token:
+                self._agreed += 1
+
+    def room(self) -> int:
+        """Return how many tokens it can draft: the last one of a chain is not computed."""
+        return self.cache.capacity - len(self._known) + 1 if self._known else 0
+
+    def behind(self) -> int:
+        """Return how many known tokens it has to compute before the last one."""
+        return len(self._known) - 1 - min(self._agreed, len(self._known) - 1)
+
+    def follow(self, drafted: Items[int]) -> TopTokens:
+        """Compute what is new of a text, in chunks; see ``Follower.follow``."""
+        cache, known = self.cache, self._known
+        # Without a draft the last known token is computed again if nothing is new: its row's outputs are gone.
+        keep = len(self._rows) if drafted else min(self._agreed, len(known) - 1)
+        kept = cache.truncate(keep)
+        del self._rows[kept:]
+        length = len(known) + len(drafted)
+        while True:
+            begin = cache.length
+            pending = [*known[begin : begin + self._chunk], *drafted[max(begin - len(known), 0) :]][: self._chunk]
+            with cache.reserve(len(pending)) as rows:
+                top = self._runner.forward(pending, rows.start, 1).top
+                rows.commit(pending)
+            self._rows += pending
+            self._agreed = min(len(self._rows), len(known))
+            if cache.length == length:
+                assert top is not None, "native graphs compute the most likely tokens"
+                return top
+
+    def _shared(self, token_ids: Items[int]) -> list[int]:
+        return [token if token < self.known_tokens else self._stand_in for token in token_ids]
+
+
+@dataclass(frozen=True)
+class Way:
+    """A way to draft.
+
+    Attributes:
+        model: drafts.
+        planner: decides how long the chain is; nothing is drafted where none pays.
+    """
+
+    model: Follower
+    planner: ChainPlanner
+
+
+class ModelSource(ForestSource):
+    """Drafts with a model, as many tokens as pay for their passes.
+
+    Args:
+        ways: to draft; the one that promises most is taken, of equal ones the first.
+        name: of the source.
+        least_gain: speed over plain decoding that a way must promise.
+        most: most tokens of a chain.
+        end_ids: tokens that end an answer.
+        held_bytes: memory of the models, mapped weights included.
+    """
+
+    num_kinds = CHAIN_KINDS
+
+    def __init__(
+        self,
+        ways: Items[Way],
+        *,
+        name: str = "model",
+        least_gain: float = 1.0,
+        most: int = MAX_CHAIN,
+        end_ids: Collection[int] = (),
+        held_bytes: Callable[[], int] = lambda: 0,
+    ) -> None:
+        self.name = name
+        self._ways = tuple(ways)
+        self._way = self._ways[0]
+        self._least_gain = least_gain
+        self._most = min(most, MAX_CHAIN)
+        self._end_ids = frozenset(end_ids)
+        self._held_bytes = held_bytes
+        self._depth = 0
+        self._idle = 0
+        # Of the known tokens; None: not drafted yet.
+        self._made: Forest | None = None
+        self._guesses: list[ChainGuess] = []
+
+    def prior(self, kind: int) -> float:
+        """Return the probability that a guess is right, before anything is learned."""
+        return chain_prior(kind, _FIRST)
+
+    def begin(self, token_ids: Items[int]) -> None:
+        """Start a generation."""
+        for way in self._ways:
+            way.planner.begin()
+            way.model.begin(token_ids)
+        self._depth = len(token_ids)
+        self._forget()
+
+    def extend(self, token_ids: Items[int]) -> None:
+        """Add emitted tokens."""
+        for way in self._ways:
+            way.model.extend(token_ids)
+        self._depth += len(token_ids)
+        self._forget()
+
+    def observe(self, draft: Draft, accepted: Accepted, outputs: Outputs, context: tuple[int, ...]) -> None:
+        """Learn which guesses of the chain were right, whether they were verified or not."""
+        del draft, outputs, context
+        for guess, found in zip(self._guesses, accepted.token_ids, strict=False):
+            self._way.planner.learn(guess.probability, guess.token_id == found)
+            if guess.token_id != found:
+                break
+
+    def forest(self) -> Forest:
+        """Draft, unless this was done for these known tokens; return the chain and its siblings, none if none pays."""
+        if self._made is None:
+            self._made = NO_GUESSES
+            self._guesses = self._draft()
+            self._made = chain_forest(self._guesses)
+        return self._made
+
+    def _draft(self) -> list[ChainGuess]:
+        depth = self._depth
+        gains = [way.planner.gain(depth) for way in self._ways]
+        gain = max(gains)
+        self._way = self._ways[gains.index(gain)]
+        model, planner = self._way.model, self._way.planner
+        most = min(self._most, model.room())
+        if most < 1:
+            return []
+        self._idle += 1
+        pays = gain >= self._least_gain and planner.goes_on(depth, (), most)
+        # Text that it has not read yet is a price that later steps pay back, if drafts pay; else that of a trial.
+        spent = planner.price(depth, model.behind(), 0 if pays else 1)
+        if spent > _TRIAL_SHARE * self._idle + (_PAID_BACK * (1.0 - 1.0 / gain) if pays else 0.0):
+            return []
+        if not pays:
+            most = 1
+        self._idle = 0
+        guesses: list[ChainGuess] = []
+        drafted: list[int] = []
+        values = [1.0]
+        while len(guesses) < most and (not guesses or planner.goes_on(depth, values[1:], most)):
+            top = model.follow(drafted)
+            ids = [token for token in top.ids[0, : 1 + RANKS].tolist() if token < model.known_tokens]
+            if not ids or ids[0] != top.ids[0, 0]:
+                break
+            guesses.append(ChainGuess(ids[0], float(top.probabilities()[0, 0]), tuple(ids[1:])))
+            values.append(values[-1] * planner.value_of(guesses[-1].probability))
+            drafted.append(ids[0])
+            if ids[0] in self._end_ids:
+                break
+        return guesses
+
+    @property
+    def memory_bytes(self) -> int:
+        """Bytes of the model that drafts, mapped weights included."""
+        return self._held_bytes()
+
+    def _forget(self) -> None:
+        self._made, self._guesses = None, []

@@ -1,0 +1,1 @@
+"""Draft sources in Python, equal to those of the native library."""

@@ -1,0 +1,219 @@
+"""GPUs of edge-rt's own provider: what its library says of them, an error for every cause, their kernels."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+
+from edge_rt.device.driver import Gpu, GpuLibrary, GpuReport, closed_device_files, read_report
+from edge_rt.device.names import DeviceName
+from edge_rt.device.provider import CUDA_PROVIDER, INSTALLED, SOURCES, GpuProvider, prebuilt
+from edge_rt.errors import RuntimeUnavailable, VersionMismatch
+from edge_rt.ort.providers import find_device, provider_states
+from tests.gpu.test_gpu_kernels import FakeNvrtc
+from tests.helpers.onnxruntime_version import needs_onnxruntime
+
+TWO = (
+    "driver\t13000\n"
+    "gpu\t0\t61\t2147483648\t0\tNVIDIA GeForce GT 1030\n"
+    "gpu\t1\t87\t8000000000\t1\tOrin\n"
+)  # fmt: skip
+OLD = "driver\t12040\ngpu\t0\t61\t2147483648\t0\tNVIDIA GeForce GT 1030\n"
+
+needs_provider = needs_onnxruntime(1, 28)
+
+
+class FakeLibrary:
+    def __init__(self, lines, closed=()):
+        self.lines, self.closed, self.kernels = lines, closed, []
+
+    def report(self):
+        return read_report(self.lines, self.closed)
+
+    def set_kernels(self, number, cubins):
+        self.kernels.append((number, dict(cubins)))
+
+
+class FakeProvider(GpuProvider):
+    """One whose library is a list of lines, and which compiles for the numbers of GPUs."""
+
+    def __init__(self, lines, closed=(), *, are_made=None, portable=CUDA_PROVIDER):
+        super().__init__(
+            lambda: Path("library"), lambda gpu, report: {"source": bytes([gpu.number])}, are_made, portable
+        )
+        self.fake = FakeLibrary(lines, closed)
+
+    @property
+    def library(self):
+        return self.fake
+
+
+class TestReport:
+    def test_what_is_read(self):
+        report = read_report(TWO)
+        assert report.driver_text == "13.0"
+        assert report.gpus == (
+            Gpu(0, "NVIDIA GeForce GT 1030", 61, 2 << 30, False),
+            Gpu(1, "Orin", 87, 8_000_000_000, True),
+        )
+        assert [gpu.can_compute for gpu in report.gpus] == [False, True]
+
+    @pytest.mark.parametrize(
+        ("lines", "kind", "what"),
+        [
+            ("error\t0\tdlopen: libcuda.so.1: no such file\n", RuntimeUnavailable, "There is no driver"),
+            ("error\t0\tdlsym: libcuda.so.1 has no cuGraphX\n", VersionMismatch, "driver for NVIDIA GPUs is too old"),
+            ("error\t0\tcuDriverGetVersion: of CUDA 11.2\n", VersionMismatch, "driver for NVIDIA GPUs is too old"),
+            ("error\t100\tcuInit failed: CUDA_ERROR_NO_DEVICE (100)\n", RuntimeUnavailable, "There is no NVIDIA GPU"),
+            ("driver\t13000\n", RuntimeUnavailable, "There is no NVIDIA GPU"),
+            ("error\t800\tcuInit failed: X (800)\n", RuntimeUnavailable, "This user may not use the GPU"),
+            ("error\t803\tcuInit failed: X (803)\n", VersionMismatch, "does not fit its kernel module"),
+            ("error\t999\tcuInit failed: X (999)\n", RuntimeUnavailable, "The driver for NVIDIA GPUs failed"),
+        ],
+    )
+    def test_every_cause_has_its_error(self, lines, kind, what):
+        with pytest.raises(RuntimeUnavailable, match=what) as caught:
+            read_report(lines)
+        assert type(caught.value) is kind
+        assert caught.value.exit_code == 5
+        assert caught.value.action
+
+    @pytest.mark.parametrize("code", [100, 304, 999])
+    def test_a_driver_that_finds_nothing_may_lack_permission(self, code):
+        with pytest.raises(RuntimeUnavailable, match="may not use the GPU") as caught:
+            read_report(f"error\t{code}\tcuInit failed: X ({code})\n", [Path("/dev/nvmap")])
+        assert "/dev/nvmap" in caught.value.numbers
+        assert "group" in caught.value.action
+
+    def test_files_that_may_not_be_used(self, tmp_path):
+        for name in ("nvidia0", "nvidiactl", "nvme0"):
+            (tmp_path / name).write_text("")
+        assert closed_device_files(tmp_path) == ()
+        closed = closed_device_files(tmp_path, lambda path: path.name == "nvidiactl")
+        assert closed == (tmp_path / "nvidia0",)
+
+    def test_no_such_gpu(self):
+        with pytest.raises(RuntimeUnavailable, match="Got 2; NVIDIA's driver found 2"):
+            read_report(TWO).gpu(2)
+
+
+class TestLibrary:
+    def test_one_that_cannot_be_loaded(self, tmp_path):
+        (tmp_path / "none.so").write_bytes(b"no library")
+        with pytest.raises(RuntimeUnavailable, match="cannot be loaded"):
+            GpuLibrary(tmp_path / "none.so")
+
+    def test_a_driver_without_a_function(self, tmp_path):
+        """What is installed, and any library in the driver's place."""
+        try:
+            path = INSTALLED.path
+        except RuntimeUnavailable:
+            pytest.skip("this installation has no provider")
+        (tmp_path / "libcuda.so.1").symlink_to(path.resolve())
+        code = "from edge_rt.device.provider import INSTALLED; INSTALLED.library.report()"
+        environment = {**os.environ, "LD_LIBRARY_PATH": str(tmp_path)}
+        done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True)
+        assert "VersionMismatch: The driver for NVIDIA GPUs is too old. " in done.stderr
+        assert "libcuda.so.1 has no cuInit" in done.stderr
+
+
+class TestProvider:
+    def test_kernels_are_handed_over_once(self):
+        provider = FakeProvider(TWO)
+        for _ in range(2):
+            provider.make_ready(1)
+        assert provider.fake.kernels == [(1, {"source": b"\1"})]
+
+    def test_a_wait_for_the_compiler_is_told(self):
+        for are_made, expected in ((False, ["told"]), (True, [])):
+            told = []
+            FakeProvider(TWO, are_made=lambda *_, made=are_made: made).make_ready(
+                1, lambda told=told: told.append("told")
+            )
+            assert told == expected
+
+    def test_nobody_waits_for_the_compiler_but_those_who_need_its_kernels(self):
+        seen, made = [], []
+
+        def make(gpu, report):
+            # Two others come while it compiles.
+            asks = threading.Thread(target=lambda: seen.append((len(provider.report().gpus), provider.is_ready(1))))
+            asks.start()
+            asks.join(2)
+            needs.start()
+            made.append(gpu.number)
+            return {}
+
+        provider = GpuProvider(lambda: Path("library"), make)
+        provider._library = FakeLibrary(TWO)
+        needs = threading.Thread(target=lambda: provider.make_ready(1))
+        provider.make_ready(1)
+        needs.join(2)
+        assert seen == [(2, False)]
+        assert made == [1]
+        assert provider.is_ready(1)
+
+    @pytest.mark.parametrize(("number", "what"), [(0, "The GPU is too old"), (2, "no GPU of that number")])
+    def test_what_cannot_be_made_ready(self, number, what):
+        provider = FakeProvider(TWO)
+        with pytest.raises(RuntimeUnavailable, match=what):
+            provider.make_ready(number)
+        assert provider.fake.kernels == []
+
+    def test_a_machine_with_old_gpus_alone(self):
+        with pytest.raises(RuntimeUnavailable, match="too old"):
+            FakeProvider(OLD).report()
+        assert isinstance(FakeProvider(TWO).report(), GpuReport)
+
+    @needs_provider
+    @pytest.mark.parametrize(
+        ("lines", "name", "what"),
+        [
+            (TWO, DeviceName("cuda"), "The GPU is too old"),
+            (TWO, DeviceName("cuda", 7), "no GPU of that number"),
+            (OLD, DeviceName("cuda"), "The GPU is too old"),
+            ("error\t0\tdlopen: none\n", DeviceName("cuda"), "There is no driver"),
+        ],
+    )
+    def test_devices_that_are_not_found(self, lines, name, what):
+        with pytest.raises(RuntimeUnavailable, match=what):
+            find_device(name, FakeProvider(lines))
+
+    @needs_provider
+    def test_the_reason_is_listed(self):
+        states = {state.kind: state for state in provider_states(FakeProvider(OLD))}
+        assert set(states) == {"cuda", "webgpu"}
+        assert states["cuda"].devices == ()
+        assert "too old" in str(states["cuda"].problem)
+
+    def test_a_driver_that_is_not_installed_is_found_out_without_the_library(self):
+        def library():
+            raise AssertionError("it was opened")
+
+        for driver, expected in (("libno_such_driver.so.1", False), ("libc.so.6", True), (None, True)):
+            own = GpuProvider(library, lambda gpu, report: {}, driver=driver)
+            assert sys.platform != "linux" or own.has_driver() is expected
+
+    def test_an_installation_without_the_library(self, tmp_path):
+        def library():
+            raise RuntimeUnavailable("There is none.")
+
+        with pytest.raises(RuntimeUnavailable, match="There is none"):
+            GpuProvider(library, lambda gpu, report: {}).report()
+
+
+def test_kernels_of_the_installed_sources(tmp_path):
+    try:
+        library = INSTALLED.path
+    except RuntimeUnavailable:
+        pytest.skip("this installation has no provider")
+    assert (library.parent / SOURCES).is_dir()
+    cubins = prebuilt(87, FakeNvrtc(), tmp_path)
+    assert "quant_linear_cuda" in cubins
+    assert cubins["quant_linear_cuda"].startswith(b"\x7fELF quant_linear_cuda.cu for 87")
+    assert len(list(tmp_path.iterdir())) == len(cubins)

@@ -1,0 +1,67 @@
+from __future__ import annotations
+
+import subprocess
+from dataclasses import replace
+
+import pytest
+
+from edge_rt.cli.baseline_memory import LIBRARIES_BYTES, with_base
+from edge_rt.errors import RuntimeUnavailable
+from edge_rt.measure.machine import base_bytes, gpus, measure_bandwidth, measure_device
+from tests.memory.shapes import DEVICE
+
+
+def failing(command):
+    raise subprocess.CalledProcessError(1, command)
+
+
+def test_a_profile_is_what_was_measured():
+    profile = measure_device("mine", bandwidth=lambda threads: 1e9 * threads, run=lambda command: "77000000\n")
+    assert (profile.name, profile.is_measured, profile.base_bytes) == ("mine", True, 77000000)
+    assert profile.bandwidth == 1e9 * profile.threads
+    assert profile.problem() is None
+
+
+def test_a_process_that_cannot_be_started_is_told():
+    with pytest.raises(RuntimeUnavailable):
+        base_bytes(failing)
+
+
+def test_gpus_are_reported_as_their_tool_tells_them():
+    found = gpus(lambda command: "NVIDIA X, Y, 8188, 7627\nother, 24576, 100\n", lambda name: f"/bin/{name}")
+    assert [gpu["name"] for gpu in found] == ["NVIDIA X, Y", "other"]
+    assert found[0]["memory_free_bytes"] == 7627 << 20
+
+
+@pytest.mark.parametrize("answer", [failing, lambda command: "no devices", lambda command: "a, b, c"])
+def test_a_strange_tool_is_none(answer):
+    assert gpus(answer, lambda name: name) == []
+    assert gpus(answer, lambda name: None) == []
+
+
+def test_bandwidth_is_bytes_over_seconds():
+    ticks = iter(range(10_000))
+    measured = measure_bandwidth(2, buffer_bytes=1 << 16, seconds=20.0, clock=lambda: float(next(ticks)))
+    assert (measured.bytes_per_second, measured.spread) == (1 << 16, 0.0)
+
+
+def test_the_best_repeat_counts_and_the_worst_tells_how_quiet_it_was():
+    now, calls = 0.0, 0
+
+    def clock():
+        nonlocal now, calls
+        calls += 1
+        # The first repeat is disturbed: all of it takes twice the time.
+        now += 2.0 if calls <= 10 else 1.0
+        return now
+
+    measured = measure_bandwidth(1, buffer_bytes=1 << 16, seconds=0.0, repeats=3, clock=clock)
+    assert measured.bytes_per_second == 1 << 16
+    assert measured.spread == pytest.approx(0.5)
+
+
+def test_a_saved_base_makes_no_plan_smaller():
+    unprofiled = with_base(DEVICE, 30 << 20).base_bytes
+    assert unprofiled == (30 << 20) + LIBRARIES_BYTES
+    assert with_base(replace(DEVICE, base_bytes=40 << 20), 30 << 20).base_bytes == unprofiled
+    assert with_base(replace(DEVICE, base_bytes=200 << 20), 30 << 20).base_bytes == 200 << 20
