@@ -311,12 +311,7 @@ def is_out_of_memory(error: BaseException) -> bool:
 def out_of_memory(
     error: BaseException, action: str = "Use a smaller model or context, or allow more memory."
 ) -> MemoryBudgetExceeded:
-    """Return the error for an exception that ``is_out_of_memory``.
-
-    Args:
-        error: the exception.
-        action: one sentence saying what to do.
-    """
+    """Return the error for an exception that ``is_out_of_memory``."""
     # The interpreter's own MemoryError has no text.
     numbers = str(error).rstrip(".") or "An allocation failed"
     return MemoryBudgetExceeded("The memory is exhausted.", f"{numbers}.", action)

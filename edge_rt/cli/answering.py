@@ -40,9 +40,6 @@ def answering(
         make_stream: starts the generation, given a cancel token and a callback for the progress of prefill.
         terminal: shows the prefill progress of a long prompt, if it is a screen.
         tend: called in this thread between pieces of the answer, and while waiting for one.
-
-    Raises:
-        EdgeRTError: the generation failed.
     """
     token = CancelToken()
     with cancel_on_interrupt(token):
@@ -63,9 +60,6 @@ class Answering(Background[Event]):
     """Events of an answer, read in the main thread; until the first event a line shows the progress of prefill.
 
     Args:
-        make_stream: starts the generation.
-        token: cancels it.
-        terminal: shows the progress line.
         tend: called between events, and while waiting for one.
     """
 

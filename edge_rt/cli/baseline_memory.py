@@ -57,7 +57,6 @@ def with_base(device: Device, own_bytes: int) -> Device:
     """Return the device with a command's memory as ``base_bytes``, or the measured value if that is more.
 
     Args:
-        device: this machine.
         own_bytes: resident memory of a command-line process before large imports.
     """
     from edge_rt.system.byte_size import round_up

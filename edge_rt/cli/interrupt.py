@@ -35,9 +35,6 @@ def stop_signals(of: object = signal) -> dict[str, int]:
 
     These are Ctrl-C on every system; SIGTERM and a lost terminal on all systems but Windows; and Ctrl-Break on Windows,
     the only one that one process can send to another there.
-
-    Args:
-        of: has the system's signals as attributes.
     """
     return {name: int(getattr(of, name)) for name in _NAMES if hasattr(of, name)}
 
@@ -54,7 +51,6 @@ class SignalReceived(SystemExit):
     A ``SystemExit``, because event loops swallow other exceptions.
 
     Attributes:
-        signum: the signal.
         exit_code: what shells expect: 130 for Ctrl-C, 143 for SIGTERM.
     """
 
@@ -182,12 +178,7 @@ def cancel_on_interrupt(token: CancelToken) -> Generator[None]:
 
 @contextmanager
 def interrupt_as_cancelled() -> Generator[None]:
-    """Make Ctrl-C an error like others, one that does not end the program.
-
-    Raises:
-        Cancelled: Ctrl-C was pressed.
-        SignalReceived: another signal came.
-    """
+    """Make Ctrl-C an error like others, one that does not end the program."""
     try:
         yield
     except SignalReceived as stop:

@@ -42,7 +42,6 @@ def tell_estimate(
 
     Args:
         terminal: where to show it.
-        estimate: estimated disk and memory.
         budget: memory budget in bytes; None: no limit.
         package: name of the package, if it is exported only to be loaded; None if the user asked for the export.
         lead: text before the suggested command, such as how to leave a chat to type it.
@@ -71,11 +70,7 @@ def _pull_first(package: str, lead: str) -> str:
 
 
 def require_export_fits(resolved: Resolved, reference: str, budget: int | None, *, lead: str = "") -> None:
-    """Refuse a budget in which a recipe's export never succeeds, before anything is fetched.
-
-    Raises:
-        MemoryBudgetExceeded: it is too small.
-    """
+    """Refuse a budget in which a recipe's export never succeeds, before anything is fetched."""
     from edge_rt.system.byte_size import show_size
 
     least = 0 if resolved.recipe is None else resolved.recipe.least_memory
@@ -111,7 +106,6 @@ def check_runtime() -> None:
 
     Raises:
         RuntimeUnavailable: ONNX Runtime is not installed.
-        VersionMismatch: it is too old.
     """
     from edge_rt.ort.session import check_onnxruntime_version
 
@@ -137,8 +131,6 @@ def tell_plan(terminal: Terminal, plan: Plan, told: set[str] | None = None) -> N
     That is which layers are on the GPU, and rotations for long contexts.
 
     Args:
-        terminal: receives the texts.
-        plan: the plan.
         told: what was told before: flags of budgets, and ``"rotation"``; what is told of this plan is added.
     """
     from edge_rt.cli.render.plan_report import budget_warnings, layers_text, rotation_text
@@ -169,8 +161,6 @@ def obtain_package(
     """Return the name of a model and its opened package; it is fetched and exported first if needed.
 
     Args:
-        terminal: shows the progress.
-        reference: the model argument.
         places: where models are stored.
         budget: memory budget of an export in bytes; None: no limit.
         lead: text before a suggested command, as in ``tell_estimate``.
@@ -214,14 +204,11 @@ def plan_model(package: Package, options: LoadOptions, base_bytes: int | None = 
     """Return a plan for a package that fits; nothing is loaded.
 
     Args:
-        package: the package.
-        options: how it will be loaded.
         base_bytes: memory of this process before its first model, if there was one; the package then replaces the model
             that is loaded now.
 
     Raises:
         EdgeRTError: the options are wrong, or it does not fit the memory.
-        SignalReceived: a signal came.
     """
 
     def work() -> Plan:
@@ -238,11 +225,9 @@ def load_model(package: Package, options: LoadOptions) -> Model:
     """Load a package while signals can still reach this process.
 
     Args:
-        package: the package.
         options: how it is loaded, with its plan if there is one.
 
     Raises:
-        EdgeRTError: the errors of ``edge_rt.load``.
         SignalReceived: a signal came; the model is freed as soon as ONNX Runtime has loaded it.
     """
     abandoned = threading.Event()

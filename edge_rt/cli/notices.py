@@ -18,10 +18,7 @@ def note_unused_penalty(terminal: Terminal, model: Model, options: GenerationCon
     """Say that greedy answers do without the repetition penalty that the package advises.
 
     Args:
-        terminal: receives the note.
-        model: the model.
         options: options of the next generations.
-        in_chat: name the slash command instead of the flag.
     """
     advice = model.package.manifest.sampling
     penalty = None if advice is None else advice.given.get("repetition_penalty")
@@ -53,9 +50,6 @@ def warn_of_profile(terminal: Terminal, model: Model, mode: str, *, given: str) 
     """Warn about the limits of a requested drafter in the op profile of this model.
 
     Args:
-        terminal: receives the warning.
-        model: the model.
-        mode: the requested mode of speculation.
         given: how the user requested it, such as ``--spec ngram``.
     """
     drafts = model.speculation.drafts
@@ -120,9 +114,6 @@ def warn_of_limits(
     """Warn about limits of speculation, and unused flags, with this model and these options.
 
     Args:
-        terminal: receives the warnings.
-        model: the model.
-        load: how it was loaded.
         options: options of the next generations; ``spec`` is None unless ``/set spec`` chose it.
         in_chat: name the slash command instead of the flag where there is one.
     """

@@ -47,8 +47,6 @@ class Speeds:
     """Rates of a model's choices on a device.
 
     Args:
-        shape: the model.
-        device: the machine.
         measured: cache format -> measured latency of passes; empty for another machine, or before the first answer.
         drafter: the trained drafter of the request; None without one.
     """
@@ -93,7 +91,6 @@ def measured_here(
     """Return the measured latency of a package's passes on this machine, by cache format; disturbed ones are left out.
 
     Args:
-        shape: the model.
         device: this machine, with the GPU that computes if there is one.
         store: where measurements are saved; None uses that of ``edge_rt.load``.
         own: edge-rt's own provider; None: the installed one.

@@ -17,11 +17,7 @@ if TYPE_CHECKING:
 
 
 class TraceFile:
-    """Writes decisions as JSON lines, each one at once; a full disk does not end an answer.
-
-    Args:
-        stream: receives the lines.
-    """
+    """Writes decisions as JSON lines, each one at once; a full disk does not end an answer."""
 
     def __init__(self, stream: TextIO) -> None:
         self._stream: TextIO | None = stream
@@ -60,7 +56,6 @@ def open_trace(path: Path | None, terminal: Terminal) -> Generator[Trace | None]
 
     Raises:
         ConfigError: the file exists and holds something else.
-        StorageError: it cannot be written.
     """
     if path is None:
         yield None

@@ -28,9 +28,7 @@ class Gpu:
 
     Attributes:
         number: as the driver counts.
-        name: the driver's.
         compute: 10 * major + minor of its architecture.
-        total_bytes: of its memory.
         is_integrated: whether that is the machine's memory, too.
     """
 
@@ -96,11 +94,7 @@ class GpuReport:
 class GpuLibrary:
     """The opened library.
 
-    Args:
-        path: of the library.
-
     Raises:
-        RuntimeUnavailable: it cannot be loaded.
         VersionMismatch: it belongs to another version of edge-rt.
     """
 
@@ -130,29 +124,20 @@ class GpuLibrary:
         self._library.edge_rt_gpu_memory.argtypes = (ctypes.c_int, size, size)
 
     def report(self) -> GpuReport:
-        """Ask the driver which GPUs there are; none is opened.
-
-        Raises:
-            RuntimeUnavailable, VersionMismatch: as ``read_report``.
-        """
+        """Ask the driver which GPUs there are; none is opened."""
         return read_report(self._library.edge_rt_gpu_describe().decode(errors="replace"), closed_device_files())
 
     def set_kernels(self, number: int, cubins: Mapping[str, bytes]) -> None:
         """Hand over a GPU's kernels, before a session is opened there.
 
         Args:
-            number: of the GPU.
             cubins: name of a source -> what was compiled of it.
         """
         for source, cubin in cubins.items():
             self._library.edge_rt_gpu_set_kernels(number, source.encode(), cubin, len(cubin))
 
     def free_bytes(self, number: int) -> int:
-        """Return how much memory of a GPU nobody uses at present; this opens the GPU.
-
-        Raises:
-            RuntimeUnavailable: it cannot be opened.
-        """
+        """Return how much memory of a GPU nobody uses at present; this opens the GPU."""
         free, total = ctypes.c_size_t(), ctypes.c_size_t()
         if code := self._library.edge_rt_gpu_memory(number, ctypes.byref(free), ctypes.byref(total)):
             raise RuntimeUnavailable(
@@ -165,7 +150,6 @@ def closed_device_files(folder: Path = Path("/dev"), may_use: Callable[[Path], b
     """Return the files of NVIDIA's GPUs that this process may not read and write, in order.
 
     Args:
-        folder: of the system's devices.
         may_use: whether this process may read and write a file; None: asks the system.
     """
     is_open = may_use or (lambda path: os.access(path, os.R_OK | os.W_OK))
@@ -177,7 +161,6 @@ def read_report(lines: str, closed_files: Sequence[Path] = ()) -> GpuReport:
     """Read what ``edge_rt_gpu_describe`` says.
 
     Args:
-        lines: its lines of fields, with tabs between them.
         closed_files: files of GPUs that this process may not use.
 
     Raises:
@@ -204,8 +187,6 @@ def _driver_error(code: int, sentence: str, closed_files: Sequence[Path]) -> Run
 
     Args:
         code: the driver's; 0: it could not be loaded.
-        sentence: what failed.
-        closed_files: see ``read_report``.
     """
     numbers = f"{sentence.rstrip('.')}."
     if code == 0 and sentence.startswith(("dlsym", "cuDriverGetVersion")):

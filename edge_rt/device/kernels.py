@@ -37,12 +37,6 @@ class Nvrtc:
 
     Args:
         path: the library; None looks for a wheel's, then for the system's.
-
-    Attributes:
-        version: major and minor.
-
-    Raises:
-        RuntimeUnavailable: there is none.
     """
 
     def __init__(self, path: Path | None = None) -> None:
@@ -60,7 +54,6 @@ class Nvrtc:
 
         Args:
             name: that its messages name it by.
-            source: CUDA C++.
             compute: 10 * major + minor of the architecture.
             folders: where included files lie.
 
@@ -82,9 +75,6 @@ class Nvrtc:
 
         Its first lines name release and build number. ``nvrtcVersion`` knows no patch release, a wheel's file is named
         by the major version, and hashing that file takes ten times as long: 200 ms against 20.
-
-        Raises:
-            RuntimeUnavailable: the compiler fails.
         """
         return self._compile("empty.cu", "", (), "an empty program", "nvrtcGetPTX")
 
@@ -105,11 +95,7 @@ class Nvrtc:
             self._library.nvrtcDestroyProgram(ctypes.byref(program))
 
     def architectures(self) -> tuple[int, ...]:
-        """Return the architectures that it compiles for, as 10 * major + minor.
-
-        Raises:
-            RuntimeUnavailable: it does not say.
-        """
+        """Return the architectures that it compiles for, as 10 * major + minor."""
         count = ctypes.c_int()
         self._call("nvrtcGetNumSupportedArchs", ctypes.byref(count))
         found = (ctypes.c_int * count.value)()
@@ -171,7 +157,6 @@ def nvrtc_for(driver_version: int, found: Iterable[Nvrtc] | None = None) -> Nvrt
         found: the compilers; None: those of this machine.
 
     Raises:
-        RuntimeUnavailable: there is no compiler.
         VersionMismatch: all are of a newer major version than the driver.
     """
     newer = []
@@ -190,11 +175,7 @@ def nvrtc_for(driver_version: int, found: Iterable[Nvrtc] | None = None) -> Nvrt
 
 
 def any_nvrtc() -> Nvrtc:
-    """Return the first compiler of this machine.
-
-    Raises:
-        RuntimeUnavailable: there is none.
-    """
+    """Return the first compiler of this machine."""
     for nvrtc in installed_nvrtcs():
         return nvrtc
     raise _no_compiler()
@@ -223,9 +204,6 @@ def check_compute(compute: int) -> None:
 
     Args:
         compute: 10 * major + minor of its architecture.
-
-    Raises:
-        RuntimeUnavailable: it is too old.
     """
     if compute < OLDEST_COMPUTE:
         raise RuntimeUnavailable(
@@ -246,7 +224,6 @@ def kernel_paths(nvrtc: Nvrtc, compute: int, *, sources: Path, cache: Path) -> d
     Its name has the architecture, and a hash of everything that the cubin depends on.
 
     Args:
-        nvrtc: the compiler.
         compute: 10 * major + minor of the architecture.
         sources: folder of the sources, as ``csrc`` of the repository.
         cache: folder of files that may be deleted at any time.
@@ -268,11 +245,7 @@ def kernel_paths(nvrtc: Nvrtc, compute: int, *, sources: Path, cache: Path) -> d
 
 
 def _kept(path: Path) -> bytes:
-    """Return a file of the cache, nothing if it lacks it. From now on it is the last one that was used.
-
-    Raises:
-        StorageError: it cannot be read.
-    """
+    """Return a file of the cache, nothing if it lacks it. From now on it is the last one that was used."""
     try:
         cubin = path.read_bytes()
     except FileNotFoundError:
@@ -335,8 +308,6 @@ class CacheContents:
 
     Attributes:
         folder: where they are, or would be.
-        files: how many there are.
-        size_bytes: of all of them.
         architectures: that they are for, as 10 * major + minor, ascending.
     """
 
@@ -347,11 +318,7 @@ class CacheContents:
 
 
 def cache_contents(cache: Path) -> CacheContents:
-    """Return what a cache of compiled kernels holds; one that does not exist holds nothing.
-
-    Raises:
-        StorageError: it cannot be read.
-    """
+    """Return what a cache of compiled kernels holds; one that does not exist holds nothing."""
     sizes, computes = [], set()
     try:
         for path in cache.iterdir():

@@ -37,7 +37,6 @@ class GpuProvider:
 
     Args:
         library: returns the path of the library, or raises ``RuntimeUnavailable``.
-        kernels: makes the kernels of a GPU.
         are_made: whether that takes no time, because they were made before; None: it never does.
         portable: ONNX Runtime's own provider for the same GPUs, which portable packages run on.
         driver: name of the driver's library; None: the provider's library has one, which is emulated.
@@ -63,11 +62,7 @@ class GpuProvider:
 
     @property
     def path(self) -> Path:
-        """The path of the library.
-
-        Raises:
-            RuntimeUnavailable: it is not installed.
-        """
+        """The path of the library."""
         return self._find()
 
     @property
@@ -107,11 +102,7 @@ class GpuProvider:
         return report
 
     def free_bytes(self, number: int) -> int:
-        """Return how much memory of a GPU nobody uses at present; this opens the GPU for a moment.
-
-        Raises:
-            RuntimeUnavailable, VersionMismatch: it cannot be opened.
-        """
+        """Return how much memory of a GPU nobody uses at present; this opens the GPU for a moment."""
         with self._asking(f"free_bytes({number})"):
             return self.library.free_bytes(number)
 
@@ -147,9 +138,6 @@ class GpuProvider:
     def count_context(self, number: int) -> Callable[[], None]:
         """Note that the plan of a loaded model counts this process's context of a GPU.
 
-        Args:
-            number: of the GPU.
-
         Returns:
             A function that is called when the model is closed; a second call does nothing.
         """
@@ -172,7 +160,6 @@ class GpuProvider:
         """Hand over the kernels of a GPU, which are compiled when it is used for the first time.
 
         Args:
-            number: of the GPU.
             on_compile: called before they are compiled, which takes a minute or more.
 
         Raises:
@@ -211,11 +198,7 @@ def kernels_of(gpu: Gpu, report: GpuReport) -> dict[str, bytes]:
 
 
 def are_compiled(gpu: Gpu, report: GpuReport) -> bool:
-    """Return whether this user's cache holds the installed kernels for a GPU.
-
-    Raises:
-        RuntimeUnavailable, VersionMismatch: as ``kernels_of``.
-    """
+    """Return whether this user's cache holds the installed kernels for a GPU."""
     nvrtc = nvrtc_for(report.driver_version)
     kept = kernel_paths(nvrtc, gpu.compute, sources=_installed(SOURCES), cache=kernel_cache())
     return all(path.is_file() for path in kept.values())
@@ -226,11 +209,9 @@ def prebuilt(compute: int, nvrtc: Nvrtc, cache: Path | None = None) -> dict[str,
 
     Args:
         compute: 10 * major + minor of the architecture.
-        nvrtc: the compiler.
         cache: folder of compiled kernels; None: this user's.
 
     Raises:
-        RuntimeUnavailable: they cannot be compiled.
         StorageError: the cache cannot be written.
     """
     return compiled_kernels(nvrtc, compute, sources=_installed(SOURCES), cache=cache or kernel_cache())

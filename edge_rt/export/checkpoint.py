@@ -66,10 +66,6 @@ def read_checkpoint(
     """Read and check everything that can be checked without the tensor data.
 
     Args:
-        source: the checkpoint.
-        decoder: its description.
-        profile: operators of the graph.
-        choice: types of the matrices in the package.
         text: to calibrate with; None for none.
 
     Raises:
@@ -120,7 +116,6 @@ def text_warnings(build: TokenizerBuild, tokenizer: Tokenizer) -> tuple[str, ...
 
     Args:
         build: what the checkpoint gives.
-        tokenizer: made of it.
     """
     return (
         *build.warnings,

@@ -63,7 +63,6 @@ class Speed:
         feedback_seconds: of adding one weight's error to one other weight, on one core.
         convert_seconds: of converting one number to float32.
         flop_seconds: of one operation of a float32 matrix product, on all cores.
-        cpus: cores.
     """
 
     weight_seconds: float
@@ -114,11 +113,6 @@ def predict_seconds(
     """Predict the wall time of an export in seconds.
 
     Args:
-        weights: matrices of the model.
-        weights_bytes: of ``weights.bin``.
-        config: dimensions of the model.
-        choice: types of the matrices.
-        speed: of this machine.
         moment_tokens: of the text that weights are quantised with; 0 without one.
         constant_tokens: of the text for the constants of 4-bit keys; 0 if there are none.
     """

@@ -183,11 +183,7 @@ def _require_carried(
     accept_loss: bool = False,
     has_adapters: bool = False,
 ) -> None:
-    """Refuse an unknown exporter, and options that an export through another one does not carry.
-
-    Raises:
-        ConfigError: there are such.
-    """
+    """Refuse an unknown exporter, and options that an export through another one does not carry."""
     if via not in VIA:
         raise ConfigError("The exporter is unknown.", f"Got {via!r:.40}.", f"Choose {', '.join(VIA)}, or leave it out.")
     strange = {
@@ -227,7 +223,6 @@ def plan_export(
 
     Raises:
         ConfigError: ``via`` is given; what another exporter makes is not known beforehand.
-        InputError, ConfigError, RuntimeUnavailable: as in ``export_model``.
         StorageError: the checkpoint cannot be read.
     """
     if via is not None:

@@ -58,8 +58,6 @@ def quantising_bytes(weights: DecoderWeights, config: ModelConfig, tokens: int, 
     """Predict the memory of measuring and quantising.
 
     Args:
-        weights: matrices of the model.
-        config: its dimensions.
         tokens: of the calibration text; 0 without one.
         measures: whether some types are chosen by measuring.
     """
@@ -89,7 +87,6 @@ def quality_bytes(config: ModelConfig, opened: int) -> int:
     """Predict the memory of comparing a package's predictions.
 
     Args:
-        config: the model's dimensions.
         opened: bytes of its weights while its graph is open; they are given back before the head is read.
     """
     cache = 8 * QUALITY_TOKENS * config.num_layers * config.num_kv_heads * config.head_dim
@@ -177,7 +174,6 @@ class ExportEstimate:
     """Predicted needs of an export, in bytes.
 
     Attributes:
-        disk_bytes: of the package.
         peak_memory_bytes: of the process, with what it held before.
         more_bytes: of memory, beyond what the process holds when this is predicted; None: all of it.
     """
@@ -206,16 +202,11 @@ def estimate_export(
     take depends on much that no formula knows.
 
     Args:
-        weights: matrices of the model.
         layout: positions of all tensors in ``weights.bin``.
-        config: dimensions of the model.
-        profile: operators of the graph.
         calibration_tokens: of the text that constants of 4-bit keys are computed from; 0 if there are none.
         choice: types of the matrices; None for those of the checkpoint.
         moment_tokens: of the text that weights are quantised with; 0 without one.
         most_bytes: of ``weights.bin`` if its types are still to be measured; 0: as in ``layout``.
-        resident_bytes: memory of the process now.
-        reached_bytes: its highest memory so far.
     """
     linears = tuple(weights.linears())
     parts = [part for linear in linears for part in linear.parts]

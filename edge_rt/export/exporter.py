@@ -131,24 +131,7 @@ def export_checkpoint(
     """Export a checkpoint whose header was read and checked; see ``edge_rt.export.export_model``.
 
     Args:
-        source: the checkpoint.
-        decoder: its description.
-        out: folder to create.
-        profile: as in ``export_model``.
-        activations: as in ``export_model``.
-        weights: as in ``export_model``.
-        size: as in ``export_model``.
-        calibration: as in ``export_model``.
-        sampling: as in ``export_model``.
-        force: as in ``export_model``.
-        progress: as in ``export_model``.
-        on_estimate: as in ``export_model``.
-        accept_loss: as in ``export_model``.
         started: time of the call, from ``time.monotonic``.
-        exits: as in ``export_model``.
-
-    Raises:
-        InputError, StorageError, MemoryBudgetExceeded, ConfigError, RuntimeUnavailable: as in ``export_model``.
     """
     decided = decide(source, decoder, profile, activations, weights, size, calibration, exits)
     chosen = decided.profile
@@ -211,7 +194,6 @@ class Stages:
 
     Args:
         names: of the stages, in order.
-        progress: is told.
         started: when the first one began, from ``time.monotonic``.
     """
 
@@ -244,10 +226,6 @@ def report_of(
     """Return the report on a package that was published.
 
     Args:
-        package: it.
-        estimate: what was predicted.
-        results: of its checks.
-        warnings: for people.
         stages: seconds by stage.
     """
     return ExportReport(

@@ -34,10 +34,6 @@ def require_least_size(checkpoint: Checkpoint, layout: WeightsLayout) -> None:
 
     Args:
         checkpoint: with a choice that has a size.
-        layout: of the package with these types.
-
-    Raises:
-        ConfigError: it does not fit.
     """
     size = checkpoint.choice.size
     require_budget(_changing_bytes(checkpoint), size - _other_bytes(checkpoint, layout), size)
@@ -47,8 +43,6 @@ def settle_types(checkpoint: Checkpoint, layout: WeightsLayout, on_step: OnStep)
     """Return the checkpoint with types that were measured, if its choice asks for that.
 
     Args:
-        checkpoint: what is known about it.
-        layout: of the package with the types so far.
         on_step: told about every layer that was run and every matrix that was measured.
 
     Raises:

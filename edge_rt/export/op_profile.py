@@ -34,7 +34,6 @@ class OpProfile(ABC):
     """The layout of matrices in ``weights.bin``, and the graph that reads them.
 
     Attributes:
-        name: as in the manifest.
         opened_factor: memory that an open session takes for ``weights.bin``, pages read and weights packed again, over
             its size.
         half_factor: the same for F16 matrices, beyond ``opened_factor``.
@@ -76,16 +75,11 @@ class OpProfile(ABC):
 
         Raises:
             InvalidModelFile: a value is not finite.
-            StorageError: reading or writing failed.
         """
 
     @abstractmethod
     def verify(self, linear: Linear, source: TensorReader, layout: WeightsLayout, weights: Path) -> None:
-        """Compare the written values with the checkpoint, unless the graphs of ``checked_activations`` check them.
-
-        Raises:
-            InvalidPackage: a value differs.
-        """
+        """Compare the written values with the checkpoint, unless the graphs of ``checked_activations`` check them."""
 
     @abstractmethod
     def stored(self, weights: Path, layout: WeightsLayout) -> StoredRows:
@@ -220,7 +214,6 @@ def choose_profile(name: str | None, activations: str, library: Path | None, con
         name: ``"native"``, ``"portable"``, or None for the native one if it runs the model here.
         activations: ``"int8"`` or ``"float"``, which only the portable profile has.
         library: the native operators, or None if there are none; see ``edge_rt.ort.op_library.library_path``.
-        config: dimensions of the model.
 
     Raises:
         ConfigError: a name is unknown, or they do not go together.

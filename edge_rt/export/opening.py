@@ -49,7 +49,6 @@ def open_checkpoint(
     Raises:
         InputError: it is malformed or not supported, or an adapter is, or does not belong to it.
         ConfigError: it is quantised and ``rounds`` is not set, or a scale is out of range.
-        StorageError: it cannot be read.
     """
     source, decoder, family = _open(path)
     if not adapters:
@@ -93,7 +92,6 @@ def _read_adapter(path: Path, scale: float, number: int) -> Adapter:
     """Read the headers of an adapter; ``number`` is that of its tensors' file.
 
     Raises:
-        ModelNotFound: there is none.
         ConfigError: the scale is out of range.
     """
     if not abs(scale) <= MAX_SCALE:
@@ -120,14 +118,9 @@ def _read_adapter(path: Path, scale: float, number: int) -> Adapter:
 def check_folder_config(folder: Path, name: str) -> None:
     """Refuse a folder of a model that edge-rt cannot run by its ``config.json`` alone, before its weights are fetched.
 
-    Args:
-        folder: holds ``config.json``.
-        name: of the model, for messages.
-
     Raises:
         UnsupportedModel: another architecture, or a variant that edge-rt cannot run.
         InvalidModelFile, ModelNotFound: ``config.json`` is malformed or missing.
-        StorageError: it cannot be read.
     """
     from edge_rt.export.families.folder import describe_folder
     from edge_rt.export.sources.hf_folder import HFFolder, read_hf_config
@@ -141,11 +134,6 @@ class PlacedCheckpoint:
     """A checkpoint, and where an export would put its tensors.
 
     Attributes:
-        source: its tensors, tokenizer and origin.
-        decoder: its description.
-        profile: op profile of the package.
-        choice: types of its matrices.
-        weights: its matrices and vectors.
         layout: their places in ``weights.bin``.
     """
 
@@ -170,7 +158,6 @@ def place_checkpoint(
 
     Raises:
         InputError: it is malformed or not supported.
-        StorageError: it cannot be read.
         ConfigError: ``profile`` or ``activations`` are unknown, or do not go together.
         RuntimeUnavailable: the native profile was asked for, and this machine cannot run it.
     """
@@ -192,13 +179,10 @@ def has_same_types(path: Path, one: str, other: str, profile: str) -> bool:
     Args:
         path: a GGUF file, any part of a split one, or a folder.
         one: an option of ``--weights``.
-        other: another one.
-        profile: op profile of the package.
 
     Raises:
         InputError: the checkpoint is malformed or not supported.
         ConfigError: a choice does not go together with the profile.
-        StorageError: it cannot be read.
     """
     source, decoder = open_checkpoint(path)
     from edge_rt.export.quantise.decision import choose_weights

@@ -37,8 +37,6 @@ class Decided:
     """What follows from the options and the checkpoint's header.
 
     Attributes:
-        profile: op profile of the package.
-        choice: types of its matrices.
         text: to calibrate with; None for none.
         has_plain_scores: whether any layer can have constants for 4-bit keys.
         exits: layers behind which the graph is cut.
@@ -62,7 +60,6 @@ class Prepared:
 
     Attributes:
         checkpoint: what is known about it; types that have to be measured are not settled yet.
-        layout: of the package with these types.
         estimate: disk and memory that the export takes.
         most: types and bits by class if every matrix gets the most bits that it may have; None without a size.
     """
@@ -153,7 +150,6 @@ class ExportForecast:
         disk_bytes: most bytes of the package.
         peak_memory_bytes: most memory of the process.
         seconds: wall time on this machine, about: from speeds that are measured in a moment.
-        profile: op profile of the package.
         choice: as in ``WeightsInfo``, or ``"keep"``.
         size: bytes that ``weights.bin`` may have; 0: no limit.
         classes: types and bits by class of tensors; with a size those of the fewest bits.
@@ -184,16 +180,11 @@ def forecast(
     """Return what an export would do; nothing is written.
 
     Args:
-        source: the checkpoint.
-        decoder: its description.
-        decided: what it would become.
-        out: folder to create.
         force: whether a package there would be replaced.
         speed: of the machine; None: it is measured.
 
     Raises:
         VersionMismatch: this ONNX Runtime cannot run the model's sliding window.
-        InputError, ConfigError: as in ``prepare``.
     """
     check_window_support(decided.profile.name, decoder.sliding_window)
     prepared = prepare(source, decoder, decided)

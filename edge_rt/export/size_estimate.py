@@ -44,12 +44,9 @@ class SizeEstimate:
     """The dimensions and sizes of a package that does not exist.
 
     Attributes:
-        config: dimensions of the architecture.
-        op_profile: of the package.
         weights_bytes: of its ``weights.bin``.
         embedding_bytes: of a token embedding that is not shared with the head; 0 if it is.
         tokenizer_bytes: of its ``tokenizer.json``.
-        window_layers: layers with a sliding window.
         is_exact: whether an export gives these sizes.
         notes: what was assumed, and what edge-rt cannot do yet: sentences for the user.
         decoder: the description, if the model can be exported.
@@ -76,11 +73,8 @@ def estimated(
     """Return the estimate for tensors of these shapes.
 
     Args:
-        config: dimensions of the model.
         shapes: of its tensors, outermost dimension first, by name.
         tokenizer: bytes of its ``tokenizer.json``.
-        window_layers: layers with a sliding window.
-        notes: sentences for the user.
     """
     total, embedding = 0, 0
     for name, shape in shapes.items():
@@ -186,11 +180,9 @@ def estimate_foreign_folder(folder: Path, refusal: UnsupportedModel) -> SizeEsti
     """Return the package that ``config.json`` and ``*.safetensors`` would become; only headers are read.
 
     Args:
-        folder: holds them.
         refusal: why they cannot be exported.
 
     Raises:
-        ModelNotFound: there are no weights.
         InvalidModelFile: a file is malformed, or part of the weights is missing.
         UnsupportedModel: the configuration lacks the usual fields.
         StorageError: a file cannot be read.
@@ -269,11 +261,7 @@ def _packing(name: str, document: Mapping[str, Any]) -> str:
 
 
 def _require_layers(folder: Path, config: ModelConfig, shapes: Mapping[str, tuple[int, ...]]) -> None:
-    """Refuse weights that lack whole layers; weights with other names for layers are not checked.
-
-    Raises:
-        InvalidModelFile: layers are missing.
-    """
+    """Refuse weights that lack whole layers; weights with other names for layers are not checked."""
     found = {int(match[1]) for name in shapes if (match := _LAYER.search(name))}
     missing = [layer for layer in range(config.num_layers) if layer not in found] if found else []
     if missing or not shapes:
@@ -325,7 +313,6 @@ def estimate_foreign_gguf(header: GGUFHeader, refusal: UnsupportedModel) -> Size
     """Return the package that a GGUF file would become.
 
     Args:
-        header: of the file.
         refusal: why it cannot be exported.
 
     Raises:
@@ -372,9 +359,7 @@ def estimate_package(path: Path, *, weights: str | None = None) -> SizeEstimate:
             4 bits, whatever is asked for.
 
     Raises:
-        ConfigError: ``weights`` is unknown.
         InvalidModelFile: a file is malformed, or part of the weights is missing.
-        ModelNotFound: a file is missing.
         UnsupportedModel: it cannot be exported, and its headers lack what an estimate needs.
         StorageError: a file cannot be read.
     """
@@ -405,11 +390,7 @@ def _foreign(path: Path, refusal: UnsupportedModel) -> SizeEstimate:
 
 
 def _exact(path: Path, weights: str | None) -> SizeEstimate:
-    """Return the sizes that an export gives.
-
-    Raises:
-        UnsupportedModel: it cannot be exported.
-    """
+    """Return the sizes that an export gives."""
     placed = place_checkpoint(path, weights=weights)
     decoder, slots = placed.decoder, placed.layout.slots
     embedding = 0

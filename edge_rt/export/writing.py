@@ -59,17 +59,12 @@ def write_weights(
     """Write all tensors but the constants of 4-bit keys.
 
     Args:
-        stream: the open checkpoint.
-        checkpoint: what is known about it.
-        layout: where tensors lie.
-        folder: of the package.
         on_bytes: called with the bytes of the checkpoint that were converted, and with all of them.
 
     Raises:
         InvalidModelFile: a value is not finite.
         UnsupportedModel: a value does not fit the type that was chosen, or the calibration text makes activations that
             are not finite.
-        StorageError: reading or writing failed.
     """
     total = sum(part.tensor.nbytes for linear in checkpoint.weights.linears() for part in linear.parts)
     done = 0
@@ -138,11 +133,7 @@ def _write_vectors(stream: TensorReader, checkpoint: Checkpoint, layout: Weights
 
 
 def write_texts(tokenizer: TokenizerBuild, folder: Path) -> None:
-    """Write tokenizer and chat template.
-
-    Raises:
-        StorageError: the disk is full.
-    """
+    """Write tokenizer and chat template."""
     try:
         (folder / TOKENIZER_FILE).write_text(tokenizer.json_text, encoding="utf-8")
         if tokenizer.chat_template is not None:
@@ -154,11 +145,7 @@ def write_texts(tokenizer: TokenizerBuild, folder: Path) -> None:
 
 
 def write_graph(checkpoint: Checkpoint, layout: WeightsLayout, activations: str, path: Path) -> None:
-    """Write the graph.
-
-    Raises:
-        StorageError: the disk is full.
-    """
+    """Write the graph."""
     model = build_graph(
         checkpoint.weights,
         layout,
@@ -171,21 +158,13 @@ def write_graph(checkpoint: Checkpoint, layout: WeightsLayout, activations: str,
 
 
 def write_draft_graph(checkpoint: Checkpoint, layout: WeightsLayout, path: Path) -> None:
-    """Write the graph that reads the upper halves of nested codes alone; inputs and outputs are those of the other.
-
-    Raises:
-        StorageError: the disk is full.
-    """
+    """Write the graph that reads the upper halves of nested codes alone; inputs and outputs are those of the other."""
     builder = NativeBuilder(layout, checkpoint.decoder, reads_upper=True)
     save_graph(assemble(builder, checkpoint.weights, checkpoint.decoder, PRODUCER), path)
 
 
 def save_graph(model: ir.Model, path: Path) -> None:
-    """Write a graph, the same bytes every time.
-
-    Raises:
-        StorageError: the disk is full.
-    """
+    """Write a graph, the same bytes every time."""
     try:
         path.write_bytes(ir.to_proto(model).SerializeToString(deterministic=True))
     except OSError as error:

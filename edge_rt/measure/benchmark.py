@@ -38,7 +38,6 @@ class BenchReport:
         ttft_ms: time to first token in milliseconds for a prompt of 128 tokens, one per repetition.
         row_cost_ms: rows of a pass -> milliseconds of every pass.
         depth: tokens in the cache before each pass of the row-cost curve.
-        peak_bytes: highest resident memory of the process.
     """
 
     tokens_per_second: dict[str, list[float]]
@@ -79,16 +78,13 @@ def run_benchmark(
 
     Args:
         model: a model that is not used elsewhere at the same time.
-        repetitions: samples of every figure.
         prompt_sizes: lengths of the prompts that are prefilled, in tokens.
         generate: tokens to generate, from an empty cache.
         depth: tokens in the cache before a pass of the row-cost curve.
         row_counts: rows of those passes.
-        on_progress: called with the name of every measurement.
 
     Raises:
         ConfigError: a number is out of range, or does not fit the context.
-        Busy: the model is generating.
     """
     needed = max(*prompt_sizes, generate + 1, depth + max(row_counts))
     if min(repetitions, generate, depth, *prompt_sizes, *row_counts) < 1 or needed > model.context_tokens:

@@ -50,9 +50,7 @@ def measure_device(name: str, *, bandwidth: Callable[[int], float], run: Run = r
     """Measure this machine; takes about four seconds.
 
     Args:
-        name: name of the device description.
         bandwidth: measures bytes per second for a number of threads.
-        run: runs a program and returns its output.
 
     Raises:
         RuntimeUnavailable: a process cannot be started.
@@ -74,11 +72,7 @@ def measure_device(name: str, *, bandwidth: Callable[[int], float], run: Run = r
 
 
 def base_bytes(run: Run = run_command) -> int:
-    """Return the resident memory of a fresh process that has imported what loading a model needs.
-
-    Raises:
-        RuntimeUnavailable: it cannot be started.
-    """
+    """Return the resident memory of a fresh process that has imported what loading a model needs."""
     try:
         return int(run([sys.executable, "-c", _BASE_PROGRAM]))
     except (OSError, subprocess.SubprocessError, ValueError) as error:

@@ -34,12 +34,7 @@ _HELD_FOR_A_WHILE: Final = ("prefill", "tree", "sampling", "drafters")
 
 @dataclass(frozen=True, slots=True)
 class Moment:
-    """Memory of the process at one moment.
-
-    Attributes:
-        seconds: time since its start.
-        memory: its memory.
-    """
+    """Memory of the process at one moment."""
 
     seconds: float
     memory: ProcessMemory
@@ -50,9 +45,7 @@ class Stage:
     """Memory of the process after it finished a stage, while it was paused.
 
     Attributes:
-        name: name of the stage.
         seconds: time since the start of the process.
-        memory: its memory.
         weights_bytes, cache_bytes, logits_bytes, corpus_bytes, drafter_bytes: resident bytes of these mappings.
         facts: other facts about the stage that the process reported.
     """
@@ -141,7 +134,6 @@ class MemoryReport:
 
     Attributes:
         plan: the plan, made before the process started.
-        run: the measurement.
         chat: the measurement of a chat, if there was one.
     """
 

@@ -43,7 +43,6 @@ class MeasuredProcess:
 
     Raises:
         RuntimeUnavailable: this system does not report the memory of a process.
-        InferenceError: the process ended early.
     """
 
     def __init__(self, worker: str = WORKER) -> None:
@@ -96,12 +95,10 @@ class MeasuredProcess:
         """Load a package in this process and run it up to the plan's limits, once.
 
         Args:
-            package: its folder.
             plan: the plan that it is loaded with.
             threads: threads that compute; None uses every CPU this process may use.
             device: the device that the plan was made for.
             turns: run a chat of this many turns instead of going to the plan's limits.
-            on_stage: called with the name of every finished stage.
 
         Raises:
             EdgeRTError: the error that the process raised.
@@ -186,7 +183,6 @@ class _Watch:
 
         Raises:
             EdgeRTError: the error that the process raised.
-            BrokenPipeError, EOFError: the process ended early.
         """
         self._files, self._on_stage = files, on_stage
         # In the form in which it comes through the pipe.

@@ -43,12 +43,7 @@ class DeviceMemory:
 
     CUDA's context is open at both moments and does not count. What other programs take or give back meanwhile does.
 
-    Args:
-        device: name of the device.
-        own: edge-rt's own provider.
-
     Raises:
-        ConfigError: the device is unknown.
         RuntimeUnavailable, VersionMismatch: there is no such GPU, or it cannot be used.
     """
 
@@ -99,7 +94,6 @@ class Drive:
     """Uses a model as much as its plan allows, one stage after another.
 
     Args:
-        model: the loaded model.
         tell: called after every stage with its name, and with addresses that the measurement needs.
     """
 
@@ -315,9 +309,7 @@ def work(request: dict[str, Any], report: Stage, own: GpuProvider = INSTALLED) -
     """Run a request, as ``memory_watch.MeasuredProcess`` sends it.
 
     Args:
-        request: what is loaded and how.
         report: called after every stage.
-        own: edge-rt's own provider.
 
     Raises:
         EdgeRTError: the model cannot be loaded or used as requested.

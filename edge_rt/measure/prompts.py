@@ -23,7 +23,6 @@ class Prompt:
 
     Attributes:
         index: its index among all prompts of the file, from 0.
-        text: the message.
         category: kind of the request; ``"all"`` if the file has none.
     """
 

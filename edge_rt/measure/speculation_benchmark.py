@@ -27,8 +27,6 @@ class Sample:
     """One prompt, answered with plain and with speculative decoding; both give the same tokens.
 
     Attributes:
-        prompt: its index.
-        category: its kind.
         tokens: tokens of the answer.
         plain_ms: milliseconds of plain decoding, from the first token to the last.
         spec_ms: milliseconds of speculative decoding, from the first token to the last, drafting included.
@@ -71,10 +69,8 @@ class LeftOut:
     """A prompt that does not fit the context.
 
     Attributes:
-        prompt: its index.
         prompt_tokens: its tokens; a lower bound if it was refused before it was fully encoded.
         requested_tokens: tokens to be generated.
-        context_tokens: capacity of the context.
     """
 
     prompt: int
@@ -101,10 +97,7 @@ def measure_prompts(
 
     Args:
         model: a model that is not used elsewhere at the same time.
-        prompts: the prompts to answer.
-        config: options of generation.
         mode: mode of speculation, as in ``GenerationConfig.spec``.
-        cold: measure with empty tables.
         raw: use the texts without the chat template.
         cancel: token that cancels the work.
 
@@ -113,8 +106,6 @@ def measure_prompts(
 
     Raises:
         InferenceError: the answers to a prompt differ.
-        Cancelled: ``cancel`` was cancelled.
-        EdgeRTError: a generation failed.
     """
     token = cancel or CancelToken()
     short = config.with_options(max_tokens=min(WARM_UP_TOKENS, config.max_tokens or WARM_UP_TOKENS))

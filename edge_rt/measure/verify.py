@@ -48,9 +48,6 @@ class Difference:
     """The first token in which a speculative answer differs from the plain one.
 
     Attributes:
-        kv: format of the KV cache.
-        drafter: mode of speculation.
-        prompt: index of the prompt.
         position: index of the token in the answer.
         plain: token id of the plain answer there; None if it had ended.
         speculative: token id of the speculative answer there; None if it had ended.
@@ -69,9 +66,7 @@ class Answer:
     """The answer to one prompt with one cache format and one mode.
 
     Attributes:
-        kv: format of the KV cache.
         mode: mode of speculation; ``PLAIN`` is plain decoding.
-        prompt: index of the prompt.
         token_ids: the answer, its end token included.
         steps: verification passes after its first token.
         drafted: rows drafted, tested or not.
@@ -93,11 +88,7 @@ class Answer:
 
     @classmethod
     def from_json(cls, document: Any) -> Answer:
-        """Return the answer that ``to_json`` wrote.
-
-        Raises:
-            KeyError, TypeError, ValueError: the document is malformed.
-        """
+        """Return the answer that ``to_json`` wrote."""
         overflow = document["overflow"]
         if overflow is not None:
             prompt_tokens, requested, context = map(_count, overflow)
@@ -132,8 +123,6 @@ def answers(
 
     Args:
         model: a model that is not used elsewhere at the same time.
-        prompts: the prompts to answer.
-        config: options of generation.
         mode: mode of speculation, as in ``GenerationConfig.spec``.
         kv: format of the model's KV cache, for the answers.
         raw: use the texts without the chat template.
@@ -144,7 +133,6 @@ def answers(
 
     Raises:
         Cancelled: ``cancel`` was cancelled; the current prompt yields nothing.
-        EdgeRTError: a generation failed.
     """
     token = cancel or CancelToken()
     model.speculation.forget()
@@ -162,12 +150,7 @@ def answers(
 def answered(
     model: Answering, prompt: Prompt, config: GenerationConfig, mode: str, *, raw: bool, cancel: CancelToken
 ) -> Result:
-    """Answer one prompt, with its own seed and an empty KV cache.
-
-    Raises:
-        Cancelled: ``cancel`` was cancelled.
-        EdgeRTError: the generation failed.
-    """
+    """Answer one prompt, with its own seed and an empty KV cache."""
     model.reset()
     own = config.with_options(
         seed=(config.seed or 0) + prompt.index, spec=mode, reference=prompt.text if mode == "reference" else None
@@ -293,11 +276,7 @@ class VerifyState:
             raise
 
     def append(self, answer: Answer) -> None:
-        """Write an answer; it is passed to the system, not buffered in this process.
-
-        Raises:
-            StorageError: it cannot be written.
-        """
+        """Write an answer; it is passed to the system, not buffered in this process."""
         try:
             self._write(answer.to_json())
         except OSError as error:

@@ -140,7 +140,6 @@ class Claim:
     """Reserved bytes of a budget; made by ``Budget.claim``. Leaving a ``with`` block releases it.
 
     Attributes:
-        name: name of the claim.
         bytes: reserved bytes; ``extend`` increases them.
         driver_bytes: what it counts for the driver of GPUs, which it shares with other claims.
         context_bytes: the same for CUDA's context of a GPU that shares the machine's memory.

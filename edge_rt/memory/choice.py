@@ -13,8 +13,6 @@ class Choice:
 
     Attributes:
         ctx: capacity of the context in tokens.
-        kv_format: format of the KV cache.
-        spec: mode of speculation.
         draft_max: most drafted tokens of a pass; 0 with speculation off.
         prefill_chunk: tokens of one prefill pass.
         suffix_tokens: tokens that the suffix drafter (or the n-gram table, or a reference) holds; 0 where none is used.

@@ -31,9 +31,6 @@ class Preset:
 
     Attributes:
         name: value of ``--device`` that selects it.
-        text: description for people.
-        device: its figures.
-        evidence: tag and source of every figure.
     """
 
     name: str
@@ -47,7 +44,6 @@ def read_presets(path: Path) -> Mapping[str, Preset]:
 
     Raises:
         ConfigError: the file is malformed, or has impossible figures for a device.
-        StorageError: it cannot be read.
     """
     document = read_document(path)
     result: dict[str, Preset] = {}
@@ -100,23 +96,14 @@ def _preset_gpu(entry: Mapping[str, Any], host: Mapping[str, Any]) -> GpuFigures
 
 
 def checked(device: Device, path: Path) -> Device:
-    """Return a device that was read from a file if its numbers are possible.
-
-    Raises:
-        ConfigError: they are not.
-    """
+    """Return a device that was read from a file if its numbers are possible."""
     if (problem := device.problem()) is not None:
         raise malformed(path, f"of {device.name!r:.60} {problem}")
     return device
 
 
 def read_document(path: Path) -> Any:
-    """Return the JSON of a file.
-
-    Raises:
-        ConfigError: it is no JSON.
-        StorageError: it cannot be read.
-    """
+    """Return the JSON of a file."""
     try:
         return json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
@@ -188,11 +175,7 @@ def unmeasured_gpu(
     """Return a GPU of this machine with the speed of a preset, because none was measured.
 
     Args:
-        name: what the driver calls it.
-        total_bytes: its memory.
-        available_bytes: what is free of it.
         is_unified: whether it shares the machine's memory.
-        device_name: how it is asked for.
         has_context: whether this process has a context there that need not be counted.
     """
     generic = presets()[GENERIC_GPU].device.gpu
@@ -268,22 +251,13 @@ def saved_names(folder: Path | None = None) -> list[str]:
 
 
 def save_device(device: Device, path: Path) -> None:
-    """Save a device description; the file is written atomically.
-
-    Raises:
-        StorageError: it cannot be written.
-    """
+    """Save a device description; the file is written atomically."""
     text = json.dumps({"version": _VERSION, **asdict(device)}, indent=2) + "\n"
     write_atomically(path, [text.encode()], parents=True)
 
 
 def load_device(path: Path) -> Device:
-    """Read a saved device.
-
-    Raises:
-        ConfigError: it is malformed.
-        StorageError: it cannot be read.
-    """
+    """Read a saved device."""
     document = read_document(path)
     try:
         if document.pop("version") != _VERSION:

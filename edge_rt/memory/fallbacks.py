@@ -56,7 +56,6 @@ class Decision:
     """The settings chosen for a request under a budget.
 
     Attributes:
-        best: the choice with unlimited memory.
         choice: the choice under the budget; the smallest configuration if none fits. It divides the layers between the
             CPU and a GPU only if nothing fits with all of them on the GPU.
         needs: memory that ``choice`` needs.
@@ -70,13 +69,7 @@ class Decision:
 
 
 class Fallbacks:
-    """The configurations that a request allows, from the preferred one to the smallest.
-
-    Args:
-        shape: the model.
-        device: the machine.
-        request: the pinned settings.
-    """
+    """The configurations that a request allows, from the preferred one to the smallest."""
 
     def __init__(self, shape: ModelShape, device: Device, request: Request) -> None:
         self._shape = shape
@@ -270,10 +263,6 @@ def alternatives_to(
     """Return other settings, each of which fits.
 
     Args:
-        shape: the model.
-        device: the machine.
-        request: the request.
-        decision: what the plan decided for it.
         speculation: budget at which speculation would keep its speed; None if nothing is drafted.
     """
     found: list[Alternative] = []

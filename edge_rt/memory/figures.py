@@ -28,7 +28,6 @@ class GpuFigures:
     """Memory and speed of a GPU.
 
     Attributes:
-        name: what it is called.
         total_bytes: its memory; with unified memory that of the machine.
         available_bytes: what a process may use of it; with unified memory the machine's figure counts instead.
         bandwidth: sustained bytes per second that it reads.
@@ -57,7 +56,6 @@ class Device:
 
     Attributes:
         name: name of the preset or of the saved device.
-        total_bytes: memory of the machine.
         available_bytes: memory that a process may use.
         bandwidth: sustained bytes per second that all threads read together.
         step_overhead_s: seconds of a pass beyond reading weights and KV cache.
@@ -65,7 +63,6 @@ class Device:
             least two pairs.
         base_bytes: resident memory of a process after the imports that a load needs; None uses ``terms.BASE_BYTES``.
         is_measured: whether the bandwidth was measured on this machine.
-        threads: threads that compute.
         gpu: the GPU that computes; None: the CPU does.
     """
 

@@ -52,7 +52,6 @@ class GpuSizes:
     Attributes:
         context: CUDA's context, kernels and graphs; 0 where they need not be counted.
         weights: all matrices, and tables of rotations; a session of its own has its own copies.
-        kv_cache: the cache.
         activations: what passes need, the rows' map, the tree and the rows between graphs included.
         logits: logits, the most likely tokens, and hidden states.
     """

@@ -130,8 +130,6 @@ def make_plan(shape: ModelShape, device: Device, request: Request) -> Plan:
     """Return the plan for a budget; it does not raise for lack of memory, see ``Plan.fits``.
 
     Args:
-        shape: the model.
-        device: the machine.
         request: the pinned settings; all others are chosen.
 
     Raises:
@@ -172,7 +170,6 @@ def require_fit(plan: Plan, spell: Callable[[tuple[str, ...]], str] = shlex.join
     """Return the plan if it fits.
 
     Args:
-        plan: the plan.
         spell: formats the flags of a setting that fits for the reader of the error.
 
     Raises:

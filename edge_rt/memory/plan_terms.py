@@ -40,7 +40,6 @@ def terms_of(shape: ModelShape, choice: Choice, sizes: Sizes, request: Request) 
     """Return all terms; their sums are the peak memory of the process, and what a GPU holds.
 
     Args:
-        shape: the model.
         choice: the settings that were decided.
         sizes: bytes of its parts.
         request: the request that they were computed for.

@@ -25,7 +25,6 @@ class Request:
             fastest that fits; a name: pinned.
         spec: mode of speculation. None: ``"auto"``, turned off if memory is short unless ``draft_max`` or a corpus is
             pinned; a mode: pinned, but its tables and drafts may be smaller.
-        draft_max: most drafted tokens.
         prefill_chunk: tokens of a prefill pass.
         resident_bytes: memory that the process already holds, as in ``terms.runtime_bytes``; without a GPU's driver.
         driver_bytes: memory of the process for the driver of GPUs; None: what is expected if a GPU computes.
@@ -122,7 +121,6 @@ def as_arguments(flags: tuple[str, ...], *, budget: int | None = None, shared_by
     """Return flags as arguments of ``edge_rt.load``, for example ``memory="259MiB", kv="f32"``.
 
     Args:
-        flags: as in ``Request.flags``.
         budget: bytes of the budget, if it is a ``Budget`` object that other models may share; it is written only if it
             must be larger.
         shared_bytes: bytes that other models hold of it.
@@ -146,7 +144,6 @@ class Alternative:
         choice: the settings that the plan then decides.
         total_bytes: bytes that it needs.
         device_bytes: bytes of the memory of a GPU that has its own.
-        tokens_per_second: expected throughput.
         flags: command-line flags, for example ``("--memory", "600MiB", "--ctx", "2048")``.
     """
 

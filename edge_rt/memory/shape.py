@@ -28,13 +28,9 @@ class DrafterShape:
     """Numbers of a trained head, or of adapters of exits, which run one at a time and share graph and reduced head.
 
     Attributes:
-        name: its name.
         kind: ``"head"`` or ``"exit"``.
-        path: its folder.
         weights_bytes: size of its ``weights.bin``, as it is mapped.
         vocabulary_size: tokens that it can guess, besides those of the prompt.
-        intermediate_size: of its blocks.
-        hidden_size, vocab_size: of the model.
         row_bytes: of a row of the model's LM head, whose rows are copied; 0 if it has a head of its own.
         embedding_bytes: of the model's embedding in ``weights.bin``, which its graph maps once more.
         positions: share of first guesses that are right for the 1st, 2nd, ... token, as in ``AcceptanceRecord``.
@@ -109,8 +105,6 @@ class ModelShape:
     """Numbers of a model, from a package or estimated from a checkpoint.
 
     Attributes:
-        name: name of the model.
-        architecture: as in the manifest.
         op_profile: ``"native"``, ``"portable"`` or ``"traced"``.
         num_layers, hidden_size, intermediate_size, num_heads, num_kv_heads, head_dim, vocab_size, context_length: as
             in ``ModelConfig``.
@@ -208,7 +202,6 @@ def shape_of(manifest: Manifest, package_id: str | None) -> ModelShape:
     """Return the numbers of a package.
 
     Args:
-        manifest: manifest of the package.
         package_id: identity of the package; None if there is no package yet.
     """
     usable = tuple(name for name in manifest.kv_formats if name in KV_FORMATS[manifest.op_profile])
@@ -233,11 +226,6 @@ def shape_on(shape: ModelShape, package: Package, device: Device) -> ModelShape:
     """Return the numbers of a package, with those of its layers where these may be divided.
 
     That is where a GPU has memory of its own.
-
-    Args:
-        shape: the numbers.
-        package: the package.
-        device: the machine.
 
     Raises:
         StorageError: the graph cannot be read.
@@ -298,8 +286,6 @@ def shape_of_config(
     Args:
         config: numbers of the architecture.
         op_profile: ``"native"``, ``"portable"`` or ``"traced"``.
-        weights_bytes: size of ``weights.bin``.
-        tokenizer_bytes: size of ``tokenizer.json``.
         kv_formats: cache formats that it can run with, preferred first.
         package_id: identity of the package; None if there is no package yet.
         embedding_bytes: bytes of an embedding table that is not shared with the head; None assumes 8 bits per element.
@@ -368,8 +354,6 @@ class DraftModelShape:
     """Numbers of a model that drafts.
 
     Attributes:
-        shape: of its package.
-        path: folder of its package.
         known_tokens: ids below mean the same in both models.
     """
 

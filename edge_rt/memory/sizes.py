@@ -50,7 +50,6 @@ class Sizes:
     """Bytes of every part of a running model, each at its largest.
 
     Attributes:
-        runtime, tokenizer, weights, corpus, session, kv_cache, logits, sampling, drafters: the parts.
         drafter: mapped weights of a trained drafter.
         drafter_head: its reduced head, its states and what its steps need.
         draft_weights: mapped weights of a second model that drafts.
@@ -164,8 +163,6 @@ def sizes_of(shape: ModelShape, device: Device, choice: Choice, request: Request
     """Return the bytes of every part.
 
     Args:
-        shape: the model.
-        device: the machine.
         choice: the settings that were decided.
         request: the request, for the memory that the process already holds, the corpus, hidden states and a trained
             drafter.
@@ -240,14 +237,7 @@ def _on_gpu(sizes: Sizes, shape: ModelShape, choice: Choice, figures: GpuFigures
 
 
 def _divided(on_gpu: Sizes, on_cpu: Sizes, shape: ModelShape, choice: Choice) -> Sizes:
-    """Return the sizes with the first layers in the process, and the others on a GPU.
-
-    Args:
-        on_gpu: with all of them on the GPU.
-        on_cpu: with all of them in the process.
-        shape: the model.
-        choice: how many are on the GPU.
-    """
+    """Return the sizes with the first layers in the process, and the others on a GPU."""
     assert on_gpu.gpu is not None
     here, there = divided_kv_bytes(shape, choice)
     weights = divided_weights(shape, choice)[0]

@@ -19,7 +19,6 @@ class SpeculationStep:
     """An average step of speculative decoding.
 
     Attributes:
-        draft_max: most drafted tokens.
         tokens: tokens that a step emits.
         rows: rows that its pass computes.
     """
@@ -176,9 +175,6 @@ def tokens_per_second(shape: ModelShape, device: Device, choice: Choice, drafter
     """Return the tokens per second of a choice; see ``speculative_tokens_per_second``.
 
     Args:
-        shape: the model.
-        device: the machine.
-        choice: the settings.
         drafter: the trained drafter of the request; None: without it.
     """
     seconds, head = pass_seconds(shape, device, choice), head_chain(drafter, device, choice)
@@ -195,7 +191,6 @@ def speculative_tokens_per_second(
 
     Args:
         seconds: seconds of a pass over one row.
-        curve: as in ``Device.row_cost``.
         choice: how tokens are drafted.
         head: what a trained head guesses; None without one.
     """

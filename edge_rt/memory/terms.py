@@ -45,7 +45,6 @@ def table_bytes(shape: ModelShape, spec: str | None, corpus_bytes: int) -> Table
     """Return the bytes of tables of a mode: those of native packages are in the native library.
 
     Args:
-        shape: the model.
         spec: mode of speculation; None: ``auto``.
         corpus_bytes: size of a corpus, which is searched in Python; 0 without one.
     """
@@ -56,8 +55,6 @@ def drafter_bytes(choice: Choice, tables: TableBytes, *, of_itself: bool = False
     """Return the bytes of the drafters' tables when full.
 
     Args:
-        choice: the settings.
-        tables: where they are.
         of_itself: whether a second graph of the model drafts as well.
     """
     if not choice.draft_max:
@@ -125,7 +122,6 @@ def runtime_bytes(device: Device, resident_bytes: int | None) -> int:
     """Return the bytes that the process holds before a model is loaded.
 
     Args:
-        device: the machine.
         resident_bytes: measured bytes; 0 if another model of the process already counts them; None for a command of
             ``edge-rt`` that is not started yet.
     """

@@ -14,7 +14,6 @@ class PassMemory:
     Weights that ONNX Runtime packs count towards the limit, if there is one.
 
     Attributes:
-        bytes: size of the block.
         is_limit: whether a pass that needs more fails; otherwise the arena grows.
     """
 

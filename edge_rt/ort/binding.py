@@ -76,7 +76,6 @@ class Binding:
     may be bound to an input and an output at once: that is how the KV cache is updated without a copy.
 
     Args:
-        session: ONNX Runtime's.
         is_on_device: whether it runs on a device.
         tells_places: on a device: whether the session says which inputs it reads in this process. These are bound once,
             and may be written by passes, as the cache of layers that the CPU computes is.
@@ -127,7 +126,6 @@ class Binding:
         All outputs of the binding are bound so, each once.
 
         Args:
-            name: of the output.
             rows: where it is written.
             array: receives the copy, of the same shape and dtype.
         """
@@ -140,11 +138,7 @@ class Binding:
         self._outputs.append(name)
 
     def fetch(self, names: Sequence[str]) -> None:
-        """Copy outputs of the last run from the device; their names are those of ``bind_fetched``.
-
-        Raises:
-            InferenceError, RuntimeUnavailable: the device failed.
-        """
+        """Copy outputs of the last run from the device; their names are those of ``bind_fetched``."""
         if not self._fetched:
             # Only now: these values lie in a list of ONNX Runtime's, which moves when another output is bound.
             self._fetched = dict(zip(self._outputs, self._binding.get_outputs(), strict=True))
@@ -167,7 +161,6 @@ class Binding:
         """Run the graph once on the bound arrays.
 
         Args:
-            switch: stops it.
             record: whether the pass is recorded, or started as it was recorded; ignored where none are. The run that
                 records it computes it twice.
 

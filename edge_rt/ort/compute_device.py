@@ -31,14 +31,10 @@ class ComputeDevice:
     """A device of an execution provider.
 
     Attributes:
-        name: how it is asked for.
-        provider: name of the execution provider.
-        version: of the provider.
         text: what the system says of it, for people.
         is_software: whether a program on the CPU stands in for it.
         handle: ONNX Runtime's object; None for a provider inside its wheel, which is asked for by name.
         details: further facts that measurements depend on, as a JSON object.
-        options: of the provider, for sessions there.
     """
 
     name: DeviceName
@@ -55,7 +51,6 @@ class ComputeDevice:
 
         Args:
             model: path or content of a graph.
-            options: ``onnxruntime.SessionOptions``.
 
         Raises:
             RuntimeUnavailable: ONNX Runtime left out the provider.
@@ -85,7 +80,6 @@ class ComputeDevice:
 
         Args:
             first_layer: number of the first layer on the device, at least 1.
-            count: how many layers are there.
         """
         assert first_layer > 0, first_layer
         return replace(
@@ -118,12 +112,10 @@ class DeviceArray:
     process if it is asked for memory.
 
     Args:
-        device: the device.
         values: what it holds at first; a provider may hand out memory again that held anything.
 
     Raises:
         MemoryBudgetExceeded: the device has too little memory.
-        RuntimeUnavailable: the device fails.
     """
 
     def __init__(self, device: ComputeDevice, values: npt.NDArray[Any]) -> None:
@@ -150,9 +142,6 @@ class DeviceRows:
     """Neighbouring rows of an array on NVIDIA's GPUs, as an input or an output of a pass.
 
     Attributes:
-        array: the array.
-        shape: of these rows.
-        dtype: of its elements.
         first: row of the array that they begin with.
     """
 

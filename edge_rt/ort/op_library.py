@@ -47,9 +47,6 @@ def _addresses(*arrays: npt.NDArray[Any]) -> list[int]:
 class NativeLibrary:
     """The library of operators, loaded.
 
-    Args:
-        path: the file.
-
     Raises:
         RuntimeUnavailable: the file cannot be loaded on this machine.
         VersionMismatch: it belongs to another version of edge-rt.
@@ -99,7 +96,6 @@ class NativeLibrary:
         Args:
             name: without the prefix ``edge_rt_``.
             result: ctypes type of what it returns; None if it returns nothing.
-            arguments: ctypes types of its arguments.
 
         Raises:
             AttributeError: the library has no such function.
@@ -119,7 +115,6 @@ class NativeLibrary:
 
         Args:
             form: format of the matrix, such as ``"w8"``.
-            in_features: columns of the matrix.
 
         Raises:
             ConfigError: the format is unknown, or its rows cannot have so many columns.
@@ -138,7 +133,6 @@ class NativeLibrary:
         """Copy rows of a packed matrix into tiles of their own; products with them have the same bits.
 
         Args:
-            form: format of both matrices.
             source: uint8, C-contiguous: the tiles of a matrix.
             shape: its rows and columns.
             ids: int32 ``[count]``, C-contiguous: the rows, in any order, also more than once.

@@ -38,7 +38,6 @@ class ProviderState:
     Attributes:
         kind: ``"cuda"`` or ``"webgpu"``.
         devices: its devices; empty with a problem.
-        problem: why there is none.
     """
 
     kind: str
@@ -47,11 +46,7 @@ class ProviderState:
 
 
 def provider_states(own: GpuProvider = INSTALLED) -> list[ProviderState]:
-    """Return what there is of every kind of GPU; providers that are installed are loaded.
-
-    Args:
-        own: edge-rt's own provider.
-    """
+    """Return what there is of every kind of GPU; providers that are installed are loaded."""
     states = []
     for kind in GPUS:
         try:
@@ -67,7 +62,6 @@ def find_device(name: DeviceName, own: GpuProvider = INSTALLED) -> ComputeDevice
 
     Args:
         name: of the device. NVIDIA's are numbered as their driver does, WebGPU's as its provider lists them.
-        own: edge-rt's own provider.
 
     Raises:
         RuntimeUnavailable: its provider is not installed or cannot be loaded, or there is no such device, or it cannot

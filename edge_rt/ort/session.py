@@ -36,7 +36,6 @@ def with_float_output(model: bytes, name: str, shape: Sequence[int | str]) -> by
     """Return a model with a further output.
 
     Args:
-        model: a serialised ModelProto.
         name: of a value inside its graph, float32.
         shape: of the value: a number or a symbol for every dimension.
     """
@@ -266,7 +265,6 @@ class Session:
 
     Args:
         graph: path of the ``.onnx`` file, with its weights in the same folder; or its content, without weights.
-        threads: size of the process-wide pool.
         providers: execution providers, preferred first; not used with a device.
         device: a GPU; None: the CPU.
         profile: the package's op profile; ``"native"`` registers edge-rt's operators.

@@ -76,17 +76,11 @@ class Attention:
     """Attention of a layer.
 
     Attributes:
-        num_heads: of queries.
-        num_kv_heads: of keys and values.
-        head_dim: elements of a head.
-        scale: factor on scores.
         rope: number of the rotation in ``Decoder.ropes``; None: positions are not told.
         window: tokens that a token sees, itself included; 0: all.
         softcap: scores become ``softcap * tanh(score / softcap)``; 0: they do not.
         qk_norm: one of ``QK_NORMS``.
         norm_after_rope: whether that norm comes behind the rotation.
-        has_qkv_bias: of queries, keys and values.
-        has_output_bias: of the output.
         has_sinks: whether softmax has one more score for every head, without a value.
         query_scaling: or None.
     """
@@ -121,7 +115,6 @@ class FeedForward:
     """``down(activation(gate(x)) * up(x))``, or without a gate ``down(activation(up(x)))``.
 
     Attributes:
-        size: features between.
         activation: one of ``ACTIVATIONS``.
         is_gated: whether there is a gate.
         has_bias: whether all its matrices have one.
@@ -138,8 +131,6 @@ class Layer:
     """A layer.
 
     Attributes:
-        attention: the first sub-layer.
-        feed_forward: the second one.
         has_pre_norms: whether the inputs of both are normed.
         has_post_norms: whether their outputs are, before they are added to the stream.
     """
@@ -155,22 +146,16 @@ class Decoder:
     """A model.
 
     Attributes:
-        name: of the checkpoint.
         family: its architecture, for example ``"qwen3"``.
-        hidden_size: features of the stream.
         vocab_size: rows of the embedding.
-        context_length: most tokens.
         kinds: the different layers that there are; all have heads of the same number and size, and windows of at most
             one size.
         pattern: for every layer in order its number in ``kinds``.
         ropes: the rotations that layers name.
         norm: one of ``NORMS``, of all norms but those of queries and keys, which are ``"rms"``.
         has_norm_bias: whether the norms of the stream have one.
-        norm_epsilon: added to mean squares.
         is_tied: whether the head is the embedding.
-        embedding_scale: factor on embeddings.
         residual_scale: factor on what sub-layers add.
-        logit_scale: factor on logits.
         logit_softcap: then logits become ``softcap * tanh(logit / softcap)``; 0: they do not.
     """
 
@@ -285,11 +270,7 @@ class Decoder:
         return self == plain and not self.loads_rope and 2 * len(self.ropes[0].frequencies) == attention.head_dim
 
     def check(self) -> None:
-        """Check that the numbers fit each other.
-
-        Raises:
-            ValueError: they do not.
-        """
+        """Check that the numbers fit each other."""
         for problem, is_wrong in self._problems():
             if is_wrong:
                 raise ValueError(problem)

@@ -30,14 +30,7 @@ def read_bounded(file: Path, limit: int, refuse: Refusal, *, name: str) -> bytes
     """Return the content of a description.
 
     Args:
-        file: the file.
         limit: most bytes that it may have.
-        refuse: makes the error.
-        name: what it is called in errors.
-
-    Raises:
-        InputError: it is larger.
-        OSError: it cannot be read.
     """
     with file.open("rb") as stream:
         data = stream.read(limit + 1)
@@ -52,10 +45,7 @@ def parse_document(
     """Return a JSON object of a known format.
 
     Args:
-        data: the content.
         format_name: value of its field ``format``.
-        refuse: makes the error.
-        name: what it is called in errors.
         owner: whose it should be, such as ``"an edge-rt package's"``.
         strict: refuse fields that are named twice, and numbers that JSON does not know, such as ``NaN``.
 
@@ -93,12 +83,6 @@ def build(kind: type[T], value: Any, where: str, refuse: Refusal) -> T:
 
     Args:
         kind: the dataclass; its fields are dataclasses, tuples, mappings from texts, or plain values.
-        value: the JSON.
-        where: its name in errors.
-        refuse: makes the error.
-
-    Raises:
-        InputError: it does not fit.
     """
     if not isinstance(value, dict):
         raise refuse(f"'{where}' must be an object.", f"Found {kind_of(value)}.")

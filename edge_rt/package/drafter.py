@@ -39,7 +39,6 @@ class DraftTarget:
         source_sha256: of the checkpoint that package was made from.
         quantisation: types of its matrices, as in its manifest.
         tokenizer_sha256: of its ``tokenizer.json``.
-        hidden_size, vocab_size, num_layers: its dimensions.
     """
 
     name: str
@@ -72,7 +71,6 @@ class DraftTensor:
     Attributes:
         offset, length: its place in bytes.
         dtype: ``"uint8"``, ``"int32"`` or ``"float32"``, little-endian.
-        shape: its dimensions.
     """
 
     offset: int
@@ -88,7 +86,6 @@ class HeadInfo:
     Attributes:
         blocks: feed-forward blocks behind the first matrix.
         intermediate_size: features between the matrices of a block.
-        epsilon: of all its norms.
         formats: format of the tiles of ``fc``, ``gate_up`` and ``down``, and of ``head`` if it has rows of its own.
         vocabulary_size: tokens that it can guess, besides those of the prompt.
         tensors: name -> place, type and shape; see ``drafter_tensors``.
@@ -108,11 +105,7 @@ class TrainingRecord:
 
     Attributes:
         tokens: answer tokens that it learned from.
-        epochs: passes over them.
-        steps: of the optimiser.
         seed: of all random numbers.
-        recipe: name of the recipe.
-        data: what the texts are, in words.
         hours: of training, data not included.
     """
 
@@ -167,10 +160,8 @@ class DrafterInfo:
         kind: one of ``KINDS``.
         target: the model that it was trained for.
         head: sizes and tensors of the head, or of the adapters.
-        training: how it was trained.
         acceptance: what it was measured to be worth; of adapters, the last one.
         license: licence identifier, or None.
-        files: every other file of the folder.
         exits: of the kind ``"exit"``, its adapters by rising layer; none otherwise.
     """
 
@@ -204,8 +195,6 @@ class Drafter:
     """An opened drafter.
 
     Attributes:
-        path: absolute path of the folder.
-        info: the checked description.
         id: SHA-256 of ``drafter.json``. As that lists the hash of every file, it identifies the whole content.
         vocabulary: ids of the tokens that it can guess, the most frequent first.
     """

@@ -23,7 +23,6 @@ class FoundDrafter:
     """A drafter that was found.
 
     Attributes:
-        path: its folder.
         origin: ``"package"`` (it lies in the package's folder) or ``"installed"`` (with edge-rt).
         drafter: the opened drafter; None if it cannot be opened.
         reason: why it cannot be used with the package; None: it can.
@@ -41,7 +40,6 @@ def find_drafters(package: Package, installed: Path | None = None) -> tuple[Foun
     Installed ones for models of other names are left out: they are not about this package.
 
     Args:
-        package: the package.
         installed: folder of the installed ones; None for the one that comes with edge-rt.
     """
     own = [_judged(path, "package", package) for path in _folders(package.path / DRAFTERS_FOLDER)]

@@ -34,7 +34,6 @@ def head_tensors(head: HeadInfo, hidden_size: int, exits: Sequence[int] = ()) ->
 
     Args:
         head: the head; its ``tensors`` are not looked at.
-        hidden_size: of the model.
         exits: layers before the exits that have an adapter each; none for a head.
 
     Raises:
@@ -88,10 +87,7 @@ def check_tensors(tensors: Mapping[str, DraftTensor], wanted: Wanted, size: int,
     """Refuse tensors that are not those of a head, or not inside the file.
 
     Args:
-        tensors: what a description says.
-        wanted: what a head has.
         size: bytes of the file.
-        refuse: makes the error.
 
     Raises:
         InputError: a tensor is missing, unknown, of another type, shape or length, or lies outside the file, at a place

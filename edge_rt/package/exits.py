@@ -33,8 +33,6 @@ def require_exits(exits: Sequence[int], num_layers: int, op_profile: str) -> Non
 
     Args:
         exits: numbers of layers: an exit k is behind the first k layers.
-        num_layers: of the model.
-        op_profile: of the package.
 
     Raises:
         ConfigError: the op profile has none, or they do not rise from 1 to below the number of layers.
@@ -61,11 +59,7 @@ def require_exits(exits: Sequence[int], num_layers: int, op_profile: str) -> Non
 
 
 def require_exit_mode(mode: str | None, *, has_exits: bool) -> None:
-    """Refuse a mode of speculation that needs exits, with a package that has none.
-
-    Raises:
-        ConfigError: it has none.
-    """
+    """Refuse a mode of speculation that needs exits, with a package that has none."""
     if mode == EXIT and not has_exits:
         raise ConfigError(
             "The package has no exits at which a draft could end.",
@@ -85,9 +79,7 @@ def require_self_mode(mode: str | None, kv: str | None, manifest: Manifest) -> N
     """Refuse the mode ``"self"`` with a package, or with a cache, that has no upper halves to draft with.
 
     Args:
-        mode: of speculation, as asked for.
         kv: format of the cache, as asked for; None and ``"auto"`` leave the choice open.
-        manifest: of the package.
 
     Raises:
         ConfigError: the package has no nested weights, or the cache has another format.

@@ -40,12 +40,6 @@ def is_file_name(name: str) -> bool:
 def check_files(path: Path, files: Mapping[str, FileInfo], refuse: Refusal, *, noun: str = "package") -> None:
     """Check the names of the listed files, and that each is a regular file of the listed size.
 
-    Args:
-        path: the folder.
-        files: what is listed.
-        refuse: makes the error.
-        noun: what the folder is, in errors.
-
     Raises:
         InputError: a name is not allowed, or a file is missing or different.
     """
@@ -87,11 +81,9 @@ class FolderWriter:
     place reclaims. If it was killed while it replaced a folder, that writer first puts the old one back.
 
     Args:
-        destination: folder to create, an absolute path.
         force: replace an existing folder of the same kind at the destination.
 
     Attributes:
-        destination, force: the arguments.
         folder: where files are written.
 
     Raises:

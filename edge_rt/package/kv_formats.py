@@ -79,8 +79,6 @@ class KvFormat:
     Attributes:
         name: as in ``--kv-type`` and in manifests.
         id: its number in the graph's input ``kv_formats``.
-        key: of keys.
-        value: of values.
     """
 
     name: str
@@ -103,7 +101,6 @@ class KvFormat:
         """Yield the byte ranges of the first rows of every head's keys and values in a layer's cache.
 
         Args:
-            kv_heads: heads.
             head_dim: elements of a head's key, or value.
             capacity: rows of the cache.
             rows: number of first rows, at most ``capacity``.

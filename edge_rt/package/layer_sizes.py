@@ -30,9 +30,6 @@ def stored_tensors(graph: Path) -> dict[str, tuple[int, int]]:
 
     Args:
         graph: of an opened package: what is malformed was refused before.
-
-    Raises:
-        OSError: it cannot be read.
     """
     data = graph.read_bytes()
     found = {}
@@ -46,14 +43,7 @@ def stored_tensors(graph: Path) -> dict[str, tuple[int, int]]:
 
 
 def nodes_in_order(graph: Path) -> list[tuple[str, list[str]]]:
-    """Return the name of every node and the names of its inputs, in the order of the file, which is one to run them in.
-
-    Args:
-        graph: as for ``stored_tensors``.
-
-    Raises:
-        OSError: it cannot be read.
-    """
+    """Return the name of every node and the names of its inputs, in the order of the file, which is one to run them in."""
     data = graph.read_bytes()
     found = []
     for _, start, end in _of(data, 0, len(data), _GRAPH):
@@ -129,7 +119,6 @@ def parts_of(nodes: Sequence[tuple[str, Sequence[str]]], layers: int) -> list[se
 
     Args:
         nodes: names of the nodes and of their inputs, in an order in which they can run.
-        layers: how many there are.
 
     Returns:
         Names of inputs, for one part more than there are layers; None if a layer has no node, or if the layers do not
@@ -193,11 +182,6 @@ FORMAT_OF_TYPE: Final[Mapping[str, str]] = {
 def tiles_shape(rows: int, inputs: int, form: str) -> tuple[int, int, int]:
     """Return the shape of the tiles of a matrix, uint8 ``[tiles, units, bytes of a unit]``.
 
-    Args:
-        rows: outputs of the matrix.
-        inputs: of the matrix.
-        form: name of the format.
-
     Raises:
         ValueError: rows of the format cannot have so many inputs.
     """
@@ -211,7 +195,6 @@ def row_bytes(inputs: int, types: str) -> int:
     """Return the bytes that a row of a matrix takes in tiles, rounded up: the most of several types.
 
     Args:
-        inputs: of the matrix.
         types: as in ``quantisation`` of a manifest: one type, or several joined by ``+``; a type that is not known
             counts as floats.
     """

@@ -132,7 +132,6 @@ class AdapterInfo:
         kind: ``"peft"`` or ``"gguf"``.
         name: of its folder or file.
         scale: that was asked for, besides the adapter's own.
-        sha256: of its files.
         size: their bytes.
         license: licence identifier given by the adapter, or None.
         model: that it was trained on, as it says; None if it does not.
@@ -179,7 +178,6 @@ class Manifest:
         format_version: see ``FORMAT_VERSION``.
         graph_version: see ``graph_version``.
         producer: program and version that wrote the package.
-        model: dimensions of the architecture.
         op_profile: ``"native"`` (edge-rt's operators), ``"portable"`` (ONNX Runtime's own) or ``"traced"`` (the graph
             of another exporter).
         activations: ``"int8"`` (linear layers quantise their input per block) or ``"float"``.
@@ -187,10 +185,8 @@ class Manifest:
         kv_formats: cache formats that the graph can be run with, preferred first.
         segments: graphs in the order they run.
         drafters: names of the folders under ``drafters/``.
-        tokenizer: file and special ids.
         chat_template: file of the template, or None.
         tool_template: file of a second template, for requests with tools; None without one.
-        source: the checkpoint.
         license: licence identifier given by the checkpoint, or None.
         key_calibration: calibration text of the constants of 4-bit keys; None for a package without them.
         sampling: recommended sampling values; None if there are none.
@@ -200,7 +196,6 @@ class Manifest:
         exit_head: graph that makes logits of the hidden states at exits, in packages with several segments; else None.
         draft_graph: file of a second graph over the same weights, which reads the upper halves of nested codes alone;
             None without one.
-        files: every other file of the folder.
     """
 
     format_version: int
@@ -305,9 +300,6 @@ def graph_version(
     ``DECODER_GRAPH_VERSION``, ``SEGMENTED_GRAPH_VERSION``, ``NESTED_GRAPH_VERSION`` and ``PADDED_GRAPH_VERSION``.
 
     Args:
-        op_profile: of the package.
-        sliding_window: of the model.
-        head_dim: elements of its heads.
         is_calibrated: whether the package has constants for 4-bit keys.
         types: of its matrices, as in ``quantisation``; several are joined by ``+``.
         is_described: whether the manifest describes the decoder.

@@ -75,8 +75,6 @@ def rope_tables(rope: Rope, positions: int, context: int) -> tuple[Array, Array]
     """Compute the tables of a rotation.
 
     Args:
-        rope: the rotation.
-        positions: rows.
         context: planned tokens, which decide between frequencies of short and of long contexts.
 
     Returns:

@@ -75,11 +75,6 @@ _RANGES: Final[dict[str, tuple[Callable[[object], bool], str]]] = {
 
 
 def fault(name: str, value: object) -> str | None:
-    """Return the wanted range in words if a value is out of range, else None.
-
-    Args:
-        name: one of ``SAMPLING_NAMES``.
-        value: anything.
-    """
+    """Return the wanted range in words if a value is out of range, else None."""
     fits, wanted = _RANGES[name]
     return None if fits(value) else wanted

@@ -45,7 +45,6 @@ class TracedInfo:
             exported the package; 0: some were not, so nothing is drafted.
         packed_bytes: matrices that ONNX Runtime packs into memory of its own when it opens the graph.
         mapped_bytes: the part of ``weights.bin`` that stays mapped after that.
-        nodes: of the graph.
         passes: the points of a pass that may need the most memory; the most of them is what a pass needs.
     """
 
@@ -138,8 +137,6 @@ class Quality:
 
     Attributes:
         kl: mean Kullback-Leibler divergence of the checkpoint's predictions from the package's, in nats a token.
-        perplexity: of the package.
-        float_perplexity: of the checkpoint.
         tokens: tokens that were read.
         is_held_out: whether the weights were fitted without these tokens; a short text has none to spare.
     """

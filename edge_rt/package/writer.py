@@ -24,7 +24,6 @@ class DrafterWriter(FolderWriter):
     ``FolderWriter``.
 
     Args:
-        destination: folder to create.
         force: replace an existing drafter at the destination.
 
     Raises:
@@ -43,7 +42,6 @@ class DrafterWriter(FolderWriter):
         The same arguments give the same bytes. ``info.files`` and ``info.head.tensors`` are filled in here.
 
         Args:
-            info: the description.
             tensors: name -> its bytes, in C order, little-endian: those of ``head_tensors``.
 
         Raises:
@@ -77,10 +75,6 @@ class PackageWriter(FolderWriter):
 
     Use as a context manager: write files below ``folder``, then call ``publish``; see ``FolderWriter``. Trained
     drafters in the folder of a package that is replaced are kept.
-
-    Args:
-        destination: folder to create.
-        force: replace an existing package at the destination.
 
     Raises:
         StorageError: the destination exists (without ``force``, or if it is not a package), or cannot be written.

@@ -51,7 +51,6 @@ def answer_message(
     """Return an answer as a message.
 
     Args:
-        result: the answer.
         before: the messages before it.
         tool_names: names of the tools that it may call; None: any.
         writes_calls: whether the template writes ``tool_calls``; else the text of the calls stays in the content.
@@ -81,7 +80,6 @@ def result_messages(messages: Items[ChatMessage], results: object) -> list[ChatM
     """Return the results of the calls in the last message as messages.
 
     Args:
-        messages: the conversation.
         results: a list, one item for each call in their order: texts, or plain data, which is written as JSON.
 
     Raises:

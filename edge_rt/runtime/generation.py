@@ -43,8 +43,6 @@ class Held:
     """A model that is held for one generation.
 
     Attributes:
-        target: computes passes.
-        drafter: guesses tokens.
         rule: which drafted tokens stay.
     """
 
@@ -61,15 +59,11 @@ class Generation:
     """Runs one request.
 
     Args:
-        sequence: the request.
-        hold: holds the model.
         cache: its cache; rows of the prompt that it holds already are not computed again.
-        sampler: chooses tokens.
         text: turns tokens into text.
         chunk: most tokens of one pass over the prompt.
         called: moment of the call, ``time.perf_counter``.
         on_prefill: called with computed and all tokens of the prompt.
-        spec_mode: who drafts, for the statistics.
         planned: bytes of the memory plan and of the budget when the generation has ended, for the result.
         guard: ends an answer that repeats itself or counts without end; None lets it go on.
         thoughts: takes thoughts and answer apart; None if all text is the answer.
@@ -123,7 +117,6 @@ class Generation:
 
         Raises:
             Busy: somebody else holds the model.
-            InferenceError, MemoryBudgetExceeded: a pass failed.
         """
         sequence, cache, cancel = self._sequence, self._cache, outcome.cancel
         with outcome.telling(self._settled):

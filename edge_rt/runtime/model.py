@@ -172,8 +172,6 @@ class ModelTexts:
         ``generate``.
 
         Raises:
-            ConfigError: it is no prompt.
-            InvalidTemplate: messages cannot be rendered.
             EncodingBudgetExceeded: a part of it has to be encoded at once, and does not fit the memory plan.
         """
         return self._require_texts().count_tokens(prompt, tools=tools, documents=documents, template_args=template_args)
@@ -421,7 +419,6 @@ class Model(ModelTexts):
         Args:
             outer: the caller's token, which cancels the generation's.
             drafting: chooses who drafts; it may have to measure what passes cost.
-            cancel: the generation's token.
         """
         with self._runner.hold(cancel, outer) as runner:
             try:

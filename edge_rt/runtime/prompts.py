@@ -39,9 +39,7 @@ class EncodingBudget:
     well.
 
     Args:
-        plan: the plan.
         budget: the budget that the model's share is taken from.
-        claim: that share.
         is_given: whether the user gave a budget, and so could give a larger one; otherwise it is the machine's memory.
 
     Attributes:
@@ -128,14 +126,10 @@ class PromptEncoder:
     """Tokenizer and chat template of a package.
 
     Args:
-        package: the opened package.
         context_tokens: capacity of the context; longer prompts are refused.
         like: the encoder of another model; its tokenizer is shared, and not read again, if the package has the same
             one.
         budget: memory for text that has to be encoded at once because it cannot be cut; None: no limit.
-
-    Attributes:
-        tokenizer: the package's tokenizer.
 
     Raises:
         InvalidTokenizer, StorageError: the package's files cannot be used.
@@ -245,11 +239,7 @@ class PromptEncoder:
         self._require_encodable(text)
 
     def check_length(self, token_ids: Items[int], config: GenerationConfig) -> None:
-        """Refuse token ids that do not fit the context.
-
-        Raises:
-            ContextOverflow: with their number.
-        """
+        """Refuse token ids that do not fit the context."""
         requested = config.max_tokens or 1
         if len(token_ids) + requested > self._context_tokens:
             raise ContextOverflow(len(token_ids), requested, self._context_tokens, model_tokens=self._model_tokens)
@@ -258,8 +248,6 @@ class PromptEncoder:
         """Return the error of a prompt that does not fit; its tokens are counted if that is quick, else estimated.
 
         Args:
-            prompt: the prompt.
-            config: the options.
             least: a lower bound of its tokens.
         """
         text = prompt if isinstance(prompt, str) else prompt.text
@@ -296,9 +284,6 @@ class PromptEncoder:
 
         Returns:
             The number, and whether it is exact.
-
-        Raises:
-            EncodingBudgetExceeded: as in ``check_prompt_fits``.
         """
         found = self.tokenizer.min_tokens(text)
         if found <= self._context_tokens:
@@ -344,8 +329,6 @@ class PromptEncoder:
             ConfigError: it is neither a text, nor messages, nor ids; or tools, documents or arguments were given for a
                 prompt without messages.
             ContextOverflow: it does not fit the context.
-            InvalidTemplate: messages cannot be rendered.
-            EncodingBudgetExceeded: as in ``check_prompt_fits``.
         """
         taken = self._taken(prompt, tools=tools, documents=documents, template_args=template_args)
         if isinstance(taken, list):
@@ -396,12 +379,10 @@ class PromptEncoder:
         """Return the token ids of a text that an answer may copy.
 
         Args:
-            text: the text.
             most: most tokens that the drafters may hold; None: no limit.
 
         Raises:
             ReferenceBudgetExceeded: the text has more tokens; it is not encoded to its end then.
-            EncodingBudgetExceeded: as in ``check_prompt_fits``.
         """
         if most is None:
             return self.tokenizer.encode_text(text)

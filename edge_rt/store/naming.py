@@ -69,11 +69,7 @@ def is_name(text: str) -> bool:
 
 
 def check_name(text: str) -> str:
-    """Return ``text`` if it can be the name of a store entry.
-
-    Raises:
-        ConfigError: it cannot.
-    """
+    """Return ``text`` if it can be the name of a store entry."""
     if not is_name(text):
         raise ConfigError(
             f"{text[:120]!r} is not a valid model name.",

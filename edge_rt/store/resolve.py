@@ -129,7 +129,6 @@ class FetchOptions:
     """Servers, recipes and programs that fetching uses; the defaults are the real ones.
 
     Attributes:
-        pip: how pip is run.
         hub: which hub is used.
         recipes: models known by name; None for those that come with edge-rt.
     """
@@ -158,7 +157,6 @@ class Resolved:
         path: the package, the folder, or the GGUF file (a part of a split one), of a recipe the file that was fetched;
             None if it must be fetched.
         download_bytes: bytes to download; None if unknown until the hub is queried.
-        description: one sentence for the user.
         recipe: the recipe of kind ``recipe``.
         hub: the reference of kind ``hub``.
         in_store: whether ``path`` is in the store.
@@ -197,7 +195,6 @@ def resolve(ref: str | os.PathLike[str], store: Store, *, options: FetchOptions 
     Args:
         ref: path, store name, recipe name, ``org/name`` or ``org/name:file.gguf``.
         store: where names are looked up.
-        options: recipes to use instead of edge-rt's.
 
     Raises:
         ModelNotFound: nothing has that name, or a checkpoint lacks its weights or configuration.
@@ -214,8 +211,6 @@ def resolve_source(ref: str | os.PathLike[str], store: Store, *, options: FetchO
     """Find out what a model argument is made from: as `resolve`, but ignore packages and hub files in the store.
 
     Raises:
-        InputError: the errors of `resolve`.
-        ConfigError: malformed hub reference.
         StorageError: the path cannot be read.
     """
     return _resolve(ref, store, FetchOptions() if options is None else options, fetch=True)

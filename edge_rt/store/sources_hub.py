@@ -166,10 +166,6 @@ def _first_line(error: Exception) -> str:
 def list_repository(repo: str, options: HubOptions) -> HubListing:
     """List the files of a repository at the head of its main branch.
 
-    Args:
-        repo: repository id, ``org/name``.
-        options: which hub.
-
     Raises:
         ModelNotFound: no such repository, or it is private.
         DownloadError: it is gated, or the hub cannot be reached.
@@ -215,11 +211,8 @@ def fetch_from_hub(
     """Download one file of a repository.
 
     Args:
-        source: repository, revision and path inside it.
         spec: expected size and hash, where known; the file is written to ``folder/spec.name``.
-        folder: existing private folder.
         on_bytes: called with the bytes downloaded so far and in total.
-        options: which hub.
         offline: take the file from the hub library's cache or fail.
 
     Returns:

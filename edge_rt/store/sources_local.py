@@ -22,9 +22,7 @@ def fetch_from_file(
     """Copy a local file to ``folder/spec.name``.
 
     Args:
-        source: the file.
         spec: size and hash that it must have.
-        folder: existing private folder.
         on_bytes: called with the bytes copied so far and in total.
 
     Returns:
@@ -76,7 +74,6 @@ def read_checkpoint(path: Path, on_bytes: Callable[[int, int | None], None]) -> 
 
     Raises:
         InvalidModelFile: it is no such file, or its headers are malformed.
-        UnsupportedModel: edge-rt cannot export it.
         ModelNotFound: one of its files is missing.
         StorageError: it cannot be read, or changes while it is read.
     """

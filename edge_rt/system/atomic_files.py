@@ -26,11 +26,9 @@ def write_atomically(
 
     Args:
         path: the file; replaced if it exists.
-        parts: its content.
         private: readable by its owner only, on systems with such permissions.
         durable: sync to disk before the rename, so that a power failure leaves the old file or the new one. Without it
             the file may be empty after a power failure: only for files that can be made again.
-        parents: create missing parent folders.
 
     Raises:
         StorageError: it cannot be written, or the old file is open on Windows and cannot be replaced.
@@ -72,9 +70,6 @@ def write_all(descriptor: int, data: bytes | memoryview) -> None:
     """Write all of the data; a single system call may write less.
 
     Unbuffered: a buffered file would retry a failed write when it is closed, and hide the first error.
-
-    Raises:
-        OSError: it cannot be written.
     """
     view = memoryview(data)
     while view:
@@ -86,7 +81,6 @@ def replace(source: Path, target: Path) -> None:
 
     Raises:
         StorageError: Windows refuses, because the target or a file in the folder is open.
-        OSError: it cannot be renamed.
     """
     try:
         # The only call that replaces on every system.
@@ -119,13 +113,11 @@ def replace_folder(new: Path, final: Path, aside: Path) -> None:
     """Replace a folder by another one and move the old one aside; if one rename fails, neither folder has moved.
 
     Args:
-        new: a complete folder on the same disk.
         final: the folder that is replaced.
         aside: new path of the replaced folder; nothing may exist there.
 
     Raises:
         StorageError: Windows refuses, because a file in the folder is open.
-        OSError: it cannot be renamed.
     """
     try:
         replace(final, aside)

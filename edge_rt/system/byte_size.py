@@ -101,7 +101,6 @@ def counted(count: int, noun: str, shown: str | None = None) -> str:
     """Return a count with its noun in the singular or plural: ``"1 row"``, ``"2 rows"``.
 
     Args:
-        count: how many.
         noun: in the singular; its plural ends in -s, -es behind -ss, or -ies for -y behind a consonant.
         shown: the count as it is to be written; None: its digits.
     """
@@ -115,11 +114,7 @@ def round_up(count: int, step: int = 1 << 20) -> int:
 
 
 def file_size(path: Path | None) -> int:
-    """Return the size of a file in bytes; 0 if ``path`` is None.
-
-    Raises:
-        StorageError: it cannot be read.
-    """
+    """Return the size of a file in bytes; 0 if ``path`` is None."""
     if path is None:
         return 0
     try:

@@ -40,7 +40,6 @@ class SplitName:
 
     Attributes:
         stem: the name without number and suffix.
-        count: how many parts there are.
         suffix: ``.gguf``, in the case of the part.
     """
 

@@ -18,8 +18,6 @@ def install_command(*extras: str, upgrade: bool = False, requirements: Sequence[
     """Return the command that installs the packages of extras, such as ``pip install 'matplotlib>=3.8'``.
 
     Args:
-        extras: their names.
-        upgrade: install newer versions of what is there.
         requirements: of edge-rt, as its metadata states them; None: those of the one that runs.
     """
     if requirements is None:

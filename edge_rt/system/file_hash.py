@@ -33,7 +33,6 @@ def sha256_file(path: Path, on_bytes: Callable[[int], None] | None = None) -> st
     """Return the SHA-256 of a file in lower-case hexadecimal.
 
     Args:
-        path: a regular file.
         on_bytes: called with the number of bytes read so far.
 
     Raises:
@@ -46,7 +45,6 @@ def sha256_files(paths: Sequence[Path], on_bytes: Callable[[int], None] | None =
     """Return the SHA-256 of a file, or that of several, as `combined_sha256` defines it.
 
     Args:
-        paths: regular files.
         on_bytes: called with the number of bytes read so far, of all files together.
 
     Raises:

@@ -75,7 +75,6 @@ def advise(memory: mmap.mmap, advice: str) -> bool:
     """Give advice about a whole mapping; return whether the system accepted it.
 
     Args:
-        memory: the mapping.
         advice: name of one of ``mmap``'s constants, such as ``"MADV_RANDOM"``. Windows has none of them, macOS few, and
             a kernel may be built without support for one.
     """

@@ -104,7 +104,6 @@ class Mapping:
     """One mapping in a process's address space.
 
     Attributes:
-        start, end: its addresses.
         path: the mapped file as the kernel writes it; empty for memory without a file.
         resident_bytes: bytes of it that are resident.
     """

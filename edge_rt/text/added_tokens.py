@@ -25,8 +25,6 @@ class AddedToken:
     """An added token as ``tokenizer.json`` describes it.
 
     Attributes:
-        token_id: its id.
-        text: its text.
         special: whether decoding leaves it out.
         single_word: found only where no letter, digit or underscore is next to it.
         lstrip: takes in white space before it.
@@ -71,7 +69,6 @@ class AddedTokens:
         tokens: them; texts and ids are unique.
 
     Attributes:
-        by_text: text -> token.
         strips: whether one of them takes in white space around it.
     """
 

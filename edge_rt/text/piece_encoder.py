@@ -22,7 +22,6 @@ class PieceEncoder:
     """Encodes through the library, which finds no added tokens.
 
     Args:
-        library: the tokenizer.
         places: where texts can be cut; None: nowhere.
     """
 
@@ -34,13 +33,10 @@ class PieceEncoder:
         """Return the ids of added tokens, and of the texts between them.
 
         Args:
-            parts: ids, and texts to encode.
             forbidden: ids that no text becomes.
-            length: characters of the whole.
 
         Raises:
             InputError: a text has lone surrogates.
-            InvalidTokenizer: the library failed.
         """
         ids: list[int] = []
         for part in parts:

@@ -65,7 +65,6 @@ class ChatTemplate:
         clock: gives the time for templates that write the date.
 
     Attributes:
-        source: the Jinja source in use.
         is_fallback: True if the model had no template and :data:`DEFAULT_TEMPLATE_NAME` is in use.
         variables: names of the arguments that it reads, such as ``enable_thinking``.
 
@@ -119,7 +118,6 @@ class ChatTemplate:
             messages: each with a ``role`` (those of :data:`~edge_rt.text.template_messages.ROLES`, or one that the
                 template names) and a ``content``: text, or a list of ``{"type": "text", "text": ...}``. Further keys
                 (``tool_calls``, ``name``, ...) are passed to the template, without those that are None.
-            add_generation_prompt: end with the beginning of the assistant's answer.
             tools: descriptions of functions that the model may call.
             documents: texts that the answer shall rest on.
             arguments: further variables of the template by name, such as ``enable_thinking``.

@@ -44,11 +44,7 @@ def checked_messages(messages: object, literals: Collection[str]) -> Messages:
     """Return copies of messages, without fields that are None, and with arguments of tool calls read from JSON.
 
     Args:
-        messages: the messages.
         literals: texts that occur in the template: roles among them are known to it.
-
-    Raises:
-        ConfigError: they are malformed.
     """
     if isinstance(messages, str | bytes) or not isinstance(messages, Sequence):
         raise malformed("The messages are not a list.", f"They are of type {type(messages).__name__}.")
@@ -81,8 +77,6 @@ def formed(messages: Messages, form: Form, thought_fields: Collection[str]) -> M
     """Return messages as a template reads them; roles are the template's own text.
 
     Args:
-        messages: checked messages.
-        form: the form of parts and arguments.
         thought_fields: the names of thoughts that the template knows.
     """
     return [_formed(message, form, thought_fields) for message in messages]

@@ -25,7 +25,6 @@ class Text(str):
     """A text with characters that the template wrote.
 
     Args:
-        text: the characters.
         own: where the ranges of those begin and end that the template wrote.
     """
 

@@ -40,9 +40,6 @@ class PaidValues:
 
     Args:
         environment: looks up the attributes that filters are given by name.
-
-    Attributes:
-        budget: the rest of the rendering's budget.
     """
 
     def __init__(self, environment: Environment) -> None:

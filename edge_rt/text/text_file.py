@@ -15,12 +15,10 @@ def read_text(path: Path, limit: int = MAX_TEXT_BYTES, *, called: str = "") -> s
     """Return the text of a file.
 
     Args:
-        path: the file.
         limit: bytes.
         called: what errors call it before its path, such as ``"The calibration text "``.
 
     Raises:
-        StorageError: it cannot be read.
         InputError: it is not UTF-8, or longer than ``limit`` bytes.
     """
     try:

@@ -14,7 +14,6 @@ class ThoughtMarkers:
 
     Attributes:
         begin: text in front of the thoughts; they begin an answer, or there are none.
-        end: text behind them.
         answer: text in front of an answer without thoughts; empty if there is none.
         is_open: whether the prompt ends with ``begin``, so that the answer begins in the middle of thoughts.
     """
@@ -47,7 +46,6 @@ def find_markers(source: str, token_id: Callable[[str], int | None], prompt: str
     """Return the markers of a model.
 
     Args:
-        source: its chat template.
         token_id: id of a token by its text: a template of a model that thinks need not mention it.
         prompt: the rendered prompt, which may begin the thoughts.
 
@@ -70,10 +68,6 @@ class ThoughtStream:
 
     Args:
         markers: of the model; None for one without thoughts, whose text passes as it is.
-
-    Attributes:
-        reasoning: all thoughts so far.
-        text: the answer so far.
     """
 
     def __init__(self, markers: ThoughtMarkers | None) -> None:
@@ -194,7 +188,6 @@ def parse_tool_calls(text: str, names: Container[str] | None = None) -> tuple[To
     ``"arguments"``, and ``<|python_tag|>`` in front of them or not. Arguments may be absent or null.
 
     Args:
-        text: the answer.
         names: of the functions; None: any.
     """
     return split_tool_calls(text, names)[1]

@@ -45,7 +45,6 @@ class Checked:
 
     Attributes:
         added: its added tokens, each once; those that the vocabulary has under another id have the vocabulary's.
-        steps: the steps around the merges.
         size: the highest id of all tokens, and one; there may be ids without a token below.
         warnings: what was found and read in another way than it is written, one sentence each.
     """
@@ -65,7 +64,6 @@ def read_file(path: Path) -> bytes:
     """Return the contents of a ``tokenizer.json``.
 
     Raises:
-        StorageError: it cannot be read.
         InvalidTokenizer: it is larger than 128 MiB.
     """
     try:
@@ -118,7 +116,6 @@ def check_document(document: Mapping[str, object], rows: int) -> Checked:
     """Check everything that the library would trust.
 
     Args:
-        document: the parsed file.
         rows: bound of the vocabulary's ids. Added tokens may have higher ones.
 
     Raises:

@@ -67,7 +67,6 @@ class _PairPlaces:
     """Places between characters that no entry of a vocabulary has next to each other.
 
     Args:
-        tokens: the entries.
         ascii_only: cut between ASCII characters only, which normalisation leaves alone.
     """
 
@@ -95,12 +94,7 @@ class _PairPlaces:
 
 
 def places_to_cut(document: Mapping[str, Any], steps: Steps) -> Places | None:
-    """Return where a tokenizer's texts can be cut; None: nowhere.
-
-    Args:
-        document: the checked ``tokenizer.json``.
-        steps: its steps.
-    """
+    """Return where a tokenizer's texts can be cut; None: nowhere."""
     if steps.replaces:
         # What is replaced could reach across a cut.
         return None

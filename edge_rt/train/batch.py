@@ -46,10 +46,6 @@ class BatchRunner:
 
     Args:
         package: native, without sliding windows.
-        sequences: how many.
-        capacity: tokens of each.
-        kv_format: of the cache.
-        threads: of the process's pool.
         most_rows: rows of the largest pass, at least ``sequences``.
 
     Attributes:

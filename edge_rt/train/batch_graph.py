@@ -45,7 +45,6 @@ def batch_model(models: Sequence[ir.Model], sequences: int, top: int) -> ir.Mode
 
     Args:
         models: the graphs of a package's segments, in their order; they are left unchanged.
-        sequences: how many a pass has.
         top: most likely tokens of a row of logits.
 
     Raises:

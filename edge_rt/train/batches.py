@@ -55,7 +55,6 @@ def anchors_of(shards: Iterable[Shard], hidden_size: int) -> Anchors:
 
     Args:
         shards: states behind the last layer; with those of an exit beside them, drafts begin with these.
-        hidden_size: of the model.
     """
     hidden, next_ids, left, places = [], [], [], []
     begin = 0
@@ -104,7 +103,6 @@ class Recorded:
     """What files of answers hold, and what is taken of it.
 
     Attributes:
-        hidden_size, vocab_size: of the model.
         exits: exits whose states lie beside those of the last layer.
         place: of the exit among these that drafts begin at; None: behind the last layer.
     """
@@ -141,7 +139,6 @@ def groups(
     Args:
         paths: the files, at least one.
         size: files of a group, the last one may have fewer.
-        random: draws the orders.
         read: reads the files of a group, which come sorted; not called where the next group is the same.
     """
     read_last: list[Path] = []
@@ -159,9 +156,6 @@ class Batches:
 
     Args:
         paths: the files, at least one.
-        recorded: what they hold.
-        batch: anchors of a batch.
-        seed: of the order.
     """
 
     def __init__(self, paths: Sequence[Path], recorded: Recorded, *, batch: int, seed: int) -> None:

@@ -25,10 +25,7 @@ class State:
     """How far a training has come.
 
     Attributes:
-        updates: done.
-        seconds: spent on them.
         kept: int64, ids of the reduced vocabulary.
-        seed: of the training.
     """
 
     updates: int
@@ -52,9 +49,6 @@ def save(path: Path, net: nn.Module, state: State, *, most_bytes: int | None = M
     """Write a checkpoint; the old one stays until the new one is whole.
 
     Args:
-        path: the file.
-        net: whose weights are written.
-        state: how far it has come.
         most_bytes: that the file may have; None: any number.
 
     Raises:
@@ -84,10 +78,8 @@ def load(path: Path, net: nn.Module, seed: int, vocab_size: int, vocabulary: int
     """Read a checkpoint into a net.
 
     Args:
-        path: the file.
         net: gets its weights; unchanged if there is no file, or none that fits.
         seed: that it must have.
-        vocab_size: of the model.
         vocabulary: ids of the reduced vocabulary that it must have; None: any number.
 
     Returns:

@@ -23,14 +23,9 @@ class Clock:
     """Counts the updates of a training.
 
     Args:
-        net: that is trained.
-        file: its checkpoint.
-        kept: ids of the reduced vocabulary.
-        seed: of the training.
         state: of an earlier run that is continued, or None.
         updates: the whole training; None: by time.
         seconds: the whole training, where it is not counted in updates.
-        progress: called with every report.
         label: what is trained, before every message.
         most_bytes: of a checkpoint; None: any number.
         clock: seconds.

@@ -58,8 +58,6 @@ class Adapter:
     """What was trained for an exit.
 
     Attributes:
-        layer: layers before it.
-        net: the adapter.
         acceptance: measured with weights of 4 bits.
     """
 
@@ -70,12 +68,7 @@ class Adapter:
 
 @dataclass(frozen=True)
 class Label:
-    """What a drafter says about itself besides figures.
-
-    Attributes:
-        name: of the drafter.
-        producer: program and version.
-    """
+    """What a drafter says about itself besides figures."""
 
     name: str
     producer: str
@@ -95,13 +88,9 @@ def write_drafter(
     """Write a head's folder, absent or complete.
 
     Args:
-        out: the folder.
         package: the model that it was trained for.
-        net: the head.
         kept: int64, ids of its reduced vocabulary, the most frequent first.
         acceptance: measured with weights of 4 bits.
-        training: how it was trained.
-        label: its name.
         force: replace a drafter that is there.
 
     Raises:

@@ -25,14 +25,7 @@ BLOCK: int = 32
 
 @dataclass(frozen=True)
 class HeadShape:
-    """The numbers of a head.
-
-    Attributes:
-        hidden_size: of the model.
-        intermediate_size: of a block.
-        blocks: how many.
-        epsilon: of the norms.
-    """
+    """The numbers of a head."""
 
     hidden_size: int
     intermediate_size: int
@@ -48,7 +41,6 @@ class DraftHead(nn.Module):
         dropout: share of the inputs of all matrices but the LM head that is left out, where gradients are computed.
 
     Args:
-        shape: its numbers.
         output_norm: float32 ``[hidden_size]``, the model's final norm, from which ``g_o`` starts.
     """
 

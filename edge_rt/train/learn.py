@@ -39,9 +39,6 @@ def acceptance(net: DraftHead, target: Target, anchors: Anchors, *, steps: int =
     """Measure a head on recorded answers: at every place against the token that the answer has.
 
     Args:
-        net: the head.
-        target: the model.
-        anchors: of held-out answers.
         steps: positions that are measured.
         most: most places; with more of them every n-th is taken.
     """
@@ -73,10 +70,8 @@ class Recipe:
         step_weight: factor of the loss from one step to the next.
         soft: share of the model's distribution in the loss; the rest is its most likely token.
         regression: weight of the distance between normed states.
-        learning_rate, weight_decay: of AdamW.
         dropout: share of a matrix's inputs that is left out in every update (Srivastava et al. 2014): answers are few,
             and come several times.
-        batch: anchors of an update.
         warm_up: updates until the learning rate is reached.
         rounding: share of the training, at its end, in which weights are rounded to 4 bits.
     """
@@ -106,13 +101,8 @@ def learn(
     """Train a head in place until ``share_done`` returns 1.
 
     Args:
-        net: the head.
-        target: the model.
         batches: anchors, and the rows among them to draft from.
-        recipe: how.
         share_done: which part of the training is over; it sets the learning rate.
-        report: called now and then.
-        report_seconds: between two reports.
     """
     net.dropout = recipe.dropout
 

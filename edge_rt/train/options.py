@@ -22,16 +22,12 @@ class TrainOptions:
     """What is trained, and for how long.
 
     Attributes:
-        seconds: time for everything.
         tokens: answer tokens to write, instead of ``WRITING_SHARE`` of the time; None: by time.
         updates: of the training, instead of ``TRAINING_SHARE`` of the time; None: by time. With both numbers given, a
             seed repeats a training on the same machine.
-        seed: of all draws.
         threads: for both; None: all CPUs.
         vocabulary: rows of the LM head that guesses come from.
         intermediate_size: of a block; None: eight thirds of the hidden size, as usual.
-        blocks: how many.
-        layers: of a draft model.
         kv_format: of the cache while answers are written.
         prompts: user messages to answer; None: the model writes them itself.
         exits: of the package, rising: those that adapters are trained for; none: a head is trained.

@@ -71,15 +71,11 @@ def train_drafter(
     """Train a head, or the adapters of exits, from nothing but the model, and write a drafter.
 
     Args:
-        package: the model.
-        out: the drafter's folder.
         folder: for answers and checkpoints. With a checkpoint of a run that was stopped, its training goes on; behind a
             run that was finished more answers are written, and the training begins anew on all of them.
         options: what, how long, and of which size.
-        name: of the drafter.
         force: replace a drafter at ``out``.
         recipe: of the training; None: the usual one.
-        progress: called as it goes on.
 
     Raises:
         ConfigError: the package has not the exits that were named, or the recipe unrolls steps of an adapter.

@@ -69,9 +69,7 @@ def read_shard(path: Path, columns: int, vocab_size: int) -> Shard:
     """Read a file.
 
     Args:
-        path: of the file.
         columns: of its hidden states: the model's hidden size, for the last layer and for every exit.
-        vocab_size: of the model.
 
     Raises:
         StorageError: it is damaged, or of another model.

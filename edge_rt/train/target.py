@@ -36,7 +36,6 @@ class Target:
         head: float32 ``[kept, hidden_size]``, their rows of the LM head.
         norm: float32 ``[hidden_size]``, the weight of the final norm.
         norm_bias: the same of a LayerNorm; None for an RMSNorm.
-        epsilon: of the final norm.
         scale, softcap: of the logits; a softcap of 0 is none.
     """
 
@@ -71,10 +70,6 @@ class Target:
 
 def read_target(package: Package, kept: npt.NDArray[np.int64]) -> Target:
     """Read what training needs of a package.
-
-    Args:
-        package: native.
-        kept: ids of the reduced vocabulary.
 
     Raises:
         UnsupportedModel: its LM head adds a bias, which a draft head does not have.

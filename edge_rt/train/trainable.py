@@ -15,12 +15,9 @@ def require_trainable(package: Package, exits: tuple[int, ...], unrolled: int) -
     """Refuse a package for which no head, or no adapters of exits, can be trained.
 
     Args:
-        package: the model.
         exits: those that adapters are to be trained for; none: a head.
-        unrolled: steps of the recipe.
 
     Raises:
-        UnsupportedModel: it is not native.
         ConfigError: it has not the exits that were named, or an adapter's steps are to be unrolled.
     """
     manifest = package.manifest
@@ -47,12 +44,7 @@ def require_trainable(package: Package, exits: tuple[int, ...], unrolled: int) -
 def require_draft_model(package: Package, layers: int) -> None:
     """Refuse a package for which no draft model can be trained.
 
-    Args:
-        package: the model.
-        layers: of the draft model.
-
     Raises:
-        UnsupportedModel: as ``require_plain``.
         ConfigError: the model has no more layers.
     """
     require_plain(package)

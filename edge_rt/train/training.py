@@ -34,7 +34,6 @@ def start(net: DraftHead, embedding: Tensor, anchors: Anchors, rows: Tensor) -> 
     Args:
         net: the head; its other weights are left unchanged.
         embedding: float32 ``[vocabulary, hidden_size]``.
-        anchors: recorded answers.
         rows: int64, anchors to fit; some ten thousand.
     """
     tokens = functional.embedding(anchors.tokens(rows), embedding)
@@ -53,14 +52,9 @@ class Trained:
     """A trained head, or the trained adapter of an exit.
 
     Attributes:
-        net: the head.
-        target: the model.
         untrained: how often guesses of the linear start were right, on answers that it was not trained on.
         reached: the same of the trained head, its weights rounded to 4 bits.
         tokens: answer tokens that it was trained on.
-        epochs: passes over them.
-        updates: of the training.
-        seconds: spent on training.
     """
 
     net: DraftHead
@@ -98,11 +92,7 @@ def train_head(
     A checkpoint in the folder is continued. One is written every minute, and when Ctrl-C stops the training.
 
     Args:
-        package: the model.
-        folder: of the answers.
         options: how long, and of which size; its exits share the time.
-        recipe: of the training.
-        progress: called as it goes on.
         layer: one of the exits, whose adapter is trained; None: a head behind the last layer.
         kept: int64, ids of the reduced vocabulary; None: those of the checkpoint, or the most frequent tokens.
 

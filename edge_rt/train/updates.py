@@ -63,12 +63,8 @@ def run_updates(
     """Train a net in place until ``share_done`` returns 1.
 
     Args:
-        net: whose parameters are trained.
         loss_at: computes the loss of the next batch, for the part of the training that is over.
-        schedule: how.
         share_done: which part of the training is over; it sets the learning rate.
-        report: called now and then.
-        report_seconds: between two reports.
     """
     optimiser = torch.optim.AdamW(_groups(net, schedule), lr=schedule.learning_rate, betas=_BETAS)
     updates = seen = 0

@@ -35,7 +35,6 @@ def setting_in_chat(setting: tuple[str, ...], reference: str, load: LoadOptions,
     """Return how to get a setting that fits from within a chat.
 
     Args:
-        setting: flags of the setting, from a plan's alternative.
         reference: the model argument of the load that does not fit.
         load: its options, with a budget in bytes if there is one.
         is_same_model: whether it is the current model with another context.
@@ -97,7 +96,6 @@ def planned_text(memory: Mapping[str, Any], *, with_budget: bool = True) -> str:
     """Return what is planned: ``"231.0 of 400.0 MiB"``, ``"231.0 MiB and 523.0 MiB of the GPU"``.
 
     Args:
-        memory: ``"memory"`` of ``Model.describe``.
         with_budget: whether the budgets are named, where some were given.
     """
     text = show_share(memory["planned_bytes"], memory["budget_bytes"] if with_budget else None)
@@ -112,8 +110,6 @@ def info_rows(facts: Mapping[str, Any], device: str, spec: str) -> dict[str, str
     """Return the facts of a loaded model, as ``/show info`` shows them; what there is not is left out.
 
     Args:
-        facts: ``Model.describe``.
-        device: what computes, for people.
         spec: the drafter in use.
     """
     sampling = ", ".join(f"{name} {value:g}" for name, value in facts["sampling"].items())

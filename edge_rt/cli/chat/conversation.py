@@ -41,12 +41,7 @@ LoadModel = Callable[["Package", "LoadOptions"], "Model"]
 
 @dataclass(frozen=True)
 class Attachment:
-    """A text that goes in front of the next message.
-
-    Attributes:
-        name: the name of its file.
-        text: the text.
-    """
+    """A text that goes in front of the next message."""
 
     name: str
     text: str
@@ -56,23 +51,14 @@ class Conversation:
     """Answers messages, and keeps the model, the messages and the options.
 
     Args:
-        terminal: receives answers and figures.
-        reference: the model argument.
         places: where models are stored.
-        load: how the model is loaded.
-        options: options of generation.
-        system: the system message.
         show_stats: write a line of figures after every answer.
         inputs: tools, documents and arguments of the chat template, as ``Model.chat`` takes them.
-        load_model: loads a package.
 
     Attributes:
         load, options, show_stats: as above; may be changed between answers, the first by ``switch``, the options by
             ``set_options``.
         reference: the model argument, as it was last given.
-        name: the model's name.
-        model: the loaded model.
-        chat: the messages.
         attached: texts that go in front of the next message.
         last: the last answer; None before the first.
         type_ahead: reads keys during answers; None leaves them to the terminal.
@@ -135,11 +121,7 @@ class Conversation:
         return result
 
     def regenerate(self) -> Result:
-        """Generate a new answer to the last message.
-
-        Raises:
-            ConfigError: there is no message.
-        """
+        """Generate a new answer to the last message."""
         with in_words_of_a_chat():
             return self._answer(lambda token, _: self.chat.regenerate(self.options, cancel=token))
 
@@ -213,8 +195,6 @@ class Conversation:
         A model that does not fit the memory is refused before the current one is closed.
 
         Args:
-            reference: the model argument.
-            load: how it is loaded.
             called: the model argument that advice names; None: ``reference``.
 
         Raises:
@@ -313,7 +293,6 @@ class Conversation:
         """Change the options; warn about limits of speculation with them.
 
         Raises:
-            ConfigError: they contradict each other.
             MemoryBudgetExceeded: the drafter or the reference text does not fit the memory plan. Nothing is changed.
         """
         check_options(options, self.load.spec or AUTO)

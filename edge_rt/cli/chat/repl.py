@@ -204,8 +204,6 @@ class Repl:
     """Reads and answers until the user leaves.
 
     Args:
-        conversation: answers messages.
-        commands: runs slash commands.
         read: returns the next text; raises EOFError for Ctrl-D and KeyboardInterrupt for Ctrl-C at an empty prompt.
         clock: returns the time in seconds.
     """

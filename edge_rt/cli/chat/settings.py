@@ -103,7 +103,6 @@ def sampling_shown(options: GenerationConfig, advice: SamplingAdvice | None) -> 
 
     Args:
         options: the values that the user set.
-        advice: the model's recommended values.
     """
     given = SamplingAdvice() if advice is None or options.temperature == 0 else advice
     texts = {}
@@ -151,11 +150,7 @@ def options_to_settings(options: GenerationConfig) -> dict[str, Any]:
 
 
 def settings_to_options(settings: Mapping[str, Any]) -> GenerationConfig:
-    """Return the options that ``options_to_settings`` wrote.
-
-    Raises:
-        InputError: they are malformed.
-    """
+    """Return the options that ``options_to_settings`` wrote."""
     values = dict(settings)
     try:
         values["logit_bias"] = {int(token): bias for token, bias in dict(values.get("logit_bias") or {}).items()}

@@ -53,7 +53,6 @@ class Command:
 
     Attributes:
         run: runs it with the rest of the line.
-        usage: syntax of its arguments.
         text: description in ``/help``.
     """
 
@@ -100,7 +99,6 @@ class Commands:
         """Run one line.
 
         Raises:
-            LeaveChat: the chat is over.
             EdgeRTError: the command is unknown or failed.
         """
         name, _, rest = line.strip().partition(" ")
@@ -306,11 +304,7 @@ class Commands:
         self._terminal.reply(f"saved to {path}", "dim")
 
     def _may_replace(self, path: Path) -> bool:
-        """Return whether a saved chat that is not this one may be replaced.
-
-        Raises:
-            ConfigError: nobody can be asked.
-        """
+        """Return whether a saved chat that is not this one may be replaced."""
         if self._ask is None:
             raise ConfigError(
                 f"{path} holds another saved chat.",

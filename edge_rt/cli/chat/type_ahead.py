@@ -34,8 +34,6 @@ class TypeAhead:
     Windows has no use for it: its console keeps keys that nobody reads, and shows them when the next prompt does.
 
     Args:
-        terminal: whose screen shows them.
-        descriptor: the keyboard, a terminal.
         kept: returns keys that a prompt has read and not used, and forgets them.
     """
 

@@ -116,9 +116,6 @@ class PromptFlags:
         """Return the prompts to measure, after all checks that are possible before a model is loaded.
 
         Raises:
-            ConfigError: a flag is wrong.
-            InputError: the file is malformed.
-            StorageError: it cannot be read.
             RuntimeUnavailable: a plot is requested, and matplotlib is not installed.
         """
         from edge_rt.measure.prompts import read_prompts
@@ -138,7 +135,6 @@ def measure(terminal: Terminal, model: Model, prompts: list[Prompt], asked: Prom
 
     Raises:
         EdgeRTError: a generation failed, two answers differ, or no prompt fits the context.
-        SignalReceived: a signal came.
     """
     from edge_rt.measure.speculation_benchmark import LeftOut, report
 

@@ -149,7 +149,6 @@ def _compiled(terminal: Terminal, architecture: str) -> dict[str, Any]:
 
     Raises:
         RuntimeUnavailable: there is no compiler, or it fails.
-        StorageError: they cannot be kept.
     """
     from edge_rt.device.kernels import parse_architecture
     from edge_rt.device.provider import compiler_here, kernel_cache, prebuilt

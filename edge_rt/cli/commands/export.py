@@ -143,12 +143,7 @@ def _dry_run(terminal: Terminal, source: Path, wanted: ExportFlags, asked: Asked
 
 
 def _present(reference: str, places: PlaceFlags) -> Path:
-    """Return the path of a checkpoint that is on this machine; a dry run fetches nothing.
-
-    Raises:
-        ModelNotFound: it is not.
-        ConfigError: it is a package.
-    """
+    """Return the path of a checkpoint that is on this machine; a dry run fetches nothing."""
     from edge_rt.store.resolve import fetched_path
 
     store = places.open_store()
@@ -189,11 +184,7 @@ def _calibration(option: str | None) -> Path | str | None:
 
 
 def _adapters(options: Sequence[str]) -> dict[Path | str, float]:
-    """Return the adapters of the options, and their scales.
-
-    Raises:
-        ConfigError: one is named twice.
-    """
+    """Return the adapters of the options, and their scales."""
     found: dict[Path | str, float] = {}
     for option in options:
         path, scale = parse_adapter(option)

@@ -49,7 +49,6 @@ def read_prompt(prompt: str | None, terminal: Terminal) -> str:
     """Return the prompt from ``-p`` and standard input, with a blank line between them.
 
     Raises:
-        ConfigError: there is no prompt.
         InputError: standard input is not UTF-8.
     """
     piped = "" if _is_keyboard() else _decode(_read_patiently(prompt, terminal))

@@ -33,8 +33,6 @@ class FoundModel:
     """A model that can be planned.
 
     Attributes:
-        shape: its numbers.
-        notes: remarks about them for the user.
         can_run: whether the commands that run a model accept it.
         package: the package; None for a checkpoint.
     """
@@ -179,9 +177,7 @@ def choose_here(
     If a GPU has failed, the CPU is planned without the budget of the GPU's memory.
 
     Args:
-        shape: the model.
         machine: this machine, without a GPU.
-        request: what is asked for.
         store: where measured costs of passes are saved; None uses that of ``edge_rt.load``.
         own: edge-rt's own provider; None: the installed one.
         package: the model's package, whose layers may be divided; None: they may not.
@@ -214,7 +210,6 @@ def with_driver(request: Request, machine: Device, own: GpuProvider | None = Non
     """Return a request that counts the driver of GPUs as a load in this process does, after the driver was asked.
 
     Args:
-        request: what is asked for.
         machine: this machine, with its GPU if that computes.
         own: edge-rt's own provider; None: the installed one.
     """
@@ -238,9 +233,7 @@ def find_model(reference: str, places: PlaceFlags, weights: str | None = None) -
     """Return the numbers of the model that an argument means, and remarks about them.
 
     Args:
-        reference: the model argument.
         places: where models are stored.
-        weights: ``--weights``, for checkpoints.
 
     Raises:
         ConfigError: ``weights`` is unknown, or the model is a package.

@@ -116,13 +116,9 @@ def _plan(terminal: Terminal, package: Package, options: LoadOptions, machine: D
 
     Args:
         terminal: receives what is to be said about the device.
-        package: the package.
-        options: how it is loaded.
         machine: this one, with the memory that a fresh process has.
 
     Raises:
-        ConfigError: a flag is wrong.
-        MemoryBudgetExceeded: it does not fit.
         RuntimeUnavailable, VersionMismatch: there is no such GPU, or it cannot be used.
     """
     from edge_rt.memory.plan import require_fit

@@ -206,7 +206,6 @@ class _Kind:
 
     Attributes:
         check: refuses a package that it cannot be trained for, given the flags.
-        train: trains it.
         usual_place: where it is written, given the name of the model and its package.
         options: those that not all kinds have.
     """
@@ -282,11 +281,7 @@ def _refuse_existing(out: Path, *, force: bool) -> None:
 
 
 def _is_package(reference: str, places: PlaceFlags) -> bool:
-    """Return whether a model argument means a package that is on this machine.
-
-    Raises:
-        EdgeRTError: it means nothing.
-    """
+    """Return whether a model argument means a package that is on this machine."""
     from edge_rt.store import resolve
 
     found = resolve(reference, places.open_store())
@@ -294,11 +289,7 @@ def _is_package(reference: str, places: PlaceFlags) -> bool:
 
 
 def _require_torch() -> None:
-    """Refuse to train without torch.
-
-    Raises:
-        RuntimeUnavailable: it is not installed.
-    """
+    """Refuse to train without torch."""
     from importlib.util import find_spec
 
     if find_spec("torch") is None:

@@ -50,13 +50,7 @@ class VerifyRun:
     """Answers every prompt with every cache format and every mode.
 
     Args:
-        terminal: shows the progress.
-        package: package of the model.
-        options: how it is loaded, except the cache format.
-        prompts: the prompts to answer.
-        config: options of generation.
         modes: modes of speculation, without plain decoding.
-        formats: formats of the KV cache.
         raw: give prompts without the chat template.
     """
 

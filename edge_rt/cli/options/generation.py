@@ -101,11 +101,7 @@ class GuardFlags:
 
 
 def parse_logit_bias(texts: Sequence[str]) -> dict[int, float]:
-    """Read ``ID=VALUE`` pairs.
-
-    Raises:
-        ConfigError: one is malformed.
-    """
+    """Read ``ID=VALUE`` pairs."""
     result = {}
     for text in texts:
         token, equals, value = text.partition("=")

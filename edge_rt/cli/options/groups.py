@@ -80,7 +80,6 @@ class PlaceFlags:
 
         Raises:
             ConfigError: the configuration file is wrong, or the given one does not exist.
-            StorageError: it cannot be read.
         """
         from edge_rt.store import open_store
 
@@ -246,11 +245,7 @@ class LoadFlags:
     own_bytes: int = field(default_factory=own_bytes)
 
     def completed(self, groups: Iterable[object]) -> LoadFlags:
-        """Return the flags with the values of the configuration file for those that were not given.
-
-        Raises:
-            ConfigError, StorageError: as in ``PlaceFlags.open_store``.
-        """
+        """Return the flags with the values of the configuration file for those that were not given."""
         if (config := configured(groups)) is None:
             return self
         return replace(
@@ -262,11 +257,7 @@ class LoadFlags:
 
     @property
     def reference(self) -> str:
-        """The model argument, or the usual model.
-
-        Raises:
-            ConfigError: it was given twice.
-        """
+        """The model argument, or the usual model."""
         return self.usual_model if self.model is None else self.model
 
     def budget_bytes(self, places: PlaceFlags) -> int | None:
@@ -304,7 +295,6 @@ class LoadFlags:
         Args:
             places: names the configuration file.
             speculation: the speculation flags; None lets the plan choose.
-            spec_trace: called with the decision of every step.
             on_calibrate: called with what is measured when an answer has to wait for a measurement of latency.
 
         Raises:
@@ -356,11 +346,7 @@ class ModelFlags(LoadFlags):
 
 
 def one_of(argument: str | None, option: str | None, name: str) -> str | None:
-    """Return a value that may be given with or without its flag.
-
-    Raises:
-        ConfigError: both were given.
-    """
+    """Return a value that may be given with or without its flag."""
     if argument is not None and option is not None:
         raise ConfigError(f"{name} was given twice.", f"Got {argument!r:.80} and {option!r:.80}.", "Give it once.")
     return option if argument is None else argument

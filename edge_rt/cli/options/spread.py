@@ -28,7 +28,6 @@ class Flag:
         panel: heading in ``--help`` under which it is listed.
         least: smallest value of a number.
         is_hidden: whether ``--help`` omits it.
-        complete: completes a value in the shell.
     """
 
     names: tuple[str, ...]
@@ -71,7 +70,6 @@ class Argument:
     Attributes:
         metavar: its name in ``--help``.
         help: one sentence for ``--help``.
-        complete: completes it in the shell.
     """
 
     metavar: str

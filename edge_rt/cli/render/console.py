@@ -71,12 +71,9 @@ class Terminal:
     """The two output streams of one command.
 
     Args:
-        out: receives the answer.
-        err: receives banners, progress, warnings and errors.
         quiet: write only warnings and errors to ``err``.
         verbose: write more, tracebacks of unexpected errors included.
         no_color: no colour, even if the terminal supports it.
-        is_json: the answer is one JSON document.
 
     Attributes:
         out_is_tty: whether stdout is a screen.
@@ -145,7 +142,6 @@ class Terminal:
         """Write aligned columns; on a screen the last one is broken between words.
 
         Args:
-            rows: the cells.
             right: numbers of the right-aligned columns.
         """
         cells = [[harmless(cell).replace("\n", " ") for cell in row] for row in rows]

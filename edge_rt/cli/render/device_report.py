@@ -58,8 +58,6 @@ def placement_facts(path: Path, device: str, own: GpuProvider | None = None) -> 
     """Return where the nodes of a package run on a device, as a JSON object.
 
     Args:
-        path: of the package.
-        device: its name.
         own: edge-rt's own provider; None: the installed one.
 
     Raises:

@@ -70,10 +70,6 @@ def print_plan(
     """Write a plan for people.
 
     Args:
-        terminal: receives the text.
-        made: the plan.
-        speeds: expected speeds of its choices.
-        notes: remarks about the model.
         verb: the command to which the flags of other settings are appended.
         named: flags that name the device; empty for this machine's CPU.
         is_here: whether it is a device of this machine.
@@ -113,7 +109,6 @@ def budget_warnings(made: Plan, *, is_here: bool) -> dict[str, str]:
     """Return remarks on budgets that are more than there is: with such a budget a plan may fit, and a load may not.
 
     Args:
-        made: the plan.
         is_here: whether it is for a device of this machine, of which is known what is free now.
 
     Returns:

@@ -54,7 +54,6 @@ def draw_memory(report: MemoryReport, path: Path, *, title: str) -> None:
     Args:
         report: the figures; without a chat the measurement itself is plotted over time.
         path: the file; one that exists is replaced.
-        title: what was measured.
 
     Raises:
         StorageError: the file cannot be written.
@@ -184,10 +183,7 @@ def _budget_line(axes: Any, plan: Plan, longest: dict[str, int], colours: dict[s
     """Plot the budget, and where the lines of the formats cross it.
 
     Args:
-        axes: axes of the plot.
-        plan: the plan with the budget.
         longest: format -> the longest context under the budget, for formats whose lines cross it.
-        colours: colours of the formats.
         is_low: whether there is room for a label on the left.
     """
     budget = _limit(plan) / _MIB
@@ -291,7 +287,6 @@ def require_plot(path: Path) -> None:
     Raises:
         ConfigError: the file name does not end like a plot's.
         StorageError: its folder does not exist.
-        RuntimeUnavailable: matplotlib is not installed.
     """
     if path.suffix.lower() not in SUFFIXES:
         raise ConfigError(
@@ -309,9 +304,7 @@ def draw_speculation(document: dict[str, Any], path: Path, *, title: str) -> Non
     """Plot the figures of ``bench --prompts``.
 
     Args:
-        document: its JSON object.
         path: the file; one that exists is replaced.
-        title: what was measured.
 
     Raises:
         StorageError: the file cannot be written.

@@ -73,11 +73,7 @@ def _bar(terminal: Terminal) -> Progress:
 
 
 class Bar:
-    """One bar for the current stage, with messages above it.
-
-    Args:
-        progress: draws it.
-    """
+    """One bar for the current stage, with messages above it."""
 
     def __init__(self, progress: Progress) -> None:
         self._progress = progress
@@ -153,8 +149,6 @@ class StatusLine:
     """Redraws a line on a screen; on other outputs writes a line now and then, and always the last one.
 
     Args:
-        terminal: receives the line.
-        total: parts of the work.
         clock: returns the time in seconds.
     """
 

@@ -19,9 +19,6 @@ if TYPE_CHECKING:
 class AnswerView:
     """Writes the events of one answer; on a screen its lines are broken between words.
 
-    Args:
-        terminal: receives them.
-
     Attributes:
         wrote: whether anything of the answer was written.
     """
@@ -73,7 +70,6 @@ def stats_parts(result: Result, device: str = CPU) -> list[str]:
     """Return the figures that are shown after an answer.
 
     Args:
-        result: the answer.
         device: what computed it, for people; the CPU is not named.
     """
     times = result.timings
@@ -136,8 +132,6 @@ def tell_stats(terminal: Terminal, result: Result, device: str = CPU) -> None:
 
     Args:
         terminal: receives them, also with ``-q``: they were asked for.
-        result: the answer.
-        device: what computed it, for people.
     """
     if terminal.verbose:
         tell_table(terminal, result, device)

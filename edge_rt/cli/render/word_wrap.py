@@ -13,10 +13,6 @@ class WordWrap:
 
     Characters that take two columns, as those of Chinese and Japanese, are words of their own. A word that is longer
     than a line is cut.
-
-    Args:
-        write: receives the text, with line ends added.
-        columns: returns the columns of the screen, at present.
     """
 
     def __init__(self, write: Callable[[str], None], columns: Callable[[], int]) -> None:
@@ -87,7 +83,6 @@ def joined_lines(parts: Sequence[str], separator: str, columns: int | None) -> l
 
     Args:
         parts: what is joined; none is broken.
-        separator: between the parts of a line.
         columns: of a line; None: it may be as long as it gets.
     """
     if columns is None:

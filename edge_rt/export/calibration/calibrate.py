@@ -97,9 +97,7 @@ def calibrate(
 
     Args:
         folder: holds ``weights.bin``, complete except for the constants.
-        weights: the model's matrices.
         layout: positions of the matrices and the constants in the file.
-        decoder: the model.
         token_ids: the text, at most ``decoder.context_length`` tokens.
         on_progress: called with the steps done and the number of steps.
 
@@ -107,7 +105,6 @@ def calibrate(
         A sentence about the heads that do not fit half precision, if there are any.
 
     Raises:
-        StorageError: the disk is full.
         RuntimeUnavailable: this machine cannot run native graphs.
     """
     passes = -(-len(token_ids) // PASS_ROWS)
@@ -134,7 +131,6 @@ def _warning(unfit: Mapping[int, int], decoder: Decoder) -> str:
 
     Args:
         unfit: layer -> kv heads whose keys or queries do not fit half precision.
-        decoder: the model.
     """
     heads = decoder.num_layers * decoder.num_kv_heads
     return (
@@ -241,11 +237,7 @@ class _QueryPreparation:
     """What ``SpecAttention`` does to the queries of a layer before it multiplies them by keys.
 
     Args:
-        folder: holds ``weights.bin``.
-        layout: of it.
-        decoder: the model.
         layer: number of the layer.
-        tables: of rotations, by name.
     """
 
     def __init__(

@@ -109,7 +109,6 @@ def key_statistics(
         queries: of some tokens, after norm and rotation, ``[rows, heads of the group, head_dim]``, not yet multiplied
             by ``scale``.
         positions: of the queries, ascending, ``[rows]``.
-        scale: factor of scores.
         window: tokens that a query sees, its own included; 0: all.
         is_centred: False if no centre may be subtracted: the variance is then about 0 instead of the mean.
     """
@@ -185,7 +184,6 @@ def _jacobian(scores: Array, squares: Array) -> tuple[Array, Array]:
 
     Args:
         scores: ``[rows, keys]``; overwritten.
-        squares: temporary array of the same shape.
     """
     scores -= scores.max(axis=1, keepdims=True)
     np.exp(scores, out=scores)
@@ -258,7 +256,6 @@ def better_constants(keys: Array, statistics: KeyStatistics, constants: KeyConst
 
     Args:
         keys: as attention uses them, ``[tokens, head_dim]``.
-        statistics: of the same keys.
         constants: of the head, computed from ``statistics``.
     """
     neutral = KeyConstants.neutral(1, keys.shape[1])
@@ -273,8 +270,6 @@ def weighted_error(keys: Array, statistics: KeyStatistics, constants: KeyConstan
 
     Args:
         keys: as attention uses them, ``[tokens, head_dim]``.
-        statistics: of the same keys.
-        constants: of the head.
     """
     judged = np.unique(np.linspace(0, len(keys) - 1, min(len(keys), JUDGED_KEYS)).astype(np.int64))
     weights = statistics.key_weights[judged]

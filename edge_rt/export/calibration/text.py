@@ -36,7 +36,6 @@ class CalibrationText:
     Attributes:
         source: ``BUILT_IN_CALIBRATION``, or the name of the file.
         conversations: each a list of messages with ``role`` and ``content``; empty for a plain text.
-        text: a plain text.
     """
 
     source: str
@@ -135,8 +134,6 @@ def encode_calibration(
     lines.
 
     Args:
-        text: the text.
-        tokenizer: the model's.
         template: source of the model's chat template, or None.
         context_length: tokens that the model can hold.
 

@@ -27,18 +27,7 @@ from edge_rt.package.manifest import WEIGHTS_FILE
 def check_package(
     stream: TensorReader, checkpoint: Checkpoint, layout: WeightsLayout, activations: str, folder: Path
 ) -> tuple[CheckResult, ...]:
-    """Compare the weights with the checkpoint, and then the profile's graphs with the reference.
-
-    Args:
-        stream: the open checkpoint.
-        checkpoint: what is known about it.
-        layout: of the package.
-        activations: of the package.
-        folder: of the package.
-
-    Raises:
-        InvalidPackage: they differ.
-    """
+    """Compare the weights with the checkpoint, and then the profile's graphs with the reference."""
     profile = checkpoint.profile
     for linear in checkpoint.weights.linears():
         profile.verify(linear, stream, layout, folder / WEIGHTS_FILE)

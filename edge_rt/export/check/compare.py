@@ -143,7 +143,6 @@ def compare_steps(streams: Sequence[Array], logits: Array, steps: Sequence[Step]
 
     Args:
         streams: residual stream after every step of the graph, see ``run_steps``.
-        logits: the graph's.
         steps: the reference's results, see ``DecoderReference.logits_and_steps``.
     """
     found = [*streams, logits]

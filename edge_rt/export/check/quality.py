@@ -37,10 +37,7 @@ def measure_quality(checkpoint: Checkpoint, matrices: Matrices, walk: Calibratio
     """Compare the predictions of a package with those of the checkpoint in float32.
 
     Args:
-        checkpoint: the model.
-        matrices: its weights.
         walk: behind its last layer.
-        graph: of the package.
 
     Raises:
         RuntimeUnavailable: this machine cannot run the graph.
@@ -77,8 +74,6 @@ def divergence(
         final: the head's input, float32 ``[tokens, hidden_size]``.
         head: pieces of the head, float32 ``[rows, hidden_size]`` each.
         found: the other logits, float32 ``[tokens, vocabulary]``.
-        token_ids: the tokens.
-        logits_of: makes logits of the head's products.
 
     Returns:
         The Kullback-Leibler divergence of the head's predictions from ``found``; the loss of ``found``, and that of
@@ -138,7 +133,6 @@ def describe_weights(
 
     Args:
         checkpoint: with the types that were chosen.
-        layout: of the package.
         errors: of the matrices that were quantised.
         quality: of the package; None if it was not measured.
     """
@@ -162,8 +156,6 @@ def tensor_classes(
     """Return types, bits and errors by class of tensors.
 
     Args:
-        weights: of the package.
-        layout: of the package.
         errors: of the matrices that were quantised.
     """
     by_name = {error.name: error for error in errors}

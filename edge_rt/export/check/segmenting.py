@@ -34,11 +34,8 @@ def build_segments(
     Every node is one of the whole graph, so that a pass through all of them has its bits.
 
     Args:
-        weights: matrices of the model.
         layout: their positions in ``weights.bin``.
-        decoder: the model.
         exits: layers behind which the graph is cut, see ``edge_rt.package.exits``.
-        producer: program name written into the graphs.
     """
     layers = decoder.num_layers
     segments = []
@@ -71,10 +68,7 @@ def cut_graph(
     """Replace the whole graph, which was written and checked, by segments that compute the same bits.
 
     Args:
-        checkpoint: what is known about it.
-        layout: of the package.
         exits: layers behind which the graph is cut; none leave it whole.
-        folder: of the package.
 
     Returns:
         The segments in the order they run, and the file of the head's graph, None for a whole graph.

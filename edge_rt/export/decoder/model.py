@@ -23,12 +23,8 @@ def build_graph(
     """Build the whole model as one segment.
 
     Args:
-        weights: its matrices.
         layout: their positions in ``weights.bin``.
-        decoder: the model.
-        profile: operators of the graph.
         activations: ``"int8"`` or ``"float"``.
-        producer: program name written into the graph.
     """
     return assemble(profile.builder(layout, decoder, activations), weights, decoder, producer)
 

@@ -42,9 +42,7 @@ def packed_tensors(
     part of its matrix: some tools write one for every matrix.
 
     Args:
-        folder: the checkpoint.
         names: of the float tensors that a checkpoint without quantisation has -> names that GGUF files have.
-        settings: of the quantisation.
 
     Raises:
         InvalidModelFile: tensors of a matrix are missing, or do not fit each other.
@@ -213,7 +211,6 @@ def split_fused(where: str, tensors: Mapping[str, TensorInfo], decoder: Decoder)
     Args:
         where: name of the checkpoint, for errors.
         tensors: by the names that GGUF files have.
-        decoder: the model.
 
     Raises:
         UnsupportedModel: a fused matrix is packed by another tool.
@@ -272,9 +269,7 @@ def check_shapes(
     Args:
         where: name of the checkpoint, for the error.
         tensors: by the names that GGUF files have.
-        decoder: the model.
         names: what missing ones are called where they should be; None: the same.
-        action: what to do, for the error.
 
     Raises:
         InvalidModelFile: tensors are missing or misshapen.
@@ -304,9 +299,7 @@ def check_tensors(header: GGUFHeader, tensors: Mapping[str, TensorInfo], decoder
     """Collect every missing, misshapen or surplus tensor of a GGUF file and raise once.
 
     Args:
-        header: of the file.
         tensors: of the file; fused ones are apart.
-        decoder: the model.
 
     Raises:
         InvalidModelFile: tensors are missing or misshapen.
@@ -321,11 +314,7 @@ def check_tensors(header: GGUFHeader, tensors: Mapping[str, TensorInfo], decoder
 def require_no_surplus(
     where: str, names: list[str], action: str = "It is a variant that edge-rt cannot run yet; choose another model."
 ) -> None:
-    """Refuse tensors that nothing reads: they would change what is computed.
-
-    Raises:
-        UnsupportedModel: there are any.
-    """
+    """Refuse tensors that nothing reads: they would change what is computed."""
     if names:
         raise UnsupportedModel(
             f"{where}: the model has {counted(len(names), 'tensor')} that this architecture does not use.",

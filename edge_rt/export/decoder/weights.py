@@ -32,7 +32,6 @@ class Vector:
     Attributes:
         parts: tensors of the checkpoint that follow each other in it.
         orders: for each of them int64 ``[elements]``, the order of its elements; or None for the file's.
-        offset: added to every element.
         alternates: whether elements of the two parts take turns, 16 of each.
     """
 
@@ -50,7 +49,6 @@ class Vector:
         """Return the elements, float32.
 
         Raises:
-            InvalidModelFile: one is not finite.
             StorageError: the checkpoint cannot be read.
         """
         found = []
@@ -85,8 +83,6 @@ class DecoderWeights:
     Attributes:
         embedding: the token embedding; also the head if ``head`` is the same object (stored once).
         head: matrix that gives the logits.
-        layers: matrices per layer.
-        vectors: by their names in the package.
     """
 
     embedding: Linear
@@ -109,9 +105,6 @@ def collect_weights(
     """List every matrix and vector of the package with the tensors that it comes from.
 
     Args:
-        source: the checkpoint.
-        decoder: the model.
-        profile: decides what is stacked.
         types: name of a tensor -> type that it gets in the package; others keep theirs.
     """
     types = types or {}
@@ -202,9 +195,6 @@ def place_weights(
     """Return the layout of ``weights.bin``.
 
     Args:
-        weights: matrices and vectors.
-        decoder: the model.
-        profile: decides the layout of matrices.
         is_calibrated: reserve room for constants of 4-bit keys; only for a profile that has such keys.
     """
     layout = WeightsLayout()

@@ -55,9 +55,6 @@ def merge_adapters(
     """Return the model that adapters make of another one.
 
     Args:
-        source: the checkpoint.
-        decoder: its description.
-        family: its family.
         adapters: in the order in which they are merged; their files are counted behind those of the checkpoint.
         rounds: whether the user chose types for the package, so that what is quantised already may be rounded again.
 
@@ -210,11 +207,7 @@ def _names(family: Family, decoder: Decoder) -> dict[str, str]:
 def _merged(
     name: str, tensor: TensorInfo, change: _Change, source: Source, decoder: Decoder, family: Family
 ) -> TensorInfo:
-    """Return what a tensor becomes.
-
-    Raises:
-        UnsupportedModel: it cannot be merged.
-    """
+    """Return what a tensor becomes."""
     base, base_order = tensor, None
     if change.whole is not None:
         adapter, base = change.whole

@@ -55,12 +55,7 @@ care of it."""
 
 
 class ConfigReader:
-    """Values of ``config.json``, or of the section of it that describes the text model.
-
-    Args:
-        where: name of the folder, for errors.
-        values: the object.
-    """
+    """Values of ``config.json``, or of the section of it that describes the text model."""
 
     def __init__(self, where: str, values: Mapping[str, Any]) -> None:
         self.where = where
@@ -119,11 +114,7 @@ class ConfigReader:
         return tuple(float(value) for value in values)
 
     def flag(self, key: str, *, default: bool = False) -> bool:
-        """Return a truth value.
-
-        Raises:
-            InvalidModelFile: it is none.
-        """
+        """Return a truth value."""
         return bool(self._value(key, default, (bool,)))
 
     def text(self, key: str, default: str | None = None) -> str:
@@ -135,11 +126,7 @@ class ConfigReader:
         return str(self._value(key, default, (str,)))
 
     def activation(self, key: str, names: Mapping[str, str], default: str) -> str:
-        """Return the activation that a name stands for.
-
-        Raises:
-            UnsupportedModel: another one.
-        """
+        """Return the activation that a name stands for."""
         name = self.text(key, default)
         if name not in names:
             raise self.refused(f"{key} is {name!r:.60}")
@@ -156,11 +143,7 @@ class ConfigReader:
         return self.number(key, least=0.0, most=1e6, default=default)
 
     def part(self, key: str) -> ConfigReader | None:
-        """Return an object within; None where it is missing.
-
-        Raises:
-            InvalidModelFile: it is none.
-        """
+        """Return an object within; None where it is missing."""
         if not self.has(key):
             return None
         return ConfigReader(self.where, self._value(key, None, (dict,)))
@@ -194,11 +177,7 @@ class ConfigReader:
         """Return the sizes of the model.
 
         Args:
-            name: of the model.
             head_dim: the family's, where the configuration says nothing; None: hidden size over heads.
-            is_tied: the family's default.
-            epsilon: key of the norms' epsilon.
-            epsilon_default: the family's.
 
         Raises:
             InvalidModelFile: a number is missing, out of range or contradicts another.
@@ -229,11 +208,7 @@ class ConfigReader:
         )
 
     def refuse_variants(self) -> None:
-        """Refuse keys that change what is computed and that nobody has read.
-
-        Raises:
-            UnsupportedModel: there are such keys.
-        """
+        """Refuse keys that change what is computed and that nobody has read."""
         strange = [
             f"{key} is {as_json(value)}"
             for key, allowed in NEUTRAL_VALUES.items()

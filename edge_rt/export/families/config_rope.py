@@ -54,8 +54,6 @@ def read_rope(
     """Return the rotation of a model, or of its layers of one type.
 
     Args:
-        config: of the model.
-        dimensions: of a head.
         context: tokens of the whole context.
         layer_type: of the layers, where newer configurations have an object for each.
         theta_key: of the base, in older configurations; None: they do not state it.
@@ -115,11 +113,7 @@ def _parameters(config: ConfigReader, layer_type: str | None) -> Mapping[str, An
 def _require_agreement(
     config: ConfigReader, legacy: Mapping[str, Any], parameters: Mapping[str, Any], theta: Any
 ) -> None:
-    """Refuse two objects that say different things of the same rotation.
-
-    Raises:
-        UnsupportedModel: they do.
-    """
+    """Refuse two objects that say different things of the same rotation."""
     old, new = (
         {"rope_type": one.get("type", "default"), "rope_theta": theta}
         | {key: value for key, value in one.items() if key != "type" and value is not None}

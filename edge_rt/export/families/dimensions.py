@@ -23,7 +23,6 @@ def require_head_dim(where: str, head_dim: int, way_out: str) -> None:
 
     Args:
         where: name of the checkpoint.
-        head_dim: elements of a head.
         way_out: how a model with such heads runs, for the error.
 
     Raises:
@@ -66,10 +65,8 @@ class Dimensions:
         """Return the description.
 
         Args:
-            family: name of the architecture.
             layers: of the model; one stands for all of them.
             ropes: the rotations that layers name.
-            more: what differs from a plain llama.
         """
         given = (layers,) * self.num_layers if isinstance(layers, Layer) else layers
         kinds = tuple(dict.fromkeys(given))

@@ -52,7 +52,6 @@ class Family:
     """A family of models, described by two functions and by names.
 
     Attributes:
-        name: of the family.
         model_types: ``model_type`` of its ``config.json``.
         architectures: ``general.architecture`` of its GGUF files.
         from_config: describes the model of a ``config.json``; the second argument is its name.

@@ -35,11 +35,7 @@ _CHUNK: Final = 1 << 20
 
 
 def text_config(folder: HFFolder) -> ConfigReader:
-    """Return the part of ``config.json`` that describes the text model.
-
-    Raises:
-        InvalidModelFile: it names no architecture.
-    """
+    """Return the part of ``config.json`` that describes the text model."""
     where, values = folder.path.name, folder.config
     text: Any = values.get("text_config")
     # A model that also sees is described as a whole where its own type is that of a text model.
@@ -117,11 +113,7 @@ def _is_equal(folder: HFFolder, one: StoredTensor, other: StoredTensor) -> bool:
 
 
 def is_same_data(one: tuple[Path, int], other: tuple[Path, int], nbytes: int) -> bool:
-    """Return whether files hold the same bytes; each is given with the offset where they begin.
-
-    Raises:
-        StorageError: one cannot be read.
-    """
+    """Return whether files hold the same bytes; each is given with the offset where they begin."""
     try:
         with one[0].open("rb") as first, other[0].open("rb") as second:
             first.seek(one[1])

@@ -56,12 +56,7 @@ _MOST_LISTED: Final = 5
 
 
 class HeaderReader:
-    """Values of a GGUF header below its architecture.
-
-    Args:
-        header: of the file.
-        architecture: the prefix of the keys.
-    """
+    """Values of a GGUF header below its architecture."""
 
     def __init__(self, header: GGUFHeader, architecture: str) -> None:
         self.header = header
@@ -87,7 +82,6 @@ class HeaderReader:
 
         Raises:
             InvalidModelFile: it is none, out of range, or missing without a default.
-            UnsupportedModel: layers have different numbers.
         """
         name = self.key(key)
         if default is not None and name not in self.header.values:
@@ -202,7 +196,6 @@ class HeaderReader:
 
         Args:
             is_tied: whether the head is the embedding; None: as the file has a head of its own, or not.
-            epsilon: key of the norms' epsilon.
 
         Raises:
             InvalidModelFile: a number is missing, out of range or contradicts another.
@@ -273,9 +266,6 @@ class HeaderReader:
 
         Args:
             skipped: beginnings of keys below the architecture that do not belong to the text model.
-
-        Raises:
-            UnsupportedModel: there are such keys.
         """
         experts = f"{self.architecture}.expert_count"
         if (count := self.header.get_int(experts, default=0)) > 0:

@@ -51,8 +51,6 @@ def config_windows(
     """Return the windows of all layers, as a ``config.json`` says.
 
     Args:
-        config: of the model.
-        dims: its sizes.
         window: the family's, where the configuration says nothing.
         period: the last one of so many layers has none, where no list says which; 0: there are no windows then.
         period_key: under which configurations state the period.
@@ -85,8 +83,6 @@ def header_windows(reader: HeaderReader, dims: Dimensions, *, period: int) -> Wi
     """Return the windows of all layers, as a GGUF header says.
 
     Args:
-        reader: of the header.
-        dims: sizes of the model.
         period: the last one of so many layers has none, unless the file says otherwise.
 
     Raises:

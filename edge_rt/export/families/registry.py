@@ -64,11 +64,7 @@ def is_encoder(architecture: str) -> bool:
 
 
 def require_decoder(where: str, config: Mapping[str, Any]) -> None:
-    """Refuse what a ``config.json`` says is an encoder, with a decoder or without: no exporter can carry it.
-
-    Raises:
-        UnsupportedModel: it is one.
-    """
+    """Refuse what a ``config.json`` says is an encoder, with a decoder or without: no exporter can carry it."""
     kind, names = config.get("model_type"), config.get("architectures")
     classes = [one for one in names if isinstance(one, str)] if isinstance(names, list) else []
     numbers = f"Its model_type is {str(kind)[:60]!r}{', its class ' + classes[0][:60] if classes else ''}."
@@ -86,11 +82,7 @@ def _no_decoder(where: str, what: str, numbers: str) -> UnsupportedModel:
 
 
 def family_of_config(where: str, model_type: str) -> Family:
-    """Return the family of a ``config.json``.
-
-    Raises:
-        UnsupportedModel: there is none.
-    """
+    """Return the family of a ``config.json``."""
     if model_type not in MODEL_TYPES:
         raise _unknown(
             where,
@@ -102,11 +94,7 @@ def family_of_config(where: str, model_type: str) -> Family:
 
 
 def family_of_header(where: str, architecture: str) -> Family:
-    """Return the family of a GGUF file.
-
-    Raises:
-        UnsupportedModel: there is none.
-    """
+    """Return the family of a GGUF file."""
     if is_encoder(architecture):
         raise _no_decoder(where, "an encoder", f"Its architecture is {architecture[:60]!r}.")
     if architecture not in ARCHITECTURES:

@@ -98,8 +98,6 @@ def llama3_divisors(
     """Return what Llama 3.1 divides every frequency by: long waves by the factor, short ones by 1, a blend between.
 
     Args:
-        base: of the frequencies.
-        dimensions: that are rotated.
         factor: of the longest waves.
         low: waves that fit the original context fewer times than this are long.
         high: those that fit it more often than this are short.

@@ -60,13 +60,7 @@ class LayerMatrices(Protocol):
 
 
 class GraphBuilder(ABC):
-    """Adds nodes to one graph. Activations are float32 and two-dimensional, ``[rows, features]``.
-
-    Args:
-        layout: tensors of ``weights.bin``.
-        decoder: the model.
-        opsets: domain -> version of its operators.
-    """
+    """Adds nodes to one graph. Activations are float32 and two-dimensional, ``[rows, features]``."""
 
     def __init__(self, layout: WeightsLayout, decoder: Decoder, opsets: Mapping[str, int]) -> None:
         self._nodes: list[ir.Node] = []
@@ -93,9 +87,6 @@ class GraphBuilder(ABC):
         """Multiply the norm of ``x`` by stacked matrices, and add biases: ``[rows, sum of out]``.
 
         Args:
-            x: the stream.
-            layers: matrices with one input.
-            name: of the result.
             norm: name of the norm's weight; None: ``x`` is not normed.
         """
 

@@ -62,8 +62,6 @@ class NativeBuilder(GraphBuilder):
     """Builds a graph from edge-rt's operators; after every step nothing is left to be added to the stream.
 
     Args:
-        layout: tensors of ``weights.bin``.
-        decoder: the model.
         reads_upper: products of the layers read the upper halves of nested codes alone.
     """
 
@@ -126,11 +124,7 @@ class NativeBuilder(GraphBuilder):
         return self._quant_linear(x.settled, second, name, norm=norm, gate=gate, activation=activation)
 
     def _activation(self, layer: int) -> str:
-        """Return the operators' name of a feed-forward's activation.
-
-        Raises:
-            UnsupportedModel: no operator has it.
-        """
+        """Return the operators' name of a feed-forward's activation."""
         feed_forward = self._decoder.layers[layer].feed_forward
         key = (feed_forward.activation, feed_forward.is_gated)
         if key not in _ACTIVATIONS:

@@ -63,8 +63,6 @@ class PortableBuilder(GraphBuilder):
     A sum of the residual stream is left to the next norm: one operator computes both.
 
     Args:
-        layout: tensors of ``weights.bin``.
-        decoder: the model.
         activations: ``"int8"`` or ``"float"``.
     """
 

@@ -30,13 +30,7 @@ from edge_rt.package.decoder import Decoder
 
 
 class SegmentBuilder(NativeBuilder):
-    """Builds the graph of layers ``[first_layer, end_layer)``, or of the head if there are none.
-
-    Args:
-        layout: tensors of ``weights.bin``.
-        decoder: the model.
-        first_layer, end_layer: the layers.
-    """
+    """Builds the graph of layers ``[first_layer, end_layer)``, or of the head if there are none."""
 
     def __init__(self, layout: WeightsLayout, decoder: Decoder, first_layer: int, end_layer: int) -> None:
         super().__init__(layout, decoder)

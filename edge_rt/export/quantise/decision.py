@@ -39,8 +39,6 @@ class Rivals:
     """Matrices of one shape, of which the most sensitive half gets more bits.
 
     Attributes:
-        names: their tensors.
-        usual: type of the others.
         better: type of the most sensitive.
     """
 
@@ -93,8 +91,6 @@ def choose_weights(
     """Decide the types of a package's matrices from the checkpoint's header.
 
     Args:
-        source: the checkpoint.
-        decoder: its description.
         wanted: one of ``WEIGHTS``, or None: ``"keep"`` for GGUF files and for folders that are quantised, ``"int4"``
             for folders of floats.
         size: bytes that ``weights.bin`` may have; the types are then chosen by measuring. 0: no limit.

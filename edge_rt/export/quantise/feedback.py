@@ -71,7 +71,6 @@ def quantise(rows: Array, weight_of: Array, feedbacks: Sequence[Array], grid: Gr
         weight_of: importance of the inputs, float32 ``[inputs]``; with feedback of what that leaves of them.
         feedbacks: matrices of ``feedback`` for consecutive inputs, each for a multiple of a unit; none: every weight is
             rounded by itself.
-        grid: of the format.
 
     Returns:
         The codes, and the errors ``rows - values``, float32 ``[rows, inputs]``.

@@ -264,7 +264,6 @@ def joined(codes: Array, scales: list[Scales]) -> Codes:
 
     Args:
         codes: uint8 ``[inputs, rows]``.
-        scales: of consecutive inputs.
     """
 
     def rows(parts: list[Array | None]) -> Array | None:

@@ -21,7 +21,6 @@ class LimitedMatrices:
     """Matrices of which those that are to be stored in halves, or in codes, must fit them.
 
     Args:
-        matrices: the checkpoint's values.
         types: name of a tensor -> type that its values are stored in; others are not checked.
     """
 
@@ -39,11 +38,7 @@ class LimitedMatrices:
             yield self._checked(name, rows)
 
     def rows(self, name: str, numbers: Iterable[int]) -> Array:
-        """Return some rows of a matrix; see ``Matrices``.
-
-        Raises:
-            UnsupportedModel: as ``pieces``.
-        """
+        """Return some rows of a matrix; see ``Matrices``."""
         return self._checked(name, self._matrices.rows(name, numbers))
 
     def _checked(self, name: str, rows: Array) -> Array:

@@ -42,10 +42,6 @@ INPUT_OF: Final[Mapping[str, str]] = {
 class Moments:
     """Second moments of one input.
 
-    Args:
-        inputs: its width.
-        width: inputs of a block.
-
     Attributes:
         blocks: sums of products, float32 ``[width, width]`` each, of consecutive inputs.
         tokens: how many rows were added.
@@ -120,7 +116,6 @@ class InputMoments:
 
     Attributes:
         fitted: of the tokens that weights are fitted to.
-        held_out: other tokens.
     """
 
     fitted: Moments
@@ -128,14 +123,7 @@ class InputMoments:
 
 
 class CalibrationWalk:
-    """Runs the float model on the calibration text; layers have to be taken in their order.
-
-    Args:
-        matrices: the float weights.
-        source: the checkpoint.
-        decoder: the model.
-        token_ids: the text.
-    """
+    """Runs the float model on the calibration text; layers have to be taken in their order."""
 
     def __init__(self, matrices: Matrices, source: Source, decoder: Decoder, token_ids: Sequence[int]) -> None:
         self._matrices = matrices
@@ -156,11 +144,7 @@ class CalibrationWalk:
         return sequence >= len(self.sequences) - len(self.sequences) // HELD_OUT_SHARE
 
     def layer(self, index: int) -> dict[str, InputMoments]:
-        """Run a layer and return the moments of its inputs by name.
-
-        Raises:
-            UnsupportedModel: they are not finite.
-        """
+        """Run a layer and return the moments of its inputs by name."""
         self._found = {}
         # Matrices with one input count it once.
         is_gated = self._decoder.layers[index].feed_forward.is_gated
@@ -179,11 +163,7 @@ class CalibrationWalk:
         self._found = {}
 
     def head(self) -> dict[str, InputMoments]:
-        """Return the moments of the head's input; behind the last layer.
-
-        Raises:
-            UnsupportedModel: they are not finite.
-        """
+        """Return the moments of the head's input; behind the last layer."""
         self._found = {}
         with np.errstate(over="ignore", invalid="ignore"):
             for number in range(len(self._streams)):

@@ -84,8 +84,6 @@ def round_rows(
     Args:
         rows: float32 ``[rows, inputs]``.
         weight_of: importance of the inputs, float32 ``[inputs]``.
-        feedbacks: matrices of ``feedback``.
-        grid: of the format.
         isa: instruction set; all of them give the same bits.
 
     Raises:

@@ -37,12 +37,9 @@ class PartError:
     """What quantising a matrix lost.
 
     Attributes:
-        name: the tensor.
-        type_name: what it was quantised to.
         has_feedback: whether errors were made up for by the inputs behind them.
         error: mean square of the error of the outputs on held-out tokens over that of the outputs; without calibration,
             of the weights over that of the weights. Of a sample of rows.
-        values: weights of the matrix.
         upper_error: of nested codes, what their upper halves alone lose.
     """
 

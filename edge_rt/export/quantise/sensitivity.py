@@ -38,8 +38,6 @@ def measured_choice(
 
     Args:
         choice: with rivals or ladders.
-        tensors: of the checkpoint.
-        matrices: their values.
         influences: what errors of the matrices meet; empty without calibration.
         budget: bytes that the matrices in ``ladders`` may take together.
         on_matrix: called with the number of matrices that are done, and of all.
@@ -64,8 +62,6 @@ class Cost:
     """What a matrix takes and loses in one type.
 
     Attributes:
-        type_name: the type.
-        nbytes: of the matrix in the package.
         loss: estimate of the Kullback-Leibler divergence, in nats a token, that its error causes.
     """
 
@@ -78,9 +74,6 @@ def costs(tensor: TensorInfo, types: Sequence[str], matrices: Matrices, influenc
     """Return what a matrix takes and loses in each type, from a sample of its rows.
 
     Args:
-        tensor: the matrix.
-        types: the types.
-        matrices: the checkpoint's values.
         influence: what errors of its weights meet, ``[inputs]``; None: all of them count alike.
     """
     inputs, rows = tensor.shape
@@ -99,7 +92,6 @@ def winners(choice: WeightChoice, measured: Mapping[str, Sequence[Cost]]) -> Wei
     """Return the choice in which the rivals that gain most have the better type.
 
     Args:
-        choice: with rivals.
         measured: costs of each of them, of the usual and the better type.
     """
 
@@ -117,7 +109,6 @@ def share_out(measured: Mapping[str, Sequence[Cost]], budget: int) -> dict[str, 
     All begin with the least bytes; then the step that gains most for its bytes is taken, as long as one fits.
 
     Args:
-        measured: costs of every matrix by its name.
         budget: bytes.
 
     Raises:

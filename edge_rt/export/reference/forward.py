@@ -33,11 +33,8 @@ class DecoderForward:
     """Steps of the model on ``x [batch, rows, features]``; sequences of a batch do not see each other.
 
     Args:
-        matrices: the weights.
         source: the checkpoint, for the order of rows and what is added to norms.
-        decoder: the model.
         product: multiplies rows by a matrix.
-        dtype: of the arithmetic.
     """
 
     def __init__(
@@ -237,7 +234,6 @@ def attention_weights(scores: Array, window: int, sinks: Array | None = None) ->
     """Return the softmax of scores ``[..., heads, rows, rows]`` over what a row sees.
 
     Args:
-        scores: of every row with every row.
         window: tokens that a row sees, itself included; 0: all.
         sinks: one more score of every head, ``[heads]``, which takes a share and gives nothing.
     """

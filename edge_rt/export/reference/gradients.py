@@ -79,11 +79,7 @@ class DecoderGradients(DecoderForward):
     """Runs a sequence through the model and back, a layer at a time; the weights of a layer are in memory twice.
 
     Args:
-        matrices: the weights.
-        source: the checkpoint.
-        decoder: the model.
         seed: of the labels that are drawn.
-        dtype: of the arithmetic.
     """
 
     def __init__(
@@ -103,7 +99,6 @@ class DecoderGradients(DecoderForward):
         token by token: a few tokens, such as the first one, can have large inputs or large gradients.
 
         Args:
-            token_ids: the sequence.
             on_layer: called with the number of layers that were run, of two for each: there and back.
 
         Raises:
@@ -144,8 +139,6 @@ class DecoderGradients(DecoderForward):
         """Run a sequence; the log-likelihood is that of labels drawn from the predictions.
 
         Args:
-            token_ids: the sequence.
-            on_layer: as in ``influences``.
             on_gradients: called behind every layer on the way back with its inputs and gradients alone, which are then
                 not in the result; None: the result has those of all layers.
         """

@@ -39,12 +39,8 @@ class DecoderReference:
     """Forward pass over a whole sequence, one matrix in memory at a time.
 
     Args:
-        matrices: the weights.
-        checkpoint: the model.
-        decoder: its description.
         types: type in the package of tensors that were quantised for it.
         dtype: ``np.float64`` to check float32 arithmetic, ``np.float32`` for speed.
-        cache: keep matrices between calls (tests of small models).
     """
 
     def __init__(
@@ -72,7 +68,6 @@ class DecoderReference:
         """Compute the whole model, and every step separately from a graph's input of that step.
 
         Args:
-            token_ids: the sequence.
             streams: the graph's residual stream ``[rows, hidden_size]`` after the embedding and after every layer.
 
         Returns:

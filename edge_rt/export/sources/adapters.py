@@ -35,7 +35,6 @@ class LowRank:
     Attributes:
         left: a matrix ``[rows, rank]``.
         right: a matrix ``[rank, inputs]``.
-        scale: of the product.
         turns_left: whether ``left`` is stored as its transpose.
         turns_right: whether ``right`` is.
     """
@@ -63,7 +62,6 @@ class TokenRows:
 
     Attributes:
         tensor: the new rows, ``[tokens, inputs]``.
-        tokens: their numbers.
     """
 
     tensor: TensorInfo
@@ -77,7 +75,6 @@ class Adapter:
     Attributes:
         path: the folder or the file, as it was named.
         kind: ``GGUF`` or ``PEFT``, whose names its tensors have.
-        weights: the file of its tensors.
         paths: all files that are read, whose hash identifies it; the first one is ``weights``.
         scale: that was asked for; it is a factor in that of every product, too.
         license: SPDX identifier, if it is known.
@@ -151,14 +148,12 @@ def read_gguf_adapter(path: Path, scale: float, number: int) -> Adapter:
     """Read the header of a GGUF file that holds a LoRA adapter.
 
     Args:
-        path: the file.
         scale: that was asked for.
         number: of the file, as ``TensorInfo.file`` counts.
 
     Raises:
         InvalidModelFile: it is malformed, or no adapter.
         UnsupportedModel: it is an adapter of another kind, or one in several parts.
-        ModelNotFound, StorageError: it cannot be read.
     """
     header = read_gguf(path)
     if not is_gguf_adapter(header):

@@ -58,8 +58,6 @@ class BlockState:
     """What the JSON object of a matrix says.
 
     Attributes:
-        rows: of the matrix.
-        inputs: of the matrix.
         block: values that share a scale.
         nested_block: scales that share a scale, where they are bytes; else 0.
         offset: what is added to such a scale.
@@ -78,11 +76,7 @@ class BlockState:
 
 
 class BitsAndBytesLayout(MatrixLayout):
-    """bitsandbytes, 4 bits.
-
-    Args:
-        settings: of the folder.
-    """
+    """bitsandbytes, 4 bits."""
 
     required = (CODES, "weight.absmax", "weight.quant_map")
     optional = (*_STATE, *_NESTED)
@@ -197,13 +191,7 @@ def _read_object(source: TensorReader, stored: StoredTensor) -> dict[str, Any]:
 
 
 class BitsAndBytesMatrix(ConvertedMatrix):
-    """The weights of a matrix.
-
-    Args:
-        tensor: the matrix.
-        source: the open folder.
-        state: its sizes.
-    """
+    """The weights of a matrix."""
 
     def __init__(self, tensor: ConvertedTensor, source: TensorReader, state: BlockState) -> None:
         super().__init__(tensor, source)
@@ -228,7 +216,6 @@ def _read_absmax(tensor: ConvertedTensor, source: TensorReader, state: BlockStat
     """Return the scale of every block, float32 ``[blocks]``.
 
     Raises:
-        InvalidModelFile: one is not finite.
         StorageError: the file cannot be read.
     """
     stored = tensor.parts["weight.absmax"]

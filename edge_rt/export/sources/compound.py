@@ -58,7 +58,6 @@ class MatrixLayout(ABC):
         """Return a matrix whose tensors were checked against each other.
 
         Args:
-            name: of the matrix, as GGUF files call it.
             parts: its stored tensors; all of ``required`` are among them.
             source: the open folder, for small tensors that say how the matrix is stored.
 

@@ -18,16 +18,7 @@ MAX_GROUP: Final = 1 << 20
 
 
 class ConfigObject:
-    """An object of the configuration.
-
-    Args:
-        where: name of the folder, for errors.
-        key: of the object.
-        values: the object.
-
-    Raises:
-        InvalidModelFile: it is none.
-    """
+    """An object of the configuration."""
 
     def __init__(self, where: str, key: str, values: object) -> None:
         self.where = where
@@ -59,11 +50,7 @@ class ConfigObject:
         return value
 
     def flag(self, key: str, *, default: bool) -> bool:
-        """Return a truth value; the default where it is missing or null.
-
-        Raises:
-            InvalidModelFile: it is none.
-        """
+        """Return a truth value; the default where it is missing or null."""
         value = self.values.get(key)
         value = default if value is None else value
         if not isinstance(value, bool):
@@ -71,11 +58,7 @@ class ConfigObject:
         return value
 
     def require_bits(self, bits: int) -> None:
-        """Refuse codes of other bits.
-
-        Raises:
-            UnsupportedModel: they are.
-        """
+        """Refuse codes of other bits."""
         if bits != BITS:
             raise self.refused("bits", str(bits), str(BITS))
 

@@ -28,8 +28,6 @@ class ConvertedTensor(CompoundTensor):
     """A matrix of floats that is stored in fewer bits.
 
     Attributes:
-        remark: a sentence for the export's report.
-        read: prepares to read the matrix.
         held_bytes: memory that the open matrix takes besides the rows that it gives, where that is worth counting.
     """
 
@@ -43,12 +41,7 @@ class ConvertedTensor(CompoundTensor):
 
 
 class ConvertedMatrix(ABC):
-    """A matrix whose codes are read as they are asked for.
-
-    Args:
-        tensor: the matrix.
-        source: the open folder.
-    """
+    """A matrix whose codes are read as they are asked for."""
 
     def __init__(self, tensor: ConvertedTensor, source: TensorReader) -> None:
         self.tensor = tensor

@@ -59,11 +59,7 @@ def e4m3_values() -> Array:
 
 
 class Float8Layout(MatrixLayout):
-    """FP8 codes with scales.
-
-    Args:
-        settings: of the folder.
-    """
+    """FP8 codes with scales."""
 
     required = (CODES,)
     optional = ("weight_scale_inv", "weight_scale")
@@ -128,9 +124,6 @@ class Float8Matrix(ConvertedMatrix):
     """The weights of a matrix.
 
     Args:
-        tensor: the matrix.
-        source: the open folder.
-        scales: its stored scales.
         block: rows and inputs that share one.
     """
 

@@ -110,11 +110,7 @@ LINES: Final = split_step(NEWLINES)
 
 
 def scheme_of(name: str | None) -> Scheme:
-    """Return how text is cut by a name; without one, as by ``default``.
-
-    Raises:
-        UnsupportedModel: the name is unknown.
-    """
+    """Return how text is cut by a name; without one, as by ``default``."""
     scheme = SCHEMES.get("default" if name is None else name)
     if scheme is None:
         raise UnsupportedModel(

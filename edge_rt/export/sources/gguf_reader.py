@@ -107,7 +107,6 @@ class GGUFReader:
         source: the bytes of the header.
 
     Attributes:
-        source: the argument.
         at: offset of the next byte.
     """
 

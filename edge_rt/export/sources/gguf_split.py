@@ -23,9 +23,7 @@ def read_gguf(path: Path) -> GGUFHeader:
 
     Raises:
         InvalidModelFile: a file is malformed, or parts contradict each other.
-        UnsupportedModel: as in ``read_header``.
         ModelNotFound: the file or a part is missing.
-        StorageError: one cannot be read.
     """
     header = read_header(path, may_be_part=True)
     count = header.get_int("split.count", default=1, minimum=0, maximum=MAX_PARTS)

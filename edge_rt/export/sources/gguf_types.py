@@ -142,9 +142,7 @@ class TensorInfo:
     """One tensor of the file.
 
     Attributes:
-        name: as in the file.
         shape: in ggml's order: the innermost (contiguous) dimension first, 1 to 4 dimensions.
-        type_id: id of the ggml type.
         type_name: its name, for example "Q4_1".
         offset: bytes from the start of the file.
         nbytes: bytes of its data.
@@ -188,7 +186,6 @@ class MetadataArray:
 
     Attributes:
         item_type: type of every item; never an array.
-        length: number of items.
     """
 
     item_type: ValueType
@@ -226,7 +223,6 @@ class GGUFHeader:
     """Everything in a GGUF file before its tensor data; every number in it has been checked against the file.
 
     Attributes:
-        path: the file.
         file_size: its bytes.
         version: format version, 2 or 3.
         alignment: of the tensor data, in bytes.

@@ -30,9 +30,6 @@ def listed_merges(metadata: Metadata, vocabulary: Container[str]) -> tuple[list[
     """Return the merges of a file, the first ones first, and warnings.
 
     A merge that needs a token that does not exist can never be made. It is left out: files in use have such.
-
-    Raises:
-        InvalidTokenizer: one is malformed.
     """
     result: list[Merge] = []
     unknown: list[str] = []
@@ -102,13 +99,7 @@ _BYTE_TEXT: Final = re.compile("<0x[0-9A-F]{2}>")
 
 @dataclass(frozen=True)
 class Vocabulary:
-    """The tokens of a file, in the order of their ids.
-
-    Attributes:
-        tokens: their texts, all different.
-        types: their types.
-        warnings: sentences about what was mended.
-    """
+    """The tokens of a file, in the order of their ids."""
 
     tokens: tuple[str, ...]
     types: tuple[int, ...]
@@ -139,8 +130,6 @@ def read_vocabulary(metadata: Metadata, rows: int, *, has_bytes: bool) -> Vocabu
     another one in its place, so that it means its first token.
 
     Args:
-        metadata: the key-value pairs of the header.
-        rows: of the embedding matrix.
         has_bytes: whether the vocabulary may have tokens that stand for a byte.
 
     Raises:
@@ -167,8 +156,6 @@ def end_ids(metadata: Metadata, vocabulary: Vocabulary, default: int | None) -> 
     """Return the tokens that end an answer, and warnings: the file's own first, then those known by their texts.
 
     Args:
-        metadata: the key-value pairs of the header.
-        vocabulary: the tokens.
         default: the end token of a file that names none, or one that does not exist.
     """
     count = len(vocabulary.tokens)

@@ -43,7 +43,6 @@ def chat_templates(folder: Path) -> dict[str, str]:
     Raises:
         InvalidModelFile: a file is malformed or too large.
         InvalidTokenizer: a template is not UTF-8.
-        StorageError: one cannot be read.
     """
     files = {name: folder / file for name, file in _FILES.items()}
     found = {name: read_text(path, MAX_TEMPLATE_BYTES) for name, path in files.items() if path.is_file()}
@@ -76,13 +75,7 @@ def read_text(path: Path, most: int) -> str:
     """Return the text of a file.
 
     Args:
-        path: the file.
         most: its largest size in bytes.
-
-    Raises:
-        InvalidModelFile: it is larger.
-        InvalidTokenizer: it is not UTF-8.
-        StorageError: it cannot be read.
     """
     try:
         with path.open("rb") as stream:
@@ -104,7 +97,6 @@ def optional_json(path: Path) -> dict[str, Any]:
 
     Raises:
         InvalidModelFile: it is not a JSON object.
-        StorageError: it cannot be read.
     """
     return read_json(path, MAX_JSON_BYTES) if path.is_file() else {}
 
@@ -152,9 +144,7 @@ class HFFolder:
     """A folder whose headers were read and checked.
 
     Attributes:
-        path: the folder.
         config: contents of ``config.json``.
-        weights: its tensors.
     """
 
     path: Path
@@ -163,11 +153,7 @@ class HFFolder:
 
 
 def read_hf_folder(folder: Path) -> HFFolder:
-    """Read ``config.json`` and the headers of all weights.
-
-    Raises:
-        InvalidModelFile, ModelNotFound, UnsupportedModel, StorageError: as ``read_folder``.
-    """
+    """Read ``config.json`` and the headers of all weights."""
     return HFFolder(folder, read_hf_config(folder), read_folder(folder))
 
 
@@ -175,9 +161,7 @@ def read_hf_config(folder: Path) -> Mapping[str, Any]:
     """Return the contents of ``config.json``.
 
     Raises:
-        ModelNotFound: there is none.
         InvalidModelFile: it is not a JSON object.
-        StorageError: it cannot be read.
     """
     if not (folder / CONFIG_FILE).is_file():
         raise ModelNotFound(
@@ -188,11 +172,6 @@ def read_hf_config(folder: Path) -> Mapping[str, Any]:
 
 def float_tensor(where: str, name: str, stored: StoredTensor) -> TensorInfo:
     """Return a tensor of floats under another name.
-
-    Args:
-        where: name of the folder, for errors.
-        name: that it gets.
-        stored: the tensor.
 
     Raises:
         UnsupportedModel: its numbers are of another type.
@@ -219,14 +198,9 @@ def hf_source(
     """Return the checkpoint of a folder.
 
     Args:
-        folder: it.
         tensors: its tensors, by the names that GGUF files have.
-        remarks: as in ``Source``.
-        has_halves: as in ``Source``.
-        norm_offset: as in ``Source``.
 
     Raises:
-        UnsupportedModel: there is no ``tokenizer.json``.
         InvalidModelFile: a file beside the tensors is a link.
     """
     if not (folder.path / TOKENIZER_FILE).is_file():
@@ -259,10 +233,6 @@ def build_hf_tokenizer(folder: HFFolder, rows: int) -> TokenizerBuild:
 
     An answer ends at the tokens of ``generation_config.json``, or else of ``config.json``, and at special tokens that
     are known to end one; only if there are none, at the end token of ``tokenizer_config.json``.
-
-    Args:
-        folder: the checkpoint.
-        rows: of the embedding matrix.
 
     Raises:
         UnsupportedModel: ``tokenizer.json`` is neither BPE over bytes nor BPE with byte fallback.

@@ -84,11 +84,7 @@ class AffineTensor(CompoundTensor):
 
 
 class MLXLayout(MatrixLayout):
-    """MLX, mode affine.
-
-    Args:
-        settings: of the folder.
-    """
+    """MLX, mode affine."""
 
     required = (CODES, "scales", "biases")
     optional = ()
@@ -150,9 +146,6 @@ class WideMatrix(ConvertedMatrix):
     """The weights of a matrix that a package cannot hold as it is.
 
     Args:
-        tensor: the matrix.
-        source: the open folder.
-        bits: of a code.
         group: inputs that share a scale.
     """
 

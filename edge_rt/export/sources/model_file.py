@@ -24,7 +24,6 @@ def open_model_file(path: Path) -> BinaryIO:
     Raises:
         InvalidModelFile: a folder, pipe, socket or device.
         ModelNotFound: there is no such file.
-        StorageError: it cannot be opened.
     """
     flags = os.O_RDONLY
     for name in ("O_NONBLOCK", "O_NOCTTY", "O_CLOEXEC", "O_BINARY"):

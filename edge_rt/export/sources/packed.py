@@ -71,7 +71,6 @@ class PackedTensor(CompoundTensor):
         group: inputs that share a scale and a zero point.
         zero_added: what is added to a stored zero point.
         unit: inputs that share them in the package, a part of a group.
-        read: brings the stored tensors into memory.
         groups_of: group of every input of the file, int64 ``[inputs]``; None: in the order of inputs.
         input_order: input of the file for every input of the package, int64; None: the same.
         row_order: row of the file for every row of the package, int64; None: the same.
@@ -116,11 +115,7 @@ class PackedMatrix:
 
 
 class PackedLayout(MatrixLayout):
-    """One way to store such matrices.
-
-    Args:
-        settings: of the folder.
-    """
+    """One way to store such matrices."""
 
     def __init__(self, settings: PackedSettings) -> None:
         self.settings = settings
@@ -185,9 +180,7 @@ def input_order(codes: StoredTensor, groups_of: Array, group: int) -> Array | No
     """Return the order that brings the inputs of a group together, int64 ``[inputs]``; None if they are already.
 
     Args:
-        codes: the matrix, for errors.
         groups_of: group of every input, int64.
-        group: inputs of a group.
 
     Raises:
         InvalidModelFile: there is no such group.

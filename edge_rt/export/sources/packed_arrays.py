@@ -28,11 +28,7 @@ _FLOATS: Final[dict[str, np.dtype[Any]]] = {
 
 
 def require_shape(stored: StoredTensor, types: Collection[str], shape: tuple[int, ...]) -> None:
-    """Refuse a stored tensor of another type or shape.
-
-    Raises:
-        InvalidModelFile: it is.
-    """
+    """Refuse a stored tensor of another type or shape."""
     if stored.dtype not in types:
         raise misfit(stored, f"it is {stored.dtype}, must be {' or '.join(types)}")
     if stored.shape != shape:
@@ -40,11 +36,7 @@ def require_shape(stored: StoredTensor, types: Collection[str], shape: tuple[int
 
 
 def require_matrix(stored: StoredTensor, types: Collection[str] = _WORDS) -> tuple[int, int]:
-    """Return the shape of a matrix of one of these types, by default of words.
-
-    Raises:
-        InvalidModelFile: it is none.
-    """
+    """Return the shape of a matrix of one of these types, by default of words."""
     if stored.dtype not in types or len(stored.shape) != 2 or min(stored.shape) < 1:
         wanted = " or ".join(types)
         raise misfit(stored, f"it is {stored.dtype} {list(stored.shape)}, must be {wanted} with two dimensions")
@@ -82,8 +74,6 @@ def read_byte_rows(source: TensorReader, stored: StoredTensor, row_bytes: int, r
     """Return some rows of a tensor, uint8 ``[rows, row_bytes]``; neighbours are read together.
 
     Args:
-        source: the open folder.
-        stored: the tensor.
         row_bytes: bytes of a row.
         rows: their numbers, int64.
 
@@ -153,7 +143,6 @@ def read_scales(source: TensorReader, stored: StoredTensor) -> tuple[Array, Arra
     """Return scales as they are stored, in float32, and as a package holds them, in float16.
 
     Raises:
-        InvalidModelFile: one is not finite.
         UnsupportedModel: some are not exact in float16.
         StorageError: the file cannot be read.
     """

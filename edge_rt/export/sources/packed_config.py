@@ -37,7 +37,6 @@ def read_float8(settings: ConfigObject) -> Float8Settings:
     """Return the settings of the method ``fp8``.
 
     Raises:
-        UnsupportedModel: another kind of FP8.
         InvalidModelFile: a setting has the wrong type.
     """
     kind = settings.text("fmt", "e4m3")
@@ -51,10 +50,6 @@ def read_float8(settings: ConfigObject) -> Float8Settings:
 
 def float8_scheme(weights: ConfigObject, *, ignores_activations: bool) -> Float8Settings:
     """Return the settings of a scheme of compressed-tensors.
-
-    Args:
-        weights: the scheme's settings of weights.
-        ignores_activations: as in ``Float8Settings``.
 
     Raises:
         UnsupportedModel: its weights are not FP8, or scaled in a way that is not read.
@@ -128,7 +123,6 @@ class MLXSettings:
     """How the matrices of a folder are stored.
 
     Attributes:
-        bits: of a code.
         group: inputs that share a scale.
         layers: module -> bits and group of those that have their own.
     """
@@ -146,7 +140,6 @@ def read_mlx(where: str, config: Mapping[str, Any]) -> MLXSettings:
     """Return the settings of a folder that MLX wrote.
 
     Args:
-        where: name of the folder, for errors.
         config: contents of ``config.json``, which has the key ``MLX_KEY``.
 
     Raises:
@@ -221,10 +214,6 @@ QuantisedSettings = PackedSettings | Float8Settings | BitsAndBytesSettings | MLX
 
 def read_packed_settings(where: str, config: Mapping[str, Any]) -> QuantisedSettings | None:
     """Return how matrices are quantised; None if they are floats.
-
-    Args:
-        where: name of the folder, for errors.
-        config: contents of ``config.json``.
 
     Raises:
         UnsupportedModel: in a way that is not read.

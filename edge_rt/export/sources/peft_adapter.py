@@ -132,12 +132,10 @@ def read_peft_adapter(folder: Path, scale: float, number: int) -> Adapter:
     """Read the settings of an adapter and the header of its tensors.
 
     Args:
-        folder: it.
         scale: that was asked for.
         number: of the file of its tensors, as ``TensorInfo.file`` counts.
 
     Raises:
-        ModelNotFound: the folder holds none.
         UnsupportedModel: it is of another kind than LoRA, or a pickle, or has tensors that are not understood.
         InvalidModelFile: a file is malformed, or a link, or the tensors contradict each other or the settings.
         StorageError: a file cannot be read.
@@ -205,11 +203,7 @@ def read_peft_adapter(folder: Path, scale: float, number: int) -> Adapter:
 
 
 def _require_lora(where: str, config: Mapping[str, Any]) -> None:
-    """Refuse adapters that are something else than LoRA, or more.
-
-    Raises:
-        UnsupportedModel: it is one.
-    """
+    """Refuse adapters that are something else than LoRA, or more."""
     if config.get("peft_type") != "LORA":
         raise unsupported(where, f"'peft_type' is {shown(str(config.get('peft_type')))}, must be 'LORA'")
     for key, value in config.items():
@@ -280,7 +274,6 @@ def _patterns(where: str, config: Mapping[str, Any], key: str, modules: Collecti
     """Return the patterns of a setting, and what each stands for.
 
     Raises:
-        InvalidModelFile: they are malformed.
         UnsupportedModel: to match them with these modules could take minutes.
     """
     patterns = config.get(key) or {}

@@ -45,9 +45,7 @@ class StoredTensor:
     """One tensor.
 
     Attributes:
-        name: as in the file.
         dtype: a key of ``DTYPE_BYTES``.
-        shape: outermost dimension first.
         offset: first byte of its data in the file.
         nbytes: bytes of its data.
         file: number of the file, as ``SafetensorsFolder.paths`` counts.
@@ -63,12 +61,7 @@ class StoredTensor:
 
 @dataclass(frozen=True)
 class SafetensorsFolder:
-    """The tensors of a folder.
-
-    Attributes:
-        paths: its files.
-        tensors: by name.
-    """
+    """The tensors of a folder."""
 
     paths: tuple[Path, ...]
     tensors: dict[str, StoredTensor]
@@ -118,7 +111,6 @@ def read_index(index: Path) -> dict[str, str]:
 
     Raises:
         InvalidModelFile: the index is malformed, a link, has a key twice, or names files outside its folder.
-        StorageError: it cannot be read.
     """
     refuse_link(index)
     mapped = read_json(index, MAX_INDEX_BYTES, has_unique_keys=True).get("weight_map")
@@ -162,11 +154,7 @@ def _check_index(index: Path, mapped: dict[str, str], tensors: dict[str, StoredT
 
 
 def refuse_link(path: Path) -> None:
-    """Refuse a file of a checkpoint that is a symbolic link, but for those of the hub library's cache.
-
-    Raises:
-        InvalidModelFile: it is one.
-    """
+    """Refuse a file of a checkpoint that is a symbolic link, but for those of the hub library's cache."""
     # A link in a model that was fetched could lead to any file of this machine.
     if path.is_symlink() and not is_blob_link(path):
         raise InvalidModelFile(
@@ -180,11 +168,7 @@ def read_file(path: Path, number: int) -> list[StoredTensor]:
     """Return the tensors of one file, its header checked.
 
     Args:
-        path: the file.
         number: that its tensors get as ``StoredTensor.file``.
-
-    Raises:
-        InvalidModelFile, ModelNotFound, UnsupportedModel, StorageError: as ``read_folder``.
     """
     refuse_link(path)
     with open_model_file(path) as stream:

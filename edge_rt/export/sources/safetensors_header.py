@@ -29,7 +29,6 @@ class Tensors:
     """The tensors of a checkpoint.
 
     Attributes:
-        shapes: shapes of all tensors, by name.
         are_packed: whether matrices are stored as packed integers, whose shapes are not those of the model.
     """
 
@@ -71,13 +70,10 @@ def read_json(path: Path, most_bytes: int, *, has_unique_keys: bool = False) -> 
     """Return a JSON object from a file.
 
     Args:
-        path: the file.
-        most_bytes: it may have.
         has_unique_keys: whether a key that occurs twice is refused; else the last one counts.
 
     Raises:
         InvalidModelFile: it does not hold an object, or is larger than ``most_bytes``; a key occurs twice.
-        StorageError: it cannot be read.
     """
     try:
         with path.open("rb") as stream:

@@ -56,11 +56,7 @@ def _of_gguf(header: GGUFHeader) -> SamplingAdvice | None:
 
 
 def read_advice_file(path: Path) -> SamplingAdvice | None:
-    """Return the values in a ``generation_config.json``; None if there is none, or if it names none.
-
-    Raises:
-        InvalidModelFile, StorageError: as ``read_advice``.
-    """
+    """Return the values in a ``generation_config.json``; None if there is none, or if it names none."""
     if not path.is_file():
         return None
     with open_model_file(path) as stream:

@@ -55,7 +55,6 @@ class Source:
         norm_offset: what is added to the weights of norms; it is not in the checkpoint's numbers.
         license: SPDX identifier, if it is known.
         build_tokenizer: makes the tokenizer for a number of embedding rows.
-        read_advice: reads the makers' advice on sampling.
         remarks: sentences for the report of an export: what is not read as it is stored.
         adapters: those that are merged into the tensors.
     """

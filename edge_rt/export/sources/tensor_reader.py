@@ -21,8 +21,6 @@ class TensorReader:
 
     Raises:
         InvalidModelFile: one is no regular file.
-        ModelNotFound: one is missing.
-        StorageError: one cannot be opened.
     """
 
     def __init__(self, paths: Sequence[Path]) -> None:

@@ -74,11 +74,7 @@ def export_traced(
 
     Args:
         path: a folder with ``config.json``, safetensors and ``tokenizer.json``.
-        out: folder to create.
-        sampling: as in ``edge_rt.export.export_model``.
-        force: as in ``edge_rt.export.export_model``.
         progress: called with the stages of ``STAGES``.
-        on_estimate: as in ``edge_rt.export.export_model``.
         started: time of the call, from ``time.monotonic``.
         on_chatter: called once with what the libraries printed while they traced, also if they failed.
         tracer: traces the model of a folder into another one; None: transformers, in a process of its own.
@@ -86,7 +82,6 @@ def export_traced(
     Raises:
         RuntimeUnavailable, VersionMismatch: torch, transformers or onnxscript are missing or too old.
         UnsupportedModel: the model cannot be traced, or keeps a state other than keys and values.
-        InputError, StorageError, MemoryBudgetExceeded: as in ``edge_rt.export.export_model``.
     """
     stage = Stages(STAGES, progress, started)
     stage("read")

@@ -53,8 +53,6 @@ class TracedInterface:
         driving: the other inputs that follow from the number of tokens: mask, positions; by name.
         logits: float32 ``[1, rows, vocabulary]``.
         caches: by layer and kind, in that order.
-        kv_heads: heads of keys and values.
-        head_dim: elements of a head.
     """
 
     token_ids: ir.Value
@@ -83,8 +81,6 @@ def find_interface(graph: ir.Graph, name: str, exporter: str) -> TracedInterface
     """Return the inputs and outputs of a traced graph.
 
     Args:
-        graph: the graph.
-        name: of the model, for messages.
         exporter: the programs that traced it with their versions, for messages.
 
     Raises:

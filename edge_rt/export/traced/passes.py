@@ -26,7 +26,6 @@ class TracedPasses:
 
     Args:
         graph: the graph; its weights lie beside it.
-        config: dimensions of the model.
         capacity: tokens of the cache.
 
     Attributes:
@@ -86,7 +85,6 @@ def check_logits(passes: TracedPasses, token_ids: Sequence[int], reference: Arra
 
     Args:
         passes: the graph; its cache is emptied.
-        token_ids: of the comparison.
         reference: their logits, ``[tokens, vocabulary]``.
 
     Raises:
@@ -117,7 +115,6 @@ def exact_rows(passes: TracedPasses, vocab_size: int, capacity: int) -> int:
 
     Args:
         passes: the graph; its cache is emptied.
-        vocab_size: length of a row of logits.
         capacity: tokens of its cache.
     """
     compared = 0

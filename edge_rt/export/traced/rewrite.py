@@ -25,10 +25,8 @@ def select_rows(graph: ir.Graph, logits: ir.Value, logit_rows: ir.Value, vocab_s
     """Gather the wanted rows before the head if it is found, else behind it.
 
     Args:
-        graph: the traced graph, changed in place.
         logits: its output, ``[1, rows, vocabulary]``.
         logit_rows: int64 ``[logit_rows]``.
-        vocab_size: length of a row of logits.
 
     Returns:
         Whether the head was found, and the logits: ``[logit_rows, vocabulary]`` if so, else with an axis of 1 before.
@@ -172,12 +170,6 @@ class _Nodes:
 
 def adapt(model: ir.Model, interface: TracedInterface, vocab_size: int, name: str) -> bool:
     """Change inputs and outputs of a traced graph to those of the op profile ``traced``, in place.
-
-    Args:
-        model: the traced graph.
-        interface: its inputs and outputs.
-        vocab_size: length of a row of logits.
-        name: of the model, for messages.
 
     Returns:
         Whether the head computes only the rows that are asked for.

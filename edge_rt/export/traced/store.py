@@ -36,13 +36,10 @@ def write_weights(model: ir.Model, layout: WeightsLayout, folder: Path, on_bytes
 
     Args:
         model: its tensors lie in memory or in files of the trace.
-        layout: of ``place``.
-        folder: of the package.
         on_bytes: called with the bytes that were written, and with all of them.
 
     Raises:
         InvalidModelFile: a value of the weights is not finite.
-        StorageError: reading or writing failed.
     """
     done = 0
     placed = list(_stored(model))
@@ -73,11 +70,7 @@ def write_weights(model: ir.Model, layout: WeightsLayout, folder: Path, on_bytes
 
 
 def write_graph(model: ir.Model, path: Path) -> None:
-    """Write the graph; shapes of what it computes between inputs and outputs are left out.
-
-    Raises:
-        StorageError: the disk is full.
-    """
+    """Write the graph; shapes of what it computes between inputs and outputs are left out."""
     kept = {*model.graph.inputs, *model.graph.outputs}
     for node in model.graph:
         for value in node.outputs:
@@ -123,7 +116,6 @@ def simplify(model: ir.Model, producer: str) -> None:
     """Change a graph in place into one that ONNX Runtime opens without copies of its weights.
 
     Args:
-        model: with its final inputs and outputs.
         producer: name of the program that writes it.
     """
     read_turned(model.graph)

@@ -35,7 +35,6 @@ class ModelNumbers:
         architecture: ``model_type`` of the configuration.
         hidden_size, num_heads, intermediate_size, vocab_size, context_length, rope_theta, tied_embedding,
             num_parameters: as in ``ModelConfig``.
-        norm_epsilon: of the norms.
     """
 
     architecture: str
@@ -57,7 +56,6 @@ class Trace:
     Attributes:
         graph: the traced graph; its weights lie beside it.
         exporter: the programs that traced it, with their versions.
-        numbers: dimensions of the model.
         token_ids: tokens whose logits transformers computed.
         logits: those, float32 ``[len(token_ids), vocabulary]``.
     """
@@ -82,10 +80,6 @@ def require_tracer(version_of: Callable[[str], str | None] = installed_version) 
 
     Args:
         version_of: returns the installed version of a distribution, or None.
-
-    Raises:
-        RuntimeUnavailable: a distribution is missing.
-        VersionMismatch: one is too old.
     """
     found = {name: version_of(name) for name in NEEDED}
     missing = [name for name, version in found.items() if version is None]
@@ -121,13 +115,11 @@ def run_worker(folder: Path, out: Path, *, command: Sequence[str] | None = None)
     """Trace the model of a folder.
 
     Args:
-        folder: the checkpoint.
         out: an empty folder for the graph; what the libraries print is kept there as well.
         command: the process to start; None: the worker.
 
     Raises:
         UnsupportedModel: this route cannot carry the model, or tracing it failed.
-        RuntimeUnavailable: a library is missing.
         InvalidPackage: the worker ended without an answer, or its answer is malformed.
     """
     name = folder.resolve().name

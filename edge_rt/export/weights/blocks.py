@@ -25,11 +25,7 @@ Array = npt.NDArray[Any]
 
 
 def read_rows(source: TensorReader, tensor: TensorInfo) -> Array:
-    """Return the raw bytes of a matrix or vector, uint8 ``[rows, bytes per row]``.
-
-    Raises:
-        StorageError: the file ended early.
-    """
+    """Return the raw bytes of a matrix or vector, uint8 ``[rows, bytes per row]``."""
     return np.concatenate(list(iter_rows(source, tensor, whole=True)))
 
 
@@ -37,13 +33,8 @@ def iter_rows(source: TensorReader, tensor: TensorInfo, *, whole: bool = False, 
     """Yield the raw bytes of a tensor in pieces of whole rows, uint8 ``[rows, bytes per row]``.
 
     Args:
-        source: the open checkpoint.
-        tensor: what to read.
         whole: yield everything at once, instead of about ``PIECE_BYTES`` at a time.
         multiple: every piece but the last has a multiple of this many rows.
-
-    Raises:
-        StorageError: the file ended early.
     """
     rows = tensor.shape[1] if len(tensor.shape) > 1 else 1
     row_bytes = tensor.nbytes // rows

@@ -172,7 +172,6 @@ def read_codes(tensor: TensorInfo, raw: Array) -> Codes:
     """Take raw rows of a quantised tensor apart.
 
     Args:
-        tensor: its name and type.
         raw: uint8 ``[rows, bytes per row]``.
 
     Raises:

@@ -37,11 +37,7 @@ class Part:
         """Yield the raw rows in that order, uint8 ``[rows, bytes per row]``; all at once if they are reordered.
 
         Args:
-            source: the open checkpoint.
             multiple: every piece but the last has a multiple of this many rows.
-
-        Raises:
-            StorageError: the file ended early.
         """
         if self.row_order is None:
             yield from iter_rows(source, self.tensor, multiple=multiple)
@@ -103,7 +99,6 @@ def stack(name: str, parts: Sequence[Part], *, ends: Callable[[Part], bool] | No
     """Return the fewest matrices that hold ``parts``: neighbours of one type become one matrix.
 
     Args:
-        name: of the whole.
         parts: first output rows first.
         ends: whether no other part can follow one; None: any can.
     """

@@ -66,12 +66,7 @@ class StoredRows(Protocol):
 
 
 class CheckpointMatrices:
-    """Tensors as the checkpoint defines them; reading raises ``InvalidModelFile`` where a value is not finite.
-
-    Args:
-        source: the open checkpoint.
-        tensors: by name.
-    """
+    """Tensors as the checkpoint defines them; reading raises ``InvalidModelFile`` where a value is not finite."""
 
     def __init__(self, source: TensorReader, tensors: Mapping[str, TensorInfo]) -> None:
         self._source = source
@@ -120,8 +115,6 @@ class PackageMatrices:
     """Tensors of a checkpoint of which some were quantised for the package: these as they lie there.
 
     Args:
-        checkpoint: gives the others.
-        linears: the package's matrices.
         stored: gives rows of them.
     """
 

@@ -36,7 +36,6 @@ class Merge:
     """What a matrix becomes.
 
     Attributes:
-        base: the matrix before.
         base_order: int64 ``[rows]``: row of ``base`` for every row; None: the same.
         products: what is added, and for each int64 ``[rows]``: its row for every row; None: the same.
         tokens: rows that are replaced then.
@@ -49,12 +48,7 @@ class Merge:
 
 
 def merged_tensor(name: str, merge: Merge) -> ConvertedTensor:
-    """Return the matrix that a merge gives, as floats.
-
-    Args:
-        name: of the matrix, as GGUF files call it.
-        merge: how it is computed.
-    """
+    """Return the matrix that a merge gives, as floats."""
     base = merge.base
     held = [one for product, _ in merge.products for one in (product.left, product.right)]
     held += [rows.tensor for rows in merge.tokens]
@@ -81,9 +75,7 @@ class MergedMatrix(ConvertedMatrix):
     """The weights of a matrix, with what adapters add.
 
     Args:
-        tensor: the matrix.
         source: the open checkpoint, with the adapters' files.
-        merge: how it is computed.
     """
 
     def __init__(self, tensor: ConvertedTensor, source: TensorReader, *, merge: Merge) -> None:

@@ -30,9 +30,6 @@ class Region:
 
     Attributes:
         begin: byte of the matrix where they begin.
-        tiles: their number.
-        units: of a tile.
-        form: their format.
     """
 
     begin: int
@@ -71,10 +68,7 @@ class RegionWriter:
     """Writes the regions of a matrix, the tiles of each from the first to the last.
 
     Args:
-        slot: the matrix.
-        regions: of it.
         layout: gets the places as parts of the slot, so that what was written can be verified.
-        out: the open file.
     """
 
     def __init__(self, slot: Slot, regions: Sequence[Region], layout: WeightsLayout, out: WeightsFile) -> None:
@@ -184,15 +178,11 @@ def fill(
     """Read the parts of a matrix, pack them and write them to their slot.
 
     Args:
-        linear: the matrix.
-        source: gives its rows.
         layout: where the matrix was placed.
-        out: the open ``weights.bin``.
         on_bytes: called with the number of bytes read from the checkpoint.
 
     Raises:
         InvalidModelFile: a value is not finite.
-        StorageError: reading or writing failed.
     """
     slot, at, regions = layout.slots[tiles_of(linear)], 0, _regions(linear)
     nested = None
@@ -297,11 +287,7 @@ class Stored:
 def verify_values(
     linear: Linear, source: TensorReader, layout: WeightsLayout, weights: Path, tiles: Sequence[int]
 ) -> None:
-    """Compare the values of tiles with the dequantised ones of the checkpoint: finds faults in packing.
-
-    Raises:
-        InvalidPackage: as ``verify``.
-    """
+    """Compare the values of tiles with the dequantised ones of the checkpoint: finds faults in packing."""
     stored = Stored(weights, layout)
     tensors = [part.tensor for part in linear.parts]
     matrices = {tensor.name: tensor.open(source) for tensor in tensors if isinstance(tensor, CompoundTensor)}

@@ -135,16 +135,12 @@ def fill(
     """Read the parts of a matrix, convert them and write them to their slots.
 
     Args:
-        linear: the matrix.
-        source: gives its rows.
         layout: where the matrix was placed.
-        out: the open ``weights.bin``.
         on_bytes: called with the number of bytes read from the checkpoint.
 
     Raises:
         InvalidModelFile: a value is not finite.
         UnsupportedModel: a zero point does not fit 4 bits.
-        StorageError: reading or writing failed.
     """
     row = 0
     for part in linear.parts:

@@ -38,11 +38,7 @@ class RowReader(Protocol):
 
 
 class CheckpointRows:
-    """The rows of a checkpoint, as they are.
-
-    Args:
-        source: the open checkpoint.
-    """
+    """The rows of a checkpoint, as they are."""
 
     def __init__(self, source: TensorReader) -> None:
         self._source = source
@@ -118,7 +114,6 @@ def stored_rows(tensor: TensorInfo, raw: Array) -> Rows:
     """Take raw rows of a tensor apart.
 
     Args:
-        tensor: its name and type.
         raw: uint8 ``[rows, bytes per row]`` as in the checkpoint.
 
     Raises:

@@ -21,7 +21,6 @@ class TileFormat:
     """One format.
 
     Attributes:
-        name: as in graphs.
         codes: kind of codes, a key of ``CODE_LINES``, or ``"floats"``. ``"nested"`` codes are two nibbles: upper ones
             that are codes of 4 bits with the same scale and minimum, and finer ones, which lie elsewhere.
         scales: how a group's scale is made: ``"half"`` (an fp16 number of its own), ``"byte"`` or ``"signed"`` (fp16 d
@@ -31,7 +30,6 @@ class TileFormat:
         has_minimum: whether a group has a minimum besides its scale.
         offset: what is taken from codes; they are stored without a sign. 0 for a table.
         unit_blocks: blocks of 32 inputs that share d.
-        groups: scales of a block.
         float_bytes: bytes of a weight that is no code.
         table: weights of codes, where they are places in a table.
     """

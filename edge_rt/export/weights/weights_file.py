@@ -29,8 +29,6 @@ class Slot:
     """Position of one tensor.
 
     Attributes:
-        name: name of the graph's initializer.
-        dtype: element type as stored.
         shape: dimensions, outermost first; the first one is the axis of ``WeightsFile.write``'s rows.
         offset: bytes from the start of ``weights.bin``.
     """
@@ -74,10 +72,7 @@ class WeightsLayout:
         """Return a stretch of a slot of bytes as a slot of its own.
 
         Args:
-            slot: the whole.
-            name: of the stretch.
             begin: its first byte in the slot.
-            nbytes: its length.
         """
         assert slot.dtype == np.uint8, slot
         assert 0 <= begin <= begin + nbytes <= slot.nbytes, (slot, begin, nbytes)
@@ -92,7 +87,6 @@ class WeightsFile:
     The whole file is allocated first, so that a full disk is found before the work and not after it.
 
     Args:
-        path: the file.
         layout: where its tensors lie.
         is_new: False to write further tensors to a file that this class has created.
 
@@ -166,11 +160,7 @@ class WeightsFile:
 
 
 def verify_checksums(path: Path, layout: WeightsLayout, checksums: Mapping[str, int]) -> None:
-    """Read tensors back and compare them with the checksums of what was written.
-
-    Raises:
-        StorageError: a byte differs.
-    """
+    """Read tensors back and compare them with the checksums of what was written."""
     for name, expected in checksums.items():
         slot, found = layout.slots.get(name) or layout.parts[name], 0
         stored = np.memmap(path, np.uint8, "r", offset=slot.offset, shape=(slot.nbytes,))

@@ -33,7 +33,6 @@ class Ahead:
     Attributes:
         start: committed rows before it.
         segments: segments that have computed it; 0 if it is empty.
-        token_ids: one per node.
         parents: for every node the earlier one that it follows, or -1 for the committed rows.
     """
 
@@ -73,7 +72,6 @@ class Ahead:
         Args:
             start: committed rows before the pass.
             token_ids: of the pass, as in ``Runner.forward``.
-            parents: likewise.
         """
         nodes: list[int] = []
         if self.segments and start == self.start:

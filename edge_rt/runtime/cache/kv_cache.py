@@ -37,12 +37,10 @@ class SlidingWindow:
 
     Args:
         window: tokens that a token sees, itself included.
-        capacity: rows.
         positions: tokens of the context.
         row_bytes: bytes of one row in all layers that have the window.
 
     Attributes:
-        window, capacity, row_bytes: the arguments.
         row_map: int32 ``[positions]``, position -> row in memory, which the graph reads; committing a path through a
             tree permutes it (see ``KVCache``). Positions that have no row yet hold 0.
         assigned: positions that have rows.
@@ -105,7 +103,6 @@ class KVCache:
         window: rows of layers with a sliding window, which have a map of their own; None: there are no such layers.
 
     Attributes:
-        capacity, row_bytes: the arguments.
         ahead: rows behind the committed ones that the first segments of a package have computed for a draft.
     """
 
@@ -238,7 +235,6 @@ class Reservation:
 
     Attributes:
         start: index of the first row.
-        count: number of rows.
     """
 
     def __init__(self, cache: KVCache, count: int, parents: Sequence[int] | None = None) -> None:

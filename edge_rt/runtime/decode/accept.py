@@ -29,7 +29,6 @@ def accept(draft: Draft, logits: npt.NDArray[Any], sampler: TokenChooser, end_id
     the draft: it is the same as that of plain decoding with the same seed.
 
     Args:
-        draft: the drafted tokens.
         logits: float32 ``[len(draft) + 1, vocabulary]``: after the last known token, and after every node.
         sampler: chooses and remembers tokens.
         end_ids: tokens that end the answer.
@@ -52,7 +51,6 @@ def accept_best(
     from a device.
 
     Args:
-        draft: the drafted tokens.
         outputs: of the pass, with logits as of ``accept``.
         top: its most likely tokens.
         sampler: takes the token of the largest logit, and keeps no count of tokens.

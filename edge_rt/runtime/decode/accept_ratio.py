@@ -113,7 +113,6 @@ def accept_ratio(
     be dropped after it was drawn.
 
     Args:
-        draft: the drafted tokens.
         proposals: per node the distribution that its token was drawn from, or None if it was picked.
         logits: float32 ``[len(draft) + 1, vocabulary]``: after the last known token, and after every node.
         sampler: computes the model's distributions and remembers tokens.

@@ -20,11 +20,9 @@ class TextStream:
     """Text of an answer, released as soon as no stop text can begin in it.
 
     Args:
-        decoder: decodes the tokens.
         stop: texts that end the answer.
 
     Attributes:
-        text: everything released so far.
         stop_string: the stop text that was found, or None.
     """
 

@@ -85,7 +85,6 @@ class Drafter(Protocol):
         """Learn from a step.
 
         Args:
-            draft: what was verified.
             accepted: what was emitted; already part of the sequence.
             outputs: of ``len(draft) + 1`` rows: after the last known token, and after every node. They are overwritten
                 by the next pass.
@@ -95,7 +94,6 @@ class Drafter(Protocol):
         """Return the statistics since ``begin``; None for a drafter that never drafts.
 
         Args:
-            mode: as asked for.
             taken_back: emitted tokens that were removed because they followed a stop text.
         """
 

@@ -29,7 +29,6 @@ class Target(Protocol):
         """Compute tokens into cache rows ``start``...; the outputs are of the last ``num_logits`` (at least 1) tokens.
 
         Args:
-            token_ids: at least one.
             start: rows before it are the context.
             num_logits: how many of the last tokens need logits.
             parents: for every token the earlier one that it follows, or -1 for the context's last; None for a chain.
@@ -50,8 +49,6 @@ def prefill(
 
     Args:
         sequence: a request whose leading ``cache.length`` tokens are committed.
-        target: the model.
-        cache: its cache.
         chunk: most tokens of one pass; it bounds the memory of activations.
         on_progress: called with tokens computed so far and tokens of the prompt.
     """
@@ -76,10 +73,6 @@ def decode(
     """Generate until the sequence is finished; at every yield ``cache.length == len(sequence.token_ids) - 1``.
 
     Args:
-        sequence: the request.
-        drafter: guesses tokens.
-        target: the model.
-        cache: its cache.
         sampler: chooses tokens, or computes the distributions to choose them from.
         rule: acceptance rule for the drafter's drafts.
 

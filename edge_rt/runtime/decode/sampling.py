@@ -59,8 +59,6 @@ class Sampler:
     drafter.
 
     Args:
-        config: the options.
-        vocab_size: length of a row of logits.
         prompt_ids: tokens of the prompt (for the repetition penalty).
         sampling: sampling values in force; None takes those of ``config``, without values that a model recommends.
 

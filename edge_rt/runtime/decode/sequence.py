@@ -18,7 +18,6 @@ class Sequence:
         end_ids: tokens that end the answer.
 
     Raises:
-        ConfigError: the prompt is empty.
         ContextOverflow: prompt and ``max_tokens`` (or one token) do not fit ``capacity``.
     """
 

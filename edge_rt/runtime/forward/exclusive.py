@@ -14,11 +14,7 @@ from edge_rt.runtime.forward.runner import Runner
 
 
 class ExclusiveRunner:
-    """Gives a runner to one user at a time, in the process that opened it, until it is closed.
-
-    Attributes:
-        switch: stops the pass under way.
-    """
+    """Gives a runner to one user at a time, in the process that opened it, until it is closed."""
 
     def __init__(self) -> None:
         self.switch = StopSwitch()
@@ -63,12 +59,7 @@ class ExclusiveRunner:
         """Use the runner alone while a block runs.
 
         Args:
-            cancel: stops its passes.
             outer: cancels ``cancel``; the caller's token, which is not cancelled here.
-
-        Raises:
-            Busy: somebody else uses it.
-            ModelClosed, InferenceError: as in ``get``.
         """
         self.get()
         if not self._lock.acquire(blocking=False):

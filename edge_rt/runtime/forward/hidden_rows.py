@@ -31,11 +31,7 @@ class HiddenRows:
 
     Args:
         segments: number of these segments, at least 1.
-        hidden_size: elements of a row.
         largest_pass: rows of the largest pass that is planned; larger ones get more memory when they come.
-
-    Attributes:
-        segments: the argument.
     """
 
     def __init__(self, segments: int, hidden_size: int, largest_pass: int) -> None:
@@ -107,10 +103,6 @@ class HiddenRows:
 
 class DeviceHiddenRows(HiddenRows):
     """The same in the memory of a device.
-
-    Args:
-        device: the device.
-        segments, hidden_size, largest_pass: as of ``HiddenRows``.
 
     Raises:
         MemoryBudgetExceeded: the device has too little memory.

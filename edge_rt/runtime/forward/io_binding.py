@@ -48,7 +48,6 @@ def open_io_binding(
     """Return the IO binding for a package's op profile, with cache memory for ``capacity`` tokens.
 
     Args:
-        manifest: of the package.
         capacity: rows of the cache.
         kv_format: one format for the cache, or one per layer; None takes the one that the package prefers.
         largest_pass: rows of the largest pass that will be run.

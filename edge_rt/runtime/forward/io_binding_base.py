@@ -34,7 +34,6 @@ class BoundPass(ABC):
     Args:
         binding: ONNX Runtime's binding, which receives the buffers.
         rows: tokens of the pass.
-        results: of the pass, bound already.
     """
 
     def __init__(self, binding: Binding, rows: int, results: BoundResults) -> None:
@@ -69,7 +68,6 @@ class IOBinding(ABC):
     """Inputs and outputs of one op profile's graph, and the memory of its cache.
 
     Args:
-        config: dimensions of the model.
         capacity: rows of the cache, one per token.
         kv_format: name of the cache's format, as it is shown to users.
         top_tokens: most likely tokens that the graph returns with every row of logits.
@@ -77,7 +75,6 @@ class IOBinding(ABC):
         hidden: the value of the graph that is the hidden states, if they are wanted.
 
     Attributes:
-        config, capacity, kv_format: the arguments.
         more_outputs: values inside the graph that the session has to make outputs.
         outputs: memory of the outputs of all passes; a pass is bound only when there is room for its rows.
         row_bytes: bytes of one token in all layers.
@@ -119,7 +116,6 @@ class IOBinding(ABC):
         """Bind the outputs of a graph that ends with the head; ``outputs`` must have room for them.
 
         Args:
-            binding: receives them.
             num_logits: rows that need logits.
             hidden: whether the graph gives the hidden states that are wanted, too.
         """

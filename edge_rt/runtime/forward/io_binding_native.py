@@ -36,8 +36,6 @@ class NativeIOBinding(IOBinding):
     ``window_capacity(window, largest_pass, capacity)``.
 
     Args:
-        config: dimensions of the model.
-        capacity: tokens.
         kv_format: one format for the cache, or one per layer.
         largest_pass: rows of the largest pass that will be run; layers with a sliding window reserve room for it.
         decoder: the description, if the package has one.
@@ -46,7 +44,6 @@ class NativeIOBinding(IOBinding):
     Attributes:
         buffers: per layer, uint8 ``[2, kv_heads, rows, bytes per row]``; a page takes memory only once a row in it is
             written.
-        kv_formats: format of every layer.
     """
 
     profile = "native"

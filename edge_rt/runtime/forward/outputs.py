@@ -50,9 +50,6 @@ class Outputs:
         hidden: float32 ``[rows, hidden_size]``, the stream behind the last layer, before the final norm; None if it was
             not asked for when the model was loaded.
         fetch: copies the logits of a pass on a device into ``logits`` when they are read; None: they are there.
-
-    Attributes:
-        top, hidden: the arguments.
     """
 
     __slots__ = ("_fetch", "_logits", "hidden", "top")
@@ -90,7 +87,6 @@ class OutputMemory:
     exactly that much is allocated, once.
 
     Args:
-        vocab_size: length of a row of logits.
         top_tokens: number of most likely tokens that the graph computes per row; 0 if it computes none.
         hidden_size: length of a row of hidden states; 0 if they are not wanted.
     """
@@ -228,22 +224,12 @@ class BoundResults:
         binding.bind_output(output, array)
 
     def collect(self) -> Outputs:
-        """Return the results of the last run.
-
-        Raises:
-            InferenceError, RuntimeUnavailable: the device failed.
-        """
+        """Return the results of the last run."""
         return self._outputs
 
 
 class DeviceOutputMemory(OutputMemory):
-    """Memory of results on a device, and here for what is copied of them.
-
-    Args:
-        device: the device.
-        config: of the model.
-        hidden_size: as of ``OutputMemory``.
-    """
+    """Memory of results on a device, and here for what is copied of them."""
 
     def __init__(self, device: ComputeDevice, config: ModelConfig, hidden_size: int) -> None:
         self._device = device
@@ -255,7 +241,6 @@ class DeviceOutputMemory(OutputMemory):
 
         Args:
             name: ``"logits"``, ``"top_ids"``, ``"top_logits"``, ``"log_sum_exp"`` or ``"hidden"``.
-            array: the rows here.
         """
         return DeviceRows(self._there[name], array.shape, array.dtype)
 
@@ -278,10 +263,7 @@ class DeviceResults(BoundResults):
     """Results that are written on a device; of the logits a copy is made only when somebody reads them.
 
     Args:
-        binding: as of ``BoundResults``.
-        memory: has room for them.
         num_logits: rows that need logits.
-        hidden_name: as of ``BoundResults``.
     """
 
     def __init__(

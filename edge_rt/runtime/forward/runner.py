@@ -22,7 +22,6 @@ class Runner(ABC):
 
     Args:
         io_binding: inputs and outputs, the cache's memory included.
-        switch: stops a pass.
     """
 
     def __init__(self, io_binding: IOBinding, switch: StopSwitch) -> None:
@@ -44,7 +43,6 @@ class Runner(ABC):
         """Compute tokens into cache rows ``start`` to ``start + len(token_ids)``.
 
         Args:
-            token_ids: at least one.
             start: rows before it are the context.
             num_logits: how many of the last tokens need logits, at least 1.
             parents: for every token the earlier one of this pass that it follows, or -1 for the context's last; None
@@ -58,7 +56,6 @@ class Runner(ABC):
         Raises:
             Cancelled: the pass was stopped, or the runner was closed.
             UnsupportedModel: ``parents`` is a tree, and the package computes chains only.
-            InferenceError, MemoryBudgetExceeded: ONNX Runtime failed.
         """
 
     @property
@@ -75,9 +72,7 @@ class ModelRunner(Runner):
     """One graph, one cache, one pass at a time.
 
     Args:
-        session: the opened graph.
         io_binding: inputs and outputs, the cache's memory included.
-        switch: stops a pass.
 
     Raises:
         InvalidPackage: the graph has other inputs or outputs than the binding asks for.

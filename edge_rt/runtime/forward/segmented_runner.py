@@ -28,9 +28,7 @@ class SegmentedRunner(Runner):
 
     Args:
         sessions: the opened graphs of the segments, and last that of the head.
-        segments: of the manifest.
         io_binding: inputs and outputs, the cache's memory included.
-        switch: stops a pass, between two segments as well.
         ahead: the cache's rows that the first segments have computed for a draft.
         largest_pass: rows of the largest pass that is planned.
 
@@ -112,7 +110,6 @@ class SegmentedRunner(Runner):
         before if this fails.
 
         Args:
-            token_id: of the node.
             parent: the earlier node that it follows, or -1.
 
         Returns:
@@ -121,7 +118,6 @@ class SegmentedRunner(Runner):
 
         Raises:
             Cancelled: the pass was stopped, or the runner was closed.
-            InferenceError, MemoryBudgetExceeded: ONNX Runtime failed.
         """
         with self._running:
             self._require_open()

@@ -53,10 +53,6 @@ class LayersGraph:
     """The graph of a segment's layers.
 
     Args:
-        session: the opened graph.
-        segment: its layers.
-        index: its place in the chain.
-        io_binding: the cache of all layers.
         hidden: rows behind the segments.
 
     Raises:
@@ -93,7 +89,6 @@ class LayersGraph:
         """Bind the buffers for passes of a shape.
 
         Args:
-            inputs: of the pass.
             done: nodes of the tree that the segment has computed before; the pass computes the others.
             is_few: whether the rows behind the segments stay where they are.
             goes_on: whether the rows behind the segment go to another graph; otherwise the caller binds the outputs.
@@ -118,8 +113,6 @@ class HeadGraph:
     """The graph that makes logits of the hidden states at exits.
 
     Args:
-        session: the opened graph.
-        io_binding: the memory of the logits.
         hidden: rows behind the segments.
 
     Raises:
@@ -152,7 +145,6 @@ class ExitAdapter(Protocol):
 
         Args:
             hidden: float32 ``[1, hidden_size]``, the row of a token behind the layers before the exit.
-            token_id: that token.
         """
 
 
@@ -162,11 +154,7 @@ def logit_specs(io_binding: NativeIOBinding) -> Specs:
 
 
 def check_graph(session: Session, name: str, wanted: Specs, optional: Specs | None = None) -> None:
-    """Compare a graph's inputs and outputs with what the manifest says; ``optional`` ones may be missing.
-
-    Raises:
-        InvalidPackage: they differ.
-    """
+    """Compare a graph's inputs and outputs with what the manifest says; ``optional`` ones may be missing."""
     found = {spec.name: (spec.shape, spec.type) for spec in (*session.inputs, *session.outputs)}
     known = {name: spec for name, spec in (optional or {}).items() if name in found}
     wanted = {**wanted, **known}

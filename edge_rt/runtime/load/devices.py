@@ -144,9 +144,6 @@ def measured_speeds(
 
     Args:
         of_gpu: cache format -> costs of passes on the GPU.
-        of_cpu: the same on the CPU.
-        choice: what the plan decides.
-        shape: the model.
     """
     formats = of_gpu.keys() & of_cpu.keys()
     if not formats:
@@ -231,9 +228,6 @@ def open_device(
     """Return the device that a package is loaded on; None for the CPU.
 
     Args:
-        device: its name.
-        manifest: of the package.
-        own: edge-rt's own provider.
         on_compile: called before the kernels for an NVIDIA GPU are compiled, when it is used for the first time.
 
     Raises:
@@ -257,7 +251,6 @@ def cache_device(device: ComputeDevice | None, sessions: Sequence[Session]) -> C
 
     Args:
         device: where passes run; None: on the CPU.
-        sessions: of the package, opened there.
     """
     nodes = [node for session in sessions for node in session.placement if node.operator == _ATTENTION]
     return None if nodes and all(node.is_on_cpu for node in nodes) else device
@@ -265,11 +258,6 @@ def cache_device(device: ComputeDevice | None, sessions: Sequence[Session]) -> C
 
 def placement(package: Package, device: str, own: GpuProvider = INSTALLED) -> tuple[PlacedNode, ...]:
     """Return where the nodes of a package's graphs are computed on a device; nothing is kept open.
-
-    Args:
-        package: the opened package.
-        device: the name of a GPU.
-        own: edge-rt's own provider.
 
     Raises:
         ConfigError: the device is unknown, not a GPU, or cannot run packages of this op profile.
@@ -294,15 +282,7 @@ def placement(package: Package, device: str, own: GpuProvider = INSTALLED) -> tu
 
 
 def is_planned_for_gpu(device: str, op_profile: str) -> bool:
-    """Return whether the memory of a GPU is planned for a package, rather than a run on the CPU.
-
-    Args:
-        device: its name.
-        op_profile: of the package.
-
-    Raises:
-        ConfigError: the device is unknown.
-    """
+    """Return whether the memory of a GPU is planned for a package, rather than a run on the CPU."""
     return parse_device(device).kind == CUDA and op_profile == GPU_OP_PROFILE
 
 
@@ -313,13 +293,9 @@ def gpu_figures(device: str, op_profile: str, own: GpuProvider = INSTALLED, free
     native run on GPUs of NVIDIA with ONNX Runtime's own provider, also on older ones: these need only be there.
 
     Args:
-        device: its name.
-        op_profile: of the package.
-        own: edge-rt's own provider.
         freed_bytes: memory of the GPU that will be free before something is loaded.
 
     Raises:
-        ConfigError: the device is unknown.
         RuntimeUnavailable, VersionMismatch: there is no such GPU, or it cannot be used.
     """
     name = parse_device(device)

@@ -40,11 +40,9 @@ def choose_drafter(
     folder before the installed ones.
 
     Args:
-        package: the package.
         spec: mode of speculation as it is written; None is ``"auto"``.
         given: folder of a drafter that the user named; ``NO_DRAFTER``: none is taken.
         makers: what loads drafters, by kind.
-        installed: as in ``find_drafters``.
 
     Raises:
         ConfigError: the mode uses no trained drafter although one was named, or needs what the package does not have.
@@ -123,11 +121,7 @@ def _none_found(package: Package, mode: str, found: tuple[FoundDrafter, ...]) ->
 
 
 def require_maker(kind: str, makers: Mapping[str, DrafterMaker]) -> None:
-    """Refuse a drafter that this build cannot run.
-
-    Raises:
-        RuntimeUnavailable: nothing loads its kind.
-    """
+    """Refuse a drafter that this build cannot run."""
     if kind not in makers:
         raise RuntimeUnavailable(
             "The drafter cannot run with this build of edge-rt.",
@@ -137,11 +131,7 @@ def require_maker(kind: str, makers: Mapping[str, DrafterMaker]) -> None:
 
 
 def _require_mode_of_package(package: Package, spec: str) -> None:
-    """Refuse modes that draft with the model's own layers or weights, and cannot here.
-
-    Raises:
-        ConfigError: they cannot.
-    """
+    """Refuse modes that draft with the model's own layers or weights, and cannot here."""
     mode = mode_of(spec)
     require_exit_mode(mode, has_exits=bool(package.manifest.exits))
     require_self_mode(mode, None, package.manifest)
@@ -150,16 +140,11 @@ def _require_mode_of_package(package: Package, spec: str) -> None:
 def shared_tokens(first: Path, second: Path) -> int | None:
     """Return below which id two tokenizers have the same tokens, if one extends the other.
 
-    Args:
-        first: a ``tokenizer.json``.
-        second: another one.
-
     Returns:
         The number of ids of the smaller one; None if a token of it has another id, or none, in the other.
 
     Raises:
         StorageError: a file cannot be read.
-        InvalidTokenizer: it is malformed.
     """
     smaller, larger = sorted((_token_texts(first), _token_texts(second)), key=len)
     if any(larger.get(token_id) != text for token_id, text in smaller.items()):
@@ -186,14 +171,10 @@ def drafting_shapes(
     """Return the numbers of the trained drafter and of the second model that a load takes; None for none.
 
     Args:
-        package: the package.
         spec: mode of speculation as it is written; None is ``"auto"``.
         given: folder that the user named as drafter: of a trained one, or with ``"auto"`` of a package; ``NO_DRAFTER``:
             none is taken.
         makers: what loads trained drafters, by kind.
-
-    Raises:
-        ConfigError, InputError, RuntimeUnavailable, StorageError: see ``choose_drafter`` and ``choose_draft_model``.
     """
     second = choose_draft_model(package, spec, given)
     # With auto a package may be named as drafter; then nobody has named a trained one.
@@ -206,7 +187,6 @@ def choose_draft_model(package: Package, spec: str | None, given: Path | None) -
     """Return the numbers of the model that drafts for a package; None if none does.
 
     Args:
-        package: the package.
         spec: mode of speculation as it is written; None is ``"auto"``. ``"model:PACKAGE"`` names the second model.
         given: folder that the user named as drafter; with ``"auto"`` it may be a package, which then drafts as well.
 

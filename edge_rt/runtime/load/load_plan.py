@@ -28,7 +28,6 @@ class LoadPlan:
     """A plan that fits, and what follows from it.
 
     Attributes:
-        plan: the plan.
         options: the options that the plan was made for, whose device is never ``auto``.
         budget_bytes: the whole budget that was given, including the shares of other models; None without one.
         is_strict: whether the plan is a limit: a budget was given, or something was given up to fit the available

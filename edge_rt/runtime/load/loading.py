@@ -55,16 +55,11 @@ def rows_are_exact(runner: Forward, *, vocab_size: int, capacity: int, most_rows
 
     Args:
         runner: runs the passes; the first rows of its cache are overwritten.
-        vocab_size: length of a row of logits.
         capacity: rows of the cache.
         most_rows: rows of logits that a pass may return.
 
     Returns:
         Whether all are equal; False if the cache has no room for two rows.
-
-    Raises:
-        Cancelled: a pass was stopped.
-        InferenceError, MemoryBudgetExceeded: ONNX Runtime failed.
     """
     rows = min(MOST_ROWS, most_rows)
     context = min(CONTEXT, capacity - rows)
@@ -87,15 +82,9 @@ class Parts:
     """The parts of a loaded model.
 
     Attributes:
-        texts: tokenizer and chat template.
-        cache: bookkeeping of the KV cache.
         runner: runs passes; owns the graph and the cache's memory.
-        measured_costs: measured costs of passes.
-        speculation: the drafters.
-        providers: ONNX Runtime's execution providers in use.
         drafter: the trained drafter that is loaded; None if none is.
         isa: instruction set of the native operators; None for a portable package.
-        kv_format: format of the cache.
         device: where passes run; None: on the CPU.
         cpu_nodes: with a device, nodes that the CPU computes nevertheless, as ``"name (operator)"``.
         verification: what a verification of speculation on the device depends on; None for the CPU.
@@ -121,7 +110,6 @@ class Loaded:
 
     Attributes:
         load_plan: the plan that was carried out.
-        parts: the parts of the model.
         device_choice: the device, and what is to be said about it.
     """
 
@@ -140,9 +128,6 @@ def load(package: Package, options: LoadOptions, *, switch: StopSwitch, runner: 
     """Plan and load a model. If ``auto`` has chosen a GPU and that fails, the next GPU or the CPU takes its place.
 
     Args:
-        package: the opened package.
-        options: how it is loaded.
-        switch: stops passes.
         runner: returns the runner as long as the model is open.
 
     Raises:
@@ -183,9 +168,6 @@ def load_parts(
     """Load what a plan has decided: tokenizer, memory of the cache, graph, drafters.
 
     Args:
-        package: the opened package.
-        load_plan: the plan.
-        switch: stops passes.
         runner: returns the runner as long as the model is open.
 
     Raises:

@@ -55,10 +55,8 @@ def open_draft_model(
     """Open a second model as the plan has decided.
 
     Args:
-        second: the model.
         load_plan: what was decided for the first one.
         facts: what costs of passes depend on, besides the package.
-        switch: stops passes of both.
         end_ids: tokens that end an answer of the first model.
 
     Returns:
@@ -118,15 +116,11 @@ class ExitMaker:
     """Makes what drafts at exits from the costs of whole passes, and measures what it needs besides.
 
     Args:
-        exits: of the package.
         runner: returns the runner as long as the model is open.
-        cache: its cache.
-        io_binding: the cache's memory.
         key: everything that costs depend on.
         store: where measured costs are stored.
         max_nodes: most nodes of a draft.
         end_ids: tokens that end an answer.
-        trace: called with every step's decision.
         adapters: trained ones, which guess at the exits in place of the model's head.
         on_measure: called when costs are measured.
     """
@@ -201,12 +195,8 @@ def open_self_drafting(
 
     Args:
         package: the package, which has one.
-        load_plan: what was decided.
         io_binding: of the model; its cache has upper halves.
-        cache: its bookkeeping.
         device: where passes run, which then holds the weights twice; None: on the CPU.
-        facts: what costs of passes depend on.
-        switch: stops passes.
 
     Returns:
         What makes the drafter of the mode ``self``, and the source of the same guesses for ``auto``, given the costs of
@@ -257,16 +247,9 @@ class OpenedModel:
     """What is open of a model before the networks that draft for it.
 
     Attributes:
-        package: its package.
-        load_plan: what was decided.
-        io_binding: memory of the cache.
-        cache: its bookkeeping.
-        runner: runs passes.
         held_runner: returns the runner as long as the model is open.
-        switch: stops passes.
         isa: instruction set of the native operators; None for a portable package.
         device: where passes run; None: on the CPU.
-        facts: what costs of passes depend on.
         cost_key: the same, with everything of this machine.
     """
 
@@ -289,7 +272,6 @@ class Networks:
 
     Attributes:
         drafter: the trained drafter that is loaded; None if none is.
-        providers: mode -> loaded network.
         own: mode -> function of the costs that makes its drafter.
         more: mode -> function of the costs that makes its source.
     """

@@ -57,8 +57,6 @@ def device_of(
     """Return the device that a load computes on: the one that was named, that of a given plan, or what ``auto`` takes.
 
     Args:
-        package: the opened package.
-        options: options of the load.
         plan: makes the plan for options that name a device; None: that of this process.
         failed: GPUs that ``auto`` chose before and that failed: the name of each, and its error.
 
@@ -107,8 +105,6 @@ def plan_package(
     and is counted from then on.
 
     Args:
-        package: the opened package.
-        options: options of the load.
         device: another machine than this one; the process is then assumed to hold nothing yet, and ``auto`` is what
             that machine computes on.
         choice: what ``device_of`` has returned for the options; None: it is asked here.
@@ -208,7 +204,6 @@ def plan_load(package: Package, options: LoadOptions, choice: DeviceChoice | Non
     """Return a plan that fits, with its share of the budget taken.
 
     Args:
-        package: the opened package.
         options: the options; a plan among them is carried out unchanged, with ``auto`` on the device that it is for.
         choice: what ``device_of`` has returned for the options; None: it is asked here.
 

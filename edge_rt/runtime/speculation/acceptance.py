@@ -18,10 +18,6 @@ class Rates:
 
     Args:
         priors: rates before anything is learned.
-        trials: weight of the priors, in trials.
-
-    Attributes:
-        value: the current rates.
     """
 
     def __init__(self, priors: Items[float], trials: float) -> None:
@@ -125,7 +121,6 @@ class AcceptanceModel:
 
         Args:
             mask: bit i is set if source i guesses the token.
-            odds: the sum of their log odds.
             lead: probability of the leading guess of the same position; None for that guess itself.
         """
         level = 0 if lead is None else 1 + bisect(_LEADS, lead)
@@ -140,7 +135,6 @@ class AcceptanceModel:
 
         Args:
             guesses: (source, kind) of every source that guessed it.
-            cell: its cell.
             hit: whether it was right.
         """
         for source, kind in guesses:

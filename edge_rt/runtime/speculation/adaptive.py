@@ -34,10 +34,8 @@ class AdaptiveDrafter:
 
     Args:
         core: grows trees and learns from them.
-        costs: costs of passes on this machine.
         bandit: chooses among the core's arms; None: always the last arm.
         max_nodes: most nodes of a draft.
-        trace: called with every step's decision.
         clock: seconds.
     """
 

@@ -84,7 +84,6 @@ class Ledger:
 
         Args:
             played: the arm that drafted.
-            tree: what was verified.
             accepted: which nodes were accepted.
             costs: milliseconds of passes over 1, 2, ... rows.
             drafting: milliseconds of drafting, by arm.
@@ -195,7 +194,6 @@ class DiscountedUCB:
     Args:
         priors: assumed mean of every arm, worth one trial that never fades.
         keep: factor on the weight of every earlier trial, applied at each new trial.
-        bonus: weight of the uncertainty.
     """
 
     def __init__(self, priors: tuple[float, ...], *, keep: float = 0.995, bonus: float = 0.08) -> None:

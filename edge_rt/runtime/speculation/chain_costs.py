@@ -29,9 +29,7 @@ class ChainCosts:
     than are accepted. The d that promises the most tokens per millisecond is taken, 0 included.
 
     Args:
-        whole: costs of the model's passes.
         draft: costs of passes over one row by what drafts.
-        most: most drafted tokens.
         prior: share of drafted tokens that is taken to be right before any is known.
     """
 
@@ -58,7 +56,6 @@ class ChainCosts:
         Args:
             depth: tokens of the context.
             values: of the tokens drafted so far, the probability that each and all before it are accepted.
-            most: most drafted tokens.
         """
         count, expected = len(values), 1.0 + sum(values)
         stopping = expected / self._cost(depth, count, count)

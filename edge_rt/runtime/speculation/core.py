@@ -26,7 +26,6 @@ class DraftCore(Protocol):
     """Drafts trees from sources and learns from what became of them.
 
     Attributes:
-        sources: what guesses.
         arms: the ways of drafting; see ``arms_of``.
         texts: the arm of the sources that look texts up; None if all sources do, or none.
         drafting: milliseconds of drafting and learning, by arm; the caller keeps them up to date.
@@ -50,7 +49,6 @@ class DraftCore(Protocol):
         """Return the tree that maximises expected tokens over cost.
 
         Args:
-            limit: most nodes.
             arm: which of ``arms`` drafts.
             least: nodes that are less likely to be accepted are left out.
             whole: do not cut the tree to what pays.
@@ -66,7 +64,6 @@ class DraftCore(Protocol):
 
         Args:
             draft: the last draft of ``propose``, or its first nodes.
-            accepted: what was emitted.
             outputs: of the rows of the pass; see ``Source.observe``.
             context: the last known tokens before the draft.
             arm: who drafted, for ``speeds``; None: the step does not count there.
@@ -166,7 +163,6 @@ def best_size(values: Items[float], costs: Items[float], drafting: float) -> int
     Args:
         values: probability of every node that it is accepted, descending.
         costs: ``t``: costs of passes over 1, 2, ... rows, at least one more than values.
-        drafting: cost of drafting, in the same unit.
     """
     best, size, expected = 1.0 / (costs[0] + drafting), 0, 1.0
     for count, value in enumerate(values, start=1):
@@ -186,7 +182,6 @@ class NativeCore:
     """Grows trees from native sources and from forests, with all that it learns in the library.
 
     Args:
-        library: the library.
         sources: what guesses, at most 8. Those outside the library hand over a forest for a draft. One that does not
             is asked for up to 64 guesses, which is all of them if it computes its guesses.
         chain: only the best guess of every position, for models that cannot verify trees.
@@ -322,9 +317,7 @@ def open_core(sources: Items[Source], library: DraftLibrary | None, *, chain: bo
     N-grams and suffixes of a corpus are better asked one by one, as far as a tree goes, so they stay in Python.
 
     Args:
-        sources: what guesses.
         library: the native library; None: there is none.
-        chain: see ``PythonCore``.
     """
     if library is not None and any(isinstance(source, NativeSource | ForestSource) for source in sources):
         return NativeCore(library, sources, chain=chain)

@@ -88,8 +88,6 @@ def check_tokenizer(path: Path, info: CorpusInfo, sha256: str | None) -> None:
     """Refuse a corpus whose ids come from another tokenizer.
 
     Args:
-        path: the file.
-        info: its header.
         sha256: of the model's tokenizer file, hexadecimal; None: any.
 
     Raises:
@@ -137,10 +135,6 @@ class Corpus:
     """A memory-mapped corpus file, read-only: 8 bytes per token on disk, shared by processes, loaded where it is read.
 
     In a million tokens ``find`` takes 14 us and ``following`` 8 us for 32 places.
-
-    Attributes:
-        path: the file.
-        info: its header.
     """
 
     def __init__(self, path: Path, info: CorpusInfo, mapped: mmap.mmap) -> None:
@@ -159,14 +153,12 @@ class Corpus:
         """Map a corpus.
 
         Args:
-            path: made by ``corpus_build.build_corpus``.
             tokenizer: SHA-256 of the tokenizer file that its ids must come from, hexadecimal; None: any.
             verify: compare the hashes of both sections, which reads the whole file (some 0.5 s per GB). Without it a
                 damaged section is not noticed: drafts are then wrong, but never contain a token outside the vocabulary.
 
         Raises:
             InvalidCorpus: the file is malformed or damaged, or its ids come from another tokenizer.
-            StorageError: it cannot be read.
         """
         try:
             with path.open("rb") as file:
@@ -275,11 +267,7 @@ class Corpus:
 
 
 def _check_sections(path: Path, info: CorpusInfo, file: BinaryIO) -> None:
-    """Compare both sections with their hashes. They are read, because mapped pages that are touched stay in memory.
-
-    Raises:
-        InvalidCorpus: one is damaged.
-    """
+    """Compare both sections with their hashes. They are read, because mapped pages that are touched stay in memory."""
     file.seek(HEADER_BYTES)
     sections = (("text", info.text_bytes, info.text_sha256), ("order", info.order_bytes, info.order_sha256))
     for name, size, expected in sections:

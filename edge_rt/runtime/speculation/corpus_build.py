@@ -45,10 +45,7 @@ def build_corpus(
 
     Args:
         texts: token ids, each ``0 <= id < vocab_size``; empty texts are left out.
-        path: the file to write.
         vocab_size: tokens of the model.
-        tokenizer_sha256: of the model's tokenizer file, hexadecimal.
-        force: replace a file.
 
     Raises:
         ConfigError: the file exists and ``force`` is not given.

@@ -22,8 +22,6 @@ class MeasuredCosts:
 
     Args:
         facts: what costs depend on besides the machine: package, op profile, instruction set, cache format, threads.
-        io_binding: the cache's memory.
-        cache: its bookkeeping.
         store: where measured costs are stored; None stores nothing.
 
     Attributes:

@@ -117,7 +117,6 @@ class CostCurve:
     """The costs of passes at the current depth, computed again as a text grows.
 
     Args:
-        costs: the measured costs.
         most: rows of the largest pass.
 
     Attributes:
@@ -168,7 +167,6 @@ def measure(
         capacity: rows of the cache; what does not fit is not measured.
         rows: row counts, ascending from 1.
         depths: rows of context, ascending.
-        rounds: passes of each size.
         budget: most seconds; to keep it, first fewer rounds are measured, at least one, then fewer depths, at least
             one.
         clock: seconds.

@@ -19,11 +19,7 @@ _TRIALS: Final = 4.0
 
 
 class ExitRates:
-    """Learned acceptance of guesses at every exit.
-
-    Args:
-        exits: number of exits.
-    """
+    """Learned acceptance of guesses at every exit."""
 
     def __init__(self, exits: int) -> None:
         self._places = [Rates([_FIRST] * MAX_CHAIN, _TRIALS) for _ in range(exits)]
@@ -51,12 +47,8 @@ class ExitRates:
         """Learn the outcome of a guess.
 
         Args:
-            exit_index: of the exit.
-            place: of the guess in the chain.
             probability: that the exit gave it.
             siblings: the next likely tokens of the row, at most ``RANKS``.
-            guess: the token.
-            found: the model's own token.
         """
         hit = guess == found
         self.trials[exit_index] += 1
@@ -87,7 +79,6 @@ class Controller(Planner, Protocol):
         """Return how many nodes are worth verifying, of those with these descending probabilities.
 
         Args:
-            exit_index: of the draft.
             values: probability of every node that it stays.
             drafted: rows that were computed up to the exit.
         """
@@ -108,7 +99,6 @@ class ExitController:
     that is known least: the pass goes on with its row, so that it costs a product of the head.
 
     Args:
-        curves: costs on this machine.
         rates: what was learned of earlier generations.
     """
 

@@ -29,7 +29,6 @@ class ExitCosts:
     """Milliseconds at every exit.
 
     Attributes:
-        whole: of passes through all segments.
         drafts: by exit: of one node of a draft, the head included (rows: 1 alone).
         deep: by exit: of a pass through the segments behind it and the head, whose rows are drafted already.
     """
@@ -46,7 +45,6 @@ class ExitCurves:
     times of steps correct them: drafts and the passes behind them are compared with plain passes of the same text.
 
     Args:
-        costs: the measured costs.
         most: rows of the largest pass.
     """
 
@@ -91,9 +89,7 @@ class ExitCurves:
         Args:
             exit_index: where its draft ended; None: it had none.
             drafted: nodes that were computed up to the exit.
-            drafting_ms: of drafting.
             rows: of the pass that verified.
-            verifying_ms: of that pass.
         """
         if exit_index is None:
             self._learn(0, verifying_ms, self.plain)
@@ -111,8 +107,6 @@ class ExitMeasurement:
 
     Args:
         key: everything that the costs depend on, as of ``MeasuredCosts``.
-        io_binding: the cache's memory.
-        cache: its bookkeeping.
         store: where measured costs are stored; None stores nothing.
         drafter_id: of the drafter whose adapters guess at the exits; None without one.
     """
@@ -136,10 +130,6 @@ class ExitMeasurement:
 
     def get(self, runner: SegmentedRunner, whole: RowCosts) -> ExitCosts:
         """Return the costs that are known, or measure them; a measurement empties the cache.
-
-        Args:
-            runner: runs passes.
-            whole: costs of passes through all segments.
 
         Raises:
             Cancelled: a pass was stopped; what was not measured is not stored.

@@ -27,12 +27,10 @@ class ExitDrafter:
 
     Args:
         runner: returns the runner as long as the model is open.
-        cache: the model's cache.
         controller: decides where drafts end and how long they are.
         exits: numbers of layers before every exit.
         max_nodes: most nodes of a draft.
         adapters: what guesses at the exits, if that is not the model's head.
-        trace: called with every step's decision.
         clock: seconds.
     """
 
@@ -81,7 +79,6 @@ class ExitDrafter:
 
         Raises:
             Cancelled: a pass was stopped; nothing of the draft is left.
-            InferenceError, MemoryBudgetExceeded: ONNX Runtime failed; likewise.
         """
         self._started = self._clock()
         self._plan, self._guesses, self._expected = None, [], 0.0

@@ -84,8 +84,6 @@ def draft_chain(
     """Draft behind the last known token, which is not in the cache yet; its rows run ahead (``KVCache.ahead``).
 
     Args:
-        runner: runs passes.
-        cache: its cache.
         token: the last known token.
         plan: where the draft ends, and its length.
         planner: says after each token whether another one pays.
@@ -93,7 +91,6 @@ def draft_chain(
 
     Raises:
         Cancelled: a pass was stopped; nothing of the draft is left.
-        InferenceError, MemoryBudgetExceeded: ONNX Runtime failed; likewise.
     """
     guesses: list[ChainGuess] = []
     values = [1.0]
@@ -131,7 +128,6 @@ class ExitSource(ForestSource):
 
     Args:
         runner: returns the runner as long as the model is open.
-        cache: the model's cache.
         planner: decides where drafts end; it drafts nothing where none pays.
         end_ids: tokens that end an answer.
         adapters: what guesses at the exits, if that is not the model's head.

@@ -24,13 +24,10 @@ class HeadShape:
     """Sizes and formats of a head.
 
     Attributes:
-        hidden: length of a state.
         intermediate: rows of the gate of a block.
         vocabulary: rows of the embedding.
         blocks: how many, 1 to 4.
         nodes: most nodes of a tree.
-        epsilon: of all norms.
-        embedding, fc, gate_up, down, head: formats of the packed matrices.
     """
 
     hidden: int

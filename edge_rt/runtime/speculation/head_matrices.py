@@ -26,7 +26,6 @@ def map_bytes(path: Path, offset: int = 0, length: int | None = None) -> npt.NDA
     """Map a file.
 
     Args:
-        path: the file.
         offset: first byte that is mapped.
         length: bytes that are mapped; None: up to the end.
 
@@ -63,15 +62,11 @@ class ReducedHead:
     """Rows of an LM head, copied into tiles of their own.
 
     Args:
-        shape: sizes, and the head's format.
-        lm_head: the target's LM head.
         head_ids: int32, ascending: the tokens that can always be guessed.
         prompt_rows: most distinct tokens that ``add_tokens`` adds.
-        library: library of edge-rt's operators.
 
     Attributes:
         ids, tiles: of the tokens that can always be guessed.
-        more_ids, more_tiles: of those added.
 
     Raises:
         InvalidPackage: a tensor does not fit the shape, or a token id the vocabulary.
@@ -164,9 +159,6 @@ class StoredTiles:
         offset: its byte where the first tile begins.
         shape: ``[tiles, units, bytes of a unit]``.
 
-    Attributes:
-        shape: as given.
-
     Raises:
         StorageError: the file cannot be opened.
     """
@@ -223,7 +215,6 @@ class TargetMatrices:
     Attributes:
         embedding: tiles, uint8 ``[tiles, units, bytes]``, mapped, read-only: a step reads the row of any token.
         lm_head: its tiles; the file's, because rows are copied once, and pages of a mapping would stay resident.
-        embedding_format, lm_head_format: names of their formats.
     """
 
     embedding: Array

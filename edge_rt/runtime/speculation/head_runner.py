@@ -42,7 +42,6 @@ class Guesses(NamedTuple):
     """Nodes of a tree, the most probable first.
 
     Attributes:
-        ids: their tokens.
         parents: for every node the earlier one that it follows, -1 for the last known token.
         depths: from 1.
         log_probs: of every node, given its parent, in nats.
@@ -81,13 +80,10 @@ class HeadRunner:
     """One head: a state and a token in, a tree of guesses out.
 
     Args:
-        shape: sizes and formats.
         weights: its tensors and the target's; they must live as long as the runner.
-        threads: of the process-wide pool.
         prompt_rows: most distinct tokens that ``add_tokens`` adds.
         isa: instruction set, None for the best.
         library: library of edge-rt's operators; None is the installed one.
-        switch: stops a step.
         beside: a runner of the same shape and target, whose graph and reduced head it shares.
 
     Attributes:
@@ -147,7 +143,6 @@ class HeadRunner:
 
         Raises:
             InferenceError: an argument is out of range, or the state is not finite.
-            Cancelled: the step was stopped.
         """
         if state is not self.state:
             self.state[:] = state
@@ -224,10 +219,8 @@ class HeadSource(ForestSource):
     restored, nothing is guessed. A kind is a depth (1, 2, 3 and more) and a level of the head's own probability.
 
     Args:
-        runner: runs the head.
         nodes: most nodes of its tree.
         width: most guesses after a node.
-        depth: steps of the head.
     """
 
     name = "head"

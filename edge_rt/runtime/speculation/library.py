@@ -56,9 +56,6 @@ _FUNCTIONS: Final[dict[str, tuple[Any, tuple[Any, ...]]]] = {
 class DraftLibrary:
     """The functions of the drafting core, by their names without ``edge_rt_draft_``; those not of open and close check.
 
-    Args:
-        library: the native library.
-
     Raises:
         RuntimeUnavailable: it has no drafting core, or one of another version.
     """
@@ -95,12 +92,6 @@ class Handle:
         address: what one of the functions that open returned.
         close: the function that closes it.
         keep: objects that must be closed later than this one.
-
-    Attributes:
-        address: the argument of the library's functions.
-
-    Raises:
-        MemoryBudgetExceeded: the library made nothing.
     """
 
     def __init__(self, address: int | None, close: Callable[[int], None], keep: Items[object] = ()) -> None:
@@ -115,7 +106,6 @@ def checked(code: int) -> int:
     """Return what a function of the library returned, unless it failed.
 
     Raises:
-        MemoryBudgetExceeded: memory ran out.
         InferenceError: an argument was out of range.
     """
     if code >= 0:

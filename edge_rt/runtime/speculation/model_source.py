@@ -56,11 +56,7 @@ class ChainPlanner(Protocol):
 
 
 class Follower(Protocol):
-    """A model that drafts behind the known tokens of a text.
-
-    Attributes:
-        known_tokens: ids below may be drafted.
-    """
+    """A model that drafts behind the known tokens of a text."""
 
     known_tokens: int
 
@@ -84,7 +80,6 @@ class Follower(Protocol):
 
         Raises:
             Cancelled: a pass was stopped; what is computed is whole.
-            InferenceError, MemoryBudgetExceeded: ONNX Runtime failed; likewise.
         """
 
 
@@ -92,11 +87,6 @@ class UpperHalves:
     """The model itself with the upper halves of its nested weights, on its own cache, behind the committed rows.
 
     What it writes there is written again by the pass that verifies; see ``SelfDrafter``.
-
-    Args:
-        runner: runs the draft graph's passes.
-        cache: the model's cache.
-        vocab_size: of the model.
     """
 
     def __init__(self, runner: Target, cache: KVCache, vocab_size: int) -> None:
@@ -138,8 +128,6 @@ class DraftModel:
     Its cache holds what was drafted, too: what the other model accepts need not be computed again.
 
     Args:
-        runner: runs its passes.
-        cache: its cache.
         known_tokens: ids below are the same tokens in both models; others are unknown here.
         stand_in: id that is computed in place of unknown ones.
         chunk: most tokens of a pass.
@@ -207,7 +195,6 @@ class Way:
     """A way to draft.
 
     Attributes:
-        model: drafts.
         planner: decides how long the chain is; nothing is drafted where none pays.
     """
 
@@ -220,7 +207,6 @@ class ModelSource(ForestSource):
 
     Args:
         ways: to draft; the one that promises most is taken, of equal ones the first.
-        name: of the source.
         least_gain: speed over plain decoding that a way must promise.
         most: most tokens of a chain.
         end_ids: tokens that end an answer.

@@ -40,11 +40,9 @@ class DrafterJob:
     """What a trained drafter is loaded for.
 
     Attributes:
-        package: the model's package.
         drafter: the drafter, which fits it.
         draft_max: most nodes of a draft.
         prompt_rows: most tokens of a prompt that its reduced head may take in.
-        threads: of the process-wide pool.
         isa: instruction set of the native operators; None is the best.
     """
 

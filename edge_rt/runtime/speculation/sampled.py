@@ -102,8 +102,6 @@ class SlotRates:
 
         Args:
             sure: 0 to 3.
-            limit: most slots.
-            least: slots of less value are left out.
             siblings: most slots after one token, 1 to 3; 1 makes chains.
         """
         slots: list[Slot] = []
@@ -150,13 +148,10 @@ class SampledDrafter:
 
     Args:
         source: guesses whose prior is proportional to their probability among the guesses at one context.
-        rates: learned acceptance of slots.
-        costs: costs of passes on this machine.
         temperature: of the request, above 0; the probabilities are raised to its inverse, as the model's are.
         seed: of the request; None takes a new seed.
         max_nodes: most nodes of a draft.
         chain: no siblings, for models that cannot verify trees.
-        trace: called with every step's decision.
         clock: seconds; for the statistics.
     """
 

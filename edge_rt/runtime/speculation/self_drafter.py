@@ -37,7 +37,6 @@ class View:
     """A way to draft.
 
     Attributes:
-        name: in statistics.
         runner: runs its passes, on the model's cache.
         costs: what it costs and gives; decides how much is drafted.
     """
@@ -52,9 +51,6 @@ class SelfDrafter:
 
     Args:
         views: of the cache; the one that promises most is taken, of equal ones the first.
-        cache: its bookkeeping.
-        max_nodes: most drafted tokens.
-        trace: called with every step's decision.
         clock: seconds.
     """
 
@@ -100,7 +96,6 @@ class SelfDrafter:
 
         Raises:
             Cancelled: a pass was stopped; nothing of the draft is left.
-            InferenceError, MemoryBudgetExceeded: ONNX Runtime failed; likewise.
         """
         self._begin_step()
         self._depth = len(sequence.token_ids)

@@ -26,7 +26,6 @@ class Guess(NamedTuple):
     """A token that may come next.
 
     Attributes:
-        token_id: the token.
         kind: how good such guesses are, ``0 <= kind < source.num_kinds``; acceptance is learned per kind.
         cursor: the argument of ``children`` for the tokens after this one.
     """
@@ -37,12 +36,7 @@ class Guess(NamedTuple):
 
 
 class Source(Protocol):
-    """Guesses tokens, and learns from what is known and what the model computes. It serves many generations.
-
-    Attributes:
-        name: its name in options and statistics.
-        num_kinds: kinds of guesses.
-    """
+    """Guesses tokens, and learns from what is known and what the model computes. It serves many generations."""
 
     name: str
     num_kinds: int
@@ -65,8 +59,6 @@ class Source(Protocol):
         """Learn from a step, before its tokens are added.
 
         Args:
-            draft: what was verified.
-            accepted: what was emitted.
             outputs: of ``len(draft) + 1`` rows: after the last known token, and after every node.
             context: the last known tokens before the draft, at most ``CONTEXT_TOKENS``.
         """
@@ -215,7 +207,6 @@ class ChainGuess(NamedTuple):
     Attributes:
         token_id: the likeliest token, which goes on with the chain.
         probability: that the network gives it.
-        siblings: the next likely ones.
     """
 
     token_id: int
@@ -227,7 +218,6 @@ def chain_prior(kind: int, first: float) -> float:
     """Return the probability that a guess is right before anything is learned.
 
     Args:
-        kind: of the guess.
         first: that a guess of middling probability is right.
     """
     if kind >= _SIBLINGS:

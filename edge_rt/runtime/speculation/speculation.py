@@ -75,7 +75,6 @@ class Speculation:
         corpus: further texts for the suffix drafter; the other drafters do not use it.
         bounds: bounds of the drafters' tables.
         providers: loaded networks that draft, by mode; ``auto`` uses the trained ones, too.
-        trace: called with every step's decision.
         own: mode -> function of the costs that makes its drafter: modes that are not made of sources.
         more: mode -> function of the costs that makes its source, which ``auto`` asks as well.
     """
@@ -129,7 +128,6 @@ class Speculation:
         Args:
             mode: of the request; None takes the model's.
             has_reference: whether the request has a text that may be copied.
-            accept: the request's acceptance rule.
 
         Raises:
             ConfigError: the mode is unknown, needs a text that is not given, or does not support the acceptance rule.
@@ -216,7 +214,6 @@ class Speculation:
         """Return who drafts for a generation, and which of the drafted tokens stay.
 
         Args:
-            config: its options.
             mode: as ``resolve`` returns it.
             reference_ids: tokens of a text that the answer may copy.
             temperature: in force; 0 is greedy.
@@ -232,7 +229,6 @@ class Speculation:
 
         Args:
             temperature: of the request, above 0.
-            seed: of the request.
         """
         return SampledDrafter(
             self._source(RATIO_MODE),

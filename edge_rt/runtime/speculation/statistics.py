@@ -93,10 +93,7 @@ def decision(
     Args:
         sequence: the request, with the emitted tokens.
         arm: name of the arm that drafted.
-        draft: what was verified.
-        accepted: what was emitted.
         expected: drafted tokens that were expected to be accepted.
-        drafting_ms: time of drafting and learning.
         verifying_ms: time of the pass and of choosing tokens.
     """
     emitted = len(accepted.token_ids)

@@ -30,8 +30,6 @@ def costs_on_cpu(store: CostStore, package_id: str, threads: int, isa: str | Non
 
     Args:
         store: where they are saved.
-        package_id: of the package.
-        threads: that computed.
         isa: instruction set of the native operators; None: the best, which is used unless another is requested.
     """
     usable = (None, native_status(library_path()).best) if isa is None else (isa,)
@@ -50,9 +48,6 @@ def costs_on_gpu(store: CostStore, package_id: str, gpu: Gpu, report: GpuReport)
 
     Args:
         store: where they are saved.
-        package_id: of the package.
-        gpu: the GPU.
-        report: of its driver.
     """
     facts = {"device": gpu.device_name, "text": gpu.name, **report.facts(gpu)}
     found = _on_gpus(store, package_id)
@@ -72,8 +67,6 @@ def relative_curve(
     """Return the seconds of a pass over one row, and passes over more rows relative to it, as in ``Device.row_cost``.
 
     Args:
-        costs: the measured costs.
-        depth: rows of context.
         choice: how tokens are drafted, which bounds the rows.
         least_rows: rows that are wanted in any case, at least 2.
     """
@@ -92,8 +85,6 @@ def tokens_per_second(costs: RowCosts, depth: int, choice: Choice) -> float:
     """Return the expected decoding speed of a choice from measured costs.
 
     Args:
-        costs: the measured costs.
-        depth: rows of context.
         choice: how tokens are drafted.
     """
     return speculative_tokens_per_second(*relative_curve(costs, depth, choice), choice)
@@ -130,14 +121,7 @@ _VERSION: Final = 1
 
 
 def verification_key(*, package_id: str, device: Mapping[str, Any], kv_format: str, onnxruntime: str) -> dict[str, Any]:
-    """Return what the bits of a package's passes on a device depend on.
-
-    Args:
-        package_id: identity of the package.
-        device: ``ComputeDevice.facts``.
-        kv_format: format of the cache.
-        onnxruntime: version of ONNX Runtime.
-    """
+    """Return what the bits of a package's passes on a device depend on."""
     return {
         "package_id": package_id, "device": dict(device), "kv_format": kv_format, "onnxruntime": onnxruntime,
         "edge_rt": VERSION,

@@ -30,14 +30,11 @@ class NativeSource:
     """A source in the library.
 
     Args:
-        library: the library.
-        name: the source's name.
         priors: for every kind the probability that a guess is right, before anything is learned.
         address: what the library's function that opens it returned.
 
     Attributes:
         name, num_kinds: see ``Source``.
-        handle: the library's object.
     """
 
     def __init__(self, library: DraftLibrary, name: str, priors: Items[float], address: int | None) -> None:
@@ -92,11 +89,7 @@ class NativeSuffixSource(NativeSource):
     """``SuffixSource`` without a corpus.
 
     Args:
-        library: the library.
         max_tokens: most tokens held, of all texts together.
-
-    Raises:
-        ConfigError: ``max_tokens`` is too small.
     """
 
     def __init__(self, library: DraftLibrary, *, max_tokens: int = suffix.MAX_TOKENS) -> None:
@@ -104,11 +97,7 @@ class NativeSuffixSource(NativeSource):
         super().__init__(library, suffix.SuffixSource.name, suffix.TEXT_PRIORS, library.suffix_open(max_tokens))
 
     def limit(self, max_tokens: int) -> None:
-        """Hold at most ``max_tokens`` tokens from now on; if there are more, the oldest are dropped.
-
-        Raises:
-            ConfigError: ``max_tokens`` is too small.
-        """
+        """Hold at most ``max_tokens`` tokens from now on; if there are more, the oldest are dropped."""
         _require_room(max_tokens)
         checked(self._library.suffix_limit(self.handle.address, max_tokens))
 

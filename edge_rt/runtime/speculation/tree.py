@@ -33,7 +33,6 @@ class Tree(NamedTuple):
     """A draft tree; its nodes are in the order in which they were found, by descending value.
 
     Attributes:
-        draft: tokens and parents.
         values: for every node the probability that it is accepted.
         evidence: for every node the sources that guessed it, and its cell in the acceptance model.
     """
@@ -61,8 +60,6 @@ class TreeGrower:
     heap are the best tree of n nodes, for every n (OPT-Tree).
 
     Args:
-        sources: the draft sources.
-        model: estimates the acceptance of their guesses.
         chain: only the best guess of every position, for models that cannot verify trees.
     """
 
@@ -76,9 +73,7 @@ class TreeGrower:
         """Return the best tree of at most ``limit`` nodes.
 
         Args:
-            limit: most nodes.
             use: bit i is set if source i may guess; all by default.
-            least: nodes of less value are left out.
         """
         cursors = []
         for index, source in enumerate(self.sources):

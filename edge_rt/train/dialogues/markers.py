@@ -32,7 +32,6 @@ def find_markers(texts: PromptEncoder) -> Markers:
     """Return the markers of a package's chat template.
 
     Raises:
-        InvalidTemplate: there is no template.
         UnsupportedModel: it does not write the text of user turns as it is.
     """
     roles = ("user", "assistant", "user")

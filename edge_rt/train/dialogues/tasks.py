@@ -37,7 +37,6 @@ class Opening:
     """The beginning of a user turn.
 
     Attributes:
-        text: may be empty.
         is_whole: whether it is the whole turn; otherwise the model continues it.
         is_repeated: whether it came before, and so has its greedy answer already.
     """

@@ -22,12 +22,7 @@ from edge_rt.train.dialogues.tasks import Opening, Openings, Tasks
 
 
 class Prompts:
-    """Draws prompts in random order, each once before any comes again.
-
-    Args:
-        prompts: at least one.
-        rng: draws.
-    """
+    """Draws prompts in random order, each once before any comes again."""
 
     def __init__(self, prompts: Sequence[str], rng: random.Random) -> None:
         self._prompts, self._rng = list(prompts), rng
@@ -115,9 +110,6 @@ class DialogueWriter:
     """Writes answers without end.
 
     Args:
-        runner: the model, for several sequences.
-        tokenizer: its tokenizer.
-        markers: of its chat template.
         seed: of all draws. The same seed gives the same dialogues.
         prompts: user messages to answer, at least one; None: the model writes user turns itself.
         exits: places of the exits whose states are kept as well.

@@ -43,13 +43,7 @@ def write_folder(folder: Path, package: Package, guesses: Guesses, rope: Mapping
     """Write a draft model with the tokenizer and the chat template of its target.
 
     Args:
-        folder: to make.
-        package: the target.
-        guesses: the draft model.
         rope: what ``config.json`` says of rotations.
-
-    Raises:
-        StorageError: the disk is full.
     """
     manifest = package.manifest
     layers = [layer for layer in guesses.net.layers if isinstance(layer, DraftLayer)]

@@ -21,8 +21,6 @@ class Guesses:
     """A draft model: its layers between the embedding and the LM head of its target, which stay as they are.
 
     Args:
-        net: the layers.
-        target: the model, with the whole vocabulary.
         rotations: cosines and sines, float32 ``[positions, head_dim / 2]``, of at least as many positions as
             sequences have tokens.
     """
@@ -49,7 +47,6 @@ class ModelRecipe:
 
     Attributes:
         soft: share of the model's distribution in the loss; the rest is its most likely token.
-        learning_rate, weight_decay: of AdamW.
         tokens: of a batch, padding included.
         context: tokens before an answer that are seen.
         others: tokens outside the reduced vocabulary that are drawn for every update.
@@ -75,9 +72,7 @@ class Vocabularies:
 
     Args:
         kept: int64, the reduced vocabulary.
-        vocab_size: of the model.
         others: tokens that are drawn.
-        seed: of the draws.
     """
 
     def __init__(self, kept: Tensor, vocab_size: int, others: int, seed: int) -> None:
@@ -107,12 +102,8 @@ def learn_model(
     """Train the layers of a draft model in place until ``share_done`` returns 1.
 
     Args:
-        guesses: the draft model.
-        batches: of recorded answers.
         vocabularies: tokens of an update.
-        recipe: how.
         share_done: which part of the training is over.
-        report: called now and then.
     """
     run_updates(
         guesses.net,
@@ -145,13 +136,7 @@ _SCALE: Final = 4.0
 
 @torch.no_grad()
 def fit_start(guesses: Guesses, batches: Iterator[Batch], rows: int) -> None:
-    """Set ``W_down`` of the last layer; its other weights are left unchanged.
-
-    Args:
-        guesses: the draft model.
-        batches: of recorded answers.
-        rows: to fit.
-    """
+    """Set ``W_down`` of the last layer; its other weights are left unchanged."""
     last = guesses.net.last
     squares = torch.zeros(last.down.shape[1], last.down.shape[1])
     products = torch.zeros(last.down.shape[1], last.down.shape[0])

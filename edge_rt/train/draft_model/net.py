@@ -41,7 +41,6 @@ class DraftLayer(nn.Module):
     """One layer, float32.
 
     Args:
-        shape: its numbers.
         weights: by ``NAMES``, matrices ``[outputs, inputs]``; they are copied.
     """
 

@@ -37,11 +37,7 @@ class _Matrix:
 
 
 class PlainLayers:
-    """Reads layers of a package as float32.
-
-    Args:
-        package: that ``trainable.require_plain`` takes.
-    """
+    """Reads layers of a package as float32."""
 
     def __init__(self, package: Package) -> None:
         self._config = package.manifest.model
@@ -145,7 +141,6 @@ def frequencies_of(
 
     Args:
         base: of the frequencies if nothing were changed.
-        pairs: of a head.
         context: positions that the tables have.
         tables: returns cosines and sines of positions, ``[positions, pairs]``.
 

@@ -83,11 +83,7 @@ def package_acceptance(
     """Measure the package of a draft model through its own passes; the arguments are those of ``model_acceptance``.
 
     Args:
-        package: of the draft model, native.
-        target: whose final norm and LM head it has.
         held_out: dialogues that it was not trained on.
-        kv_format: of the cache.
-        threads: of the process's pool.
     """
     longest = max(len(one.token_ids) for one in held_out)
     with BatchRunner(
@@ -115,13 +111,10 @@ class TrainedModel:
     """A trained draft model.
 
     Attributes:
-        guesses: it.
         held_out: dialogues that it was not trained on.
         untrained: how often guesses of its start were right in them.
         reached: the same of the trained one, in float.
         tokens: answer tokens that it was trained on.
-        updates: of the training.
-        seconds: spent on training.
     """
 
     guesses: Guesses
@@ -139,7 +132,6 @@ class ModelReport:
 
     Attributes:
         exported: what the export of the draft model did; None if it was not better than its start.
-        trained: the draft model and its figures.
         packaged: how often guesses of the package are right; None without one.
         left_out: prompts that were too long to be answered.
     """
@@ -240,14 +232,10 @@ def train_draft_model(
     """Train a small model that drafts for a model, from nothing but that model, and write it as a package.
 
     Args:
-        package: the model.
-        out: the draft model's package.
         folder: for answers and checkpoints, as in ``edge_rt.train.run.train_drafter``; kinds of drafters share answers.
-        options: how long, and how many layers.
         weights: types of the matrices, as in ``edge_rt.export.export_model``; None: like those of the model.
         force: replace a package at ``out``.
         recipe: of the training; None: the usual one.
-        progress: called as it goes on.
 
     Raises:
         ConfigError: the model has no more layers than its draft model would have.
@@ -324,11 +312,7 @@ def _rotations(reader: PlainLayers, context: int) -> tuple[Tensor, Tensor]:
 
 
 def _rope_settings(package: Package) -> dict[str, object]:
-    """Return what ``config.json`` says of the model's rotations.
-
-    Raises:
-        UnsupportedModel: it cannot say it.
-    """
+    """Return what ``config.json`` says of the model's rotations."""
     config = package.manifest.model
     frequencies = frequencies_of(
         config.rope_theta, config.head_dim // 2, config.context_length, PlainLayers(package).rotations

@@ -58,7 +58,6 @@ def sequences_of(shard: Shard, context: int) -> Iterator[Dialogue]:
     """Yield the dialogues of recorded answers.
 
     Args:
-        shard: the answers.
         context: tokens before an answer that are kept, the last ones.
     """
     token = row = 0
@@ -94,10 +93,8 @@ class SequenceBatches:
 
     Args:
         paths: the files, at least one.
-        hidden_size, vocab_size: of the model.
         context: tokens before an answer that are kept.
         tokens: of a batch, padding included, unless one sequence has more.
-        seed: of the order.
     """
 
     def __init__(

@@ -33,11 +33,7 @@ Cursor = tuple[int, int, int]
 
 
 def require_text(token_ids: Items[int]) -> None:
-    """Refuse an empty reference text.
-
-    Raises:
-        ConfigError: it is empty.
-    """
+    """Refuse an empty reference text."""
     if not token_ids:
         raise ConfigError("The reference text is empty.", "It has 0 tokens.", "Give a text, or none at all.")
 
@@ -53,9 +49,6 @@ class ReferenceSource:
 
     Args:
         token_ids: the text; it takes 60-105 bytes per token. Adding one token and drafting a chain of 8 takes 7 us.
-
-    Raises:
-        ConfigError: the text is empty.
     """
 
     name = "reference"

@@ -70,9 +70,6 @@ class SuffixSource(TextSource):
     Args:
         corpus: further texts to draft from; the caller opens and closes it.
         max_tokens: most tokens held, of all texts together.
-
-    Raises:
-        ConfigError: ``max_tokens`` is too small.
     """
 
     name = "suffix"
@@ -113,11 +110,7 @@ class SuffixSource(TextSource):
         return self._automaton.memory_bytes + sys.getsizeof(self._known)
 
     def limit(self, max_tokens: int) -> None:
-        """Hold at most ``max_tokens`` tokens from now on; if there are more, the oldest are dropped.
-
-        Raises:
-            ConfigError: ``max_tokens`` is too small.
-        """
+        """Hold at most ``max_tokens`` tokens from now on; if there are more, the oldest are dropped."""
         if max_tokens < MIN_TOKENS:
             raise ConfigError("The automaton is too small.", f"{max_tokens} tokens.", f"Give at least {MIN_TOKENS}.")
         self._max_tokens = max_tokens
