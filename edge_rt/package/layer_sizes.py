@@ -43,7 +43,7 @@ def stored_tensors(graph: Path) -> dict[str, tuple[int, int]]:
 
 
 def nodes_in_order(graph: Path) -> list[tuple[str, list[str]]]:
-    """Return the name of every node and the names of its inputs, in the order of the file, which is one to run them in."""
+    """Return every node's name and the names of its inputs, in the order of the file, which is one to run them in."""
     data = graph.read_bytes()
     found = []
     for _, start, end in _of(data, 0, len(data), _GRAPH):

@@ -167,7 +167,7 @@ def _described(describe: Callable[[], Decoder]) -> tuple[dict[str, Any], Decoder
 
 
 def _gguf_facts(path: Path) -> tuple[dict[str, Any], Decoder | None]:
-    """Return the facts in the header of a GGUF file as a JSON object, and the description of its model if there is one."""
+    """Return the facts in the header of a GGUF file as a JSON object, and its model's description if there is one."""
     from edge_rt.export.families.header import read_header_decoder
     from edge_rt.export.sources.gguf_split import read_gguf
 
