@@ -262,8 +262,6 @@ class TestNativeProfile:
         assert session.isa is None
         with pytest.raises(ConfigError, match="native packages only"):
             Session(tmp_path / "g.onnx", threads=pool_size(), isa="scalar")
-        with pytest.raises(ConfigError, match="profile is unknown"):
-            Session(tmp_path / "g.onnx", threads=pool_size(), profile="fast")
 
 
 class TestThreadPool:
