@@ -1,8 +1,9 @@
 // What kernels are written in: CUDA C++, a few names of ours, and nothing else.
 //
 // NVRTC compiles the same source for a GPU (gpu/rtc holds the few standard headers that it lacks), and a C++ compiler
-// for threads that are fibers (gpu/simt.h): that is how kernels are tested where there is no GPU. Products and sums are
-// single IEEE operations in the order of the CPU's kernels, so the bits are theirs; the build says --fmad=false.
+// for threads that are fibers (tests/emulator/simt.h): that is how kernels are tested where there is no GPU. Products
+// and sums are single IEEE operations in the order of the CPU's kernels, so the bits are theirs; the build says
+// --fmad=false.
 //
 // A kernel takes one struct of plain data:
 //
@@ -109,7 +110,7 @@ EDGE_RT_DEVICE void mma_16x8x32(int (&c)[4], const uint32_t (&a)[4], const uint3
 
 #else
 
-#include "gpu/simt.h"
+#include "tests/emulator/simt.h"
 
 #endif
 

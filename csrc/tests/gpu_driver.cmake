@@ -1,11 +1,11 @@
-# GPUs without a GPU: the emulated driver (csrc/gpu/emulated_driver.h), its test, and the provider on it.
+# GPUs without a GPU: the emulated driver (csrc/tests/emulator/emulated_driver.h), its test, and the provider on it.
 if(NOT TARGET edge_rt_gpu_provider)
   return()
 endif()
 
-add_library(edge_rt_gpu_emulated OBJECT ${gpu_folder}/emulated_device.cc ${gpu_folder}/emulated_driver.cc
-            ${gpu_folder}/emulated_memory.cc ${gpu_folder}/emulated_streams.cc ${gpu_folder}/emulated_work.cc
-            ${gpu_folder}/simt.cc)
+add_library(edge_rt_gpu_emulated OBJECT emulator/emulated_device.cc emulator/emulated_driver.cc
+            emulator/emulated_memory.cc emulator/emulated_streams.cc emulator/emulated_work.cc
+            emulator/simt.cc)
 target_link_libraries(edge_rt_gpu_emulated PUBLIC edge_rt_flags)
 
 add_library(fake_cuda SHARED fake_cuda.cc)
@@ -20,7 +20,7 @@ add_test(NAME gpu_pass_test COMMAND gpu_pass_test)
 
 # The provider with toy operators, whose schemas edge_rt_test_ops has.
 set_source_files_properties(gpu_toy_cuda.cu PROPERTIES LANGUAGE CXX COMPILE_OPTIONS "-xc++")
-add_library(edge_rt_gpu_toys SHARED ${gpu_folder}/provider.cc gpu_emulated_abi.cc gpu_toy_cuda.cu)
+add_library(edge_rt_gpu_toys SHARED ${gpu_folder}/provider.cc emulator/emulated_abi.cc gpu_toy_cuda.cu)
 target_link_libraries(edge_rt_gpu_toys PRIVATE edge_rt_gpu_provider edge_rt_gpu_emulated)
 edge_rt_loadable(edge_rt_gpu_toys "${gpu_folder}/exports.map")
 target_compile_definitions(edge_rt_gpu_toys PRIVATE EDGE_RT_GPU_OPS_HEADER="tests/gpu_toy_ops.h")
@@ -29,7 +29,7 @@ target_compile_definitions(edge_rt_gpu_toys PRIVATE EDGE_RT_GPU_OPS_HEADER="test
 set_source_files_properties(${gpu_kernel_sources} PROPERTIES LANGUAGE CXX COMPILE_OPTIONS "-xc++")
 add_library(edge_rt_gpu_fiber_kernels OBJECT ${gpu_kernel_sources})
 target_link_libraries(edge_rt_gpu_fiber_kernels PUBLIC edge_rt_flags)
-add_library(edge_rt_gpu_emulation SHARED ${gpu_folder}/provider.cc gpu_emulated_abi.cc)
+add_library(edge_rt_gpu_emulation SHARED ${gpu_folder}/provider.cc emulator/emulated_abi.cc)
 target_link_libraries(edge_rt_gpu_emulation PRIVATE edge_rt_gpu_provider edge_rt_gpu_emulated edge_rt_gpu_op_objects
                                                     edge_rt_gpu_fiber_kernels edge_rt_kernels)
 edge_rt_loadable(edge_rt_gpu_emulation "${gpu_folder}/exports.map")

@@ -8,7 +8,7 @@
 
 #include "gpu/device.h"
 #include "gpu/driver.h"
-#include "gpu/emulated_driver.h"
+#include "tests/emulator/emulated_driver.h"
 #include "tests/check.h"
 
 namespace edge_rt::gpu {

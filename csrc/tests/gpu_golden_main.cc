@@ -1,7 +1,7 @@
 // GPU kernels on fibers against the golden bits (gpu_golden.h).
 //
 //   gpu_golden_test <golden_bits>             fibers in turns
-//   gpu_golden_test <golden_bits> <seed>      fibers in the order of a seed (gpu/simt.h)
+//   gpu_golden_test <golden_bits> <seed>      fibers in the order of a seed (tests/emulator/simt.h)
 //
 //   --shard 2/16     of 16 parts of the cases the one with number 2, counted from 0, for runs beside each other
 //   --verbose        says how long each case took

@@ -12,7 +12,7 @@ target_compile_definitions(gpu_test_parts PUBLIC ${isa_definitions})
 
 # A program of a source; kernels are a library's, or the source includes its own.
 function(add_gpu_program name)
-  add_executable(${name} ${ARGN} ../gpu/simt.cc)
+  add_executable(${name} ${ARGN} emulator/simt.cc)
   target_link_libraries(${name} PRIVATE gpu_test_parts edge_rt_base edge_rt_kernels)
 endfunction()
 

@@ -9,7 +9,7 @@
 
 #include "gpu/alignment.h"
 #include "gpu/device.h"
-#include "gpu/emulated_driver.h"
+#include "tests/emulator/emulated_driver.h"
 #include "gpu/pass_stream.h"
 #include "tests/check.h"
 #include "tests/fake_ort.h"

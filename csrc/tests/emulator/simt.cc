@@ -1,7 +1,7 @@
 // longjmp is to change stacks here, which a fortified one forbids.
 #undef _FORTIFY_SOURCE
 
-#include "gpu/simt.h"
+#include "tests/emulator/simt.h"
 
 #include <setjmp.h>
 #include <ucontext.h>

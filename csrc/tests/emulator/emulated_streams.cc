@@ -1,4 +1,4 @@
-#include "gpu/emulated_streams.h"
+#include "tests/emulator/emulated_streams.h"
 
 #include <utility>
 

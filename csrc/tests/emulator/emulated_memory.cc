@@ -1,4 +1,4 @@
-#include "gpu/emulated_memory.h"
+#include "tests/emulator/emulated_memory.h"
 
 #include <sys/mman.h>
 #include <unistd.h>

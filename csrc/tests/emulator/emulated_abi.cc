@@ -1,6 +1,6 @@
 // The emulated driver as Python tests reach it.
 #include "common/export.h"
-#include "gpu/emulated_driver.h"
+#include "tests/emulator/emulated_driver.h"
 #include "gpu/gpu_context.h"
 
 using namespace edge_rt::gpu;

@@ -2,7 +2,7 @@
 #include <cstdlib>
 #include <cstring>
 
-#include "gpu/emulated_state.h"
+#include "tests/emulator/emulated_state.h"
 
 namespace edge_rt::gpu::emulated::calls {
 

@@ -8,10 +8,10 @@
 #include <set>
 #include <string>
 
-#include "gpu/emulated_driver.h"
-#include "gpu/emulated_memory.h"
-#include "gpu/emulated_streams.h"
-#include "gpu/simt.h"
+#include "tests/emulator/emulated_driver.h"
+#include "tests/emulator/emulated_memory.h"
+#include "tests/emulator/emulated_streams.h"
+#include "tests/emulator/simt.h"
 
 namespace edge_rt::gpu {
 

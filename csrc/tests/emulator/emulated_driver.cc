@@ -1,6 +1,6 @@
-#include "gpu/emulated_driver.h"
+#include "tests/emulator/emulated_driver.h"
 
-#include "gpu/emulated_state.h"
+#include "tests/emulator/emulated_state.h"
 
 namespace edge_rt::gpu {
 namespace emulated {

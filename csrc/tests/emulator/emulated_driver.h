@@ -3,7 +3,7 @@
 // Memory may be touched by copies and kernels only. Streams are queues: nothing runs before somebody waits for it, and
 // then streams take turns in a drawn order. A copy to the host has happened when its stream was waited for, and one
 // from pinned memory reads what is there when its turn comes. Graphs are lists of what was captured. Kernels are those
-// of gpu/simt.h, whatever the image of a module holds.
+// of tests/emulator/simt.h, whatever the image of a module holds.
 #pragma once
 
 #include <cstddef>

@@ -3,7 +3,7 @@
 #include <utility>
 
 #include "common/float_mode.h"
-#include "gpu/emulated_state.h"
+#include "tests/emulator/emulated_state.h"
 
 namespace edge_rt::gpu::emulated {
 
