@@ -12,7 +12,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from edge_rt.train.shards import Shard, read_shard
+from edge_rt.train.answers import Shard, read_shard
 
 
 @dataclass(frozen=True)

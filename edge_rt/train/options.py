@@ -50,6 +50,8 @@ class TrainOptions:
 STAGES: Final = ("answers", "training", "measuring")
 
 
-def event(stage: str, done: int = 0, total: int | None = None, unit: str = "", message: str = "") -> ProgressEvent:
+def stage_event(
+    stage: str, done: int = 0, total: int | None = None, unit: str = "", message: str = ""
+) -> ProgressEvent:
     """Return progress within one of ``STAGES``."""
     return ProgressEvent(stage, STAGES.index(stage) + 1, len(STAGES), done, total, unit, message)

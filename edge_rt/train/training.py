@@ -13,14 +13,14 @@ from torch.nn import functional
 
 from edge_rt.package.reader import Package
 from edge_rt.system.progress import ProgressCallback, no_progress
-from edge_rt.train import checkpoint, options as stages
+from edge_rt.train import checkpoint
+from edge_rt.train.answers import shard_paths
 from edge_rt.train.batches import Anchors, Batches, Recorded, count_tokens, held_out, most_frequent
-from edge_rt.train.clock import Clock
 from edge_rt.train.head import DraftHead, HeadShape
 from edge_rt.train.learn import Acceptance, Recipe, acceptance, learn
-from edge_rt.train.options import TRAINING_SHARE, TrainOptions
-from edge_rt.train.shards import shard_paths
+from edge_rt.train.options import TRAINING_SHARE, TrainOptions, stage_event
 from edge_rt.train.target import Target, read_target
+from edge_rt.train.updates import Clock
 
 _RIDGE = 0.01
 
@@ -142,7 +142,7 @@ def train_head(
     with clock.saving():
         learn(draft, target, itertools.chain([(anchors, first)], batches), recipe, clock.share, clock.report)
     draft.rounds_weights = True
-    progress(stages.event("measuring"))
+    progress(stage_event("measuring"))
     return Trained(
         draft,
         target,

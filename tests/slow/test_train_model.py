@@ -21,7 +21,7 @@ from edge_rt.package.decoder import Attention, Decoder, FeedForward, Layer
 from edge_rt.package.reader import open_package
 from edge_rt.system.machine import usable_cpus
 from edge_rt.train import checkpoint
-from edge_rt.train.answers import write_answers
+from edge_rt.train.answers import read_shard, shard_paths, write_answers
 from edge_rt.train.batch import BatchRunner
 from edge_rt.train.batches import split
 from edge_rt.train.draft_model.learn import Guesses, ModelRecipe, Vocabularies
@@ -30,7 +30,6 @@ from edge_rt.train.draft_model.plain import PlainLayers
 from edge_rt.train.draft_model.run import KIND, model_acceptance, package_acceptance, train_draft_model, train_model
 from edge_rt.train.draft_model.sequences import Batch, SequenceBatches, held_out_sequences, join, sequences_of
 from edge_rt.train.options import TrainOptions
-from edge_rt.train.shards import read_shard, shard_paths
 from edge_rt.train.target import read_target
 from edge_rt.train.trainable import require_plain
 from tests.helpers.gguf_factory import write_llama_gguf

@@ -25,17 +25,15 @@ from edge_rt.runtime.speculation.head_runner import HeadProvider
 from edge_rt.runtime.speculation.provider import DrafterJob
 from edge_rt.system.machine import usable_cpus
 from edge_rt.train import checkpoint
-from edge_rt.train.answers import write_answers
+from edge_rt.train.answers import read_shard, shard_paths, write_answers
 from edge_rt.train.batch import BatchRunner
 from edge_rt.train.batches import Recorded, anchors_of, count_tokens, held_out, split
 from edge_rt.train.checkpoint import State
-from edge_rt.train.dialogues.markers import find_markers
-from edge_rt.train.dialogues.writer import DialogueWriter
+from edge_rt.train.dialogues.writer import DialogueWriter, find_markers
 from edge_rt.train.head import DraftHead, HeadShape, codes_of, rounded
 from edge_rt.train.learn import Recipe, acceptance
 from edge_rt.train.options import TrainOptions
 from edge_rt.train.run import train_drafter
-from edge_rt.train.shards import read_shard, shard_paths
 from edge_rt.train.target import read_target
 from edge_rt.train.training import train_head
 from tests.helpers.segmented import CutPasses

@@ -13,11 +13,10 @@ from edge_rt.ort.session import pool_size
 from edge_rt.package.reader import open_package
 from edge_rt.runtime.prompts import PromptEncoder
 from edge_rt.system.machine import usable_cpus
+from edge_rt.train.answers import pack, read_shard, shard_paths, write_shard, written
 from edge_rt.train.batch import BatchRunner
-from edge_rt.train.dialogues.markers import find_markers
 from edge_rt.train.dialogues.tasks import Tasks
-from edge_rt.train.dialogues.writer import DialogueWriter, repeats_itself
-from edge_rt.train.shards import pack, read_shard, shard_paths, write_shard, written
+from edge_rt.train.dialogues.writer import DialogueWriter, find_markers, repeats_itself
 from tests.helpers.models import load_package
 
 CAPACITY = 200

@@ -12,8 +12,7 @@ from edge_rt.package.reader import open_package
 from edge_rt.runtime.prompts import PromptEncoder
 from edge_rt.system.machine import usable_cpus
 from edge_rt.train.batch import BatchRunner
-from edge_rt.train.dialogues.markers import find_markers
-from edge_rt.train.dialogues.writer import DialogueWriter, Prompts
+from edge_rt.train.dialogues.writer import DialogueWriter, Prompts, find_markers
 
 TEXTS = ["Hello there", "a b c", "Why?"]
 

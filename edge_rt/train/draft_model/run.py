@@ -20,21 +20,20 @@ from edge_rt.export import ExportReport, export_model
 from edge_rt.ort.session import pool_size
 from edge_rt.package.reader import Package, open_package
 from edge_rt.system.progress import ProgressCallback, no_progress
-from edge_rt.train import checkpoint, options as stages
-from edge_rt.train.answers import write_answers
+from edge_rt.train import checkpoint
+from edge_rt.train.answers import shard_paths, write_answers
 from edge_rt.train.batch import BatchRunner
 from edge_rt.train.batches import Recorded, count_tokens, most_frequent
-from edge_rt.train.clock import Clock
 from edge_rt.train.draft_model.folder import folder_name, remove_folder, write_folder
 from edge_rt.train.draft_model.learn import Guesses, ModelRecipe, Vocabularies, fit_start, learn_model
 from edge_rt.train.draft_model.net import DraftLayers, NetShape
 from edge_rt.train.draft_model.plain import PlainLayers, frequencies_of, rope_settings
 from edge_rt.train.draft_model.sequences import Dialogue, SequenceBatches, held_out_sequences, in_batches, join
 from edge_rt.train.learn import RANKS, Acceptance
-from edge_rt.train.options import TRAINING_SHARE, TrainOptions
-from edge_rt.train.shards import shard_paths
+from edge_rt.train.options import TRAINING_SHARE, TrainOptions, stage_event
 from edge_rt.train.target import Target, read_target
 from edge_rt.train.trainable import require_draft_model
+from edge_rt.train.updates import Clock
 
 MEASURED_ROWS: Final = 10_000
 _TOKENS: Final = 3072
@@ -213,7 +212,7 @@ def train_model(
     vocabularies = Vocabularies(torch.from_numpy(kept), config.vocab_size, recipe.others, seed)
     with clock.saving():
         learn_model(guesses, batches, vocabularies, recipe, clock.share, clock.report)
-    progress(stages.event("measuring"))
+    progress(stage_event("measuring"))
     reached = _measured(guesses, held_out)
     return TrainedModel(guesses, held_out, untrained, reached, int(counts.sum()), clock.updates, clock.seconds)
 

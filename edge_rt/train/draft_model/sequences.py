@@ -12,8 +12,8 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from edge_rt.train.answers import Shard, read_shard
 from edge_rt.train.batches import GROUP_SHARDS, groups, split
-from edge_rt.train.shards import Shard, read_shard
 
 _SORTED: Final = 256
 """Sequences among which those of a batch are of similar length."""
