@@ -204,12 +204,15 @@ def _open(model: str | Path, store: str | Path | None, *, pulls: bool = False) -
     path = absolute_path(Path(model))
     if is_package(path):
         return open_package(path)
-    from edge_rt.store import ensure_package, find_made, open_store, resolve
+    from edge_rt.store.layout import open_store
+    from edge_rt.store.resolve import resolve
 
     place = open_store(store)
     found = resolve(model, place)
     if found.kind == "package" and found.path is not None:
         return open_package(found.path)
+    from edge_rt.store.pull import ensure_package, find_made
+
     if (made := find_made(found, place)) is not None:
         return made
     if pulls:
@@ -265,7 +268,8 @@ def pull(
         StorageError, MemoryBudgetExceeded: it does not fit the disk or the memory.
         ConfigError: an argument is out of range, or the name is taken.
     """
-    from edge_rt.store import open_store, pull as pull_into
+    from edge_rt.store.layout import open_store
+    from edge_rt.store.pull import pull as pull_into
 
     return pull_into(
         ref,
@@ -292,7 +296,7 @@ def list_models(*, store: str | Path | None = None) -> list[StoreEntry]:
         StorageError: the store cannot be read.
         ConfigError: the configuration file is wrong.
     """
-    from edge_rt.store import open_store
+    from edge_rt.store.layout import open_store
 
     return open_store(store).list()
 
@@ -317,8 +321,8 @@ def inspect_model(model: str | Path, *, store: str | Path | None = None, verify:
         ConfigError: ``verify`` is set for a checkpoint, which has no hashes; or the configuration file is wrong.
         StorageError: it cannot be read.
     """
-    from edge_rt.store import open_store
     from edge_rt.store.inspection import inspect
+    from edge_rt.store.layout import open_store
 
     return inspect(model, open_store(store), verify=verify).facts
 
@@ -336,6 +340,6 @@ def remove_model(name: str, *, store: str | Path | None = None) -> RemovedReport
         StorageError: another process is working on it, or it cannot be deleted.
         ConfigError: it is no valid name, or the configuration file is wrong.
     """
-    from edge_rt.store import open_store
+    from edge_rt.store.layout import open_store
 
     return open_store(store).remove(name)

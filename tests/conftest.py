@@ -13,7 +13,8 @@ import platformdirs
 import pytest
 
 from edge_rt.export import export_model
-from edge_rt.store import fetch_source, open_store
+from edge_rt.store.fetch import fetch_source
+from edge_rt.store.layout import open_store
 from edge_rt.system.machine import usable_cpus
 from tests.helpers.export_apart import export_apart
 from tests.helpers.gguf_factory import write_llama_gguf

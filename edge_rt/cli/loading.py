@@ -27,7 +27,8 @@ if TYPE_CHECKING:
     from edge_rt.package.reader import Package
     from edge_rt.runtime.load.options import LoadOptions
     from edge_rt.runtime.model import Model
-    from edge_rt.store import Exporter, Resolved
+    from edge_rt.store.pull import Exporter
+    from edge_rt.store.resolve import Resolved
 
 
 def tell_estimate(
@@ -86,7 +87,7 @@ def telling_exporter(
     terminal: Terminal, *, budget: int | None = None, package: str | None = None, lead: str = ""
 ) -> Exporter:
     """Return an exporter for the store that shows its estimate, as ``tell_estimate``, and its warnings."""
-    from edge_rt.store import export_with_edge_rt
+    from edge_rt.store.pull import export_with_edge_rt
 
     on_estimate = functools.partial(tell_estimate, terminal, budget=budget, package=package, lead=lead)
 
@@ -169,12 +170,14 @@ def obtain_package(
         EdgeRTError: there is no such model, or it cannot be fetched, exported or opened.
     """
     from edge_rt.package.reader import open_package
-    from edge_rt.store import find_made, pull, resolve
+    from edge_rt.store.resolve import resolve
 
     store = places.open_store()
     resolved = resolve(reference, store)
     if resolved.kind == "package" and resolved.path is not None:
         return resolved.name, open_package(resolved.path)
+    from edge_rt.store.pull import find_made, pull
+
     is_local = resolved.is_checkpoint and not resolved.in_store
     made = find_made(resolved, store)
     if made is not None:

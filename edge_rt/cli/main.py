@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import importlib
 import os
 import re
 import sys
@@ -12,18 +13,6 @@ from typing import Annotated, Any, Final, NoReturn
 
 import typer
 
-from edge_rt.cli.commands.bench import bench
-from edge_rt.cli.commands.chat import chat
-from edge_rt.cli.commands.corpus import corpus_app
-from edge_rt.cli.commands.doctor import doctor
-from edge_rt.cli.commands.export import export
-from edge_rt.cli.commands.generate import generate
-from edge_rt.cli.commands.inspect import inspect
-from edge_rt.cli.commands.models import list_models, pull, rm
-from edge_rt.cli.commands.plan import plan
-from edge_rt.cli.commands.profile import profile
-from edge_rt.cli.commands.train import train_app
-from edge_rt.cli.commands.verify import verify
 from edge_rt.cli.interrupt import SignalReceived, has_unfinished_work, signals_as_exceptions
 from edge_rt.cli.options.shown import PlainCommand, PlainGroup
 from edge_rt.cli.options.spread import spread
@@ -31,29 +20,52 @@ from edge_rt.cli.render.console import OutputClosed, OutputFailed, Terminal
 from edge_rt.errors import Cancelled, EdgeRTError, ErrorJSON, StorageError, is_out_of_memory, out_of_memory
 from edge_rt.version import VERSION
 
-app = typer.Typer(
-    name="edge-rt",
-    cls=PlainGroup,
-    no_args_is_help=True,
-    # Old versions of typer show the marks that keep brackets from being markup, unless they are told that it is.
-    rich_markup_mode="rich",
-    pretty_exceptions_enable=False,
-    context_settings={"help_option_names": ["-h", "--help"]},
-    help="Run language models on your own device.",
-    epilog="Exit codes: 0 success, 1 unexpected, 2 usage, 3 input, 4 memory, 5 runtime, 6 storage, "
-    "129 lost terminal, 130 Ctrl-C, 141 output pipe closed, 143 SIGTERM.",
-)
-_PANELS: Final = {
-    "Answers": (chat, generate),
-    "Models": (pull, list_models, rm, inspect, export),
-    "Memory and speed": (plan, profile, bench, verify, doctor),
+_COMMANDS: Final = {
+    # name: (module in edge_rt.cli.commands, function or group there, panel of the help)
+    "chat": ("chat", "chat", "Answers"),
+    "generate": ("generate", "generate", "Answers"),
+    "pull": ("models", "pull", "Models"),
+    "list": ("models", "list_models", "Models"),
+    "rm": ("models", "rm", "Models"),
+    "inspect": ("inspect", "inspect", "Models"),
+    "export": ("export", "export", "Models"),
+    "plan": ("plan", "plan", "Memory and speed"),
+    "profile": ("profile", "profile", "Memory and speed"),
+    "bench": ("bench", "bench", "Memory and speed"),
+    "verify": ("verify", "verify", "Memory and speed"),
+    "doctor": ("doctor", "doctor", "Memory and speed"),
+    "corpus": ("corpus", "corpus_app", "Faster answers"),
+    "train": ("train", "train_app", "Faster answers"),
 }
-for panel, commands in _PANELS.items():
-    for command in commands:
-        name = "list" if command is list_models else None
-        app.command(name=name, cls=PlainCommand, rich_help_panel=panel)(spread(command))
-app.add_typer(corpus_app, name="corpus", rich_help_panel="Faster answers")
-app.add_typer(train_app, name="train", rich_help_panel="Faster answers")
+
+
+def command_line(arguments: Sequence[str] = ()) -> typer.Typer:
+    """Return the command line for these arguments.
+
+    It has all commands, unless the arguments name one: importing the others would take a quarter of a second.
+    """
+    word = next((argument for argument in arguments if not argument.startswith("-")), "")
+    app = typer.Typer(
+        name="edge-rt",
+        cls=PlainGroup,
+        no_args_is_help=True,
+        # Old versions of typer show the marks that keep brackets from being markup, unless they are told that it is.
+        rich_markup_mode="rich",
+        pretty_exceptions_enable=False,
+        context_settings={"help_option_names": ["-h", "--help"]},
+        help="Run language models on your own device.",
+        epilog="Exit codes: 0 success, 1 unexpected, 2 usage, 3 input, 4 memory, 5 runtime, 6 storage, "
+        "129 lost terminal, 130 Ctrl-C, 141 output pipe closed, 143 SIGTERM.",
+    )
+    app.callback()(_root)
+    for name in [word] if word in _COMMANDS else _COMMANDS:
+        module, attribute, panel = _COMMANDS[name]
+        command = getattr(importlib.import_module(f"edge_rt.cli.commands.{module}"), attribute)
+        if isinstance(command, typer.Typer):
+            app.add_typer(command, name=name, rich_help_panel=panel)
+        else:
+            app.command(name=name, cls=PlainCommand, rich_help_panel=panel)(spread(command))
+    return app
 
 
 def _print_version(wanted: bool) -> None:
@@ -62,7 +74,6 @@ def _print_version(wanted: bool) -> None:
         raise typer.Exit
 
 
-@app.callback()
 def _root(
     version: Annotated[
         bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Show the version and exit.")
@@ -105,10 +116,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         with signals_as_exceptions():
             try:
-                # Imported here, so that Ctrl-C is handled from the start.
-                import typer
-
-                code = typer.main.get_command(app).main(args=own, prog_name="edge-rt", standalone_mode=False)
+                code = typer.main.get_command(command_line(own)).main(
+                    args=own, prog_name="edge-rt", standalone_mode=False
+                )
                 code = code if isinstance(code, int) else 0
             except Exception as error:
                 code = _report(terminal, error, verbose=verbose, lines=lines)

@@ -22,7 +22,7 @@ def main() -> None:
 
 def _import() -> None:
     import edge_rt.runtime.model
-    import edge_rt.store  # noqa: F401
+    import edge_rt.store.resolve  # noqa: F401
 
 
 if __name__ == "__main__":

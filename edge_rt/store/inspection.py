@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from edge_rt.package.manifest import Manifest
     from edge_rt.package.reader import Package
     from edge_rt.package.weights_info import WeightsInfo
-    from edge_rt.store import Store
+    from edge_rt.store.layout import Store
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,7 @@ def inspect(reference: str | Path, store: Store, *, verify: bool = False) -> Ins
     """
     from edge_rt.package.drafter_reader import is_drafter, open_drafter
     from edge_rt.package.reader import absolute_path
-    from edge_rt.store import resolve
+    from edge_rt.store.resolve import resolve
 
     if is_drafter(path := absolute_path(Path(reference))):
         drafter = open_drafter(path)

@@ -22,13 +22,11 @@ from typing import TYPE_CHECKING
 from edge_rt.errors import EdgeRTError, ModelNotFound
 from edge_rt.store.config import Config, store_root
 from edge_rt.store.files import storage_errors, tree_bytes
-from edge_rt.store.made_from import forget
 from edge_rt.store.naming import check_name, is_name, parse_hub_reference
-from edge_rt.store.records import SourceRecord, read_record
-from edge_rt.store.staging import discard, entry_lock, reclaim
 
 if TYPE_CHECKING:
     from edge_rt.package.reader import Package
+    from edge_rt.store.records import SourceRecord
 
 
 _PARTIAL = ".part-"
@@ -142,6 +140,8 @@ class Store:
         Raises:
             StorageError: the folders cannot be created.
         """
+        from edge_rt.store.staging import reclaim
+
         for folder in (self.packages, self.sources):
             with storage_errors(folder):
                 folder.mkdir(parents=True, exist_ok=True)
@@ -153,6 +153,8 @@ class Store:
 
     def find_record(self, name: str) -> SourceRecord | None:
         """Return what is known about the source files of that name, or None if there are none."""
+        from edge_rt.store.records import read_record
+
         folder = self.source_path(name)
         return read_record(folder) if folder.exists() else None
 
@@ -178,6 +180,9 @@ class Store:
         Raises:
             StorageError: another process is working on it, or it cannot be deleted.
         """
+        from edge_rt.store.made_from import forget
+        from edge_rt.store.staging import discard, entry_lock
+
         reference = parse_hub_reference(name)
         name = check_name(name) if reference is None else reference.store_name
         if name not in self.names():

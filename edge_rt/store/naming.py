@@ -27,7 +27,6 @@ from edge_rt.system.checkpoint_names import (
     parse_split_name,
     part_names,
 )
-from edge_rt.system.hub_cache import is_repository
 
 MAX_NAME = 96
 MAX_HUB_PATH = 512
@@ -125,6 +124,8 @@ def parse_hub_reference(text: str) -> HubReference | None:
     """
     if (page := _PAGE.fullmatch(text)) is not None:
         text = _of_page(text, page["path"])
+    from edge_rt.system.hub_cache import is_repository
+
     repo, colon, file = text.partition(":")
     if not is_repository(repo):
         return None

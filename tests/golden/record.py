@@ -16,7 +16,8 @@ from pathlib import Path
 import platformdirs
 
 from edge_rt.export import export_model
-from edge_rt.store import fetch_source, open_store
+from edge_rt.store.fetch import fetch_source
+from edge_rt.store.layout import open_store
 from tests.golden.answers import RECIPE, greedy_answer
 from tests.helpers.models import load_package
 

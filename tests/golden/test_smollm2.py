@@ -8,7 +8,7 @@ import pytest
 
 from edge_rt.ort.op_library import library_path, native_status
 from edge_rt.runtime.decode.repetition import RepetitionGuard
-from edge_rt.store import load_recipes
+from edge_rt.store.recipes import load_recipes
 from tests.golden.answers import RECIPE, greedy_answer, recorded
 from tests.golden.record import RECIPES, spelled
 from tests.helpers.models import load_package

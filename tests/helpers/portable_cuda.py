@@ -5,7 +5,7 @@ from __future__ import annotations
 import onnxruntime as ort
 import pytest
 
-from tests.test_gpu_provider import FakeProvider
+from tests.device.test_provider import FakeProvider
 
 STAND_IN = "AzureExecutionProvider"
 

@@ -4,7 +4,7 @@ import pytest
 
 from edge_rt.errors import RuntimeUnavailable
 from edge_rt.measure.memory_worker import DeviceMemory
-from tests.test_gpu_provider import OLD, TWO, FakeProvider
+from tests.device.test_provider import OLD, TWO, FakeProvider
 
 
 def provider(lines, free):

@@ -26,7 +26,8 @@ from edge_rt.system.byte_size import parse_size
 if TYPE_CHECKING:
     from edge_rt.export import ExportReport
     from edge_rt.package.manifest import AdapterInfo
-    from edge_rt.store import Resolved, Store
+    from edge_rt.store.layout import Store
+    from edge_rt.store.resolve import Resolved
     from edge_rt.system.progress import ProgressCallback
 
 NO_CALIBRATION: Final = "none"
@@ -217,7 +218,7 @@ def parse_adapter(option: str) -> tuple[Path, float]:
 
 def _source(terminal: Terminal, reference: str, places: PlaceFlags, progress: ProgressCallback) -> Path:
     """Return the path of the checkpoint; it is fetched into the store if it is not on this machine."""
-    from edge_rt.store import fetch_source
+    from edge_rt.store.fetch import fetch_source
 
     store = places.open_store()
     resolved = _resolved(reference, store)

@@ -18,7 +18,8 @@ from edge_rt.errors import ConfigError
 from edge_rt.system.byte_size import parse_size
 
 if TYPE_CHECKING:
-    from edge_rt.store import PullReport, StoreEntry
+    from edge_rt.store.layout import StoreEntry
+    from edge_rt.store.pull import PullReport
 
 
 @dataclass(frozen=True)
@@ -40,7 +41,8 @@ def pull(
     places: PlaceFlags,
 ) -> int:
     """Fetch a model, and export it into the store."""
-    from edge_rt.store import pull as pull_into, resolve
+    from edge_rt.store.pull import pull as pull_into
+    from edge_rt.store.resolve import resolve
 
     terminal = output.terminal()
     size = 0 if wanted.size is None else parse_size(wanted.size)

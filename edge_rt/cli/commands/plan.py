@@ -245,7 +245,7 @@ def find_model(reference: str, places: PlaceFlags, weights: str | None = None) -
     path = Path(reference).expanduser()
     if is_package(path):
         return _of_package(open_package(path), weights)
-    from edge_rt.store import resolve
+    from edge_rt.store.resolve import resolve
 
     resolved = resolve(reference, places.open_store())
     if resolved.path is None:

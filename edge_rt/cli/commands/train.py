@@ -282,7 +282,7 @@ def _refuse_existing(out: Path, *, force: bool) -> None:
 
 def _is_package(reference: str, places: PlaceFlags) -> bool:
     """Return whether a model argument means a package that is on this machine."""
-    from edge_rt.store import resolve
+    from edge_rt.store.resolve import resolve
 
     found = resolve(reference, places.open_store())
     return found.kind == "package" and found.path is not None

@@ -34,7 +34,8 @@ def _of_model(name: str) -> str:
 def _model_names(incomplete: str) -> list[str]:
     """Complete names of the store; the shell completes paths."""
     from edge_rt.errors import EdgeRTError
-    from edge_rt.store import load_recipes, open_store
+    from edge_rt.store.layout import open_store
+    from edge_rt.store.recipes import load_recipes
 
     try:
         names = {*open_store().names(), *load_recipes()}

@@ -30,7 +30,8 @@ from edge_rt.text.text_file import read_text
 if TYPE_CHECKING:
     from edge_rt.runtime.load.options import LoadOptions
     from edge_rt.runtime.speculation.adaptive import Trace
-    from edge_rt.store import Config, Store
+    from edge_rt.store.config import Config
+    from edge_rt.store.layout import Store
 
 
 @dataclass(frozen=True)
@@ -81,7 +82,7 @@ class PlaceFlags:
         Raises:
             ConfigError: the configuration file is wrong, or the given one does not exist.
         """
-        from edge_rt.store import open_store
+        from edge_rt.store.layout import open_store
 
         self._require_config()
         return open_store(self.store) if self.store is not None else open_store(config=self.configured)
@@ -106,7 +107,7 @@ def place_spec(spec: str, places: PlaceFlags) -> str:
     asked = drafting_package(spec)
     if asked is None:
         return spec
-    from edge_rt.store import resolve
+    from edge_rt.store.resolve import resolve
 
     found = resolve(asked, places.open_store())
     if found.kind != "package" or found.path is None:
@@ -126,7 +127,7 @@ def place_drafter(drafter: Path | None, spec: str | None, places: PlaceFlags) ->
     """
     if drafter is None or str(drafter) == NO_DRAFTER or (spec or AUTO) != AUTO or path_of(str(drafter)).exists():
         return drafter
-    from edge_rt.store import resolve
+    from edge_rt.store.resolve import resolve
 
     store = places.open_store()
     try:

@@ -15,10 +15,10 @@ from edge_rt.runtime.config import GenerationConfig
 from edge_rt.runtime.load.options import LoadOptions
 from edge_rt.runtime.model import Model
 from edge_rt.runtime.speculation.stored_costs import user_verified
+from tests.device.test_provider import TWO
 from tests.helpers.onnxruntime_version import needs_onnxruntime
 from tests.helpers.portable_cuda import with_stand_in
 from tests.helpers.webgpu import require_webgpu
-from tests.test_gpu_provider import TWO
 
 pytestmark = needs_onnxruntime(1, 24)
 PROMPT = "the sea was calm and the sea was calm and the sea was"

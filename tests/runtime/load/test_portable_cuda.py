@@ -24,9 +24,9 @@ from edge_rt.package.spec_modes import Drafts
 from edge_rt.runtime.load.devices import cache_device, open_device, placement
 from edge_rt.runtime.load.options import LoadOptions
 from edge_rt.runtime.model import Model
+from tests.device.test_provider import TWO, FakeProvider
 from tests.helpers.onnxruntime_version import needs_onnxruntime
 from tests.helpers.portable_cuda import STAND_IN, with_stand_in
-from tests.test_gpu_provider import TWO, FakeProvider
 
 pytestmark = needs_onnxruntime(1, 24)
 IDS = [(5 + 41 * i) % 419 for i in range(20)]
