@@ -154,7 +154,7 @@ def _renamed(folder: HFFolder, family: Family, decoder: Decoder) -> tuple[dict[s
     packed: Mapping[str, TensorInfo] = {}
     remarks: tuple[str, ...] = ()
     if (settings := read_packed_settings(folder.path.name, folder.config)) is not None:
-        from edge_rt.export.decoder.tensors import packed_tensors
+        from edge_rt.export.decoder.packed import packed_tensors
         from edge_rt.export.sources.converted import conversion_remarks
 
         weights = {hf: ours for hf, ours in names.items() if hf.endswith("weight")}

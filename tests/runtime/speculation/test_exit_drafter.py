@@ -20,7 +20,7 @@ from tests.helpers.fake_sources import linear_costs
 from tests.helpers.models import load_package
 from tests.helpers.segmented import EXITS, CutPasses, answer, whole_passes
 from tests.helpers.small import GREEDY
-from tests.runtime.graph.test_segmented_runner import LateSwitch
+from tests.runtime.forward.test_segmented_runner import LateSwitch
 
 PROMPT = [(3 + 17 * i) % 419 for i in range(12)]
 FORMATS = KV_FORMATS["native"]
