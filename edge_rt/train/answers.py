@@ -17,7 +17,7 @@ from edge_rt.runtime.prompts import PromptEncoder
 from edge_rt.system.atomic_files import write_atomically
 from edge_rt.system.progress import ProgressCallback, no_progress
 from edge_rt.train.batch import BatchRunner
-from edge_rt.train.dialogues.writer import ROOM, Answer, DialogueWriter, find_markers
+from edge_rt.train.dialogues.writer import ROOM, DialogueWriter, WrittenAnswer, find_markers
 from edge_rt.train.options import WRITING_SHARE, TrainOptions, stage_event
 
 SHARD_TOKENS: Final = 20_000
@@ -30,7 +30,7 @@ class Shard(NamedTuple):
 
     Attributes:
         ids: int32, the tokens of all dialogues one after the other.
-        hidden: float16 ``[rows, columns]``, see ``Answer``.
+        hidden: float16 ``[rows, columns]``, see ``WrittenAnswer``.
         answers: int64 ``[answers, 4]``: tokens, place of the answer's first one, rows of ``hidden``, and hundredths of
             the temperature.
     """
@@ -45,7 +45,7 @@ class Shard(NamedTuple):
         return int((self.answers[:, 0] - self.answers[:, 1]).sum())
 
 
-def pack(answers: Iterable[Answer]) -> Shard:
+def pack(answers: Iterable[WrittenAnswer]) -> Shard:
     """Join answers."""
     items = list(answers)
     facts = [(len(a.token_ids), a.begin, len(a.hidden), round(100 * a.temperature)) for a in items]
@@ -101,10 +101,10 @@ def shard_paths(folder: Path) -> list[Path]:
     return sorted(folder.glob("answers-*.npz"))
 
 
-def written(folder: Path, answers: Iterable[Answer]) -> Iterator[Shard]:
+def written(folder: Path, answers: Iterable[WrittenAnswer]) -> Iterator[Shard]:
     """Write answers to files behind those that a folder has, and yield every file's content once it is on the disk."""
     number = len(shard_paths(folder))
-    kept: list[Answer] = []
+    kept: list[WrittenAnswer] = []
     tokens = 0
     for answer in answers:
         kept.append(answer)

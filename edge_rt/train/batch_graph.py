@@ -220,23 +220,23 @@ class _Rewrite:
         wide = inner if activation == _WITHOUT_GATE else 2 * inner
         stream = self._found(x)
         self._linear(
-            stream, f"{name}.qkv", _Product(qkv, (heads, kv, kv), hidden, facts["qkv_format"], biases[0]), facts,
+            stream, f"{name}.qkv", _Packed(qkv, (heads, kv, kv), hidden, facts["qkv_format"], biases[0]), facts,
             norm=(attention_norm, attention_norm_bias), more=norm,
         )  # fmt: skip
         attended = self._attention(
             node, f"{name}.qkv", [*inputs[1:11], *key_constants, query_scale], f"{name}.attention"
         )
         y = self._linear(
-            attended, f"{name}.output", _Product(output, (hidden,), heads, facts["output_format"], biases[1]), facts,
+            attended, f"{name}.output", _Packed(output, (hidden,), heads, facts["output_format"], biases[1]), facts,
             residual=stream, post_norm=post_norms[0], more=scale,
         )  # fmt: skip
         parts = (inner,) * (wide // inner)
         gated = self._linear(
-            y, f"{name}.hidden", _Product(gate_up, parts, hidden, facts["gate_up_format"], biases[2]), facts,
+            y, f"{name}.hidden", _Packed(gate_up, parts, hidden, facts["gate_up_format"], biases[2]), facts,
             norm=(mlp_norm, mlp_norm_bias), more={"activation": activation, **norm},
         )  # fmt: skip
         self._linear(
-            gated, name, _Product(down, (hidden,), inner, facts["down_format"], biases[3]), facts,
+            gated, name, _Packed(down, (hidden,), inner, facts["down_format"], biases[3]), facts,
             residual=y, post_norm=post_norms[1], more=scale,
         )  # fmt: skip
 
@@ -244,7 +244,7 @@ class _Rewrite:
         self,
         x: ir.Value | None,
         name: str,
-        product: _Product,
+        product: _Packed,
         facts: Mapping[str, Any],
         *,
         norm: tuple[ir.Value | None, ir.Value | None] = (None, None),
@@ -271,7 +271,7 @@ class _Rewrite:
 
 
 @dataclass(frozen=True)
-class _Product:
+class _Packed:
     """A packed matrix: rows of its parts, columns, formats of its parts, and its bias."""
 
     weight: ir.Value | None

@@ -54,7 +54,7 @@ def head_tensors_of(net: DraftHead, prefix: str = "") -> dict[str, bytes]:
 
 
 @dataclass(frozen=True)
-class Adapter:
+class TrainedAdapter:
     """What was trained for an exit.
 
     Attributes:
@@ -104,7 +104,7 @@ def write_drafter(
 def write_adapters(
     out: Path,
     package: Package,
-    adapters: Sequence[Adapter],
+    adapters: Sequence[TrainedAdapter],
     kept: Tensor,
     training: TrainingRecord,
     label: Label,

@@ -24,7 +24,7 @@ BLOCK: int = 32
 
 
 @dataclass(frozen=True)
-class HeadShape:
+class HeadNetShape:
     """The numbers of a head."""
 
     hidden_size: int
@@ -44,7 +44,7 @@ class DraftHead(nn.Module):
         output_norm: float32 ``[hidden_size]``, the model's final norm, from which ``g_o`` starts.
     """
 
-    def __init__(self, shape: HeadShape, output_norm: Tensor) -> None:
+    def __init__(self, shape: HeadNetShape, output_norm: Tensor) -> None:
         super().__init__()
         size, inner = shape.hidden_size, shape.intermediate_size
         self.shape = shape

@@ -11,7 +11,7 @@ from torch.nn import functional
 
 from edge_rt.train.batches import Anchors
 from edge_rt.train.head import DraftHead
-from edge_rt.train.target import Target
+from edge_rt.train.target import TargetModel
 from edge_rt.train.updates import Found, Progress, Schedule, run_updates
 
 _BATCH = 2048
@@ -35,7 +35,9 @@ class Acceptance:
 
 
 @torch.no_grad()
-def acceptance(net: DraftHead, target: Target, anchors: Anchors, *, steps: int = 3, most: int = 20_000) -> Acceptance:
+def acceptance(
+    net: DraftHead, target: TargetModel, anchors: Anchors, *, steps: int = 3, most: int = 20_000
+) -> Acceptance:
     """Measure a head on recorded answers: at every place against the token that the answer has.
 
     Args:
@@ -62,7 +64,7 @@ def acceptance(net: DraftHead, target: Target, anchors: Anchors, *, steps: int =
 
 
 @dataclass(frozen=True)
-class Recipe:
+class TrainingRecipe:
     """How a head is trained.
 
     Attributes:
@@ -90,9 +92,9 @@ class Recipe:
 
 def learn(
     net: DraftHead,
-    target: Target,
+    target: TargetModel,
     batches: Iterator[tuple[Anchors, Tensor]],
-    recipe: Recipe,
+    recipe: TrainingRecipe,
     share_done: Callable[[], float],
     report: Callable[[Progress], None],
     *,
@@ -115,7 +117,7 @@ def learn(
     run_updates(net, loss_at, schedule, share_done, report, report_seconds=report_seconds)
 
 
-def _loss(net: DraftHead, target: Target, anchors: Anchors, rows: Tensor, recipe: Recipe) -> Found:
+def _loss(net: DraftHead, target: TargetModel, anchors: Anchors, rows: Tensor, recipe: TrainingRecipe) -> Found:
     """Return the loss, that of the first step, and the first step's share of right guesses."""
     state = anchors.begins(rows)
     left = anchors.left[rows]

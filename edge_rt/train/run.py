@@ -14,8 +14,8 @@ from edge_rt.package.reader import Package
 from edge_rt.system.progress import ProgressCallback, no_progress
 from edge_rt.train import checkpoint
 from edge_rt.train.answers import write_answers
-from edge_rt.train.folder import Adapter, Label, write_adapters, write_drafter
-from edge_rt.train.learn import Acceptance, Recipe
+from edge_rt.train.folder import Label, TrainedAdapter, write_adapters, write_drafter
+from edge_rt.train.learn import Acceptance, TrainingRecipe
 from edge_rt.train.options import TrainOptions
 from edge_rt.train.trainable import require_trainable
 from edge_rt.train.training import Trained, kind_of, train_head
@@ -65,7 +65,7 @@ def train_drafter(
     *,
     name: str = "head",
     force: bool = False,
-    recipe: Recipe | None = None,
+    recipe: TrainingRecipe | None = None,
     progress: ProgressCallback = no_progress,
 ) -> TrainReport:
     """Train a head, or the adapters of exits, from nothing but the model, and write a drafter.
@@ -83,7 +83,7 @@ def train_drafter(
         UnsupportedModel, InvalidTemplate: drafters cannot be trained for this model.
         StorageError: the disk is full, or files cannot be used; answers and the last checkpoint stay.
     """
-    recipe = recipe or Recipe()
+    recipe = recipe or TrainingRecipe()
     require_trainable(package, options.exits, recipe.steps)
     torch.set_num_threads(options.threads or torch.get_num_threads())
     left_out = 0
@@ -97,7 +97,7 @@ def train_drafter(
         for layer in options.exits:
             found[layer] = train_head(package, folder, options, recipe, progress, layer=layer, kept=kept)
             kept = found[layer].target.kept
-        better = [Adapter(layer, one.net, one.reached) for layer, one in found.items() if one.is_better]
+        better = [TrainedAdapter(layer, one.net, one.reached) for layer, one in found.items() if one.is_better]
         last, drafter = found[options.exits[-1]], None
         if better:
             record = _record(tuple(found.values()), options)

@@ -27,7 +27,7 @@ _PIECE = 4096
 
 
 @dataclass(frozen=True)
-class Target:
+class TargetModel:
     """What a head imitates.
 
     Attributes:
@@ -68,7 +68,7 @@ class Target:
         return self.softcap * torch.tanh(scaled / self.softcap) if self.softcap else scaled
 
 
-def read_target(package: Package, kept: npt.NDArray[np.int64]) -> Target:
+def read_target(package: Package, kept: npt.NDArray[np.int64]) -> TargetModel:
     """Read what training needs of a package.
 
     Raises:
@@ -89,7 +89,7 @@ def read_target(package: Package, kept: npt.NDArray[np.int64]) -> Target:
     wanted = ("format", "out_features", "in_features")
     norm, bias = (_vector(package, inputs[place]) for place in (2, 7))
     assert norm is not None, "the final norm has a weight"
-    return Target(
+    return TargetModel(
         embedding,
         torch.from_numpy(kept),
         _rows(package, inputs[1], {name: attributes[name] for name in wanted}, kept),

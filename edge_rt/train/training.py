@@ -16,10 +16,10 @@ from edge_rt.system.progress import ProgressCallback, no_progress
 from edge_rt.train import checkpoint
 from edge_rt.train.answers import shard_paths
 from edge_rt.train.batches import Anchors, Batches, Recorded, count_tokens, held_out, most_frequent
-from edge_rt.train.head import DraftHead, HeadShape
-from edge_rt.train.learn import Acceptance, Recipe, acceptance, learn
+from edge_rt.train.head import DraftHead, HeadNetShape
+from edge_rt.train.learn import Acceptance, TrainingRecipe, acceptance, learn
 from edge_rt.train.options import TRAINING_SHARE, TrainOptions, stage_event
-from edge_rt.train.target import Target, read_target
+from edge_rt.train.target import TargetModel, read_target
 from edge_rt.train.updates import Clock
 
 _RIDGE = 0.01
@@ -58,7 +58,7 @@ class Trained:
     """
 
     net: DraftHead
-    target: Target
+    target: TargetModel
     untrained: Acceptance
     reached: Acceptance
     tokens: int
@@ -81,7 +81,7 @@ def train_head(
     package: Package,
     folder: Path,
     options: TrainOptions,
-    recipe: Recipe,
+    recipe: TrainingRecipe,
     progress: ProgressCallback = no_progress,
     *,
     layer: int | None = None,
@@ -107,7 +107,7 @@ def train_head(
     paths = shard_paths(folder)
     torch.manual_seed(options.seed)
     inner = options.intermediate_size or -(-8 * config.hidden_size // 3 // 64) * 64
-    shape = HeadShape(config.hidden_size, inner, options.blocks)
+    shape = HeadNetShape(config.hidden_size, inner, options.blocks)
     draft = DraftHead(shape, torch.ones(config.hidden_size))
     file = checkpoint.file_of(folder, kind_of(layer))
     state = checkpoint.load(file, draft, options.seed, config.vocab_size, options.vocabulary)

@@ -24,7 +24,7 @@ from edge_rt.train import checkpoint
 from edge_rt.train.answers import read_shard, shard_paths, write_answers
 from edge_rt.train.batch import BatchRunner
 from edge_rt.train.batches import split
-from edge_rt.train.draft_model.learn import Guesses, ModelRecipe, Vocabularies
+from edge_rt.train.draft_model.learn import DraftNet, ModelRecipe, Vocabularies
 from edge_rt.train.draft_model.net import DraftLayers, NetShape
 from edge_rt.train.draft_model.plain import PlainLayers
 from edge_rt.train.draft_model.run import KIND, model_acceptance, package_acceptance, train_draft_model, train_model
@@ -73,7 +73,7 @@ def guesses_of(package, layers):
     reader, config = PlainLayers(package), package.manifest.model
     net = DraftLayers(NetShape.of(config), [reader.layer(number) for number in range(layers)])
     rotations = [torch.from_numpy(table) for table in reader.rotations(range(config.context_length))]
-    return Guesses(net, read_target(package, np.arange(config.vocab_size)), tuple(rotations))
+    return DraftNet(net, read_target(package, np.arange(config.vocab_size)), tuple(rotations))
 
 
 def exported(path, weights="keep", **shape):

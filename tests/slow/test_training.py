@@ -30,8 +30,8 @@ from edge_rt.train.batch import BatchRunner
 from edge_rt.train.batches import Recorded, anchors_of, count_tokens, held_out, split
 from edge_rt.train.checkpoint import State
 from edge_rt.train.dialogues.writer import DialogueWriter, find_markers
-from edge_rt.train.head import DraftHead, HeadShape, codes_of, rounded
-from edge_rt.train.learn import Recipe, acceptance
+from edge_rt.train.head import DraftHead, HeadNetShape, codes_of, rounded
+from edge_rt.train.learn import TrainingRecipe, acceptance
 from edge_rt.train.options import TrainOptions
 from edge_rt.train.run import train_drafter
 from edge_rt.train.target import read_target
@@ -44,7 +44,7 @@ pytestmark = pytest.mark.slow
 THREADS = pool_size() or usable_cpus()
 OPTIONS = TrainOptions(tokens=20_000, updates=60, vocabulary=128, threads=THREADS, intermediate_size=64)
 FREE_ROWS = RowCosts((1, 64), (0,), ((1.0, 1.001),))
-RECIPE = Recipe(batch=256, warm_up=10)
+RECIPE = TrainingRecipe(batch=256, warm_up=10)
 
 
 @pytest.fixture(scope="module")
@@ -138,7 +138,8 @@ def test_a_stopped_run_goes_on_with_its_training(package, work, tmp_path):
         # Reports come every 20 seconds, so an endless training meets the first one.
         train_head(package, work, replace(OPTIONS, updates=10**6), RECIPE, stop)
     file = checkpoint.file_of(work)
-    net = DraftHead(HeadShape(package.manifest.model.hidden_size, 64), torch.ones(package.manifest.model.hidden_size))
+    config = package.manifest.model
+    net = DraftHead(HeadNetShape(config.hidden_size, 64), torch.ones(config.hidden_size))
     state = checkpoint.load(file, net, OPTIONS.seed, package.manifest.model.vocab_size)
     assert state.updates > 0
     files = len(shard_paths(work))
@@ -151,7 +152,7 @@ def test_a_stopped_run_goes_on_with_its_training(package, work, tmp_path):
 
 def test_damaged_or_foreign_checkpoints_are_refused_and_stay(package, work, tmp_path):
     config = package.manifest.model
-    net = DraftHead(HeadShape(config.hidden_size, 64), torch.ones(config.hidden_size))
+    net = DraftHead(HeadNetShape(config.hidden_size, 64), torch.ones(config.hidden_size))
     file = checkpoint.file_of(work)
     kept = np.arange(16)
     checkpoint.save(file, net, State(3, 1.0, kept, 0))
@@ -164,7 +165,7 @@ def test_damaged_or_foreign_checkpoints_are_refused_and_stay(package, work, tmp_
     with pytest.raises(StorageError, match="a vocabulary of 16, now it is 32"):
         checkpoint.load(file, net, 0, config.vocab_size, 32)
     with pytest.raises(StorageError, match="shape"):
-        checkpoint.load(file, DraftHead(HeadShape(config.hidden_size, 128), torch.ones(config.hidden_size)), 0, 999)
+        checkpoint.load(file, DraftHead(HeadNetShape(config.hidden_size, 128), torch.ones(config.hidden_size)), 0, 999)
     for damaged in (b"", good[:100], good[:-40], bytes(len(good))):
         file.write_bytes(damaged)
         with pytest.raises(StorageError, match="cannot be continued"):

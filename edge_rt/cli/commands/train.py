@@ -180,7 +180,7 @@ def drafter(
     )
     terminal.note(f"answers and checkpoints: {work}", "dim")
     with show_progress(terminal) as progress:
-        report = KINDS[wanted.kind].train(_Job(wanted, package, out, work, options, progress))
+        report = KINDS[wanted.kind].train(_TrainingJob(wanted, package, out, work, options, progress))
     if report.left_out:
         left = counted(report.left_out, "prompt", f"{report.left_out:,}")
         terminal.warn(f"Left out, because too long to be answered: {left}.")
@@ -189,7 +189,7 @@ def drafter(
 
 
 @dataclass(frozen=True)
-class _Job:
+class _TrainingJob:
     """What a training gets."""
 
     wanted: TrainFlags
@@ -201,7 +201,7 @@ class _Job:
 
 
 @dataclass(frozen=True)
-class _Kind:
+class _Trainable:
     """A kind of drafter.
 
     Attributes:
@@ -211,7 +211,7 @@ class _Kind:
     """
 
     check: Callable[[TrainFlags, Package], None]
-    train: Callable[[_Job], TrainReport | ModelReport]
+    train: Callable[[_TrainingJob], TrainReport | ModelReport]
     usual_place: Callable[[str, Package], Path]
     options: tuple[str, ...]
 
@@ -229,8 +229,8 @@ def _check_model(wanted: TrainFlags, package: Package) -> None:
     require_draft_model(package, wanted.layers or DEFAULT_LAYERS)
 
 
-def _train_head(job: _Job) -> TrainReport:
-    from edge_rt.train.learn import Recipe
+def _train_head(job: _TrainingJob) -> TrainReport:
+    from edge_rt.train.learn import TrainingRecipe
     from edge_rt.train.run import train_drafter
 
     return train_drafter(
@@ -240,12 +240,12 @@ def _train_head(job: _Job) -> TrainReport:
         job.options,
         name=job.wanted.kind,
         force=job.wanted.force,
-        recipe=Recipe(steps=job.wanted.unrolled or 1, dropout=job.wanted.dropout or 0.0),
+        recipe=TrainingRecipe(steps=job.wanted.unrolled or 1, dropout=job.wanted.dropout or 0.0),
         progress=job.progress,
     )
 
 
-def _train_model(job: _Job) -> ModelReport:
+def _train_model(job: _TrainingJob) -> ModelReport:
     from edge_rt.train.draft_model.run import train_draft_model
 
     return train_draft_model(
@@ -260,13 +260,13 @@ def _train_model(job: _Job) -> ModelReport:
 
 
 KINDS: Final = {
-    "head": _Kind(
+    "head": _Trainable(
         _check_head, _train_head, lambda _, package: package.path / "drafters" / "head", ("unrolled", "dropout")
     ),
-    "exit": _Kind(
+    "exit": _Trainable(
         _check_head, _train_head, lambda _, package: package.path / "drafters" / "exit", ("exits", "dropout")
     ),
-    "model": _Kind(_check_model, _train_model, lambda name, _: Path(f"{name[:64]}-draft"), ("layers", "weights")),
+    "model": _Trainable(_check_model, _train_model, lambda name, _: Path(f"{name[:64]}-draft"), ("layers", "weights")),
 }
 
 

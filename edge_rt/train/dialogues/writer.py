@@ -121,7 +121,7 @@ _CHECK_LOOPS: Final = 8
 
 
 @dataclass(frozen=True)
-class Answer:
+class WrittenAnswer:
     """One answer, with everything before it.
 
     Attributes:
@@ -185,7 +185,7 @@ class DialogueWriter:
         self._draws = np.random.default_rng(seed)
         self._openings: Openings = Tasks(self._rng) if prompts is None else Prompts(prompts, self._rng)
 
-    def answers(self) -> Iterator[Answer]:
+    def answers(self) -> Iterator[WrittenAnswer]:
         """Yield answers as they are finished."""
         places = [self._begin(place) for place in range(self._runner.sequences)]
         while True:
@@ -291,9 +291,9 @@ class DialogueWriter:
     def _capacity(self) -> int:
         return self._runner.capacity
 
-    def _finish(self, one: _Dialogue, token: int) -> Answer:
+    def _finish(self, one: _Dialogue, token: int) -> WrittenAnswer:
         hidden = np.concatenate(one.hidden)
-        return Answer(np.asarray([*one.ids, token], np.int32), one.answer_begin, hidden, one.temperature)
+        return WrittenAnswer(np.asarray([*one.ids, token], np.int32), one.answer_begin, hidden, one.temperature)
 
     def _next_turn(self, one: _Dialogue, token: int) -> bool:
         """Go on with a dialogue whose answer has ended with ``token``; return False if it is over."""

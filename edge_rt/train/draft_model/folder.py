@@ -17,7 +17,7 @@ from edge_rt.package.manifest import Manifest, ModelConfig
 from edge_rt.package.reader import Package
 from edge_rt.system import checkpoint_names as files
 from edge_rt.system.atomic_files import write_atomically
-from edge_rt.train.draft_model.learn import Guesses
+from edge_rt.train.draft_model.learn import DraftNet
 from edge_rt.train.draft_model.net import DraftLayer
 
 _MODULES: Final = {
@@ -39,7 +39,7 @@ def folder_name(name: str, layers: int) -> str:
     return f"{re.sub(r'[^A-Za-z0-9.]+', '-', name).strip('-.')[:80] or 'model'}-draft-{layers}-layers"
 
 
-def write_folder(folder: Path, package: Package, guesses: Guesses, rope: Mapping[str, Any]) -> None:
+def write_folder(folder: Path, package: Package, guesses: DraftNet, rope: Mapping[str, Any]) -> None:
     """Write a draft model with the tokenizer and the chat template of its target.
 
     Args:
@@ -65,7 +65,7 @@ def write_folder(folder: Path, package: Package, guesses: Guesses, rope: Mapping
         write_atomically(folder / files.CARD_FILE, [card.encode()], durable=False, parents=True)
 
 
-def _tensors(guesses: Guesses, layers: list[DraftLayer], *, is_tied: bool) -> dict[str, npt.NDArray[Any]]:
+def _tensors(guesses: DraftNet, layers: list[DraftLayer], *, is_tied: bool) -> dict[str, npt.NDArray[Any]]:
     """Return matrices in half precision and vectors in full."""
     target = guesses.target
     found: dict[str, npt.NDArray[Any]] = {"model.embed_tokens.weight": _half(target.embedding)}

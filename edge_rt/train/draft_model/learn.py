@@ -13,11 +13,11 @@ from torch.nn import functional
 
 from edge_rt.train.draft_model.net import DraftLayers
 from edge_rt.train.draft_model.sequences import Batch
-from edge_rt.train.target import Target
+from edge_rt.train.target import TargetModel
 from edge_rt.train.updates import Found, Progress, Schedule, run_updates
 
 
-class Guesses:
+class DraftNet:
     """A draft model: its layers between the embedding and the LM head of its target, which stay as they are.
 
     Args:
@@ -25,7 +25,7 @@ class Guesses:
             sequences have tokens.
     """
 
-    def __init__(self, net: DraftLayers, target: Target, rotations: tuple[Tensor, Tensor]) -> None:
+    def __init__(self, net: DraftLayers, target: TargetModel, rotations: tuple[Tensor, Tensor]) -> None:
         self.net, self.target, self._rotations = net, target, rotations
 
     def states(self, batch: Batch) -> Tensor:
@@ -92,7 +92,7 @@ class Vocabularies:
 
 
 def learn_model(
-    guesses: Guesses,
+    guesses: DraftNet,
     batches: Iterator[Batch],
     vocabularies: Vocabularies,
     recipe: ModelRecipe,
@@ -114,7 +114,7 @@ def learn_model(
     )
 
 
-def _loss(guesses: Guesses, batch: Batch, vocabularies: Vocabularies, recipe: ModelRecipe) -> Found:
+def _loss(guesses: DraftNet, batch: Batch, vocabularies: Vocabularies, recipe: ModelRecipe) -> Found:
     target = guesses.target
     ids, shifts = vocabularies.draw()
     head = target.head[ids]
@@ -135,7 +135,7 @@ _SCALE: Final = 4.0
 
 
 @torch.no_grad()
-def fit_start(guesses: Guesses, batches: Iterator[Batch], rows: int) -> None:
+def fit_start(guesses: DraftNet, batches: Iterator[Batch], rows: int) -> None:
     """Set ``W_down`` of the last layer; its other weights are left unchanged."""
     last = guesses.net.last
     squares = torch.zeros(last.down.shape[1], last.down.shape[1])

@@ -25,13 +25,13 @@ from edge_rt.train.answers import shard_paths, write_answers
 from edge_rt.train.batch import BatchRunner
 from edge_rt.train.batches import Recorded, count_tokens, most_frequent
 from edge_rt.train.draft_model.folder import folder_name, remove_folder, write_folder
-from edge_rt.train.draft_model.learn import Guesses, ModelRecipe, Vocabularies, fit_start, learn_model
+from edge_rt.train.draft_model.learn import DraftNet, ModelRecipe, Vocabularies, fit_start, learn_model
 from edge_rt.train.draft_model.net import DraftLayers, NetShape
 from edge_rt.train.draft_model.plain import PlainLayers, frequencies_of, rope_settings
 from edge_rt.train.draft_model.sequences import Dialogue, SequenceBatches, held_out_sequences, in_batches, join
 from edge_rt.train.learn import RANKS, Acceptance
 from edge_rt.train.options import TRAINING_SHARE, TrainOptions, stage_event
-from edge_rt.train.target import Target, read_target
+from edge_rt.train.target import TargetModel, read_target
 from edge_rt.train.trainable import require_draft_model
 from edge_rt.train.updates import Clock
 
@@ -43,7 +43,11 @@ _LOGIT_ROWS: Final = 512
 
 @torch.no_grad()
 def model_acceptance(
-    states: Callable[[Sequence[Dialogue]], Tensor], target: Target, held_out: Sequence[Dialogue], *, steps: int = 3
+    states: Callable[[Sequence[Dialogue]], Tensor],
+    target: TargetModel,
+    held_out: Sequence[Dialogue],
+    *,
+    steps: int = 3,
 ) -> Acceptance:
     """Measure a draft model on recorded answers, among all tokens: at every place against the token of the answer.
 
@@ -77,7 +81,7 @@ def model_acceptance(
 
 
 def package_acceptance(
-    package: Package, target: Target, held_out: Sequence[Dialogue], *, kv_format: str, threads: int
+    package: Package, target: TargetModel, held_out: Sequence[Dialogue], *, kv_format: str, threads: int
 ) -> Acceptance:
     """Measure the package of a draft model through its own passes; the arguments are those of ``model_acceptance``.
 
@@ -116,7 +120,7 @@ class TrainedModel:
         tokens: answer tokens that it was trained on.
     """
 
-    guesses: Guesses
+    guesses: DraftNet
     held_out: Sequence[Dialogue]
     untrained: Acceptance
     reached: Acceptance
@@ -194,9 +198,9 @@ def train_model(
     batches = SequenceBatches(
         paths, hidden_size=sizes[0], vocab_size=sizes[1], context=recipe.context, tokens=recipe.tokens, seed=seed
     ).draw()
-    beginner = Guesses(DraftLayers(NetShape.of(config), weights), target, rotations)
+    beginner = DraftNet(DraftLayers(NetShape.of(config), weights), target, rotations)
     fit_start(beginner, batches, min(recipe.fit_rows, int(counts.sum())))
-    guesses = beginner if state is None else Guesses(draft, target, rotations)
+    guesses = beginner if state is None else DraftNet(draft, target, rotations)
     untrained = _measured(beginner, held_out)
     clock = Clock(
         guesses.net,
@@ -293,12 +297,12 @@ def usual_weights(stored: str) -> str:
     return "int8" if types <= {"Q8_0", "W8N"} else "int4"
 
 
-def _measured(guesses: Guesses, held_out: Sequence[Dialogue]) -> Acceptance:
+def _measured(guesses: DraftNet, held_out: Sequence[Dialogue]) -> Acceptance:
     found: Acceptance = model_acceptance(lambda dialogues: guesses.states(join(dialogues)), guesses.target, held_out)
     return found
 
 
-def _whole_target(package: Package) -> Target:
+def _whole_target(package: Package) -> TargetModel:
     """Return the model's embedding, final norm and whole LM head, which is the embedding if they are tied."""
     config = package.manifest.model
     target = read_target(package, np.arange(config.vocab_size))
