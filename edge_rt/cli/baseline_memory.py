@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Final
 if TYPE_CHECKING:
     from edge_rt.memory.figures import Device
 
-LIBRARIES_BYTES: Final = 47 << 20
-"""numpy, ONNX Runtime, tokenizers and the runtime, on top of the memory of every command.
+LIBRARIES_BYTES: Final = 53 << 20
+"""numpy, ONNX Runtime, tokenizers and the runtime, on top of the memory of a command that has imported itself alone.
 
-Measured for ``generate``, with several versions of the libraries: 39.4 to 46.3 MiB; a chat at a terminal has 6 more for
+``generate`` takes 47.2 MiB, and up to 5 more with other versions of the libraries; a chat at a terminal has 6 more for
 its line editor. Kernels that map whole large folios map up to 18 MiB more of the libraries' code, if their files were
 written in large pieces. A command that loads a model measures itself, so this is a lower bound for it; for ``edge-rt
 plan`` it is all that is known.

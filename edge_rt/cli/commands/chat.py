@@ -8,7 +8,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
-from edge_rt.cli.chat.repl import needs_more, parse_entry
 from edge_rt.cli.loading import telling_load
 from edge_rt.cli.notices import tell_calibration
 from edge_rt.cli.options import flags
@@ -114,6 +113,7 @@ def _at_terminal(conversation: Conversation, *, keep_history: bool, is_default: 
 
 def _from_pipe(conversation: Conversation) -> int:
     """Answer every line; the first error ends the chat, so that a script notices it."""
+    from edge_rt.cli.chat.repl import parse_entry
     from edge_rt.cli.chat.slash_commands import Commands, LeaveChat
 
     commands = Commands(conversation)
@@ -144,6 +144,8 @@ def _finish(conversation: Conversation, turns: list[dict[str, Any]], code: int) 
 
 def _entries() -> Iterator[str]:
     """Yield each input: one line, or several that belong together."""
+    from edge_rt.cli.chat.repl import needs_more
+
     pending = ""
     for number, line in enumerate(sys.stdin.buffer if sys.stdin is not None else (), 1):
         try:
