@@ -46,7 +46,7 @@ AREAS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
         ("tests/package", "tests/export/sources"),
     ),
     "writers": (
-        ("edge_rt/package/*writer.py", "edge_rt/system/atomic_files.py", "edge_rt/store/staging.py"),
+        ("edge_rt/package/*writer.py", "edge_rt/system/files.py", "edge_rt/store/staging.py"),
         ("tests/package", "tests/store", "tests/system"),
     ),
 }

@@ -109,7 +109,7 @@ MUTATIONS = [
         "edge_rt/cli/interrupt.py", '("SIGINT", "SIGTERM", "SIGHUP", "SIGBREAK")', '("SIGINT", "SIGHUP")', SIGNALS
     ),
     Mutation(
-        "edge_rt/package/folder_writer.py",
+        "edge_rt/package/writer.py",
         "shutil.rmtree(self.folder, ignore_errors=True)\n        self._remove_new_parents()",
         "self._remove_new_parents()",
         SIGNALS,

@@ -14,6 +14,7 @@ from edge_rt.device.driver import Gpu, GpuLibrary, GpuReport
 from edge_rt.device.kernels import Nvrtc, any_nvrtc, check_compute, compiled_kernels, kernel_paths, nvrtc_for
 from edge_rt.errors import RuntimeUnavailable
 from edge_rt.system.byte_size import round_up
+from edge_rt.system.json_files import user_cache
 
 GPU_LIBRARY: Final = "libedge_rt_gpu.so"
 """Its file, beside the library of edge-rt's operators."""
@@ -235,9 +236,7 @@ def compiler_here(own: GpuProvider | None = None) -> Nvrtc:
 
 def kernel_cache() -> Path:
     """Return the folder of this user's compiled kernels."""
-    import platformdirs
-
-    return platformdirs.user_cache_path("edge-rt") / "kernels"
+    return user_cache("kernels")
 
 
 def _installed(name: str) -> Path:

@@ -56,7 +56,7 @@ from edge_rt.package.reader import Package, absolute_path, stored_name
 from edge_rt.package.sampling import SamplingAdvice
 from edge_rt.package.weights_info import Quality, WeightsInfo
 from edge_rt.package.writer import PackageWriter
-from edge_rt.system.file_hash import sha256_files
+from edge_rt.system.files import sha256_files
 from edge_rt.system.machine import return_free_memory
 from edge_rt.system.process_memory import peak_rss_bytes
 from edge_rt.system.progress import ProgressCallback, ProgressEvent

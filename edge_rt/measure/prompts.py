@@ -7,10 +7,11 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 from edge_rt.errors import InputError
 from edge_rt.package.documents import is_text
+from edge_rt.system.json_files import parse_object
 from edge_rt.text.text_file import read_text
 
 MAX_PROMPTS_BYTES: Final = 64 << 20
@@ -86,12 +87,7 @@ def texts_hash(prompts: Sequence[Prompt]) -> str:
 
 
 def _from_json(path: Path, number: int, index: int, line: str) -> Prompt:
-    try:
-        document: Any = json.loads(line)
-    except (ValueError, RecursionError) as error:
-        raise _malformed(path, number, f"it is not JSON: {error}") from error
-    if not isinstance(document, dict):
-        raise _malformed(path, number, "it is not a JSON object")
+    document = parse_object(line, lambda reason: _malformed(path, number, f"it is not a JSON object: {reason[:-1]}"))
     turns = document.get("turns")
     text = turns[0] if isinstance(turns, list) and turns else document.get("prompt")
     if not isinstance(text, str) or not text.strip():

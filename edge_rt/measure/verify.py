@@ -15,8 +15,9 @@ from edge_rt.measure.prompts import Prompt
 from edge_rt.runtime.config import GenerationConfig
 from edge_rt.runtime.forward.cancel import CancelToken
 from edge_rt.runtime.results import Result
-from edge_rt.system.atomic_files import O_BINARY, write_all
 from edge_rt.system.byte_size import show_size
+from edge_rt.system.files import O_BINARY, write_all
+from edge_rt.system.json_files import parse_object
 
 PLAIN: Final = "off"
 """The mode that the others are compared with."""
@@ -319,13 +320,7 @@ class VerifyState:
         return bytes(data)
 
     def _parsed(self, number: int, line: bytes) -> dict[str, Any]:
-        try:
-            document = json.loads(line)
-        except (ValueError, RecursionError) as error:
-            raise self._not_a_state(f"Line {number} is not JSON.") from error
-        if not isinstance(document, dict):
-            raise self._not_a_state(f"Line {number} is not a JSON object.")
-        return document
+        return parse_object(line, lambda reason: self._not_a_state(f"Line {number} is not a JSON object: {reason}"))
 
     def _check_header(self, found: dict[str, Any], wanted: dict[str, Any]) -> None:
         if found.get("format") != STATE_FORMAT:

@@ -6,6 +6,7 @@ for another machine. For this machine the available memory is read from the syst
 
 from __future__ import annotations
 
+import functools
 import json
 import re
 from collections.abc import Callable, Mapping
@@ -19,8 +20,9 @@ from typing import Any, Final
 from edge_rt.device.names import AUTO, CPU, KINDS
 from edge_rt.errors import ConfigError, StorageError
 from edge_rt.memory.figures import Device, GpuFigures
-from edge_rt.system.atomic_files import write_atomically
 from edge_rt.system.checkpoint_names import is_portable_name
+from edge_rt.system.files import write_atomically
+from edge_rt.system.json_files import parse_json, read_bytes
 
 _GB: Final = 10**9
 
@@ -104,18 +106,16 @@ def checked(device: Device, path: Path) -> Device:
 
 def read_document(path: Path) -> Any:
     """Return the JSON of a file."""
-    try:
-        return json.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise StorageError(f"{path} cannot be read.", f"{error.strerror}.", "Check its permissions.") from error
-    except (ValueError, RecursionError) as error:
-        raise malformed(path, f"{error}") from error
+    refuse = functools.partial(malformed, path)
+    return parse_json(read_bytes(path, _MAX_BYTES, refuse), refuse)
 
 
 def malformed(path: Path, reason: str) -> ConfigError:
     """Return the error for a file that describes no device."""
     return ConfigError(
-        f"{path} is not a device description.", f"{reason[:200]}.", "Measure again: edge-rt doctor --save-profile."
+        f"{path} is not a device description.",
+        f"{reason[:200].rstrip('.')}.",
+        "Measure again: edge-rt doctor --save-profile.",
     )
 
 
@@ -133,6 +133,7 @@ LOCAL: Final = (None, AUTO, CPU)
 """Values of ``--device`` that mean this machine; None is the flag left out."""
 _NAME: Final = re.compile(r"[a-z0-9][a-z0-9._-]{0,63}")
 _VERSION: Final = 1
+_MAX_BYTES: Final = 1 << 20
 
 
 @cache

@@ -1,15 +1,19 @@
-"""Descriptions on disk: JSON of bounded size, turned into dataclasses with every field checked."""
+"""Descriptions of folders: JSON of bounded size, turned into dataclasses, every field and every listed file checked."""
 
 from __future__ import annotations
 
 import dataclasses
-import json
+import functools
+import re
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar, cast, get_args, get_origin, get_type_hints
 
 from edge_rt.errors import InputError, kind_of
-from edge_rt.system.byte_size import show_size
+from edge_rt.system.checkpoint_names import is_portable_path
+from edge_rt.system.files import sha256_file
+from edge_rt.system.json_files import parse_json, read_bytes
 
 Refusal = Callable[[str, str], InputError]
 """Makes the error of a folder from its first two sentences: what is wrong, and the numbers."""
@@ -27,53 +31,20 @@ def is_text(text: str) -> bool:
 
 
 def read_bounded(file: Path, limit: int, refuse: Refusal, *, name: str) -> bytes:
-    """Return the content of a description.
+    """Return the content of a description of at most ``limit`` bytes."""
+    return read_bytes(file, limit, functools.partial(refuse, f"the {name} is too large."))
+
+
+def parse_document(data: bytes, format_name: str, refuse: Refusal, *, name: str, owner: str) -> dict[str, Any]:
+    """Return a JSON object whose field ``format`` is ``format_name``.
 
     Args:
-        limit: most bytes that it may have.
-    """
-    with file.open("rb") as stream:
-        data = stream.read(limit + 1)
-    if len(data) > limit:
-        raise refuse(f"the {name} is too large.", f"The limit is {show_size(limit)}.")
-    return data
-
-
-def parse_document(
-    data: bytes, format_name: str, refuse: Refusal, *, name: str, owner: str, strict: bool = False
-) -> dict[str, Any]:
-    """Return a JSON object of a known format.
-
-    Args:
-        format_name: value of its field ``format``.
         owner: whose it should be, such as ``"an edge-rt package's"``.
-        strict: refuse fields that are named twice, and numbers that JSON does not know, such as ``NaN``.
-
-    Raises:
-        InputError: it is not JSON, or of another format.
     """
-    try:
-        document = (
-            json.loads(data, object_pairs_hook=_unique, parse_constant=_no_number) if strict else json.loads(data)
-        )
-    except (ValueError, RecursionError) as error:
-        raise refuse(f"the {name} is not JSON.", f"{error}.") from error
+    document = parse_json(data, functools.partial(refuse, f"the {name} is not JSON."))
     if not isinstance(document, dict) or document.get("format") != format_name:
         raise refuse(f"the {name} is not {owner}.", f"'format' must be '{format_name}'.")
     return document
-
-
-def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    result: dict[str, Any] = {}
-    for name, value in pairs:
-        if name in result:
-            raise ValueError(f"An object has the field {name!r:.80} twice")
-        result[name] = value
-    return result
-
-
-def _no_number(name: str) -> float:
-    raise ValueError(f"{name} is no number of JSON")
 
 
 def build(kind: type[T], value: Any, where: str, refuse: Refusal) -> T:
@@ -130,3 +101,46 @@ def _in_words(allowed: tuple[Any, ...]) -> str:
     kinds = {type(None): "null", bool: "true or false", int: "a whole number", float: "a number", str: "a text"}
     kinds |= {tuple: "an array", list: "an array"}
     return " or ".join(dict.fromkeys(kinds.get(get_origin(one) or one, "an object") for one in allowed))
+
+
+@dataclass(frozen=True)
+class FileInfo:
+    """Size in bytes and SHA-256 (lower-case hexadecimal) of one file."""
+
+    size: int
+    sha256: str
+
+
+_SAFE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*(/[A-Za-z0-9][A-Za-z0-9._-]*)*")
+
+
+def is_file_name(name: str) -> bool:
+    """Return whether a listed file may have that name: inside the folder, and valid on every system."""
+    return _SAFE_NAME.fullmatch(name) is not None and is_portable_path(name)
+
+
+def check_files(path: Path, files: Mapping[str, FileInfo], refuse: Refusal, *, noun: str = "package") -> None:
+    """Check the names of the listed files, and that each is a regular file of the listed size."""
+    if len({name.lower() for name in files}) < len(files):
+        numbers = f"Files: {', '.join(sorted(files))!s:.200}."
+        raise refuse("the manifest lists files whose names differ in case alone.", numbers)
+    for name, info in files.items():
+        if not is_file_name(name):
+            what = f"the manifest lists a path that leaves the {noun}, or that is not valid on every system."
+            raise refuse(what, f"{name!r:.100} is not allowed.")
+        file = path / name
+        # Parent folders are checked as well: a link there would lead out of the folder.
+        linked = any(part.is_symlink() for part in (file, *file.parents[: name.count("/")]))
+        if linked or not file.is_file():
+            raise refuse(f"file '{name}' is missing or not a regular file.", f"Expected {info.size} bytes.")
+        size = file.stat().st_size
+        if size != info.size:
+            raise refuse(f"file '{name}' has the wrong size.", f"Found {size} bytes, expected {info.size}.")
+
+
+def verify_files(path: Path, files: Mapping[str, FileInfo], refuse: Refusal) -> None:
+    """Read every listed file and compare its hash."""
+    for name, info in files.items():
+        sha256 = sha256_file(path / name)
+        if sha256 != info.sha256:
+            raise refuse(f"file '{name}' is damaged.", f"Its SHA-256 is {sha256}, the manifest says {info.sha256}.")

@@ -10,8 +10,7 @@ from pathlib import Path
 from typing import Any, Final, Self
 
 from edge_rt.errors import InvalidDrafter
-from edge_rt.package.documents import Refusal
-from edge_rt.package.folder_writer import FileInfo, verify_files
+from edge_rt.package.documents import FileInfo, Refusal, verify_files
 from edge_rt.package.manifest import Manifest
 
 FORMAT_NAME: Final = "edge-rt drafter"

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from edge_rt.errors import InvalidDrafter, ModelNotFound, StorageError, UnsupportedModel, VersionMismatch, as_json
-from edge_rt.package.documents import Refusal, build, parse_document, read_bounded
+from edge_rt.package.documents import Refusal, build, check_files, parse_document, read_bounded
 from edge_rt.package.drafter import (
     DRAFTER_FILE,
     EXIT,
@@ -25,7 +25,6 @@ from edge_rt.package.drafter import (
 )
 from edge_rt.package.drafter_tensors import VOCABULARY, check_tensors, head_tensors
 from edge_rt.package.exits import MAX_EXITS
-from edge_rt.package.folder_writer import check_files
 from edge_rt.package.manifest import MANIFEST_FILE
 
 _SHA256 = re.compile(r"[0-9a-f]{64}")
@@ -87,7 +86,7 @@ def _open_drafter(path: Path) -> Drafter:
     if description.is_symlink() or not description.is_file():
         raise _not_a_drafter(path, refuse)
     data = read_bounded(description, MAX_DRAFTER_BYTES, refuse, name="description")
-    document = parse_document(data, FORMAT_NAME, refuse, name="description", owner="a drafter's", strict=True)
+    document = parse_document(data, FORMAT_NAME, refuse, name="description", owner="a drafter's")
     _check_version(path, document, refuse)
     document.pop("format")
     info = build(DrafterInfo, document, "drafter", refuse)

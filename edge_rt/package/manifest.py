@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from edge_rt.package.decoder import MAX_TOP_TOKENS, Decoder
-from edge_rt.package.folder_writer import FileInfo
+from edge_rt.package.documents import FileInfo
 from edge_rt.package.kv_formats import portable_head_dim
 from edge_rt.package.sampling import SamplingAdvice
 from edge_rt.package.spec_modes import Drafts

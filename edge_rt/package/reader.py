@@ -22,9 +22,8 @@ from edge_rt.errors import (
     as_json,
 )
 from edge_rt.package.decoder import Decoder
-from edge_rt.package.documents import Refusal, build, parse_document, read_bounded
+from edge_rt.package.documents import Refusal, build, check_files, parse_document, read_bounded, verify_files
 from edge_rt.package.exits import require_exits
-from edge_rt.package.folder_writer import check_files, verify_files
 from edge_rt.package.graph_check import check_graph
 from edge_rt.package.manifest import (
     FORMAT_NAME,

@@ -26,8 +26,8 @@ from edge_rt.runtime.generation import usable_ids
 from edge_rt.runtime.prompts import PLAIN_ANSWER, AnswerForm
 from edge_rt.runtime.results import Result
 from edge_rt.runtime.stream import AsyncStream, Stream, StreamOptions, read_whole
-from edge_rt.system.atomic_files import write_atomically
 from edge_rt.system.byte_size import counted
+from edge_rt.system.files import write_atomically
 from edge_rt.system.option_names import known_options
 from edge_rt.version import VERSION
 

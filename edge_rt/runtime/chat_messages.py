@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import functools
 import json
 from collections.abc import Mapping, Sequence as Items
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, Literal, NotRequired, TypedDict
 
-from edge_rt.errors import ConfigError, InputError, StorageError
+from edge_rt.errors import ConfigError, InputError
 from edge_rt.runtime.results import Result
-from edge_rt.system.byte_size import counted, show_size
+from edge_rt.system.byte_size import counted
+from edge_rt.system.json_files import read_object
 from edge_rt.text.thoughts import split_tool_calls
 
 
@@ -144,20 +146,10 @@ def read_chat(path: Path) -> SavedChat:
         StorageError: the file cannot be read.
         InputError: it is not a saved chat.
     """
-    try:
-        if path.exists() and not path.is_file():
-            raise _no_chat(path, "It is not a regular file.")
-        with path.open("rb") as stream:
-            data = stream.read(MAX_CHAT_BYTES + 1)
-    except OSError as error:
-        raise StorageError(f"{path} cannot be read.", f"{error.strerror}.", "Check the path.") from error
-    if len(data) > MAX_CHAT_BYTES:
-        raise _no_chat(path, f"It is larger than {show_size(MAX_CHAT_BYTES)}.")
-    try:
-        document = json.loads(data)
-    except (ValueError, RecursionError) as error:
-        raise _no_chat(path, f"{error}.") from error
-    if not isinstance(document, dict) or document.get("format") != CHAT_FORMAT:
+    if path.exists() and not path.is_file():
+        raise _no_chat(path, "It is not a regular file.")
+    document = read_object(path, MAX_CHAT_BYTES, functools.partial(_no_chat, path))
+    if document.get("format") != CHAT_FORMAT:
         raise _no_chat(path, f"'format' must be '{CHAT_FORMAT}'.")
     if document.get("version") != CHAT_VERSION:
         raise _no_chat(path, f"Its version is {document.get('version')!r:.20}, this edge-rt reads {CHAT_VERSION}.")

@@ -18,11 +18,10 @@ from edge_rt.store.fetch_items import (
     remove_others,
     total_bytes,
 )
-from edge_rt.store.files import FileSpec, check_space, free_bytes, storage_errors
 from edge_rt.store.layout import Store
 from edge_rt.store.made_from import LocalCheckpoint, recall
 from edge_rt.store.naming import HubReference, check_name, local_name, parse_hub_reference
-from edge_rt.store.recipes import HubSource, LocalSource, PipWheelSource, Recipe, Source
+from edge_rt.store.recipes import FileSpec, HubSource, LocalSource, PipWheelSource, Recipe, Source
 from edge_rt.store.records import RecordedFile, SourceRecord, is_intact, record_file, write_record
 from edge_rt.store.resolve import FetchOptions, resolve_source
 from edge_rt.store.sources_hub import fetch_from_hub
@@ -30,7 +29,7 @@ from edge_rt.store.sources_local import fetch_from_file, local_path, read_checkp
 from edge_rt.store.sources_pip import fetch_from_pip
 from edge_rt.store.staging import entry_lock, publish, resumable_folder, staging_folder
 from edge_rt.system.byte_size import human_bytes
-from edge_rt.system.file_hash import sha256_file
+from edge_rt.system.files import check_space, free_bytes, sha256_file, storage_errors
 from edge_rt.system.progress import ProgressCallback, ProgressEvent, no_progress
 
 # Space for the metadata beside the files, and for rounding up to blocks of the file system.

@@ -8,12 +8,12 @@ from pathlib import Path, PurePosixPath
 
 from edge_rt.errors import DownloadError, InputError, InvalidModelFile
 from edge_rt.package.weights_info import KEEP
-from edge_rt.store.files import FileSpec, storage_errors
 from edge_rt.store.hub_files import choose_files
 from edge_rt.store.naming import HubReference
-from edge_rt.store.recipes import HubSource, Recipe, Source
+from edge_rt.store.recipes import FileSpec, HubSource, Recipe, Source
 from edge_rt.store.sources_hub import HubOptions, list_cached, list_repository
 from edge_rt.system.checkpoint_names import INDEX_FILE, WEIGHTS_SUFFIX, part_names
+from edge_rt.system.files import storage_errors
 
 
 @dataclass(frozen=True)

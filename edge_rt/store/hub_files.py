@@ -14,8 +14,8 @@ from fnmatch import fnmatchcase
 from pathlib import PurePosixPath
 
 from edge_rt.errors import ModelNotFound, UnsupportedModel
-from edge_rt.store.files import FileSpec
 from edge_rt.store.naming import HubReference, is_safe_path
+from edge_rt.store.recipes import FileSpec
 from edge_rt.system.byte_size import counted
 from edge_rt.system.checkpoint_names import (
     ADAPTER_CONFIG_FILE,

@@ -21,8 +21,8 @@ from typing import TYPE_CHECKING
 
 from edge_rt.errors import EdgeRTError, ModelNotFound
 from edge_rt.store.config import Config, store_root
-from edge_rt.store.files import storage_errors, tree_bytes
 from edge_rt.store.naming import check_name, is_name, parse_hub_reference
+from edge_rt.system.files import storage_errors, tree_bytes
 
 if TYPE_CHECKING:
     from edge_rt.package.reader import Package

@@ -16,9 +16,9 @@ from pathlib import Path
 from typing import Any, Final
 
 from edge_rt.errors import StorageError
-from edge_rt.store.files import storage_errors
-from edge_rt.system.atomic_files import write_atomically
 from edge_rt.system.checkpoint_names import TEXT_FILES, WEIGHTS_SUFFIX, part_names
+from edge_rt.system.files import storage_errors, write_atomically
+from edge_rt.system.json_files import read_object
 
 FORMAT_VERSION: Final = 2
 MAX_RECORD_BYTES: Final = 1 << 20
@@ -140,9 +140,8 @@ def _records(folder: Path) -> Iterator[LocalCheckpoint]:
         paths = sorted(folder.glob("*.json"))
     for path in paths:
         try:
-            with path.open("rb") as file:
-                yield _parse(json.loads(file.read(MAX_RECORD_BYTES)))
-        except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
+            yield _parse(read_object(path, MAX_RECORD_BYTES, ValueError))
+        except (StorageError, ValueError, KeyError, TypeError) as error:
             _log.info("%s: %s", path, error)  # it is written again when the checkpoint has been hashed
 
 

@@ -16,9 +16,9 @@ from typing import Any, NoReturn, TypeVar
 
 from edge_rt.errors import InputError, kind_of
 from edge_rt.package.sampling import SAMPLING_NAMES, SamplingAdvice, fault
-from edge_rt.store.files import FileSpec
 from edge_rt.store.naming import is_name, is_safe_path
 from edge_rt.system.byte_size import show_size
+from edge_rt.system.json_files import parse_json
 
 FORMAT_VERSION = 1
 MAX_RECIPE_BYTES = 4 << 20
@@ -31,6 +31,21 @@ _VERSION = re.compile(r"[0-9][0-9A-Za-z.+!]*")
 _REPO = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*/[A-Za-z0-9][A-Za-z0-9._-]*")
 _ACTIVATIONS = re.compile(r"[a-z0-9]+")
 _T = TypeVar("_T")
+
+
+@dataclass(frozen=True)
+class FileSpec:
+    """A file to be fetched.
+
+    Attributes:
+        name: file name, or relative path in POSIX form.
+        size: bytes; None if not known beforehand.
+        sha256: hexadecimal digest; None if not known beforehand.
+    """
+
+    name: str
+    size: int | None = None
+    sha256: str | None = None
 
 
 @dataclass(frozen=True)
@@ -138,12 +153,11 @@ def parse_recipe(text: str | bytes, where: str) -> Recipe:
     Raises:
         InputError: not JSON, a key is missing, unknown, or has a wrong value.
     """
-    try:
-        reader = _Reader(where, json.loads(text))
-    except (ValueError, RecursionError) as error:
-        raise InputError(
-            f"{where} is not valid JSON.", f"{error}.", "Correct the recipe, or install edge-rt again."
-        ) from error
+
+    def refuse(reason: str) -> InputError:
+        return InputError(f"{where} is not valid JSON.", reason, "Correct the recipe, or install edge-rt again.")
+
+    reader = _Reader(where, parse_json(text, refuse))
     reader.take("format_version", int, lambda version: version == FORMAT_VERSION)
     name = reader.take("name", str, lambda name: is_name(name) and f"{name}.json" == where)
     title = reader.take("title", str, len)

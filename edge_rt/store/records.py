@@ -8,11 +8,10 @@ from pathlib import Path
 from typing import Any
 
 from edge_rt.errors import InvalidModelFile
-from edge_rt.store.files import storage_errors
 from edge_rt.store.naming import is_safe_path
-from edge_rt.system.atomic_files import write_atomically
 from edge_rt.system.checkpoint_names import TEXT_FILES, WEIGHTS_SUFFIX
-from edge_rt.system.file_hash import combined_sha256, sha256_file
+from edge_rt.system.files import combined_sha256, sha256_file, storage_errors, write_atomically
+from edge_rt.system.json_files import read_object
 
 RECORD_FILE = "source.json"
 FORMAT_VERSION = 1
@@ -109,10 +108,8 @@ def read_record(folder: Path) -> SourceRecord:
     if missing:
         raise _damaged(missing[0], "it does not exist")
     try:
-        with storage_errors(path), path.open("rb") as file:
-            raw = file.read(MAX_RECORD_BYTES + 1)
-        record = _parse(json.loads(raw))
-    except (ValueError, KeyError, TypeError, RecursionError) as error:
+        record = _parse(read_object(path, MAX_RECORD_BYTES, ValueError))
+    except (ValueError, KeyError, TypeError) as error:
         raise _damaged(path, f"{type(error).__name__}: {error}") from error
     for entry in record.files:
         if not (folder / entry.name).is_file():

@@ -20,7 +20,6 @@ from edge_rt.errors import (
     UnsupportedModel,
 )
 from edge_rt.package.drafter import DRAFTER_FILE
-from edge_rt.store.files import storage_errors
 from edge_rt.store.layout import Store, suggest
 from edge_rt.store.naming import HubReference, is_name, parse_hub_reference
 from edge_rt.system.byte_size import counted, human_bytes
@@ -33,6 +32,7 @@ from edge_rt.system.checkpoint_names import (
     parse_split_name,
     part_names,
 )
+from edge_rt.system.files import storage_errors
 
 if TYPE_CHECKING:
     from edge_rt.store.recipes import Recipe

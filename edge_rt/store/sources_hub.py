@@ -16,16 +16,10 @@ from urllib.parse import urlsplit
 from urllib.request import getproxies
 
 from edge_rt.errors import DownloadError, EdgeRTError, ModelNotFound, StorageError
-from edge_rt.store.files import (
-    FileSpec,
-    check_content,
-    storage_errors,
-    write_checked,
-)
 from edge_rt.store.hub_files import HubListing
-from edge_rt.store.recipes import HubSource
-from edge_rt.system.atomic_files import replace, sync
-from edge_rt.system.file_hash import read_chunks, sha256_file
+from edge_rt.store.recipes import FileSpec, HubSource
+from edge_rt.store.sources_local import check_content, write_checked
+from edge_rt.system.files import read_chunks, replace, sha256_file, storage_errors, sync
 from edge_rt.system.hub_cache import find_snapshot
 
 _REASONS: Final = {

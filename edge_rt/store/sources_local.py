@@ -1,16 +1,17 @@
-"""Models on this machine: copied into the store, or used where they are."""
+"""Files of a model that are checked while they are written; and models on this machine, copied or used in place."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import hashlib
+import os
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from edge_rt.errors import DownloadError, InvalidModelFile, StorageError
-from edge_rt.store.files import FileSpec, storage_errors, write_checked
 from edge_rt.store.made_from import LocalCheckpoint, are_settled, file_states
-from edge_rt.store.recipes import LocalSource
+from edge_rt.store.recipes import FileSpec, LocalSource
 from edge_rt.system.checkpoint_names import parse_split_name, part_names
-from edge_rt.system.file_hash import read_chunks, sha256_files
+from edge_rt.system.files import O_BINARY, read_chunks, sha256_files, storage_errors, write_all
 from edge_rt.system.hub_cache import folder_name
 
 GGUF_MAGIC = b"GGUF"
@@ -37,6 +38,64 @@ def fetch_from_file(
     if not is_file:
         raise DownloadError(f"{source.path} does not exist.", "It is not a regular file.", "Use another source.")
     return write_checked(read_chunks(source.path), folder / spec.name, spec, lambda done: on_bytes(done, spec.size))
+
+
+def write_checked(chunks: Iterable[bytes], target: Path, spec: FileSpec, on_bytes: Callable[[int], None]) -> str:
+    """Write a new file from chunks, check it against ``spec`` and sync it to disk.
+
+    Args:
+        target: path that must not exist yet; absent again after an error.
+        spec: never more bytes than its size are written.
+        on_bytes: called with the number of bytes written so far.
+
+    Returns:
+        The sha256 of the content, in hexadecimal.
+
+    Raises:
+        DownloadError: size or hash are others; errors of ``chunks`` pass through.
+    """
+    digest = hashlib.sha256()
+    done = 0
+    with storage_errors(target):
+        descriptor = os.open(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL | O_BINARY, 0o666)
+    try:
+        for chunk in chunks:
+            done += len(chunk)
+            if spec.size is not None and done > spec.size:
+                raise _size_error(spec, f"more than {spec.size}")
+            digest.update(chunk)
+            with storage_errors(target):
+                write_all(descriptor, chunk)
+            on_bytes(done)
+        with storage_errors(target):
+            os.fsync(descriptor)
+        check_content(spec, done, digest.hexdigest())
+    except BaseException:
+        os.close(descriptor)
+        target.unlink(missing_ok=True)
+        raise
+    os.close(descriptor)
+    return digest.hexdigest()
+
+
+def check_content(spec: FileSpec, size: int, sha256: str) -> None:
+    """Compare size and hash with the expected ones."""
+    if spec.size is not None and size != spec.size:
+        raise _size_error(spec, str(size))
+    if spec.sha256 is not None and sha256 != spec.sha256:
+        raise DownloadError(
+            f"{spec.name} has the wrong content.",
+            f"sha256 {sha256}, expected {spec.sha256}.",
+            "Fetch it again; if that does not help, its source has changed or is not to be trusted.",
+        )
+
+
+def _size_error(spec: FileSpec, found: str) -> DownloadError:
+    return DownloadError(
+        f"{spec.name} has the wrong size.",
+        f"{found} bytes, expected {spec.size}.",
+        "Fetch it again; if that does not help, its source has changed or is not to be trusted.",
+    )
 
 
 def check_gguf(path: Path) -> None:

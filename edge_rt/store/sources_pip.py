@@ -20,11 +20,11 @@ from pathlib import Path
 from typing import IO, Protocol
 
 from edge_rt.errors import DownloadError
-from edge_rt.store.files import FileSpec, storage_errors, tree_bytes, write_checked
-from edge_rt.store.recipes import PipWheelSource
+from edge_rt.store.recipes import FileSpec, PipWheelSource
 from edge_rt.store.sources_hub import host_of, reason_of, unreachable
+from edge_rt.store.sources_local import write_checked
 from edge_rt.system.byte_size import counted
-from edge_rt.system.file_hash import CHUNK
+from edge_rt.system.files import CHUNK, storage_errors, tree_bytes
 
 POLL_SECONDS = 0.2
 STOP_SECONDS = 5.0

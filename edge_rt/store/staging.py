@@ -14,7 +14,6 @@ import os
 import platform
 import re
 import secrets
-import shutil
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -23,8 +22,7 @@ from pathlib import Path
 from filelock import BaseFileLock, FileLock, Timeout
 
 from edge_rt.errors import InputError, StorageError
-from edge_rt.store.files import storage_errors, tree_bytes
-from edge_rt.system.atomic_files import occupied, replace_folder, sync
+from edge_rt.system.files import occupied, remove, replace_folder, storage_errors, sync, tree_bytes
 from edge_rt.system.machine import is_running
 
 STALE_SECONDS = 24 * 3600.0
@@ -47,11 +45,7 @@ def staging_folder(parent: Path, name: str | None = None) -> Iterator[Path]:
     """Create a private folder in ``parent``; if it still exists at the end of the block, it is removed.
 
     Args:
-        parent: existing folder, or one to be created.
         name: name of the folder if ``parent`` is already private; None for a unique one.
-
-    Raises:
-        StorageError: it cannot be created or removed.
     """
     path = _private_path(parent, "tmp") if name is None else parent / name
     with storage_errors(path):
@@ -59,7 +53,7 @@ def staging_folder(parent: Path, name: str | None = None) -> Iterator[Path]:
     try:
         yield path
     finally:
-        _delete(path)
+        remove(path)
 
 
 @contextmanager
@@ -70,11 +64,7 @@ def resumable_folder(parent: Path, kept: Path, is_useful: Callable[[Path], bool]
     If it succeeds, the folder is removed, unless the block has moved it.
 
     Args:
-        parent: existing folder, or one to be created.
         is_useful: whether a folder holds anything that the next attempt can use.
-
-    Raises:
-        StorageError: a folder cannot be created or removed.
     """
     path = _private_path(parent, "tmp")
     with storage_errors(path):
@@ -92,7 +82,7 @@ def resumable_folder(parent: Path, kept: Path, is_useful: Callable[[Path], bool]
         _keep(path, kept, is_useful)
         raise
     finally:
-        _delete(path)
+        remove(path)
 
 
 def _keep(path: Path, kept: Path, is_useful: Callable[[Path], bool]) -> None:
@@ -101,14 +91,6 @@ def _keep(path: Path, kept: Path, is_useful: Callable[[Path], bool]) -> None:
             path.rename(kept)
     except OSError as error:
         _log.info("%s", error)  # another process has left its files there
-
-
-def _delete(path: Path) -> None:
-    with storage_errors(path):
-        if path.is_symlink() or path.is_file():
-            path.unlink()
-        elif path.exists():
-            shutil.rmtree(path)
 
 
 def publish(staged: Path, final: Path) -> None:
@@ -132,20 +114,13 @@ def _replace(staged: Path, final: Path) -> None:
     trash = _private_path(final.parent, "trash")
     replace_folder(staged, final, trash)
     try:
-        _delete(trash)
+        remove(trash)
     except StorageError as error:
         _log.info("%s", error)  # the new one is in place; the next start deletes the old one
 
 
 def discard(path: Path) -> int:
-    """Remove an entry: rename it atomically, then delete it.
-
-    Returns:
-        The bytes freed; 0 if there was nothing.
-
-    Raises:
-        StorageError: it could not be renamed or deleted.
-    """
+    """Remove an entry: rename it atomically, then delete it; return the bytes freed, 0 if there was nothing."""
     trash = _private_path(path.parent, "trash")
     with storage_errors(path):
         try:
@@ -153,26 +128,19 @@ def discard(path: Path) -> int:
         except FileNotFoundError:
             return 0
     freed = tree_bytes(trash)
-    _delete(trash)
+    remove(trash)
     return freed
 
 
 def reclaim(parent: Path) -> list[Path]:
-    """Delete the private folders of processes that have ended.
-
-    Args:
-        parent: folder that may hold some; it may be absent.
-
-    Returns:
-        The folders that were deleted.
-    """
+    """Delete the private folders of processes that have ended from a folder, which may be absent; return them."""
     removed = []
     for path in sorted(parent.glob(".t*-*")):
         match = _PRIVATE.fullmatch(path.name)
         if match is None or not _is_stale(path, match[1], int(match[2])):
             continue
         try:
-            _delete(path)
+            remove(path)
         except StorageError as error:
             # Another process may be deleting it too, or an orphaned process still writes to it: the next start retries.
             _log.info("%s", error)

@@ -6,16 +6,16 @@ regular expression, or silently renumber tokens; so sizes, structure, ids, merge
 
 from __future__ import annotations
 
-import json
+import functools
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
 from pathlib import Path
-from typing import Final, NoReturn, cast
+from typing import Final, cast
 
-from edge_rt.errors import InvalidTokenizer, StorageError, UnsupportedModel, kind_of
-from edge_rt.system.byte_size import show_size
+from edge_rt.errors import InvalidTokenizer, UnsupportedModel, kind_of
+from edge_rt.system.json_files import parse_object, read_bytes
 from edge_rt.text.added_tokens import AddedToken, added_token
 from edge_rt.text.token_bytes import BYTE_OF
 from edge_rt.text.tokenizer_steps import Steps, check_steps
@@ -66,27 +66,7 @@ def read_file(path: Path) -> bytes:
     Raises:
         InvalidTokenizer: it is larger than 128 MiB.
     """
-    try:
-        with path.open("rb") as file:
-            data = file.read(MAX_FILE_BYTES + 1)
-    except OSError as error:
-        raise StorageError(
-            f"{path.name} cannot be read.", f"{error.strerror or error}.", "Check the path and its permissions."
-        ) from error
-    if len(data) > MAX_FILE_BYTES:
-        raise InvalidTokenizer(f"{path.name} is too large.", f"The limit is {show_size(MAX_FILE_BYTES)}.", FETCH_AGAIN)
-    return data
-
-
-def _unique_keys(pairs: list[tuple[str, object]]) -> dict[str, object]:
-    result = dict(pairs)
-    if len(result) != len(pairs):
-        raise ValueError("a key occurs twice in one object")
-    return result
-
-
-def _no_constant(name: str) -> NoReturn:
-    raise ValueError(f"{name} is not a number")
+    return read_bytes(path, MAX_FILE_BYTES, functools.partial(invalid, f"{path.name} is too large."))
 
 
 def parse(data: bytes, name: str) -> dict[str, object]:
@@ -103,13 +83,7 @@ def parse(data: bytes, name: str) -> dict[str, object]:
     ):
         if found > limit:
             raise invalid(f"{name} has too many {what}.", f"About {found} of at most {limit}.")
-    try:
-        document = json.loads(data.decode(), object_pairs_hook=_unique_keys, parse_constant=_no_constant)
-    except (ValueError, RecursionError) as error:
-        raise invalid(f"{name} is not valid JSON.", f"{str(error)[:200]}.") from error
-    if not isinstance(document, dict):
-        raise invalid(f"{name} is not a tokenizer.", f"It holds {kind_of(document)}, not an object.")
-    return document
+    return parse_object(data, functools.partial(invalid, f"{name} is not a JSON object."))
 
 
 def check_document(document: Mapping[str, object], rows: int) -> Checked:

@@ -14,7 +14,7 @@ import numpy.typing as npt
 from edge_rt.errors import InputError, StorageError
 from edge_rt.package.reader import Package
 from edge_rt.runtime.prompts import PromptEncoder
-from edge_rt.system.atomic_files import write_atomically
+from edge_rt.system.files import write_atomically
 from edge_rt.system.progress import ProgressCallback, no_progress
 from edge_rt.train.batch import BatchRunner
 from edge_rt.train.dialogues.writer import ROOM, DialogueWriter, WrittenAnswer, find_markers

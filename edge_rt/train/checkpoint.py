@@ -12,8 +12,8 @@ import torch
 from torch import nn
 
 from edge_rt.errors import StorageError
-from edge_rt.system.atomic_files import write_atomically
 from edge_rt.system.byte_size import show_size
+from edge_rt.system.files import write_atomically
 
 MAX_BYTES: Final = 8 << 20
 """Largest checkpoint of a head: half-precision weights, without the moments of the optimiser, which a resumed run

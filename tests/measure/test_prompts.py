@@ -47,7 +47,7 @@ def test_other_lines_are_prompts(written):
         (b"", "Every line is empty"),
         (b" \n\n", "Every line is empty"),
         (b"good\n\xff", "Byte 5"),
-        (b'{"prompt": "a"}\nplain\n', "Line 2: it is not JSON"),
+        (b'{"prompt": "a"}\nplain\n', "Line 2: it is not a JSON object"),
         (b'{"prompt": "a"}\n\n[1]\n', "Line 3: it is not a JSON object"),
         (b'{"prompt": ["a"]}', "Line 1: it has neither"),
         (b'{"turns": []}', "Line 1: it has neither"),
@@ -55,7 +55,7 @@ def test_other_lines_are_prompts(written):
         (b'{"prompt": " "}', "Line 1: it has neither"),
         (b'{"prompt": "a\\ud800"}', "Line 1: its text has a lone surrogate"),
         (b'{"prompt": "a", "category": 5}', "Line 1: its 'category'"),
-        (b'{"a":' + b"[" * 100_000, "Line 1: it is not JSON"),
+        (b'{"a":' + b"[" * 100_000, "Line 1: it is not a JSON object"),
     ],
 )
 def test_what_is_no_file_of_prompts_is_refused(data, said, written):

@@ -8,9 +8,9 @@ from types import SimpleNamespace
 import pytest
 
 from edge_rt.errors import InvalidDrafter
+from edge_rt.package.documents import FileInfo
 from edge_rt.package.drafter import DraftTarget
 from edge_rt.package.drafter_search import find_drafters, installed_drafters, mismatch, open_fitting
-from edge_rt.package.folder_writer import FileInfo
 from edge_rt.package.manifest import Segment
 from edge_rt.package.reader import open_package
 from tests.helpers.packages import copied

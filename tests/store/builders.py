@@ -21,12 +21,11 @@ from edge_rt.package.manifest import (
 from edge_rt.package.sampling import SamplingAdvice
 from edge_rt.package.weights_info import WeightsInfo
 from edge_rt.package.writer import PackageWriter
-from edge_rt.store.files import FileSpec
-from edge_rt.store.recipes import PipWheelSource, Recipe
+from edge_rt.store.recipes import FileSpec, PipWheelSource, Recipe
 from edge_rt.store.resolve import FetchOptions
 from edge_rt.store.sources_pip import CommandResult, PipOptions
 from edge_rt.system.checkpoint_names import parse_split_name
-from edge_rt.system.file_hash import sha256_files
+from edge_rt.system.files import sha256_files
 from tests.helpers.gguf_factory import write_llama_gguf
 
 

@@ -14,7 +14,7 @@ from edge_rt.package.reader import open_package
 from edge_rt.store.fetch import fetch_source
 from edge_rt.store.pull import ensure_package, pull
 from edge_rt.store.sources_hub import HubOptions
-from edge_rt.system.file_hash import sha256_files
+from edge_rt.system.files import sha256_files
 from tests.helpers.fake_hub import FakeHub, serve_fake_hub
 from tests.helpers.gguf_split import split
 from tests.helpers.hf_factory import write_hf_folder

@@ -3,9 +3,9 @@ from __future__ import annotations
 import pytest
 
 from edge_rt.errors import ModelNotFound, UnsupportedModel
-from edge_rt.store.files import FileSpec
 from edge_rt.store.hub_files import HubListing, choose_files, gguf_format
 from edge_rt.store.naming import HubReference
+from edge_rt.store.recipes import FileSpec
 
 
 def choose(*names, file=None):

@@ -7,9 +7,9 @@ import pytest
 
 from edge_rt.errors import ConfigError, ModelNotFound, StorageError
 from edge_rt.store.fetch import fetch_source
-from edge_rt.store.files import storage_errors
 from edge_rt.store.layout import Store, open_store, suggest
 from edge_rt.store.staging import entry_lock
+from edge_rt.system.files import storage_errors
 from tests.store.builders import leftovers, options_with, write_package
 
 

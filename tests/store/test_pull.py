@@ -10,9 +10,9 @@ import pytest
 from edge_rt.errors import ConfigError, DownloadError, InvalidModelFile, ModelNotFound, StorageError, UnsupportedModel
 from edge_rt.package.sampling import SamplingAdvice
 from edge_rt.store.fetch import fetch_source
-from edge_rt.store.files import free_bytes
 from edge_rt.store.pull import ensure_package, pull
 from edge_rt.store.sources_hub import HubOptions
+from edge_rt.system.files import free_bytes
 from tests.helpers.fake_hub import serve_fake_hub
 from tests.helpers.gguf_factory import write_llama_gguf
 from tests.store.builders import (

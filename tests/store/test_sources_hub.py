@@ -3,8 +3,7 @@ from __future__ import annotations
 import pytest
 
 from edge_rt.errors import DownloadError, ModelNotFound
-from edge_rt.store.files import FileSpec
-from edge_rt.store.recipes import HubSource
+from edge_rt.store.recipes import FileSpec, HubSource
 from edge_rt.store.sources_hub import HubOptions, fetch_from_hub, hub_errors, list_repository, reason_of
 from tests.helpers.fake_hub import COMMIT, serve_fake_hub
 from tests.store.builders import MODEL, sha256

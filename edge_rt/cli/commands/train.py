@@ -301,11 +301,11 @@ def _require_torch() -> None:
 
 
 def _work_folder(name: str, package: Package, prompts: tuple[str, ...] | None, exits: tuple[int, ...]) -> Path:
-    import platformdirs
+    from edge_rt.system.json_files import user_cache
 
     data = "" if prompts is None else "-" + hashlib.sha256("\0".join(prompts).encode()).hexdigest()[:12]
     behind = "".join(f"-{layer}" for layer in exits)
-    return platformdirs.user_cache_path("edge-rt") / "train" / f"{name[:64]}-{package.id[:12]}{data}{behind}"
+    return user_cache("train") / f"{name[:64]}-{package.id[:12]}{data}{behind}"
 
 
 def _show(terminal: Terminal, out: Path, report: TrainReport | ModelReport) -> None:

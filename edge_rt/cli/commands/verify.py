@@ -136,7 +136,7 @@ class VerifyRun:
         for key in self._verifications:
             if not is_same:
                 store.remove(key)
-            elif not store.add(key, drafted):
+            elif not store.save(key, {"drafted": drafted}):
                 self._terminal.warn("the verification cannot be stored: speculation stays off on this device.")
 
     def _add(self, answer: Answer) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
@@ -11,6 +10,7 @@ from typing import Any, Final
 from edge_rt.errors import InputError, InvalidTemplate
 from edge_rt.package.manifest import BUILT_IN_CALIBRATION, KeyCalibration
 from edge_rt.package.reader import stored_name
+from edge_rt.system.json_files import parse_json
 from edge_rt.text.template import ChatTemplate
 from edge_rt.text.template_messages import ROLES
 from edge_rt.text.text_file import read_text
@@ -77,22 +77,21 @@ def _read(path: Path) -> str:
 
 
 def _conversations(path: Path, text: str) -> tuple[Conversation, ...]:
-    try:
-        found = json.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise InputError(
-            f"The calibration text {path} is not JSON.", f"{error}.", "Give it another suffix if it is plain text."
-        ) from error
-    if not isinstance(found, list) or not found or not all(map(_is_conversation, found)):
+    def refuse(reason: str) -> InputError:
+        what = f"The calibration text {path} is not JSON."
+        return InputError(what, reason, "Give it another suffix if it is plain text.")
+
+    conversations = parse_json(text, refuse)
+    if not isinstance(conversations, list) or not conversations or not all(map(_is_conversation, conversations)):
         raise InputError(
             f"The calibration text {path} is not a list of conversations.",
             "Each must be a list of objects with the texts 'role' and 'content'.",
             "Correct the file, or give a plain text.",
         )
-    for number, conversation in enumerate(found):
+    for number, conversation in enumerate(conversations):
         for index, message in enumerate(conversation):
             _check_message(path, f"message {index} of conversation {number}", message)
-    return tuple(found)
+    return tuple(conversations)
 
 
 def _is_conversation(value: Any) -> bool:

@@ -19,7 +19,6 @@ the others are in the JSON object. Arithmetic is float32; bitsandbytes rounds th
 from __future__ import annotations
 
 import functools
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final, TypeGuard
@@ -42,6 +41,7 @@ from edge_rt.export.sources.packed_arrays import (
 from edge_rt.export.sources.packed_config import BITSANDBYTES_KINDS, BitsAndBytesSettings
 from edge_rt.export.sources.safetensors_folder import StoredTensor
 from edge_rt.export.sources.tensor_reader import TensorReader
+from edge_rt.system.json_files import parse_object
 
 CODES: Final = "weight"
 MAX_STATE_BYTES: Final = 1 << 16
@@ -181,13 +181,10 @@ def _read_object(source: TensorReader, stored: StoredTensor) -> dict[str, Any]:
             stored,
             f"it is {stored.dtype} {list(stored.shape)}, must be U8 with one dimension of at most {MAX_STATE_BYTES}",
         )
-    try:
-        found = json.loads(read_array(source, stored, _BYTE).tobytes().decode("utf-8"))
-    except (ValueError, RecursionError) as error:
-        raise misfit(stored, f"it is not JSON ({type(error).__name__})") from error
-    if not isinstance(found, dict):
-        raise misfit(stored, "it is not a JSON object")
-    return found
+    data = read_array(source, stored, _BYTE).tobytes()
+    return parse_object(
+        data, lambda reason: misfit(stored, f"it is no JSON object: {reason.rstrip('.')}"), is_foreign=True
+    )
 
 
 class BitsAndBytesMatrix(ConvertedMatrix):

@@ -7,7 +7,6 @@ overlaps. Of a model in several files, ``model.safetensors.index.json`` names th
 
 from __future__ import annotations
 
-import json
 import math
 import os
 import struct
@@ -18,9 +17,10 @@ from typing import Any, Final
 from edge_rt.errors import InvalidModelFile, ModelNotFound, UnsupportedModel
 from edge_rt.export.sources.gguf_types import shown
 from edge_rt.export.sources.model_file import open_model_file, unreadable
-from edge_rt.export.sources.safetensors_header import WEIGHTS_PATTERN, malformed, read_json, unique_keys
+from edge_rt.export.sources.safetensors_header import WEIGHTS_PATTERN, malformed, read_json
 from edge_rt.system.checkpoint_names import ADAPTER_FILE, INDEX_FILE, SINGLE_FILE
 from edge_rt.system.hub_cache import is_blob_link
+from edge_rt.system.json_files import parse_object
 
 MAX_HEADER_BYTES: Final = 32 << 20
 MAX_INDEX_BYTES: Final = 32 << 20
@@ -113,7 +113,7 @@ def read_index(index: Path) -> dict[str, str]:
         InvalidModelFile: the index is malformed, a link, has a key twice, or names files outside its folder.
     """
     refuse_link(index)
-    mapped = read_json(index, MAX_INDEX_BYTES, has_unique_keys=True).get("weight_map")
+    mapped = read_json(index, MAX_INDEX_BYTES, is_foreign=False).get("weight_map")
     if not isinstance(mapped, dict) or not mapped:
         raise malformed(index, "it has no weight_map")
     for name in mapped.values():
@@ -191,12 +191,7 @@ def read_file(path: Path, number: int) -> list[StoredTensor]:
 
 
 def _parse(path: Path, data: bytes) -> dict[str, Any]:
-    try:
-        document = json.loads(data.decode("utf-8"), object_pairs_hook=unique_keys(path))
-    except (ValueError, RecursionError) as error:
-        raise malformed(path, f"its header is not JSON ({type(error).__name__})") from error
-    if not isinstance(document, dict):
-        raise malformed(path, "its header is not a JSON object")
+    document = parse_object(data, lambda reason: malformed(path, f"its header is no JSON object: {reason}"))
     document.pop("__metadata__", None)
     if not 1 <= len(document) <= MAX_TENSORS:
         raise malformed(path, f"it has {len(document)} tensors, 1 to {MAX_TENSORS} are read")

@@ -6,15 +6,15 @@ model.
 
 from __future__ import annotations
 
-import json
+import functools
 import struct
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
 from edge_rt.errors import InvalidModelFile, StorageError
 from edge_rt.system.checkpoint_names import ADAPTER_FILE, INDEX_FILE, SINGLE_FILE
+from edge_rt.system.json_files import parse_object, read_object
 
 WEIGHTS_PATTERN: Final = "*.safetensors"
 
@@ -66,45 +66,14 @@ def read_tensors(folder: Path) -> Tensors:
     return Tensors(shapes, are_packed)
 
 
-def read_json(path: Path, most_bytes: int, *, has_unique_keys: bool = False) -> dict[str, Any]:
-    """Return a JSON object from a file.
-
-    Args:
-        has_unique_keys: whether a key that occurs twice is refused; else the last one counts.
-
-    Raises:
-        InvalidModelFile: it does not hold an object, or is larger than ``most_bytes``; a key occurs twice.
-    """
-    try:
-        with path.open("rb") as stream:
-            data = stream.read(most_bytes + 1)
-    except OSError as error:
-        raise _unreadable(path, error) from error
-    try:
-        hook = unique_keys(path) if has_unique_keys else None
-        document = json.loads(data, object_pairs_hook=hook) if len(data) <= most_bytes else None
-    except (ValueError, RecursionError) as error:
-        raise malformed(path, f"{error}") from error
-    if not isinstance(document, dict):
-        raise malformed(path, "it does not hold a JSON object of reasonable size")
-    return document
-
-
-def unique_keys(path: Path) -> Callable[[list[tuple[str, Any]]], dict[str, Any]]:
-    """Return a hook for ``json.loads`` that raises ``InvalidModelFile`` where a key of an object occurs twice."""
-
-    def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-        document = dict(pairs)
-        if len(document) != len(pairs):
-            raise malformed(path, "a key occurs twice in its JSON")
-        return document
-
-    return unique
+def read_json(path: Path, most_bytes: int, *, is_foreign: bool = True) -> dict[str, Any]:
+    """Return the object of a JSON file of at most ``most_bytes``; ``is_foreign`` as in ``parse_json``."""
+    return read_object(path, most_bytes, functools.partial(malformed, path), is_foreign=is_foreign)
 
 
 def malformed(path: Path, reason: str) -> InvalidModelFile:
     """Return the error for a malformed file."""
-    sentence = reason[:1].upper() + reason[1:200]
+    sentence = reason[:1].upper() + reason[1:200].rstrip(".")
     return InvalidModelFile(f"{path.name} is malformed.", f"{sentence}.", "Fetch the model again.")
 
 
@@ -142,12 +111,12 @@ def _read_header(path: Path) -> dict[str, tuple[tuple[int, ...], str]]:
                 raise malformed(path, f"its header says {length} bytes, {len(data)} are there")
     except OSError as error:
         raise _unreadable(path, error) from error
+    document = parse_object(data, lambda reason: malformed(path, f"its header is no JSON object: {reason}"))
     try:
-        document: Any = json.loads(data)
         entries = {
             name: (entry["shape"], str(entry["dtype"])) for name, entry in document.items() if name != "__metadata__"
         }
-    except (ValueError, RecursionError, AttributeError, KeyError, TypeError) as error:
+    except (KeyError, TypeError) as error:
         raise malformed(path, f"its header cannot be read ({type(error).__name__})") from error
     for name, (shape, _) in entries.items():
         if not _is_shape(shape):

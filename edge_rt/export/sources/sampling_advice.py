@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-import json
+import functools
 from pathlib import Path
 from typing import Any, Final
 
-from edge_rt.errors import InvalidModelFile, as_json, kind_of
+from edge_rt.errors import InvalidModelFile, as_json
 from edge_rt.export.sources.gguf_types import GGUFHeader
 from edge_rt.export.sources.model_file import open_model_file
 from edge_rt.package.sampling import SAMPLING_NAMES, SamplingAdvice, fault
 from edge_rt.system.byte_size import show_size
 from edge_rt.system.checkpoint_names import GENERATION_FILE
+from edge_rt.system.json_files import parse_object
 
 MAX_BESIDE_BYTES: Final = 1 << 20
 
@@ -63,12 +64,7 @@ def read_advice_file(path: Path) -> SamplingAdvice | None:
         data = stream.read(MAX_BESIDE_BYTES + 1)
     if len(data) > MAX_BESIDE_BYTES:
         raise _wrong(path, "is too large", f"The limit is {show_size(MAX_BESIDE_BYTES)}.")
-    try:
-        document = json.loads(data)
-    except (ValueError, RecursionError) as error:
-        raise _wrong(path, "is not JSON", f"{error}.") from error
-    if not isinstance(document, dict):
-        raise _wrong(path, "is not a JSON object", f"It is {kind_of(document)}.")
+    document = parse_object(data, functools.partial(_wrong, path, "is not a JSON object"), is_foreign=True)
     values = {name: document[name] for name in SAMPLING_NAMES if document.get(name) is not None}
     if not values or document.get("do_sample") is False:
         return None

@@ -307,7 +307,7 @@ def _drafts(
     On a device it is nothing until a verification of the package has passed there.
     """
     drafts = package.manifest.drafts
-    if verification is not None and not load_plan.options.unverified and not user_verified().has(verification):
+    if verification is not None and not load_plan.options.unverified and user_verified().load(verification) is None:
         return Drafts.NOTHING
     if drafts is not Drafts.CHAINS or load_plan.spec_mode == OFF:
         return drafts

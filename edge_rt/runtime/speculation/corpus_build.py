@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from edge_rt.errors import ConfigError, InputError
 from edge_rt.runtime.speculation.corpus import MAX_MATCH, Corpus, CorpusInfo
-from edge_rt.system.atomic_files import write_atomically
+from edge_rt.system.files import write_atomically
 
 MAX_TOKENS: Final = 1 << 30
 PIECE_CHARACTERS: Final = 1 << 18

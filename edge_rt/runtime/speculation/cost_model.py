@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import time
 from bisect import bisect_right
 from collections.abc import Callable, Mapping, Sequence as Items
@@ -11,8 +10,7 @@ from itertools import accumulate, pairwise
 from pathlib import Path
 from typing import Any, Final
 
-from edge_rt.errors import StorageError
-from edge_rt.system.atomic_files import write_atomically
+from edge_rt.system.json_files import JsonCache, user_cache
 
 CURVE_ROWS: Final = (1, 2, 4, 8, 9, 16)
 """Row counts that are measured: both sides of the steps in the kernels' cost (8 rows share one read of a tile of
@@ -210,56 +208,23 @@ class CostStore:
     """
 
     def __init__(self, folder: Path) -> None:
-        self._folder = folder
-
-    def path(self, key: Mapping[str, Any]) -> Path:
-        """Return the file for a key, which is everything that the costs depend on."""
-        # Imported here: hashing is not needed to decode.
-        import hashlib
-
-        text = json.dumps(dict(key), sort_keys=True)
-        return self._folder / f"{hashlib.sha256(text.encode()).hexdigest()[:24]}.json"
+        self._cache = JsonCache(folder)
 
     def load(self, key: Mapping[str, Any]) -> RowCosts | None:
-        """Return stored costs, or None: an unreadable file counts as missing, and the costs are measured again."""
-        try:
-            document = json.loads(self.path(key).read_text(encoding="utf-8"))
-        except (OSError, ValueError, RecursionError):
-            return None
-        return RowCosts.from_json(document) if isinstance(document, dict) and document.get("key") == dict(key) else None
+        """Return stored costs for a key, which is everything that they depend on; None: they must be measured."""
+        document = self._cache.load(key)
+        return None if document is None else RowCosts.from_json(document)
 
     def find(self, facts: Mapping[str, Any]) -> list[tuple[dict[str, Any], RowCosts]]:
         """Return all stored costs whose keys contain these facts, with their keys."""
-        found: list[tuple[dict[str, Any], RowCosts]] = []
-        try:
-            paths = sorted(self._folder.glob("*.json"))
-        except OSError:
-            return found
-        for path in paths:
-            try:
-                document = json.loads(path.read_text(encoding="utf-8"))
-            except (OSError, ValueError, RecursionError):
-                continue
-            key = document.get("key") if isinstance(document, dict) else None
-            if not isinstance(key, dict) or any(key.get(name) != value for name, value in facts.items()):
-                continue
-            if (costs := RowCosts.from_json(document)) is not None:
-                found.append((key, costs))
-        return found
+        entries = [(key, RowCosts.from_json(document)) for key, document in self._cache.find(facts)]
+        return [(key, costs) for key, costs in entries if costs is not None]
 
     def save(self, key: Mapping[str, Any], costs: RowCosts) -> bool:
-        """Store costs atomically; return False if they cannot be written and will have to be measured again."""
-        text = json.dumps({"key": dict(key), **costs.to_json()})
-        try:
-            # No fsync: costs can be measured again and are not worth waiting for the disk.
-            write_atomically(self.path(key), [text.encode()], durable=False, parents=True)
-        except StorageError:
-            return False
-        return True
+        """Store costs; return False if they cannot be written and will have to be measured again."""
+        return self._cache.save(key, costs.to_json())
 
 
 def user_costs() -> CostStore:
     """Return the store of this user's measured costs."""
-    import platformdirs
-
-    return CostStore(platformdirs.user_cache_path("edge-rt") / "row-costs")
+    return CostStore(user_cache("row-costs"))

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from edge_rt.device.names import CUDA, GPU_LAYERS
-from edge_rt.errors import StorageError
 from edge_rt.memory.choice import Choice
 from edge_rt.memory.speed import speculation_step, speculative_tokens_per_second
 from edge_rt.ort.op_library import library_path, native_status
 from edge_rt.runtime.speculation.cost_model import CostStore, RowCosts
-from edge_rt.system.atomic_files import write_atomically
+from edge_rt.system.json_files import JsonCache, user_cache
 from edge_rt.system.machine import cpu_model
 from edge_rt.version import VERSION
 
@@ -117,9 +114,6 @@ def _by_format(found: list[tuple[dict[str, Any], RowCosts]]) -> dict[str, RowCos
     return {str(key.get("kv_format")): costs for key, costs in found}
 
 
-_VERSION: Final = 1
-
-
 def verification_key(*, package_id: str, device: Mapping[str, Any], kv_format: str, onnxruntime: str) -> dict[str, Any]:
     """Return what the bits of a package's passes on a device depend on."""
     return {
@@ -128,47 +122,6 @@ def verification_key(*, package_id: str, device: Mapping[str, Any], kv_format: s
     }  # fmt: skip
 
 
-class VerifiedStore:
-    """Verifications that passed, one small file each.
-
-    Args:
-        folder: folder of the files; it is created when something is stored.
-    """
-
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
-
-    def path(self, key: Mapping[str, Any]) -> Path:
-        """Return the file for a key."""
-        import hashlib
-
-        text = json.dumps(dict(key), sort_keys=True)
-        return self._folder / f"{hashlib.sha256(text.encode()).hexdigest()[:24]}.json"
-
-    def has(self, key: Mapping[str, Any]) -> bool:
-        """Return whether a verification passed; an unreadable file counts as none."""
-        try:
-            document = json.loads(self.path(key).read_text(encoding="utf-8"))
-        except (OSError, ValueError, RecursionError):
-            return False
-        return isinstance(document, dict) and (document.get("version"), document.get("key")) == (_VERSION, dict(key))
-
-    def add(self, key: Mapping[str, Any], drafted: int) -> bool:
-        """Store that answers with a number of drafted tokens were the same; return False if it cannot be written."""
-        text = json.dumps({"version": _VERSION, "key": dict(key), "drafted": drafted})
-        try:
-            write_atomically(self.path(key), [text.encode()], durable=False, parents=True)
-        except StorageError:
-            return False
-        return True
-
-    def remove(self, key: Mapping[str, Any]) -> None:
-        """Forget a verification: answers were found that differ."""
-        self.path(key).unlink(missing_ok=True)
-
-
-def user_verified() -> VerifiedStore:
-    """Return the store of this user's verifications, beside that of measured costs."""
-    import platformdirs
-
-    return VerifiedStore(platformdirs.user_cache_path("edge-rt") / "verified-devices")
+def user_verified() -> JsonCache:
+    """Return this user's verifications that passed, with the number of tokens that were drafted in each."""
+    return JsonCache(user_cache("verified-devices"))

@@ -16,7 +16,7 @@ from torch import Tensor
 from edge_rt.package.manifest import Manifest, ModelConfig
 from edge_rt.package.reader import Package
 from edge_rt.system import checkpoint_names as files
-from edge_rt.system.atomic_files import write_atomically
+from edge_rt.system.files import write_atomically
 from edge_rt.train.draft_model.learn import DraftNet
 from edge_rt.train.draft_model.net import DraftLayer
 

@@ -51,15 +51,14 @@ def test_kept_for_this_device_and_package_until_a_difference_is_found(inline, sm
     assert drafts is Drafts.NOTHING
     run.keep_verification(is_same=True, drafted=0)
     assert "nothing was drafted" in error.getvalue()
-    assert not user_verified().has(key)
+    assert user_verified().load(key) is None
     run.keep_verification(is_same=True, drafted=drafted.drafted)
-    assert user_verified().has(key)
-    assert json.loads(user_verified().path(key).read_text())["drafted"] == drafted.drafted
+    assert user_verified().load(key)["drafted"] == drafted.drafted
     assert loaded(package, asked)[1] is Drafts.ASKED_CHAINS
     # Another GPU.
     assert loaded(package, asked.but(device="cuda:1"))[1] is Drafts.NOTHING
     run.keep_verification(is_same=False, drafted=drafted.drafted)
-    assert not user_verified().has(key)
+    assert user_verified().load(key) is None
 
 
 def test_a_verification_on_the_cpu_keeps_nothing(inline, small_package):
@@ -81,5 +80,5 @@ def test_the_command_on_webgpu(inline, small_package, tmp_path):
     assert document["by_drafter"]["ngram"]["drafted"] > 0
     assert result.returncode == (0 if is_same else 1)
     with edge_rt.load(small_package, device="webgpu", ctx=256) as model:
-        assert user_verified().has(model.verification) == is_same
+        assert (user_verified().load(model.verification) is not None) == is_same
         assert model.speculation.drafts is (Drafts.ASKED_CHAINS if is_same else Drafts.NOTHING)

@@ -96,9 +96,9 @@ class TestMisfits:
             (0, STATE, shaped("I32", 80), "must be U8 with one dimension"),
             (0, STATE, shaped("U8", 80, 1), "must be U8 with one dimension"),
             (0, STATE, shaped("U8", 1 << 17), "of at most 65536"),
-            (0, STATE, document(b"\xff{}"), "It is not JSON"),
-            (0, STATE, document(b"[" * 60000), "It is not JSON"),
-            (0, STATE, document([1]), "It is not a JSON object"),
+            (0, STATE, document(b"\xff{}"), "It is no JSON object"),
+            (0, STATE, document(b"[" * 60000), "nested too deeply"),
+            (0, STATE, document([1]), "It holds an array"),
         ],
     )
     def test_refused(self, nested_block, part, wrong, message):

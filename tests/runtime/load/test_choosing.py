@@ -28,6 +28,7 @@ from edge_rt.runtime.load.options import LoadOptions
 from edge_rt.runtime.load.planning import asked_again, device_of, options_on, plan_load, plan_package
 from edge_rt.runtime.model import Model
 from edge_rt.runtime.speculation.cost_model import CURVE_ROWS, CostStore, RowCosts
+from edge_rt.system.json_files import JsonCache
 from edge_rt.system.machine import cpu_model, usable_cpus
 from edge_rt.version import VERSION
 from tests.memory.shapes import DEVICE, make_shape
@@ -161,7 +162,7 @@ class TestChoice:
         no_driver = GpuProvider(never, never, driver="libno_such_driver.so.1")
         assert choose_device(SHAPE, store, never, threads=2, own=no_driver) == DeviceChoice("cpu")
 
-    def test_a_driver_that_fails_is_told_where_its_gpu_was_faster(self, store):
+    def test_a_driver_that_fails_is_told_where_its_gpu_was_faster(self, store, tmp_path):
         def library():
             raise RuntimeUnavailable("The driver for NVIDIA GPUs failed.")
 
@@ -176,7 +177,7 @@ class TestChoice:
         # A GPU that would not have been taken is not missed.
         store.save(gpu_key(LAPTOP), costs(9.9))
         assert chosen(broken) == DeviceChoice("cpu")
-        store.path(gpu_key(LAPTOP)).unlink()
+        JsonCache(tmp_path / "costs").remove(gpu_key(LAPTOP))
         store.save({**CPU_KEY, "device": {"device": "webgpu"}}, costs(1.0))
         assert chosen(broken) == DeviceChoice("cpu")
 

@@ -19,7 +19,7 @@ from edge_rt.package.reader import open_package
 from edge_rt.package.spec_modes import Drafts
 from edge_rt.runtime.load.devices import open_device, placement
 from edge_rt.runtime.load.options import LoadOptions
-from edge_rt.runtime.speculation.stored_costs import VerifiedStore, verification_key
+from edge_rt.system.json_files import JsonCache
 from tests.helpers.onnxruntime_version import needs_onnxruntime
 from tests.helpers.webgpu import require_webgpu
 
@@ -101,31 +101,6 @@ class TestOpProfiles:
             placement(open_package(small_package), "cpu")
 
 
-class TestVerified:
-    KEY = verification_key(package_id="1", device={"device": "webgpu"}, kv_format="f32", onnxruntime="1")
-
-    def test_kept_per_package_and_device(self, tmp_path):
-        store = VerifiedStore(tmp_path / "new")
-        assert not store.has(self.KEY)
-        store.remove(self.KEY)
-        assert store.add(self.KEY, 7)
-        assert store.has(self.KEY)
-        assert not store.has({**self.KEY, "package_id": "2"})
-        assert not store.has({**self.KEY, "device": {"device": "webgpu", "text": "another"}})
-        store.remove(self.KEY)
-        assert not store.has(self.KEY)
-
-    @pytest.mark.parametrize("content", ["{", "[]", '{"version": 0}', '{"version": 1, "key": {}}'])
-    def test_a_damaged_file_counts_as_none(self, tmp_path, content):
-        store = VerifiedStore(tmp_path)
-        store.path(self.KEY).write_text(content)
-        assert not store.has(self.KEY)
-
-    def test_a_folder_that_cannot_be_written(self, tmp_path):
-        (tmp_path / "file").write_text("")
-        assert not VerifiedStore(tmp_path / "file").add(self.KEY, 1)
-
-
 @pytest.fixture(scope="module")
 def nodes(small_package):
     return require_webgpu(small_package)
@@ -178,9 +153,9 @@ class TestWebGPU:
         _, gpu = pair
         assert gpu.speculation.drafts is Drafts.NOTHING
         assert gpu.verification is not None
-        store = VerifiedStore(tmp_path)
+        store = JsonCache(tmp_path)
         monkeypatch.setattr("edge_rt.runtime.load.loading.user_verified", lambda: store)
-        store.add(gpu.verification, 1)
+        store.save(gpu.verification, {"drafted": 1})
         with edge_rt.load(small_package, device="webgpu", ctx=128) as model:
             assert model.speculation.drafts is Drafts.ASKED_CHAINS
 

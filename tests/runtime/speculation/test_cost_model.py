@@ -9,8 +9,8 @@ import pytest
 from hypothesis import assume, given, settings, strategies as st
 
 from edge_rt.runtime.speculation.cost_model import CURVE_DEPTHS, CURVE_ROWS, CostStore, RowCosts, measure
+from edge_rt.system.json_files import JsonCache
 from tests.helpers.fake_sources import Clock
-from tests.helpers.packages import listing
 
 COSTS = RowCosts((1, 2, 4, 8), (100, 500), ((10.0, 11.0, 15.0, 17.0), (14.0, 15.0, 23.0, 25.0)))
 KEY = {"package_id": "abc", "threads": 4}
@@ -175,67 +175,15 @@ class TestMeasure:
         assert RowCosts.from_json(json.loads(json.dumps(costs.to_json()))) == costs
 
 
-class TestStore:
-    def test_round_trip(self, tmp_path):
-        store = CostStore(tmp_path / "new" / "folder")
-        assert store.load(KEY) is None
-        assert store.save(KEY, COSTS)
-        assert store.load(KEY) == COSTS
-        assert CostStore(tmp_path / "new" / "folder").load(dict(reversed(KEY.items()))) == COSTS
-        assert listing(tmp_path / "new" / "folder") == [store.path(KEY).name]
+def test_costs_are_stored_by_key(tmp_path):
+    store = CostStore(tmp_path / "new")
+    assert store.load(KEY) is None
+    assert store.save(KEY, COSTS)
+    assert store.load(KEY) == COSTS
+    assert store.find({"threads": 4}) == [(KEY, COSTS)]
 
-    def test_a_file_per_key(self, tmp_path):
-        store = CostStore(tmp_path)
-        other = KEY | {"threads": 2}
-        cheaper = RowCosts((1,), (0,), ((1.0,),))
-        store.save(KEY, COSTS)
-        assert store.load(other) is None
-        store.save(other, cheaper)
-        assert (store.load(KEY), store.load(other)) == (COSTS, cheaper)
-        assert len(listing(tmp_path)) == 2
 
-    def test_the_latest_costs_stay(self, tmp_path):
-        store = CostStore(tmp_path)
-        cheaper = RowCosts((1,), (0,), ((1.0,),))
-        store.save(KEY, COSTS)
-        store.save(KEY, cheaper)
-        assert store.load(KEY) == cheaper
-        assert len(listing(tmp_path)) == 1
-
-    @pytest.mark.parametrize(
-        "content", [b"", b"{", b"null", b"[]", b"7", b"\xff\xfe", b"{}", b'{"key": {}}', b"x" * 1000]
-    )
-    def test_a_broken_file_is_like_none(self, tmp_path, content):
-        store = CostStore(tmp_path)
-        store.save(KEY, COSTS)
-        store.path(KEY).write_bytes(content)
-        assert store.load(KEY) is None
-        assert store.save(KEY, COSTS)
-        assert store.load(KEY) == COSTS
-
-    def test_any_half_of_a_file_is_like_none(self, tmp_path):
-        store = CostStore(tmp_path)
-        store.save(KEY, COSTS)
-        whole = store.path(KEY).read_bytes()
-        for size in range(len(whole)):
-            store.path(KEY).write_bytes(whole[:size])
-            assert store.load(KEY) is None
-
-    def test_a_file_of_another_key_is_like_none(self, tmp_path):
-        store = CostStore(tmp_path)
-        other = KEY | {"threads": 2}
-        store.save(other, COSTS)
-        store.path(other).rename(store.path(KEY))
-        assert store.load(KEY) is None
-
-    def test_a_folder_in_the_place_of_a_file(self, tmp_path):
-        store = CostStore(tmp_path)
-        store.path(KEY).mkdir()
-        assert store.load(KEY) is None
-        assert not store.save(KEY, COSTS)
-
-    def test_a_folder_that_cannot_be_made(self, tmp_path):
-        (tmp_path / "file").write_text("")
-        store = CostStore(tmp_path / "file" / "folder")
-        assert not store.save(KEY, COSTS)
-        assert store.load(KEY) is None
+def test_stored_numbers_that_are_no_costs_are_none(tmp_path):
+    store, documents = CostStore(tmp_path), JsonCache(tmp_path)
+    assert documents.save(KEY, {"rows": [1], "depths": [0], "ms": [["fast"]]})
+    assert (store.load(KEY), store.find({})) == (None, [])

@@ -7,7 +7,9 @@ import textwrap
 import pytest
 
 from edge_rt.errors import DownloadError, StorageError
-from edge_rt.store.files import FileSpec, check_space, tree_bytes, write_checked
+from edge_rt.store.recipes import FileSpec
+from edge_rt.store.sources_local import write_checked
+from edge_rt.system.files import check_space, tree_bytes
 from tests.store.builders import sha256
 
 DATA = b"0123456789"
@@ -72,7 +74,8 @@ def test_a_full_disk_leaves_nothing_behind(tmp_path):
         import resource
         from pathlib import Path
         from edge_rt.errors import DownloadError, StorageError
-        from edge_rt.store.files import FileSpec, write_checked
+        from edge_rt.store.recipes import FileSpec
+        from edge_rt.store.sources_local import write_checked
 
         resource.setrlimit(resource.RLIMIT_FSIZE, (50_000, 50_000))
         try:

@@ -12,8 +12,7 @@ import textwrap
 import pytest
 
 from edge_rt.errors import StorageError
-from edge_rt.store.files import storage_errors
-from edge_rt.system.atomic_files import in_use, replace_folder, sync, write_atomically
+from edge_rt.system.files import in_use, replace_folder, storage_errors, sync, write_atomically
 from tests.helpers.packages import listing
 
 posix = pytest.mark.skipif(os.name == "nt", reason="Windows has no such permissions")
@@ -86,7 +85,7 @@ def test_a_full_disk_keeps_what_was_there(tmp_path):
         import resource
         from pathlib import Path
         from edge_rt.errors import StorageError
-        from edge_rt.system.atomic_files import write_atomically
+        from edge_rt.system.files import write_atomically
 
         resource.setrlimit(resource.RLIMIT_FSIZE, (50_000, 50_000))
         try:
