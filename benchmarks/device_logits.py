@@ -18,6 +18,7 @@ import numpy as np
 import edge_rt
 from edge_rt.package.reader import open_package
 from edge_rt.runtime.load.devices import placement
+from edge_rt.runtime.load.options import LoadOptions
 from edge_rt.system.process_memory import read_memory
 
 LIMITS = {"int8": 0.08, "float": 1e-4}
@@ -31,7 +32,7 @@ def main() -> int:
     parser.add_argument("--rows", type=int, default=7, help="tokens of the first pass; two more passes follow")
     given = parser.parse_args()
     package = open_package(given.package)
-    nodes = placement(package, given.device)
+    nodes = placement(package, LoadOptions(device=given.device).device_name)
     left = [f"{node.name} ({node.operator})" for node in nodes if node.is_on_cpu]
     print(f"{len(nodes)} nodes, on the CPU: {', '.join(left) or 'none'}")
     found = {device: _logits(given.package, device, given.rows) for device in ("cpu", given.device)}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from dataclasses import replace
 
 from gpu_target import ROOT, Results, Target, fail
 
@@ -11,7 +10,6 @@ from edge_rt.measure.memory_report import MemoryReport
 from edge_rt.measure.memory_watch import MeasuredProcess
 from edge_rt.memory.device import this_device
 from edge_rt.memory.plan import require_fit
-from edge_rt.runtime.load.devices import gpu_figures
 from edge_rt.runtime.load.options import LoadOptions
 from edge_rt.runtime.load.planning import plan_package
 
@@ -31,10 +29,10 @@ def run_memory(target: Target, shape: str, mix: str) -> None:
     if target.is_emulated:
         worker = "tests.gpu.profile_worker"
         os.environ |= {"PYTHONPATH": str(ROOT), "EDGE_RT_TEST_BUILD": str(target.build)}
-    machine = replace(this_device(), gpu=gpu_figures("cuda", "native", target.provider))
-    plan = require_fit(plan_package(package, LoadOptions(**MEASURED.get(shape, USUAL)), device=machine))
+    asked = LoadOptions(**MEASURED.get(shape, USUAL), device="cuda", gpu_provider=target.provider)
+    plan = require_fit(plan_package(package, asked, this_device()))
     with MeasuredProcess(worker) as process:
-        measured = MemoryReport(plan, process.run(package.path, plan, device="cuda"))
+        measured = MemoryReport(plan, process.run(package.path, plan))
     results, found = Results(target, "memory"), measured.device_json()
     assert found is not None
     planned, taken = found["planned_without_context_bytes"], found["measured_without_context_bytes"]

@@ -219,16 +219,16 @@ def plan_model(package: Package, options: LoadOptions, base_bytes: int | None = 
         from edge_rt.runtime.load.planning import plan_package
 
         asked = _counted(options) if base_bytes is None else options.but(base_bytes=base_bytes)
-        return require_fit(plan_package(package, asked), options.spell or shlex.join)
+        return require_fit(plan_package(package, asked), asked.spell or shlex.join)
 
     return run_in_background(work)
 
 
-def load_model(package: Package, options: LoadOptions) -> Model:
+def load_model(package: Package, options: LoadOptions, plan: Plan | None = None) -> Model:
     """Load a package while signals can still reach this process.
 
     Args:
-        options: how it is loaded, with its plan if there is one.
+        plan: what ``plan_model`` has made of the options; None: it is made here.
 
     Raises:
         SignalReceived: a signal came; the model is freed as soon as ONNX Runtime has loaded it.
@@ -238,7 +238,7 @@ def load_model(package: Package, options: LoadOptions) -> Model:
     def work() -> Model:
         from edge_rt.runtime.model import Model
 
-        model = Model(package, options if options.plan is not None else _counted(options))
+        model = Model(package, _counted(options) if plan is None else options, plan)
         if abandoned.is_set():
             model.close()
         return model

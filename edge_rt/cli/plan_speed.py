@@ -106,11 +106,10 @@ def measured_here(
     costs = user_costs() if store is None else store
     if device.gpu is None:
         return costs_on_cpu(costs, shape.package_id, device.threads)
-    from edge_rt.device.names import parse_device
     from edge_rt.device.provider import INSTALLED
 
     if device.gpu.device_name is None:
         return {}
     report = (own or INSTALLED).report()
-    gpu = report.gpu(parse_device(device.gpu.device_name).index)
+    gpu = report.gpu(device.gpu.device_name.index)
     return costs_on_gpu(costs, shape.package_id, gpu, report)

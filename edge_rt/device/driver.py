@@ -44,9 +44,9 @@ class Gpu:
         return self.compute >= OLDEST_COMPUTE
 
     @property
-    def device_name(self) -> str:
-        """How it is asked for, such as ``"cuda:1"``."""
-        return str(DeviceName(CUDA, self.number))
+    def device_name(self) -> DeviceName:
+        """How it is asked for."""
+        return DeviceName(CUDA, self.number)
 
 
 @dataclass(frozen=True)

@@ -42,8 +42,18 @@ class DeviceName:
         return self.kind in GPUS
 
 
+ON_CPU: Final = DeviceName(CPU)
+
+
+def is_local(text: str | None) -> bool:
+    """Return whether what ``edge-rt plan --device`` was given means this machine; None is the flag left out."""
+    return text is None or text.partition(":")[0] in KINDS
+
+
 def parse_device(text: object) -> DeviceName:
     """Read the name of a device: ``"auto"``, ``"cpu"``, ``"cuda"``, ``"webgpu"``, and with a number ``"cuda:1"``.
+
+    ``LoadOptions`` alone does so: inside, a device is a ``DeviceName``.
 
     Raises:
         ConfigError: it is none of these.

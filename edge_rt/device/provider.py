@@ -5,15 +5,13 @@ from __future__ import annotations
 import ctypes
 import importlib.resources
 import threading
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Final
 
 from edge_rt.device.driver import Gpu, GpuLibrary, GpuReport
 from edge_rt.device.kernels import Nvrtc, any_nvrtc, check_compute, compiled_kernels, kernel_paths, nvrtc_for
 from edge_rt.errors import RuntimeUnavailable
-from edge_rt.system.byte_size import round_up
 from edge_rt.system.json_files import user_cache
 
 GPU_LIBRARY: Final = "libedge_rt_gpu.so"
@@ -26,8 +24,6 @@ DRIVER: Final = "libcuda.so.1"
 
 CUDA_PROVIDER: Final = "CUDAExecutionProvider"
 """The provider for NVIDIA GPUs in ONNX Runtime's wheel ``onnxruntime-gpu``."""
-
-_MIB: Final = 1 << 20
 
 KernelMaker = Callable[[Gpu, GpuReport], Mapping[str, bytes]]
 """Returns the kernels of a GPU as name of a source -> cubin; see ``kernels_of``."""
@@ -58,8 +54,7 @@ class GpuProvider:
         self._lock, self._making = threading.Lock(), threading.Lock()
         self._library: GpuLibrary | None = None
         self._ready: set[int] = set()
-        self._counted: dict[int, set[object]] = {}
-        self._taken: dict[str, int] = {}
+        self._was_asked = False
 
     @property
     def path(self) -> Path:
@@ -77,6 +72,7 @@ class GpuProvider:
         with self._lock:
             if self._library is None:
                 self._library = GpuLibrary(path)
+            self._was_asked = True
             return self._library
 
     def has_driver(self) -> bool:
@@ -84,10 +80,10 @@ class GpuProvider:
         if self._driver is None:
             return True
         try:
-            with self._asking("has_driver"):
-                ctypes.CDLL(self._driver)
+            ctypes.CDLL(self._driver)
         except OSError:
             return False
+        self._was_asked = True
         return True
 
     def report(self) -> GpuReport:
@@ -96,34 +92,19 @@ class GpuProvider:
         Raises:
             RuntimeUnavailable, VersionMismatch: there is none that can be used; the error says why.
         """
-        with self._asking("report"):
-            report = self.library.report()
+        report = self.library.report()
         if all(not gpu.can_compute for gpu in report.gpus):
             check_compute(report.gpus[0].compute)
         return report
 
     def free_bytes(self, number: int) -> int:
         """Return how much memory of a GPU nobody uses at present; this opens the GPU for a moment."""
-        with self._asking(f"free_bytes({number})"):
-            return self.library.free_bytes(number)
+        return self.library.free_bytes(number)
 
     @property
-    def asked_bytes(self) -> int:
-        """Memory of this process, in whole MiB, that the driver took when it was asked about GPUs; measured."""
-        taken = sum(self._taken.values())
-        return 0 if taken < _MIB else round_up(taken)
-
-    @contextmanager
-    def _asking(self, question: str) -> Iterator[None]:
-        """Measure what a block takes the first time; it is libraries and contexts, which a second time finds there."""
-        if question in self._taken:
-            yield
-            return
-        before = _resident_bytes()
-        try:
-            yield
-        finally:
-            self._taken.setdefault(question, max(0, _resident_bytes() - before))
+    def was_asked(self) -> bool:
+        """Whether this process has asked the driver anything, which takes memory that stays."""
+        return self._was_asked
 
     def is_ready(self, number: int) -> bool:
         """Return whether a GPU was made ready in this process, as every load does before it opens one for good."""
@@ -135,27 +116,6 @@ class GpuProvider:
         """Whether any GPU was made ready in this process."""
         with self._lock:
             return bool(self._ready)
-
-    def count_context(self, number: int) -> Callable[[], None]:
-        """Note that the plan of a loaded model counts this process's context of a GPU.
-
-        Returns:
-            A function that is called when the model is closed; a second call does nothing.
-        """
-        model = object()
-        with self._lock:
-            self._counted.setdefault(number, set()).add(model)
-
-        def end() -> None:
-            with self._lock:
-                self._counted[number].discard(model)
-
-        return end
-
-    def is_context_counted(self, number: int) -> bool:
-        """Return whether the plan of a loaded model counts this process's context of a GPU."""
-        with self._lock:
-            return bool(self._counted.get(number))
 
     def make_ready(self, number: int, on_compile: Callable[[], None] | None = None) -> None:
         """Hand over the kernels of a GPU, which are compiled when it is used for the first time.
@@ -179,12 +139,6 @@ class GpuProvider:
             library.set_kernels(number, self._make_kernels(gpu, report))
             with self._lock:
                 self._ready.add(number)
-
-
-def _resident_bytes() -> int:
-    import psutil
-
-    return int(psutil.Process().memory_info().rss)
 
 
 def kernels_of(gpu: Gpu, report: GpuReport) -> dict[str, bytes]:

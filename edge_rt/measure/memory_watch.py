@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import IO, Any, Final, NamedTuple, Self
 
 from edge_rt import errors
-from edge_rt.device.names import AUTO
+from edge_rt.device.names import ON_CPU
 from edge_rt.errors import EdgeRTError, InferenceError, MemoryBudgetExceeded, RuntimeUnavailable
 from edge_rt.measure.memory_report import MemoryRun, Moment, Stage
 from edge_rt.memory.choice import Choice
@@ -88,7 +88,6 @@ class MeasuredProcess:
         plan: Plan,
         *,
         threads: int | None = None,
-        device: str = AUTO,
         turns: int = 0,
         on_stage: Callable[[str], None] | None = None,
     ) -> MemoryRun:
@@ -97,7 +96,6 @@ class MeasuredProcess:
         Args:
             plan: the plan that it is loaded with.
             threads: threads that compute; None uses every CPU this process may use.
-            device: the device that the plan was made for.
             turns: run a chat of this many turns instead of going to the plan's limits.
 
         Raises:
@@ -119,7 +117,7 @@ class MeasuredProcess:
             "corpus": asked.corpus,
             "drafter": asked.drafter_folder,
             "threads": threads,
-            "device": device,
+            "device": str(ON_CPU if plan.device_choice is None else plan.device_choice.device),
             "device_budget_bytes": plan.device_budget_bytes,
             "turns": turns,
         }

@@ -19,7 +19,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from edge_rt.device.names import CUDA, parse_device
+from edge_rt.device.names import CUDA, DeviceName
 from edge_rt.device.provider import INSTALLED, GpuProvider
 from edge_rt.errors import ContextOverflow, EdgeRTError, is_out_of_memory, out_of_memory
 from edge_rt.memory.budget import Budget
@@ -47,8 +47,7 @@ class DeviceMemory:
         RuntimeUnavailable, VersionMismatch: there is no such GPU, or it cannot be used.
     """
 
-    def __init__(self, device: str, own: GpuProvider = INSTALLED) -> None:
-        name = parse_device(device)
+    def __init__(self, name: DeviceName, own: GpuProvider = INSTALLED) -> None:
         self._number, self._own = name.index, own
         # Memory that is shared with all other programs tells nothing.
         self._is_measured = name.kind == CUDA and not own.library.report().gpu(name.index).is_integrated
@@ -314,16 +313,9 @@ def work(request: dict[str, Any], report: Stage, own: GpuProvider = INSTALLED) -
     Raises:
         EdgeRTError: the model cannot be loaded or used as requested.
     """
-    on_device = DeviceMemory(request["device"], own)
-
-    def tell(name: str, **facts: Any) -> None:
-        report(name, **facts, **on_device.facts())
-
-    if on_device.facts():
-        tell("device")
     budget = Budget(request["budget_bytes"])
     # The process counts with its planned memory, so that the plan made here is the same.
-    base = budget.claim("the process", 0, base_bytes=request["base_bytes"], driver_bytes=request["driver_bytes"])
+    base = budget.claim("the process", 0, base_bytes=request["base_bytes"], gpu_bytes=request["driver_bytes"])
     options = LoadOptions(
         memory=budget,
         device=request["device"],
@@ -337,9 +329,15 @@ def work(request: dict[str, Any], report: Stage, own: GpuProvider = INSTALLED) -
         draft_max=request["draft_max"],
         corpus=request["corpus"] and Path(request["corpus"]),
         drafter=request["drafter"] and Path(request["drafter"]),
-        on_load=tell,
     )
-    model = Model(open_package(Path(request["package"])), options)
+    on_device = DeviceMemory(options.device_name, own)
+
+    def tell(name: str, **facts: Any) -> None:
+        report(name, **facts, **on_device.facts())
+
+    if on_device.facts():
+        tell("device")
+    model = Model(open_package(Path(request["package"])), options.but(on_load=tell))
     with base, model:
         with model.passes() as (runner, _):
             tell("loaded", cache=runner.cache_address, choice=asdict(model.plan.choice))

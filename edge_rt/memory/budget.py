@@ -14,8 +14,7 @@ class Budget:
     """Memory budget that several models share, at the same time or one after another; thread-safe.
 
     The first claim sets the memory of the process itself, and later claims do not change it. When a model is closed,
-    its freed heap stays with the process, and the next load reuses it. The driver of GPUs stays as well, and
-    CUDA's context of a GPU that shares the machine's memory.
+    its freed heap stays with the process, and the next load reuses it. What GPUs take of the process stays as well.
 
     Args:
         total_bytes: limit for all claims together; a number of bytes, or a text such as ``"600MiB"``.
@@ -34,30 +33,27 @@ class Budget:
         self.total_bytes = parse_size(total_bytes)
         self._lock = threading.Lock()
         self._claims: dict[int, Claim] = {}
-        self._base_bytes = self._kept_driver_bytes = self._kept_context_bytes = 0
+        self._base_bytes = self._gpu_bytes = 0
 
     def __repr__(self) -> str:
         return f"<edge_rt.Budget of {show_size(self.total_bytes)}, {show_size(self.free_bytes)} free>"
 
-    def claim(
-        self, name: str, num_bytes: int, *, base_bytes: int = 0, driver_bytes: int = 0, context_bytes: int = 0
-    ) -> Claim:
+    def claim(self, name: str, num_bytes: int, *, base_bytes: int = 0, gpu_bytes: int = 0) -> Claim:
         """Reserve bytes of the budget until the claim is released.
 
         Args:
             name: name of the claim; a second claim of the same name is called ``"name (2)"``, and so on.
             num_bytes: bytes to reserve.
             base_bytes: memory of the process itself, which all claims share; the value of the first claim is kept.
-            driver_bytes: memory of the process for the driver of GPUs, which all claims share: the largest counts.
-            context_bytes: the same for CUDA's context of a GPU that shares the machine's memory.
+            gpu_bytes: memory of the process for the driver of GPUs, and for CUDA's context of a GPU that shares the
+                machine's memory. All claims share it; the largest value is kept.
 
         Raises:
             MemoryBudgetExceeded: the budget does not have that many bytes left; nothing is reserved.
         """
         with self._lock:
-            base = self._base_bytes or base_bytes
-            driver, context = max(self._driver(), driver_bytes), max(self._context(), context_bytes)
-            free = self._free_beside(base + driver + context)
+            base, gpu = self._base_bytes or base_bytes, max(self._gpu_bytes, gpu_bytes)
+            free = self._free_beside(base + gpu)
             if num_bytes > free:
                 held = ", ".join(f"{claim.name} {show_size(claim.bytes)}" for claim in self._claims.values())
                 raise MemoryBudgetExceeded(
@@ -66,16 +62,16 @@ class Budget:
                     + (f" ({held})." if held else "."),
                     "Close another model, ask for a smaller context, or give a larger budget.",
                 )
-            claim = Claim(self, self._unused(name), num_bytes, driver_bytes, context_bytes)
+            claim = Claim(self, self._unused(name), num_bytes)
             self._claims[id(claim)] = claim
-            self._base_bytes = base
+            self._base_bytes, self._gpu_bytes = base, gpu
             return claim
 
     @property
     def free_bytes(self) -> int:
         """Bytes that are not claimed and not used by the process itself."""
         with self._lock:
-            return self._free_beside(self._shared())
+            return self._free_beside(self._base_bytes + self._gpu_bytes)
 
     @property
     def base_bytes(self) -> int:
@@ -84,16 +80,10 @@ class Budget:
             return self._base_bytes
 
     @property
-    def driver_bytes(self) -> int:
-        """Bytes of the process for the driver of GPUs: what open claims count for it, or what has stayed."""
+    def gpu_bytes(self) -> int:
+        """Bytes of the process for GPUs, which the claims share and which stay; see ``claim``."""
         with self._lock:
-            return self._driver()
-
-    @property
-    def context_bytes(self) -> int:
-        """The same for CUDA's context of a GPU that shares the machine's memory."""
-        with self._lock:
-            return self._context()
+            return self._gpu_bytes
 
     @property
     def claims(self) -> tuple[tuple[str, int], ...]:
@@ -101,32 +91,19 @@ class Budget:
         with self._lock:
             return tuple((claim.name, claim.bytes) for claim in self._claims.values())
 
-    def _driver(self) -> int:
-        return max(self._kept_driver_bytes, *(claim.driver_bytes for claim in self._claims.values()), 0)
-
-    def _context(self) -> int:
-        return max(self._kept_context_bytes, *(claim.context_bytes for claim in self._claims.values()), 0)
-
-    def _shared(self) -> int:
-        return self._base_bytes + self._driver() + self._context()
-
     def _free_beside(self, shared_bytes: int) -> int:
         return self.total_bytes - shared_bytes - sum(claim.bytes for claim in self._claims.values())
 
     def _extend(self, claim: Claim, num_bytes: int) -> int:
         with self._lock:
-            missing = num_bytes - claim.bytes - self._free_beside(self._shared())
+            missing = num_bytes - claim.bytes - self._free_beside(self._base_bytes + self._gpu_bytes)
             if missing <= 0:
                 claim.bytes = max(claim.bytes, num_bytes)
             return max(0, missing)
 
-    def _give_back(self, claim: Claim, driver_bytes: int | None, context_bytes: int | None) -> None:
+    def _give_back(self, claim: Claim) -> None:
         with self._lock:
-            if self._claims.pop(id(claim), None) is not None:
-                driver = claim.driver_bytes if driver_bytes is None else driver_bytes
-                context = claim.context_bytes if context_bytes is None else context_bytes
-                self._kept_driver_bytes = max(self._kept_driver_bytes, driver)
-                self._kept_context_bytes = max(self._kept_context_bytes, context)
+            self._claims.pop(id(claim), None)
 
     def _unused(self, name: str) -> str:
         names = {claim.name for claim in self._claims.values()}
@@ -141,16 +118,11 @@ class Claim:
 
     Attributes:
         bytes: reserved bytes; ``extend`` increases them.
-        driver_bytes: what it counts for the driver of GPUs, which it shares with other claims.
-        context_bytes: the same for CUDA's context of a GPU that shares the machine's memory.
     """
 
-    def __init__(
-        self, budget: Budget, name: str, num_bytes: int, driver_bytes: int = 0, context_bytes: int = 0
-    ) -> None:
+    def __init__(self, budget: Budget, name: str, num_bytes: int) -> None:
         self.name = name
         self.bytes = num_bytes
-        self.driver_bytes, self.context_bytes = driver_bytes, context_bytes
         self._budget = budget
 
     def extend(self, num_bytes: int) -> int:
@@ -161,14 +133,9 @@ class Claim:
         """
         return self._budget._extend(self, num_bytes)
 
-    def release(self, driver_bytes: int | None = None, context_bytes: int | None = None) -> None:
-        """Return the bytes to the budget; a second call does nothing.
-
-        Args:
-            driver_bytes: what the driver of GPUs keeps of the process; None: what the claim counts for it.
-            context_bytes: what stays of CUDA's context; None: what the claim counts for it.
-        """
-        self._budget._give_back(self, driver_bytes, context_bytes)
+    def release(self) -> None:
+        """Return the bytes to the budget; a second call does nothing."""
+        self._budget._give_back(self)
 
     def __enter__(self) -> Self:
         return self

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from edge_rt.device.names import CPU
+from edge_rt.device.names import CPU, DeviceName
 
 
 @dataclass(frozen=True)
@@ -46,21 +46,30 @@ class Choice:
 
 @dataclass(frozen=True)
 class DeviceChoice:
-    """The device that a load computes on.
+    """The device that a plan is for, never ``auto``.
 
     Attributes:
-        device: its name, never ``"auto"``.
-        note: a sentence for the user about what was not chosen; None if there is nothing to say.
-        has_failed: whether a GPU that was chosen first failed.
+        hint: a sentence for the user about a GPU that is not used; None if there is nothing to say.
+        failures: GPUs that were to compute and failed: name of each, and its error.
         is_named: whether the device was asked for by its name; nothing takes its place if it fails.
     """
 
-    device: str
-    note: str | None = None
-    has_failed: bool = False
+    device: DeviceName
+    hint: str | None = None
+    failures: tuple[tuple[str, str], ...] = ()
     is_named: bool = False
 
     @property
-    def replaces_gpu(self) -> bool:
-        """Whether the CPU computes because a GPU failed; a budget of its memory has then no meaning."""
-        return self.has_failed and self.device == CPU
+    def has_failed(self) -> bool:
+        """Whether a GPU that was to compute has failed."""
+        return bool(self.failures)
+
+    @property
+    def note(self) -> str | None:
+        """What is to be said about the choice; None if nothing is."""
+        if not self.failures:
+            return self.hint
+        (name, error), *others = self.failures
+        who = "The CPU" if self.device.kind == CPU else f"The GPU {self.device}"
+        others_too = (f"{one} failed, too: {why}" for one, why in others)
+        return " ".join((f"{who} computes, because {name} failed: {error}", *others_too))

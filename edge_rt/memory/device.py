@@ -17,7 +17,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any, Final
 
-from edge_rt.device.names import AUTO, CPU, KINDS
+from edge_rt.device.names import KINDS, DeviceName, is_local
 from edge_rt.errors import ConfigError, StorageError
 from edge_rt.memory.figures import Device, GpuFigures
 from edge_rt.system.checkpoint_names import is_portable_name
@@ -129,8 +129,6 @@ SAVED_NAME: Final = "default"
 """Name of the device description from which ``this_device`` reads its measured speed."""
 LIST: Final = "list"
 """Value of ``--device`` that lists all devices."""
-LOCAL: Final = (None, AUTO, CPU)
-"""Values of ``--device`` that mean this machine; None is the flag left out."""
 _NAME: Final = re.compile(r"[a-z0-9][a-z0-9._-]{0,63}")
 _VERSION: Final = 1
 _MAX_BYTES: Final = 1 << 20
@@ -170,14 +168,12 @@ def unmeasured_gpu(
     available_bytes: int,
     *,
     is_unified: bool,
-    device_name: str | None = None,
-    has_context: bool = False,
+    device_name: DeviceName | None = None,
 ) -> GpuFigures:
     """Return a GPU of this machine with the speed of a preset, because none was measured.
 
     Args:
         is_unified: whether it shares the machine's memory.
-        has_context: whether this process has a context there that need not be counted.
     """
     generic = presets()[GENERIC_GPU].device.gpu
     assert generic is not None
@@ -188,7 +184,6 @@ def unmeasured_gpu(
         available_bytes=max(1, available_bytes),
         is_unified=is_unified,
         device_name=device_name,
-        has_context=has_context,
     )
 
 
@@ -240,7 +235,7 @@ def check_new_name(name: str) -> None:
         ConfigError: the name is not valid, or has another meaning for ``--device``.
     """
     device_path(name)
-    if name == LIST or name in LOCAL or name in presets():
+    if name == LIST or is_local(name) or name in presets():
         what = "is the name of a preset" if name in presets() else "has another meaning for --device"
         raise ConfigError("That cannot be the name of a saved device.", f"{name!r} {what}.", "Choose another name.")
 

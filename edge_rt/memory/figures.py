@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+from edge_rt.device.names import DeviceName
+
 
 @dataclass(frozen=True)
 class Amounts:
@@ -34,9 +36,7 @@ class GpuFigures:
         step_overhead_s: seconds of a pass beyond reading weights and KV cache.
         row_cost: as in ``Device.row_cost``.
         is_unified: whether it shares the machine's memory.
-        device_name: how it is asked for on this machine, such as ``"cuda:1"``; None for a GPU of another one.
-        has_context: whether a plan need not count this process's context there: it is no longer free, or another model
-            of the process counts it.
+        device_name: its name on this machine; None for a GPU of another one.
     """
 
     name: str
@@ -46,8 +46,7 @@ class GpuFigures:
     step_overhead_s: float
     row_cost: tuple[tuple[int, float], ...]
     is_unified: bool = False
-    device_name: str | None = None
-    has_context: bool = False
+    device_name: DeviceName | None = None
 
 
 @dataclass(frozen=True)

@@ -18,9 +18,11 @@ MIB: Final = 1 << 20
 
 CONTEXT_BYTES: Final = 512 * MIB
 """CUDA's context, the kernels, recorded graphs, and what the driver rounds up. An estimate: what planners of other
-projects leave free on a GPU (512 to 1024 MiB). A process has one, which stays when its models are closed."""
+projects leave free on a GPU (512 to 1024 MiB). Every plan counts it; where a process has one already, so much more
+counts as free."""
 DRIVER_BYTES: Final = 128 * MIB
-"""Memory of the process for the driver's library and its staging. An estimate; it stays as well."""
+"""Memory of the process for the driver's library and its staging. An estimate. Every plan for a GPU counts it, and once
+the process has asked the driver anything, every plan."""
 
 RECORDED_ROWS: Final = FEW_ROWS
 """Rows of the largest pass that is recorded."""
@@ -50,7 +52,7 @@ class GpuSizes:
     """Bytes of what lies on a GPU, each part at its largest.
 
     Attributes:
-        context: CUDA's context, kernels and graphs; 0 where they need not be counted.
+        context: CUDA's context, kernels and graphs.
         weights: all matrices, and tables of rotations; a session of its own has its own copies.
         activations: what passes need, the rows' map, the tree and the rows between graphs included.
         logits: logits, the most likely tokens, and hidden states.

@@ -7,8 +7,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Final
 
+from edge_rt.device.names import DeviceName
 from edge_rt.errors import ConfigError, MemoryBudgetExceeded
-from edge_rt.memory.choice import Choice
+from edge_rt.memory.choice import Choice, DeviceChoice
 from edge_rt.memory.fallbacks import DEFAULT_CONTEXT, KEPT_SPEED, LEAST_CONTEXT, Decision, Fallbacks, alternatives_to
 from edge_rt.memory.figures import Amounts, Device
 from edge_rt.memory.plan_terms import Term, terms_of
@@ -50,6 +51,8 @@ class Plan:
         given_up: what was reduced to fit the budget, as texts with numbers.
         alternatives: other settings that fit.
         sizes: bytes that the terms are computed from.
+        device_choice: what computes on this machine; None for another machine.
+        fallback: the plan that is carried out if the GPU fails that ``auto`` has chosen; None: there is none.
     """
 
     shape: ModelShape
@@ -68,6 +71,8 @@ class Plan:
     given_up: tuple[str, ...]
     alternatives: tuple[Alternative, ...]
     sizes: Sizes
+    device_choice: DeviceChoice | None = None
+    fallback: Plan | None = None
 
     @property
     def total_bytes(self) -> int:
@@ -95,7 +100,7 @@ class Plan:
         return self.needs.host - (0 if self.device.has_own_gpu_memory else self.device_bytes)
 
     @property
-    def held_device_bytes(self) -> dict[str, int]:
+    def held_device_bytes(self) -> dict[DeviceName, int]:
         """What the model surely holds on a GPU and gives back when it is closed: name of the GPU -> bytes."""
         gpu, held = self.device.gpu, self.sizes.gpu
         return {} if gpu is None or gpu.device_name is None or held is None else {gpu.device_name: held.surely_held}
@@ -213,18 +218,21 @@ def _largest_first(plan: Plan, *, on_gpu: bool) -> list[tuple[str, int]]:
 def _check_device_budget(device: Device, request: Request) -> None:
     if request.device_budget_bytes is None or device.has_own_gpu_memory:
         return
-    given = f"Got {show_size(request.device_budget_bytes)}"
     if device.gpu is None:
-        why = None if request.device_choice is None else request.device_choice.note
-        raise ConfigError(
-            "A budget of device memory is for native packages on a GPU of NVIDIA.",
-            f"{given}; this model is planned for the CPU.{'' if why is None else f' {why}'}",
-            "Leave out --device-memory (device_memory), or name the GPU.",
-        )
+        raise no_device_budget(request.device_budget_bytes)
     raise ConfigError(
         "This GPU has no memory of its own.",
-        f"{given} for {device.gpu.name}, which shares the memory of the machine.",
+        f"Got {show_size(request.device_budget_bytes)} for {device.gpu.name}, which shares the memory of the machine.",
         "Give one budget for both with --memory (memory).",
+    )
+
+
+def no_device_budget(given_bytes: int, why_cpu: str | None = None) -> ConfigError:
+    """Return the error for a budget of a GPU's memory where the CPU computes."""
+    return ConfigError(
+        "A budget of device memory is for native packages on a GPU of NVIDIA.",
+        f"Got {show_size(given_bytes)}; this model is planned for the CPU.{'' if why_cpu is None else f' {why_cpu}'}",
+        "Leave out --device-memory (device_memory), or name the GPU.",
     )
 
 

@@ -102,8 +102,6 @@ def _on_gpu(terms: list[Term], shape: ModelShape, choice: Choice, request: Reque
         count, text = held.get(term.name, (0, None))
         result.append(replace(term, device_bytes=count, text=text or term.text))
     context = "CUDA, kernels, recorded passes: an estimate, not measured"
-    if not gpu.context:
-        context = "CUDA, kernels, recorded passes: with the first model of this process there"
     return (*result, Term("gpu_context", 0, "private", context, gpu.context))
 
 

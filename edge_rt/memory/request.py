@@ -6,7 +6,7 @@ import json
 from dataclasses import dataclass, replace
 from typing import Final
 
-from edge_rt.memory.choice import Choice, DeviceChoice
+from edge_rt.memory.choice import Choice
 from edge_rt.memory.figures import Amounts, Device
 from edge_rt.memory.shape import DrafterShape, DraftModelShape, ModelShape
 from edge_rt.package.spec_modes import AUTO, NO_DRAFTER, OFF, Drafts
@@ -27,14 +27,13 @@ class Request:
             pinned; a mode: pinned, but its tables and drafts may be smaller.
         prefill_chunk: tokens of a prefill pass.
         resident_bytes: memory that the process already holds, as in ``terms.runtime_bytes``; without a GPU's driver.
-        driver_bytes: memory of the process for the driver of GPUs; None: what is expected if a GPU computes.
+        driver_bytes: memory of the process for the driver of GPUs; None: ``DRIVER_BYTES`` if a GPU computes.
         corpus: file of texts that drafts are looked up in.
         corpus_bytes: size of that file.
         hidden: whether passes return hidden states, whoever drafts.
         drafter: the trained drafter that fits the model, if the mode may use one.
         drafter_folder: folder of the drafter, if it was named: it is then pinned; ``NO_DRAFTER``: none is used.
         draft_model: a second model that drafts, if the mode uses one.
-        device_choice: what computes on this machine, and what is to be said about it; None for another machine.
     """
 
     budget_bytes: int | None = None
@@ -52,7 +51,6 @@ class Request:
     drafter_folder: str | None = None
     draft_model: DraftModelShape | None = None
     device_budget_bytes: int | None = None
-    device_choice: DeviceChoice | None = None
 
     @property
     def wants_drafts(self) -> bool:

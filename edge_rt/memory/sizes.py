@@ -62,7 +62,7 @@ class Sizes:
         one_logit_row: bytes of the outputs of one row; prefill needs no more than one.
         gpu: what lies on a GPU, which the parts above then do not count; None: the CPU computes.
         is_unified: whether the GPU's memory is the process's, too.
-        driver: of the runtime part, what the driver of GPUs takes.
+        driver: of the runtime part, what is counted for the driver of GPUs.
     """
 
     runtime: int
@@ -110,7 +110,7 @@ class Sizes:
 
     @property
     def unified_context(self) -> int:
-        """Bytes of CUDA's context on a GPU that shares the machine's memory; 0 where it is not counted."""
+        """Bytes of CUDA's context on a GPU that shares the machine's memory; 0 on others."""
         return self.gpu.context if self.gpu is not None and self.is_unified else 0
 
     @property
@@ -216,7 +216,7 @@ def _on_gpu(sizes: Sizes, shape: ModelShape, choice: Choice, figures: GpuFigures
     drops them.
     """
     gpu = GpuSizes(
-        context=0 if figures.has_context else CONTEXT_BYTES,
+        context=CONTEXT_BYTES,
         weights=gpu_weights(shape, choice),
         kv_cache=sizes.kv_cache,
         activations=gpu_activations(shape, choice),

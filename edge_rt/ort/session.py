@@ -20,6 +20,7 @@ from edge_rt.ort.op_library import NativeLibrary, native_library
 from edge_rt.package.documents import is_text
 from edge_rt.system.byte_size import counted
 from edge_rt.system.huge_pages import huge_pages_for_new_memory
+from edge_rt.system.machine import usable_cpus
 
 _GRAPH: Final = 7  # of ModelProto
 _OUTPUT: Final = 12  # of GraphProto
@@ -164,6 +165,11 @@ def pool_size() -> int | None:
     return _POOL.size
 
 
+def pool_threads() -> int:
+    """Return the threads that a session computes with unless it is told: those of the pool, else every usable CPU."""
+    return _POOL.size or usable_cpus()
+
+
 @dataclass(frozen=True)
 class TensorSpec:
     """Name, shape (int or symbolic name per axis) and ONNX type string of a graph input or output."""
@@ -265,6 +271,7 @@ class Session:
 
     Args:
         graph: path of the ``.onnx`` file, with its weights in the same folder; or its content, without weights.
+        threads: threads that compute; None: as ``pool_threads`` says.
         providers: execution providers, preferred first; not used with a device.
         device: a GPU; None: the CPU.
         profile: the package's op profile; ``"native"`` registers edge-rt's operators.
@@ -288,7 +295,7 @@ class Session:
         self,
         graph: Path | bytes,
         *,
-        threads: int,
+        threads: int | None = None,
         providers: Iterable[str] = ("CPUExecutionProvider",),
         device: ComputeDevice | None = None,
         profile: str = "portable",
@@ -298,7 +305,7 @@ class Session:
         more_outputs: Sequence[TensorSpec] = (),
     ) -> None:
         check_onnxruntime_version()
-        _POOL.ensure(threads)
+        _POOL.ensure(pool_threads() if threads is None else threads)
         options = ort.SessionOptions()
         options.use_per_session_threads = False
         # Errors reach the caller as exceptions; the log would write them to the terminal a second time.

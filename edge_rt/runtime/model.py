@@ -12,7 +12,10 @@ from functools import partial
 from types import TracebackType
 from typing import Any, Final, Self, Unpack
 
+from edge_rt.device.names import ON_CPU
 from edge_rt.errors import Cancelled, out_of_memory
+from edge_rt.memory.choice import DeviceChoice
+from edge_rt.memory.plan import Plan
 from edge_rt.ort.session import onnxruntime_version, pool_size
 from edge_rt.package.reader import Package
 from edge_rt.package.spec_modes import REFERENCE_MODES
@@ -190,6 +193,7 @@ class Model(ModelTexts):
     Args:
         package: the opened package.
         options: how it is loaded; None leaves everything to the plan.
+        plan: what ``plan_package`` has made of the options; None: that of the options, or it is made now.
 
     Attributes:
         package: the package.
@@ -210,18 +214,20 @@ class Model(ModelTexts):
         RuntimeUnavailable: the device is not available, or the native operators are not.
     """
 
-    def __init__(self, package: Package, options: LoadOptions | None = None) -> None:
+    def __init__(self, package: Package, options: LoadOptions | None = None, plan: Plan | None = None) -> None:
         started = time.perf_counter()
-        self._runner = ExclusiveRunner()
+        self._runner, options = ExclusiveRunner(), options or LoadOptions()
+        plan = options.plan if plan is None else plan
         try:
-            loaded = load(package, options or LoadOptions(), switch=self._runner.switch, runner=self._runner.get)
+            parts = load(package, options, plan, switch=self._runner.switch, runner=self._runner.get)
         except MemoryError as error:
             raise out_of_memory(error, _LESS) from error
-        self._load_plan, parts, self.device_choice = loaded.load_plan, loaded.parts, loaded.device_choice
+        self._load_plan = parts.load_plan
         # A model that is dropped without being closed gives its share back as well.
         weakref.finalize(self, self._load_plan.release)
         self.package = package
         self.plan = self._load_plan.plan
+        self.device_choice = self.plan.device_choice or DeviceChoice(ON_CPU)
         self.context_tokens = self.plan.choice.ctx
         self._texts = parts.texts
         self._runner.open(parts.runner)

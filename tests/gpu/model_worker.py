@@ -13,7 +13,7 @@ from edge_rt.cli.chat.slash_commands import Commands
 from edge_rt.cli.options.groups import PlaceFlags
 from edge_rt.cli.render.console import Terminal
 from edge_rt.cli.render.device_report import placement_facts
-from edge_rt.device.names import DeviceName
+from edge_rt.device.names import ON_CPU, DeviceName
 from edge_rt.errors import MemoryBudgetExceeded, RuntimeUnavailable
 from edge_rt.measure.prompts import Prompt
 from edge_rt.measure.verify import PLAIN, answers, compare
@@ -51,10 +51,10 @@ def case_listed(gpu):
     assert [str(device.name) for device in states["cuda"].devices] == ["cuda", "cuda:1"]
     assert find_device(DeviceName("cuda"), own).facts["architecture"] == "sm_87"
     expect(RuntimeUnavailable, "no GPU of that number", lambda: find_device(DeviceName("cuda", 2), own))
-    nodes = placement(open_package(package()), "cuda", own)
+    nodes = placement(open_package(package()), DeviceName("cuda"), own)
     assert {node.provider for node in nodes} == {"EdgeRtGpuExecutionProvider"}
     assert len(nodes) > 8
-    facts = placement_facts(package(), "cuda", own)
+    facts = placement_facts(package(), DeviceName("cuda"), own)
     assert facts == {"device": "cuda", "nodes": {"EdgeRtGpuExecutionProvider": len(nodes)}, "cpu_nodes": []}
 
 
@@ -218,14 +218,14 @@ def case_auto(gpu):
         assert "edge-rt bench -m MODEL --calibrate --device cuda measures it" in model.device_choice.note
     measured(2.0, 4.0)
     with load() as model:
-        assert (model.device, model.device_choice) == (None, DeviceChoice("cpu"))
+        assert (model.device, model.device_choice) == (None, DeviceChoice(ON_CPU))
     measured(4.0, 2.0)
     options = LoadOptions(ctx=256, costs=store, gpu_provider=provider(gpu))
-    assert plan_package(open_package(path), options).device.gpu.device_name == "cuda"
+    assert plan_package(open_package(path), options).device.gpu.device_name == DeviceName("cuda")
     for again in ({}, {"memory": 1 << 30, "device_memory": 1 << 30}):
         with load(**again) as model:
             assert model.describe()["device"]["device"] == "cuda"
-            assert model.device_choice == DeviceChoice("cuda")
+            assert model.device_choice == DeviceChoice(DeviceName("cuda"))
             assert answer(model).token_ids == plain(path)
     gc.collect()
     before = gpu.live()

@@ -31,8 +31,8 @@ def test_memory_of_the_gpu_is_measured_beside_its_plan(native_package, monkeypat
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
     machine = replace(this_device(), gpu=unmeasured_gpu("emulated", GIB, GIB, is_unified=False))
     asked = LoadOptions(ctx=32, kv="int8", spec="off", prefill_chunk=8, memory=GIB, device_memory=GIB)
-    plan = plan_package(open_package(native_package), asked, device=machine)
-    run = measure_plan(native_package, plan, worker="tests.gpu.profile_worker", threads=1, device="cuda")
+    plan = plan_package(open_package(native_package), asked, machine)
+    run = measure_plan(native_package, plan, worker="tests.gpu.profile_worker", threads=1)
     found = MemoryReport(plan, run).device_json()
     gpu = plan.sizes.gpu
     assert found["planned_bytes"] == plan.device_bytes

@@ -1,4 +1,4 @@
-"""A network that drafts, without one: what a load hands to it, and guesses that come from hidden states."""
+"""A network that drafts, without one: guesses that come from hidden states."""
 
 from __future__ import annotations
 
@@ -28,29 +28,3 @@ class StateSource(SourceBase):
     def children(self, cursor):
         token = int(abs(self._state[cursor]) * 1e4) % len(self._vocabulary)
         return [Guess(self._vocabulary[token], 0, cursor + 1)] if cursor < 4 else []
-
-
-class FakeProvider:
-    """A loaded drafter: remembers its job and its sources."""
-
-    name = "head"
-    memory_bytes = 1000
-
-    def __init__(self, job):
-        self.job, self.sources = job, []
-
-    def source(self):
-        self.sources.append(StateSource(self.job.drafter.vocabulary))
-        return self.sources[-1]
-
-
-class FakeMakers(dict):
-    """Loads heads, and keeps the providers it made."""
-
-    def __init__(self):
-        super().__init__(head=self._make)
-        self.made = []
-
-    def _make(self, job):
-        self.made.append(FakeProvider(job))
-        return self.made[-1]

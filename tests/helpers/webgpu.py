@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from edge_rt.device.names import WEBGPU
+from edge_rt.device.names import WEBGPU, DeviceName
 from edge_rt.errors import RuntimeUnavailable
 from edge_rt.package.reader import open_package
 from edge_rt.runtime.load.devices import placement
@@ -13,6 +13,6 @@ from edge_rt.runtime.load.devices import placement
 def require_webgpu(portable_package):
     """Return the placement of a portable package on WebGPU; skip the test where no session can be made there."""
     try:
-        return placement(open_package(portable_package), WEBGPU)
+        return placement(open_package(portable_package), DeviceName(WEBGPU))
     except RuntimeUnavailable as error:
         pytest.skip(f"needs a WebGPU adapter: {error}")

@@ -8,7 +8,7 @@ from edge_rt.measure.memory_report import TERM_OF_STAGE, Stage, measured_terms
 from edge_rt.measure.memory_worker import Drive
 from edge_rt.package.reader import open_package
 from edge_rt.system.process_memory import ProcessMemory
-from tests.helpers.fake_drafters import FakeMakers
+from tests.helpers.fake_drafters import StateSource
 from tests.helpers.models import load_package
 from tests.helpers.packages import copied
 from tests.helpers.tiny_adapters import adapters_of
@@ -17,18 +17,19 @@ from tests.helpers.tiny_drafter import for_package
 
 @pytest.mark.parametrize("spec", [None, "head"])
 def test_a_drafter_takes_in_a_long_prompt_and_drafts_from_a_state(native_package, tmp_path, spec):
-    package, makers, told = copied(native_package, tmp_path), FakeMakers(), []
-    for_package(package / "drafters" / "tiny", open_package(package).manifest)
+    package, told = copied(native_package, tmp_path), []
+    drafter = for_package(package / "drafters" / "tiny", open_package(package).manifest)
+    source = StateSource(drafter.vocabulary)
 
     def tell(name, **facts):
         told.append(name)
 
-    with load_package(package, makers=makers, spec=spec, ctx=256, on_load=tell) as model:
+    with load_package(package, spec=spec, ctx=256, on_load=tell) as model:
+        model.speculation.replace("head", source)
         Drive(model, tell).run()
     assert told.index("session") < told.index("drafter") < told.index("drafters")
-    sources = [source for provider in makers.made for source in provider.sources]
-    assert max(len(set(tokens)) for source in sources for tokens in source.begun) > 100
-    assert any(source.states for source in sources)
+    assert max(len(set(tokens)) for tokens in source.begun) > 100
+    assert source.states
 
 
 @pytest.mark.parametrize("is_adapted", [False, True], ids=["exits", "adapters"])

@@ -9,7 +9,7 @@ from edge_rt.package.manifest import KV_FORMATS
 from edge_rt.package.reader import open_package
 from edge_rt.runtime.decode.draft import NullDrafter
 from edge_rt.runtime.load.drafters import choose_drafter
-from edge_rt.runtime.load.options import MAKERS, LoadOptions
+from edge_rt.runtime.load.options import LoadOptions
 from edge_rt.runtime.load.planning import plan_package
 from edge_rt.runtime.speculation.arms import Arm
 from edge_rt.runtime.speculation.cost_model import CostStore, RowCosts
@@ -141,29 +141,27 @@ class TestChoice:
         package, nothing = open_package(agreeing.cut), tmp_path / "none"
         found = adapters_of(agreeing.cut, tmp_path / "installed" / "exits")
         for spec in ("exit", "auto", None):
-            assert choose_drafter(package, spec, None, MAKERS, installed=nothing) is None
-            assert choose_drafter(package, spec, None, MAKERS, installed=tmp_path / "installed") == found
-            assert choose_drafter(package, spec, found.path, MAKERS) == found
+            assert choose_drafter(package, spec, None, installed=nothing) is None
+            assert choose_drafter(package, spec, None, installed=tmp_path / "installed") == found
+            assert choose_drafter(package, spec, found.path) == found
         for spec in ("off", "suffix"):
-            assert choose_drafter(package, spec, None, MAKERS, installed=tmp_path / "installed") is None
-        # A build without adapters drafts at exits all the same.
-        assert choose_drafter(package, "exit", None, {}, installed=tmp_path / "installed") is None
+            assert choose_drafter(package, spec, None, installed=tmp_path / "installed") is None
 
     def test_auto_prefers_a_head(self, agreeing, tmp_path):
         package, installed = open_package(agreeing.cut), tmp_path / "installed"
         exits = adapters_of(agreeing.cut, installed / "a")
         head = head_of(agreeing.cut, installed / "b")
-        assert choose_drafter(package, None, None, MAKERS, installed=installed) == head
-        assert choose_drafter(package, "exit", None, MAKERS, installed=installed) == exits
+        assert choose_drafter(package, None, None, installed=installed) == head
+        assert choose_drafter(package, "exit", None, installed=installed) == exits
         with pytest.raises(ConfigError, match="is of the kind head"):
-            choose_drafter(package, "exit", head.path, MAKERS)
+            choose_drafter(package, "exit", head.path)
 
     def test_a_package_in_one_piece_has_no_use_for_them(self, agreeing, drafter, tmp_path):
         package = open_package(agreeing.whole)
         with pytest.raises(InvalidDrafter, match="nothing to draft with in this package"):
-            choose_drafter(package, "auto", drafter.path, MAKERS)
+            choose_drafter(package, "auto", drafter.path)
         with pytest.raises(ConfigError, match="no exits at which a draft could end"):
-            choose_drafter(package, "exit", drafter.path, MAKERS)
+            choose_drafter(package, "exit", drafter.path)
 
 
 def test_memory_is_planned(agreeing, drafter):

@@ -24,6 +24,7 @@ from edge_rt.runtime.config import GenerationConfig
 from edge_rt.system.byte_size import counted, show_size
 
 if TYPE_CHECKING:
+    from edge_rt.memory.plan import Plan
     from edge_rt.package.reader import Package
     from edge_rt.runtime.chat import Chat
     from edge_rt.runtime.forward.cancel import CancelToken
@@ -35,7 +36,7 @@ if TYPE_CHECKING:
     from edge_rt.runtime.stream import Stream
 
 
-LoadModel = Callable[["Package", "LoadOptions"], "Model"]
+LoadModel = Callable[["Package", "LoadOptions", "Plan | None"], "Model"]
 """Type of a function that loads a package."""
 
 
@@ -91,7 +92,7 @@ class Conversation:
         self._load_model = load_model
         self.reference = reference
         self.name, self._package = obtain_package(terminal, reference, places, budget=_budget_of(load))
-        self.model: Model = load_model(self._package, load)
+        self.model: Model = load_model(self._package, load, None)
         # Memory of the process before its first model; a later model reuses the heap of the previous one.
         self._base_bytes = self.model.plan.base_bytes
         self._has_pieces = False  # whether that includes heap fragments left by models with other tokenizers
@@ -219,7 +220,7 @@ class Conversation:
             with interrupt_as_cancelled():
                 # Closed before the next one is loaded: two models at once may not fit the memory.
                 self.model.close()
-                model, chat = self._open(package, load.as_planned(plan), before, kept)
+                model, chat = self._open(package, load, plan, before, kept)
         except EdgeRTError as error:
             self._reopen(before, kept, error)
             raise
@@ -249,9 +250,9 @@ class Conversation:
             return self._base_bytes, self._has_pieces
         return self._base_bytes + PIECES_BYTES, True
 
-    def _open(self, package: Package, load: LoadOptions, before: Chat, kept: _Kept) -> tuple[Model, Chat]:
+    def _open(self, package: Package, load: LoadOptions, plan: Plan, before: Chat, kept: _Kept) -> tuple[Model, Chat]:
         """Load a package and continue a conversation with it; if that fails, the model is closed again."""
-        model = self._load_model(package, load.but(share_tokenizer_with=kept.texts))
+        model = self._load_model(package, load.but(share_tokenizer_with=kept.texts), plan)
         kept.give_costs(model)
         try:
             chat = model.chat()
@@ -269,8 +270,8 @@ class Conversation:
             # The cancelled load frees its memory first.
             wait_for_unfinished_work()
         try:
-            again = self.load.as_planned(self.model.plan).but(share_tokenizer_with=kept.texts)
-            model = self._load_model(self._package, again)
+            again = self.load.but(share_tokenizer_with=kept.texts)
+            model = self._load_model(self._package, again, self.model.plan)
         except EdgeRTError as error:
             self.terminal.warn(f"{self.name} cannot be loaded again: {error} Choose a model with /model.")
             return

@@ -13,7 +13,7 @@ from edge_rt.cli.render.console import Terminal
 from edge_rt.cli.render.device_report import placement_facts, placement_rows
 from edge_rt.cli.render.inspect_report import decoder_rows, drafter_rows, traced_rows, weights_rows
 from edge_rt.cli.render.stats import facts_lines
-from edge_rt.device.names import parse_device
+from edge_rt.device.names import AUTO, CPU, ON_CPU
 from edge_rt.store.inspection import Inspected, inspect as inspect_model
 from edge_rt.system.byte_size import counted
 
@@ -39,15 +39,16 @@ def inspect(
 
     With --device cuda or webgpu also which nodes of a package's graph run there.
     """
-    from edge_rt.memory.device import refuse_preset
-
     terminal = output.terminal()
-    refuse_preset(load.device)
-    is_placed = parse_device(load.device).is_gpu
+    device = ON_CPU
+    if load.device not in (AUTO, CPU):
+        from edge_rt.runtime.load.options import LoadOptions
+
+        device = LoadOptions(device=load.device).device_name
     found = inspect_model(load.reference, places.open_store(), verify=wanted.verify)
     facts = found.facts
-    if is_placed and facts["kind"] == "package":
-        facts["placement"] = placement_facts(Path(facts["path"]), load.device)
+    if device.is_gpu and facts["kind"] == "package":
+        facts["placement"] = placement_facts(Path(facts["path"]), device)
     if output.json:
         terminal.document(facts)
     elif facts["kind"] == "drafter":

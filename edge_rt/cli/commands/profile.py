@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Final
 
@@ -99,39 +99,34 @@ def _measure(
             terminal.note(f"Measuring a chat: {stage} of {CHAT_TURNS}", "dim")
 
     with MeasuredProcess(_WORKER) as process:
-        device, plan = _plan(terminal, package, asked, holding(process.base_bytes))
+        plan = _plan(terminal, package, asked, holding(process.base_bytes))
         tell_plan(terminal, plan)
         if plan.given_up:
             terminal.note("Reduced to fit: " + "; ".join(plan.given_up), "dim")
-        run = process.run(package.path, plan, threads=threads, device=device, on_stage=tell)
+        run = process.run(package.path, plan, threads=threads, on_stage=tell)
     if not with_chat or package.manifest.chat_template is None:
         return MemoryReport(plan, run)
     with MeasuredProcess(_WORKER) as process:
-        chat = process.run(package.path, plan, threads=threads, device=device, turns=CHAT_TURNS, on_stage=tell)
+        chat = process.run(package.path, plan, threads=threads, turns=CHAT_TURNS, on_stage=tell)
     return MemoryReport(plan, run, chat)
 
 
-def _plan(terminal: Terminal, package: Package, options: LoadOptions, machine: Device) -> tuple[str, Plan]:
-    """Return the device that a fresh process would compute on, and the plan that it would make of a package.
+def _plan(terminal: Terminal, package: Package, options: LoadOptions, machine: Device) -> Plan:
+    """Return the plan that a fresh process would make of a package, and say what there is to say about its device.
 
     Args:
-        terminal: receives what is to be said about the device.
         machine: this one, with the memory that a fresh process has.
 
     Raises:
         RuntimeUnavailable, VersionMismatch: there is no such GPU, or it cannot be used.
     """
     from edge_rt.memory.plan import require_fit
-    from edge_rt.runtime.load.devices import gpu_figures
-    from edge_rt.runtime.load.planning import device_of, options_on, plan_package
+    from edge_rt.runtime.load.planning import plan_package
 
-    def plan(asked: LoadOptions) -> Plan:
-        gpu = gpu_figures(asked.device, package.manifest.op_profile, asked.gpu_provider)
-        return plan_package(package, asked.but(threads=None), device=replace(machine, gpu=gpu))
-
-    choice = device_of(package, options, plan)
-    tell_device(terminal, choice)
-    return choice.device, require_fit(plan(options_on(options, choice)))
+    plan = plan_package(package, options, machine)
+    if plan.device_choice is not None:
+        tell_device(terminal, plan.device_choice)
+    return require_fit(plan)
 
 
 def _title(name: str, plan: Plan) -> str:

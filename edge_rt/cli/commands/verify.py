@@ -155,7 +155,7 @@ class VerifyRun:
         plan = plan_model(self._package, options, self._base_bytes)
         # Every model reuses the heap of the previous one.
         self._base_bytes = plan.base_bytes
-        with load_model(self._package, options.as_planned(plan)) as loaded:
+        with load_model(self._package, options, plan) as loaded:
             if loaded.verification is not None:
                 self._verifications.append(loaded.verification)
 
@@ -304,7 +304,7 @@ def verify(
         "drafter": None if speculation.drafter is None else str(speculation.drafter),
         "ctx": load.ctx,
         "isa": load.isa,
-        "device": asked.device,
+        "device": str(asked.device_name),
     }
     run = VerifyRun(terminal, package, asked, texts, chosen, modes, formats, raw=compared.raw)
     if compared.state is None:
@@ -328,11 +328,14 @@ def verify(
 
 def _on_one_device(terminal: Terminal, package: Package, asked: LoadOptions, kv: str) -> LoadOptions:
     """Return the options with the device that ``auto`` stands for, so that all answers come from the same one."""
-    from edge_rt.runtime.load.planning import device_of, options_on
+    from edge_rt.runtime.load.planning import plan_package
 
-    choice = device_of(package, asked.but(kv=kv))
+    choice = plan_package(package, asked.but(kv=kv)).device_choice
+    assert choice is not None
     tell_device(terminal, choice)
-    return options_on(asked, choice)
+    # A budget of a GPU's memory says nothing about the CPU that takes its place.
+    memory = asked.device_memory if choice.device.is_gpu or choice.is_named else None
+    return asked.but(device=choice.device, device_memory=memory)
 
 
 def _prompts(path: Path | None, limit: int | None) -> tuple[list[Prompt], str]:
@@ -409,14 +412,14 @@ def _with_computed(modes: list[str], package: Package, asked: LoadOptions, *, is
     is_second = asked.drafter is not None and is_package(asked.drafter.expanduser())
     for mode in modes:
         if mode_of(mode) in COMPUTED_MODES:
-            drafting_shapes(package, mode, None if is_second else asked.drafter, asked.makers)
+            drafting_shapes(package, mode, None if is_second else asked.drafter)
     if is_asked:
         return modes
     if is_second:
         second = [f"{MODEL}:{asked.drafter}"]
-        drafter = choose_drafter(package, AUTO, None, asked.makers)
+        drafter = choose_drafter(package, AUTO, None)
     else:
-        second, drafter = [], choose_drafter(package, AUTO, asked.drafter, asked.makers)
+        second, drafter = [], choose_drafter(package, AUTO, asked.drafter)
     own = [EXIT] if package.manifest.exits else []
     return list(dict.fromkeys((*modes, *([] if drafter is None else [drafter.info.kind]), *own, *second)))
 

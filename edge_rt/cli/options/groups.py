@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -290,6 +291,7 @@ class LoadFlags:
         *,
         spec_trace: Trace | None = None,
         on_calibrate: Callable[[str], None] | None = None,
+        is_package: bool = True,
     ) -> LoadOptions:
         """Return how the model is loaded.
 
@@ -297,6 +299,7 @@ class LoadFlags:
             places: names the configuration file.
             speculation: the speculation flags; None lets the plan choose.
             on_calibrate: called with what is measured when an answer has to wait for a measurement of latency.
+            is_package: whether the model is one, for which the store is asked where packages are that draft.
 
         Raises:
             ConfigError: a flag or the configuration file is wrong.
@@ -314,14 +317,15 @@ class LoadFlags:
             device=self.device,
             kv=self.kv_type,
             isa=self.isa,
-            spec=drafts.placed_spec(places),
+            spec=drafts.placed_spec(places) if is_package else drafts.spec,
             draft_max=drafts.draft_max,
             corpus=drafts.corpus,
-            drafter=drafts.placed_drafter(places),
+            drafter=drafts.placed_drafter(places) if is_package else drafts.drafter,
             spec_trace=spec_trace,
             on_calibrate=on_calibrate,
             costs=user_costs(),
             base_bytes=this_machine(self.own_bytes).base_bytes,
+            spell=shlex.join,
         )
 
 

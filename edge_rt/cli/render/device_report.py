@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from edge_rt.device.names import GPU_LAYERS
+from edge_rt.device.names import GPU_LAYERS, DeviceName
 from edge_rt.system.byte_size import counted
 
 if TYPE_CHECKING:
@@ -54,7 +54,7 @@ def _more(device: dict[str, Any]) -> str:
     return f"{device['architecture']}, {memory}, driver of CUDA {device['driver']}, {device['provider']}"
 
 
-def placement_facts(path: Path, device: str, own: GpuProvider | None = None) -> dict[str, Any]:
+def placement_facts(path: Path, device: DeviceName, own: GpuProvider | None = None) -> dict[str, Any]:
     """Return where the nodes of a package run on a device, as a JSON object.
 
     Args:
@@ -69,7 +69,7 @@ def placement_facts(path: Path, device: str, own: GpuProvider | None = None) -> 
 
     nodes = placement(open_package(path), device, own or INSTALLED)
     return {
-        "device": device,
+        "device": str(device),
         "nodes": dict(Counter(node.provider for node in nodes)),
         "cpu_nodes": [f"{node.name} ({node.operator})" for node in nodes if node.is_on_cpu],
     }

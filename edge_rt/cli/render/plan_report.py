@@ -12,7 +12,7 @@ from edge_rt.system.byte_size import counted, show_at_least, show_size
 
 if TYPE_CHECKING:
     from edge_rt.cli.plan_speed import Rate, Speeds
-    from edge_rt.memory.figures import Amounts
+    from edge_rt.memory.figures import Amounts, Device
     from edge_rt.memory.plan import Choice, Plan
 
 
@@ -53,8 +53,16 @@ def plan_json(made: Plan, speeds: Speeds) -> dict[str, Any]:
         "model": made.shape.name,
         "is_estimate": made.shape.is_estimate,
         "shape": asdict(made.shape),
-        "device": asdict(made.device),
+        "device": _device(made.device),
     }
+
+
+def _device(device: Device) -> dict[str, Any]:
+    """Return a machine as a JSON object."""
+    figures = asdict(device)
+    if device.gpu is not None and device.gpu.device_name is not None:
+        figures["gpu"]["device_name"] = str(device.gpu.device_name)
+    return figures
 
 
 def print_plan(

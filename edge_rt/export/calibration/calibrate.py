@@ -27,7 +27,7 @@ from edge_rt.export.graph.native import NativeBuilder
 from edge_rt.export.weights.native import key_constant_names
 from edge_rt.export.weights.weights_file import WeightsFile, WeightsLayout
 from edge_rt.ort.binding import StopSwitch
-from edge_rt.ort.session import Session, pool_size
+from edge_rt.ort.session import Session
 from edge_rt.package.decoder import Decoder, rope_names
 from edge_rt.package.kv_formats import KV_FORMAT
 from edge_rt.package.manifest import WEIGHTS_FILE, ModelConfig
@@ -160,7 +160,7 @@ def _run(
     except OSError as error:
         raise StorageError("The graph could not be written.", f"{error.strerror}.", "Free some space.") from error
     try:
-        session = Session(graph, threads=pool_size() or usable_cpus(), profile="native")
+        session = Session(graph, profile="native")
         tokens = len(token_ids)
         row_bytes = KV_FORMAT[_FORMAT].row_bytes(decoder.head_dim)
         caches = [np.zeros((2, decoder.num_kv_heads, tokens, row_bytes), np.uint8) for _ in range(decoder.num_layers)]

@@ -16,9 +16,8 @@ from edge_rt.export.graph.builder import as_output
 from edge_rt.export.op_profile import OpProfile
 from edge_rt.export.reference.reference import Step
 from edge_rt.ort.binding import StopSwitch
-from edge_rt.ort.session import Session, pool_size
+from edge_rt.ort.session import Session
 from edge_rt.package.decoder import Decoder
-from edge_rt.system.machine import usable_cpus
 
 CHECK_ROWS: Final = 24
 MAX_ERROR: Final = {"float": 2e-3, "int8": 0.25}
@@ -99,7 +98,7 @@ def run_graph(graph: Path, decoder: Decoder, token_ids: Sequence[int], profile: 
 
 def _run(graph: Path, decoder: Decoder, token_ids: Sequence[int], profile: OpProfile, more: dict[str, Array]) -> Array:
     """Return the logits; ``more`` are outputs in addition to those of the profile."""
-    session = Session(graph, threads=pool_size() or usable_cpus(), profile=profile.name)
+    session = Session(graph, profile=profile.name)
     inputs, outputs = profile.feeds(decoder, token_ids)
     binding = session.binding()
     for name, array in inputs.items():

@@ -20,10 +20,9 @@ from edge_rt.export.graph.segments import SegmentBuilder
 from edge_rt.export.weights.weights_file import WeightsLayout
 from edge_rt.export.writing import GRAPH_FILE, PRODUCER, save_graph
 from edge_rt.ort.binding import StopSwitch
-from edge_rt.ort.session import Session, pool_size
+from edge_rt.ort.session import Session
 from edge_rt.package.decoder import Decoder
 from edge_rt.package.manifest import Segment
-from edge_rt.system.machine import usable_cpus
 
 
 def build_segments(
@@ -101,7 +100,7 @@ def _run_segments(checkpoint: Checkpoint, segments: Sequence[Segment], folder: P
     decoder, profile = checkpoint.decoder, checkpoint.profile
     inputs, outputs = profile.feeds(decoder, ids)
     for segment in segments:
-        session = Session(folder / segment.graph, threads=pool_size() or usable_cpus(), profile=profile.name)
+        session = Session(folder / segment.graph, profile=profile.name)
         binding = session.binding()
         for spec in session.inputs:
             binding.bind_input(spec.name, inputs[spec.name])

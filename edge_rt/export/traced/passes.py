@@ -14,9 +14,8 @@ from edge_rt.errors import InvalidPackage
 from edge_rt.export.check.compare import CheckResult, compare
 from edge_rt.export.traced.rewrite import new_name, past_name
 from edge_rt.ort.binding import StopSwitch
-from edge_rt.ort.session import Session, pool_size
+from edge_rt.ort.session import Session
 from edge_rt.package.manifest import ModelConfig
-from edge_rt.system.machine import usable_cpus
 
 Array = npt.NDArray[Any]
 
@@ -33,7 +32,7 @@ class TracedPasses:
     """
 
     def __init__(self, graph: Path, config: ModelConfig, capacity: int) -> None:
-        self._session = Session(graph, threads=pool_size() or usable_cpus(), profile="traced")
+        self._session = Session(graph, profile="traced")
         self._vocab_size = config.vocab_size
         shape = (capacity, config.num_kv_heads, config.head_dim)
         keys = [(layer, kind) for layer in range(config.num_layers) for kind in ("key", "value")]

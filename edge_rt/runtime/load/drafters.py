@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
-from edge_rt.errors import ConfigError, RuntimeUnavailable
+from edge_rt.errors import ConfigError
 from edge_rt.memory.shape import DrafterShape, DraftModelShape, drafter_shape, shape_of
 from edge_rt.package.drafter import Drafter
 from edge_rt.package.drafter_search import FoundDrafter, find_drafters, open_fitting
@@ -21,7 +21,6 @@ from edge_rt.package.spec_modes import (
     drafting_package,
     mode_of,
 )
-from edge_rt.runtime.speculation.provider import DrafterMaker
 from edge_rt.system.byte_size import counted
 from edge_rt.text.tokenizer_check import invalid, parse, read_file
 
@@ -30,7 +29,6 @@ def choose_drafter(
     package: Package,
     spec: str | None,
     given: Path | None,
-    makers: Mapping[str, DrafterMaker],
     *,
     installed: Path | None = None,
 ) -> Drafter | None:
@@ -42,12 +40,10 @@ def choose_drafter(
     Args:
         spec: mode of speculation as it is written; None is ``"auto"``.
         given: folder of a drafter that the user named; ``NO_DRAFTER``: none is taken.
-        makers: what loads drafters, by kind.
 
     Raises:
         ConfigError: the mode uses no trained drafter although one was named, or needs what the package does not have.
         InvalidDrafter, UnsupportedModel, VersionMismatch, ModelNotFound, StorageError: the named one cannot be used.
-        RuntimeUnavailable: this build cannot run such a drafter.
     """
     mode = mode_of(spec or AUTO)
     if given is not None and str(given) == NO_DRAFTER:
@@ -72,16 +68,12 @@ def choose_drafter(
                 f"{drafter.path} is of the kind {drafter.info.kind}.",
                 f"Use the mode {drafter.info.kind}, or name another drafter.",
             )
-        require_maker(drafter.info.kind, makers)
         return drafter
     kinds = [kind for kind in DRAFTER_KINDS if mode in (AUTO, kind)]
-    if mode not in TRAINED_MODES:
-        kinds = [kind for kind in kinds if kind in makers]
     found = find_drafters(package, installed) if kinds else ()
     for kind in kinds:
         for one in found:
             if one.drafter is not None and one.reason is None and one.drafter.info.kind == kind:
-                require_maker(kind, makers)
                 return one.drafter
     if mode not in TRAINED_MODES:
         return None
@@ -120,16 +112,6 @@ def _none_found(package: Package, mode: str, found: tuple[FoundDrafter, ...]) ->
     )
 
 
-def require_maker(kind: str, makers: Mapping[str, DrafterMaker]) -> None:
-    """Refuse a drafter that this build cannot run."""
-    if kind not in makers:
-        raise RuntimeUnavailable(
-            "The drafter cannot run with this build of edge-rt.",
-            f"It is of the kind {kind}; this build runs {', '.join(makers) or 'none'}.",
-            "Choose another mode of speculation, or install another version.",
-        )
-
-
 def _require_mode_of_package(package: Package, spec: str) -> None:
     """Refuse modes that draft with the model's own layers or weights, and cannot here."""
     mode = mode_of(spec)
@@ -166,7 +148,7 @@ def _token_texts(path: Path) -> dict[int, str]:
 
 
 def drafting_shapes(
-    package: Package, spec: str | None, given: Path | None, makers: Mapping[str, DrafterMaker]
+    package: Package, spec: str | None, given: Path | None
 ) -> tuple[DrafterShape | None, DraftModelShape | None]:
     """Return the numbers of the trained drafter and of the second model that a load takes; None for none.
 
@@ -174,12 +156,11 @@ def drafting_shapes(
         spec: mode of speculation as it is written; None is ``"auto"``.
         given: folder that the user named as drafter: of a trained one, or with ``"auto"`` of a package; ``NO_DRAFTER``:
             none is taken.
-        makers: what loads trained drafters, by kind.
     """
     second = choose_draft_model(package, spec, given)
     # With auto a package may be named as drafter; then nobody has named a trained one.
     named = None if second is not None and mode_of(spec or AUTO) == AUTO else given
-    found = choose_drafter(package, spec, named, makers)
+    found = choose_drafter(package, spec, named)
     return None if found is None else drafter_shape(found, package.manifest), second
 
 

@@ -4,18 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from edge_rt.device.names import parse_device
-from edge_rt.memory.budget import Claim
+from edge_rt.device.names import AUTO as AUTO_DEVICE
+from edge_rt.errors import ConfigError
+from edge_rt.memory.budget import Budget, Claim
 from edge_rt.memory.fallbacks import DEFAULT_DRAFT
-from edge_rt.memory.plan import Plan
+from edge_rt.memory.plan import Plan, require_fit
+from edge_rt.memory.request import as_arguments
 from edge_rt.memory.shape import DraftModelShape
 from edge_rt.memory.terms import drafts_itself, pass_memory_bytes
 from edge_rt.ort.arena import PassMemory
+from edge_rt.package.reader import Package
 from edge_rt.package.spec_modes import AUTO, OFF
-from edge_rt.runtime.load.devices import driver_bytes
 from edge_rt.runtime.load.options import LoadOptions
 from edge_rt.runtime.prompts import EncodingBudget
 from edge_rt.runtime.speculation.reference.recycling import MAX_CONTEXTS
@@ -28,38 +31,32 @@ class LoadPlan:
     """A plan that fits, and what follows from it.
 
     Attributes:
-        options: the options that the plan was made for, whose device is never ``auto``.
         budget_bytes: the whole budget that was given, including the shares of other models; None without one.
         is_strict: whether the plan is a limit: a budget was given, or something was given up to fit the available
             memory. Otherwise the plan only predicts the memory, and more is taken when it is needed later.
         claim: its share of the budget, or of the available memory if that is short; None without either.
         encoding_budget: memory for text that has to be encoded at once, part of that share; None: as much as the
             system has.
-        end_context: says that the model no longer counts the process's context of a GPU; None: it does not count one.
+        draft_max: most drafted tokens of a pass, as asked for or as the plan decided.
     """
 
     plan: Plan
-    options: LoadOptions
     budget_bytes: int | None
     is_strict: bool
     claim: Claim | None
     encoding_budget: EncodingBudget | None
-    end_context: Callable[[], None] | None = None
+    draft_max: int
 
     @property
     def spec_mode(self) -> str:
         """The mode of speculation, as it was asked for or as the plan decided."""
         choice = self.plan.choice
-        if self.options.spec is not None:
-            return self.options.spec
+        asked = self.plan.request.spec
+        if asked is not None:
+            return asked
         if choice.spec == OFF:
             return OFF if self.plan.given_up else AUTO
         return choice.spec
-
-    @property
-    def draft_max(self) -> int:
-        """Most drafted tokens of a pass, as asked for or as the plan decided."""
-        return self.plan.choice.draft_max or self.options.draft_max or DEFAULT_DRAFT
 
     @property
     def table_bounds(self) -> TableBounds:
@@ -145,9 +142,57 @@ class LoadPlan:
     def release(self) -> None:
         """Return the share to the budget; does nothing the second time."""
         if self.claim is not None:
-            # A load that failed before its GPU was made ready leaves less than the claim counts.
-            own = self.options.gpu_provider
-            has_context = bool(self.claim.context_bytes) and own.is_ready(parse_device(self.options.device).index)
-            self.claim.release(driver_bytes(own), self.claim.context_bytes if has_context else 0)
-        if self.end_context is not None:
-            self.end_context()
+            self.claim.release()
+
+
+def claim(plan: Plan, options: LoadOptions) -> LoadPlan:
+    """Return what a load carries out, with its share of the budget taken.
+
+    Raises:
+        MemoryBudgetExceeded: the model does not fit; the error states what is needed, what is available, and a setting
+            that fits.
+    """
+    require_fit(plan, options.spell or _spelling(plan, options.budget))
+    budget = options.budget
+    total = plan.request.budget_bytes if budget is None else budget.total_bytes
+    is_strict = total is not None or plan.request.device_budget_bytes is not None or bool(plan.given_up)
+    if budget is None and is_strict:
+        budget = Budget(plan.budget_bytes)
+    draft_max = plan.choice.draft_max or plan.request.draft_max or options.draft_max or DEFAULT_DRAFT
+    if budget is None:
+        return LoadPlan(plan, total, is_strict, None, None, draft_max)
+    # What this plan counts of the process beyond what the budget's first claim has counted is claimed as well.
+    base, of_gpus = budget.base_bytes or plan.base_bytes, plan.sizes.driver + plan.sizes.unified_context
+    own = plan.total_bytes - base - of_gpus
+    share = budget.claim(plan.shape.name, own, base_bytes=base, gpu_bytes=of_gpus)
+    encoding_budget = EncodingBudget(plan, budget, share, is_given=total is not None)
+    return LoadPlan(plan, total, is_strict, share, encoding_budget, draft_max)
+
+
+def _spelling(plan: Plan, budget: Budget | None) -> Callable[[tuple[str, ...]], str]:
+    """Return a function that formats a setting that fits for a caller of ``edge_rt.load``."""
+    if budget is None:
+        return as_arguments
+    return partial(as_arguments, budget=plan.budget_bytes, shared_bytes=budget.total_bytes - plan.budget_bytes)
+
+
+def require_carried_out(plan: Plan, package: Package, options: LoadOptions) -> Plan:
+    """Return a plan that was made earlier if it is for this package, and for the device of the options.
+
+    Raises:
+        ConfigError: it is for another one.
+    """
+    if plan.shape.package_id != package.id:
+        raise ConfigError(
+            "The plan was made for another package.",
+            f"It is for {plan.shape.name} ({str(plan.shape.package_id)[:12]}), this is {package.id[:12]}.",
+            "Make one with edge_rt.plan for the package that is to be loaded.",
+        )
+    choice, asked = plan.device_choice, options.device_name
+    if choice is None or asked.kind == AUTO_DEVICE or asked == choice.device:
+        return plan
+    raise ConfigError(
+        "The plan was made for another device.",
+        f"It is for {choice.device}, and the model is to be loaded on {asked}.",
+        "Give edge_rt.plan the same device.",
+    )

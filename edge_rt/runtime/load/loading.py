@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final, Protocol
 
 import numpy as np
 
-from edge_rt.device.names import CPU
 from edge_rt.errors import MemoryBudgetExceeded, RuntimeUnavailable, StorageError, UnsupportedModel
-from edge_rt.memory.choice import DeviceChoice
+from edge_rt.memory.plan import Plan
 from edge_rt.ort.binding import StopSwitch
 from edge_rt.ort.compute_device import ComputeDevice
 from edge_rt.ort.session import Session, TensorSpec, arena_of, check_window_support, onnxruntime_version, pool_size
@@ -26,21 +25,22 @@ from edge_rt.runtime.forward.io_binding_native import NativeIOBinding, hidden_ou
 from edge_rt.runtime.forward.outputs import Outputs
 from edge_rt.runtime.forward.runner import ModelRunner, Runner
 from edge_rt.runtime.forward.segmented_runner import SegmentedRunner
-from edge_rt.runtime.load.devices import cache_device, open_device
-from edge_rt.runtime.load.load_plan import LoadPlan
+from edge_rt.runtime.load.facts import tokenizer_hash
+from edge_rt.runtime.load.load_plan import LoadPlan, claim, require_carried_out
 from edge_rt.runtime.load.networks import OpenedModel, open_networks
 from edge_rt.runtime.load.options import LoadOptions
-from edge_rt.runtime.load.planning import asked_again, device_of, plan_load
+from edge_rt.runtime.load.planning import plan_package
 from edge_rt.runtime.prompts import PromptEncoder
 from edge_rt.runtime.speculation.corpus import Corpus
 from edge_rt.runtime.speculation.cost_measurement import MeasuredCosts
 from edge_rt.runtime.speculation.speculation import Speculation
 from edge_rt.runtime.speculation.stored_costs import user_verified, verification_key
-from edge_rt.system.machine import usable_cpus
 
 CONTEXT: Final = 17
 """Tokens before the rows that are compared."""
 MOST_ROWS: Final = 8
+_ATTENTION: Final = "GroupQueryAttention"
+"""The operator of portable packages that reads and writes the cache."""
 
 
 class Forward(Protocol):
@@ -78,10 +78,11 @@ def rows_are_exact(runner: Forward, *, vocab_size: int, capacity: int, most_rows
 
 
 @dataclass
-class Parts:
-    """The parts of a loaded model.
+class Loaded:
+    """A loaded model.
 
     Attributes:
+        load_plan: the plan that was carried out.
         runner: runs passes; owns the graph and the cache's memory.
         drafter: the trained drafter that is loaded; None if none is.
         isa: instruction set of the native operators; None for a portable package.
@@ -90,6 +91,7 @@ class Parts:
         verification: what a verification of speculation on the device depends on; None for the CPU.
     """
 
+    load_plan: LoadPlan
     texts: PromptEncoder
     cache: KVCache
     runner: Runner
@@ -104,82 +106,84 @@ class Parts:
     verification: dict[str, Any] | None
 
 
-@dataclass(frozen=True)
-class Loaded:
-    """What a load gives.
-
-    Attributes:
-        load_plan: the plan that was carried out.
-        device_choice: the device, and what is to be said about it.
-    """
-
-    load_plan: LoadPlan
-    parts: Parts
-    device_choice: DeviceChoice
-
-
 _GPU_FAILURES: Final = (RuntimeUnavailable, MemoryBudgetExceeded, UnsupportedModel, StorageError)
 """What a GPU fails with while a model is loaded: it is lost or full, its provider refuses the graph, kernels cannot be
 kept.
 """
 
 
-def load(package: Package, options: LoadOptions, *, switch: StopSwitch, runner: Callable[[], Runner]) -> Loaded:
-    """Plan and load a model. If ``auto`` has chosen a GPU and that fails, the next GPU or the CPU takes its place.
+def load(
+    package: Package, options: LoadOptions, plan: Plan | None, *, switch: StopSwitch, runner: Callable[[], Runner]
+) -> Loaded:
+    """Carry out a plan. If ``auto`` has chosen a GPU and that fails, the next GPU or the CPU takes its place.
 
     Args:
+        plan: made for the options; None: it is made here.
         runner: returns the runner as long as the model is open.
 
     Raises:
-        EdgeRTError: as ``plan_load`` and ``load_parts``; not for a GPU that ``auto`` has chosen.
+        EdgeRTError: as ``plan_package`` and ``open_model``; not for a GPU that ``auto`` has chosen.
     """
-    failed: dict[str, str] = {}
+    plan = plan_package(package, options) if plan is None else require_carried_out(plan, package, options)
     while True:
-        choice = device_of(package, options, failed=failed)
         try:
-            return _load_planned(package, options, choice, switch, runner)
+            return open_model(package, plan, options, switch=switch, runner=runner)
         except _GPU_FAILURES as error:
-            if choice.is_named or choice.device == CPU:
+            if plan.fallback is None or plan.device_choice is None:
                 raise
-            failed[choice.device] = str(error)
+            failed = (str(plan.device_choice.device), str(error))
+            plan = _instead(plan.fallback, (*plan.device_choice.failures, failed))
         # Outside of the handler, whose error holds what was opened on the GPU.
         gc.collect()
-        options = asked_again(options)
 
 
-def _load_planned(
-    package: Package, options: LoadOptions, choice: DeviceChoice, switch: StopSwitch, runner: Callable[[], Runner]
-) -> Loaded:
-    load_plan = plan_load(package, options, choice)
-    try:
-        return Loaded(load_plan, load_parts(package, load_plan, switch=switch, runner=runner), choice)
-    except BaseException:
-        load_plan.release()
-        raise
+def _instead(plan: Plan, failures: tuple[tuple[str, str], ...]) -> Plan:
+    """Return a plan that takes the place of one whose GPU has failed."""
+    assert plan.device_choice is not None
+    more = tuple(one for one in plan.device_choice.failures if one not in failures)
+    return replace(plan, device_choice=replace(plan.device_choice, failures=(*failures, *more)))
 
 
-def load_parts(
+def open_model(
     package: Package,
-    load_plan: LoadPlan,
+    plan: Plan,
+    options: LoadOptions,
     *,
     switch: StopSwitch,
     runner: Callable[[], Runner],
-) -> Parts:
+) -> Loaded:
     """Load what a plan has decided: tokenizer, memory of the cache, graph, drafters.
 
     Args:
         runner: returns the runner as long as the model is open.
 
     Raises:
+        MemoryBudgetExceeded: the plan does not fit.
         RuntimeUnavailable: the device is not available.
         VersionMismatch: ONNX Runtime is too old for the package.
         EdgeRTError: a part of the package cannot be used, or the system has less memory than it reported.
     """
-    manifest, choice, options = package.manifest, load_plan.plan.choice, load_plan.options
+    load_plan = claim(plan, options)
+    try:
+        return _open_parts(package, load_plan, options, switch, runner)
+    except BaseException:
+        load_plan.release()
+        raise
+
+
+def _open_parts(
+    package: Package, load_plan: LoadPlan, options: LoadOptions, switch: StopSwitch, runner: Callable[[], Runner]
+) -> Loaded:
+    plan, manifest = load_plan.plan, package.manifest
+    choice, computes = plan.choice, plan.device_choice
     if options.on_plan is not None:
-        options.on_plan(load_plan.plan)
+        options.on_plan(plan)
     check_window_support(manifest.op_profile, manifest.model.sliding_window)
-    device = open_device(options.device, manifest, options.gpu_provider, options.on_compile)
+    device = None
+    if computes is not None and computes.device.is_gpu:
+        from edge_rt.runtime.load.devices import open_device
+
+        device = open_device(computes.device, manifest, options.gpu_provider, options.on_compile)
     if device is not None and choice.gpu_layers is not None:
         device = device.dividing(load_plan.host_layers, choice.gpu_layers)
     tell = options.on_load or _tell_nobody
@@ -189,13 +193,13 @@ def load_parts(
     more_outputs = (hidden_output(manifest.model),) if load_plan.hidden and is_native else ()
     # Memory of a device can be asked for only when a session is open there: without a driver a provider refuses a
     # session, but ends the process if it is asked for memory first.
-    sessions = [] if device is None else _open_sessions(package, load_plan, more_outputs, device)
+    sessions = [] if device is None else _open_sessions(package, load_plan, options.isa, more_outputs, device)
     io_binding = _open_io_binding(package, load_plan, cache_device(device, sessions))
     tell("cache")
     corpus = None
-    if options.corpus is not None:
-        corpus = Corpus.open(Path(options.corpus), tokenizer=manifest.files[manifest.tokenizer.file].sha256)
-    sessions = sessions or _open_sessions(package, load_plan, more_outputs, None)
+    if plan.request.corpus is not None:
+        corpus = Corpus.open(Path(plan.request.corpus), tokenizer=tokenizer_hash(package))
+    sessions = sessions or _open_sessions(package, load_plan, options.isa, more_outputs, None)
     session = sessions[0]
     tell("session")
     cache = io_binding.open_cache()
@@ -222,9 +226,8 @@ def load_parts(
     measured_costs.on_measure = options.on_measuring("passes")
     made = _open_runner(package, load_plan, sessions, io_binding, cache, switch)
     networks = open_networks(
-        OpenedModel(
-            package, load_plan, io_binding, cache, made, runner, switch, session.isa, device, facts, measured_costs.key
-        )
+        OpenedModel(package, load_plan, io_binding, cache, made, runner, switch, device, facts, measured_costs.key),
+        options,
     )
     if load_plan.drafter_folder is not None or load_plan.draft_model is not None:
         tell("drafter")
@@ -232,7 +235,7 @@ def load_parts(
         load_plan.spec_mode,
         load_plan.draft_max,
         trace=options.spec_trace,
-        drafts=_drafts(package, load_plan, made, io_binding, verification),
+        drafts=_drafts(package, load_plan, made, io_binding, None if options.unverified else verification),
         costs=lambda: measured_costs.get(runner()),
         corpus=corpus,
         bounds=load_plan.table_bounds,
@@ -240,7 +243,8 @@ def load_parts(
         own=networks.own,
         more=networks.more,
     )
-    return Parts(
+    return Loaded(
+        load_plan,
         texts,
         cache,
         made,
@@ -256,12 +260,25 @@ def load_parts(
     )
 
 
+def cache_device(device: ComputeDevice | None, sessions: Sequence[Session]) -> ComputeDevice | None:
+    """Return the device whose memory holds the cache: where attention is computed, so that no pass copies it.
+
+    Args:
+        device: where passes run; None: on the CPU.
+    """
+    nodes = [node for session in sessions for node in session.placement if node.operator == _ATTENTION]
+    return None if nodes and all(node.is_on_cpu for node in nodes) else device
+
+
 def _open_sessions(
-    package: Package, load_plan: LoadPlan, more_outputs: Sequence[TensorSpec], device: ComputeDevice | None
+    package: Package,
+    load_plan: LoadPlan,
+    isa: str | None,
+    more_outputs: Sequence[TensorSpec],
+    device: ComputeDevice | None,
 ) -> list[Session]:
     """Open all graphs of a package; their passes run one after another, so one arena serves them all."""
-    manifest, options = package.manifest, load_plan.options
-    threads = options.threads if options.threads is not None else pool_size() or usable_cpus()
+    manifest = package.manifest
     # Hidden states are those of the last layer, whose graph is the last segment.
     last = manifest.segments[-1].graph
     # Passes on a device allocate there.
@@ -269,10 +286,10 @@ def _open_sessions(
         return [
             Session(
                 package.file(graph),
-                threads=threads,
+                threads=load_plan.plan.device.threads,
                 device=device,
                 profile=manifest.op_profile,
-                isa=options.isa,
+                isa=isa,
                 memory=arena,
                 more_outputs=more_outputs if graph == last else (),
             )
@@ -307,7 +324,7 @@ def _drafts(
     On a device it is nothing until a verification of the package has passed there.
     """
     drafts = package.manifest.drafts
-    if verification is not None and not load_plan.options.unverified and user_verified().load(verification) is None:
+    if verification is not None and user_verified().load(verification) is None:
         return Drafts.NOTHING
     if drafts is not Drafts.CHAINS or load_plan.spec_mode == OFF:
         return drafts

@@ -13,7 +13,7 @@ from edge_rt.memory.terms import pass_memory_bytes
 from edge_rt.ort.arena import PassMemory
 from edge_rt.ort.binding import StopSwitch
 from edge_rt.ort.compute_device import ComputeDevice
-from edge_rt.ort.session import Session, check_window_support, pool_size
+from edge_rt.ort.session import Session, check_window_support
 from edge_rt.package import drafter as trained
 from edge_rt.package.drafter_search import open_fitting
 from edge_rt.package.reader import Package, open_package
@@ -25,8 +25,8 @@ from edge_rt.runtime.forward.io_binding_base import IOBinding
 from edge_rt.runtime.forward.io_binding_native import NativeIOBinding
 from edge_rt.runtime.forward.runner import ModelRunner, Runner
 from edge_rt.runtime.forward.segmented_runner import SegmentedRunner
-from edge_rt.runtime.load.drafters import require_maker
 from edge_rt.runtime.load.load_plan import LoadPlan
+from edge_rt.runtime.load.options import LoadOptions
 from edge_rt.runtime.speculation.chain_costs import ChainCosts
 from edge_rt.runtime.speculation.cost_measurement import MeasuredCosts
 from edge_rt.runtime.speculation.cost_model import CostStore, RowCosts
@@ -39,7 +39,6 @@ from edge_rt.runtime.speculation.model_source import DraftModel, ModelSource, Up
 from edge_rt.runtime.speculation.provider import DrafterJob, DrafterProvider, LoadedDrafter
 from edge_rt.runtime.speculation.self_drafter import MOST_DRAFTED, SelfDrafter, View
 from edge_rt.runtime.speculation.source import MAX_CHAIN, Source
-from edge_rt.system.machine import usable_cpus
 
 _PRIOR = 0.6
 """Share of its tokens that is taken to be right before any is known."""
@@ -48,6 +47,7 @@ _PRIOR = 0.6
 def open_draft_model(
     second: DraftModelShape,
     load_plan: LoadPlan,
+    options: LoadOptions,
     facts: dict[str, Any],
     switch: StopSwitch,
     end_ids: tuple[int, ...],
@@ -66,7 +66,7 @@ def open_draft_model(
     Raises:
         EdgeRTError: the package cannot be opened, or its cache does not fit the memory.
     """
-    package, options = open_package(Path(second.path)), load_plan.options
+    package = open_package(Path(second.path))
     manifest, choice = package.manifest, second.choice(load_plan.plan.choice)
     check_window_support(manifest.op_profile, manifest.model.sliding_window)
     try:
@@ -80,7 +80,7 @@ def open_draft_model(
     io_binding.outputs.plan(1, 1)
     session = Session(
         package.file(manifest.segments[0].graph),
-        threads=options.threads if options.threads is not None else pool_size() or usable_cpus(),
+        threads=load_plan.plan.device.threads,
         profile=manifest.op_profile,
         isa=options.isa,
         memory=PassMemory(pass_memory_bytes(second.shape, choice), is_limit=load_plan.is_strict),
@@ -185,6 +185,7 @@ LEAST_GAIN: Final = 1.05
 def open_self_drafting(
     package: Package,
     load_plan: LoadPlan,
+    options: LoadOptions,
     io_binding: IOBinding,
     cache: KVCache,
     device: ComputeDevice | None,
@@ -205,12 +206,12 @@ def open_self_drafting(
     Raises:
         EdgeRTError: the graph cannot be opened.
     """
-    manifest, options = package.manifest, load_plan.options
+    manifest = package.manifest
     assert manifest.draft_graph is not None
     assert isinstance(io_binding, NativeIOBinding)
     session = Session(
         package.file(manifest.draft_graph),
-        threads=options.threads if options.threads is not None else pool_size() or usable_cpus(),
+        threads=load_plan.plan.device.threads,
         device=device,
         profile=manifest.op_profile,
         isa=options.isa,
@@ -248,7 +249,6 @@ class OpenedModel:
 
     Attributes:
         held_runner: returns the runner as long as the model is open.
-        isa: instruction set of the native operators; None for a portable package.
         device: where passes run; None: on the CPU.
         cost_key: the same, with everything of this machine.
     """
@@ -260,7 +260,6 @@ class OpenedModel:
     runner: Runner
     held_runner: Callable[[], Runner]
     switch: StopSwitch
-    isa: str | None
     device: ComputeDevice | None
     facts: dict[str, Any]
     cost_key: dict[str, Any]
@@ -282,7 +281,7 @@ class Networks:
     more: dict[str, Callable[[RowCosts], Source]] = field(default_factory=dict)
 
 
-def open_networks(model: OpenedModel) -> Networks:
+def open_networks(model: OpenedModel, options: LoadOptions) -> Networks:
     """Open what the plan has decided.
 
     Raises:
@@ -292,26 +291,28 @@ def open_networks(model: OpenedModel) -> Networks:
     loaded = None
     if load_plan.drafter_folder is not None:
         networks.drafter = open_fitting(load_plan.drafter_folder, model.package)
-        loaded = _load(model, networks.drafter)
+        loaded = _load(model, networks.drafter, options.isa)
     if isinstance(loaded, DrafterProvider):
         networks.providers[loaded.name] = loaded
     if isinstance(model.runner, SegmentedRunner):
-        exits = _open_exits(model, model.runner, loaded if isinstance(loaded, ExitAdapters) else None)
+        exits = _open_exits(model, model.runner, loaded if isinstance(loaded, ExitAdapters) else None, options)
         networks.own[EXIT], networks.more[EXIT] = exits.drafter, exits.source
     if load_plan.draft_model is not None:
         # As it is written: a generation that asks for this mode alone writes the same.
         is_named = load_plan.spec_mode == AUTO
-        name = f"{MODEL}:{load_plan.options.drafter}" if is_named else load_plan.spec_mode
+        name = f"{MODEL}:{load_plan.plan.request.drafter_folder}" if is_named else load_plan.spec_mode
         ends = model.package.manifest.tokenizer.eos_token_ids
-        networks.more[name] = open_draft_model(load_plan.draft_model, load_plan, model.facts, model.switch, ends)
+        networks.more[name] = open_draft_model(
+            load_plan.draft_model, load_plan, options, model.facts, model.switch, ends
+        )
     if load_plan.drafts_itself:
         networks.own[SELF], networks.more[SELF] = open_self_drafting(
-            model.package, load_plan, model.io_binding, model.cache, model.device, model.facts, model.switch
+            model.package, load_plan, options, model.io_binding, model.cache, model.device, model.facts, model.switch
         )
     return networks
 
 
-def _load(model: OpenedModel, drafter: trained.Drafter) -> LoadedDrafter:
+def _load(model: OpenedModel, drafter: trained.Drafter, isa: str | None) -> LoadedDrafter:
     load_plan = model.load_plan
     numbers, ctx = load_plan.plan.request.drafter, load_plan.plan.choice.ctx
     job = DrafterJob(
@@ -319,16 +320,20 @@ def _load(model: OpenedModel, drafter: trained.Drafter) -> LoadedDrafter:
         drafter=drafter,
         draft_max=load_plan.draft_max,
         prompt_rows=0 if numbers is None else numbers.prompt_rows(ctx),
-        threads=pool_size() or usable_cpus(),
-        isa=model.isa,
+        threads=load_plan.plan.device.threads,
+        isa=isa,
     )
-    kind = drafter.info.kind
-    require_maker(kind, load_plan.options.makers)
-    return load_plan.options.makers[kind](job)
+    if drafter.info.kind == EXIT:
+        return ExitAdapters(job)
+    from edge_rt.runtime.speculation.head_runner import HeadProvider
+
+    return HeadProvider(job)
 
 
-def _open_exits(model: OpenedModel, runner: SegmentedRunner, adapters: ExitAdapters | None) -> ExitMaker:
-    manifest, options = model.package.manifest, model.load_plan.options
+def _open_exits(
+    model: OpenedModel, runner: SegmentedRunner, adapters: ExitAdapters | None, options: LoadOptions
+) -> ExitMaker:
+    manifest = model.package.manifest
     for segments, layer in enumerate(manifest.exits, start=1):
         if adapters is not None and layer in adapters.by_layer:
             runner.adapt(segments, adapters.by_layer[layer])

@@ -9,43 +9,19 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from edge_rt.device.names import AUTO as AUTO_DEVICE, parse_device
+from edge_rt.device.names import AUTO as AUTO_DEVICE, DeviceName, parse_device
 from edge_rt.device.provider import INSTALLED, GpuProvider
 from edge_rt.errors import ConfigError
 from edge_rt.memory.budget import Budget
 from edge_rt.memory.device import refuse_preset
 from edge_rt.memory.plan import Plan
-from edge_rt.package.exits import require_self_mode
-from edge_rt.package.reader import Package
-from edge_rt.package.spec_modes import AUTO, CORPUS_MODES, mode_of, require_draft_max, require_mode
-from edge_rt.runtime.forward.io_binding import check_kv_format
-from edge_rt.runtime.load.devices import require_op_profile
-from edge_rt.runtime.speculation.corpus import Corpus
-from edge_rt.runtime.speculation.provider import DrafterJob, DrafterMaker, LoadedDrafter
+from edge_rt.package.spec_modes import require_draft_max, require_mode
 from edge_rt.system.option_names import known_fields
 
 if TYPE_CHECKING:
     from edge_rt.runtime.prompts import PromptEncoder
     from edge_rt.runtime.speculation.adaptive import Trace
     from edge_rt.runtime.speculation.cost_model import CostStore
-
-
-def _head(job: DrafterJob) -> LoadedDrafter:
-    # A plan knows this table, and is made where nothing that computes is installed.
-    from edge_rt.runtime.speculation.head_runner import HeadProvider
-
-    return HeadProvider(job)
-
-
-def _exit(job: DrafterJob) -> LoadedDrafter:
-    from edge_rt.runtime.speculation.exit_adapters import ExitAdapters
-
-    return ExitAdapters(job)
-
-
-MAKERS: Final[Mapping[str, DrafterMaker]] = {"head": _head, "exit": _exit}
-"""Kind of a trained drafter -> what loads it, in this build of edge-rt."""
-
 
 Memory = int | str | Budget | None
 """A memory budget: bytes, a text such as ``"600MiB"``, a ``Budget`` that several models share, or None for what is
@@ -72,8 +48,8 @@ class LoadOptions:
         ctx: capacity of the context in tokens; None: the model's own, up to 8192, if that fits.
         threads: None takes every CPU that this process may use; there is one number for the whole process.
         device: ``"cpu"``, ``"cuda"``, ``"cuda:1"`` or ``"webgpu"``; ``"auto"``: a GPU of NVIDIA where passes of the
-            package that were measured, among ``costs``, say that it is faster, else the CPU; see
-            ``choosing.choose_device``. With a plan it is the device of the plan.
+            package that were measured, among ``costs``, say that it is faster, else the CPU. With a plan it is the
+            device of the plan.
         prefill_chunk: tokens of one pass over a prompt.
         kv: format of the KV cache, one of those that ``edge-rt inspect`` shows; ``"auto"`` takes the fastest that fits,
             None the package's first, if it fits.
@@ -98,8 +74,7 @@ class LoadOptions:
             given again, but ``memory`` may be a ``Budget`` that the model's share is taken from.
         share_tokenizer_with: tokenizer and template of another model (``Model.texts``), shared if this package has the
             same tokenizer. The memory of a process that loads repeatedly then grows less.
-        freed_device_bytes: memory of GPUs that the models give back which the new one replaces: name of the GPU, as
-            ``"cuda"`` or ``"cuda:1"``, -> bytes.
+        freed_device_bytes: memory of GPUs that the models give back which the new one replaces: GPU -> bytes.
         base_bytes: memory that this process held before its first model, if the new model replaces all that are loaded;
             None: the memory that it holds now.
         hidden: whether passes return hidden states (``Outputs.hidden``), for programs that run passes of their own;
@@ -107,8 +82,8 @@ class LoadOptions:
         unverified: whether drafts are allowed on a device where no ``edge-rt verify`` of the package has passed, which
             is what ``verify`` itself needs.
         gpu_provider: edge-rt's own execution provider, for ``"cuda"``.
-        makers: what loads trained drafters, by kind; those that are missing cannot run.
         spell: formats the flags of a setting that fits, for an error; None: as arguments of ``edge_rt.load``.
+        device_name: the device, read.
 
     Raises:
         ConfigError: a value is out of range, or is given although the plan has decided it; or an option of that name
@@ -119,7 +94,7 @@ class LoadOptions:
     device_memory: int | str | None = None
     ctx: int | None = None
     threads: int | None = None
-    device: str = AUTO_DEVICE
+    device: str | DeviceName = AUTO_DEVICE
     prefill_chunk: int | None = None
     kv: str | None = None
     isa: str | None = None
@@ -136,19 +111,22 @@ class LoadOptions:
     plan: Plan | None = None
     share_tokenizer_with: PromptEncoder | None = None
     base_bytes: int | None = None
-    freed_device_bytes: Mapping[str, int] = field(default_factory=dict)
+    freed_device_bytes: Mapping[DeviceName, int] = field(default_factory=dict)
     hidden: bool = False
     unverified: bool = False
     gpu_provider: GpuProvider = INSTALLED
-    makers: Mapping[str, DrafterMaker] = field(default_factory=lambda: MAKERS)
     spell: Callable[[tuple[str, ...]], str] | None = None
+    device_name: DeviceName = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
         for name in ("corpus", "drafter"):
             if isinstance(path := getattr(self, name), str):
                 object.__setattr__(self, name, Path(path))
-        refuse_preset(self.device)
-        parse_device(self.device)
+        device = self.device
+        if not isinstance(device, DeviceName):
+            refuse_preset(device)
+            device = parse_device(device)
+        object.__setattr__(self, "device_name", device)
         if self.threads is not None and type(self.threads) is not int:
             raise ConfigError(
                 "The number of threads is no whole number.",
@@ -186,34 +164,18 @@ class LoadOptions:
         """Return what is called when the costs of something are measured; None: nobody wants to know."""
         return None if self.on_calibrate is None else functools.partial(self.on_calibrate, what)
 
-    def as_planned(self, plan: Plan) -> LoadOptions:
-        """Return the options that load a model as the given plan, made for these options, has decided."""
-        budget = self.memory if isinstance(self.memory, Budget) else None
-        nothing = dict.fromkeys((*_DECIDED, "base_bytes"))
-        return self.but(memory=budget, plan=plan, hidden=False, **nothing)
+    @property
+    def budget(self) -> Budget | None:
+        """The budget that models share; None: each has its own, or none."""
+        return self.memory if isinstance(self.memory, Budget) else None
 
-    def check(self, package: Package) -> None:
-        """Refuse options that do not suit this package, or have no effect together; ``make_plan`` checks numbers.
+    @property
+    def budget_bytes(self) -> int | None:
+        """Bytes of the memory budget; None: there is none.
 
         Raises:
-            ConfigError: the package has no such cache format (the error lists those it has, and says whether exporting
-                again would add it), or the mode of speculation does not use a corpus, or needs other weights.
-            InvalidCorpus: the file is not a corpus, or comes from another tokenizer.
-            StorageError: it cannot be read.
+            ConfigError: it is not a size.
         """
-        require_op_profile(self.device, package.manifest)
-        require_self_mode(self.spec, self.kv, package.manifest)
-        if self.kv not in (None, AUTO):
-            check_kv_format(package.manifest, str(self.kv))
-        if self.corpus is None:
-            return
-        mode = mode_of(self.spec or AUTO)
-        if mode not in CORPUS_MODES:
-            raise ConfigError(
-                f"A corpus is not used with the mode of speculation {mode!r}.",
-                f"It is used with {', '.join(CORPUS_MODES)}.",
-                "Leave one out.",
-            )
-        tokenizer = package.manifest.files[package.manifest.tokenizer.file].sha256
-        # Only the header is checked here; the hashes of its sections are compared when the model is loaded.
-        Corpus.open(Path(self.corpus), tokenizer=tokenizer, verify=False).close()
+        if self.memory is None:
+            return None
+        return (self.memory if isinstance(self.memory, Budget) else Budget(self.memory)).total_bytes

@@ -46,7 +46,7 @@ def costs_on_gpu(store: CostStore, package_id: str, gpu: Gpu, report: GpuReport)
     Args:
         store: where they are saved.
     """
-    facts = {"device": gpu.device_name, "text": gpu.name, **report.facts(gpu)}
+    facts = {"device": str(gpu.device_name), "text": gpu.name, **report.facts(gpu)}
     found = _on_gpus(store, package_id)
     return _by_format(
         [(key, costs) for key, costs in found if all(key["device"].get(name) == value for name, value in facts.items())]

@@ -14,7 +14,7 @@ from edge_rt.cli.interrupt import SignalReceived
 from edge_rt.cli.loading import load_model, plan_model
 from edge_rt.errors import Cancelled, MemoryBudgetExceeded, ModelNotFound, UnsupportedModel
 from edge_rt.package.reader import open_package
-from edge_rt.runtime.load.planning import resident_bytes
+from edge_rt.runtime.load.facts import resident_bytes
 from tests.helpers.chats import load_options, make_chat
 
 MIB = 1 << 20
@@ -28,10 +28,10 @@ class Loader:
         self.raising = []
         self.has_chat = True
 
-    def __call__(self, package, options):
+    def __call__(self, package, options, plan):
         if self.raising:
             raise self.raising.pop(0)
-        model = load_model(package, options)
+        model = load_model(package, options, plan)
         self.models.append(model)
         if not self.has_chat:
             self.has_chat = True

@@ -23,11 +23,11 @@ SLOW_LOAD = """
 import sys, time
 import edge_rt.runtime.model
 class Slow(edge_rt.runtime.model.Model):
-    def __init__(self, package, options):
-        if options.plan is not None and options.plan.choice.ctx == 4096:
+    def __init__(self, package, options, plan):
+        if plan is not None and plan.choice.ctx == 4096:
             print("LOADING", file=sys.stderr, flush=True)
             time.sleep(1.5)
-        super().__init__(package, options)
+        super().__init__(package, options, plan)
 edge_rt.runtime.model.Model = Slow
 from edge_rt.cli.main import main
 sys.exit(main())

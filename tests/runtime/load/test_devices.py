@@ -10,14 +10,14 @@ import numpy as np
 import pytest
 
 import edge_rt
-from edge_rt.device.names import DeviceName, parse_device
+from edge_rt.device.names import ON_CPU, DeviceName, parse_device
 from edge_rt.errors import ConfigError, MemoryBudgetExceeded, RuntimeUnavailable, UnsupportedModel, VersionMismatch
 from edge_rt.ort import providers
 from edge_rt.ort.errors import translate
 from edge_rt.ort.providers import find_device
 from edge_rt.package.reader import open_package
 from edge_rt.package.spec_modes import Drafts
-from edge_rt.runtime.load.devices import open_device, placement
+from edge_rt.runtime.load.devices import placement
 from edge_rt.runtime.load.options import LoadOptions
 from edge_rt.system.json_files import JsonCache
 from tests.helpers.onnxruntime_version import needs_onnxruntime
@@ -88,17 +88,13 @@ class TestMissing:
 
 
 class TestOpProfiles:
-    def test_the_cpu_runs_all(self, small_package):
-        for name in ("auto", "cpu"):
-            assert open_device(name, open_package(small_package).manifest) is None
-
     def test_a_native_package_on_webgpu(self, native_package):
         with pytest.raises(ConfigError, match="packages of the op profile portable run there"):
             edge_rt.load(native_package, device="webgpu")
 
     def test_the_cpu_places_nothing(self, small_package):
         with pytest.raises(ConfigError, match="placed on GPUs only"):
-            placement(open_package(small_package), "cpu")
+            placement(open_package(small_package), ON_CPU)
 
 
 @pytest.fixture(scope="module")

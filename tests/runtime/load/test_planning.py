@@ -30,8 +30,9 @@ from edge_rt.memory.budget import Budget
 from edge_rt.memory.figures import Device
 from edge_rt.package.reader import open_package
 from edge_rt.package.spec_modes import CORPUS_MODES, USED_BY
+from edge_rt.runtime.load.facts import resident_bytes
 from edge_rt.runtime.load.options import LoadOptions
-from edge_rt.runtime.load.planning import plan_package, resident_bytes
+from edge_rt.runtime.load.planning import plan_package
 from edge_rt.runtime.speculation.corpus_build import build_corpus
 from edge_rt.runtime.speculation.cost_model import RowCosts
 from edge_rt.runtime.speculation.source import Guess
@@ -108,7 +109,7 @@ class TestDecisions:
 
     def test_another_machine_has_nothing_yet(self, native_package):
         board = Device("board", 512 * MIB, 300 * MIB, 4e9, 1e-3, ((1, 1.0), (8, 2.0)), base_bytes=50 * MIB)
-        plan = plan_package(open_package(native_package), LoadOptions(), device=board)
+        plan = plan_package(open_package(native_package), LoadOptions(), board)
         assert plan.budget_bytes == 300 * MIB
         assert next(term.bytes for term in plan.terms if term.name == "runtime") == 50 * MIB
 

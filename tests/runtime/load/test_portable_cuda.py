@@ -21,7 +21,8 @@ from edge_rt.ort.providers import find_portable_cuda
 from edge_rt.ort.session import Session, pool_size
 from edge_rt.package.reader import open_package
 from edge_rt.package.spec_modes import Drafts
-from edge_rt.runtime.load.devices import cache_device, open_device, placement
+from edge_rt.runtime.load.devices import open_device, placement
+from edge_rt.runtime.load.loading import cache_device
 from edge_rt.runtime.load.options import LoadOptions
 from edge_rt.runtime.model import Model
 from tests.device.test_provider import TWO, FakeProvider
@@ -65,7 +66,7 @@ class TestMissing:
     def test_a_provider_that_onnx_runtime_leaves_out_is_no_run_on_the_cpu(self, small_package):
         """As it does if a library is missing, which it writes to its log only."""
         package = open_package(small_package)
-        found = open_device("cuda", package.manifest, with_stand_in(TWO))
+        found = open_device(DeviceName("cuda"), package.manifest, with_stand_in(TWO))
         device = dataclasses.replace(found, provider=CUDA_PROVIDER)
         (graph,) = package.manifest.graphs
         with (
@@ -79,7 +80,7 @@ class TestMissing:
     def test_traced_packages_do_not_run_there(self):
         manifest = SimpleNamespace(op_profile="traced")
         with pytest.raises(ConfigError, match="op profile native or portable run there"):
-            open_device("cuda", manifest, with_stand_in(TWO))
+            open_device(DeviceName("cuda"), manifest, with_stand_in(TWO))
 
 
 class TestDevice:
@@ -110,7 +111,7 @@ class TestRun:
     """Of a package whose nodes are all left to the CPU."""
 
     def test_nodes_are_named(self, small_package):
-        nodes = placement(open_package(small_package), "cuda", with_stand_in(TWO))
+        nodes = placement(open_package(small_package), DeviceName("cuda"), with_stand_in(TWO))
         assert len(nodes) > 20
         assert all(node.is_on_cpu for node in nodes)
 

@@ -1,0 +1,293 @@
+"""What a plan is computed from besides what was asked for: read from the disk and the machine, once."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import TYPE_CHECKING, Final
+
+import psutil
+
+from edge_rt.device.names import AUTO as AUTO_DEVICE, CPU, CUDA, WEBGPU, DeviceName
+from edge_rt.errors import ConfigError, RuntimeUnavailable
+from edge_rt.memory.device import MACHINE, this_device, unmeasured_gpu
+from edge_rt.memory.figures import Device, GpuFigures
+from edge_rt.memory.gpu_terms import CONTEXT_BYTES, DRIVER_BYTES
+from edge_rt.memory.plan import GPU_OP_PROFILE
+from edge_rt.memory.shape import DrafterShape, DraftModelShape, ModelShape, shape_of, shape_on
+from edge_rt.package.exits import require_self_mode
+from edge_rt.package.reader import Package
+from edge_rt.package.spec_modes import AUTO, COMPUTED_MODES, CORPUS_MODES, mode_of
+from edge_rt.runtime.load.drafters import drafting_shapes
+from edge_rt.runtime.load.options import LoadOptions
+from edge_rt.system.byte_size import file_size, round_up
+from edge_rt.system.process_memory import read_memory
+
+if TYPE_CHECKING:
+    from edge_rt.device.driver import Gpu
+    from edge_rt.runtime.speculation.cost_model import RowCosts
+
+_OP_PROFILES: Final = {CUDA: ("native", "portable"), WEBGPU: ("portable",)}
+"""Kind of device -> the op profiles whose operators its providers have."""
+
+
+@dataclass(frozen=True)
+class GpuFacts:
+    """A GPU of this machine.
+
+    Attributes:
+        figures: its memory and speed; None if it cannot be opened, or its memory is not planned.
+        costs: cache format -> costs of passes that were measured on it; empty: none were.
+        error: why it cannot be opened.
+    """
+
+    gpu: Gpu
+    figures: GpuFigures | None
+    costs: Mapping[str, RowCosts] = field(default_factory=dict)
+    error: str | None = None
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What there is: a model, a machine, and a process on it.
+
+    Attributes:
+        machine: without the GPUs of this one; another machine with its own.
+        drafter: the trained drafter that a load takes; None if it takes none.
+        draft_model: the second model that drafts.
+        is_here: whether the machine is this one.
+        base_bytes: what the process holds, without the driver of GPUs; None: what ``machine`` says.
+        driver_bytes: what is counted for the driver where the CPU computes; None: another machine has one of its own.
+        budget_bytes: what a budget leaves that models share; None: there is none.
+        gpus: the GPU that was named; with ``auto`` those that could be taken.
+        cpu_costs: cache format -> costs of passes that were measured on the CPU.
+        lost_costs: the same on any GPU, if the driver does not answer.
+        lost: why it does not.
+        context_bytes: what this process's context holds already of a GPU that shares the machine's memory.
+    """
+
+    shape: ModelShape
+    machine: Device
+    drafter: DrafterShape | None = None
+    draft_model: DraftModelShape | None = None
+    corpus_bytes: int = 0
+    is_here: bool = True
+    base_bytes: int | None = None
+    driver_bytes: int | None = None
+    budget_bytes: int | None = None
+    gpus: tuple[GpuFacts, ...] = ()
+    cpu_costs: Mapping[str, RowCosts] = field(default_factory=dict)
+    lost_costs: Mapping[str, RowCosts] = field(default_factory=dict)
+    lost: str | None = None
+    context_bytes: int = 0
+
+
+def read_facts(model: Package | ModelShape, options: LoadOptions, machine: Device | None = None) -> Facts:
+    """Read what a plan for some options depends on; nothing is loaded.
+
+    Without a budget a plan may take the memory that the machine has available, in addition to what this process holds
+    already. In a budget that models share, it may take what the others leave, and the process itself is counted once.
+
+    A process does not return all memory of a closed model to the system: the heap keeps much of it, and the next load
+    uses it. If one model replaces another, the memory of the process is therefore counted as before the first model
+    (``base_bytes`` of its plan), given as ``base_bytes``.
+
+    Args:
+        model: a package; or the numbers of one that a checkpoint would give.
+        machine: another machine; or this one, for a process that has not started yet and holds ``base_bytes``.
+
+    Raises:
+        ConfigError: options do not suit the package, or have no effect together, or the budget is not a size.
+        InvalidCorpus: the file is not a corpus, or comes from another tokenizer.
+        InvalidDrafter: the named drafter is malformed, or for another model; see also ``open_drafter``.
+        RuntimeUnavailable, VersionMismatch: the GPU that was named is not there, or cannot be used.
+        StorageError: a file cannot be read.
+    """
+    package = model if isinstance(model, Package) else None
+    _check(options, package)
+    is_here = machine is None or machine.name == MACHINE
+    here = machine or _this_process()
+    if options.threads is not None:
+        here = replace(here, threads=options.threads)
+    facts = Facts(
+        shape_of(model.manifest, model.id) if isinstance(model, Package) else model,
+        here,
+        *((None, None) if package is None else drafting_shapes(package, options.spec, options.drafter)),
+        corpus_bytes=file_size(options.corpus),
+        base_bytes=here.base_bytes,
+        is_here=is_here,
+    )
+    if is_here:
+        facts = _with_gpus(facts, options, is_process=machine is None)
+        facts = replace(facts, driver_bytes=DRIVER_BYTES if options.gpu_provider.was_asked else 0)
+    if machine is None:
+        facts = _with_process(facts, options)
+    figures = (here.gpu, *(one.figures for one in facts.gpus))
+    with_memory = next((one for one in figures if one is not None and not one.is_unified), None)
+    if package is None or with_memory is None:
+        return facts
+    return replace(facts, shape=shape_on(facts.shape, package, replace(here, gpu=with_memory)))
+
+
+def _this_process() -> Device:
+    """Return this machine, with the threads that compute in this process."""
+    from edge_rt.ort.session import pool_threads
+
+    return this_device(threads=pool_threads())
+
+
+def _with_process(facts: Facts, options: LoadOptions) -> Facts:
+    """Return the facts with the memory of this process, which is read after the driver was asked."""
+    own = options.gpu_provider
+    held, driver = resident_bytes(), DRIVER_BYTES if own.has_opened else 0
+    facts = replace(facts, context_bytes=CONTEXT_BYTES if own.has_opened else 0)
+    if options.base_bytes is None:
+        # What the process holds includes what the driver took.
+        facts = replace(facts, base_bytes=max(0, held - driver), driver_bytes=driver)
+    else:
+        held = max(options.base_bytes, _unshared_bytes())
+        facts = replace(facts, base_bytes=options.base_bytes)
+    budget = options.budget
+    if budget is not None:
+        facts = replace(
+            facts,
+            base_bytes=budget.base_bytes or facts.base_bytes,
+            driver_bytes=max(facts.driver_bytes or 0, budget.gpu_bytes),
+            budget_bytes=budget.free_bytes + budget.base_bytes + budget.gpu_bytes,
+        )
+    available = facts.machine.available_bytes + held
+    return replace(facts, machine=replace(facts.machine, available_bytes=available))
+
+
+def grown(facts: Facts, options: LoadOptions) -> Facts | None:
+    """Return the facts for a process that holds more by now than they say; None if it does not."""
+    is_measured = options.base_bytes is None and not (options.budget is not None and options.budget.base_bytes)
+    held = resident_bytes() - (DRIVER_BYTES if options.gpu_provider.has_opened else 0)
+    if not is_measured or facts.base_bytes is None or held <= facts.base_bytes:
+        return None
+    more = held - facts.base_bytes
+    machine = replace(facts.machine, available_bytes=facts.machine.available_bytes + more)
+    return replace(facts, base_bytes=held, machine=machine)
+
+
+def _check(options: LoadOptions, package: Package | None) -> None:
+    """Refuse options that do not suit a model, or have no effect together; a plan checks numbers.
+
+    Args:
+        package: None for a checkpoint.
+    """
+    spec = options.spec or AUTO
+    if package is not None:
+        require_op_profile(options.device_name, package.manifest.op_profile)
+        require_self_mode(options.spec, options.kv, package.manifest)
+        if options.kv not in (None, AUTO):
+            from edge_rt.runtime.forward.io_binding import check_kv_format
+
+            check_kv_format(package.manifest, str(options.kv))
+    elif options.drafter is not None or mode_of(spec) in COMPUTED_MODES:
+        flag = f"--spec {spec}" if options.drafter is None else "--drafter"
+        raise ConfigError(
+            f"{flag} is for packages.", "What drafts belongs to one.", "Leave it out, or give the package."
+        )
+    if options.corpus is None:
+        return
+    if mode_of(spec) not in CORPUS_MODES:
+        raise ConfigError(
+            f"A corpus is not used with the mode of speculation {mode_of(spec)!r}.",
+            f"It is used with {', '.join(CORPUS_MODES)}.",
+            "Leave one out.",
+        )
+    from edge_rt.runtime.speculation.corpus import Corpus
+
+    # Only its header is read; the hashes of its sections are compared when the model is loaded.
+    tokenizer = None if package is None else tokenizer_hash(package)
+    Corpus.open(options.corpus, tokenizer=tokenizer, verify=False).close()
+
+
+def tokenizer_hash(package: Package) -> str:
+    """Return the SHA-256 of a package's tokenizer, which a corpus has to be built with."""
+    return package.manifest.files[package.manifest.tokenizer.file].sha256
+
+
+def require_op_profile(name: DeviceName, op_profile: str) -> None:
+    """Refuse a package whose operators the provider of a device does not have.
+
+    Raises:
+        ConfigError: the package is of another op profile.
+    """
+    if not name.is_gpu or op_profile in _OP_PROFILES[name.kind]:
+        return
+    wanted = _OP_PROFILES[name.kind]
+    raise ConfigError(
+        f"The package cannot run on the device {name}.",
+        f"Its op profile is {op_profile}; packages of the op profile {' or '.join(wanted)} run there.",
+        f"Export the model with --profile {wanted[0]}, or use --device {CPU}.",
+    )
+
+
+def _with_gpus(facts: Facts, options: LoadOptions, *, is_process: bool) -> Facts:
+    """Return the facts with the GPUs that a load may take; no driver is asked where it takes none."""
+    name, own, store = options.device_name, options.gpu_provider, options.costs
+    is_planned, package_id = facts.shape.op_profile == GPU_OP_PROFILE, facts.shape.package_id
+    if name.kind == CUDA and not is_planned and is_process:
+        # ONNX Runtime's own provider takes what it needs, and says what it lacks.
+        return facts
+    if name.kind == CUDA:
+        gpu = own.library.report().gpu(name.index)
+        # ONNX Runtime's own provider may know older ones, and takes what it needs.
+        return replace(facts, gpus=(GpuFacts(gpu, _figures(gpu, options) if is_planned else None),))
+    if name.kind != AUTO_DEVICE or store is None or package_id is None or not is_planned or not own.has_driver():
+        return facts
+    from edge_rt.runtime.speculation.stored_costs import costs_on_any_gpu, costs_on_cpu, costs_on_gpu
+
+    of_cpu = partial(costs_on_cpu, store, package_id, facts.machine.threads, options.isa)
+    try:
+        report = own.report()
+    except RuntimeUnavailable as error:
+        lost = costs_on_any_gpu(store, package_id)
+        return replace(facts, lost=str(error), lost_costs=lost, cpu_costs=of_cpu() if lost else {})
+    gpus = [gpu for gpu in report.gpus if gpu.can_compute]
+    measured = {gpu.number: costs_on_gpu(store, package_id, gpu, report) for gpu in gpus}
+    cpu_costs = of_cpu() if any(measured.values()) else {}
+    read = []
+    for gpu in gpus:
+        costs, figures, failed = measured[gpu.number], None, None
+        # Only those that may be faster are opened.
+        if costs and cpu_costs:
+            try:
+                figures = _figures(gpu, options)
+            except RuntimeUnavailable as error:
+                failed = str(error)
+        read.append(GpuFacts(gpu, figures, costs, failed))
+    return replace(facts, gpus=tuple(read), cpu_costs=cpu_costs)
+
+
+def _figures(gpu: Gpu, options: LoadOptions) -> GpuFigures:
+    """Return the figures of a GPU; one with memory of its own is opened for a moment, to ask how much is free.
+
+    Raises:
+        RuntimeUnavailable, VersionMismatch: it is too old, or cannot be opened.
+    """
+    from edge_rt.device.kernels import check_compute
+
+    check_compute(gpu.compute)
+    own, free = options.gpu_provider, gpu.total_bytes
+    if not gpu.is_integrated:
+        # A plan counts the context that this process may have there already, and what a model gives back.
+        kept = CONTEXT_BYTES if own.is_ready(gpu.number) else 0
+        free = min(free, own.free_bytes(gpu.number) + options.freed_device_bytes.get(gpu.device_name, 0) + kept)
+    return unmeasured_gpu(gpu.name, gpu.total_bytes, free, is_unified=gpu.is_integrated, device_name=gpu.device_name)
+
+
+def resident_bytes() -> int:
+    """Return the memory that this process holds now, in bytes, rounded up so that two plans in a row agree."""
+    return round_up(int(psutil.Process().memory_info().rss))
+
+
+def _unshared_bytes() -> int:
+    """Return this process's memory without pages of mapped files, which count as available already."""
+    try:
+        return read_memory().private_bytes
+    except RuntimeUnavailable:
+        return 0
