@@ -17,16 +17,14 @@ from edge_rt.export.families.header import read_header_decoder
 from edge_rt.export.sources.adapters import is_gguf_adapter
 from edge_rt.export.sources.gguf_split import read_gguf
 from edge_rt.ort.op_library import library_path
+from edge_rt.package.manifest import ModelConfig, config_of
+from edge_rt.package.weights_info import require_known
 
 if TYPE_CHECKING:
-    from edge_rt.export.decoder.weights import DecoderWeights
     from edge_rt.export.families.family import Family
-    from edge_rt.export.op_profile import OpProfile
-    from edge_rt.export.quantise.decision import WeightChoice
     from edge_rt.export.sources.adapters import Adapter
     from edge_rt.export.sources.gguf_types import GGUFHeader, TensorInfo
     from edge_rt.export.sources.source import Source
-    from edge_rt.export.weights.weights_file import WeightsLayout
     from edge_rt.package.decoder import Decoder
 
 
@@ -130,47 +128,66 @@ def check_folder_config(folder: Path, name: str) -> None:
 
 
 @dataclass(frozen=True)
-class PlacedCheckpoint:
-    """A checkpoint, and where an export would put its tensors.
+class PackageSizes:
+    """What an export would make of a checkpoint.
 
     Attributes:
-        layout: their places in ``weights.bin``.
+        weights_bytes: of its ``weights.bin``.
+        embedding_bytes: of a token embedding that is not shared with the head; 0 if it is.
+        tokenizer_bytes: of its ``tokenizer.json``.
+        notes: what an export does without being asked: sentences for the user.
     """
 
-    source: Source
+    config: ModelConfig
     decoder: Decoder
-    profile: OpProfile
-    choice: WeightChoice
-    weights: DecoderWeights
-    layout: WeightsLayout
+    op_profile: str
+    weights_bytes: int
+    embedding_bytes: int
+    tokenizer_bytes: int
+    notes: tuple[str, ...]
 
 
-def place_checkpoint(
-    path: Path, *, profile: str | None = None, activations: str = "int8", weights: str | None = None
-) -> PlacedCheckpoint:
-    """Open a checkpoint and decide how its weights are stored: the one place where that is decided from a path.
+def package_sizes(path: Path, weights: str | None = None) -> PackageSizes:
+    """Return the sizes of the package that a checkpoint would become, from its headers alone.
 
     Args:
-        path: a GGUF file, any part of a split one, or a folder.
-        profile: ``"native"``, ``"portable"``, or None: native if this machine can run it.
-        activations: ``"int8"`` or ``"float"``.
-        weights: types of the matrices, as in ``edge_rt.export.export_model``.
+        path: a GGUF file, any part of a split one, or a folder with ``config.json`` and safetensors.
+        weights: types of the matrices, as in ``export_model``.
 
     Raises:
-        InputError: it is malformed or not supported.
-        ConfigError: ``profile`` or ``activations`` are unknown, or do not go together.
-        RuntimeUnavailable: the native profile was asked for, and this machine cannot run it.
+        InputError: it cannot be exported.
+        ConfigError: ``weights`` are unknown.
+        StorageError: a file cannot be read.
     """
+    require_known(weights)
     source, decoder = open_checkpoint(path)
     from edge_rt.export.decoder.weights import collect_weights, place_weights
     from edge_rt.export.op_profile import choose_profile
     from edge_rt.export.quantise.decision import choose_weights
 
-    chosen = choose_profile(profile, activations, library_path(), decoder)
-    choice = choose_weights(source, decoder, weights, has_tables=chosen.has_tables)
-    linears = collect_weights(source, decoder, chosen, choice.types)
-    layout = place_weights(linears, decoder, chosen, is_calibrated=chosen.has_4_bit_keys)
-    return PlacedCheckpoint(source, decoder, chosen, choice, linears, layout)
+    profile = choose_profile(None, "int8", library_path(), decoder)
+    choice = choose_weights(source, decoder, weights, has_tables=profile.has_tables)
+    linears = collect_weights(source, decoder, profile, choice.types)
+    layout = place_weights(linears, decoder, profile, is_calibrated=profile.has_4_bit_keys)
+    elements = sum(tensor.elements for tensor in source.tensors.values())
+    notes: tuple[str, ...] = ()
+    if weights is None and choice.name == "int4":
+        bits = f"{8 * layout.size / elements:.1f} bits a weight, embedding and head included"
+        text = f"An export makes 4 bits of these floats ({bits})"
+        notes = (f"{text}; --weights int8, f16, f32 or keep chooses otherwise.",)
+    embedding = 0
+    if not decoder.is_tied:
+        embedding = sum(slot.nbytes for name, slot in layout.slots.items() if name.startswith("embedding."))
+    tokenizer = source.build_tokenizer(decoder.vocab_size)
+    return PackageSizes(
+        config=config_of(decoder, elements),
+        decoder=decoder,
+        op_profile=profile.name,
+        weights_bytes=layout.size,
+        embedding_bytes=embedding,
+        tokenizer_bytes=len(tokenizer.json_text.encode("utf-8", "surrogatepass")),
+        notes=notes,
+    )
 
 
 def has_same_types(path: Path, one: str, other: str, profile: str) -> bool:

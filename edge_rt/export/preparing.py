@@ -14,7 +14,6 @@ from edge_rt.export.calibration.text import CalibrationText
 from edge_rt.export.check.quality import tensor_classes
 from edge_rt.export.checkpoint import Checkpoint, calibration_text, read_checkpoint
 from edge_rt.export.decoder.weights import calibrated_layers, collect_weights, place_weights
-from edge_rt.export.duration import Speed, measure_speed, predict_seconds
 from edge_rt.export.estimate import ExportEstimate, estimate_export, require_room
 from edge_rt.export.measuring import require_least_size
 from edge_rt.export.op_profile import OpProfile, choose_profile
@@ -68,11 +67,6 @@ class Prepared:
     layout: WeightsLayout
     estimate: ExportEstimate
     most: dict[str, TensorClass] | None
-
-    @property
-    def calibration_tokens(self) -> int:
-        """Tokens of the calibration text; 0 without one."""
-        return 0 if self.checkpoint.calibration is None else len(self.checkpoint.calibration.token_ids)
 
 
 def decide(
@@ -149,7 +143,6 @@ class ExportForecast:
     Attributes:
         disk_bytes: most bytes of the package.
         peak_memory_bytes: most memory of the process.
-        seconds: wall time on this machine, about: from speeds that are measured in a moment.
         choice: as in ``WeightsInfo``, or ``"keep"``.
         size: bytes that ``weights.bin`` may have; 0: no limit.
         classes: types and bits by class of tensors; with a size those of the fewest bits.
@@ -160,7 +153,6 @@ class ExportForecast:
 
     disk_bytes: int
     peak_memory_bytes: int
-    seconds: float
     profile: str
     choice: str
     size: int
@@ -174,21 +166,18 @@ class ExportForecast:
         return asdict(self)
 
 
-def forecast(
-    source: Source, decoder: Decoder, decided: Decided, out: Path, *, force: bool = False, speed: Speed | None = None
-) -> ExportForecast:
+def forecast(source: Source, decoder: Decoder, decided: Decided, out: Path, *, force: bool = False) -> ExportForecast:
     """Return what an export would do; nothing is written.
 
     Args:
         force: whether a package there would be replaced.
-        speed: of the machine; None: it is measured.
 
     Raises:
         VersionMismatch: this ONNX Runtime cannot run the model's sliding window.
     """
     check_window_support(decided.profile.name, decoder.sliding_window)
     prepared = prepare(source, decoder, decided)
-    weights, choice, refusal = prepared.checkpoint.weights, decided.choice, None
+    choice, refusal = decided.choice, None
     try:
         PackageWriter(out, force=force).check_destination()
         require_room(prepared.estimate, absolute_path(out))
@@ -197,19 +186,10 @@ def forecast(
     return ExportForecast(
         disk_bytes=prepared.estimate.disk_bytes,
         peak_memory_bytes=prepared.estimate.peak_memory_bytes,
-        seconds=predict_seconds(
-            weights,
-            prepared.estimate.disk_bytes,
-            prepared.checkpoint.model,
-            choice,
-            measure_speed() if speed is None else speed,
-            moment_tokens=prepared.calibration_tokens if choice.quantises else 0,
-            constant_tokens=prepared.calibration_tokens if decided.has_constants else 0,
-        ),
         profile=decided.profile.name,
         choice=choice.name,
         size=choice.size,
-        classes=tensor_classes(weights, prepared.layout),
+        classes=tensor_classes(prepared.checkpoint.weights, prepared.layout),
         most=prepared.most,
         refusal=refusal,
         warnings=prepared.checkpoint.warnings,

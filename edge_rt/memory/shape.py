@@ -273,7 +273,6 @@ def shape_of_config(
     package_id: str | None = None,
     embedding_bytes: int | None = None,
     activations: str = "int8",
-    window_layers: int | None = None,
     decoder: Decoder | None = None,
     traced: TracedInfo | None = None,
     segments: int = 1,
@@ -290,7 +289,6 @@ def shape_of_config(
         package_id: identity of the package; None if there is no package yet.
         embedding_bytes: bytes of an embedding table that is not shared with the head; None assumes 8 bits per element.
         activations: ``"int8"`` or ``"float"``.
-        window_layers: number of layers with a sliding window; None: those of ``config``.
         decoder: the description, if there is one.
         traced: what is known of a traced graph; None for the other op profiles.
         segments: graphs that the layers are cut into.
@@ -312,7 +310,6 @@ def shape_of_config(
         stored = 0
     unread += min(stored, weights_bytes // 4)
     table = min(embedding_bytes if head_bytes is None else head_bytes, weights_bytes)
-    windows = sum(window > 0 for window in config.layer_windows) if window_layers is None else window_layers
     return ModelShape(
         name=config.name,
         architecture=config.architecture,
@@ -326,7 +323,7 @@ def shape_of_config(
         vocab_size=config.vocab_size,
         context_length=config.context_length,
         sliding_window=config.sliding_window,
-        window_layers=windows if config.sliding_window else 0,
+        window_layers=sum(window > 0 for window in config.layer_windows),
         weights_bytes=weights_bytes,
         read_bytes=weights_bytes - unread,
         tokenizer_bytes=tokenizer_bytes,

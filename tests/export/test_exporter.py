@@ -12,7 +12,6 @@ import pytest
 from edge_rt.errors import Cancelled, ConfigError, InputError, RuntimeUnavailable, StorageError, VersionMismatch
 from edge_rt.export import export_model
 from edge_rt.export.exporter import STAGES
-from edge_rt.export.size_estimate import estimate_package
 from edge_rt.ort.op_library import library_path
 from edge_rt.package.manifest import PADDED_GRAPH_VERSION, WEIGHTS_FILE, KeyCalibration
 from edge_rt.package.reader import open_package
@@ -326,10 +325,6 @@ class TestCalibration:
         assert listing(tmp_path) == []
         assert {(event.unit, event.total) for event in seen} == {("steps", 4 + 2)}
         assert (seen[0].step, seen[0].steps) == (STAGES.index("calibrate") + 1, len(STAGES))
-
-    def test_what_was_foreseen_of_the_weights(self, small_gguf, native_package):
-        found = estimate_package(small_gguf)
-        assert found.weights_bytes == open_package(native_package).manifest.files[WEIGHTS_FILE].size
 
 
 def test_the_weights_are_where_the_graph_expects_them(small_package):

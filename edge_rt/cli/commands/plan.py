@@ -31,13 +31,11 @@ class FoundModel:
     """A model that can be planned.
 
     Attributes:
-        can_run: whether the commands that run a model accept it.
         package: the package; None for a checkpoint.
     """
 
     shape: ModelShape
     notes: tuple[str, ...] = ()
-    can_run: bool = True
     package: Package | None = None
 
 
@@ -110,8 +108,7 @@ def plan(
         tell_device(terminal, choice)
     for text in unused:
         terminal.warn(text)
-    # A model that this machine cannot run can still be planned.
-    verb = ["edge-rt", "chat" if found.can_run and is_here else "plan", "-m", load.reference]
+    verb = ["edge-rt", "chat" if is_here else "plan", "-m", load.reference]
     named = ["--device", str(device)]
     if choice is not None:
         # With the settings of another plan, `auto` might take the CPU.
@@ -129,7 +126,7 @@ def find_model(reference: str, places: PlaceFlags, weights: str | None = None) -
     Raises:
         ConfigError: ``weights`` is unknown, or the model is a package.
         ModelNotFound: it is not on this machine.
-        EdgeRTError: it cannot be read, or its size cannot be estimated.
+        EdgeRTError: it cannot be read, or is a checkpoint that cannot be exported.
     """
     from edge_rt.package.reader import is_package, open_package
 
@@ -159,25 +156,24 @@ def _of_package(package: Package, weights: str | None) -> FoundModel:
 
 
 def _foreseen(path: Path, weights: str | None) -> FoundModel:
-    from edge_rt.export.size_estimate import estimate_package
+    from edge_rt.export.opening import package_sizes
     from edge_rt.memory.shape import shape_of_config
     from edge_rt.package.manifest import KV_FORMATS
 
-    found = estimate_package(path, weights=weights)
+    sizes = package_sizes(path, weights)
     shape = shape_of_config(
-        found.config,
-        op_profile=found.op_profile,
-        weights_bytes=found.weights_bytes,
-        tokenizer_bytes=found.tokenizer_bytes,
-        kv_formats=KV_FORMATS[found.op_profile],
-        embedding_bytes=found.embedding_bytes,
-        window_layers=found.window_layers,
-        decoder=found.decoder,
+        sizes.config,
+        op_profile=sizes.op_profile,
+        weights_bytes=sizes.weights_bytes,
+        tokenizer_bytes=sizes.tokenizer_bytes,
+        kv_formats=KV_FORMATS[sizes.op_profile],
+        embedding_bytes=sizes.embedding_bytes,
+        decoder=sizes.decoder,
     )
-    notes = found.notes
-    if weights is not None and found.is_exact:
+    notes = sizes.notes
+    if weights is not None:
         notes += (f"A package with these weights: edge-rt pull {shlex.quote(str(path))} --weights {weights}",)
-    return FoundModel(shape, notes, can_run=found.is_exact)
+    return FoundModel(shape, notes)
 
 
 def _unused(made: Plan) -> tuple[str, ...]:

@@ -77,7 +77,7 @@ ACCEPT_LOSS: Final = Flag(
 )
 DRY_RUN: Final = Flag(
     ("--dry-run",),
-    "Show the types of the weights, and the disk, memory and time that the export would take; write nothing.",
+    "Show the types of the weights, and the disk and memory that the export would take; write nothing.",
 )
 
 # --- trained drafters ---

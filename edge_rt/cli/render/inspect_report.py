@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from edge_rt.cli.render.progress import about_seconds
 from edge_rt.errors import ErrorJSON, MemoryBudgetExceeded
 from edge_rt.system.byte_size import counted, exact_size, human_bytes, round_up, show_at_least, show_size
 
@@ -168,7 +167,6 @@ def forecast_rows(found: ExportForecast) -> list[Row]:
         ("op profile", found.profile),
         ("disk", f"at most {human_bytes(found.disk_bytes)}"),
         ("memory", f"at most {show_size(found.peak_memory_bytes)}"),
-        ("time", about_seconds(found.seconds)),
         ("weights", choice),
     ]
     for name, one in found.classes.items():

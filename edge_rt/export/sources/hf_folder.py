@@ -12,8 +12,13 @@ from typing import Any, Final
 from edge_rt.errors import InvalidModelFile, InvalidTokenizer, ModelNotFound, StorageError, UnsupportedModel
 from edge_rt.export.sources.end_tokens import end_texts
 from edge_rt.export.sources.gguf_types import TensorInfo
-from edge_rt.export.sources.safetensors_folder import SafetensorsFolder, StoredTensor, read_folder, refuse_link
-from edge_rt.export.sources.safetensors_header import read_json
+from edge_rt.export.sources.safetensors_folder import (
+    SafetensorsFolder,
+    StoredTensor,
+    read_folder,
+    read_json,
+    refuse_link,
+)
 from edge_rt.export.sources.sampling_advice import read_advice_file
 from edge_rt.export.sources.source import DEFAULT_TEMPLATE_NAME, TOOL_TEMPLATE_NAME, Source, TokenizerBuild
 from edge_rt.package.documents import is_text

@@ -7,6 +7,7 @@ overlaps. Of a model in several files, ``model.safetensors.index.json`` names th
 
 from __future__ import annotations
 
+import functools
 import math
 import os
 import struct
@@ -17,11 +18,11 @@ from typing import Any, Final
 from edge_rt.errors import InvalidModelFile, ModelNotFound, UnsupportedModel
 from edge_rt.export.sources.gguf_types import shown
 from edge_rt.export.sources.model_file import open_model_file, unreadable
-from edge_rt.export.sources.safetensors_header import WEIGHTS_PATTERN, malformed, read_json
 from edge_rt.system.checkpoint_names import ADAPTER_FILE, INDEX_FILE, SINGLE_FILE
 from edge_rt.system.hub_cache import is_blob_link
-from edge_rt.system.json_files import parse_object
+from edge_rt.system.json_files import parse_object, read_object
 
+WEIGHTS_PATTERN: Final = "*.safetensors"
 MAX_HEADER_BYTES: Final = 32 << 20
 MAX_INDEX_BYTES: Final = 32 << 20
 MAX_TENSORS: Final = 1 << 17
@@ -151,6 +152,17 @@ def _check_index(index: Path, mapped: dict[str, str], tensors: dict[str, StoredT
     for name, tensor in tensors.items():
         if name not in mapped:
             raise malformed(index, f"it does not name the tensor {shown(name)}, which is in {paths[tensor.file].name}")
+
+
+def read_json(path: Path, most_bytes: int, *, is_foreign: bool = True) -> dict[str, Any]:
+    """Return the object of a JSON file of at most ``most_bytes``; ``is_foreign`` as in ``parse_json``."""
+    return read_object(path, most_bytes, functools.partial(malformed, path), is_foreign=is_foreign)
+
+
+def malformed(path: Path, reason: str) -> InvalidModelFile:
+    """Return the error for a malformed file."""
+    sentence = reason[:1].upper() + reason[1:200].rstrip(".")
+    return InvalidModelFile(f"{path.name} is malformed.", f"{sentence}.", "Fetch the model again.")
 
 
 def refuse_link(path: Path) -> None:

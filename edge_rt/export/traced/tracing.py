@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from edge_rt.errors import EdgeRTError, InvalidPackage, RuntimeUnavailable, UnsupportedModel, VersionMismatch
-from edge_rt.export.sources.safetensors_header import read_json
+from edge_rt.export.sources.safetensors_folder import read_json
 from edge_rt.export.traced.worker import ANSWER_FILE, GRAPH_FILE, LOGITS_FILE
 from edge_rt.system.extras import install_command
 
