@@ -81,7 +81,7 @@ if TYPE_CHECKING:
     from edge_rt.store.layout import RemovedReport as RemovedReport, StoreEntry as StoreEntry
     from edge_rt.store.pull import PullReport as PullReport
     from edge_rt.system.progress import ProgressEvent as ProgressEvent
-    from edge_rt.text.rendered import RenderedPrompt as RenderedPrompt
+    from edge_rt.text.template_text import RenderedPrompt as RenderedPrompt
     from edge_rt.text.thoughts import ToolCall as ToolCall
     from edge_rt.text.tokenizer import Tokenizer as Tokenizer
 
@@ -111,7 +111,7 @@ _HOME = {
     "edge_rt.runtime.results": ("Event", "FinishReason", "Memory", "Result", "SpecStats", "Timings", "Usage"),
     "edge_rt.store.layout": ("RemovedReport", "StoreEntry"),
     "edge_rt.store.pull": ("PullReport",),
-    "edge_rt.text.rendered": ("RenderedPrompt",),
+    "edge_rt.text.template_text": ("RenderedPrompt",),
     "edge_rt.text.tokenizer": ("Tokenizer",),
     "edge_rt.text.thoughts": ("ToolCall",),
 }  # fmt: skip

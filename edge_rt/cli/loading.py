@@ -12,7 +12,6 @@ from edge_rt.cli.baseline_memory import STEP, own_bytes
 from edge_rt.cli.interrupt import SignalReceived, run_in_background
 from edge_rt.cli.options.groups import PlaceFlags
 from edge_rt.cli.render.console import Terminal
-from edge_rt.cli.render.progress import show_progress
 from edge_rt.errors import MemoryBudgetExceeded
 from edge_rt.system.byte_size import exact_size, round_up, show_at_least
 from edge_rt.system.machine import return_free_memory
@@ -176,6 +175,7 @@ def obtain_package(
     resolved = resolve(reference, store)
     if resolved.kind == "package" and resolved.path is not None:
         return resolved.name, open_package(resolved.path)
+    from edge_rt.cli.render.progress import show_progress
     from edge_rt.store.pull import find_made, pull
 
     is_local = resolved.is_checkpoint and not resolved.in_store

@@ -14,8 +14,7 @@ from typing import Annotated, Any, Final, NoReturn
 import typer
 
 from edge_rt.cli.interrupt import SignalReceived, has_unfinished_work, signals_as_exceptions
-from edge_rt.cli.options.shown import PlainCommand, PlainGroup
-from edge_rt.cli.options.spread import spread
+from edge_rt.cli.options.spread import PlainCommand, PlainGroup, spread
 from edge_rt.cli.render.console import OutputClosed, OutputFailed, Terminal
 from edge_rt.errors import Cancelled, EdgeRTError, ErrorJSON, StorageError, is_out_of_memory, out_of_memory
 from edge_rt.version import VERSION

@@ -18,8 +18,8 @@ from pathlib import Path
 from typing import Any, Final
 
 from edge_rt.errors import ConfigError, RuntimeUnavailable, StorageError, VersionMismatch
-from edge_rt.system.extras import install_command
 from edge_rt.system.files import write_atomically
+from edge_rt.system.machine import install_command
 
 OLDEST_COMPUTE: Final = 75
 """10 * major + minor of the oldest architecture: it multiplies small integers on tensor cores."""

@@ -11,8 +11,8 @@ from typing import Final
 
 from edge_rt.errors import InputError
 from edge_rt.package.documents import is_text
+from edge_rt.system.files import read_text
 from edge_rt.system.json_files import parse_object
-from edge_rt.text.text_file import read_text
 
 MAX_PROMPTS_BYTES: Final = 64 << 20
 NO_CATEGORY: Final = "all"

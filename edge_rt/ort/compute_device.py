@@ -17,7 +17,7 @@ from edge_rt.errors import MemoryBudgetExceeded, RuntimeUnavailable
 from edge_rt.ort.errors import translate
 from edge_rt.ort.onnxruntime_import import ort
 from edge_rt.system.byte_size import show_size
-from edge_rt.system.extras import install_command
+from edge_rt.system.machine import install_command
 
 RECORDS: Final = "graphs"
 """Option of edge-rt's own provider: "1" records passes that have a number."""

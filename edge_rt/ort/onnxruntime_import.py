@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 
 from edge_rt.errors import RuntimeUnavailable, is_out_of_memory, out_of_memory
-from edge_rt.system.extras import install_command
+from edge_rt.system.machine import install_command
 
 __all__ = ["ort"]
 

@@ -23,7 +23,7 @@ from edge_rt.device.provider import INSTALLED, GpuProvider
 from edge_rt.errors import EdgeRTError, RuntimeUnavailable, VersionMismatch
 from edge_rt.ort.compute_device import RECORDS, ComputeDevice
 from edge_rt.ort.onnxruntime_import import ort
-from edge_rt.system.extras import install_command
+from edge_rt.system.machine import install_command
 
 WEBGPU_MODULE: Final = "onnxruntime_ep_webgpu"
 _PORTABLE_CUDA: Final = f"portable packages on {CUDA}"

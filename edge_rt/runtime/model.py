@@ -41,7 +41,7 @@ from edge_rt.runtime.speculation.speculation import Speculation
 from edge_rt.runtime.stream import AsyncStream, PromptOptions, Stream, read_whole
 from edge_rt.system.machine import return_free_memory
 from edge_rt.system.option_names import known_options
-from edge_rt.text.rendered import RenderedPrompt
+from edge_rt.text.template_text import RenderedPrompt
 from edge_rt.text.thoughts import ThoughtStream
 from edge_rt.text.tokenizer import Tokenizer
 

@@ -22,8 +22,8 @@ from edge_rt.memory.terms import encodable_bytes, long_stretch_bytes, longest_st
 from edge_rt.package.reader import Package
 from edge_rt.runtime.config import GenerationConfig
 from edge_rt.system.byte_size import exact_size, round_up
-from edge_rt.text.rendered import RenderedPrompt
 from edge_rt.text.template import ChatTemplate
+from edge_rt.text.template_text import RenderedPrompt
 from edge_rt.text.thoughts import ThoughtMarkers, find_markers, tool_names
 from edge_rt.text.token_bytes import IncrementalDecoder
 from edge_rt.text.tokenizer import Tokenizer

@@ -124,7 +124,7 @@ def parse_hub_reference(text: str) -> HubReference | None:
     """
     if (page := _PAGE.fullmatch(text)) is not None:
         text = _of_page(text, page["path"])
-    from edge_rt.system.hub_cache import is_repository
+    from edge_rt.system.checkpoint_names import is_repository
 
     repo, colon, file = text.partition(":")
     if not is_repository(repo):

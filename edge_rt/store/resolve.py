@@ -268,7 +268,7 @@ def _resolve_path(path: Path) -> Resolved:
             return Resolved("package", path.resolve().name, path, 0, f"package {path}")
         found = find_checkpoint(path)
         if found == path:
-            from edge_rt.system.hub_cache import folder_name
+            from edge_rt.system.checkpoint_names import folder_name
 
             return Resolved("folder", folder_name(path), path, 0, f"checkpoint {path} with safetensors")
         resolved = _resolve_file(found)

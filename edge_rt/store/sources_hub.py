@@ -19,8 +19,8 @@ from edge_rt.errors import DownloadError, EdgeRTError, ModelNotFound, StorageErr
 from edge_rt.store.hub_files import HubListing
 from edge_rt.store.recipes import FileSpec, HubSource
 from edge_rt.store.sources_local import check_content, write_checked
+from edge_rt.system.checkpoint_names import find_snapshot
 from edge_rt.system.files import read_chunks, replace, sha256_file, storage_errors, sync
-from edge_rt.system.hub_cache import find_snapshot
 
 _REASONS: Final = {
     "the name cannot be resolved": (

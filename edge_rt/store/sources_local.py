@@ -10,9 +10,8 @@ from pathlib import Path
 from edge_rt.errors import DownloadError, InvalidModelFile, StorageError
 from edge_rt.store.made_from import LocalCheckpoint, are_settled, file_states
 from edge_rt.store.recipes import FileSpec, LocalSource
-from edge_rt.system.checkpoint_names import parse_split_name, part_names
+from edge_rt.system.checkpoint_names import folder_name, parse_split_name, part_names
 from edge_rt.system.files import O_BINARY, read_chunks, sha256_files, storage_errors, write_all
-from edge_rt.system.hub_cache import folder_name
 
 GGUF_MAGIC = b"GGUF"
 

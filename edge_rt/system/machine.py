@@ -1,11 +1,13 @@
-"""CPUs, memory and caches that this process may use, and returning freed memory to the system."""
+"""CPUs, memory and caches that this process may use, returning freed memory to the system, installing what lacks."""
 
 from __future__ import annotations
 
 import os
 import platform
+import re
+import shlex
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Final
@@ -174,3 +176,30 @@ def cpu_model(cpuinfo: Path = Path("/proc/cpuinfo")) -> str:
             if name.strip() in ("model name", "Model", "CPU part"):
                 return value.strip()
     return platform.processor() or platform.machine()
+
+
+_OF_EXTRA: Final = re.compile(r"(?P<requirement>[^;]+);.*\bextra\s*==\s*[\"'](?P<extra>[\w-]+)[\"'].*")
+
+
+def install_command(*extras: str, upgrade: bool = False, requirements: Sequence[str] | None = None) -> str:
+    """Return the command that installs the packages of extras, such as ``pip install 'matplotlib>=3.8'``.
+
+    Args:
+        requirements: of edge-rt, as its metadata states them; None: those of the one that runs.
+    """
+    if requirements is None:
+        requirements = _own_requirements()
+    matches = filter(None, map(_OF_EXTRA.fullmatch, requirements))
+    names = [match["requirement"].strip() for match in matches if match["extra"] in extras]
+    # Of files that were never installed nothing is known: they are a checkout.
+    wanted = names or [f".[{','.join(extras)}]"]
+    return shlex.join(["pip", "install", *(["--upgrade"] if upgrade else []), *wanted])
+
+
+def _own_requirements() -> Sequence[str]:
+    import importlib.metadata
+
+    try:
+        return importlib.metadata.requires("edge-rt") or ()
+    except importlib.metadata.PackageNotFoundError:
+        return ()

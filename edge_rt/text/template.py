@@ -4,7 +4,7 @@ A template is a program from an untrusted file that works on untrusted text. :mo
 what the program can do. Template and messages are kept apart: special tokens that the *template* writes are real,
 special tokens in a *message* are plain text. The template sees the messages as they are; every text that it builds
 remembers which of its characters come from the template's source (:mod:`edge_rt.text.template_text`), up to the
-finished prompt (:class:`edge_rt.text.rendered.RenderedPrompt`).
+finished prompt (:class:`edge_rt.text.template_text.RenderedPrompt`).
 """
 
 from __future__ import annotations
@@ -18,7 +18,6 @@ from typing import Any, Final
 import jinja2
 
 from edge_rt.errors import ConfigError, InvalidTemplate
-from edge_rt.text.rendered import RenderedPrompt
 from edge_rt.text.template_budget import Budget, NotLookedInto, TemplateTooSlow, refused, text_bytes
 from edge_rt.text.template_guard import GuardedEnvironment
 from edge_rt.text.template_messages import (
@@ -36,7 +35,7 @@ from edge_rt.text.template_messages import (
     texts_of,
     whole_values,
 )
-from edge_rt.text.template_text import concat, own_text, ranges_of
+from edge_rt.text.template_text import RenderedPrompt, concat, own_text, ranges_of
 
 DEFAULT_TEMPLATE_NAME: Final = "chatml"
 FALLBACK_WARNING: Final = (

@@ -59,7 +59,7 @@ class TokenizerFacts(Protocol):
 
 
 class Rendered(Protocol):
-    """A rendered prompt: see :class:`edge_rt.text.rendered.RenderedPrompt`."""
+    """A rendered prompt: see :class:`edge_rt.text.template_text.RenderedPrompt`."""
 
     def spans(self) -> list[tuple[str, bool]]:
         """Return (text, whether the template wrote it) in order."""
@@ -268,7 +268,7 @@ class Tokenizer:
         """Encode a rendered chat: added tokens that the template wrote are real, everything else is text.
 
         Args:
-            prompt: :class:`edge_rt.text.rendered.RenderedPrompt`, or its ``suffix``.
+            prompt: :class:`edge_rt.text.template_text.RenderedPrompt`, or its ``suffix``.
             continues: it is a suffix, which continues a text that was encoded before.
         """
         return self.encode_spans(prompt.spans(), continues=continues)

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from edge_rt.cli.answering import TraceFile, open_trace
 from edge_rt.cli.options.groups import SpeculationFlags
 from edge_rt.cli.render.console import Terminal
-from edge_rt.cli.trace_file import TraceFile, open_trace
 from edge_rt.errors import ConfigError, InputError, StorageError
 from edge_rt.package.spec_modes import SPEC_MODES
 from edge_rt.runtime.config import GenerationConfig

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
-from edge_rt.cli.render.device_report import placement_facts
+from edge_rt.cli.render.inspect_report import placement_facts
 from edge_rt.errors import EdgeRTError, MemoryBudgetExceeded
 from tests.gpu.emulated import OUT_OF_MEMORY, SOME, main
 from tests.gpu.models import (

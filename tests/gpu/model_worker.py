@@ -12,7 +12,7 @@ from edge_rt.cli.chat.conversation import Conversation
 from edge_rt.cli.chat.slash_commands import Commands
 from edge_rt.cli.options.groups import PlaceFlags
 from edge_rt.cli.render.console import Terminal
-from edge_rt.cli.render.device_report import placement_facts
+from edge_rt.cli.render.inspect_report import placement_facts
 from edge_rt.device.names import ON_CPU, DeviceName
 from edge_rt.errors import MemoryBudgetExceeded, RuntimeUnavailable
 from edge_rt.measure.prompts import Prompt

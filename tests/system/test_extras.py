@@ -4,7 +4,7 @@ import importlib.metadata
 
 import pytest
 
-from edge_rt.system.extras import install_command
+from edge_rt.system.machine import install_command
 
 REQUIREMENTS = (
     "numpy>=1.26",

@@ -4,7 +4,7 @@ import os
 
 import pytest
 
-from edge_rt.system.hub_cache import find_snapshot, folder_name, is_blob_link
+from edge_rt.system.checkpoint_names import find_snapshot, folder_name, is_blob_link
 
 REVISION = "0123456789abcdef0123456789abcdef01234567"
 

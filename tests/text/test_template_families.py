@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given, settings, strategies as st
 
 from edge_rt.errors import ConfigError, InvalidTemplate
-from edge_rt.text.rendered import RenderedPrompt
 from edge_rt.text.template import ChatTemplate, lint
+from edge_rt.text.template_text import RenderedPrompt
 from tests.helpers.template_oracle import attack, fragments, leaks
 from tests.text.family_templates import FAMILIES
 from tests.text.test_template_golden import (

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from edge_rt.cli.answering import MakeStream, answering
+from edge_rt.cli.answering import MakeStream, answering, tell_end, ways_out
 from edge_rt.cli.chat.advice import LEAVE, flags_of_a_chat, in_words_of_a_chat, planned_text, setting_in_chat, used_text
 from edge_rt.cli.chat.settings import check_options, options_to_settings
 from edge_rt.cli.chat.type_ahead import TypeAhead, no_echo
@@ -16,8 +16,7 @@ from edge_rt.cli.loading import load_model, obtain_package, plan_model, tell_dev
 from edge_rt.cli.notices import note_unused_penalty, tell_drafters, warn_of_limits, warn_of_template, why_not_auto
 from edge_rt.cli.options.groups import PlaceFlags
 from edge_rt.cli.render.console import SEPARATOR, Terminal, number
-from edge_rt.cli.render.device_report import device_text
-from edge_rt.cli.render.stats import AnswerView, tell_stats
+from edge_rt.cli.render.stats import AnswerView, device_text, tell_stats
 from edge_rt.errors import Cancelled, ConfigError, ContextOverflow, EdgeRTError, MemoryBudgetExceeded
 from edge_rt.package.spec_modes import AUTO
 from edge_rt.runtime.config import GenerationConfig
@@ -145,25 +144,9 @@ class Conversation:
         return result
 
     def _tell_end(self, result: Result) -> None:
-        reason = result.finish_reason
-        if reason == "cancelled" and not result.token_ids:
-            self.terminal.note("[stopped before the first token: the message is not kept]", "dim")
+        tell_end(self.terminal, self.model, result, in_chat=True)
+        if result.finish_reason == "cancelled" and not result.token_ids:
             return
-        if reason == "cancelled":
-            self.terminal.note("[interrupted; /regen generates a new answer]", "dim")
-        elif reason == "length":
-            most = self.options.max_tokens or 0
-            self.terminal.note(f"[stopped after {counted(most, 'token', number(most))}, see /set max_tokens]", "dim")
-        elif reason == "repetition":
-            self.terminal.warn(
-                "the answer repeated itself or counted without end, and was stopped; /regen generates a new one, "
-                "/set repetition_guard off turns this check off."
-            )
-        elif reason == "context_full":
-            used = number(result.usage.total_tokens)
-            self.terminal.warn(
-                f"the context is full ({used} of {number(self.model.context_tokens)} tokens); {self._ways_out()}."
-            )
         self.last = result
         if self.show_stats:
             tell_stats(self.terminal, result, self.device)
@@ -177,18 +160,12 @@ class Conversation:
             error.requested_tokens,
             error.context_tokens,
             is_estimate=error.is_estimate,
-            way=f"{self._ways_out(self.attached_names())}.",
+            way=f"{ways_out(self.model, self.attached_names())}.",
         )
 
     def attached_names(self) -> str:
         """Return the names of the attached texts, for people; empty if there are none."""
         return ", ".join(item.name for item in self.attached)
-
-    def _ways_out(self, attached: str = "") -> str:
-        trained = self.model.package.manifest.model.context_length
-        larger = f", or /ctx N for more (up to {trained})" if self.model.context_tokens < trained else ""
-        undo = f"forgets the text of {attached}" if attached else "drops the last exchange"
-        return f"/clear starts over, /undo {undo}{larger}"
 
     def switch(self, reference: str, load: LoadOptions, *, called: str | None = None) -> None:
         """Load another model, or the same model with other options, and keep the conversation.

@@ -9,13 +9,13 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from edge_rt.cli.options.generation import NO_LIMIT, parse_logit_bias
+from edge_rt.cli.options.spread import path_of
 from edge_rt.cli.render.console import number
-from edge_rt.cli.user_paths import path_of
 from edge_rt.errors import ConfigError, InputError
 from edge_rt.package.sampling import SamplingAdvice
 from edge_rt.package.spec_modes import REFERENCE_MODES, mode_of, require_mode
 from edge_rt.runtime.config import GenerationConfig
-from edge_rt.text.text_file import read_text
+from edge_rt.system.files import read_text
 
 OPTION_NAMES: Final = tuple(field.name for field in dataclasses.fields(GenerationConfig))
 SPEC_OPTIONS: Final = ("spec", "reference", "accept")

@@ -19,14 +19,13 @@ from edge_rt.cli.chat.settings import (
     shown,
 )
 from edge_rt.cli.notices import thought_switch
+from edge_rt.cli.options.spread import path_of
 from edge_rt.cli.render.console import number
-from edge_rt.cli.render.device_report import device_text
-from edge_rt.cli.render.stats import tell_table
+from edge_rt.cli.render.stats import device_text, tell_table
 from edge_rt.cli.render.word_wrap import joined_lines
-from edge_rt.cli.user_paths import path_of
 from edge_rt.errors import ConfigError, InputError
 from edge_rt.system.byte_size import counted, show_share, show_size
-from edge_rt.text.text_file import read_text
+from edge_rt.system.files import read_text
 
 SHOW_TOPICS: Final = ("info", "template", "params", "memory")
 _INDENT: Final = 24

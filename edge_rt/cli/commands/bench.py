@@ -14,7 +14,7 @@ from edge_rt.cli.notices import warn_of_profile
 from edge_rt.cli.options import flags
 from edge_rt.cli.options.groups import ModelFlags, OutputFlags, PlaceFlags
 from edge_rt.cli.render.console import Terminal, number
-from edge_rt.cli.render.device_report import device_text
+from edge_rt.cli.render.stats import device_text
 from edge_rt.cli.render.verify_report import markdown, print_row_costs, tell_left_out
 from edge_rt.errors import ConfigError
 from edge_rt.package.spec_modes import AUTO

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
+from edge_rt.cli.answering import open_trace
 from edge_rt.cli.loading import telling_load
 from edge_rt.cli.notices import tell_calibration
 from edge_rt.cli.options import flags
@@ -18,7 +19,6 @@ from edge_rt.cli.options.groups import (
     PlaceFlags,
     SpeculationFlags,
 )
-from edge_rt.cli.trace_file import open_trace
 from edge_rt.errors import ConfigError, ContextOverflow, InputError
 from edge_rt.system.machine import use_one_heap
 

@@ -12,13 +12,12 @@ import typer
 from edge_rt.cli.loading import obtain_package
 from edge_rt.cli.options import flags, making_flags
 from edge_rt.cli.options.groups import LoadFlags, OutputFlags, PlaceFlags
-from edge_rt.cli.options.shown import PlainCommand, PlainGroup
-from edge_rt.cli.options.spread import only, spread
+from edge_rt.cli.options.spread import PlainCommand, PlainGroup, only, spread
 from edge_rt.cli.render.console import Terminal
 from edge_rt.cli.render.stats import facts_lines
 from edge_rt.errors import ConfigError
 from edge_rt.system.byte_size import counted
-from edge_rt.text.text_file import read_text
+from edge_rt.system.files import read_text
 
 if TYPE_CHECKING:
     from edge_rt.runtime.speculation.corpus import CorpusInfo

@@ -14,7 +14,7 @@ from edge_rt.cli.options import flags
 from edge_rt.cli.options.groups import OutputFlags, PlaceFlags
 from edge_rt.cli.options.spread import only
 from edge_rt.cli.render.console import Terminal
-from edge_rt.cli.render.device_report import device_facts, device_lines
+from edge_rt.cli.render.inspect_report import device_facts, device_lines
 from edge_rt.cli.render.stats import facts_lines
 from edge_rt.errors import ConfigError, EdgeRTError, RuntimeUnavailable, StorageError
 from edge_rt.ort.op_library import NativeStatus, library_path, native_status

@@ -12,11 +12,10 @@ from typing import TYPE_CHECKING, Annotated, Final, TypedDict
 from edge_rt.cli.loading import check_runtime, tell_estimate, tell_source
 from edge_rt.cli.options import flags, making_flags
 from edge_rt.cli.options.groups import ModelFlags, OutputFlags, PlaceFlags
-from edge_rt.cli.options.spread import only
+from edge_rt.cli.options.spread import only, path_of
 from edge_rt.cli.render.console import Terminal
 from edge_rt.cli.render.inspect_report import forecast_rows, over_budget, weights_rows
 from edge_rt.cli.render.progress import show_progress
-from edge_rt.cli.user_paths import path_of
 from edge_rt.errors import ConfigError, ModelNotFound
 from edge_rt.package.exits import parse_exits
 from edge_rt.package.manifest import BUILT_IN_CALIBRATION

@@ -12,8 +12,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
-from edge_rt.cli.answering import answering
-from edge_rt.cli.chat.settings import options_to_settings
+from edge_rt.cli.answering import answering, open_trace, tell_end
 from edge_rt.cli.loading import load_model, obtain_package, tell_device, telling_load
 from edge_rt.cli.notices import note_unused_penalty, tell_calibration, tell_drafters, warn_of_limits, warn_of_template
 from edge_rt.cli.options import flags
@@ -25,10 +24,8 @@ from edge_rt.cli.options.groups import (
     SpeculationFlags,
     one_of,
 )
-from edge_rt.cli.render.console import Terminal, number
-from edge_rt.cli.render.device_report import device_text
-from edge_rt.cli.render.stats import AnswerView, tell_stats
-from edge_rt.cli.trace_file import open_trace
+from edge_rt.cli.render.console import Terminal
+from edge_rt.cli.render.stats import AnswerView, device_text, tell_stats
 from edge_rt.errors import ConfigError, InputError
 from edge_rt.system.byte_size import show_size
 
@@ -183,25 +180,10 @@ def generate(
                     writer.end()
                 result = answer.result()
             writer.finish(result)
-            _warn_if_cut(terminal, model, result)
+            tell_end(terminal, model, result)
     if output.stats or (output.stats is None and output.verbose):
         tell_stats(terminal, result, device_text(facts["device"]))
     return EXIT_INTERRUPTED if result.finish_reason == "cancelled" else 0
-
-
-def _warn_if_cut(terminal: Terminal, model: Model, result: Result) -> None:
-    """Warn if the repetition guard or the end of the context cut the answer."""
-    if result.finish_reason == "repetition":
-        terminal.warn(
-            "the answer repeated itself or counted without end, and was stopped; "
-            "--no-repetition-guard turns this check off."
-        )
-    if result.finish_reason != "context_full":
-        return
-    trained = model.package.manifest.model.context_length
-    larger = f"--ctx N allows more (up to {trained})" if model.context_tokens < trained else "give a shorter prompt"
-    used, room = number(result.usage.total_tokens), number(model.context_tokens)
-    terminal.warn(f"the context is full ({used} of {room} tokens) and the answer is cut; {larger}.")
 
 
 def _messages(model: Model, text: str, question: QuestionFlags) -> Prompt:
@@ -226,8 +208,8 @@ class _Writer:
         form: FormFlags,
     ) -> None:
         self._terminal = terminal
-        sampling = options.sampling(model.package.manifest.sampling)
-        self._options = {**options_to_settings(options), **dataclasses.asdict(sampling)}
+        self._options = options
+        self._advice = model.package.manifest.sampling
         self._facts = facts
         self._is_json = is_json
         self._is_lines = form.json_lines
@@ -247,12 +229,17 @@ class _Writer:
         self._view.finish()
 
     def finish(self, result: Result) -> None:
-        document = {**result.to_json(), "options": self._options, "model": self._facts}
         if self._is_lines:
-            self._terminal.document({"result": document}, indent=None)
+            self._terminal.document({"result": self._document(result)}, indent=None)
         elif self._is_json:
-            self._terminal.document(document)
+            self._terminal.document(self._document(result))
         else:
             rest = "" if self._is_streaming else result.text
             # The last line needs a newline, on a screen and in a file.
             self._terminal.answer(rest if result.text.endswith("\n") else rest + "\n")
+
+    def _document(self, result: Result) -> dict[str, Any]:
+        from edge_rt.cli.chat.settings import options_to_settings
+
+        options = {**options_to_settings(self._options), **dataclasses.asdict(self._options.sampling(self._advice))}
+        return {**result.to_json(), "options": options, "model": self._facts}

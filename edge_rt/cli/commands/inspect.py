@@ -10,8 +10,14 @@ from edge_rt.cli.options import flags
 from edge_rt.cli.options.groups import ModelFlags, OutputFlags, PlaceFlags
 from edge_rt.cli.options.spread import only
 from edge_rt.cli.render.console import Terminal
-from edge_rt.cli.render.device_report import placement_facts, placement_rows
-from edge_rt.cli.render.inspect_report import decoder_rows, drafter_rows, traced_rows, weights_rows
+from edge_rt.cli.render.inspect_report import (
+    decoder_rows,
+    drafter_rows,
+    placement_facts,
+    placement_rows,
+    traced_rows,
+    weights_rows,
+)
 from edge_rt.cli.render.stats import facts_lines
 from edge_rt.device.names import AUTO, CPU, ON_CPU
 from edge_rt.store.inspection import Inspected, inspect as inspect_model

@@ -14,8 +14,7 @@ import typer
 from edge_rt.cli.loading import check_runtime, obtain_package
 from edge_rt.cli.options import flags, making_flags
 from edge_rt.cli.options.groups import ModelFlags, OutputFlags, PlaceFlags
-from edge_rt.cli.options.shown import PlainCommand, PlainGroup
-from edge_rt.cli.options.spread import literal, only, spread
+from edge_rt.cli.options.spread import PlainCommand, PlainGroup, literal, only, spread
 from edge_rt.cli.render.console import Terminal
 from edge_rt.cli.render.progress import show_progress
 from edge_rt.errors import ConfigError, RuntimeUnavailable, StorageError
@@ -23,7 +22,7 @@ from edge_rt.measure.prompts import read_prompts
 from edge_rt.package.exits import parse_exits, require_exit_mode
 from edge_rt.package.weights_info import require_known
 from edge_rt.system.byte_size import counted
-from edge_rt.system.extras import install_command
+from edge_rt.system.machine import install_command
 
 if TYPE_CHECKING:
     from edge_rt.package.reader import Package

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Annotated
 
 from edge_rt.cli.baseline_memory import own_bytes
 from edge_rt.cli.options import flags
+from edge_rt.cli.options.spread import path_of
 from edge_rt.cli.render.console import Terminal
-from edge_rt.cli.user_paths import path_of
 from edge_rt.errors import ConfigError, InputError
 from edge_rt.package.spec_modes import (
     AUTO,
@@ -26,7 +26,7 @@ from edge_rt.package.spec_modes import (
     require_rule,
 )
 from edge_rt.runtime.config import GenerationConfig
-from edge_rt.text.text_file import read_text
+from edge_rt.system.files import read_text
 
 if TYPE_CHECKING:
     from edge_rt.runtime.load.options import LoadOptions

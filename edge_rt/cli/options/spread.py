@@ -12,6 +12,9 @@ from pathlib import Path
 from typing import Annotated, Any, Final, get_args, get_origin, get_type_hints
 
 import typer
+from typer.core import TyperCommand, TyperGroup
+
+from edge_rt.errors import StorageError
 
 _MARKUP: Final = re.compile(r"\[(?=[a-z#/@])")
 
@@ -175,3 +178,47 @@ def _declared(hint: Any, default: Any, name: str) -> inspect.Parameter:
     kind: Any = _unwrap(hint)[0]
     annotation = Annotated[kind, declaration.parameter(_path if Path in (kind, *get_args(kind)) else None)]
     return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
+
+
+class PlainCommand(TyperCommand):
+    """A command whose ``--help`` shows no type behind switches and arguments."""
+
+    def get_params(self, ctx: Any) -> list[Any]:
+        """Return the parameters, those of typer itself included."""
+        return _without_types(super().get_params(ctx))
+
+
+class PlainGroup(TyperGroup):
+    """A group of commands whose ``--help`` shows no type behind switches."""
+
+    def get_params(self, ctx: Any) -> list[Any]:
+        """Return the parameters, those of typer itself included."""
+        return _without_types(super().get_params(ctx))
+
+
+def _without_types(parameters: list[Any]) -> list[Any]:
+    for parameter in parameters:
+        if getattr(parameter, "is_flag", False):
+            # Where it is None, newer versions of typer write <bool>, and a user types `--json true`.
+            parameter.metavar = ""
+        elif parameter.param_type_name == "argument":
+            parameter.display_type_rich = _no_type
+    return parameters
+
+
+def _no_type(ctx: Any) -> None:
+    del ctx
+
+
+def path_of(argument: str) -> Path:
+    """Return the path that a command's argument means: quotes around it are removed, ``~`` is expanded.
+
+    Raises:
+        StorageError: it names a user that does not exist.
+    """
+    is_quoted = len(argument) > 1 and argument[0] == argument[-1] and argument[0] in "\"'"
+    path = Path(argument[1:-1] if is_quoted else argument)
+    try:
+        return path.expanduser()
+    except RuntimeError as error:
+        raise StorageError(f"{path} names an unknown user.", f"{error}.", "Write the path out.") from error

@@ -15,7 +15,7 @@ from edge_rt.memory.choice import Choice
 from edge_rt.memory.plan_terms import Term, terms_of
 from edge_rt.memory.sizes import sizes_of
 from edge_rt.system.byte_size import show_size
-from edge_rt.system.extras import install_command
+from edge_rt.system.machine import install_command
 
 if TYPE_CHECKING:
     from edge_rt.measure.memory_report import MemoryReport, MemoryRun

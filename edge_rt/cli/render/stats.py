@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from edge_rt.cli.render.console import SEPARATOR, Terminal, number
 from edge_rt.cli.render.word_wrap import WordWrap, joined_lines
-from edge_rt.device.names import CPU
+from edge_rt.device.names import CPU, GPU_LAYERS
 from edge_rt.system.byte_size import counted, show_share, show_size
 
 if TYPE_CHECKING:
@@ -60,6 +60,14 @@ class AnswerView:
         self.end_thoughts()
         if self._answer is not None:
             self._answer.finish()
+
+
+def device_text(device: str | Mapping[str, Any]) -> str:
+    """Return the device of ``Model.describe`` for people."""
+    if isinstance(device, str):
+        return device
+    layers = f", {counted(device[GPU_LAYERS], 'layer')}" if GPU_LAYERS in device else ""
+    return f"{device['device']} ({device['text']}{layers})"
 
 
 LEAST_SHARE: Final = 0.005

@@ -10,10 +10,10 @@ from typing import Any, Final
 from edge_rt.errors import InputError, InvalidTemplate
 from edge_rt.package.manifest import BUILT_IN_CALIBRATION, KeyCalibration
 from edge_rt.package.reader import stored_name
+from edge_rt.system.files import read_text
 from edge_rt.system.json_files import parse_json
 from edge_rt.text.template import ChatTemplate
 from edge_rt.text.template_messages import ROLES
-from edge_rt.text.text_file import read_text
 from edge_rt.text.tokenizer import Tokenizer
 
 CALIBRATION_TOKENS: Final = 2048

@@ -20,7 +20,7 @@ from edge_rt.export.sources.gguf_types import TensorInfo, shown
 from edge_rt.export.sources.source import Source, TokenizerBuild
 from edge_rt.package.decoder import Decoder
 from edge_rt.system.byte_size import counted
-from edge_rt.system.hub_cache import folder_name
+from edge_rt.system.checkpoint_names import folder_name
 
 if TYPE_CHECKING:
     from edge_rt.export.sources.packed_arrays import Array

@@ -19,8 +19,7 @@ from edge_rt.export.sources.packed_config import read_packed_settings
 from edge_rt.export.sources.safetensors_folder import StoredTensor
 from edge_rt.package.decoder import Decoder
 from edge_rt.package.reader import stored_name
-from edge_rt.system.checkpoint_names import CONFIG_FILE
-from edge_rt.system.hub_cache import folder_name
+from edge_rt.system.checkpoint_names import CONFIG_FILE, folder_name
 
 _CHECK_CONFIG: Final = (
     f"Check {CONFIG_FILE}: its numbers, such as num_hidden_layers, do not fit the tensors. Or fetch the model again."

@@ -15,7 +15,7 @@ from typing import Final, cast
 from edge_rt.errors import InvalidModelFile, UnsupportedModel
 from edge_rt.export.sources.gguf_split import read_gguf
 from edge_rt.export.sources.gguf_types import FETCH_AGAIN, GGUFHeader, TensorInfo, shown
-from edge_rt.system.hub_cache import folder_name
+from edge_rt.system.checkpoint_names import folder_name
 
 GGUF: Final = "gguf"
 PEFT: Final = "peft"

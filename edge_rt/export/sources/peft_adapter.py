@@ -42,8 +42,15 @@ from edge_rt.export.sources.gguf_types import FETCH_AGAIN, TensorInfo, shown
 from edge_rt.export.sources.hf_folder import MAX_JSON_BYTES, float_tensor, read_license
 from edge_rt.export.sources.safetensors_folder import read_file, read_json, refuse_link
 from edge_rt.system.byte_size import counted
-from edge_rt.system.checkpoint_names import ADAPTER_CONFIG_FILE, ADAPTER_FILE, INDEX_FILE, SINGLE_FILE, WEIGHTS_SUFFIX
-from edge_rt.system.hub_cache import folder_name, is_repository
+from edge_rt.system.checkpoint_names import (
+    ADAPTER_CONFIG_FILE,
+    ADAPTER_FILE,
+    INDEX_FILE,
+    SINGLE_FILE,
+    WEIGHTS_SUFFIX,
+    folder_name,
+    is_repository,
+)
 from edge_rt.text.tokenizer_steps import lint_pattern
 
 _MODEL: Final = "base_model_name_or_path"

@@ -18,8 +18,7 @@ from typing import Any, Final
 from edge_rt.errors import InvalidModelFile, ModelNotFound, UnsupportedModel
 from edge_rt.export.sources.gguf_types import shown
 from edge_rt.export.sources.model_file import open_model_file, unreadable
-from edge_rt.system.checkpoint_names import ADAPTER_FILE, INDEX_FILE, SINGLE_FILE
-from edge_rt.system.hub_cache import is_blob_link
+from edge_rt.system.checkpoint_names import ADAPTER_FILE, INDEX_FILE, SINGLE_FILE, is_blob_link
 from edge_rt.system.json_files import parse_object, read_object
 
 WEIGHTS_PATTERN: Final = "*.safetensors"

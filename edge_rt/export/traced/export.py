@@ -44,8 +44,8 @@ from edge_rt.package.reader import absolute_path, stored_name
 from edge_rt.package.sampling import SamplingAdvice
 from edge_rt.package.weights_info import TracedInfo
 from edge_rt.package.writer import PackageWriter
+from edge_rt.system.checkpoint_names import folder_name
 from edge_rt.system.files import sha256_files
-from edge_rt.system.hub_cache import folder_name
 from edge_rt.system.progress import ProgressCallback
 from edge_rt.text.tokenizer import Tokenizer
 from edge_rt.version import VERSION

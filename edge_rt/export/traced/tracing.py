@@ -16,7 +16,7 @@ import numpy.typing as npt
 from edge_rt.errors import EdgeRTError, InvalidPackage, RuntimeUnavailable, UnsupportedModel, VersionMismatch
 from edge_rt.export.sources.safetensors_folder import read_json
 from edge_rt.export.traced.worker import ANSWER_FILE, GRAPH_FILE, LOGITS_FILE
-from edge_rt.system.extras import install_command
+from edge_rt.system.machine import install_command
 
 NEEDED: Final = {"torch": (2, 11), "transformers": (5, 23), "onnxscript": (0, 7)}
 """Distribution that a trace needs -> its oldest version."""

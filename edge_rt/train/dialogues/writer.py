@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 from edge_rt.errors import UnsupportedModel
 from edge_rt.runtime.prompts import PromptEncoder
-from edge_rt.text.rendered import RenderedPrompt
+from edge_rt.text.template_text import RenderedPrompt
 from edge_rt.text.tokenizer import Tokenizer
 from edge_rt.train.batch import BatchRunner, Rows
 from edge_rt.train.dialogues.tasks import Opening, Openings, Tasks

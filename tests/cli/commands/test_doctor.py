@@ -6,7 +6,8 @@ import json
 
 import pytest
 
-from edge_rt.cli.render.device_report import device_facts, device_lines, device_text
+from edge_rt.cli.render.inspect_report import device_facts, device_lines
+from edge_rt.cli.render.stats import device_text
 from edge_rt.device.names import DeviceName
 from edge_rt.device.provider import kernel_cache
 from edge_rt.errors import RuntimeUnavailable
