@@ -7,12 +7,15 @@ import importlib.resources
 import threading
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
-from edge_rt.device.driver import Gpu, GpuLibrary, GpuReport
-from edge_rt.device.kernels import Nvrtc, any_nvrtc, check_compute, compiled_kernels, kernel_paths, nvrtc_for
 from edge_rt.errors import RuntimeUnavailable
 from edge_rt.system.json_files import user_cache
+
+if TYPE_CHECKING:
+    # A process that opens no GPU does without them.
+    from edge_rt.device.driver import Gpu, GpuLibrary, GpuReport
+    from edge_rt.device.kernels import Nvrtc
 
 GPU_LIBRARY: Final = "libedge_rt_gpu.so"
 """Its file, beside the library of edge-rt's operators."""
@@ -25,7 +28,7 @@ DRIVER: Final = "libcuda.so.1"
 CUDA_PROVIDER: Final = "CUDAExecutionProvider"
 """The provider for NVIDIA GPUs in ONNX Runtime's wheel ``onnxruntime-gpu``."""
 
-KernelMaker = Callable[[Gpu, GpuReport], Mapping[str, bytes]]
+KernelMaker = Callable[["Gpu", "GpuReport"], Mapping[str, bytes]]
 """Returns the kernels of a GPU as name of a source -> cubin; see ``kernels_of``."""
 
 
@@ -68,6 +71,8 @@ class GpuProvider:
         Raises:
             RuntimeUnavailable, VersionMismatch: it is not installed, or cannot be used.
         """
+        from edge_rt.device.driver import GpuLibrary
+
         path = self.path
         with self._lock:
             if self._library is None:
@@ -92,6 +97,8 @@ class GpuProvider:
         Raises:
             RuntimeUnavailable, VersionMismatch: there is none that can be used; the error says why.
         """
+        from edge_rt.device.kernels import check_compute
+
         report = self.library.report()
         if all(not gpu.can_compute for gpu in report.gpus):
             check_compute(report.gpus[0].compute)
@@ -127,6 +134,8 @@ class GpuProvider:
             RuntimeUnavailable, VersionMismatch: there is no such GPU, it is too old, or nothing can compile for it.
             StorageError: compiled kernels cannot be kept.
         """
+        from edge_rt.device.kernels import check_compute
+
         library = self.library
         with self._making:
             if self.is_ready(number):
@@ -149,11 +158,15 @@ def kernels_of(gpu: Gpu, report: GpuReport) -> dict[str, bytes]:
         VersionMismatch: every compiler is newer than the driver.
         StorageError: the cache cannot be written.
     """
+    from edge_rt.device.kernels import nvrtc_for
+
     return prebuilt(gpu.compute, nvrtc_for(report.driver_version))
 
 
 def are_compiled(gpu: Gpu, report: GpuReport) -> bool:
     """Return whether this user's cache holds the installed kernels for a GPU."""
+    from edge_rt.device.kernels import kernel_paths, nvrtc_for
+
     nvrtc = nvrtc_for(report.driver_version)
     kept = kernel_paths(nvrtc, gpu.compute, sources=_installed(SOURCES), cache=kernel_cache())
     return all(path.is_file() for path in kept.values())
@@ -169,6 +182,8 @@ def prebuilt(compute: int, nvrtc: Nvrtc, cache: Path | None = None) -> dict[str,
     Raises:
         StorageError: the cache cannot be written.
     """
+    from edge_rt.device.kernels import compiled_kernels
+
     return compiled_kernels(nvrtc, compute, sources=_installed(SOURCES), cache=cache or kernel_cache())
 
 
@@ -181,6 +196,8 @@ def compiler_here(own: GpuProvider | None = None) -> Nvrtc:
     Raises:
         RuntimeUnavailable, VersionMismatch: there is no compiler, or none for the driver.
     """
+    from edge_rt.device.kernels import any_nvrtc, nvrtc_for
+
     try:
         report = (own or INSTALLED).library.report()
     except RuntimeUnavailable:

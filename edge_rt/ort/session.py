@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any, Final
 
 from edge_rt.errors import ConfigError, EdgeRTError, InvalidPackage, StorageError, VersionMismatch
-from edge_rt.ort.arena import PassMemory
 from edge_rt.ort.binding import Binding, inputs_of_the_host
 from edge_rt.ort.compute_device import ComputeDevice, PlacedNode, placement_of
 from edge_rt.ort.errors import translate
@@ -177,6 +176,37 @@ class TensorSpec:
     name: str
     shape: tuple[int | str, ...]
     type: str
+
+
+_PAGE: Final = 4096
+
+
+@dataclass(frozen=True)
+class PassMemory:
+    """Memory for the intermediate values of passes: tensors between operators, and work space of operators.
+
+    It is one block from the beginning, so that it cannot become fragmented; pages that are not written take no memory.
+    Weights that ONNX Runtime packs count towards the limit, if there is one.
+
+    Attributes:
+        is_limit: whether a pass that needs more fails; otherwise the arena grows.
+    """
+
+    bytes: int
+    is_limit: bool
+
+    @property
+    def arena(self) -> dict[str, int]:
+        """ONNX Runtime's configuration of such an arena."""
+        size = max(-(-self.bytes // _PAGE) * _PAGE, _PAGE)
+        return {
+            "max_mem": size if self.is_limit else 0,
+            # The only strategy that uses the given size of the first block, and the one that grows.
+            "arena_extend_strategy": 0,
+            "initial_chunk_size_bytes": size,
+            # A free block is always split, so that its rest can hold another tensor.
+            "max_dead_bytes_per_chunk": 1,
+        }
 
 
 def _register_arena(configuration: dict[str, int]) -> None:

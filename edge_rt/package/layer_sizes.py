@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Final
 
 from edge_rt.errors import StorageError
-from edge_rt.package.graph_check import fields
 from edge_rt.package.reader import Package
 
 _GRAPH: Final = 7  # of ModelProto
@@ -58,10 +57,15 @@ def _text(data: bytes, places: list[tuple[int, int, int]]) -> str:
 
 
 def _of(data: bytes, start: int, end: int, number: int) -> list[tuple[int, int, int]]:
+    # Imported here: most plans divide nothing.
+    from edge_rt.package.graph_check import fields
+
     return [field for field in fields(data, start, end) if field[0] == number]
 
 
 def _entry(data: bytes, start: int, end: int) -> tuple[bytes, bytes]:
+    from edge_rt.package.graph_check import fields
+
     values = {number: data[first:last] for number, first, last in fields(data, start, end)}
     return values.get(_KEY, b""), values.get(_VALUE, b"")
 

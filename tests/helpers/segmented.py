@@ -8,9 +8,8 @@ from pathlib import Path
 import numpy as np
 
 from edge_rt.export import export_model
-from edge_rt.ort.arena import PassMemory
 from edge_rt.ort.binding import StopSwitch
-from edge_rt.ort.session import Session, arena_of, pool_size
+from edge_rt.ort.session import PassMemory, Session, arena_of, pool_size
 from edge_rt.package.reader import open_package
 from edge_rt.runtime.config import GenerationConfig
 from edge_rt.runtime.decode.loop import decode

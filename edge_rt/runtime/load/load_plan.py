@@ -16,7 +16,7 @@ from edge_rt.memory.plan import Plan, require_fit
 from edge_rt.memory.request import as_arguments
 from edge_rt.memory.shape import DraftModelShape
 from edge_rt.memory.terms import drafts_itself, pass_memory_bytes
-from edge_rt.ort.arena import PassMemory
+from edge_rt.ort.session import PassMemory
 from edge_rt.package.reader import Package
 from edge_rt.package.spec_modes import AUTO, OFF
 from edge_rt.runtime.load.options import LoadOptions

@@ -24,7 +24,6 @@ from edge_rt.runtime.forward.io_binding_base import IOBinding
 from edge_rt.runtime.forward.io_binding_native import NativeIOBinding, hidden_output
 from edge_rt.runtime.forward.outputs import Outputs
 from edge_rt.runtime.forward.runner import ModelRunner, Runner
-from edge_rt.runtime.forward.segmented_runner import SegmentedRunner
 from edge_rt.runtime.load.facts import tokenizer_hash
 from edge_rt.runtime.load.load_plan import LoadPlan, claim, require_carried_out
 from edge_rt.runtime.load.networks import OpenedModel, open_networks
@@ -307,6 +306,8 @@ def _open_runner(
 ) -> Runner:
     if not package.manifest.exits:
         return ModelRunner(sessions[0], io_binding, switch)
+    from edge_rt.runtime.forward.segmented_runner import SegmentedRunner
+
     assert isinstance(io_binding, NativeIOBinding), package.manifest.op_profile
     segments, most = package.manifest.segments, load_plan.largest_pass
     return SegmentedRunner(sessions, segments, io_binding, switch, cache.ahead, most)

@@ -10,10 +10,9 @@ from typing import Any, Final
 from edge_rt.errors import MemoryBudgetExceeded
 from edge_rt.memory.shape import DraftModelShape
 from edge_rt.memory.terms import pass_memory_bytes
-from edge_rt.ort.arena import PassMemory
 from edge_rt.ort.binding import StopSwitch
 from edge_rt.ort.compute_device import ComputeDevice
-from edge_rt.ort.session import Session, check_window_support
+from edge_rt.ort.session import PassMemory, Session, check_window_support
 from edge_rt.package import drafter as trained
 from edge_rt.package.drafter_search import open_fitting
 from edge_rt.package.reader import Package, open_package
