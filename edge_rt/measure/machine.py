@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 import statistics
 import subprocess
 import sys
@@ -10,7 +9,7 @@ import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
@@ -22,7 +21,7 @@ if TYPE_CHECKING:
 
 _BASE_PROGRAM: Final = """
 import contextlib, io
-import edge_rt.api, edge_rt.runtime.model, edge_rt.store
+import edge_rt.api, edge_rt.cli.commands.generate, edge_rt.runtime.model, edge_rt.store.resolve
 from edge_rt.cli.main import main
 import psutil
 with contextlib.redirect_stdout(io.StringIO()):
@@ -30,7 +29,6 @@ with contextlib.redirect_stdout(io.StringIO()):
 print(psutil.Process().memory_info().rss)
 """
 """A program with the same imports as a command that loads a model."""
-_GPU_QUERY: Final = ("--query-gpu=name,memory.total,memory.free", "--format=csv,noheader,nounits")
 _TIMEOUT_S: Final = 60.0
 
 Run = Callable[[Sequence[str]], str]
@@ -79,25 +77,6 @@ def base_bytes(run: Run = run_command) -> int:
         raise RuntimeUnavailable(
             "A process cannot be started to measure its memory.", f"{str(error)[:300]}.", "Check the installation."
         ) from error
-
-
-def gpus(run: Run = run_command, which: Callable[[str], str | None] = shutil.which) -> list[dict[str, Any]]:
-    """Return name and memory of NVIDIA GPUs, as reported by ``nvidia-smi``; an empty list without that tool.
-
-    They are reported only: edge-rt computes on the CPU.
-    """
-    tool = which("nvidia-smi")
-    if tool is None:
-        return []
-    try:
-        lines = run([tool, *_GPU_QUERY]).splitlines()
-        found = [[field.strip() for field in line.rsplit(",", 2)] for line in lines if line.strip()]
-        return [
-            {"name": name, "memory_bytes": int(total) << 20, "memory_free_bytes": int(free) << 20}
-            for name, total, free in found
-        ]
-    except (OSError, subprocess.SubprocessError, ValueError):
-        return []
 
 
 BUFFER_BYTES: Final = 256 << 20

@@ -7,7 +7,7 @@ import pytest
 
 from edge_rt.cli.baseline_memory import LIBRARIES_BYTES, with_base
 from edge_rt.errors import RuntimeUnavailable
-from edge_rt.measure.machine import base_bytes, gpus, measure_bandwidth, measure_device
+from edge_rt.measure.machine import base_bytes, measure_bandwidth, measure_device
 from tests.memory.shapes import DEVICE
 
 
@@ -25,18 +25,6 @@ def test_a_profile_is_what_was_measured():
 def test_a_process_that_cannot_be_started_is_told():
     with pytest.raises(RuntimeUnavailable):
         base_bytes(failing)
-
-
-def test_gpus_are_reported_as_their_tool_tells_them():
-    found = gpus(lambda command: "NVIDIA X, Y, 8188, 7627\nother, 24576, 100\n", lambda name: f"/bin/{name}")
-    assert [gpu["name"] for gpu in found] == ["NVIDIA X, Y", "other"]
-    assert found[0]["memory_free_bytes"] == 7627 << 20
-
-
-@pytest.mark.parametrize("answer", [failing, lambda command: "no devices", lambda command: "a, b, c"])
-def test_a_strange_tool_is_none(answer):
-    assert gpus(answer, lambda name: name) == []
-    assert gpus(answer, lambda name: None) == []
 
 
 def test_bandwidth_is_bytes_over_seconds():

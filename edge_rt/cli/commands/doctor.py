@@ -82,7 +82,6 @@ def doctor(saved: SaveFlags, output: OutputFlags, places: Annotated[PlaceFlags, 
 def _machine() -> dict[str, Any]:
     import psutil
 
-    from edge_rt.measure.machine import gpus
     from edge_rt.system.machine import cgroup_memory_bytes, cpu_model, usable_cpus
 
     memory = psutil.virtual_memory()
@@ -93,7 +92,6 @@ def _machine() -> dict[str, Any]:
         "memory_bytes": memory.total,
         "memory_available_bytes": memory.available,
         "memory_granted_bytes": cgroup_memory_bytes(),
-        "gpus": gpus(),
     }
 
 
