@@ -179,9 +179,6 @@ def open_trace(path: Path | None, terminal: Terminal) -> Generator[Trace | None]
     """Open the file of ``--spec-trace`` for the block, and close it afterwards; yields None without a path.
 
     A trace of an earlier run is replaced.
-
-    Raises:
-        ConfigError: the file exists and holds something else.
     """
     if path is None:
         yield None

@@ -94,9 +94,6 @@ def measured_here(
         device: this machine, with the GPU that computes if there is one.
         store: where measurements are saved; None uses that of ``edge_rt.load``.
         own: edge-rt's own provider; None: the installed one.
-
-    Raises:
-        RuntimeUnavailable, VersionMismatch: the GPU that computes is not there any more.
     """
     if shape.package_id is None:
         return {}

@@ -82,9 +82,6 @@ def run_benchmark(
         generate: tokens to generate, from an empty cache.
         depth: tokens in the cache before a pass of the row-cost curve.
         row_counts: rows of those passes.
-
-    Raises:
-        ConfigError: a number is out of range, or does not fit the context.
     """
     needed = max(*prompt_sizes, generate + 1, depth + max(row_counts))
     if min(repetitions, generate, depth, *prompt_sizes, *row_counts) < 1 or needed > model.context_tokens:

@@ -97,11 +97,6 @@ class MeasuredProcess:
             plan: the plan that it is loaded with.
             threads: threads that compute; None uses every CPU this process may use.
             turns: run a chat of this many turns instead of going to the plan's limits.
-
-        Raises:
-            EdgeRTError: the error that the process raised.
-            MemoryBudgetExceeded: the process raised it, or the kernel killed the process.
-            InferenceError: the process ended early, or made another plan.
         """
         asked = plan.request
         request = {
@@ -177,11 +172,7 @@ class _Watch:
     def follow(
         self, request: dict[str, Any], files: _Files, choice: Choice, on_stage: Callable[[str], None] | None
     ) -> MemoryRun:
-        """Send the request to the process and measure it until it has finished.
-
-        Raises:
-            EdgeRTError: the error that the process raised.
-        """
+        """Send the request to the process and measure it until it has finished."""
         self._files, self._on_stage = files, on_stage
         # In the form in which it comes through the pipe.
         self._choice = json.loads(json.dumps(asdict(choice)))

@@ -69,10 +69,6 @@ def load_config(path: Path | None = None) -> Config:
 
     Args:
         path: the file; None for the user's.
-
-    Raises:
-        ConfigError: not TOML, an unknown key, or a value that cannot be used; the error names the file and the key.
-        StorageError: the file cannot be read.
     """
     path = default_config_path() if path is None else path
     try:
@@ -170,11 +166,6 @@ def store_root(flag: str | Path | None = None, *, config: Config | None = None) 
     Args:
         flag: folder given on the command line or in a call.
         config: content of the configuration file; None reads the user's.
-
-    Raises:
-        ConfigError: the configuration file is wrong, which does not matter when a flag is given; or the flag names an
-            unknown user.
-        StorageError: the configuration file cannot be read.
     """
     if flag is not None:
         from edge_rt.package.reader import absolute_path

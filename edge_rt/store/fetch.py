@@ -136,10 +136,6 @@ def find_target(
 
     Returns:
         A recipe, a repository on the hub, or a local GGUF file or folder; and its store name.
-
-    Raises:
-        ConfigError: the reference is malformed, or already is a package.
-        StorageError: a path cannot be read.
     """
     resolved = resolve_source(ref, store, options=options)
     if resolved.kind == "package":

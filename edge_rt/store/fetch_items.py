@@ -57,11 +57,7 @@ def has_kept(folder: Path, items: Sequence[Item]) -> bool:
 
 
 def remove_others(folder: Path, names: Collection[str]) -> None:
-    """Remove what an earlier fetch has left and this one does not need.
-
-    Raises:
-        StorageError: a file cannot be removed.
-    """
+    """Remove what an earlier fetch has left and this one does not need."""
     with storage_errors(folder):
         for path in folder.iterdir():
             if path.name not in names and not path.is_dir():

@@ -196,11 +196,7 @@ def _gguf_facts(path: Path) -> tuple[dict[str, Any], Decoder | None]:
 
 
 def _folder_facts(path: Path) -> tuple[dict[str, Any], Decoder | None]:
-    """Return the facts of a folder with safetensors as a JSON object, and the description of its model if there is one.
-
-    Raises:
-        InvalidModelFile, ModelNotFound, UnsupportedModel, StorageError: files are malformed, missing or unreadable.
-    """
+    """Return the facts of a folder with safetensors, and the description of its model if there is one."""
     from edge_rt.export.families.folder import describe_folder
     from edge_rt.export.sources.hf_folder import chat_templates, read_hf_folder, read_license
 

@@ -135,11 +135,7 @@ class Store:
         return self.root / "locks" / f"{check_name(name)}.{role}"
 
     def prepare(self) -> None:
-        """Create the folders, and delete temporary folders of processes that have ended.
-
-        Raises:
-            StorageError: the folders cannot be created.
-        """
+        """Create the folders, and delete temporary folders of processes that have ended."""
         from edge_rt.store.staging import reclaim
 
         for folder in (self.packages, self.sources):
@@ -159,11 +155,7 @@ class Store:
         return read_record(folder) if folder.exists() else None
 
     def names(self) -> builtins.list[str]:
-        """Return the names of all entries in alphabetical order.
-
-        Raises:
-            StorageError: the store cannot be read.
-        """
+        """Return the names of all entries in alphabetical order."""
         found: set[str] = set()
         for folder in (self.packages, self.sources):
             with storage_errors(folder):
@@ -176,9 +168,6 @@ class Store:
 
         Args:
             name: store name, or the hub reference that it came from.
-
-        Raises:
-            StorageError: another process is working on it, or it cannot be deleted.
         """
         from edge_rt.store.made_from import forget
         from edge_rt.store.staging import discard, entry_lock
@@ -197,11 +186,7 @@ class Store:
         return RemovedReport(name, freed)
 
     def list(self) -> builtins.list[StoreEntry]:
-        """Return all entries in alphabetical order; damaged ones carry a `problem`.
-
-        Raises:
-            StorageError: the store cannot be read.
-        """
+        """Return all entries in alphabetical order; damaged ones carry a `problem`."""
         return [self._entry(name) for name in self.names()]
 
     def _entry(self, name: str) -> StoreEntry:
@@ -239,9 +224,5 @@ def open_store(root: str | Path | None = None, *, config: Config | None = None) 
 
     Args:
         config: content of the configuration file; None reads the user's.
-
-    Raises:
-        ConfigError: the configuration file is wrong.
-        StorageError: the configuration file cannot be read.
     """
     return Store(store_root(root, config=config))

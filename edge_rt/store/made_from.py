@@ -72,9 +72,6 @@ def file_states(path: Path) -> tuple[FileState, ...]:
 
     Args:
         path: a GGUF file, the first part of a split one, or a folder.
-
-    Raises:
-        StorageError: one is missing or cannot be examined.
     """
     folder = path if path.is_dir() else path.parent
     with storage_errors(path):

@@ -117,11 +117,7 @@ def _of_page(address: str, path: str) -> str:
 
 
 def parse_hub_reference(text: str) -> HubReference | None:
-    """Parse a reference to the hub, or the address of a page there; return None if ``text`` has the form of neither.
-
-    Raises:
-        ConfigError: the part after the colon is not the path of a GGUF file, or the address is not that of a model.
-    """
+    """Parse a reference to the hub, or the address of a page there; return None if ``text`` has the form of neither."""
     if (page := _PAGE.fullmatch(text)) is not None:
         text = _of_page(text, page["path"])
     from edge_rt.system.checkpoint_names import is_repository

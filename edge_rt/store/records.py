@@ -87,11 +87,7 @@ def record_file(path: Path, sha256: str) -> RecordedFile:
 
 
 def write_record(folder: Path, record: SourceRecord) -> None:
-    """Write ``source.json`` into a private temporary folder.
-
-    Raises:
-        StorageError: it could not be written.
-    """
+    """Write ``source.json`` into a private temporary folder."""
     path = folder / RECORD_FILE
     content = {"format_version": FORMAT_VERSION, **asdict(record)}
     write_atomically(path, [json.dumps(content, indent=2).encode() + b"\n"])
@@ -142,9 +138,6 @@ def is_intact(folder: Path, record: SourceRecord, *, verify: bool = False) -> bo
 
     Args:
         verify: read every file; else only those whose modification time differs from the recorded one.
-
-    Raises:
-        StorageError: a file cannot be read.
     """
     for entry in record.files:
         path = folder / entry.name

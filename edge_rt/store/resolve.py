@@ -73,11 +73,7 @@ def find_checkpoint(folder: Path) -> Path:
 
 
 def has_checkpoint(folder: Path) -> bool:
-    """Return whether a folder holds a checkpoint of transformers with safetensors.
-
-    Raises:
-        StorageError: the folder cannot be read.
-    """
+    """Return whether a folder holds a checkpoint of transformers with safetensors."""
     with storage_errors(folder):
         weights = (path for path in folder.glob(f"*{WEIGHTS_SUFFIX}") if path.name != ADAPTER_FILE)
         return (folder / CONFIG_FILE).is_file() and next(weights, None) is not None
@@ -151,11 +147,7 @@ class FetchOptions:
     recipes: Mapping[str, Recipe] | None = None
 
     def all_recipes(self) -> Mapping[str, Recipe]:
-        """Return the recipes.
-
-        Raises:
-            InputError: they are missing or wrong.
-        """
+        """Return the recipes."""
         from edge_rt.store.recipes import load_recipes
 
         return load_recipes() if self.recipes is None else self.recipes
@@ -223,11 +215,7 @@ def resolve(ref: str | os.PathLike[str], store: Store, *, options: FetchOptions 
 
 
 def resolve_source(ref: str | os.PathLike[str], store: Store, *, options: FetchOptions | None = None) -> Resolved:
-    """Find out what a model argument is made from: as `resolve`, but ignore packages and hub files in the store.
-
-    Raises:
-        StorageError: the path cannot be read.
-    """
+    """Find out what a model argument is made from: as `resolve`, but ignore packages and hub files in the store."""
     return _resolve(ref, store, options, fetch=True)
 
 

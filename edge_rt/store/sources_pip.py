@@ -73,11 +73,7 @@ class CommandRunner(Protocol):
 def run_command(
     command: Sequence[str], *, workspace: Path, on_line: Callable[[str], None], on_tick: Callable[[], None]
 ) -> CommandResult:
-    """Run a command without a shell; see `CommandRunner`. On any exception the command is stopped first.
-
-    Raises:
-        StorageError: the command could not be started, or its temporary files could not be created.
-    """
+    """Run a command without a shell; see `CommandRunner`. On any exception the command is stopped first."""
     # On devices /tmp is often a small file system in memory; the workspace is always removed afterwards.
     environment = {**os.environ, "TMPDIR": str(workspace), "TEMP": str(workspace), "TMP": str(workspace)}
     with storage_errors(workspace), tempfile.TemporaryFile(dir=workspace) as errors:

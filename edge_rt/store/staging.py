@@ -94,11 +94,7 @@ def _keep(path: Path, kept: Path, is_useful: Callable[[Path], bool]) -> None:
 
 
 def publish(staged: Path, final: Path) -> None:
-    """Rename a complete folder to its destination, replacing what is there, and sync.
-
-    Raises:
-        StorageError: the rename failed and the destination is unchanged, or the last sync failed.
-    """
+    """Rename a complete folder to its destination, replacing what is there, and sync."""
     with storage_errors(final):
         sync(staged)
         try:
@@ -187,9 +183,6 @@ def entry_lock(
         path: the lock file; created if absent, and removed at the end.
         on_wait: called once if another process holds the lock, before waiting for it; None raises instead of waiting.
         poll_seconds: seconds between two attempts.
-
-    Raises:
-        StorageError: another process holds the lock and ``on_wait`` is None, or the file cannot be opened.
     """
     with storage_errors(path):
         path.parent.mkdir(parents=True, exist_ok=True)

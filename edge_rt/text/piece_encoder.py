@@ -34,9 +34,6 @@ class PieceEncoder:
 
         Args:
             forbidden: ids that no text becomes.
-
-        Raises:
-            InputError: a text has lone surrogates.
         """
         ids: list[int] = []
         for part in parts:

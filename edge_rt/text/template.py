@@ -66,9 +66,6 @@ class ChatTemplate:
     Attributes:
         is_fallback: True if the model had no template and :data:`DEFAULT_TEMPLATE_NAME` is in use.
         variables: names of the arguments that it reads, such as ``enable_thinking``.
-
-    Raises:
-        InvalidTemplate: the template is not valid, not allowed or too complex, or there is none.
     """
 
     def __init__(
@@ -120,11 +117,6 @@ class ChatTemplate:
             tools: descriptions of functions that the model may call.
             documents: texts that the answer shall rest on.
             arguments: further variables of the template by name, such as ``enable_thinking``.
-
-        Raises:
-            ConfigError: the messages or the arguments are malformed, or the template has no place for tools or
-                documents that were given.
-            InvalidTemplate: the template refuses the messages, fails, or exceeds its budget of time and memory.
         """
         self.require_places(tools=tools, documents=documents)
         plain = checked_messages(messages, self._environment.literals)
@@ -146,11 +138,7 @@ class ChatTemplate:
         return RenderedPrompt(str.__str__(text), ranges_of(text), self.special_tokens, folds)
 
     def require_places(self, **lists: Sequence[Mapping[str, Any]] | None) -> None:
-        """Refuse ``tools`` or ``documents`` that the template would leave out.
-
-        Raises:
-            ConfigError: there are some, and it reads none.
-        """
+        """Refuse ``tools`` or ``documents`` that the template would leave out."""
         for name, given in lists.items():
             if given and name not in self._environment.lists:
                 other = "the fallback for models without one" if self.is_fallback else "the model's own"

@@ -80,11 +80,7 @@ class PaidFunctions(PaidValues):
         }
 
     def call_method(self, method: BuiltinMethodType, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Call a method of a text, a list or a dictionary, if templates are allowed to.
-
-        Raises:
-            InvalidTemplate: the method is not allowed, or costs more than is left.
-        """
+        """Call a method of a text, a list or a dictionary, if templates are allowed to."""
         owner, name = method.__self__, method.__name__
         if isinstance(owner, str) and name in rules.TEXT_METHODS:
             return self._text_method(owner, name, args, kwargs)

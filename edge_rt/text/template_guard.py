@@ -103,11 +103,7 @@ class GuardedEnvironment(ImmutableSandboxedEnvironment):
         self.filters = self._functions.filters()
 
     def compile_guarded(self, source: str) -> jinja2.Template:
-        """Check, rewrite and compile a template.
-
-        Raises:
-            InvalidTemplate: too long, not allowed, or not valid Jinja; the numbers name the line.
-        """
+        """Check, rewrite and compile a template."""
         size = len(source.encode("utf-8", "surrogatepass"))
         if size > MAX_TEMPLATE_BYTES:
             raise refused("is too long", f"{show_size(size)}, the limit is {show_size(MAX_TEMPLATE_BYTES)}.")

@@ -56,11 +56,7 @@ def checked_messages(messages: object, literals: Collection[str]) -> Messages:
 
 
 def checked_arguments(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a copy of the arguments of a template.
-
-    Raises:
-        ConfigError: a name is not possible, or a value is not plain data.
-    """
+    """Return a copy of the arguments of a template."""
     for name in values:
         if not isinstance(name, str) or not name.isidentifier() or name in RESERVED_NAMES:
             raise ConfigError(
@@ -145,11 +141,7 @@ def malformed(what: str, numbers: str) -> ConfigError:
 
 
 def checked_value(value: object, place: str, depth: int = 0) -> Any:
-    """Copy plain data.
-
-    Raises:
-        ConfigError: it holds objects of other types, or is nested too deeply.
-    """
+    """Copy plain data."""
     if depth > _MAX_DEPTH:
         raise malformed("A message is nested too deeply.", f"In {place}: more than {_MAX_DEPTH} levels.")
     if value is None or type(value) in {str, bool, int, float}:

@@ -61,20 +61,12 @@ def invalid(what: str, numbers: str, action: str = FETCH_AGAIN) -> InvalidTokeni
 
 
 def read_file(path: Path) -> bytes:
-    """Return the contents of a ``tokenizer.json``.
-
-    Raises:
-        InvalidTokenizer: it is larger than 128 MiB.
-    """
+    """Return the contents of a ``tokenizer.json``."""
     return read_bytes(path, MAX_FILE_BYTES, functools.partial(invalid, f"{path.name} is too large."))
 
 
 def parse(data: bytes, name: str) -> dict[str, object]:
-    """Parse JSON of bounded size and structure, with unique keys.
-
-    Raises:
-        InvalidTokenizer: it is not such JSON; the message names the file ``name``.
-    """
+    """Parse JSON of bounded size and structure, with unique keys."""
     # Counting bytes costs milliseconds and bounds what the parser below can allocate.
     for what, found, limit in (
         ("arrays and objects", data.count(b"{") + data.count(b"["), _MAX_JSON_CONTAINERS),
@@ -91,10 +83,6 @@ def check_document(document: Mapping[str, object], rows: int) -> Checked:
 
     Args:
         rows: bound of the vocabulary's ids. Added tokens may have higher ones.
-
-    Raises:
-        InvalidTokenizer: something is malformed, inconsistent or over a limit.
-        UnsupportedModel: it is neither byte-level BPE nor BPE with byte fallback.
     """
     model = _object(document, "model")
     kind = model.get("type", "BPE")
@@ -128,11 +116,7 @@ def check_document(document: Mapping[str, object], rows: int) -> Checked:
 
 
 def _fallback_warning(vocabulary: Mapping[str, int]) -> str:
-    """Return the warning about byte fallback in a vocabulary over bytes, where it never comes to it.
-
-    Raises:
-        UnsupportedModel: it would come to it.
-    """
+    """Return the warning about byte fallback in a vocabulary over bytes, where it never comes to it."""
     missing = [byte for character, byte in BYTE_OF.items() if character not in vocabulary]
     if missing and any(_BYTE_TOKEN.fullmatch(token) for token in vocabulary):
         raise UnsupportedModel(
@@ -252,11 +236,7 @@ def _check_added(added: object, vocabulary: Mapping[str, int]) -> tuple[tuple[Ad
 
 
 def _with_own_id(token: AddedToken, own: int) -> AddedToken:
-    """Return an added token with the id that the vocabulary has for its text: the library takes that one.
-
-    Raises:
-        InvalidTokenizer: it is special, and nobody can say which of the two the model was trained with.
-    """
+    """Return an added token with the id that the vocabulary has for its text: the library takes that one."""
     if token.special:
         raise invalid(
             "A special token has two ids.",

@@ -176,12 +176,7 @@ class Steps:
 
 
 def check_steps(document: Mapping[str, object]) -> Steps:
-    """Check the normalizer, the pre-tokenizer and the decoder.
-
-    Raises:
-        InvalidTokenizer: a step is malformed, or a regular expression is too costly.
-        UnsupportedModel: a step is unknown, or text does not come back from its tokens byte by byte.
-    """
+    """Check the normalizer, the pre-tokenizer and the decoder."""
     normalizers = _flat(document.get("normalizer"), "normalizers", _NORMALIZERS)
     cutting = _flat(document.get("pre_tokenizer"), "pretokenizers", _PRE_TOKENIZERS)
     decoders = _flat(document.get("decoder"), "decoders", _DECODERS)

@@ -62,9 +62,6 @@ class Conversation:
         attached: texts that go in front of the next message.
         last: the last answer; None before the first.
         type_ahead: reads keys during answers; None leaves them to the terminal.
-
-    Raises:
-        EdgeRTError: the model cannot be loaded, or has no chat template.
     """
 
     def __init__(
@@ -104,11 +101,7 @@ class Conversation:
         self.model.check_reference(options)
 
     def say(self, text: str) -> Result:
-        """Answer a message, with the attached texts in front of it.
-
-        Raises:
-            EdgeRTError: it cannot be answered; the conversation is as before.
-        """
+        """Answer a message, with the attached texts in front of it."""
         whole = "\n\n".join([*(item.text for item in self.attached), text])
 
         def make_stream(token: CancelToken, on_prefill: Callable[[int, int], None]) -> Stream:
@@ -174,11 +167,6 @@ class Conversation:
 
         Args:
             called: the model argument that advice names; None: ``reference``.
-
-        Raises:
-            EdgeRTError: it cannot be loaded; the previous model is loaded again, unless a warning says otherwise.
-            Cancelled: Ctrl-C stopped it; the previous model is loaded again.
-            SignalReceived: another signal came, or a second Ctrl-C.
         """
         called = reference if called is None else called
         with interrupt_as_cancelled():
@@ -268,11 +256,7 @@ class Conversation:
         return mode if mode == (wanted or "auto") else f"{mode} ({why_not_auto(self.model)})"
 
     def set_options(self, options: GenerationConfig) -> None:
-        """Change the options; warn about limits of speculation with them.
-
-        Raises:
-            MemoryBudgetExceeded: the drafter or the reference text does not fit the memory plan. Nothing is changed.
-        """
+        """Change the options; warn about limits of speculation with them."""
         check_options(options, self.load.spec or AUTO)
         if (options.spec, options.reference) != (self.options.spec, self.options.reference):
             with in_words_of_a_chat():

@@ -31,11 +31,7 @@ _ALIASES: Final = {
 
 
 def option_name(given: str) -> str:
-    """Return the canonical name of an option that may be written in other ways.
-
-    Raises:
-        ConfigError: no option has that name.
-    """
+    """Return the canonical name of an option that may be written in other ways."""
     name = _ALIASES.get(given, given.replace("-", "_"))
     if name not in OPTION_NAMES:
         close = difflib.get_close_matches(name, (*OPTION_NAMES, *_ALIASES), n=1)
@@ -48,12 +44,7 @@ def option_name(given: str) -> str:
 
 
 def parse_option(name: str, text: str) -> Any:
-    """Return the value of ``/set NAME TEXT``; ``GenerationConfig`` checks its range.
-
-    Raises:
-        ConfigError: the value cannot be parsed.
-        StorageError, InputError: the file of a reference text cannot be read.
-    """
+    """Return the value of ``/set NAME TEXT``; ``GenerationConfig`` checks its range."""
     if text in ("default", "none", "None"):
         return getattr(DEFAULTS, name)
     if name == "repetition_guard" and text in _SWITCH:
@@ -118,9 +109,6 @@ def check_options(options: GenerationConfig, mode: str) -> None:
     Args:
         options: options of the next generations.
         mode: the mode of speculation that the chat was started with.
-
-    Raises:
-        ConfigError: they contradict each other; the message names the slash commands that fix it.
     """
     mode = mode if options.spec is None else options.spec
     if mode == "reference" and options.reference is None:

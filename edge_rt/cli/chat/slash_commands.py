@@ -95,11 +95,7 @@ class Commands:
         }
 
     def run(self, line: str) -> None:
-        """Run one line.
-
-        Raises:
-            EdgeRTError: the command is unknown or failed.
-        """
+        """Run one line."""
         name, _, rest = line.strip().partition(" ")
         name = {"/quit": "/exit", "/bye": "/exit", "/?": "/help"}.get(name, name)
         command = self.table.get(name)

@@ -201,11 +201,7 @@ def prompt_after(session: PromptSession[str], type_ahead: TypeAhead | None, prom
 
 
 def read_entry(session: PromptSession[str], prompt: str) -> str:
-    """Read an entry; a signal ends the reading through the event loop, between two of its steps.
-
-    Raises:
-        SignalReceived: a signal came that ``signals_as_exceptions`` makes an exception.
-    """
+    """Read an entry; a signal ends the reading through the event loop, between two of its steps."""
     app = session.app
     stops: list[SignalReceived] = []
 

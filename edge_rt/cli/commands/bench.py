@@ -138,11 +138,7 @@ def _measure_speed(terminal: Terminal, model: Model, speed: SpeedFlags) -> Bench
 
 
 def _refuse_mixture(asked: PromptFlags, plain: list[str], *, calibrate: bool) -> None:
-    """Refuse flags of different measurements together, because some would have no effect.
-
-    Raises:
-        ConfigError: flags do not work together; the message names them.
-    """
+    """Refuse flags of different measurements together, because some would have no effect."""
     if asked.prompts is not None:
         kind, strange = "--prompts", [*plain, *(["--calibrate"] if calibrate else [])]
     elif calibrate:

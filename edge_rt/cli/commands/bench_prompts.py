@@ -81,11 +81,7 @@ class PromptFlags:
         return [name for name, value in named.items() if value is not None]
 
     def config(self) -> GenerationConfig:
-        """Return the options of generation; greedy unless a flag says otherwise.
-
-        Raises:
-            ConfigError: a value is out of range.
-        """
+        """Return the options of generation; greedy unless a flag says otherwise."""
         # All sampling options are set, so that models with and without recommended sampling can be compared.
         return GenerationConfig(
             max_tokens=DEFAULT_MAX_TOKENS if self.max_tokens is None else self.max_tokens,
@@ -113,11 +109,7 @@ class PromptFlags:
         return SpeculationFlags(spec=self.spec, draft_max=self.draft_max, corpus=self.corpus, drafter=self.drafter)
 
     def read(self) -> list[Prompt]:
-        """Return the prompts to measure, after all checks that are possible before a model is loaded.
-
-        Raises:
-            RuntimeUnavailable: a plot is requested, and matplotlib is not installed.
-        """
+        """Return the prompts to measure, after all checks that are possible before a model is loaded."""
         from edge_rt.measure.prompts import read_prompts
 
         assert self.prompts is not None
@@ -131,11 +123,7 @@ class PromptFlags:
 
 
 def measure(terminal: Terminal, model: Model, prompts: list[Prompt], asked: PromptFlags) -> dict[str, Any]:
-    """Measure the prompts and return all figures as a JSON object.
-
-    Raises:
-        EdgeRTError: a generation failed, two answers differ, or no prompt fits the context.
-    """
+    """Measure the prompts and return all figures as a JSON object."""
     from edge_rt.measure.speculation_benchmark import LeftOut, report
 
     token = CancelToken()

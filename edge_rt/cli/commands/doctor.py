@@ -96,11 +96,7 @@ def _machine() -> dict[str, Any]:
 
 
 def _profile_name(given: str | None, is_saved: bool) -> str | None:
-    """Return the name of the device description to save; None if none is saved.
-
-    Raises:
-        ConfigError: the name is not valid, or ``--save-profile`` is missing.
-    """
+    """Return the name of the device description to save; None if none is saved."""
     from edge_rt.memory.device import SAVED_NAME, check_new_name
 
     if not is_saved:
@@ -143,11 +139,7 @@ def _measured(terminal: Terminal, name: str, warnings: list[str]) -> dict[str, A
 
 
 def _compiled(terminal: Terminal, architecture: str) -> dict[str, Any]:
-    """Compile the kernels for an architecture, unless they were, and return what was made.
-
-    Raises:
-        RuntimeUnavailable: there is no compiler, or it fails.
-    """
+    """Compile the kernels for an architecture, unless they were, and return what was made."""
     from edge_rt.device.kernels import parse_architecture
     from edge_rt.device.provider import compiler_here, kernel_cache, prebuilt
 

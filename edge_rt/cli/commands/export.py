@@ -66,11 +66,7 @@ class ExportFlags:
     ] = None
 
     def asked(self) -> Asked:
-        """Return the flags as arguments that an export and a dry run share.
-
-        Raises:
-            ConfigError: the size is not one, or the list of exits; or an adapter is named twice.
-        """
+        """Return the flags as arguments that an export and a dry run share."""
         return {
             "via": self.via,
             "profile": self.profile,
@@ -159,11 +155,7 @@ def _present(reference: str, places: PlaceFlags) -> Path:
 
 
 def _resolved(reference: str, store: Store) -> Resolved:
-    """Return what a package is made from.
-
-    Raises:
-        ConfigError: it is a package already.
-    """
+    """Return what a package is made from."""
     from edge_rt.store.resolve import resolve_source
 
     resolved = resolve_source(reference, store)
@@ -199,11 +191,7 @@ def _adapters(options: Sequence[str]) -> dict[Path | str, float]:
 
 
 def parse_adapter(option: str) -> tuple[Path, float]:
-    """Return path and scale of ``PATH[:SCALE]``: what exists is a path, and one letter before the colon is a drive.
-
-    Raises:
-        ConfigError: it is empty, as a variable that is not set is.
-    """
+    """Return path and scale of ``PATH[:SCALE]``: what exists is a path, and one letter before the colon is a drive."""
     if not option:
         raise ConfigError("--adapter is empty.", "Got ''.", "Name a folder of PEFT or a GGUF file.")
     head, _, tail = option.rpartition(":")

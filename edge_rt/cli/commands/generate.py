@@ -43,11 +43,7 @@ PATIENCE_SECONDS: Final = 2.0
 
 
 def read_prompt(prompt: str | None, terminal: Terminal) -> str:
-    """Return the prompt from ``-p`` and standard input, with a blank line between them.
-
-    Raises:
-        InputError: standard input is not UTF-8.
-    """
+    """Return the prompt from ``-p`` and standard input, with a blank line between them."""
     piped = "" if _is_keyboard() else _decode(_read_patiently(prompt, terminal))
     parts = [part for part in (prompt, piped.rstrip("\n") if prompt else piped) if part]
     if not "".join(parts).strip():
@@ -96,11 +92,7 @@ def _decode(data: bytes) -> str:
 
 
 def _read_stdin(limit: int) -> bytes:
-    """Return all of stdin, or nothing if it is closed.
-
-    Raises:
-        ConfigError: it is longer than ``limit`` bytes.
-    """
+    """Return all of stdin, or nothing if it is closed."""
     if sys.stdin is None or sys.stdin.closed:
         return b""
     data = sys.stdin.buffer.read(limit + 1)

@@ -122,11 +122,6 @@ def find_model(reference: str, places: PlaceFlags, weights: str | None = None) -
 
     Args:
         places: where models are stored.
-
-    Raises:
-        ConfigError: ``weights`` is unknown, or the model is a package.
-        ModelNotFound: it is not on this machine.
-        EdgeRTError: it cannot be read, or is a checkpoint that cannot be exported.
     """
     from edge_rt.package.reader import is_package, open_package
 

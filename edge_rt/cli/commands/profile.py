@@ -116,9 +116,6 @@ def _plan(terminal: Terminal, package: Package, options: LoadOptions, machine: D
 
     Args:
         machine: this one, with the memory that a fresh process has.
-
-    Raises:
-        RuntimeUnavailable, VersionMismatch: there is no such GPU, or it cannot be used.
     """
     from edge_rt.memory.plan import require_fit
     from edge_rt.runtime.load.planning import plan_package

@@ -72,11 +72,7 @@ class TrainFlags:
     force: Annotated[bool, flags.FORCE.but(help="Replace a drafter at DIR.")] = False
 
     def seconds(self) -> float:
-        """Return the time for everything.
-
-        Raises:
-            ConfigError: it or the kind is unknown, or an option belongs to another kind.
-        """
+        """Return the time for everything."""
         if self.kind not in KINDS:
             raise ConfigError("The kind of drafter is unknown.", f"Got {self.kind!r:.40}.", f"Use {', '.join(KINDS)}.")
         given = {
@@ -97,22 +93,14 @@ class TrainFlags:
         return parse_duration(self.time)
 
     def exits_of(self, package: Package) -> tuple[int, ...]:
-        """Return the exits to train adapters for; none for other kinds.
-
-        Raises:
-            ConfigError: the list is not one, or the package has no exits.
-        """
+        """Return the exits to train adapters for; none for other kinds."""
         if self.kind != "exit":
             return ()
         require_exit_mode("exit", has_exits=bool(package.manifest.exits))
         return package.manifest.exits if self.exits is None else tuple(sorted(set(parse_exits(self.exits))))
 
     def prompts(self) -> tuple[str, ...] | None:
-        """Return the prompts of the file; None if the model writes them itself.
-
-        Raises:
-            StorageError, InputError: the file cannot be read, or is not one of prompts.
-        """
+        """Return the prompts of the file; None if the model writes them itself."""
         return None if self.data == SELF else tuple(one.text for one in read_prompts(Path(self.data)))
 
 
@@ -121,9 +109,6 @@ def parse_duration(text: str) -> float:
 
     Args:
         text: a number of seconds, or a number with one of the units s, m, h and d.
-
-    Raises:
-        ConfigError: it is not a duration above 0.
     """
     found = _DURATION.fullmatch(text.strip().lower())
     seconds = float(found[1]) * _SECONDS[found[2]] if found else 0.0
@@ -270,11 +255,7 @@ KINDS: Final = {
 
 
 def _refuse_existing(out: Path, *, force: bool) -> None:
-    """Refuse to train what could not be written.
-
-    Raises:
-        StorageError: there is something at ``out`` already.
-    """
+    """Refuse to train what could not be written."""
     if out.exists() and not force:
         raise StorageError(f"{out} exists.", "Nothing was trained.", "Choose another --out, or add --force.")
 

@@ -80,12 +80,7 @@ class VerifyRun:
         self._verifications: list[dict[str, Any]] = []
 
     def execute(self, state: VerifyState | None) -> list[Answer]:
-        """Return all answers, including those from the state: by cache format, mode and prompt.
-
-        Raises:
-            EdgeRTError: a generation failed, or the state could not be written.
-            SignalReceived: a signal came; the state holds the finished answers.
-        """
+        """Return all answers, including those from the state: by cache format, mode and prompt."""
         modes = ("off", *self._modes)
         places = [(kv, mode, prompt.index) for kv in self._formats for mode in modes for prompt in self._prompts]
         wanted = set(places)
@@ -199,11 +194,7 @@ class ComparedFlags:
     raw: Annotated[bool, flags.RAW] = False
 
     def modes(self) -> list[str]:
-        """Return the modes to verify.
-
-        Raises:
-            ConfigError: a mode is unknown, or is plain decoding itself.
-        """
+        """Return the modes to verify."""
         left_out = (OFF, "reference", *COMPUTED_MODES)
         modes = list(dict.fromkeys(self.spec or [mode for mode in SPEC_MODES if mode not in left_out]))
         for mode in modes:
@@ -217,11 +208,7 @@ class ComparedFlags:
         return modes
 
     def formats(self, manifest: Manifest, modes: Sequence[str]) -> list[str]:
-        """Return the cache formats to verify; a wrong one is refused before a long run starts.
-
-        Raises:
-            ConfigError: the package does not have a format (the message lists those it has), or a mode cannot use it.
-        """
+        """Return the cache formats to verify; a wrong one is refused before a long run starts."""
         usual = (SELF_KV,) if SELF in modes else manifest.kv_formats[:1]
         formats = list(dict.fromkeys(self.kv_type or usual))
         for name in formats if SELF in modes else ():
@@ -248,11 +235,7 @@ class AnswerOptions:
     seed: Annotated[int, flags.SEED.but(help="Seed of the first prompt; others follow.", shown="0")] = 0
 
     def config(self) -> GenerationConfig:
-        """Return the options of generation.
-
-        Raises:
-            ConfigError: a value is out of range.
-        """
+        """Return the options of generation."""
         return GenerationConfig(
             max_tokens=self.max_tokens,
             temperature=self.temp,
@@ -347,11 +330,7 @@ def _prompts(path: Path | None, limit: int | None) -> tuple[list[Prompt], str]:
 
 
 def _drafting(terminal: Terminal, modes: Sequence[str], manifest: Manifest) -> list[str]:
-    """Return the modes to verify, without those that never draft with this package; warn about its limits.
-
-    Raises:
-        ConfigError: no other mode was requested.
-    """
+    """Return the modes to verify, without those that never draft with this package; warn about its limits."""
     op_profile = manifest.op_profile
     if manifest.drafts is Drafts.NOTHING:
         raise ConfigError(
@@ -377,11 +356,7 @@ def _drafting(terminal: Terminal, modes: Sequence[str], manifest: Manifest) -> l
 
 
 def _loading(modes: Sequence[str], asked: LoadOptions) -> LoadOptions:
-    """Return the options of a load that has what all modes draft with.
-
-    Raises:
-        ConfigError: there is no such load: two models are to draft, or one where the cache has another format.
-    """
+    """Return the options of a load that has what all modes draft with."""
     models = [mode for mode in modes if mode_of(mode) == MODEL]
     if len(models) > 1 or (models and (SELF in modes or asked.drafter is not None)):
         others = [mode for mode in modes if mode_of(mode) in (MODEL, SELF)] + ["--drafter"] * (
@@ -401,11 +376,7 @@ def _loading(modes: Sequence[str], asked: LoadOptions) -> LoadOptions:
 
 
 def _with_computed(modes: list[str], package: Package, asked: LoadOptions, *, is_asked: bool) -> list[str]:
-    """Return the modes; if none was asked for, with that of the package's trained drafter, and of its exits.
-
-    Raises:
-        ConfigError, InvalidDrafter, RuntimeUnavailable: a mode that was asked for cannot run with this package.
-    """
+    """Return the modes; if none was asked for, with that of the package's trained drafter, and of its exits."""
     from edge_rt.package.reader import is_package
     from edge_rt.runtime.load.drafters import choose_drafter, drafting_shapes
 

@@ -43,11 +43,7 @@ class SamplingFlags:
         return replace(self, **{name: value for name, value in usual.items() if getattr(self, name) is None})
 
     def config(self) -> GenerationConfig:
-        """Return the options of a generation.
-
-        Raises:
-            ConfigError: a value is out of range.
-        """
+        """Return the options of a generation."""
         given: dict[str, Any] = {
             "max_tokens": None if self.max_tokens == NO_LIMIT else self.max_tokens,
             "temperature": self.temp,
@@ -71,12 +67,7 @@ class TemplateFlags:
     template_arg: Annotated[list[str] | None, flags.TEMPLATE_ARG] = None
 
     def inputs(self) -> dict[str, Any]:
-        """Return ``tools``, ``documents`` and ``template_args``, as generations and chats take them.
-
-        Raises:
-            ConfigError: an argument is malformed or has a name that is taken, or tools or documents are no list of
-                objects.
-        """
+        """Return ``tools``, ``documents`` and ``template_args``, as generations and chats take them."""
         from edge_rt.text.template_messages import checked_arguments
 
         arguments = parse_template_args(self.template_arg or ())
@@ -117,11 +108,7 @@ def parse_logit_bias(texts: Sequence[str]) -> dict[int, float]:
 
 
 def parse_template_args(texts: Sequence[str]) -> dict[str, Any]:
-    """Read ``KEY=VALUE`` pairs; a value that is JSON is read as such, any other is a text.
-
-    Raises:
-        ConfigError: one has no name or no value.
-    """
+    """Read ``KEY=VALUE`` pairs; a value that is JSON is read as such, any other is a text."""
     result: dict[str, Any] = {}
     for text in texts:
         name, equals, value = text.partition("=")

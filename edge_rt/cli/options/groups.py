@@ -78,11 +78,7 @@ class PlaceFlags:
         return load_config(self.config_file)
 
     def open_store(self) -> Store:
-        """Return the store from the flags, else from the configuration file, else the platform's default.
-
-        Raises:
-            ConfigError: the configuration file is wrong, or the given one does not exist.
-        """
+        """Return the store from the flags, else from the configuration file, else the platform's default."""
         from edge_rt.store.layout import open_store
 
         self._require_config()
@@ -99,12 +95,7 @@ def configured(groups: Iterable[object]) -> Config | None:
 
 
 def place_spec(spec: str, places: PlaceFlags) -> str:
-    """Return a mode of speculation whose package, if it names one by its name in the store, is named by its folder.
-
-    Raises:
-        ConfigError: there is no such package on this machine.
-        InputError: there is no model of that name.
-    """
+    """Return a mode of speculation whose package, if it names one by its name in the store, is named by its folder."""
     asked = drafting_package(spec)
     if asked is None:
         return spec
@@ -121,10 +112,6 @@ def place_drafter(drafter: Path | None, spec: str | None, places: PlaceFlags) ->
 
     Only ``auto`` takes a package. A folder goes before a name. What is neither is left as it is: the error for it comes
     from where trained drafters are opened.
-
-    Raises:
-        ConfigError: it is the name of a model that was not exported yet, or the configuration file is wrong.
-        StorageError: the store cannot be read, or the path names an unknown user.
     """
     if drafter is None or str(drafter) == NO_DRAFTER or (spec or AUTO) != AUTO or path_of(str(drafter)).exists():
         return drafter
@@ -161,12 +148,7 @@ class SpeculationFlags:
     spec_trace: Annotated[Path | None, flags.SPEC_TRACE] = None
 
     def check(self) -> None:
-        """Refuse flags that are wrong or have no effect together, before a model is fetched or loaded.
-
-        Raises:
-            ConfigError: a value is out of range, ``--spec reference`` has no text, the mode does not use a flag,
-                or the mode does not work with the acceptance rule.
-        """
+        """Refuse flags that are wrong or have no effect together, before a model is fetched or loaded."""
         self.check_planned()
         mode = self.spec or AUTO
         if mode == "reference" and self.reference is None:
@@ -177,11 +159,7 @@ class SpeculationFlags:
             require_rule(self.accept, mode)
 
     def check_planned(self) -> None:
-        """Refuse flags that are wrong or that the mode does not use; these are the checks that a plan needs.
-
-        Raises:
-            ConfigError: a value is out of range, or the mode does not use a flag.
-        """
+        """Refuse flags that are wrong or that the mode does not use; these are the checks that a plan needs."""
         if self.spec is not None:
             require_mode(self.spec)
         if self.draft_max is not None:
@@ -212,13 +190,7 @@ class SpeculationFlags:
         }
 
     def applied_to(self, options: GenerationConfig) -> GenerationConfig:
-        """Return the options with the acceptance rule, and with the text of ``--reference``.
-
-        Raises:
-            ConfigError: there is no such rule.
-            StorageError: the file cannot be read.
-            InputError: it is no UTF-8 text, or too long.
-        """
+        """Return the options with the acceptance rule, and with the text of ``--reference``."""
         if self.accept is not None:
             options = options.with_options(accept=self.accept)
         if self.reference is not None:
@@ -263,11 +235,7 @@ class LoadFlags:
         return self.usual_model if self.model is None else self.model
 
     def budget_bytes(self, places: PlaceFlags) -> int | None:
-        """Return the memory budget of the flag, else of the configuration file; None if there is none.
-
-        Raises:
-            ConfigError: it is not a size, or the configuration file is wrong.
-        """
+        """Return the memory budget of the flag, else of the configuration file; None if there is none."""
         from edge_rt.system.byte_size import parse_size
 
         given = places.configured.memory if self.memory is None else self.memory
@@ -275,11 +243,7 @@ class LoadFlags:
 
     @property
     def device_budget_bytes(self) -> int | None:
-        """The budget of a GPU's own memory; None if there is none.
-
-        Raises:
-            ConfigError: it is not a size.
-        """
+        """The budget of a GPU's own memory; None if there is none."""
         from edge_rt.system.byte_size import parse_size
 
         return None if self.device_memory is None else parse_size(self.device_memory)
@@ -300,9 +264,6 @@ class LoadFlags:
             speculation: the speculation flags; None lets the plan choose.
             on_calibrate: called with what is measured when an answer has to wait for a measurement of latency.
             is_package: whether the model is one, for which the store is asked where packages are that draft.
-
-        Raises:
-            ConfigError: a flag or the configuration file is wrong.
         """
         from edge_rt.cli.baseline_memory import this_machine
         from edge_rt.runtime.load.options import LoadOptions
@@ -337,11 +298,7 @@ class ModelFlags(LoadFlags):
 
     @property
     def reference(self) -> str:
-        """The model argument, or the usual model.
-
-        Raises:
-            ConfigError: it was given twice, or is a prompt.
-        """
+        """The model argument, or the usual model."""
         if self.named is not None and " " in self.named and not path_of(self.named).exists():
             raise ConfigError(
                 "That is not the name of a model.", f"Got {self.named!r:.60}.", "A prompt goes to edge-rt generate."

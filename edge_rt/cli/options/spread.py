@@ -211,11 +211,7 @@ def _no_type(ctx: Any) -> None:
 
 
 def path_of(argument: str) -> Path:
-    """Return the path that a command's argument means: quotes around it are removed, ``~`` is expanded.
-
-    Raises:
-        StorageError: it names a user that does not exist.
-    """
+    """Return the path that a command's argument means: quotes around it are removed, ``~`` is expanded."""
     is_quoted = len(argument) > 1 and argument[0] == argument[-1] and argument[0] in "\"'"
     path = Path(argument[1:-1] if is_quoted else argument)
     try:

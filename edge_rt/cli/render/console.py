@@ -110,11 +110,7 @@ class Terminal:
     # --- stdout ---
 
     def answer(self, text: str) -> None:
-        """Write a piece of the answer at once; on a screen its control characters are replaced.
-
-        Raises:
-            OutputClosed: nobody reads it any more.
-        """
+        """Write a piece of the answer at once; on a screen its control characters are replaced."""
         self._write(harmless(text) if self.out_is_tty else text)
 
     def columns(self) -> int:
@@ -129,11 +125,7 @@ class Terminal:
         self.answer(text + "\n")
 
     def document(self, value: Any, *, indent: int | None = 2) -> None:
-        """Write the answer as JSON: one document, or with ``indent=None`` one line.
-
-        Raises:
-            OutputClosed: nobody reads it any more.
-        """
+        """Write the answer as JSON: one document, or with ``indent=None`` one line."""
         # ASCII escapes are safe on a screen and valid in every encoding.
         escaped = self.out_is_tty or _is_narrow(self._out)
         self._write(json.dumps(value, indent=indent, ensure_ascii=escaped, allow_nan=False) + "\n")

@@ -266,9 +266,6 @@ def placement_facts(path: Path, device: DeviceName, own: GpuProvider | None = No
 
     Args:
         own: edge-rt's own provider; None: the installed one.
-
-    Raises:
-        EdgeRTError: the device or the package cannot be used.
     """
     from edge_rt.device.provider import INSTALLED
     from edge_rt.package.reader import open_package

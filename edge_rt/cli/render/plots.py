@@ -54,9 +54,6 @@ def draw_memory(report: MemoryReport, path: Path, *, title: str) -> None:
     Args:
         report: the figures; without a chat the measurement itself is plotted over time.
         path: the file; one that exists is replaced.
-
-    Raises:
-        StorageError: the file cannot be written.
     """
     # Not pyplot, which keeps figures in memory and may need a display.
     from matplotlib.figure import Figure
@@ -282,12 +279,7 @@ _BAR, _HALF, _LINE = "#4477aa", "#88aacc", "#bb5566"
 
 
 def require_plot(path: Path) -> None:
-    """Refuse a plot that cannot be saved, before anything is measured.
-
-    Raises:
-        ConfigError: the file name does not end like a plot's.
-        StorageError: its folder does not exist.
-    """
+    """Refuse a plot that cannot be saved, before anything is measured."""
     if path.suffix.lower() not in SUFFIXES:
         raise ConfigError(
             f"{path} cannot be a plot.", f"Its suffix is {path.suffix!r:.20}.", f"Use {', '.join(SUFFIXES)}."
@@ -305,9 +297,6 @@ def draw_speculation(document: dict[str, Any], path: Path, *, title: str) -> Non
 
     Args:
         path: the file; one that exists is replaced.
-
-    Raises:
-        StorageError: the file cannot be written.
     """
     # Not pyplot, which keeps figures in memory and may need a display.
     from matplotlib.figure import Figure

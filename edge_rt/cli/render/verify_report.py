@@ -53,9 +53,6 @@ def findings(
     """Return the results as a JSON object.
 
     First differences include the texts of their tokens; ``notes`` says which drafters drafted nothing.
-
-    Raises:
-        ContextOverflow: no prompt fits the context, so nothing was compared.
     """
     from edge_rt.measure.verify import summary
 
