@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,15 +18,23 @@ from edge_rt.runtime.decode.sampling import Sampler
 from edge_rt.runtime.decode.sequence import Sequence
 from edge_rt.runtime.forward.io_binding import open_io_binding
 from edge_rt.runtime.forward.segmented_runner import SegmentedRunner
+from edge_rt.runtime.speculation.adaptive import AdaptiveDrafter
+from edge_rt.runtime.speculation.core import open_core
+from edge_rt.runtime.speculation.exit_controller import ExitRates
+from edge_rt.runtime.speculation.exit_source import ExitSource, Plan
+from edge_rt.runtime.speculation.library import draft_library
 from edge_rt.system.machine import usable_cpus
+from tests.helpers.fake_sources import linear_costs
 from tests.helpers.gguf_factory import write_llama_gguf
 from tests.helpers.passes import Passes
 
 EXITS = (1, 3, 4)
+ALL_EXITS = range(len(EXITS))
 LAYERS = 6
 WINDOW = 24
 CONTEXT = 320
 LARGEST_PASS = 100
+PROMPT = [(3 + 17 * i) % 419 for i in range(12)]
 
 
 @dataclass(frozen=True)
@@ -141,3 +150,33 @@ def answer(passes, drafter, prompt, count, **options):
         passes.cache.check()
         assert set(passes.cache.valid_lengths(len(EXITS) + 1)) == {len(sequence.token_ids) - 1}
     return sequence.answer_ids
+
+
+class RandomPlanner:
+    """Decides at random, among the exits of these indices, but drafts at most steps."""
+
+    def __init__(self, seed, exits=ALL_EXITS):
+        self._random, self._exits = random.Random(seed), exits
+        self.rates = ExitRates(len(EXITS))
+
+    def begin(self):
+        pass
+
+    def plan(self, depth, limit):
+        if self._random.random() < 0.2:
+            return None
+        return Plan(self._random.choice(self._exits), self._random.randint(1, 8))
+
+    def goes_on(self, exit_index, values):
+        return self._random.random() < 0.9
+
+
+def exit_source(passes, seed=0, *, exits=ALL_EXITS, **options):
+    """Return a source of guesses at exits, those of these indices, that are drawn at random."""
+    return ExitSource(lambda: passes.runner, passes.cache, RandomPlanner(seed, exits), **options)
+
+
+def drafter_of(*sources, **options):
+    """Return a drafter to which nearly every guess seems to pay."""
+    core = open_core(sources, draft_library())
+    return AdaptiveDrafter(core, linear_costs(4.0, 0.01), None, max_nodes=20, **options)

@@ -78,7 +78,7 @@ def test_the_draft_reads_the_same_cache_and_agrees_mostly(model):
     found = model.generate(PROMPTS[1], max_tokens=100, **GREEDY).spec
     # Noise of random weights is told apart by the finest bits; text by coarser ones.
     assert found.acceptance > 0.3
-    assert set(found.choices) <= {"whole cache", "upper cache", "off"}
+    assert set(found.choices) <= {"self", "off"}
 
 
 def test_the_cache_gets_the_format_that_has_halves(package, model):
@@ -132,7 +132,9 @@ def test_a_stopped_draft_leaves_the_cache_as_it_was(model):
     model.generate(PROMPTS[0], max_tokens=8, **GREEDY)
     drafter = model.speculation.drafter("self")
     length = model._cache.length
-    drafter._views = tuple(type(view)(view.name, Stopping(), view.costs) for view in drafter._views)
+    (source,) = drafter.sources
+    for way in source._ways:
+        way.model._runner = Stopping()
     assert model.generate(PROMPTS[0], max_tokens=8, **GREEDY).finish_reason == "cancelled"
     assert model._cache.length <= length
     model._cache.check()
@@ -162,20 +164,6 @@ def test_better_drafts_are_longer_and_dearer_ones_shorter():
 
     assert length(costs_of(2.0, 0.9)) > length(costs_of(6.0, 0.9)) >= 1
     assert length(costs_of(4.0, 0.9)) > length(costs_of(4.0, 0.7))
-
-
-def test_what_was_drafted_in_vain_is_not_verified():
-    dear = ChainCosts(RowCosts((1, 9), (0,), ((10.0, 90.0),)), RowCosts((1,), (0,), ((1.0,),)), 8)
-    assert dear.size(100, [0.5, 0.01]) == 0
-    assert costs_of(1.0).size(100, [0.9, 0.8, 0.7]) == 3
-
-
-def test_slow_draft_passes_are_noticed():
-    costs = costs_of(5.0, 0.9)
-    before = costs.gain(100)
-    for _ in range(60):
-        costs.time(100, 4, 4 * 12.0, 4, 10.2)
-    assert costs.gain(100) < before
 
 
 def test_nested_weights_in_a_package_with_exits(tmp_path):

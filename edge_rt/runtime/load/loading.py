@@ -239,7 +239,6 @@ def _open_parts(
         corpus=corpus,
         bounds=load_plan.table_bounds,
         providers=networks.providers,
-        own=networks.own,
         more=networks.more,
     )
     return Loaded(

@@ -18,7 +18,6 @@ from edge_rt.package.drafter_search import open_fitting
 from edge_rt.package.reader import Package, open_package
 from edge_rt.package.spec_modes import AUTO, EXIT, MODEL, SELF
 from edge_rt.runtime.cache.kv_cache import KVCache
-from edge_rt.runtime.decode.draft import Drafter
 from edge_rt.runtime.forward.io_binding import open_io_binding
 from edge_rt.runtime.forward.io_binding_base import IOBinding
 from edge_rt.runtime.forward.io_binding_native import NativeIOBinding
@@ -32,11 +31,9 @@ from edge_rt.runtime.speculation.cost_model import CostStore, RowCosts
 from edge_rt.runtime.speculation.exit_adapters import ExitAdapters
 from edge_rt.runtime.speculation.exit_controller import ExitController
 from edge_rt.runtime.speculation.exit_costs import ExitCurves, ExitMeasurement
-from edge_rt.runtime.speculation.exit_drafter import ExitDrafter, Trace
 from edge_rt.runtime.speculation.exit_source import ExitSource
 from edge_rt.runtime.speculation.model_source import DraftModel, ModelSource, UpperHalves, Way
 from edge_rt.runtime.speculation.provider import DrafterJob, DrafterProvider, LoadedDrafter
-from edge_rt.runtime.speculation.self_drafter import MOST_DRAFTED, SelfDrafter, View
 from edge_rt.runtime.speculation.source import MAX_CHAIN, Source
 
 _PRIOR = 0.6
@@ -112,7 +109,7 @@ def open_draft_model(
 
 
 class ExitMaker:
-    """Makes what drafts at exits from the costs of whole passes, and measures what it needs besides.
+    """Makes the source of guesses at exits from the costs of whole passes, and measures what it needs besides.
 
     Args:
         runner: returns the runner as long as the model is open.
@@ -126,7 +123,6 @@ class ExitMaker:
 
     def __init__(
         self,
-        exits: Sequence[int],
         runner: Callable[[], Runner],
         cache: KVCache,
         io_binding: IOBinding,
@@ -135,12 +131,10 @@ class ExitMaker:
         store: CostStore | None,
         max_nodes: int,
         end_ids: Sequence[int],
-        trace: Trace | None,
         adapters: ExitAdapters | None = None,
         on_measure: Callable[[], None] | None = None,
     ) -> None:
         self._adapters = adapters
-        self._exits = tuple(exits)
         self._open_runner = runner
         self._cache = cache
         self._measurement = ExitMeasurement(
@@ -149,27 +143,11 @@ class ExitMaker:
         self._measurement.on_measure = on_measure
         self._max_nodes = max_nodes
         self._end_ids = tuple(end_ids)
-        self._trace = trace
-
-    def drafter(self, whole: RowCosts) -> Drafter:
-        """Return the drafter of the mode ``exit``, given the costs of passes through all segments."""
-        return ExitDrafter(
-            self._runner,
-            self._cache,
-            self._controller(whole),
-            self._exits,
-            max_nodes=self._max_nodes,
-            adapters=self._adapters,
-            trace=self._trace,
-        )
 
     def source(self, whole: RowCosts) -> Source:
-        """Return a source of guesses, for trees that other sources grow as well."""
-        return ExitSource(self._runner, self._cache, self._controller(whole), self._end_ids, self._adapters)
-
-    def _controller(self, whole: RowCosts) -> ExitController:
-        costs = self._measurement.get(self._runner(), whole)
-        return ExitController(ExitCurves(costs, self._max_nodes + 1))
+        """Return the source, given the costs of passes through all segments."""
+        curves = ExitCurves(self._measurement.get(self._runner(), whole), self._max_nodes + 1)
+        return ExitSource(self._runner, self._cache, ExitController(curves), self._end_ids, self._adapters)
 
     def _runner(self) -> SegmentedRunner:
         found = self._open_runner()
@@ -178,7 +156,7 @@ class ExitMaker:
 
 
 LEAST_GAIN: Final = 1.05
-"""Speed over plain decoding that drafts must promise before ``auto`` takes them."""
+"""Speed over plain decoding that drafts with fewer bits must promise."""
 
 
 def open_self_drafting(
@@ -190,7 +168,7 @@ def open_self_drafting(
     device: ComputeDevice | None,
     facts: dict[str, Any],
     switch: StopSwitch,
-) -> tuple[Callable[[RowCosts], Drafter], Callable[[RowCosts], Source]]:
+) -> Callable[[RowCosts], Source]:
     """Open the draft graph of a package over the cache of its model.
 
     Args:
@@ -199,8 +177,8 @@ def open_self_drafting(
         device: where passes run, which then holds the weights twice; None: on the CPU.
 
     Returns:
-        What makes the drafter of the mode ``self``, and the source of the same guesses for ``auto``, given the costs of
-        the model's own passes; those of draft passes are measured then, unless they are stored.
+        Makes the source of its guesses, given the costs of the model's own passes; those of draft passes are measured
+        then, unless they are stored.
 
     Raises:
         EdgeRTError: the graph cannot be opened.
@@ -216,7 +194,7 @@ def open_self_drafting(
         isa=options.isa,
         memory=load_plan.pass_memory if device is None else None,
     )
-    most = min(load_plan.draft_max, MOST_DRAFTED)
+    most = min(load_plan.draft_max, MAX_CHAIN)
     made = []
     for name, reads_upper in (("whole cache", False), ("upper cache", True)):
         binding = io_binding.sharing(reads_upper=reads_upper)
@@ -224,22 +202,18 @@ def open_self_drafting(
         own_facts = facts | {"graph": manifest.draft_graph, "reads": name}
         measured = MeasuredCosts(own_facts, binding, cache, options.costs)
         measured.on_measure = options.on_measuring(f"drafts with fewer bits ({name})")
-        made.append((name, ModelRunner(session, binding, switch), measured))
-
-    def drafter(whole: RowCosts) -> Drafter:
-        # A measurement empties the cache: only between generations, as that of the model's own passes.
-        views = [View(name, runner, ChainCosts(whole, measured.get(runner), most)) for name, runner, measured in made]
-        return SelfDrafter(views, cache, max_nodes=most, trace=options.spec_trace)
+        made.append((ModelRunner(session, binding, switch), measured))
 
     def source(whole: RowCosts) -> Source:
+        # A measurement empties the cache: only between generations, as that of the model's own passes.
         size, ends = manifest.model.vocab_size, manifest.tokenizer.eos_token_ids
         ways = [
             Way(UpperHalves(runner, cache, size), ChainCosts(whole, measured.get(runner), most))
-            for _, runner, measured in made
+            for runner, measured in made
         ]
         return ModelSource(ways, name=SELF, least_gain=LEAST_GAIN, most=most, end_ids=ends)
 
-    return drafter, source
+    return source
 
 
 @dataclass(frozen=True)
@@ -270,13 +244,11 @@ class Networks:
 
     Attributes:
         drafter: the trained drafter that is loaded; None if none is.
-        own: mode -> function of the costs that makes its drafter.
         more: mode -> function of the costs that makes its source.
     """
 
     drafter: trained.Drafter | None = None
     providers: dict[str, DrafterProvider] = field(default_factory=dict)
-    own: dict[str, Callable[[RowCosts], Drafter]] = field(default_factory=dict)
     more: dict[str, Callable[[RowCosts], Source]] = field(default_factory=dict)
 
 
@@ -295,7 +267,7 @@ def open_networks(model: OpenedModel, options: LoadOptions) -> Networks:
         networks.providers[loaded.name] = loaded
     if isinstance(model.runner, SegmentedRunner):
         exits = _open_exits(model, model.runner, loaded if isinstance(loaded, ExitAdapters) else None, options)
-        networks.own[EXIT], networks.more[EXIT] = exits.drafter, exits.source
+        networks.more[EXIT] = exits.source
     if load_plan.draft_model is not None:
         # As it is written: a generation that asks for this mode alone writes the same.
         is_named = load_plan.spec_mode == AUTO
@@ -305,7 +277,7 @@ def open_networks(model: OpenedModel, options: LoadOptions) -> Networks:
             load_plan.draft_model, load_plan, options, model.facts, model.switch, ends
         )
     if load_plan.drafts_itself:
-        networks.own[SELF], networks.more[SELF] = open_self_drafting(
+        networks.more[SELF] = open_self_drafting(
             model.package, load_plan, options, model.io_binding, model.cache, model.device, model.facts, model.switch
         )
     return networks
@@ -337,7 +309,6 @@ def _open_exits(
         if adapters is not None and layer in adapters.by_layer:
             runner.adapt(segments, adapters.by_layer[layer])
     return ExitMaker(
-        manifest.exits,
         model.held_runner,
         model.cache,
         model.io_binding,
@@ -345,7 +316,6 @@ def _open_exits(
         store=options.costs,
         max_nodes=model.load_plan.draft_max,
         end_ids=manifest.tokenizer.eos_token_ids,
-        trace=options.spec_trace,
         adapters=adapters,
         on_measure=options.on_measuring("exits"),
     )

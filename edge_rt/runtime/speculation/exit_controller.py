@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from bisect import bisect
 from collections.abc import Sequence as Items
-from typing import Final, Protocol
+from typing import Final
 
 from edge_rt.runtime.speculation.acceptance import Rates
 from edge_rt.runtime.speculation.exit_costs import ExitCurves
-from edge_rt.runtime.speculation.exit_source import Plan, Planner
+from edge_rt.runtime.speculation.exit_source import Plan
 from edge_rt.runtime.speculation.source import MAX_CHAIN, SURENESS
 
 _LEVELS: Final = len(SURENESS) + 1
@@ -72,25 +72,6 @@ _LAST_PROBE: Final = 64
 """Steps between two probes, at first and at last."""
 
 
-class Controller(Planner, Protocol):
-    """Decides about drafts at exits that nobody else adds to, and learns from them."""
-
-    def size(self, exit_index: int, values: Items[float], drafted: int) -> int:
-        """Return how many nodes are worth verifying, of those with these descending probabilities.
-
-        Args:
-            values: probability of every node that it stays.
-            drafted: rows that were computed up to the exit.
-        """
-
-    def time(self, exit_index: int | None, drafted: int, drafting_ms: float, rows: int, verifying_ms: float) -> None:
-        """Learn how long a step took; see ``ExitCurves.time``."""
-
-    @property
-    def rates(self) -> ExitRates:
-        """What was learned."""
-
-
 class ExitController:
     """Maximises expected tokens over measured milliseconds, as DEL (2025) does over layers.
 
@@ -145,21 +126,6 @@ class ExitController:
         reach = (values[-1] if values else 1.0) * self._rates.expected(exit_index, length)
         speed = (1.0 + sum(values)) / self._time(exit_index, length)
         return (1.0 + sum(values) + reach) / self._time(exit_index, length + 1) > speed
-
-    def size(self, exit_index: int, values: Items[float], drafted: int) -> int:
-        """Return the number of nodes with the most tokens per millisecond; what drafting took counts for all."""
-        spent = drafted * self._curves.draft(exit_index)
-        best, size, expected = 1.0 / (spent + self._curves.verify(exit_index, 1, drafted)), 0, 1.0
-        for count, value in enumerate(values[: self._curves.most - 1], start=1):
-            expected += value
-            speed = expected / (spent + self._curves.verify(exit_index, 1 + count, drafted))
-            if speed > best:
-                best, size = speed, count
-        return size
-
-    def time(self, exit_index: int | None, drafted: int, drafting_ms: float, rows: int, verifying_ms: float) -> None:
-        """Learn how long a step took."""
-        self._curves.time(exit_index, drafted, drafting_ms, rows, verifying_ms)
 
     def _time(self, exit_index: int, length: int) -> float:
         """Return the milliseconds of a step with a chain of ``length`` tokens; the last one is not yet computed."""

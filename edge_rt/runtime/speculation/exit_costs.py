@@ -18,10 +18,6 @@ DEPTHS: Final = (64, 320)
 _ROUNDS: Final = 8
 _BUDGET_SECONDS: Final = 0.4
 _DRAFT, _DEEP = "draft", "deep"
-_KEEP: Final = 0.9
-"""Factor on what was observed, at every new step."""
-_WORST: Final = 5.0
-"""Longer times are blamed on other programs, and count as this many times the measured time."""
 
 
 @dataclass(frozen=True)
@@ -41,9 +37,6 @@ class ExitCosts:
 class ExitCurves:
     """The costs at the current depth of the context, computed again as a text grows.
 
-    They were measured one kind of pass at a time, on a machine that may have been busy with something else. So the
-    times of steps correct them: drafts and the passes behind them are compared with plain passes of the same text.
-
     Args:
         most: rows of the largest pass.
     """
@@ -53,8 +46,6 @@ class ExitCurves:
         self._drafts = [CostCurve(one, 1) for one in costs.drafts]
         self._deep = [CostCurve(one, most) for one in costs.deep]
         self._depth = 0
-        # Times of steps relative to the measured costs: plain passes, drafts, passes behind drafts.
-        self._slowness = [1.0, 1.0, 1.0]
         self.most = most
 
     @property
@@ -69,11 +60,11 @@ class ExitCurves:
     @property
     def plain(self) -> float:
         """Milliseconds of a pass over one row."""
-        return self._whole.at(self._depth)[0] * self._slowness[0]
+        return self._whole.at(self._depth)[0]
 
     def draft(self, exit_index: int) -> float:
         """Return the milliseconds of one node of a draft."""
-        return self._drafts[exit_index].at(self._depth)[0] * self._slowness[1]
+        return self._drafts[exit_index].at(self._depth)[0]
 
     def verify(self, exit_index: int, rows: int, drafted: int) -> float:
         """Return the milliseconds of a pass over ``rows`` rows, of which ``drafted`` were computed up to the exit."""
@@ -81,25 +72,7 @@ class ExitCurves:
         whole, deep = self._whole.at(self._depth), self._deep[exit_index].at(self._depth)
         # What the first segments take is what is left of a whole pass.
         shallow = max(whole[left - 1] - deep[left - 1], 0.0) if left > 0 else 0.0
-        return (deep[rows - 1] + shallow) * self._slowness[2]
-
-    def time(self, exit_index: int | None, drafted: int, drafting_ms: float, rows: int, verifying_ms: float) -> None:
-        """Learn how long a step took.
-
-        Args:
-            exit_index: where its draft ended; None: it had none.
-            drafted: nodes that were computed up to the exit.
-            rows: of the pass that verified.
-        """
-        if exit_index is None:
-            self._learn(0, verifying_ms, self.plain)
-        elif drafted:
-            self._learn(1, drafting_ms, drafted * self.draft(exit_index))
-            self._learn(2, verifying_ms, self.verify(exit_index, rows, drafted))
-
-    def _learn(self, which: int, spent: float, expected: float) -> None:
-        found = min(spent / expected * self._slowness[which], _WORST)
-        self._slowness[which] += (1.0 - _KEEP) * (found - self._slowness[which])
+        return deep[rows - 1] + shallow
 
 
 class ExitMeasurement:

@@ -86,7 +86,9 @@ class Follower(Protocol):
 class UpperHalves:
     """The model itself with the upper halves of its nested weights, on its own cache, behind the committed rows.
 
-    What it writes there is written again by the pass that verifies; see ``SelfDrafter``.
+    The pass that verifies writes the same rows again, with whole codes, before it reads them. So nothing of a draft is
+    ever read by it, and rolling back is forgetting a length. The draft reads the upper halves of the cache or all of
+    it: in a short context the cache is a small part of what a pass reads.
     """
 
     def __init__(self, runner: Target, cache: KVCache, vocab_size: int) -> None:

@@ -75,7 +75,6 @@ class Speculation:
         corpus: further texts for the suffix drafter; the other drafters do not use it.
         bounds: bounds of the drafters' tables.
         providers: loaded networks that draft, by mode; ``auto`` uses the trained ones, too.
-        own: mode -> function of the costs that makes its drafter: modes that are not made of sources.
         more: mode -> function of the costs that makes its source, which ``auto`` asks as well.
     """
 
@@ -90,7 +89,6 @@ class Speculation:
         bounds: TableBounds | None = None,
         providers: Mapping[str, DrafterProvider] | None = None,
         trace: Trace | None = None,
-        own: Mapping[str, Callable[[RowCosts], Drafter]] | None = None,
         more: Mapping[str, Callable[[RowCosts], Source]] | None = None,
     ) -> None:
         self.drafts = drafts
@@ -108,9 +106,7 @@ class Speculation:
         self._drafters: dict[tuple[str, ...], AdaptiveDrafter] = {}
         self._referring: tuple[tuple[str, tuple[int, ...]], AdaptiveDrafter] | None = None
         self._place_rates = SlotRates()
-        self._own = dict(own or {})
         self._more = dict(more or {})
-        self._own_drafters: dict[str, Drafter] = {}
 
     @property
     def mode(self) -> str:
@@ -142,7 +138,7 @@ class Speculation:
                 "Give one (reference=..., --reference FILE), or choose another drafter.",
             )
         require_rule(accept, mode)
-        require_exit_mode(mode, has_exits=EXIT in self._own)
+        require_exit_mode(mode, has_exits=EXIT in self._more)
         if has_reference and mode not in (OFF, *REFERENCE_MODES):
             raise ConfigError(
                 "A reference text is given to a drafter that does not copy from one.",
@@ -155,7 +151,7 @@ class Speculation:
         return mode
 
     def _require_provider(self, mode: str) -> None:
-        loaded_modes = (*self._providers, *self._own, *self._more)
+        loaded_modes = (*self._providers, *self._more)
         if mode_of(mode) in COMPUTED_MODES and mode not in loaded_modes:
             loaded = ", ".join(dict.fromkeys(loaded_modes))
             raise ConfigError(
@@ -170,7 +166,7 @@ class Speculation:
             "auto": bounds.suffix_tokens + bounds.recycling_contexts + len(self._providers) + len(self._more),
             "recycling": bounds.recycling_contexts,
             "off": 1,
-            **dict.fromkeys((*self._providers, *self._own, *self._more), 1),
+            **dict.fromkeys((*self._providers, *self._more), 1),
         }.get(mode, bounds.suffix_tokens)
         if not room:
             raise MemoryBudgetExceeded(
@@ -189,10 +185,6 @@ class Speculation:
         """
         if mode == "off":
             return NullDrafter()
-        if mode in self._own:
-            if mode not in self._own_drafters:
-                self._own_drafters[mode] = self._own[mode](self.costs)
-            return self._own_drafters[mode]
         names = self._auto_sources() if mode == "auto" else () if mode == "reference" else (mode,)
         is_referring = reference_ids is not None and mode in REFERENCE_MODES
         if self._bounds.is_planned:
@@ -325,12 +317,10 @@ class Speculation:
         self.forget()
         self._corpus = None
         self._providers.clear()
-        self._own.clear()
         self._more.clear()
 
     def _drop_drafters(self) -> None:
         self._drafters.clear()
-        self._own_drafters.clear()
         self._referring = None
 
     def _source(self, name: str) -> Source:

@@ -1,48 +1,65 @@
-"""Guesses at exits as a source among others: one tree, and the text of plain decoding."""
+"""Guesses at exits as a source, alone or among others: one tree, and the text of plain decoding."""
 
 from __future__ import annotations
 
 import pytest
 
+from edge_rt.errors import Cancelled, ConfigError
+from edge_rt.package.manifest import KV_FORMATS
 from edge_rt.runtime.decode.draft import ROOT, Accepted, Draft, NullDrafter
-from edge_rt.runtime.speculation.adaptive import AdaptiveDrafter
-from edge_rt.runtime.speculation.core import open_core
 from edge_rt.runtime.speculation.exit_source import ExitSource
 from edge_rt.runtime.speculation.library import draft_library
-from edge_rt.runtime.speculation.reference.recycling import RecyclingSource
-from edge_rt.runtime.speculation.reference.suffix import SuffixSource
 from edge_rt.runtime.speculation.source import MAX_CHAIN, RANKS
-from tests.helpers.fake_sources import linear_costs
-from tests.helpers.segmented import CutPasses, answer, whole_passes
-from tests.runtime.speculation.test_exit_drafter import PROMPT, RandomController
+from edge_rt.runtime.speculation.text_sources import NativeRecyclingSource, NativeSuffixSource
+from tests.helpers.models import load_package
+from tests.helpers.segmented import (
+    EXITS,
+    PROMPT,
+    CutPasses,
+    RandomPlanner,
+    answer,
+    drafter_of,
+    exit_source,
+    whole_passes,
+)
+from tests.helpers.small import GREEDY
+from tests.runtime.forward.test_segmented_runner import LateSwitch
+
+FORMATS = KV_FORMATS["native"]
+TEXTS = (lambda: NativeSuffixSource(draft_library()), lambda: NativeRecyclingSource(draft_library()))
 
 
-def source_of(passes, seed=0, **options):
-    return ExitSource(lambda: passes.runner, passes.cache, RandomController(seed), **options)
+@pytest.fixture(scope="module", params=["agreeing", "segmented_window"])
+def pair(request):
+    return request.getfixturevalue(request.param)
 
 
-def fused(passes, seed, library):
-    """Return a drafter with all sources, to which nearly every guess seems to pay."""
-    sources = (SuffixSource(), RecyclingSource(), source_of(passes, seed))
-    core = open_core(sources, library)
-    return AdaptiveDrafter(core, linear_costs(4.0, 0.01), None, max_nodes=20)
-
-
-@pytest.mark.parametrize("is_native", [False, True], ids=["python", "library"])
-@pytest.mark.parametrize("options", [{"temperature": 0.0}, {"temperature": 0.9, "seed": 4}], ids=["greedy", "sampled"])
-@pytest.mark.parametrize("pair", ["agreeing", "segmented_window"])
-def test_the_text_is_that_of_plain_decoding(pair, options, is_native, request):
-    library = draft_library() if is_native else None
-    assert is_native == (library is not None)
-    pair = request.getfixturevalue(pair)
-    cut, whole = CutPasses(pair.cut, "int8"), whole_passes(pair.whole, "int8")
-    expected = answer(whole, NullDrafter(), PROMPT, 80, **options)
-    accepted = 0
+@pytest.mark.parametrize("others", [(), TEXTS], ids=["alone", "among others"])
+@pytest.mark.parametrize("options", [{"temperature": 0.0}, {"temperature": 1.0, "seed": 4}], ids=["greedy", "sampled"])
+@pytest.mark.parametrize("kv_format", FORMATS)
+def test_the_text_is_that_of_plain_decoding(pair, kv_format, options, others):
+    cut, whole = CutPasses(pair.cut, kv_format), whole_passes(pair.whole, kv_format)
+    expected = answer(whole, NullDrafter(), PROMPT, 60, **options)
+    drafted = 0
     for seed in range(3):
-        drafter = fused(cut, seed, library)
-        assert answer(cut, drafter, PROMPT, 80, **options) == expected
-        accepted += drafter.statistics("auto").draft_n_accepted
-    assert accepted > 0
+        drafter = drafter_of(*(make() for make in others), exit_source(cut, seed))
+        assert answer(cut, drafter, PROMPT, 60, **options) == expected
+        drafted += drafter.statistics("exit").rows_drafted
+    assert drafted > 0
+
+
+def test_tokens_of_chains_and_siblings_stay(agreeing):
+    cut = CutPasses(agreeing.cut)
+    records = []
+    drafter = drafter_of(exit_source(cut, 1, exits=[2]), trace=records.append)
+    answer(cut, drafter, PROMPT, 200, temperature=0.1, seed=2)
+    stats = drafter.statistics("exit")
+    assert stats.draft_n_accepted > 40
+    assert stats.accepted_per_position[1] > 0
+    assert {record["arm"] for record in records} == {"exit"}
+    assert set(stats.choices) == {"off", "exit"}
+    assert sum(stats.choices.values()) == stats.steps
+    assert any(record["drafted"] > 2 for record in records)
 
 
 class Asked:
@@ -63,7 +80,7 @@ def begun(agreeing, seed=3, **options):
     cut = CutPasses(agreeing.cut)
     cut.append(PROMPT[:-1])
     asked = Asked(cut.runner)
-    source = ExitSource(lambda: asked, cut.cache, RandomController(seed), **options)
+    source = ExitSource(lambda: asked, cut.cache, RandomPlanner(seed), **options)
     source.begin(PROMPT)
     return cut, asked, source
 
@@ -113,8 +130,45 @@ def test_nothing_where_more_than_one_token_is_not_computed(agreeing):
 
 
 def test_priors_are_probabilities_that_rise_with_sureness(agreeing):
-    source = source_of(CutPasses(agreeing.cut))
+    source = exit_source(CutPasses(agreeing.cut))
     priors = [source.prior(kind) for kind in range(source.num_kinds)]
     assert all(0 < prior < 1 for prior in priors)
     assert priors[:8] == sorted(priors[:8])
     assert priors[-RANKS:] == sorted(priors[-RANKS:], reverse=True)
+
+
+def test_the_model_drafts_and_says_so(agreeing):
+    options = {**GREEDY, "max_tokens": 80}
+    with load_package(agreeing.whole, spec="off") as model:
+        expected = model.generate("The little boat", **options).token_ids
+    with load_package(agreeing.cut, spec="exit") as model:
+        result = model.generate("The little boat", **options)
+        assert result.token_ids == expected
+        assert result.spec.mode == "exit"
+        assert model.generate("The little boat", spec="auto", **options).token_ids == expected
+        arms = [arm.name for arm in model.speculation.drafter("auto").arms]
+        assert arms == ["off", "suffix", "recycling", "texts", "fusion"]
+        assert model.describe()["speculation"] == "exit"
+
+
+def test_packages_without_exits_refuse_it(native_package):
+    with pytest.raises(ConfigError, match="no exits at which a draft could end"):
+        load_package(native_package, spec="exit")
+    with load_package(native_package) as model, pytest.raises(ConfigError, match="no exits"):
+        model.generate("Hello", spec="exit")
+
+
+@pytest.mark.parametrize("looks", range(0, 40, 3))
+def test_stopped_anywhere(agreeing, looks):
+    switch = LateSwitch()
+    cut, whole = CutPasses(agreeing.cut, switch=switch), whole_passes(agreeing.whole)
+    expected = answer(whole, NullDrafter(), PROMPT, 30, temperature=0.0)
+    drafter = drafter_of(exit_source(cut, looks))
+    assert answer(cut, drafter, PROMPT, 5, temperature=0.0) == expected[:5]
+    switch.looks_left = looks
+    with pytest.raises(Cancelled):
+        answer(cut, drafter, PROMPT, 200, temperature=0.0)
+    switch.looks_left = 1 << 30
+    cut.cache.check()
+    assert set(cut.cache.valid_lengths(len(EXITS) + 1)) == {cut.cache.length}
+    assert answer(cut, drafter, PROMPT, 30, temperature=0.0) == expected
