@@ -86,9 +86,9 @@ def _divided(package: Package, options: LoadOptions) -> LoadOptions | None:
     asked = options.but(ctx=context, spec="auto", draft_max=8, prefill_chunk=64)
     # A budget that is given counts CUDA's context, too, whatever this process has opened.
     plan = plan_package(package, asked.but(device_memory=1 << 40))
-    if plan.shape.layers is None or plan.shape.num_layers < 2:
+    if plan.shape.layers is None or plan.shape.model.num_layers < 2:
         return None
-    choice = replace(plan.choice, gpu_layers=plan.shape.num_layers // 2)
+    choice = replace(plan.choice, gpu_layers=plan.shape.model.num_layers // 2)
     return asked.but(device_memory=sizes_of(plan.shape, plan.device, choice, plan.request).needs.gpu)
 
 

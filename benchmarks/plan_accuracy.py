@@ -60,7 +60,7 @@ def grid(package: Path, contexts: list[int], formats: list[str], specs: list[str
     opened = open_package(package)
     shape = shape_of(opened.manifest, opened.id)
     for ctx, kv, spec, kind in product(contexts, formats, specs, ("minimum", "comfortable")):
-        if ctx > shape.context_length or kv not in shape.kv_formats:
+        if ctx > shape.model.context_length or kv not in shape.kv_formats:
             print(f"left out: {package.name} cannot be run with context {ctx} and cache {kv}", file=sys.stderr)
             continue
         yield {

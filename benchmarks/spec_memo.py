@@ -70,7 +70,7 @@ def make_plans(shape: ModelShape, ctx: int, kv: str) -> dict[str, Plan]:
         sys.exit("the plan knows no budget at which speculation pays")
     return {
         "small": plan(enough, ctx, None),
-        "large": plan(UNLIMITED, shape.context_length, MAX_DRAFT),
+        "large": plan(UNLIMITED, shape.model.context_length, MAX_DRAFT),
         "equal": plan(UNLIMITED, ctx, MAX_DRAFT),
     }
 

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from edge_rt.errors import ConfigError, ModelNotFound
+from edge_rt.errors import ConfigError, ModelNotFound, VersionMismatch
 from edge_rt.memory.plan import Plan
 from edge_rt.package.reader import Package, absolute_path, is_package, open_package
 from edge_rt.runtime.load.options import LoadOptions, Memory as MemoryBudget
@@ -210,8 +210,15 @@ def _open(model: str | Path, store: str | Path | None, *, pulls: bool = False) -
     place = open_store(store)
     found = resolve(model, place)
     if found.kind == "package" and found.path is not None:
-        return open_package(found.path)
+        try:
+            return open_package(found.path)
+        except VersionMismatch:
+            if not found.in_store:
+                raise
     from edge_rt.store.pull import ensure_package, find_made
+
+    if found.kind == "package":
+        return open_package(ensure_package(found.name, store=place, offline=not pulls))
 
     if (made := find_made(found, place)) is not None:
         return made

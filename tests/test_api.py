@@ -16,7 +16,7 @@ def test_a_package_folder_and_a_store_name_are_loaded(small_package, tmp_path):
     (packages / "small").symlink_to(small_package, target_is_directory=True)
     for model in (small_package, str(small_package), "small"):
         with edge_rt.load(model, store=tmp_path) as loaded:
-            assert loaded.package.manifest.model.architecture == "llama"
+            assert loaded.package.manifest.model.family == "llama"
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ from edge_rt.cli.baseline_memory import STEP, own_bytes
 from edge_rt.cli.interrupt import SignalReceived, run_in_background
 from edge_rt.cli.options.groups import PlaceFlags
 from edge_rt.cli.render.console import Terminal
-from edge_rt.errors import MemoryBudgetExceeded
+from edge_rt.errors import MemoryBudgetExceeded, VersionMismatch
 from edge_rt.system.byte_size import exact_size, round_up, show_at_least
 from edge_rt.system.machine import return_free_memory
 
@@ -173,8 +173,14 @@ def obtain_package(
 
     store = places.open_store()
     resolved = resolve(reference, store)
+    is_outdated = False
     if resolved.kind == "package" and resolved.path is not None:
-        return resolved.name, open_package(resolved.path)
+        try:
+            return resolved.name, open_package(resolved.path)
+        except VersionMismatch:
+            if not resolved.in_store:
+                raise
+        reference, is_outdated = resolved.name, True
     from edge_rt.cli.render.progress import show_progress
     from edge_rt.store.pull import find_made, pull
 
@@ -185,7 +191,7 @@ def obtain_package(
         return made.path.name, made
     require_export_fits(resolved, reference, budget, lead=lead)
     check_runtime()
-    if not is_local:
+    if not is_local and not is_outdated:
         # Whether a local checkpoint was exported before is known only after it is hashed.
         lead_in = "" if resolved.path is not None else f"{resolved.name} is not on this machine: "
         tell_source(terminal, resolved, offline=places.offline, lead=lead_in)

@@ -14,7 +14,7 @@ from edge_rt.export.quantise.decision import WeightChoice
 from edge_rt.export.quantise.native import has_native_rounding
 from edge_rt.export.sources.source import Source, TokenizerBuild
 from edge_rt.package.decoder import Decoder
-from edge_rt.package.manifest import BUILT_IN_CALIBRATION, ModelConfig, config_of
+from edge_rt.package.manifest import BUILT_IN_CALIBRATION
 from edge_rt.text.template import ChatTemplate, lint
 from edge_rt.text.tokenizer import Tokenizer
 
@@ -25,7 +25,6 @@ class Checkpoint:
 
     source: Source
     decoder: Decoder
-    model: ModelConfig
     weights: DecoderWeights
     profile: OpProfile
     tokenizer: TokenizerBuild
@@ -80,7 +79,6 @@ def read_checkpoint(
     return Checkpoint(
         source=source,
         decoder=decoder,
-        model=config_of(decoder, sum(tensor.elements for tensor in source.tensors.values())),
         weights=collect_weights(source, decoder, profile, choice.types),
         profile=profile,
         tokenizer=tokenizer,

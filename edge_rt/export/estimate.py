@@ -24,7 +24,7 @@ from edge_rt.export.weights.blocks import PIECE_BYTES, open_bytes
 from edge_rt.export.weights.linear import Linear, Part
 from edge_rt.export.weights.matrices import PIECE_VALUES
 from edge_rt.export.weights.weights_file import WeightsLayout
-from edge_rt.package.manifest import ModelConfig
+from edge_rt.package.decoder import Decoder
 from edge_rt.system.byte_size import human_bytes, show_size
 from edge_rt.system.machine import available_memory_bytes, usable_cpus
 
@@ -54,7 +54,7 @@ _HEAD_COPIES: Final = 4
 """float64 arrays alive for the logits of a piece of the head."""
 
 
-def quantising_bytes(weights: DecoderWeights, config: ModelConfig, tokens: int, *, measures: bool) -> int:
+def quantising_bytes(weights: DecoderWeights, decoder: Decoder, tokens: int, *, measures: bool) -> int:
     """Predict the memory of measuring and quantising.
 
     Args:
@@ -66,40 +66,40 @@ def quantising_bytes(weights: DecoderWeights, config: ModelConfig, tokens: int, 
     if not tokens:
         return _ARITHMETIC_BYTES + converting
     layer = 4 * max(sum(part.tensor.elements for part in _parts(layer)) for layer in weights.layers)
-    group = config.num_heads // config.num_kv_heads
+    group = decoder.num_heads // decoder.num_kv_heads
     # The inputs of one layer: those of q, k, v, of the output, of gate and up, of down.
     inputs = [matrices[0].in_features for matrices in _inputs(weights)]
     held_out = min(HELD_OUT_TOKENS, tokens // SEQUENCE // HELD_OUT_SHARE * SEQUENCE)
-    moments, streams = sum(map(_square_bytes, inputs)) + 4 * held_out * sum(inputs), 4 * tokens * config.hidden_size
+    moments, streams = sum(map(_square_bytes, inputs)) + 4 * held_out * sum(inputs), 4 * tokens * decoder.hidden_size
     rows = min(SEQUENCE, tokens)
-    forward = _FORWARD_COPIES * _activations(config, rows, group)
+    forward = _FORWARD_COPIES * _activations(decoder, rows, group)
     walking = moments + max(layer + read + forward, converting)
     if not measures:
         return _ARITHMETIC_BYTES + streams + walking
     rows = min(MEASURED_TOKENS, tokens)
-    kept = 4 * rows * config.hidden_size * config.num_layers
-    head = (8 * _HEAD_COPIES * rows + 4 * config.hidden_size) * _head_rows(weights.head)
-    measuring = kept + max(layer + read + _BACKWARD_COPIES * _activations(config, rows, config.num_heads), head, read)
+    kept = 4 * rows * decoder.hidden_size * decoder.num_layers
+    head = (8 * _HEAD_COPIES * rows + 4 * decoder.hidden_size) * _head_rows(weights.head)
+    measuring = kept + max(layer + read + _BACKWARD_COPIES * _activations(decoder, rows, decoder.num_heads), head, read)
     return _ARITHMETIC_BYTES + max(streams + walking, measuring)
 
 
-def quality_bytes(config: ModelConfig, opened: int) -> int:
+def quality_bytes(decoder: Decoder, opened: int) -> int:
     """Predict the memory of comparing a package's predictions.
 
     Args:
         opened: bytes of its weights while its graph is open; they are given back before the head is read.
     """
-    cache = 8 * QUALITY_TOKENS * config.num_layers * config.num_kv_heads * config.head_dim
-    logits = 4 * QUALITY_TOKENS * config.vocab_size
-    passing = _FORWARD_COPIES * _activations(config, QUALITY_TOKENS, config.num_heads)
-    head = PIECE_BYTES + 4 * _HEAD_PIECE_COPIES * min(PIECE_VALUES, config.vocab_size * config.hidden_size)
-    reading = _BOTH_BYTES + min(head, 24 * config.vocab_size * config.hidden_size)
+    cache = 8 * QUALITY_TOKENS * decoder.num_layers * decoder.num_kv_heads * decoder.head_dim
+    logits = 4 * QUALITY_TOKENS * decoder.vocab_size
+    passing = _FORWARD_COPIES * _activations(decoder, QUALITY_TOKENS, decoder.num_heads)
+    head = PIECE_BYTES + 4 * _HEAD_PIECE_COPIES * min(PIECE_VALUES, decoder.vocab_size * decoder.hidden_size)
+    reading = _BOTH_BYTES + min(head, 24 * decoder.vocab_size * decoder.hidden_size)
     return logits + max(cache + passing + opened, reading)
 
 
-def _activations(config: ModelConfig, rows: int, heads: int) -> int:
+def _activations(decoder: Decoder, rows: int, heads: int) -> int:
     """Return the bytes of one array of the feed-forward's width, and of the attention weights of some heads."""
-    return 4 * rows * (config.intermediate_size + config.hidden_size + heads * rows)
+    return 4 * rows * (decoder.intermediate_size + decoder.hidden_size + heads * rows)
 
 
 def _inputs(weights: DecoderWeights) -> list[tuple[Linear, ...]]:
@@ -186,7 +186,7 @@ class ExportEstimate:
 def estimate_export(
     weights: DecoderWeights,
     layout: WeightsLayout,
-    config: ModelConfig,
+    decoder: Decoder,
     profile: OpProfile,
     calibration_tokens: int = 0,
     *,
@@ -214,22 +214,22 @@ def estimate_export(
     # The check has one graph open in ONNX Runtime at a time, after the reference was freed.
     halves = sum(2 * part.tensor.elements for part in parts if part.type_name == "F16")
     opened = int(profile.opened_factor * layout.size + profile.half_factor * halves)
-    logits = 6 * CHECK_ROWS * config.vocab_size * 8
+    logits = 6 * CHECK_ROWS * decoder.vocab_size * 8
     # The reference holds matrices whole, except embedding and head, which it reads in pieces.
     ends = (weights.embedding, weights.head)
     largest = max(part.tensor.elements for linear in linears if linear not in ends for part in linear.parts)
     reference = int(4 * (largest + FLOAT_COPIES * max(map(_piece_values, parts)))) + PIECE_BYTES
-    calibrating = opened + calibration_bytes(config, calibration_tokens) if calibration_tokens else 0
+    calibrating = opened + calibration_bytes(decoder, calibration_tokens) if calibration_tokens else 0
     quantising = arithmetic = 0
     size = layout.size
     if choice is not None and choice.quantises:
         size = most_bytes or size
-        quantising = quantising_bytes(weights, config, moment_tokens, measures=bool(choice.rivals or choice.ladders))
+        quantising = quantising_bytes(weights, decoder, moment_tokens, measures=bool(choice.rivals or choice.ladders))
         if moment_tokens:
             opened = int(max(opened, profile.opened_factor * size))
             # Later stages run in what quantising leaves.
             arithmetic = KEPT_BYTES
-            quantising = max(quantising, arithmetic + quality_bytes(config, opened))
+            quantising = max(quantising, arithmetic + quality_bytes(decoder, opened))
     # What adapters add is in memory while a matrix is read.
     more = LATER_BYTES + max(_held_bytes(linear) for linear in linears)
     more += max(writing, arithmetic + calibrating, quantising, arithmetic + logits + max(opened, reference))

@@ -50,7 +50,6 @@ from edge_rt.package.manifest import (
     Segment,
     SourceInfo,
     TokenizerInfo,
-    graph_version,
 )
 from edge_rt.package.reader import Package, absolute_path, stored_name
 from edge_rt.package.sampling import SamplingAdvice
@@ -258,26 +257,15 @@ def _manifest(
     calibration = None
     if checkpoint.calibration is not None and decided.has_constants:
         calibration = checkpoint.calibration.to_manifest()
-    quantisation = _quantisation(checkpoint)
     return Manifest(
         format_version=FORMAT_VERSION,
-        graph_version=graph_version(
-            checkpoint.profile.name,
-            checkpoint.model.sliding_window,
-            head_dim=checkpoint.model.head_dim,
-            is_calibrated=calibration is not None,
-            types=quantisation.values(),
-            is_described=not checkpoint.decoder.is_plain,
-            is_segmented=bool(decided.exits),
-        ),
         producer=f"edge-rt {VERSION}",
-        model=checkpoint.model,
+        num_parameters=source.num_parameters,
         op_profile=checkpoint.profile.name,
         activations=activations,
-        quantisation=quantisation,
+        quantisation=_quantisation(checkpoint),
         kv_formats=KV_FORMATS[checkpoint.profile.name],
         segments=cut[0],
-        drafters=(),
         tokenizer=TokenizerInfo(TOKENIZER_FILE, tokenizer.bos_token_id, tokenizer.eos_token_ids, tokenizer.add_bos),
         chat_template=TEMPLATE_FILE if tokenizer.chat_template is not None else None,
         tool_template=TOOL_TEMPLATE_FILE if tokenizer.tool_template is not None else None,
@@ -292,7 +280,7 @@ def _manifest(
         key_calibration=calibration,
         sampling=sampling,
         weights=weights,
-        decoder=None if checkpoint.decoder.is_plain else checkpoint.decoder,
+        decoder=checkpoint.decoder,
         exit_head=cut[1],
         draft_graph=DRAFT_GRAPH_FILE if _is_nested(checkpoint) else None,
         files={},

@@ -17,7 +17,6 @@ from edge_rt.export.families.header import read_header_decoder
 from edge_rt.export.sources.adapters import is_gguf_adapter
 from edge_rt.export.sources.gguf_split import read_gguf
 from edge_rt.ort.op_library import library_path
-from edge_rt.package.manifest import ModelConfig, config_of
 from edge_rt.package.weights_info import require_known
 
 if TYPE_CHECKING:
@@ -138,7 +137,6 @@ class PackageSizes:
         notes: what an export does without being asked: sentences for the user.
     """
 
-    config: ModelConfig
     decoder: Decoder
     op_profile: str
     weights_bytes: int
@@ -169,7 +167,7 @@ def package_sizes(path: Path, weights: str | None = None) -> PackageSizes:
     choice = choose_weights(source, decoder, weights, has_tables=profile.has_tables)
     linears = collect_weights(source, decoder, profile, choice.types)
     layout = place_weights(linears, decoder, profile, is_calibrated=profile.has_4_bit_keys)
-    elements = sum(tensor.elements for tensor in source.tensors.values())
+    elements = source.num_parameters
     notes: tuple[str, ...] = ()
     if weights is None and choice.name == "int4":
         bits = f"{8 * layout.size / elements:.1f} bits a weight, embedding and head included"
@@ -180,7 +178,6 @@ def package_sizes(path: Path, weights: str | None = None) -> PackageSizes:
         embedding = sum(slot.nbytes for name, slot in layout.slots.items() if name.startswith("embedding."))
     tokenizer = source.build_tokenizer(decoder.vocab_size)
     return PackageSizes(
-        config=config_of(decoder, elements),
         decoder=decoder,
         op_profile=profile.name,
         weights_bytes=layout.size,

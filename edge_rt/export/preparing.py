@@ -124,7 +124,7 @@ def prepare(source: Source, decoder: Decoder, decided: Decided) -> Prepared:
     estimate = estimate_export(
         checkpoint.weights,
         layout,
-        checkpoint.model,
+        checkpoint.decoder,
         decided.profile,
         tokens if decided.has_constants else 0,
         choice=decided.choice,

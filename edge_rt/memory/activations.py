@@ -41,13 +41,13 @@ def allocated_bytes(shape: ModelShape, rows: int, ctx: int) -> int:
     if shape.traced is not None:
         return int(_TRACED_MARGIN * shape.traced.pass_bytes(rows, ctx)) + _FIXED
     if shape.op_profile == "portable":
-        is_padded = portable_head_dim(shape.head_dim) != shape.head_dim
+        is_padded = portable_head_dim(shape.model.head_dim) != shape.model.head_dim
         floats = (
-            _PORTABLE_HIDDEN * shape.hidden_size
+            _PORTABLE_HIDDEN * shape.model.hidden_size
             + (_PORTABLE_QKV + (_PADDED_QKV if is_padded else 0)) * shape.qkv_size
-            + _PORTABLE_INNER * shape.intermediate_size
+            + _PORTABLE_INNER * shape.model.intermediate_size
         )
-        whole = 4 * shape.vocab_size * shape.hidden_size if shape.activations == "float" else 0
+        whole = 4 * shape.model.vocab_size * shape.model.hidden_size if shape.activations == "float" else 0
         return int(_MARGIN * (4 * floats * rows + whole)) + 8 * _FIXED
     return int(_MARGIN * (_layer_row_bytes(shape) * rows + _attention_bytes(shape, rows, ctx))) + _FIXED
 
@@ -74,19 +74,19 @@ def thread_bytes(shape: ModelShape, threads: int) -> int:
     """
     if shape.op_profile != "native":
         return 0
-    attended = shape.num_heads * shape.head_dim
-    widest = max(shape.hidden_size, attended, shape.intermediate_size)
-    tiles = max(2 * shape.hidden_size, attended, shape.intermediate_size)
+    attended = shape.model.num_heads * shape.model.head_dim
+    widest = max(shape.model.hidden_size, attended, shape.model.intermediate_size)
+    tiles = max(2 * shape.model.hidden_size, attended, shape.model.intermediate_size)
     return threads * (FEW_ROWS * _rounded_bytes(widest) + _UNPACKED_BLOCK * -(-tiles // _BLOCK) + 256)
 
 
 def _layer_row_bytes(shape: ModelShape) -> int:
     """Return the bytes that a layer needs for each row, without attention's scratch memory."""
-    attended = shape.num_heads * shape.head_dim
-    stream = 4 * 2 * shape.hidden_size  # its input and its output
-    steps = 4 * (shape.qkv_size + attended + shape.hidden_size + shape.intermediate_size)
-    widest = max(shape.hidden_size, attended, shape.intermediate_size)
-    return stream + steps + _rounded_bytes(widest) + _rounded_bytes(shape.intermediate_size)
+    attended = shape.model.num_heads * shape.model.head_dim
+    stream = 4 * 2 * shape.model.hidden_size  # its input and its output
+    steps = 4 * (shape.qkv_size + attended + shape.model.hidden_size + shape.model.intermediate_size)
+    widest = max(shape.model.hidden_size, attended, shape.model.intermediate_size)
+    return stream + steps + _rounded_bytes(widest) + _rounded_bytes(shape.model.intermediate_size)
 
 
 def _rounded_bytes(features: int) -> int:
@@ -95,7 +95,7 @@ def _rounded_bytes(features: int) -> int:
 
 
 def _most_block_rows(shape: ModelShape) -> int:
-    return min(max(_BLOCK_QUERIES // (shape.num_heads // shape.num_kv_heads), 1), _MAX_BLOCK_ROWS)
+    return min(max(_BLOCK_QUERIES // (shape.model.num_heads // shape.model.num_kv_heads), 1), _MAX_BLOCK_ROWS)
 
 
 def _block_rows(shape: ModelShape, rows: int) -> tuple[int, int]:
@@ -108,14 +108,14 @@ def _block_rows(shape: ModelShape, rows: int) -> tuple[int, int]:
 def _spans(shape: ModelShape, rows: int, ctx: int) -> int:
     """Return the largest number of spans of keys that the rows of a pass attend to."""
     spans = -(-ctx // _SPAN)
-    if shape.window_layers < shape.num_layers:
+    if shape.window_layers < shape.model.num_layers:
         return spans
-    return min(spans, (shape.sliding_window + rows - 2) // _SPAN + 2)
+    return min(spans, (shape.model.sliding_window + rows - 2) // _SPAN + 2)
 
 
 def _slots(shape: ModelShape, rows: int, blocks: int, spans: int) -> int:
     """Return how many parts of a pass have separate memory: as many as threads can work on at once."""
-    units = shape.num_kv_heads * blocks
+    units = shape.model.num_kv_heads * blocks
     if rows > FEW_ROWS:
         items = max(units, min(rows, _APPEND_ITEMS))
     else:
@@ -132,14 +132,14 @@ def _attention_bytes(shape: ModelShape, rows: int, ctx: int) -> int:
 
 def _spread_bytes(shape: ModelShape, rows: int, spans: int, ctx: int) -> int:
     """Return the scratch memory of attention over ``spans`` spans of keys, in bytes."""
-    padded = -(-shape.head_dim // _TILE) * _TILE
-    groups = -(-shape.head_dim // _BLOCK)
+    padded = -(-shape.model.head_dim // _TILE) * _TILE
+    groups = -(-shape.model.head_dim // _BLOCK)
     state = 4 * padded + 8  # of a query: maximum, sum and output
-    queries = rows * shape.num_heads
+    queries = rows * shape.model.num_heads
     # Counts quantised queries, which 16-bit and 32-bit caches do not need, so that a smaller cache never needs more.
-    query = 4 * padded + -(-shape.head_dim // _CHUNK) * _CHUNK + 8 * groups
+    query = 4 * padded + -(-shape.model.head_dim // _CHUNK) * _CHUNK + 8 * groups
     block_rows, blocks = _block_rows(shape, rows)
-    of_block = block_rows * (shape.num_heads // shape.num_kv_heads)
+    of_block = block_rows * (shape.model.num_heads // shape.model.num_kv_heads)
     slot = 4 * (of_block * _CHUNK + (_CHUNK + _TILE) * padded + 2 * _TILE * groups) + 3 * of_block * state + 1024
     shared = queries * query
     if rows <= FEW_ROWS:

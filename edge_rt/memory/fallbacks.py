@@ -76,7 +76,7 @@ class Fallbacks:
         self._device = device
         self._request = request
         self._chunks = (request.prefill_chunk,) if request.prefill_chunk is not None else CHUNKS[shape.op_profile]
-        self.ctx = min(shape.context_length, DEFAULT_CONTEXT) if request.ctx is None else request.ctx
+        self.ctx = min(shape.model.context_length, DEFAULT_CONTEXT) if request.ctx is None else request.ctx
         self._least_ctx = min(LEAST_CONTEXT, self.ctx) if request.ctx is None else self.ctx
         self._formats = self._cache_formats()
 
@@ -93,7 +93,9 @@ class Fallbacks:
         best = self._speculation_steps(self.ctx, self._formats[0], self._chunks[0])[0]
         least = self._speculation_steps(self._least_ctx, self._formats[-1], self._chunks[-1])[-1]
         least_needs = self.needs(least)
-        can_divide = self._device.has_own_gpu_memory and self._shape.layers is not None and self._shape.num_layers > 1
+        can_divide = (
+            self._device.has_own_gpu_memory and self._shape.layers is not None and self._shape.model.num_layers > 1
+        )
         placements = [self._as_it_is]
         if can_divide and least_needs.gpu > budget.gpu:
             placements.append(self._divided)
@@ -130,7 +132,7 @@ class Fallbacks:
             return replace(choice, gpu_layers=count)
 
         fitting = bisect_right(
-            range(1, self._shape.num_layers), budget.gpu, key=lambda count: self.needs(with_layers(count)).gpu
+            range(1, self._shape.model.num_layers), budget.gpu, key=lambda count: self.needs(with_layers(count)).gpu
         )
         return self._as_it_is(with_layers(fitting), budget) if fitting else None
 
@@ -308,10 +310,10 @@ def _nearby(shape: ModelShape, request: Request, choice: Choice) -> Iterator[Req
     smaller.sort(key=shape.token_bytes, reverse=True)
     for name in smaller[:1] + smaller[1:][-(_FORMATS_SHOWN - 1) :]:
         yield replace(request, kv=name, ctx=choice.ctx)
-    if choice.ctx // 2 >= min(LEAST_CONTEXT, shape.context_length):
+    if choice.ctx // 2 >= min(LEAST_CONTEXT, shape.model.context_length):
         yield replace(request, ctx=choice.ctx // 2)
-    if choice.ctx < shape.context_length:
-        yield replace(request, ctx=min(2 * choice.ctx, shape.context_length))
+    if choice.ctx < shape.model.context_length:
+        yield replace(request, ctx=min(2 * choice.ctx, shape.model.context_length))
     if choice.draft_max:
         yield replace(request.without_drafts(OFF), ctx=choice.ctx)
 

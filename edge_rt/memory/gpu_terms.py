@@ -130,12 +130,12 @@ def _divided_activations(shape: ModelShape, choice: Choice) -> int:
     small = 4 * (_maps(shape) * choice.ctx + _TREE_HEAD + choice.largest_pass)
     of_session = _ONCE * largest + pooled(small)
     top = pooled(_top_k_bytes(shape, choice.logit_rows))
-    of_drafts = of_session + 2 * pooled(4 * shape.vocab_size + 128) if drafts_itself(shape, choice) else 0
+    of_drafts = of_session + 2 * pooled(4 * shape.model.vocab_size + 128) if drafts_itself(shape, choice) else 0
     return of_session + top + of_drafts
 
 
 def _top_k_bytes(shape: ModelShape, rows: int) -> int:
-    return rows * -(-shape.vocab_size // _TOP_K_PART) * _TOP_K_BYTES
+    return rows * -(-shape.model.vocab_size // _TOP_K_PART) * _TOP_K_BYTES
 
 
 def gpu_self_drafting(shape: ModelShape, choice: Choice) -> int:
@@ -145,7 +145,7 @@ def gpu_self_drafting(shape: ModelShape, choice: Choice) -> int:
     """
     rows = min(choice.largest_pass, RECORDED_ROWS)
     passes = int((_KEPT + _ONCE) * pooled(_pass_bytes(shape, rows, choice.ctx)))
-    return passes + 2 * pooled(4 * shape.vocab_size + 128)
+    return passes + 2 * pooled(4 * shape.model.vocab_size + 128)
 
 
 def staging_bytes(shape: ModelShape, choice: Choice) -> int:
@@ -167,9 +167,9 @@ def _maps(shape: ModelShape) -> int:
 
 def attention_bytes(shape: ModelShape, rows: int, ctx: int) -> int:
     """Return the scratch memory of attention on a GPU: queries, and a state for every span of keys with few rows."""
-    queries = rows * shape.num_heads
-    padded = -(-shape.head_dim // _DIM_TILE) * _DIM_TILE
-    codes = -(-shape.head_dim // _QUERY_TILE) * _QUERY_TILE + 8 * -(-shape.head_dim // _BLOCK)
+    queries = rows * shape.model.num_heads
+    padded = -(-shape.model.head_dim // _DIM_TILE) * _DIM_TILE
+    codes = -(-shape.model.head_dim // _QUERY_TILE) * _QUERY_TILE + 8 * -(-shape.model.head_dim // _BLOCK)
     spans = 1 if rows > FEW_ROWS else -(-ctx // _SPAN) + 1
     return queries * (max(4 * padded, codes) + spans * (8 + 4 * padded)) + 1024
 
@@ -180,9 +180,10 @@ def _pass_bytes(shape: ModelShape, rows: int, ctx: int) -> int:
 
 def _layer_bytes(shape: ModelShape, rows: int) -> int:
     """Return the bytes that a layer needs for its rows: input, output, the values between, and rounded copies."""
-    attended = shape.num_heads * shape.head_dim
-    values = 2 * shape.hidden_size + shape.qkv_size + attended + shape.hidden_size + 2 * shape.intermediate_size
-    widest = max(shape.hidden_size, attended, shape.intermediate_size)
+    model = shape.model
+    attended = model.num_heads * model.head_dim
+    values = 2 * model.hidden_size + shape.qkv_size + attended + model.hidden_size + 2 * model.intermediate_size
+    widest = max(model.hidden_size, attended, model.intermediate_size)
     element = 4 if shape.activations == "float" else 1
-    rounded = sum((element * _BLOCK + _BLOCK_FACTS) * -(-size // _BLOCK) for size in (widest, shape.intermediate_size))
+    rounded = sum((element * _BLOCK + _BLOCK_FACTS) * -(-size // _BLOCK) for size in (widest, model.intermediate_size))
     return rows * (4 * values + rounded)

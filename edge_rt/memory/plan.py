@@ -190,7 +190,7 @@ def require_fit(plan: Plan, spell: Callable[[tuple[str, ...]], str] = shlex.join
         f"{name} {show_size(count)}" for name, count in _largest_first(plan, on_gpu=is_gpu_short) if count
     )
     raise MemoryBudgetExceeded(
-        f"{plan.shape.name} does not fit the memory{' of the GPU' if is_gpu_short else ''}.",
+        f"{plan.shape.model.name} does not fit the memory{' of the GPU' if is_gpu_short else ''}.",
         f"It needs at least {show_at_least(least)} with a context of {plan.choice.ctx} tokens "
         f"({plan.choice.kv_format} cache), the budget is {show_size(limit)} ({parts}).",
         f"Try {' or '.join(dict.fromkeys(ways))}." if ways else "Choose a smaller model, or let the CPU compute.",
@@ -237,10 +237,10 @@ def no_device_budget(given_bytes: int, why_cpu: str | None = None) -> ConfigErro
 
 
 def _check(shape: ModelShape, request: Request) -> None:
-    if request.ctx is not None and not 2 <= request.ctx <= shape.context_length:
+    if request.ctx is not None and not 2 <= request.ctx <= shape.model.context_length:
         raise ConfigError(
             "The context is out of range.",
-            f"Got {request.ctx}; this model allows 2 to {shape.context_length} tokens.",
+            f"Got {request.ctx}; this model allows 2 to {shape.model.context_length} tokens.",
             "Choose one in that range.",
         )
     if request.kv not in (None, AUTO, *shape.kv_formats):
@@ -270,8 +270,10 @@ def _given_up(
         name: getattr(choice, name)
         for name in ("spec", "draft_max", "suffix_tokens", "recycling_contexts", "logit_rows")
     }
-    drafters = [one.name for one in (request.drafter, request.draft_model and request.draft_model.shape) if one]
-    layers = f"layers on the GPU: {choice.gpu_layers} of {shape.num_layers}, the others on the CPU"
+    drafters = [] if request.drafter is None else [request.drafter.name]
+    if request.draft_model is not None:
+        drafters.append(request.draft_model.shape.model.name)
+    layers = f"layers on the GPU: {choice.gpu_layers} of {shape.model.num_layers}, the others on the CPU"
     steps = (
         (layers, {"gpu_layers": choice.gpu_layers}),
         (f"drafter: none instead of {' and '.join(drafters)}", {"drafter": choice.drafter}),

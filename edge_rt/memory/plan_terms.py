@@ -52,7 +52,8 @@ def terms_of(shape: ModelShape, choice: Choice, sizes: Sizes, request: Request) 
         Term("runtime", sizes.runtime, private, "Python, ONNX Runtime and edge-rt before a model is loaded"),
         Term(
             "tokenizer", sizes.tokenizer + reading, private,
-            f"{shape.vocab_size} tokens, {show_size(shape.tokenizer_bytes)} of JSON" + _briefly("reading", reading),
+            f"{shape.model.vocab_size} tokens, {show_size(shape.tokenizer_bytes)} of JSON"
+            + _briefly("reading", reading),
         ),
         Term("weights", sizes.weights, "file", _weights_text(shape, choice, request)),
         Term(
@@ -62,7 +63,7 @@ def terms_of(shape: ModelShape, choice: Choice, sizes: Sizes, request: Request) 
         Term("kv_cache", sizes.kv_cache, private, _cache_text(shape, choice)),
         Term("activations", sizes.activations, private, _activations_text(choice, sizes)),
         Term("logits", sizes.logits, private, _logits_text(shape, choice, request)),
-        Term("sampling", sizes.sampling, private, f"arrays of {shape.vocab_size} tokens"),
+        Term("sampling", sizes.sampling, private, f"arrays of {shape.model.vocab_size} tokens"),
         Term("drafters", sizes.drafters, private, _drafters_text(shape, choice, sizes.tables)),
     ]  # fmt: skip
     if sizes.corpus:
@@ -72,7 +73,7 @@ def terms_of(shape: ModelShape, choice: Choice, sizes: Sizes, request: Request) 
         terms.append(Term("drafter", sizes.drafter, "file", f"weights.bin of {found.name}, read in place"))
         terms.append(Term("drafter_head", sizes.drafter_head, private, _drafter_text(found, choice)))
     if choice.drafter and request.draft_model is not None:
-        name, own = request.draft_model.shape.name, request.draft_model.choice(choice)
+        name, own = request.draft_model.shape.model.name, request.draft_model.choice(choice)
         terms.append(Term("draft_weights", sizes.draft_weights, "file", f"weights.bin of {name}, read in place"))
         text = f"graph, {own.kv_format} cache of {own.ctx} rows and passes of {name}, which drafts"
         terms.append(Term("draft_model", sizes.draft_model, private, text))
@@ -121,9 +122,8 @@ def _weights_text(shape: ModelShape, choice: Choice, request: Request) -> str:
 def _session_text(shape: ModelShape, choice: Choice) -> str:
     packed = ", packed weights" if shape.op_profile != "native" else ""
     graphs = "graph" if shape.graphs == 1 else f"{shape.graphs} graphs"
-    return (
-        f"{graphs} of {counted(shape.num_layers, 'layer')}, code of ONNX Runtime, lists of {choice.ctx} tokens{packed}"
-    )
+    layers = counted(shape.model.num_layers, "layer")
+    return f"{graphs} of {layers}, code of ONNX Runtime, lists of {choice.ctx} tokens{packed}"
 
 
 def _cache_text(shape: ModelShape, choice: Choice) -> str:
@@ -131,7 +131,7 @@ def _cache_text(shape: ModelShape, choice: Choice) -> str:
     windows = f", {shape.window_layers} of them {windowed}" if shape.window_layers else ""
     row_bytes = shape.token_bytes(choice.kv_format)
     name = choice.kv_format if choice.kv_format in KV_FORMAT and shape.op_profile == "native" else "f32"
-    return f"{rows} rows x {counted(shape.num_layers, 'layer')}{windows} x {row_bytes} B ({name})"
+    return f"{rows} rows x {counted(shape.model.num_layers, 'layer')}{windows} x {row_bytes} B ({name})"
 
 
 def _activations_text(choice: Choice, sizes: Sizes) -> str:
@@ -141,8 +141,8 @@ def _activations_text(choice: Choice, sizes: Sizes) -> str:
 
 
 def _logits_text(shape: ModelShape, choice: Choice, request: Request) -> str:
-    hidden = f", and {shape.hidden_size} hidden states" if request.returns_hidden(choice) else ""
-    return f"{counted(choice.logit_rows, 'row')} x {shape.vocab_size}{hidden} x 4 B"
+    hidden = f", and {shape.model.hidden_size} hidden states" if request.returns_hidden(choice) else ""
+    return f"{counted(choice.logit_rows, 'row')} x {shape.model.vocab_size}{hidden} x 4 B"
 
 
 def _drafter_text(drafter: DrafterShape, choice: Choice) -> str:

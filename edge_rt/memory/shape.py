@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Final
 
 from edge_rt.memory.choice import Choice
 from edge_rt.memory.figures import Device
-from edge_rt.package.decoder import Decoder
+from edge_rt.package.decoder import Decoder, Model
 from edge_rt.package.drafter import HEAD, Drafter
 from edge_rt.package.kv_formats import KV_FORMAT, portable_head_dim
 from edge_rt.package.layer_sizes import TILE_ROWS, LayerSizes, layer_sizes, row_bytes
-from edge_rt.package.manifest import KV_FORMATS, WEIGHTS_FILE, Manifest, ModelConfig, drafts_of
+from edge_rt.package.manifest import KV_FORMATS, WEIGHTS_FILE, Manifest, drafts_of
 from edge_rt.package.reader import Package
 from edge_rt.package.spec_modes import OFF, Drafts
 from edge_rt.package.weights_info import TracedInfo
@@ -102,23 +103,16 @@ def drafter_shape(drafter: Drafter, manifest: Manifest) -> DrafterShape:
 
 @dataclass(frozen=True)
 class ModelShape:
-    """Numbers of a model, from a package or estimated from a checkpoint.
+    """A model, and the numbers of its package, or of the one that a checkpoint would become.
 
     Attributes:
         op_profile: ``"native"``, ``"portable"`` or ``"traced"``.
-        num_layers, hidden_size, intermediate_size, num_heads, num_kv_heads, head_dim, vocab_size, context_length: as
-            in ``ModelConfig``.
-        sliding_window: tokens in the sliding window; 0 if no layer has one.
-        window_layers: number of layers with a sliding window.
         weights_bytes: size of ``weights.bin``, as it is mapped.
         read_bytes: bytes of weights that a pass over one row reads.
         tokenizer_bytes: size of ``tokenizer.json``.
         kv_formats: cache formats that it can run with, preferred first.
         package_id: identity of the package; None if the numbers are estimated from a checkpoint.
         activations: ``"int8"`` or ``"float"``.
-        stored_rope_bytes: of the rotary embedding tables in ``weights.bin``; None: of one table of whole heads.
-        loaded_rope_bytes: of such tables per token of context, where they are computed when the package is loaded.
-        short_context: tokens of the longest context of the first rotation, where longer contexts have another; else 0.
         traced: what is known of a traced graph; None for the other op profiles.
         segments: graphs that the layers are cut into; with several the head is a graph of its own as well.
         twice_mapped_bytes: of ``weights.bin``, what two segments map: a table that is embedding and head.
@@ -129,28 +123,14 @@ class ModelShape:
         layers: what each layer takes, if they may be divided between the CPU and a GPU; None: they may not.
     """
 
-    name: str
-    architecture: str
+    model: Model
     op_profile: str
-    num_layers: int
-    hidden_size: int
-    intermediate_size: int
-    num_heads: int
-    num_kv_heads: int
-    head_dim: int
-    vocab_size: int
-    context_length: int
-    sliding_window: int
-    window_layers: int
     weights_bytes: int
     read_bytes: int
     tokenizer_bytes: int
     kv_formats: tuple[str, ...]
     package_id: str | None
     activations: str = "int8"
-    stored_rope_bytes: int | None = None
-    loaded_rope_bytes: int = 0
-    short_context: int = 0
     traced: TracedInfo | None = None
     segments: int = 1
     twice_mapped_bytes: int = 0
@@ -167,14 +147,29 @@ class ModelShape:
     @property
     def qkv_size(self) -> int:
         """Features of the queries, keys and values of a token."""
-        return (self.num_heads + 2 * self.num_kv_heads) * self.head_dim
+        return (self.model.num_heads + 2 * self.model.num_kv_heads) * self.model.head_dim
+
+    @cached_property
+    def window_layers(self) -> int:
+        """Layers whose cache holds a sliding window; that of traced graphs holds all tokens."""
+        return 0 if self.traced is not None else sum(window > 0 for window in self.model.layer_windows)
 
     @property
     def rotation_bytes(self) -> int:
         """Bytes of the rotary embedding tables in ``weights.bin``: cosine and sine of every position, float32."""
-        if self.stored_rope_bytes is not None:
-            return self.stored_rope_bytes
-        return _rotation_bytes(self.context_length, self.head_dim)
+        return _rotation_bytes(self.model, self.traced)
+
+    @property
+    def loaded_rope_bytes(self) -> int:
+        """Bytes of such tables per token of context, where they are computed when the package is loaded."""
+        if self.traced is not None or not isinstance(self.model, Decoder) or not self.model.loads_rope:
+            return 0
+        return self.model.rope_bytes(1)
+
+    @property
+    def short_context(self) -> int:
+        """Tokens of the longest context of the first rotation, where longer contexts have another; else 0."""
+        return self.model.short_context if isinstance(self.model, Decoder) else 0
 
     @property
     def drafts(self) -> Drafts:
@@ -188,14 +183,19 @@ class ModelShape:
 
     def token_bytes(self, kv_format: str) -> int:
         """Return the bytes of one token in the KV cache of one layer."""
+        heads, size = self.model.num_kv_heads, self.model.head_dim
         if self.op_profile != "native":
-            stored = portable_head_dim(self.head_dim) if self.op_profile == "portable" else self.head_dim
-            return 2 * self.num_kv_heads * stored * 4
-        return KV_FORMAT[kv_format].token_bytes(self.num_kv_heads, self.head_dim)
+            return 2 * heads * (portable_head_dim(size) if self.op_profile == "portable" else size) * 4
+        return KV_FORMAT[kv_format].token_bytes(heads, size)
 
 
-def _rotation_bytes(positions: int, head_dim: int) -> int:
-    return 2 * positions * (head_dim // 2) * 4
+def _rotation_bytes(model: Model, traced: TracedInfo | None) -> int:
+    if traced is not None:
+        # Such graphs compute rotations, and have no table of them.
+        return 0
+    if isinstance(model, Decoder):
+        return 0 if model.loads_rope else model.rope_bytes(model.context_length)
+    return 2 * model.context_length * (model.head_dim // 2) * 4
 
 
 def shape_of(manifest: Manifest, package_id: str | None) -> ModelShape:
@@ -205,7 +205,7 @@ def shape_of(manifest: Manifest, package_id: str | None) -> ModelShape:
         package_id: identity of the package; None if there is no package yet.
     """
     usable = tuple(name for name in manifest.kv_formats if name in KV_FORMATS[manifest.op_profile])
-    return shape_of_config(
+    return shape_of_model(
         manifest.model,
         op_profile=manifest.op_profile,
         weights_bytes=manifest.files[WEIGHTS_FILE].size,
@@ -213,7 +213,6 @@ def shape_of(manifest: Manifest, package_id: str | None) -> ModelShape:
         kv_formats=usable,
         package_id=package_id,
         activations=manifest.activations,
-        decoder=manifest.decoder,
         traced=manifest.traced,
         segments=len(manifest.segments),
         has_upper_halves=manifest.draft_graph is not None,
@@ -263,8 +262,8 @@ def _largest_tensor(manifest: Manifest) -> int:
     return min(size, max(found, default=size))
 
 
-def shape_of_config(
-    config: ModelConfig,
+def shape_of_model(
+    model: Model,
     *,
     op_profile: str,
     weights_bytes: int,
@@ -273,69 +272,36 @@ def shape_of_config(
     package_id: str | None = None,
     embedding_bytes: int | None = None,
     activations: str = "int8",
-    decoder: Decoder | None = None,
     traced: TracedInfo | None = None,
     segments: int = 1,
     has_upper_halves: bool = False,
     largest_tensor_bytes: int | None = None,
     head_bytes: int | None = None,
 ) -> ModelShape:
-    """Return the numbers of a model whose file sizes are known or estimated.
+    """Return the numbers of a model whose file sizes are known or estimated; the others are as in ``ModelShape``.
 
     Args:
-        config: numbers of the architecture.
-        op_profile: ``"native"``, ``"portable"`` or ``"traced"``.
-        kv_formats: cache formats that it can run with, preferred first.
-        package_id: identity of the package; None if there is no package yet.
         embedding_bytes: bytes of an embedding table that is not shared with the head; None assumes 8 bits per element.
-        activations: ``"int8"`` or ``"float"``.
-        decoder: the description, if there is one.
-        traced: what is known of a traced graph; None for the other op profiles.
-        segments: graphs that the layers are cut into.
-        has_upper_halves: whether its weights are nested.
-        largest_tensor_bytes: of ``weights.bin``, at most; None: not known.
         head_bytes: bytes of the head's matrix; None assumes those of the embedding.
     """
     if embedding_bytes is None:
-        embedding_bytes = config.vocab_size * (config.hidden_size + 2 * -(-config.hidden_size // 32))
+        embedding_bytes = model.vocab_size * (model.hidden_size + 2 * -(-model.hidden_size // 32))
     # A pass over one row reads only one row of these tables.
-    unread = 0 if config.tied_embedding else min(embedding_bytes, weights_bytes // 2)
-    stored, loaded = _rotation_bytes(config.context_length, config.head_dim), 0
-    if decoder is not None:
-        stored = decoder.rope_bytes(config.context_length)
-        if decoder.loads_rope:
-            stored, loaded = 0, decoder.rope_bytes(1)
-    if traced is not None:
-        # Such graphs compute rotations, and have no table of them.
-        stored = 0
-    unread += min(stored, weights_bytes // 4)
+    unread = 0 if model.is_tied else min(embedding_bytes, weights_bytes // 2)
+    unread += min(_rotation_bytes(model, traced), weights_bytes // 4)
     table = min(embedding_bytes if head_bytes is None else head_bytes, weights_bytes)
     return ModelShape(
-        name=config.name,
-        architecture=config.architecture,
+        model=model,
         op_profile=op_profile,
-        num_layers=config.num_layers,
-        hidden_size=config.hidden_size,
-        intermediate_size=config.intermediate_size,
-        num_heads=config.num_heads,
-        num_kv_heads=config.num_kv_heads,
-        head_dim=config.head_dim,
-        vocab_size=config.vocab_size,
-        context_length=config.context_length,
-        sliding_window=config.sliding_window,
-        window_layers=sum(window > 0 for window in config.layer_windows),
         weights_bytes=weights_bytes,
         read_bytes=weights_bytes - unread,
         tokenizer_bytes=tokenizer_bytes,
         kv_formats=kv_formats,
         package_id=package_id,
         activations=activations,
-        stored_rope_bytes=stored,
-        loaded_rope_bytes=loaded,
-        short_context=0 if decoder is None else decoder.short_context,
         traced=traced,
         segments=segments,
-        twice_mapped_bytes=table if segments > 1 and config.tied_embedding else 0,
+        twice_mapped_bytes=table if segments > 1 and model.is_tied else 0,
         exit_head_bytes=table if segments > 1 else 0,
         has_upper_halves=has_upper_halves,
         largest_tensor_bytes=largest_tensor_bytes,
@@ -361,6 +327,6 @@ class DraftModelShape:
     def choice(self, other: Choice) -> Choice:
         """Return the settings that it runs with beside a model with these settings: one row of logits, no drafts."""
         shape = self.shape
-        ctx = min(other.ctx, shape.context_length)
+        ctx = min(other.ctx, shape.model.context_length)
         kv = other.kv_format if other.kv_format in shape.kv_formats else shape.kv_formats[0]
         return Choice(ctx, kv, OFF, 0, min(other.prefill_chunk, LARGEST_CHUNK), 0, 0, 1)

@@ -141,8 +141,8 @@ def row_cost(curve: Sequence[tuple[int, float]], rows: float) -> float:
 def pass_seconds(shape: ModelShape, device: Device, choice: Choice) -> float:
     """Return the seconds of a pass over one row with half the context filled."""
     seen = choice.ctx // 2
-    windowed = min(seen, shape.sliding_window) if shape.window_layers else 0
-    rows = (shape.num_layers - shape.window_layers) * seen + shape.window_layers * windowed
+    windowed = min(seen, shape.model.sliding_window) if shape.window_layers else 0
+    rows = (shape.model.num_layers - shape.window_layers) * seen + shape.window_layers * windowed
     cache = rows * shape.token_bytes(choice.kv_format)
     if choice.gpu_layers is not None:
         return _divided_seconds(shape, device, choice, cache)
@@ -155,7 +155,7 @@ def _divided_seconds(shape: ModelShape, device: Device, choice: Choice, cache: i
     assert choice.gpu_layers is not None
     assert device.gpu is not None
     there = min(shape.read_bytes, shape.layers.behind[-1 - choice.gpu_layers])
-    share = choice.gpu_layers / shape.num_layers
+    share = choice.gpu_layers / shape.model.num_layers
     on_cpu = (shape.read_bytes - there + (1 - share) * cache) / device.bandwidth
     on_gpu = (there + share * cache) / device.gpu.bandwidth
     return device.step_overhead_s + on_cpu + device.gpu.step_overhead_s + on_gpu

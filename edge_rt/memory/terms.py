@@ -134,20 +134,20 @@ def kv_rows(shape: ModelShape, choice: Choice) -> tuple[int, int]:
     """Return the KV cache rows of a layer without a sliding window, and of a layer with one."""
     if not shape.window_layers:
         return choice.ctx, choice.ctx
-    return choice.ctx, window_capacity(shape.sliding_window, choice.largest_pass, choice.ctx)
+    return choice.ctx, window_capacity(shape.model.sliding_window, choice.largest_pass, choice.ctx)
 
 
 def kv_bytes(shape: ModelShape, choice: Choice) -> int:
     """Return the bytes of the KV cache: rows x layers x bytes of a row."""
     full, windowed = kv_rows(shape, choice)
-    rows = (shape.num_layers - shape.window_layers) * full + shape.window_layers * windowed
+    rows = (shape.model.num_layers - shape.window_layers) * full + shape.window_layers * windowed
     return rows * shape.token_bytes(choice.kv_format)
 
 
 def first_on_gpu(shape: ModelShape, choice: Choice) -> int:
     """Return the number of the first layer that a GPU computes, with a choice that divides the layers."""
     assert choice.gpu_layers is not None
-    return shape.num_layers - choice.gpu_layers
+    return shape.model.num_layers - choice.gpu_layers
 
 
 def divided_kv_bytes(shape: ModelShape, choice: Choice) -> tuple[int, int]:
@@ -166,17 +166,17 @@ def divided_weights(shape: ModelShape, choice: Choice) -> tuple[int, int]:
     """
     layers, first = shape.layers, first_on_gpu(shape, choice)
     assert layers is not None
-    unused = layers.rotations_before[first] * (shape.context_length - choice.ctx) // shape.context_length
+    unused = layers.rotations_before[first] * (shape.model.context_length - choice.ctx) // shape.model.context_length
     used = layers.before[first] - max(0, unused - _ROTATIONS_AROUND)
     return used + _shared_pages(first), layers.behind[first]
 
 
 def tokenizer_bytes(shape: ModelShape, ctx: int) -> int:
     """Return the bytes of a loaded tokenizer, including those to encode texts of a context's length."""
-    buckets = 1 << (8 * shape.vocab_size // 7 - 1).bit_length()
+    buckets = 1 << (8 * shape.model.vocab_size // 7 - 1).bit_length()
     tables = _TOKENIZER_BUCKET * buckets + _TOKENIZER_TEXT * shape.tokenizer_bytes
-    spelled = _SPELLED_BYTES * min(shape.vocab_size, _SPELLED_TOKENS)
-    encoded = _encoding_room(shape, ctx) - _SAMPLING_TOKEN * shape.vocab_size
+    spelled = _SPELLED_BYTES * min(shape.model.vocab_size, _SPELLED_TOKENS)
+    encoded = _encoding_room(shape, ctx) - _SAMPLING_TOKEN * shape.model.vocab_size
     return _TOKENIZER_FIXED + tables + spelled + encoded + _WORD_CACHE
 
 
@@ -199,7 +199,7 @@ def encodable_bytes(shape: ModelShape, ctx: int, more_bytes: int) -> int:
 
 def _encoding_room(shape: ModelShape, ctx: int) -> int:
     """Return the memory to encode a text; sampling, which runs after encoding, reuses it for its arrays."""
-    return max(_ENCODED_BYTES * longest_stretch(ctx), _SAMPLING_TOKEN * shape.vocab_size)
+    return max(_ENCODED_BYTES * longest_stretch(ctx), _SAMPLING_TOKEN * shape.model.vocab_size)
 
 
 def reading_bytes(shape: ModelShape) -> int:
@@ -214,14 +214,16 @@ def session_bytes(shape: ModelShape, ctx: int) -> int:
     """
     nodes = 0 if shape.traced is None else _SESSION_NODE * shape.traced.nodes
     nodes += _SESSION_GRAPH * (shape.graphs - 1)
-    return SESSION_FIXED + _SESSION_LAYER * shape.num_layers + nodes + (_TOKEN_LISTS + shape.loaded_rope_bytes) * ctx
+    return (
+        SESSION_FIXED + _SESSION_LAYER * shape.model.num_layers + nodes + (_TOKEN_LISTS + shape.loaded_rope_bytes) * ctx
+    )
 
 
 def hidden_bytes(shape: ModelShape, choice: Choice) -> int:
     """Return the bytes of the rows between the segments of a package with exits, for its largest pass."""
     if shape.segments == 1:
         return 0
-    return 4 * shape.hidden_size * max(2 * choice.largest_pass, (shape.segments - 1) * FEW_HIDDEN_ROWS)
+    return 4 * shape.model.hidden_size * max(2 * choice.largest_pass, (shape.segments - 1) * FEW_HIDDEN_ROWS)
 
 
 def packed_bytes(shape: ModelShape) -> int:
@@ -244,9 +246,9 @@ def weights_bytes(shape: ModelShape, ctx: int) -> int:
         return shape.traced.mapped_bytes
     if shape.op_profile == "portable":
         return int(_MAPPED[shape.activations] * shape.weights_bytes)
-    unused = shape.rotation_bytes * (shape.context_length - ctx) // shape.context_length
+    unused = shape.rotation_bytes * (shape.model.context_length - ctx) // shape.model.context_length
     used = max(0, shape.weights_bytes - max(0, unused - _ROTATIONS_AROUND))
-    return used + shape.twice_mapped_bytes + _shared_pages(shape.num_layers)
+    return used + shape.twice_mapped_bytes + _shared_pages(shape.model.num_layers)
 
 
 def _shared_pages(layers: int) -> int:
@@ -275,25 +277,25 @@ def draft_mapped_bytes(shape: ModelShape, choice: Choice) -> int:
     of_exits = shape.exit_head_bytes if choice.draft_max and choice.spec in (AUTO, EXIT) else 0
     if not drafts_itself(shape, choice):
         return of_exits
-    head = min(shape.vocab_size * shape.hidden_size * _NESTED_BYTES // 8, shape.weights_bytes)
+    head = min(shape.model.vocab_size * shape.model.hidden_size * _NESTED_BYTES // 8, shape.weights_bytes)
     upper = (shape.weights_bytes - head) * _UPPER_BYTES // _NESTED_BYTES
-    around = _MAPPED_AROUND * _LAYER_MATRICES * shape.num_layers
+    around = _MAPPED_AROUND * _LAYER_MATRICES * shape.model.num_layers
     return of_exits + min(head + upper + around, shape.weights_bytes)
 
 
 def sampling_bytes(shape: ModelShape) -> int:
     """Return the bytes to sample a token: penalties, weights, probabilities and sums of a whole row."""
-    return _SAMPLING_FIXED + _SAMPLING_TOKEN * shape.vocab_size
+    return _SAMPLING_FIXED + _SAMPLING_TOKEN * shape.model.vocab_size
 
 
 def logits_bytes(shape: ModelShape, rows: int, *, hidden: bool = False) -> int:
     """Return the bytes of rows of float32 logits, of the most likely tokens of each row, and of its hidden states."""
-    return rows * (4 * shape.vocab_size + 128 + hidden_row_bytes(shape, hidden=hidden))
+    return rows * (4 * shape.model.vocab_size + 128 + hidden_row_bytes(shape, hidden=hidden))
 
 
 def hidden_row_bytes(shape: ModelShape, *, hidden: bool) -> int:
     """Return the bytes of a row of float32 hidden states, if passes return them."""
-    return 4 * shape.hidden_size if hidden else 0
+    return 4 * shape.model.hidden_size if hidden else 0
 
 
 def passes_bytes(shape: ModelShape, rows: int, ctx: int) -> int:

@@ -5,16 +5,25 @@ A layer is, for a stream ``x [rows, hidden_size]``, r the residual scale, and no
     x = x + r * post_norm(attention(norm(x)))
     x = x + r * post_norm(feed_forward(norm(x)))
 
-Layers of one kind are described once. Packages whose decoder is a plain llama need no description.
+Layers of one kind are described once.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import cached_property
-from typing import Final
+from typing import Any, Final
 
+MAX_LAYERS: Final = 1024
+MAX_WIDTH: Final = 1 << 18
+MAX_HEADS: Final = 1 << 12
+MAX_HEAD_DIM: Final = 1024
+"""Elements of the largest heads that operators take."""
+MAX_CONTEXT: Final = 1 << 24
+MAX_ROWS: Final = 1 << 24
+MIN_EPSILON, MAX_EPSILON = 1e-12, 1.0
 MAX_TOP_TOKENS: Final = 8
 """Most likely tokens that a native graph returns with every row of logits."""
 
@@ -201,7 +210,7 @@ class Decoder:
         """Elements of a head, of every layer."""
         return self.layers[0].attention.head_dim
 
-    @property
+    @cached_property
     def intermediate_size(self) -> int:
         """Features of the widest feed-forward."""
         return max(layer.feed_forward.size for layer in self.layers)
@@ -211,7 +220,7 @@ class Decoder:
         """Sliding window of every layer; 0: none."""
         return tuple(layer.attention.window for layer in self.layers)
 
-    @property
+    @cached_property
     def sliding_window(self) -> int:
         """The window of layers that have one; 0: none has."""
         return max(self.layer_windows)
@@ -242,33 +251,6 @@ class Decoder:
             return None
         return "long" if context > self.short_context else "short"
 
-    @cached_property
-    def is_plain(self) -> bool:
-        """Whether it is a plain llama, which every version of edge-rt knows: nothing here differs from a default."""
-        first = self.layers[0]
-        attention = first.attention
-        # The scale of these graphs was computed in this way.
-        plain_attention = Attention(
-            attention.num_heads,
-            attention.num_kv_heads,
-            attention.head_dim,
-            attention.head_dim**-0.5,
-            window=attention.window,
-        )
-        plain = Decoder(
-            self.name,
-            "llama",
-            self.hidden_size,
-            self.vocab_size,
-            self.context_length,
-            (Layer(plain_attention, FeedForward(first.feed_forward.size)),),
-            (0,) * self.num_layers,
-            self.ropes[:1],
-            self.norm_epsilon,
-            is_tied=self.is_tied,
-        )
-        return self == plain and not self.loads_rope and 2 * len(self.ropes[0].frequencies) == attention.head_dim
-
     def check(self) -> None:
         """Check that the numbers fit each other."""
         for problem, is_wrong in self._problems():
@@ -277,30 +259,130 @@ class Decoder:
 
     def _problems(self) -> Iterable[tuple[str, bool]]:
         yield "there are no layers", not self.pattern
-        yield "its context has no room for a prompt and an answer, 2 tokens", self.context_length < 2
-        yield "there are no rotations", not self.ropes
         yield "a layer has a kind that is not there", not all(0 <= kind < len(self.kinds) for kind in self.pattern)
+        yield "its context has no room for a prompt and an answer, 2 tokens", self.context_length < 2
+        yield from _out_of_range(self)
         yield "the norm is unknown", self.norm not in NORMS
-        for layer in self.layers:
+        yield "there are no rotations", not self.ropes
+        for layer in self.kinds:
             attention, feed_forward = layer.attention, layer.feed_forward
-            yield (
-                "heads differ from layer to layer",
-                (
-                    attention.num_heads,
-                    attention.num_kv_heads,
-                    attention.head_dim,
-                )
-                != (self.num_heads, self.num_kv_heads, self.head_dim),
-            )
+            heads = (attention.num_heads, attention.num_kv_heads, attention.head_dim)
+            yield "heads differ from layer to layer", heads != (self.num_heads, self.num_kv_heads, self.head_dim)
             yield "a window is below 0", attention.window < 0
             yield "windows differ in size", attention.window not in (0, self.sliding_window)
-            yield (
-                "a layer names a rotation that is not there",
-                attention.rope is not None and not (0 <= attention.rope < len(self.ropes)),
-            )
+            has_rope = attention.rope is None or 0 <= attention.rope < len(self.ropes)
+            yield "a layer names a rotation that is not there", not has_rope
             yield "the norm of queries and keys is unknown", attention.qk_norm not in QK_NORMS
             yield "the activation is unknown", feed_forward.activation not in ACTIVATIONS
+            yield "a feed-forward has a size out of range", not 1 <= feed_forward.size <= 4 * MAX_WIDTH
+            scaling = attention.query_scaling
+            growth = () if scaling is None else (scaling.beta,)
+            yield "scores have a factor that is no number", not _are_finite(attention.scale, attention.softcap, *growth)
+            yield "queries grow from a position below 1", scaling is not None and scaling.original_context < 1
+        factors = (self.embedding_scale, self.residual_scale, self.logit_scale, self.logit_softcap)
+        yield "a factor is no number", not _are_finite(*factors)
         for rope in self.ropes:
             yield "more dimensions are rotated than heads have", rope.dimensions > self.head_dim
             yield "a rotation has no frequencies", not rope.frequencies
             yield "long frequencies are not as many", len(rope.long_frequencies) not in (0, len(rope.frequencies))
+            numbers = (rope.base, rope.magnitude, *rope.frequencies, *rope.long_frequencies)
+            yield "a rotation has a number out of range", rope.base <= 0 or not _are_finite(*numbers)
+
+
+def _are_finite(*numbers: float) -> bool:
+    return all(math.isfinite(number) for number in numbers)
+
+
+@dataclass(frozen=True)
+class Dimensions:
+    """Sizes of a model, named as in ``Decoder``: what a description begins with, and all that there is without one.
+
+    Attributes:
+        family: architecture, as the checkpoint calls it.
+        layer_windows: sliding window of every layer, if any has one.
+    """
+
+    name: str
+    family: str
+    hidden_size: int
+    num_layers: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    intermediate_size: int
+    vocab_size: int
+    context_length: int
+    norm_epsilon: float = 1e-5
+    is_tied: bool = False
+    layer_windows: tuple[int, ...] = ()
+
+    @property
+    def sliding_window(self) -> int:
+        """The window of layers that have one; 0: none has."""
+        return max(self.layer_windows, default=0)
+
+    def check(self) -> None:
+        """Check that the numbers are in range."""
+        for problem, is_wrong in _out_of_range(self):
+            if is_wrong:
+                raise ValueError(problem)
+
+    def attention(self, **more: Any) -> Attention:
+        """Return the attention of a layer; what differs from a plain llama is given."""
+        scale = more.pop("scale", self.head_dim**-0.5)
+        return Attention(self.num_heads, self.num_kv_heads, self.head_dim, scale, **more)
+
+    def feed_forward(self, **more: Any) -> FeedForward:
+        """Return the feed-forward of a layer; what differs from a plain llama is given."""
+        return FeedForward(self.intermediate_size, **more)
+
+    def decoder(self, family: str, layers: Layer | tuple[Layer, ...], *ropes: Rope, **more: Any) -> Decoder:
+        """Return the description.
+
+        Args:
+            layers: of the model; one stands for all of them.
+            ropes: the rotations that layers name.
+        """
+        given = (layers,) * self.num_layers if isinstance(layers, Layer) else layers
+        kinds = tuple(dict.fromkeys(given))
+        return Decoder(
+            name=self.name,
+            family=family,
+            hidden_size=self.hidden_size,
+            vocab_size=self.vocab_size,
+            context_length=self.context_length,
+            kinds=kinds,
+            pattern=tuple(kinds.index(layer) for layer in given),
+            ropes=ropes,
+            norm_epsilon=self.norm_epsilon,
+            is_tied=self.is_tied,
+            **more,
+        )
+
+
+Model = Decoder | Dimensions
+"""What is known of a model."""
+
+
+def sizes(model: Model) -> dict[str, str | int | bool]:
+    """Return what any model has, for people and for JSON."""
+    names = [field.name for field in fields(Dimensions) if field.name not in ("norm_epsilon", "layer_windows")]
+    return {name: getattr(model, name) for name in (*names, "sliding_window")}
+
+
+def _out_of_range(model: Model) -> Iterable[tuple[str, bool]]:
+    for name, most in (
+        ("hidden_size", MAX_WIDTH),
+        ("num_layers", MAX_LAYERS),
+        ("num_heads", MAX_HEADS),
+        ("num_kv_heads", MAX_HEADS),
+        ("head_dim", MAX_WIDTH),
+        ("intermediate_size", 4 * MAX_WIDTH),
+        ("vocab_size", MAX_ROWS),
+        ("context_length", MAX_CONTEXT),
+    ):
+        value = getattr(model, name)
+        yield f"{name} is {value!s:.40}, must be 1 to {most}", not 1 <= value <= most
+    yield f"norm_epsilon is {model.norm_epsilon}", not MIN_EPSILON <= model.norm_epsilon <= MAX_EPSILON
+    heads, groups = model.num_heads, model.num_kv_heads
+    yield f"num_heads, {heads}, is not a multiple of num_kv_heads, {groups}", heads % groups != 0

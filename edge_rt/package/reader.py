@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import hashlib
-import math
 import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -21,25 +19,21 @@ from edge_rt.errors import (
     VersionMismatch,
     as_json,
 )
-from edge_rt.package.decoder import Decoder
 from edge_rt.package.documents import Refusal, build, check_files, parse_document, read_bounded, verify_files
 from edge_rt.package.exits import require_exits
 from edge_rt.package.graph_check import check_graph
 from edge_rt.package.manifest import (
     FORMAT_NAME,
     FORMAT_VERSION,
-    GRAPH_VERSIONS,
     KV_FORMATS,
     MANIFEST_FILE,
     MAX_MANIFEST_BYTES,
     OP_PROFILES,
     WEIGHTS_FILE,
     Manifest,
-    ModelConfig,
-    config_of,
-    graph_version,
 )
 from edge_rt.package.sampling import fault
+from edge_rt.package.weights_info import KEEP, WEIGHTS
 
 
 @dataclass(frozen=True)
@@ -128,7 +122,7 @@ def _open_package(path: Path) -> Package:
     refuse = _refusal(path)
     data = _read_manifest_bytes(path)
     document = parse_document(data, FORMAT_NAME, refuse, name="manifest", owner="an edge-rt package's")
-    _check_versions(path, document)
+    _check_version(path, document)
     document.pop("format")
     manifest = build(Manifest, document, "manifest", refuse)
     _check_values(path, manifest)
@@ -154,53 +148,85 @@ def _read_manifest_bytes(path: Path) -> bytes:
     return read_bounded(manifest_path, MAX_MANIFEST_BYTES, _refusal(path), name="manifest")
 
 
-def _check_versions(path: Path, document: Mapping[str, Any]) -> None:
-    profile, stated_model = document.get("op_profile"), document.get("model")
-    # The value may be any JSON; for an unknown profile there is no version to compare with.
-    model = stated_model if isinstance(stated_model, dict) else {}
-    head_dim = model.get("head_dim")
-    known = isinstance(profile, str) and profile in GRAPH_VERSIONS
-    is_calibrated = document.get("key_calibration") is not None
-    stated = document.get("quantisation")
-    types = [str(name) for name in stated.values()] if isinstance(stated, dict) else []
-    segments = document.get("segments")
-    ours_of_graph = None
-    if known:
-        ours_of_graph = graph_version(
-            str(profile),
-            bool(model.get("sliding_window")),
-            head_dim=head_dim if isinstance(head_dim, int) else 0,
-            is_calibrated=is_calibrated,
-            types=types,
-            is_described=document.get("decoder") is not None,
-            is_segmented=isinstance(segments, list) and len(segments) > 1,
+def _check_version(path: Path, document: Mapping[str, Any]) -> None:
+    version = document.get("format_version")
+    if not isinstance(version, int) or isinstance(version, bool):
+        raise _invalid(
+            path, "the manifest's 'format_version' is missing or not a number.", f"Found {as_json(version)}."
         )
-    for field, ours in (("format_version", FORMAT_VERSION), ("graph_version", ours_of_graph)):
-        found = document.get(field)
-        if not isinstance(found, int) or isinstance(found, bool):
-            raise _invalid(path, f"the manifest's '{field}' is missing or not a number.", f"Found {as_json(found)}.")
-        if ours is not None and found != ours:
-            of_profile = "" if ours_of_graph is None else f" --profile {profile}"
-            if profile == "traced":
-                of_profile = " --via transformers"
-            raise VersionMismatch(
-                f"{path}: the package has {field} {found}, this edge-rt reads {ours}.",
-                f"It was written by {document.get('producer', 'an unknown program')!s:.80}.",
-                "Install the version that wrote it, or export the model again: "
-                f"edge-rt export -m SOURCE --out {shlex.quote(str(path))}{of_profile} --force",
-            )
+    if version != FORMAT_VERSION:
+        raise VersionMismatch(
+            f"{path}: the package has format_version {version!s:.20}, this edge-rt reads {FORMAT_VERSION}.",
+            f"It was written by {document.get('producer', 'an unknown program')!s:.80}.",
+            f"Make it again: {_export_command(path, document)}",
+        )
+
+
+def _export_command(path: Path, document: Mapping[str, Any]) -> str:
+    """Return the command that makes a package again, with the options that its manifest of another version names."""
+    source = _object(document, "source")
+    name = source.get("name")
+    command = ["edge-rt", "export", "-m", name[:200] if isinstance(name, str) and name else "SOURCE"]
+    if document.get("op_profile") in OP_PROFILES and document.get("op_profile") != "traced":
+        command += ["--profile", str(document["op_profile"])]
+    for flag, value in _stated_options(document).items():
+        command += [f"--{flag}", str(value)]
+    for adapter in _objects(source, "adapters"):
+        command += ["--adapter", f"{adapter.get('name')!s:.200}:{adapter.get('scale')!s:.20}"]
+    return shlex.join([*command, "--out", str(path), "--force"])
+
+
+def stated_options(path: Path) -> dict[str, Any]:
+    """Return what a manifest of any version says of the options that its package was exported with.
+
+    Returns:
+        ``weights``, or ``size`` in bytes; and where they are not the usual ones ``activations``, ``exits``,
+        ``adapters`` and ``via``.
+
+    Raises:
+        InvalidPackage, StorageError: it cannot be read.
+    """
+    document = parse_document(
+        _read_manifest_bytes(path), FORMAT_NAME, _refusal(path), name="manifest", owner="an edge-rt package's"
+    )
+    adapters = _objects(_object(document, "source"), "adapters")
+    return {**_stated_options(document), **({"adapters": len(adapters)} if adapters else {})}
+
+
+def _stated_options(document: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the options that a command can be given as they are."""
+    if document.get("op_profile") == "traced":
+        return {"via": "transformers"}
+    stated: dict[str, Any] = {}
+    weights = _object(document, "weights")
+    choice, size = weights.get("choice", KEEP), weights.get("size")
+    if type(size) is int and size > 0:
+        stated["size"] = size
+    elif choice in WEIGHTS:
+        stated["weights"] = choice
+    if document.get("activations") == "float":
+        stated["activations"] = "float"
+    if ends := [segment.get("end_layer") for segment in _objects(document, "segments")[:-1]]:
+        stated["exits"] = ",".join(str(end) for end in ends if type(end) is int)
+    return stated
+
+
+def _object(document: Mapping[str, Any], name: str) -> dict[str, Any]:
+    value = document.get(name)
+    return value if isinstance(value, dict) else {}
+
+
+def _objects(document: Mapping[str, Any], name: str) -> list[dict[str, Any]]:
+    value = document.get(name)
+    return [one for one in value if isinstance(one, dict)] if isinstance(value, list) else []
 
 
 def _check_values(path: Path, manifest: Manifest) -> None:
     """Check the conditions that the runtime relies on and that types alone do not guarantee."""
-    model = manifest.model
-    for name, value in dataclasses.asdict(model).items():
-        number = isinstance(value, int | float) and not isinstance(value, bool)
-        least = "a number above 0"
-        if name in ("sliding_window", "full_layers"):
-            number, least = number and value != 0, "0 or more"
-        if number and not (math.isfinite(value) and value > 0):
-            raise _invalid(path, f"'manifest.model.{name}' is out of range.", f"Found {value}, wanted {least}.")
+    _check_model(path, manifest)
+    if manifest.num_parameters < 1:
+        numbers = f"Found {manifest.num_parameters}, wanted a number above 0."
+        raise _invalid(path, "'manifest.num_parameters' is out of range.", numbers)
     if (calibration := manifest.key_calibration) is not None:
         if calibration.tokens < 1:
             numbers = f"Found {calibration.tokens}, wanted a number above 0."
@@ -215,16 +241,11 @@ def _check_values(path: Path, manifest: Manifest) -> None:
             )
     for name, value, wanted in () if manifest.weights is None else manifest.weights.faults():
         raise _invalid(path, f"'manifest.weights.{name}' is out of range.", f"Found {value}, wanted {wanted}.")
-    if (decoder := manifest.decoder) is not None:
-        _check_decoder(path, model, decoder)
     if (manifest.traced is not None) != (manifest.op_profile == "traced"):
         numbers = f"The op profile is {manifest.op_profile}."
         raise _invalid(path, "'manifest.traced' does not fit 'manifest.op_profile'.", numbers)
     for name, value in () if manifest.traced is None else manifest.traced.faults():
         raise _invalid(path, f"'manifest.traced.{name}' is out of range.", f"Found {value}, wanted 0 or more.")
-    if model.num_heads % model.num_kv_heads:
-        numbers = f"{model.num_heads} is not a multiple of {model.num_kv_heads}."
-        raise _invalid(path, "'manifest.model.num_kv_heads' does not divide 'num_heads'.", numbers)
     for name, supported, found in (
         ("op_profile", OP_PROFILES, (manifest.op_profile,)),
         ("kv_formats", KV_FORMATS.get(manifest.op_profile, ()), manifest.kv_formats[:1]),
@@ -257,15 +278,17 @@ def _check_segments(path: Path, manifest: Manifest) -> None:
         raise _invalid(path, "the segments are cut where this version cannot.", error.numbers) from error
 
 
-def _check_decoder(path: Path, model: ModelConfig, decoder: Decoder) -> None:
+def _check_model(path: Path, manifest: Manifest) -> None:
+    if (manifest.decoder is None) == (manifest.dimensions is None):
+        raise _invalid(path, "the manifest must have either 'decoder' or 'dimensions'.", "It has both, or neither.")
+    if manifest.decoder is None and manifest.op_profile != "traced":
+        numbers = f"The op profile is {manifest.op_profile!s:.80}."
+        raise _invalid(path, "the manifest has no 'decoder', which only traced graphs do without.", numbers)
     try:
-        decoder.check()
+        manifest.model.check()
     except ValueError as error:
-        raise _invalid(path, "'manifest.decoder' contradicts itself.", f"{error}.") from error
-    described, stated = (dataclasses.asdict(one) for one in (config_of(decoder, model.num_parameters), model))
-    differing = [name for name, value in stated.items() if described[name] != value]
-    if differing:
-        raise _invalid(path, "'manifest.decoder' does not fit 'manifest.model'.", f"They differ in {differing}.")
+        name = "dimensions" if manifest.decoder is None else "decoder"
+        raise _invalid(path, f"'manifest.{name}' contradicts itself, or is out of range.", f"{error}.") from error
 
 
 def _check_files(path: Path, manifest: Manifest) -> None:

@@ -91,15 +91,14 @@ def rope_tables(rope: Rope, positions: int, context: int) -> tuple[Array, Array]
     return tables
 
 
-def loaded_tables(decoder: Decoder | None, positions: int) -> dict[str, Array]:
+def loaded_tables(decoder: Decoder, positions: int) -> dict[str, Array]:
     """Return the tables that a graph takes as inputs, by name; none if they are in ``weights.bin``.
 
     Args:
-        decoder: the model; None for a plain llama.
         positions: rows, and planned tokens.
     """
-    found: dict[str, Array] = {}
-    if decoder is not None and decoder.loads_rope:
+    tables: dict[str, Array] = {}
+    if decoder.loads_rope:
         for index, rope in enumerate(decoder.ropes):
-            found |= zip(rope_names(index), rope_tables(rope, positions, positions), strict=True)
-    return found
+            tables |= zip(rope_names(index), rope_tables(rope, positions, positions), strict=True)
+    return tables

@@ -63,7 +63,7 @@ def inspect(reference: str | Path, store: Store, *, verify: bool = False) -> Ins
     if resolved.path is None:
         raise resolved.no_package(reference)
     if resolved.kind == "package":
-        return _of_package(resolved.path, verify=verify)
+        return _of_package(resolved.open(), verify=verify)
     if verify:
         raise ConfigError(
             "Only packages have hashes to verify.", f"{resolved.path} is a checkpoint.", "Export it first."
@@ -72,12 +72,11 @@ def inspect(reference: str | Path, store: Store, *, verify: bool = False) -> Ins
     return Inspected(facts, decoder=decoder)
 
 
-def _of_package(path: Path, *, verify: bool) -> Inspected:
+def _of_package(package: Package, *, verify: bool) -> Inspected:
+    from edge_rt.package.decoder import sizes
     from edge_rt.package.drafter_search import find_drafters
-    from edge_rt.package.reader import open_package
     from edge_rt.runtime.config import GenerationConfig
 
-    package = open_package(path)
     if verify:
         package.verify()
     manifest = package.manifest
@@ -88,7 +87,6 @@ def _of_package(path: Path, *, verify: bool) -> Inspected:
         "size_bytes": package.size_bytes,
         "verified": verify,
         "format_version": manifest.format_version,
-        "graph_version": manifest.graph_version,
         "producer": manifest.producer,
         "license": manifest.license,
         "op_profile": manifest.op_profile,
@@ -101,7 +99,7 @@ def _of_package(path: Path, *, verify: bool) -> Inspected:
         "sampling": dataclasses.asdict(GenerationConfig().sampling(manifest.sampling)),
         "recommended_sampling": None if manifest.sampling is None else manifest.sampling.given,
         "exits": list(manifest.exits),
-        "model": dataclasses.asdict(manifest.model),
+        "model": {**sizes(manifest.model), "num_parameters": manifest.num_parameters},
         "decoder": None if manifest.decoder is None else dataclasses.asdict(manifest.decoder),
         "traced": None if manifest.traced is None else dataclasses.asdict(manifest.traced),
         "tokenizer": dataclasses.asdict(manifest.tokenizer),

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from edge_rt.errors import EdgeRTError, ModelNotFound
+from edge_rt.errors import EdgeRTError, ModelNotFound, VersionMismatch
 from edge_rt.store.config import Config, store_root
 from edge_rt.store.naming import check_name, is_name, parse_hub_reference
 from edge_rt.system.files import storage_errors, tree_bytes
@@ -195,6 +195,8 @@ class Store:
         path, source, partial = self.package_path(name), self.source_path(name), self.partial_path(name)
         try:
             package = self.read_package(path) if path.exists() or path.is_symlink() else None
+        except VersionMismatch:
+            problems.append("package: another version of edge-rt made it; it is made again when it is loaded")
         except (EdgeRTError, OSError) as error:
             problems.append(f"package: {error}")
         try:
@@ -209,7 +211,7 @@ class Store:
             path=path if path.exists() else None,
             size_bytes=tree_bytes(path) if package is None else package.size_bytes,
             source_bytes=tree_bytes(source) + tree_bytes(partial),
-            architecture=None if manifest is None else manifest.model.architecture,
+            architecture=None if manifest is None else manifest.model.family,
             quantisation=None if manifest is None else dict(manifest.quantisation),
             activations=None if manifest is None else manifest.activations,
             op_profile=None if manifest is None else manifest.op_profile,

@@ -132,6 +132,15 @@ def recall(folder: Path, path: Path) -> LocalCheckpoint | None:
         return None
 
 
+def recorded_path(folder: Path, name: str) -> Path | None:
+    """Return the checkpoint that the package of that name was made of, if no file of it has changed since."""
+    try:
+        record = _parse(read_object(folder / f"{name}.json", MAX_RECORD_BYTES, ValueError))
+        return record.path if file_states(record.path) == record.states else None
+    except (StorageError, ValueError, KeyError, TypeError):
+        return None
+
+
 def _records(folder: Path) -> Iterator[LocalCheckpoint]:
     with storage_errors(folder):
         paths = sorted(folder.glob("*.json"))

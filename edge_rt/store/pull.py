@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import logging
 import os
 import time
 from collections.abc import Callable, Iterator
@@ -11,12 +12,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
-from edge_rt.errors import ConfigError, EdgeRTError, ModelNotFound
+from edge_rt.errors import ConfigError, EdgeRTError, ModelNotFound, VersionMismatch
+from edge_rt.package.reader import stated_options
 from edge_rt.package.weights_info import KEEP, require_known
 from edge_rt.store.fetch import FetchedSource, fetch_source, find_target, local_source, read_local
 from edge_rt.store.fetch_items import least_package_bytes
 from edge_rt.store.layout import Store
-from edge_rt.store.made_from import recall, remember
+from edge_rt.store.made_from import recall, recorded_path, remember
 from edge_rt.store.naming import HubReference, check_name, is_name, local_name
 from edge_rt.store.recipes import Recipe
 from edge_rt.store.resolve import FetchOptions, Resolved, fetched_path, resolve
@@ -31,6 +33,7 @@ if TYPE_CHECKING:
     from edge_rt.package.sampling import SamplingAdvice
 
 DEFAULT_ACTIVATIONS = "int8"
+_log = logging.getLogger(__name__)
 
 
 class Exporter(Protocol):
@@ -153,7 +156,7 @@ def pull(
     require_known(weights, size)
     options = FetchOptions() if options is None else options
     try:
-        target, default = find_target(ref, store, options)
+        target, default = find_target(_source_of(ref, store), store, options)
     except ModelNotFound:
         package = None if force else _package_without_source(ref, store)
         if package is None or not _has_weights(package, weights, size):
@@ -163,6 +166,11 @@ def pull(
     local = None if checkpoint is None else local_source(checkpoint, None)
     default = default if local is None else local.name
     name = check_name(default if name is None else name)
+    stated = {} if force or not export else _options_of_older(name, store)
+    if weights is None and not size:
+        weights, size = stated.get("weights"), stated.get("size", 0)
+    # What was accepted then is no news.
+    accept_loss, activations = accept_loss or bool(stated), activations or stated.get("activations")
     request = _Request(target, local, default, name, store, activations, weights, size, accept_loss, progress, exporter)
 
     def present(found: Package) -> PullReport:
@@ -202,10 +210,41 @@ def pull(
     return PullReport(name, package_path, source, False, report, time.monotonic() - started)
 
 
+def _source_of(ref: str | os.PathLike[str], store: Store) -> str | os.PathLike[str]:
+    """Return the path of the checkpoint that a name's package was made of, if it is known and unchanged."""
+    name = os.fspath(ref)
+    if isinstance(ref, str) and is_name(name) and store.has_package(name):
+        return recorded_path(store.made_from, name) or ref
+    return ref
+
+
+def _options_of_older(name: str, store: Store) -> dict[str, Any]:
+    """Return the options that a package of another version was exported with; none of one that is not of such a kind.
+
+    Raises:
+        VersionMismatch: it was not made by a pull, which has no options for it.
+    """
+    path = store.package_path(name)
+    try:
+        if path.exists():
+            store.read_package(path)
+    except VersionMismatch:
+        stated = stated_options(path)
+        if stated.keys() - {"weights", "size", "activations"}:
+            raise
+        return stated
+    except EdgeRTError:
+        pass  # it is made anew, and what is wrong is told then
+    return {}
+
+
 def _package_without_source(ref: str | os.PathLike[str], store: Store) -> Package | None:
     """Return a package without a recipe whose source files are gone, such as one made from a local file."""
     name = os.fspath(ref)
-    return store.read_package(store.package_path(name)) if is_name(name) and store.has_package(name) else None
+    try:
+        return store.read_package(store.package_path(name)) if is_name(name) and store.has_package(name) else None
+    except VersionMismatch:
+        return None
 
 
 def _choice_of(package: Package) -> str:
@@ -259,6 +298,9 @@ class _Request:
             return None
         try:
             package = self.store.read_package(path)
+        except VersionMismatch:
+            self.tell(f"{self.name!r} was made by another version of edge-rt, and is made again, once")
+            return None
         except EdgeRTError as error:
             self.tell(f"the package {self.name!r} is not usable, exporting it again: {error}")
             return None
@@ -381,7 +423,13 @@ def ensure_package(
     resolved = resolve(ref, store, options=options)
     if resolved.kind == "package":
         assert resolved.path is not None
-        return resolved.path
+        try:
+            return store.read_package(resolved.path).path
+        except VersionMismatch:
+            if not resolved.in_store:
+                raise
+        _log.warning("%s was made by another version of edge-rt, and is made again, once", resolved.name)
+        ref = resolved.name
     made = find_made(resolved, store)
     if made is not None:
         return made.path

@@ -18,6 +18,7 @@ from edge_rt.errors import (
     ModelNotFound,
     StorageError,
     UnsupportedModel,
+    VersionMismatch,
 )
 from edge_rt.package.drafter import DRAFTER_FILE
 from edge_rt.store.layout import Store, suggest
@@ -35,6 +36,7 @@ from edge_rt.system.checkpoint_names import (
 from edge_rt.system.files import storage_errors
 
 if TYPE_CHECKING:
+    from edge_rt.package.reader import Package
     from edge_rt.store.recipes import Recipe
     from edge_rt.store.sources_hub import HubOptions
     from edge_rt.store.sources_pip import PipOptions
@@ -182,6 +184,24 @@ class Resolved:
     def is_checkpoint(self) -> bool:
         """Whether ``path`` is what a package is exported from."""
         return self.kind in ("gguf", "folder")
+
+    def open(self) -> Package:
+        """Open the package.
+
+        Raises:
+            VersionMismatch: another version of edge-rt made it; the error says how it is made again.
+            EdgeRTError: it cannot be used.
+        """
+        from edge_rt.package.reader import open_package
+
+        assert self.path is not None
+        try:
+            return open_package(self.path)
+        except VersionMismatch as error:
+            if not self.in_store:
+                raise
+            run = f"Make it again: edge-rt pull {shlex.quote(self.name)}"
+            raise VersionMismatch(error.what, error.numbers, run) from error
 
     def no_package(self, reference: str | os.PathLike[str]) -> ModelNotFound:
         """Return the error of what fetches and exports nothing, for a model that is no package yet."""

@@ -83,8 +83,7 @@ def _strange(manifest: Manifest) -> Iterator[str]:
     if manifest.model.sliding_window:
         yield "sliding windows"
     decoder = manifest.decoder
-    if decoder is None:
-        return
+    assert decoder is not None, manifest.op_profile
     for layer in decoder.kinds:
         yield from _strange_layer(layer)
     facts = {
@@ -95,11 +94,10 @@ def _strange(manifest: Manifest) -> Iterator[str]:
         "capped logits": decoder.logit_softcap != 0.0,
         "rotations that are computed when it is loaded": decoder.loads_rope,
         "several rotations": len(decoder.ropes) != 1,
+        "rotations of a part of a head": any(rope.dimensions != decoder.head_dim for rope in decoder.ropes),
+        "layers of several kinds": len(decoder.kinds) != 1,
     }
-    names = [name for name, is_there in facts.items() if is_there]
-    yield from names
-    if not names and not any(True for layer in decoder.kinds for _ in _strange_layer(layer)):
-        yield f"the graph of the family {decoder.family!r}"
+    yield from (name for name, is_there in facts.items() if is_there)
 
 
 def _strange_layer(layer: Layer) -> Iterator[str]:

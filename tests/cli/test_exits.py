@@ -21,7 +21,7 @@ def test_export_and_inspect(inline, small_gguf, tmp_path):
     result = inline("export", "-m", small_gguf, "--out", out, "--exits", "1", "--calibration", "none")
     assert result.returncode == 0
     facts = json.loads(inline("inspect", out, "--json").stdout)
-    assert (facts["exits"], facts["graph_version"]) == ([1], 7)
+    assert facts["exits"] == [1]
     lines = [line.split() for line in inline("inspect", out).stdout.decode().splitlines()]
     assert ["exits", "1"] in lines
 

@@ -68,7 +68,7 @@ def test_a_cache_that_was_not_measured_is_priced_by_a_larger_one():
 
 def test_the_largest_cache_is_priced_by_what_the_device_reads():
     rate = Speeds(SHAPE, DEVICE, {"f16": costs(2.0)}).rate(choice_of(ctx=200, kv="f32", spec="off"))
-    read = 100 * SHAPE.num_layers * SHAPE.token_bytes("f32") / DEVICE.bandwidth
+    read = 100 * SHAPE.model.num_layers * SHAPE.token_bytes("f32") / DEVICE.bandwidth
     assert 1 / rate.plain == pytest.approx(2e-3 + read)
     assert not rate.is_measured
 

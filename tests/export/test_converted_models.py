@@ -93,7 +93,7 @@ def test_a_package_is_that_of_the_folder_with_floats(weights, profile, model, tm
     both = [json.loads((tmp_path / package / "manifest.json").read_text()) for package in ("pm", "pf")]
     for manifest in both:
         manifest.pop("source")
-        manifest["model"].pop("name")
+        manifest["decoder"].pop("name")
         manifest["files"].pop("manifest.json", None)
     assert both[0] == both[1]
 

@@ -13,7 +13,7 @@ from edge_rt.errors import Cancelled, ConfigError, InputError, RuntimeUnavailabl
 from edge_rt.export import export_model
 from edge_rt.export.exporter import STAGES
 from edge_rt.ort.op_library import library_path
-from edge_rt.package.manifest import PADDED_GRAPH_VERSION, WEIGHTS_FILE, KeyCalibration
+from edge_rt.package.manifest import WEIGHTS_FILE, KeyCalibration
 from edge_rt.package.reader import open_package
 from edge_rt.package.sampling import SamplingAdvice
 from edge_rt.text.template import FALLBACK_WARNING
@@ -174,22 +174,19 @@ class TestNative:
             "embedding": "Q8_0", "attention": "Q4_1", "feed_forward": "Q4_1", "head": "Q8_0",
         }  # fmt: skip
 
-    @pytest.mark.parametrize(
-        ("profile", "calibration", "version"), [("native", None, 3), ("native", "built-in", 4), ("portable", None, 1)]
-    )
-    def test_a_sliding_window_is_kept(self, tmp_path, profile, calibration, version):
+    @pytest.mark.parametrize(("profile", "calibration"), [("native", None), ("native", "built-in"), ("portable", None)])
+    def test_a_sliding_window_is_kept(self, tmp_path, profile, calibration):
         require_native() if profile == "native" else require_portable_windows()
         write_llama_gguf(tmp_path / "m.gguf", extra_metadata={"llama.attention.sliding_window": 16})
         export_model(tmp_path / "m.gguf", tmp_path / "p", profile=profile, calibration=calibration)
         manifest = open_package(tmp_path / "p").manifest
-        assert (manifest.model.sliding_window, manifest.graph_version) == (16, version)
         assert manifest.model.layer_windows == (16, 16)
 
     def test_a_portable_package_with_padded_heads(self, tmp_path):
         write_llama_gguf(tmp_path / "m.gguf", head_dim=20, heads=8, kv_heads=2)
         export(tmp_path / "m.gguf", tmp_path / "p")
         manifest = open_package(tmp_path / "p").manifest
-        assert (manifest.model.head_dim, manifest.graph_version) == (20, PADDED_GRAPH_VERSION)
+        assert manifest.model.head_dim == 20
         with load_package(tmp_path / "p") as model:
             assert len(model.generate("Hello", max_tokens=3, **GREEDY).token_ids) == 3
 
@@ -245,12 +242,12 @@ class TestCalibration:
 
     def test_a_native_package_has_them_and_says_from_what(self, native_package):
         manifest = open_package(native_package).manifest
-        assert (manifest.graph_version, manifest.key_calibration) == (4, KeyCalibration(512, "built-in"))
+        assert manifest.key_calibration == KeyCalibration(512, "built-in")
 
     def test_a_package_without_them(self, small_gguf, native_package, tmp_path):
         report = export_model(small_gguf, tmp_path / "p", profile="native", calibration=None)
         manifest = open_package(tmp_path / "p").manifest
-        assert (manifest.graph_version, manifest.key_calibration) == (2, None)
+        assert manifest.key_calibration is None
         assert b"key_" not in (tmp_path / "p" / "model.onnx").read_bytes()
         assert b"key_calibration" not in (tmp_path / "p" / "manifest.json").read_bytes()
         assert report.disk_bytes < open_package(native_package).size_bytes

@@ -8,7 +8,7 @@ from edge_rt.errors import ConfigError, RuntimeUnavailable, UnsupportedModel
 from edge_rt.export.op_profile import PROFILES, choose_profile
 from edge_rt.export.traced.export import PROFILE as TRACED
 from edge_rt.ort.op_library import library_path
-from edge_rt.package.manifest import GRAPH_VERSIONS, KV_FORMATS, OP_PROFILES, WEIGHT_LAYOUTS
+from edge_rt.package.manifest import KV_FORMATS, OP_PROFILES, WEIGHT_LAYOUTS
 from tests.helpers.native_profile import require_native
 
 HEADS = SimpleNamespace(num_heads=9, head_dim=64)
@@ -75,4 +75,4 @@ def test_heads_that_the_native_operators_do_not_take(library, heads, dim):
 
 def test_every_profile_of_the_format_can_be_written():
     # Graphs of other exporters have a way of their own.
-    assert {*PROFILES, TRACED} == set(OP_PROFILES) == set(KV_FORMATS) == set(WEIGHT_LAYOUTS) == set(GRAPH_VERSIONS)
+    assert {*PROFILES, TRACED} == set(OP_PROFILES) == set(KV_FORMATS) == set(WEIGHT_LAYOUTS)

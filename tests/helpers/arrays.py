@@ -7,10 +7,9 @@ from types import SimpleNamespace
 import numpy as np
 
 from edge_rt.export.decoder.tensors import expected_shapes
-from edge_rt.export.families.dimensions import Dimensions
 from edge_rt.export.families.rope import default_rope
 from edge_rt.export.sources.gguf_types import TensorInfo
-from edge_rt.package.decoder import Layer
+from edge_rt.package.decoder import Dimensions, Layer
 
 
 class Arrays:
@@ -44,8 +43,9 @@ def tiny_decoder(attention=None, feed_forward=None, layer=None, sizes=None, **mo
         more: what else differs.
     """
     numbers = {
-        "name": "tiny", "hidden_size": 12, "num_layers": 2, "num_heads": 4, "num_kv_heads": 2, "head_dim": 4,
-        "intermediate_size": 10, "vocab_size": 13, "context_length": 64, "norm_epsilon": 1e-5, "is_tied": False,
+        "name": "tiny", "family": "llama", "hidden_size": 12, "num_layers": 2, "num_heads": 4, "num_kv_heads": 2,
+        "head_dim": 4, "intermediate_size": 10, "vocab_size": 13, "context_length": 64, "norm_epsilon": 1e-5,
+        "is_tied": False,
     }  # fmt: skip
     dims = Dimensions(**(numbers | (sizes or {})))
     ropes = more.pop("ropes", (default_rope(100.0, dims.head_dim),))

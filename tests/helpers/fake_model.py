@@ -9,7 +9,8 @@ from contextlib import nullcontext
 import numpy as np
 
 from edge_rt.errors import Cancelled
-from edge_rt.package.manifest import ModelConfig
+from edge_rt.export.families.rope import default_rope
+from edge_rt.package.decoder import Dimensions, Layer
 from edge_rt.runtime.cache.kv_cache import KVCache
 from edge_rt.runtime.config import GenerationConfig
 from edge_rt.runtime.decode.detokenizer import TextStream
@@ -27,14 +28,17 @@ GARBAGE = -1
 TOP_K = 8
 
 
-def model_config(**changes):
-    """Return the numbers of a tiny model."""
+def tiny_model(**changes):
+    """Return the description of a tiny model whose dimensions differ in some numbers."""
     numbers = {
-        "name": "fake", "architecture": "llama", "hidden_size": 8, "num_layers": 1, "num_heads": 1, "num_kv_heads": 1,
-        "head_dim": 8, "intermediate_size": 8, "vocab_size": VOCABULARY, "context_length": 4096, "rms_norm_eps": 1e-5,
-        "rope_theta": 1e4, "rope_scaling": "none", "tied_embedding": True, "num_parameters": 1,
+        "name": "fake", "family": "llama", "hidden_size": 8, "num_layers": 1, "num_heads": 1, "num_kv_heads": 1,
+        "head_dim": 8, "intermediate_size": 8, "vocab_size": VOCABULARY, "context_length": 4096, "is_tied": True,
     }  # fmt: skip
-    return ModelConfig(**(numbers | changes))
+    windows = changes.pop("layer_windows", None)
+    dims = Dimensions(**(numbers | changes))
+    windows = windows or (0,) * dims.num_layers
+    layers = tuple(Layer(dims.attention(window=window), dims.feed_forward()) for window in windows)
+    return dims.decoder("llama", layers, default_rope(1e4, dims.head_dim))
 
 
 def fake_cache(capacity=256):

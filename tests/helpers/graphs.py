@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import dataclasses
-
 import numpy as np
 import onnx_ir as ir
 
 from edge_rt.export.check.compare import compare, compare_steps, run_graph, run_steps
 from edge_rt.export.decoder.model import build_graph
 from edge_rt.export.decoder.weights import collect_weights, place_weights, write_rope_tables
-from edge_rt.export.families.dimensions import Dimensions
-from edge_rt.export.families.rope import default_rope
 from edge_rt.export.op_profile import PROFILES
 from edge_rt.export.opening import open_checkpoint
 from edge_rt.export.reference.reference import DecoderReference
@@ -19,8 +15,7 @@ from edge_rt.export.sources.tensor_reader import TensorReader
 from edge_rt.export.weights.matrices import CheckpointMatrices
 from edge_rt.export.weights.rows import CheckpointRows
 from edge_rt.export.weights.weights_file import WeightsFile
-from edge_rt.package.decoder import Layer
-from edge_rt.package.manifest import WEIGHTS_FILE, config_of
+from edge_rt.package.manifest import WEIGHTS_FILE
 from edge_rt.package.reader import open_package
 
 
@@ -38,20 +33,10 @@ def matrices_and_logits(path):
         return found, reference_of(reader, source, decoder).logits([5, 17, 300, 17, 99, 4])
 
 
-def decoder_of(model):
-    """Return the description of a plain llama with the numbers of a manifest; its rotation is not that of the model."""
-    names = {field.name for field in dataclasses.fields(Dimensions)} & set(vars(model))
-    numbers = {name: getattr(model, name) for name in names}
-    dims = Dimensions(**numbers, norm_epsilon=model.rms_norm_eps, is_tied=model.tied_embedding)
-    layer = Layer(dims.attention(window=model.sliding_window), dims.feed_forward())
-    return dims.decoder("llama", layer, default_rope(model.rope_theta, model.head_dim))
-
-
 def package_logits(path, token_ids):
     """Return the logits of a package's graph."""
     manifest = open_package(path).manifest
-    decoder = manifest.decoder or decoder_of(manifest.model)
-    return run_graph(path / "model.onnx", decoder, token_ids, PROFILES[manifest.op_profile])
+    return run_graph(path / "model.onnx", manifest.decoder, token_ids, PROFILES[manifest.op_profile])
 
 
 class Built:
@@ -70,7 +55,7 @@ class Built:
         graph: path of the graph.
         profile: its op profile.
         source, decoder: the checkpoint and its description.
-        used, model: the description of the graph, and the numbers of the manifest.
+        used: the description of the graph.
         weights, layout: what lies in ``weights.bin``, and where.
     """
 
@@ -81,7 +66,6 @@ class Built:
         self.source, self.decoder = open_checkpoint(gguf)
         used = change_decoder(self.decoder) if change_decoder else self.decoder
         self.used = used
-        self.model = config_of(used, 1)
         self.profile = PROFILES[profile]
         self.weights = collect_weights(self.source, self.decoder, self.profile)
         if change_weights:

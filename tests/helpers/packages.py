@@ -39,9 +39,9 @@ def manifest_setter(path, value):
     """Return a change of the manifest that sets a field, named by its path; ``KeyError`` removes it."""
 
     def change(document):
-        *parents, last = path.split(".")
+        *parents, last = (int(part) if part.isdigit() else part for part in path.split("."))
         for part in parents:
-            document = document[int(part) if part.isdigit() else part]
+            document = document[part]
         if value is KeyError:
             del document[last]
         else:

@@ -191,7 +191,6 @@ def numbers(model):
         vocab_size=len(VOCAB),
         context_length=CONTEXT,
         norm_epsilon=0,
-        rope_theta=0,
         tied_embedding=True,
         num_parameters=sum(values.size for values in model.weights.values()),
     )

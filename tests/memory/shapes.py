@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 from hypothesis import strategies as st
 
 from edge_rt.memory.figures import Device
 from edge_rt.memory.request import Request
 from edge_rt.memory.shape import ModelShape
+from edge_rt.package.decoder import Dimensions
 
 MIB = 1 << 20
 NATIVE_FORMATS = ("f16", "f32", "int8", "k8v4", "int4", "int4x2")
@@ -25,12 +28,21 @@ DEVICE = Device(
 def make_shape(**changes) -> ModelShape:
     """Return SmolLM2-135M's shape, or one that differs in some numbers."""
     numbers = {
-        "name": "small", "architecture": "llama", "op_profile": "native", "num_layers": 30, "hidden_size": 576,
-        "intermediate_size": 1536, "num_heads": 9, "num_kv_heads": 3, "head_dim": 64, "vocab_size": 49152,
-        "context_length": 8192, "sliding_window": 0, "window_layers": 0, "weights_bytes": 98799616,
-        "read_bytes": 96000000, "tokenizer_bytes": 1563270, "kv_formats": NATIVE_FORMATS, "package_id": "x",
+        "op_profile": "native", "weights_bytes": 98799616, "read_bytes": 96000000, "tokenizer_bytes": 1563270,
+        "kv_formats": NATIVE_FORMATS, "package_id": "x",
     }  # fmt: skip
-    return ModelShape(**{**numbers, **changes})
+    dimensions = {
+        "name": "small", "family": "llama", "num_layers": 30, "hidden_size": 576, "intermediate_size": 1536,
+        "num_heads": 9, "num_kv_heads": 3, "head_dim": 64, "vocab_size": 49152, "context_length": 8192,
+    }  # fmt: skip
+    names = {field.name for field in dataclasses.fields(Dimensions)}
+    dimensions |= {name: changes.pop(name) for name in names & set(changes)}
+    return ModelShape(**{"model": Dimensions(**dimensions), **numbers, **changes})
+
+
+def windows_of(window: int, layers: int, count: int = 30) -> tuple[int, ...]:
+    """Return the windows of layers of which the first ones have one."""
+    return (window,) * layers + (0,) * (count - layers)
 
 
 @st.composite
@@ -38,7 +50,7 @@ def shapes(draw) -> ModelShape:
     """Models of all sizes, with and without windows, of both profiles."""
     groups, kv_heads = draw(st.integers(1, 8)), draw(st.sampled_from([1, 2, 4, 8]))
     layers, context = draw(st.integers(1, 64)), draw(st.sampled_from([64, 300, 2048, 8192, 131072]))
-    windowed = draw(st.integers(0, layers))
+    windows, window = draw(st.integers(0, layers)), draw(st.sampled_from([16, 512, 4096]))
     profile = draw(st.sampled_from(["native", "native", "native", "portable"]))
     formats = ("f32",)
     if profile == "native":
@@ -48,8 +60,8 @@ def shapes(draw) -> ModelShape:
         op_profile=profile, num_layers=layers, num_heads=groups * kv_heads, num_kv_heads=kv_heads,
         hidden_size=32 * draw(st.integers(1, 256)), intermediate_size=32 * draw(st.integers(1, 1024)),
         head_dim=draw(st.sampled_from([32, 64, 80, 128])), vocab_size=draw(st.integers(300, 260000)),
-        context_length=context, sliding_window=draw(st.sampled_from([16, 512, 4096])) if windowed else 0,
-        window_layers=windowed, weights_bytes=weights, read_bytes=weights, kv_formats=formats,
+        context_length=context, layer_windows=windows_of(window, windows, layers), weights_bytes=weights,
+        read_bytes=weights, kv_formats=formats,
         tokenizer_bytes=draw(st.integers(1000, 20 << 20)),
         activations=draw(st.sampled_from(["int8", "float"])) if profile == "portable" else "int8",
     )  # fmt: skip
@@ -61,7 +73,7 @@ def requests(draw, shape: ModelShape) -> Request:
     spec = draw(st.sampled_from([None, None, "auto", "off", "suffix", "recycling", "ngram"]))
     corpus = draw(st.integers(0, 64)) * MIB if spec in (None, "auto", "suffix") else 0
     return Request(
-        ctx=draw(st.none() | st.integers(2, shape.context_length)),
+        ctx=draw(st.none() | st.integers(2, shape.model.context_length)),
         kv=draw(st.none() | st.just("auto") | st.sampled_from(shape.kv_formats)),
         spec=spec,
         draft_max=draw(st.none() | st.integers(1, 63)) if spec != "off" else None,

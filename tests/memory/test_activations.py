@@ -6,7 +6,7 @@ from hypothesis import given, settings, strategies as st
 
 from edge_rt.memory.activations import _attention_bytes, allocated_bytes, heaviest_rows
 from edge_rt.memory.terms import passes_bytes
-from tests.memory.shapes import make_shape
+from tests.memory.shapes import make_shape, windows_of
 
 
 def up(a, b):
@@ -19,7 +19,7 @@ def clamp(value, low, high):
 
 def operator_bytes(shape, rows, past, window=0):
     """Return what ``AttentionPlan::lay_out`` takes for rows of a chain behind ``past``, with rounded queries."""
-    group, kv, dim = shape.num_heads // shape.num_kv_heads, shape.num_kv_heads, shape.head_dim
+    group, kv, dim = shape.model.num_heads // shape.model.num_kv_heads, shape.model.num_kv_heads, shape.model.head_dim
     padded, codes, groups = up(dim, 16) * 16, up(dim, 64) * 64, up(dim, 32)
     first = max(past + 1 - window, 0) if window else 0
     spans = (past + rows - 1) // 256 + 1 - first // 256
@@ -43,7 +43,7 @@ def operator_bytes(shape, rows, past, window=0):
     def state_of(count):
         return 2 * piece(count) + piece(count * padded)
 
-    queries, of_block = rows * shape.num_heads, block_rows * group
+    queries, of_block = rows * shape.model.num_heads, block_rows * group
     shared = queries_of(queries) if way != "chunks" else piece(kv * blocks, 8)
     shared += 0 if way == "blocks" else state_of((spans if way == "spans" else chunks) * queries)
     words = max(padded, codes // 4)
@@ -70,8 +70,8 @@ def test_no_pass_over_any_context_takes_more_than_the_formula(shape, rows, ctx, 
 @given(attentions(), st.integers(1, 600), st.sampled_from([16, 512, 1000, 4096]), st.integers(0, 40000))
 def test_a_model_of_windows_alone_needs_no_more_in_a_longer_context(shape, rows, window, past):
     windowed = make_shape(
-        num_heads=shape.num_heads, num_kv_heads=shape.num_kv_heads, head_dim=shape.head_dim,
-        sliding_window=window, window_layers=30,
+        num_heads=shape.model.num_heads, num_kv_heads=shape.model.num_kv_heads, head_dim=shape.model.head_dim,
+        layer_windows=windows_of(window, 30),
     )  # fmt: skip
     assert operator_bytes(shape, rows, past, window) <= _attention_bytes(windowed, rows, past + rows)
 

@@ -19,6 +19,7 @@ from edge_rt.memory.plan import make_plan, require_fit
 from edge_rt.memory.request import Request
 from edge_rt.memory.sizes import sizes_of
 from edge_rt.memory.speed import pass_seconds
+from edge_rt.package.decoder import Layer, Rope
 from edge_rt.package.layer_sizes import LayerSizes
 from tests.memory.shapes import DEVICE, MIB, make_shape, request_of, requests, shapes
 from tests.memory.test_gpu_plan import OWN, SHARED
@@ -29,14 +30,14 @@ ROOM = 620 * MIB
 
 def layered(shape, head=HEAD, layer=LAYER, rope=ROPE):
     """Return a shape whose layers have equal weights; head and rotations are read on both sides."""
-    count, windowed = shape.num_layers, shape.window_layers
+    count, windowed = shape.model.num_layers, shape.window_layers
     return replace(
         shape,
         layers=LayerSizes(
             before=(head, *(head + rope + layer * (i + 1) for i in range(count))),
             behind=(*(head + rope + layer * (count - i) for i in range(count)), 0),
             rotations_before=(0, *[rope] * count),
-            windows=(*[shape.sliding_window] * windowed, *[0] * (count - windowed)),
+            windows=(*[shape.model.sliding_window] * windowed, *[0] * (count - windowed)),
         ),
     )
 
@@ -67,11 +68,13 @@ def test_every_part_is_counted_where_it_lies():
 
 
 def test_rotations_that_are_computed_at_load_are_copied_in_every_pass():
-    shape = layered(make_shape(stored_rope_bytes=0), rope=0)
+    shape = layered(make_shape(), rope=0)
+    dims = shape.model
+    rope = Rope("longrope", 1e4, (1.0,) * 32, long_frequencies=(0.5,) * 32, short_context=64)
+    loading = dims.decoder("llama", Layer(dims.attention(), dims.feed_forward()), rope)
+    assert replace(shape, model=loading).loaded_rope_bytes == 2 * 32 * 4
     choice = Choice(2048, "f16", "off", 0, 256, 0, 0, 1, gpu_layers=10)
-    none, some = (
-        sizes_of(replace(shape, loaded_rope_bytes=size), OWN, choice, Request()).gpu for size in (0, 2 * 32 * 4)
-    )
+    none, some = (sizes_of(replace(shape, model=model), OWN, choice, Request()).gpu for model in (dims, loading))
     passes = 8_866_816  # by hand in test_gpu_plan
     assert some.activations - none.activations == 2 * (pooled(passes + 2048 * 256) - pooled(passes))
     assert some.weights == none.weights
@@ -175,7 +178,7 @@ def test_a_pass_takes_the_time_of_both():
 def test_sums_budgets_and_alternatives_hold(data, shape, host, own):
     assume(shape.op_profile == "native")
     head = data.draw(st.integers(1, shape.weights_bytes // 2))
-    shape = layered(shape, head, max(1, (shape.weights_bytes - head) // shape.num_layers), 0)
+    shape = layered(shape, head, max(1, (shape.weights_bytes - head) // shape.model.num_layers), 0)
     asked = replace(data.draw(requests(shape)), budget_bytes=host * MIB, device_budget_bytes=own * MIB)
     plan = make_plan(shape, OWN, asked)
     assert plan.needs == Amounts(sum(term.bytes for term in plan.terms), sum(term.device_bytes for term in plan.terms))
@@ -183,7 +186,7 @@ def test_sums_budgets_and_alternatives_hold(data, shape, host, own):
     if plan.choice.gpu_layers is None:
         return
     assert plan.fits or plan.choice.gpu_layers == 1
-    assert 0 < plan.choice.gpu_layers < shape.num_layers
+    assert 0 < plan.choice.gpu_layers < shape.model.num_layers
     assert plan.minimum.within(plan.needs)
     assert not make_plan(replace(shape, layers=None), OWN, asked).fits
     least = replace(asked, budget_bytes=plan.minimum.host, device_budget_bytes=plan.minimum.gpu)

@@ -165,7 +165,7 @@ def test_a_mode_without_its_drafter_is_refused():
 
 
 def test_numbers_of_a_drafter(tmp_path):
-    native = dataclasses.replace(MANIFEST, op_profile="native", graph_version=2, kv_formats=("f16",))
+    native = dataclasses.replace(MANIFEST, op_profile="native", kv_formats=("f16",))
     package = write_package(tmp_path / "tiny", manifest=native)
     drafter = for_package(tmp_path / "head", package.manifest)
     shape = drafter_shape(drafter, package.manifest)

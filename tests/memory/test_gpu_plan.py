@@ -24,7 +24,7 @@ from edge_rt.package.reader import open_package
 from edge_rt.runtime.forward.io_binding_cuda import MOST_RECORDED
 from edge_rt.runtime.forward.runner import MAX_KEPT_SHAPES
 from tests.helpers.gguf_factory import write_llama_gguf
-from tests.memory.shapes import DEVICE, MIB, make_shape, request_of, requests, shapes
+from tests.memory.shapes import DEVICE, MIB, make_shape, request_of, requests, shapes, windows_of
 
 GPU = GpuFigures("a GPU", 4 << 30, 3 << 30, 100e9, 5e-4, ((1, 1.0), (8, 1.1), (24, 1.3)))
 OWN = replace(DEVICE, gpu=GPU)
@@ -150,7 +150,7 @@ def test_a_model_that_a_preset_holds_and_one_that_it_does_not():
     assert (plan.choice.ctx, plan.choice.kv_format) == (8192, "f16")
     # Twice the cache in f16 (2 GiB) does not fit beside weights, context and passes; one of 8 bits does: 4 scales of 2
     # bytes for each 128 codes.
-    shape = replace(shape, context_length=16_384)
+    shape = replace(shape, model=replace(shape.model, context_length=16_384))
     plan = make_plan(shape, preset("rtx4060-laptop-8gb"), Request(ctx=16_384))
     assert plan.fits
     assert (plan.choice.ctx, plan.choice.kv_format) == (16_384, "int8")
@@ -244,7 +244,7 @@ def test_passes_on_a_gpu_take_more_with_more_rows_and_context():
     small, large = (gpu_activations(make_shape(), replace(CHOICE, prefill_chunk=chunk)) for chunk in (64, 256))
     assert small < large
     assert staging_bytes(make_shape(), CHOICE) < staging_bytes(make_shape(), replace(CHOICE, ctx=4096))
-    windowed = make_shape(sliding_window=512, window_layers=15)
+    windowed = make_shape(layer_windows=windows_of(512, 15))
     assert staging_bytes(windowed, CHOICE) - staging_bytes(make_shape(), CHOICE) == 72 * 4 * 2048
 
 

@@ -12,7 +12,7 @@ from edge_rt.memory.fallbacks import CHUNKS
 from edge_rt.memory.plan import Plan, make_plan, require_fit
 from edge_rt.memory.request import Request
 from edge_rt.memory.speed import tokens_per_second
-from tests.memory.shapes import DEVICE, MIB, make_shape, request_of, requests, shapes
+from tests.memory.shapes import DEVICE, MIB, make_shape, request_of, requests, shapes, windows_of
 
 BUDGETS = st.integers(1, 20 << 10).map(lambda count: count * MIB // 2)
 
@@ -187,7 +187,7 @@ def test_portable_packages_do_not_speculate_unless_asked():
 
 def test_a_window_bounds_the_cache():
     whole = make_plan(make_shape(), DEVICE, Request(spec="off"))
-    windowed = make_plan(make_shape(sliding_window=512, window_layers=30), DEVICE, Request(spec="off"))
+    windowed = make_plan(make_shape(layer_windows=windows_of(512, 30)), DEVICE, Request(spec="off"))
     sizes = [next(term.bytes for term in plan.terms if term.name == "kv_cache") for plan in (whole, windowed)]
     assert sizes == [8192 * 30 * 768, 768 * 30 * 768]
 

@@ -28,7 +28,7 @@ from edge_rt.memory.terms import (
 )
 from edge_rt.package.layer_sizes import stored_tensors
 from edge_rt.package.reader import open_package
-from tests.memory.shapes import DEVICE, MIB, make_shape, shapes
+from tests.memory.shapes import DEVICE, MIB, make_shape, shapes, windows_of
 
 CHOICE = Choice(2048, "f16", "auto", 23, 256, 8192, 4096, 24)
 LARGE = make_shape(
@@ -71,7 +71,7 @@ def test_the_cache_is_rows_times_bytes():
 
 
 def test_windowed_layers_keep_the_window_and_the_largest_pass():
-    shape = make_shape(sliding_window=100, window_layers=10)
+    shape = make_shape(layer_windows=windows_of(100, 10))
     row = 2 * 3 * 64 * 2
     assert kv_bytes(shape, CHOICE) == (20 * 2048 + 10 * 384) * row  # 100 + 256, up to a multiple of 64
 
@@ -89,7 +89,7 @@ def test_pages_that_two_tensors_share_are_counted_twice(native_package):
     graph = package.file(package.manifest.segments[0].graph)
     mapped = sum(-(-(start + size) // PAGESIZE) - start // PAGESIZE for start, size in stored_tensors(graph).values())
     shape = shape_of(package.manifest, package.id)
-    assert shape.weights_bytes < PAGESIZE * mapped <= weights_bytes(shape, shape.context_length)
+    assert shape.weights_bytes < PAGESIZE * mapped <= weights_bytes(shape, shape.model.context_length)
 
 
 def test_a_process_counts_as_it_is_and_one_to_be_started_as_usual():
@@ -177,7 +177,9 @@ def test_portable_packages_pad_heads():
     native, portable = (make_shape(op_profile=profile, head_dim=100) for profile in ("native", "portable"))
     assert (native.token_bytes("f32"), portable.token_bytes("f32")) == (2 * 3 * 100 * 4, 2 * 3 * 104 * 4)
     # Padding copies queries, keys and values.
-    assert allocated_bytes(portable, 64, 512) > allocated_bytes(replace(portable, head_dim=104), 64, 512)
+    assert allocated_bytes(portable, 64, 512) > allocated_bytes(
+        replace(portable, model=replace(portable.model, head_dim=104)), 64, 512
+    )
 
 
 def test_one_of_something_is_in_the_singular():

@@ -17,7 +17,7 @@ from tests.helpers.packages import copied
 from tests.helpers.tiny_drafter import EXIT_INFO, INFO, for_package, write_drafter
 from tests.helpers.tiny_package import MANIFEST, write as write_package
 
-NATIVE = dataclasses.replace(MANIFEST, op_profile="native", graph_version=2, kv_formats=("f16",))
+NATIVE = dataclasses.replace(MANIFEST, op_profile="native", kv_formats=("f16",))
 TOKENIZER = FileInfo(2, INFO.target.tokenizer_sha256)
 
 
@@ -112,8 +112,8 @@ def cut_at(exits):
     segments = tuple(
         Segment(f"part {end}", f"model.{end}.onnx", first, end) for first, end in zip([0, *ends], ends, strict=False)
     )
-    model = dataclasses.replace(NATIVE.model, num_layers=6)
-    return dataclasses.replace(NATIVE, model=model, segments=segments, files={"tokenizer.json": TOKENIZER})
+    decoder = dataclasses.replace(NATIVE.decoder, pattern=(0,) * 6)
+    return dataclasses.replace(NATIVE, decoder=decoder, segments=segments, files={"tokenizer.json": TOKENIZER})
 
 
 @pytest.mark.parametrize(

@@ -9,37 +9,20 @@ import json
 import pytest
 
 from edge_rt.errors import InvalidPackage, UnsupportedModel, VersionMismatch
-from edge_rt.package.manifest import GRAPH_VERSIONS, KV_FORMATS, AdapterInfo, KeyCalibration
+from edge_rt.package.manifest import KV_FORMATS, OP_PROFILES, AdapterInfo, KeyCalibration
 from edge_rt.package.reader import is_package, open_package
 from edge_rt.package.sampling import SamplingAdvice
 from edge_rt.package.weights_info import Quality, TensorClass, TracedInfo, WeightsInfo
 from tests.helpers.packages import edit_manifest, manifest_setter
-from tests.helpers.tiny_package import FILES, GRAPH, MANIFEST, write
+from tests.helpers.tiny_package import DIMENSIONS, FILES, GRAPH, MANIFEST, write
 
 # The format: change these bytes only together with FORMAT_VERSION.
 PINNED = """\
 {
   "format": "edge-rt package",
-  "format_version": 1,
-  "graph_version": 1,
+  "format_version": 2,
   "producer": "edge-rt 0.1.0",
-  "model": {
-    "name": "Tiny ünï",
-    "architecture": "llama",
-    "hidden_size": 64,
-    "num_layers": 2,
-    "num_heads": 4,
-    "num_kv_heads": 2,
-    "head_dim": 16,
-    "intermediate_size": 128,
-    "vocab_size": 419,
-    "context_length": 512,
-    "rms_norm_eps": 1e-05,
-    "rope_theta": 10000.0,
-    "rope_scaling": "none",
-    "tied_embedding": true,
-    "num_parameters": 100864
-  },
+  "num_parameters": 100864,
   "op_profile": "portable",
   "activations": "int8",
   "quantisation": {
@@ -57,7 +40,6 @@ PINNED = """\
       "end_layer": 2
     }
   ],
-  "drafters": [],
   "tokenizer": {
     "file": "tokenizer.json",
     "bos_token_id": null,
@@ -72,9 +54,75 @@ PINNED = """\
     "kind": "gguf",
     "name": "tiny.gguf",
     "sha256": "0000000000000000000000000000000000000000000000000000000000000000",
-    "size": 86336
+    "size": 86336,
+    "adapters": []
   },
   "license": null,
+  "decoder": {
+    "name": "Tiny ünï",
+    "family": "llama",
+    "hidden_size": 64,
+    "vocab_size": 419,
+    "context_length": 512,
+    "kinds": [
+      {
+        "attention": {
+          "num_heads": 4,
+          "num_kv_heads": 2,
+          "head_dim": 16,
+          "scale": 0.25,
+          "rope": 0,
+          "window": 0,
+          "softcap": 0.0,
+          "qk_norm": "none",
+          "norm_after_rope": false,
+          "has_qkv_bias": false,
+          "has_output_bias": false,
+          "has_sinks": false,
+          "query_scaling": null
+        },
+        "feed_forward": {
+          "size": 128,
+          "activation": "silu",
+          "is_gated": true,
+          "has_bias": false
+        },
+        "has_pre_norms": true,
+        "has_post_norms": false
+      }
+    ],
+    "pattern": [
+      0,
+      0
+    ],
+    "ropes": [
+      {
+        "kind": "default",
+        "base": 10000.0,
+        "frequencies": [
+          1.0,
+          0.31622776601683794,
+          0.1,
+          0.03162277660168379,
+          0.01,
+          0.0031622776601683794,
+          0.001,
+          0.00031622776601683794
+        ],
+        "magnitude": 1.0,
+        "long_frequencies": [],
+        "short_context": 0
+      }
+    ],
+    "norm_epsilon": 1e-05,
+    "norm": "rms",
+    "has_norm_bias": false,
+    "is_tied": true,
+    "embedding_scale": 1.0,
+    "residual_scale": 1.0,
+    "logit_scale": 1.0,
+    "logit_softcap": 0.0
+  },
   "files": {
     "chat_template.jinja": {
       "size": 14,
@@ -119,31 +167,17 @@ class TestFormat:
         one, two = write(tmp_path / "one"), write(tmp_path / "two", dict(reversed(FILES.items())))
         assert one.id == two.id
 
-    def test_a_sliding_window_is_one_more_number(self, tmp_path):
-        windowed = dataclasses.replace(MANIFEST.model, sliding_window=128)
-        package = write(tmp_path / "tiny", manifest=dataclasses.replace(MANIFEST, model=windowed))
-        pinned = PINNED.replace('"num_parameters": 100864', '"num_parameters": 100864,\n    "sliding_window": 128')
-        assert (package.path / "manifest.json").read_bytes() == pinned.encode()
-        assert package.manifest.model.layer_windows == (128, 128)
-        assert open_package(package.path).manifest.model == windowed
-
-    def test_adapters_are_one_more_field_of_the_source(self, tmp_path):
+    def test_adapters_are_in_the_source(self, tmp_path):
         adapter = AdapterInfo("peft", "lora", 0.5, "b" * 64, 30, "mit", None)
         source = dataclasses.replace(MANIFEST.source, adapters=(adapter,))
         package = write(tmp_path / "tiny", manifest=dataclasses.replace(MANIFEST, source=source))
         document = json.loads((package.path / "manifest.json").read_bytes())
-        assert document["source"].pop("adapters") == [dataclasses.asdict(adapter)]
-        assert document == json.loads(PINNED)
+        assert document["source"]["adapters"] == [dataclasses.asdict(adapter)]
         assert open_package(package.path).manifest.source == source
 
-    def test_a_package_that_says_nothing_of_windows_has_none(self, package):
-        assert package.manifest.model.layer_windows == (0, 0)
-        edit_manifest(package.path, manifest_setter("model.sliding_window", 0))
-        assert open_package(package.path).manifest.model == MANIFEST.model
-
     def test_whole_numbers_are_floats_where_floats_are_meant(self, package):
-        edit_manifest(package.path, lambda document: document["model"].update(rope_theta=10000))
-        assert open_package(package.path).manifest.model.rope_theta == 10000.0
+        edit_manifest(package.path, lambda document: document["decoder"]["ropes"][0].update(base=10000))
+        assert open_package(package.path).manifest.decoder.ropes[0].base == 10000.0
 
 
 class TestManifestRefused:
@@ -169,138 +203,119 @@ class TestManifestRefused:
         with pytest.raises(InvalidPackage, match=message):
             open_package(package.path)
 
-    @pytest.mark.parametrize("field", ["format_version", "graph_version"])
-    @pytest.mark.parametrize("version", [0, 2, 10**30])
-    def test_versions(self, package, field, version):
-        edit_manifest(package.path, manifest_setter(field, version))
-        with pytest.raises(VersionMismatch, match=f"{field} {version}, this edge-rt reads 1"):
+    @pytest.mark.parametrize("version", [0, 1, 3, 10**10])
+    def test_versions(self, package, version):
+        edit_manifest(package.path, manifest_setter("format_version", version))
+        with pytest.raises(VersionMismatch, match=f"format_version {version}, this edge-rt reads 2") as caught:
             open_package(package.path)
+        assert caught.value.exit_code == 5
 
-    @pytest.mark.parametrize(("profile", "version"), GRAPH_VERSIONS.items())
-    def test_every_profile_counts_its_graph_versions(self, package, profile, version):
-        def change(found):
-            def set_both(document):
-                document.update(op_profile=profile, kv_formats=[*KV_FORMATS[profile]], graph_version=found)
+    @pytest.mark.parametrize(
+        ("changes", "options"),
+        [
+            ({}, "--profile portable --weights keep"),
+            ({"op_profile": "traced", "activations": "float"}, "--via transformers"),
+            ({"activations": "float"}, "--profile portable --weights keep --activations float"),
+            ({"weights": {"choice": "int8", "size": 0}}, "--profile portable --weights int8"),
+            ({"weights": {"choice": "size", "size": 1000}}, "--profile portable --size 1000"),
+            (
+                {"op_profile": "native", "segments": [{"end_layer": 4}, {"end_layer": 6}, {"end_layer": 9}]},
+                "--profile native --weights keep --exits 4,6",
+            ),
+            ({"op_profile": ["x"], "weights": [], "segments": {}, "activations": {}}, "--weights keep"),
+            ({"segments": ["x"], "weights": {"choice": [], "size": "1"}}, "--profile portable"),
+            (
+                {"source": {"name": "tiny.gguf", "adapters": ["x", {"name": "lora", "scale": 0.5}]}},
+                "--profile portable --weights keep --adapter lora:0.5",
+            ),
+        ],
+    )
+    def test_a_package_of_another_version_names_the_command_that_makes_it_again(self, package, changes, options):
+        edit_manifest(package.path, lambda document: document.update(format_version=1, **changes))
+        with pytest.raises(VersionMismatch) as caught:
+            open_package(package.path)
+        command = f"edge-rt export -m tiny.gguf {options} --out {package.path} --force"
+        assert caught.value.action == f"Make it again: {' '.join(command.split())}"
+
+    def test_every_profile_is_read(self, package):
+        for profile in OP_PROFILES:
+
+            def change(document, profile=profile):
+                document.update(op_profile=profile, kv_formats=[*KV_FORMATS[profile]])
+                document.pop("traced", None)
                 if profile == "traced":
                     document["traced"] = dataclasses.asdict(TracedInfo("transformers", 0, 0, 0, 0, ()))
 
-            edit_manifest(package.path, set_both)
+            edit_manifest(package.path, change)
+            assert open_package(package.path).manifest.op_profile == profile
 
-        change(version)
-        assert open_package(package.path).manifest.op_profile == profile
-        for other in (version - 1, version + 1):
-            change(other)
-            with pytest.raises(VersionMismatch) as caught:
-                open_package(package.path)
-            assert caught.value.exit_code == 5
-            assert caught.value.what.endswith(f"the package has graph_version {other}, this edge-rt reads {version}.")
-            way = "--via transformers" if profile == "traced" else f"--profile {profile}"
-            command = f"edge-rt export -m SOURCE --out {package.path} {way} --force"
-            assert caught.value.action.endswith(command)
+    def test_only_traced_packages_do_without_a_decoder(self, package):
+        def change(document):
+            document["dimensions"] = dataclasses.asdict(DIMENSIONS)
+            del document["decoder"]
 
-    def test_windows_have_graph_versions_of_their_own(self, package):
-        """A reader that knows of no windows must not take such a package for one without."""
-
-        def change(found, window):
-            def set_all(document):
-                document.update(op_profile="native", kv_formats=["f16"], graph_version=found)
-                document["model"]["sliding_window"] = window
-
-            edit_manifest(package.path, set_all)
-
-        change(3, 128)
-        assert open_package(package.path).manifest.model.sliding_window == 128
-        for found, window, ours in ((2, 128, 3), (3, 0, 2)):
-            change(found, window)
-            with pytest.raises(VersionMismatch, match=f"graph_version {found}, this edge-rt reads {ours}"):
-                open_package(package.path)
-
-    @pytest.mark.parametrize(("types", "ours"), [("Q4_1", 2), ("F16+Q8_0", 2), ("Q4_K", 5), ("Q4_0+Q6_K", 5)])
-    def test_newer_types_have_a_graph_version_of_their_own(self, package, types, ours):
-        """A reader whose operators do not know them must not try."""
-
-        def change(found):
-            def set_all(document):
-                document.update(op_profile="native", kv_formats=["f16"], graph_version=found)
-                document["quantisation"]["attention"] = types
-
-            edit_manifest(package.path, set_all)
-
-        change(ours)
-        assert open_package(package.path).manifest.quantisation["attention"] == types
-        change(7 - ours)
-        with pytest.raises(VersionMismatch, match=f"graph_version {7 - ours}, this edge-rt reads {ours}"):
+        edit_manifest(package.path, change)
+        with pytest.raises(InvalidPackage, match="no 'decoder', which only traced graphs do without"):
+            open_package(package.path)
+        traced = dataclasses.asdict(TracedInfo("transformers", 0, 0, 0, 0, ()))
+        edit_manifest(package.path, lambda document: document.update(op_profile="traced", traced=traced))
+        assert open_package(package.path).manifest.model == DIMENSIONS
+        edit_manifest(package.path, manifest_setter("dimensions.num_kv_heads", 3))
+        with pytest.raises(InvalidPackage, match=r"'manifest\.dimensions' contradicts itself"):
+            open_package(package.path)
+        edit_manifest(package.path, manifest_setter("dimensions", KeyError))
+        with pytest.raises(InvalidPackage, match="either 'decoder' or 'dimensions'"):
             open_package(package.path)
 
-    def test_calibrated_keys_have_a_graph_version_of_their_own(self, package):
-        """A reader that knows of no such constants would not give them to attention's other formats either."""
-
-        def change(found, calibration, window=0, profile="native"):
-            def set_all(document):
-                document.update(op_profile=profile, kv_formats=["f16" if profile == "native" else "f32"])
-                document.update(graph_version=found, key_calibration=calibration)
-                document["model"]["sliding_window"] = window
-
-            edit_manifest(package.path, set_all)
-
-        calibration = {"tokens": 2048, "source": "built-in"}
-        for window in (0, 128):
-            change(4, calibration, window)
-            assert open_package(package.path).manifest.key_calibration == KeyCalibration(2048, "built-in")
-        change(2, None)
-        assert open_package(package.path).manifest.key_calibration is None
-        for found, given, window, ours in ((4, None, 0, 2), (4, None, 128, 3), (2, calibration, 0, 4)):
-            change(found, given, window)
-            with pytest.raises(VersionMismatch, match=f"graph_version {found}, this edge-rt reads {ours}"):
-                open_package(package.path)
-        for wrong, message in (
+    @pytest.mark.parametrize(
+        ("wrong", "message"),
+        [
             ({"tokens": 0, "source": "x"}, "key_calibration.tokens' is out of range"),
             ({"tokens": 1}, r"key_calibration' has the wrong fields\. Missing: source;"),
             ({"tokens": "1", "source": "x"}, "key_calibration.tokens' has the wrong type"),
             ([2048, "built-in"], "key_calibration' has the wrong type"),
-        ):
-            change(4, wrong)
-            with pytest.raises(InvalidPackage, match=message):
-                open_package(package.path)
-        change(1, calibration, profile="portable")
-        with pytest.raises(InvalidPackage, match="portable has no 4-bit keys"):
+            ({"tokens": 2048, "source": "built-in"}, "portable has no 4-bit keys"),
+        ],
+    )
+    def test_calibration(self, package, wrong, message):
+        edit_manifest(package.path, lambda document: document.update(key_calibration=wrong))
+        with pytest.raises(InvalidPackage, match=message):
             open_package(package.path)
 
     def test_calibration_stands_in_the_manifest_where_there_is_one(self, package):
         known = KeyCalibration(2048, "built-in")
         text = dataclasses.replace(MANIFEST, key_calibration=known).to_bytes().decode()
-        assert '"key_calibration": {\n    "tokens": 2048,\n    "source": "built-in"\n  },\n  "files"' in text
+        assert '"key_calibration": {\n    "tokens": 2048,\n    "source": "built-in"\n  },\n  "decoder"' in text
         assert "key_calibration" not in MANIFEST.to_bytes().decode()
 
     @pytest.mark.parametrize("profile", ["of a later version", 5, None, [], {}])
-    def test_the_graph_version_of_a_profile_that_is_unknown(self, package, profile):
-        edit_manifest(package.path, lambda document: document.update(op_profile=profile, graph_version=9))
+    def test_a_profile_that_is_unknown(self, package, profile):
+        edit_manifest(package.path, manifest_setter("op_profile", profile))
         with pytest.raises((UnsupportedModel, InvalidPackage), match="op_profile"):
             open_package(package.path)
 
     @pytest.mark.parametrize("version", [None, "1", True, 1.0])
     def test_versions_that_are_no_numbers(self, package, version):
-        edit_manifest(package.path, manifest_setter("graph_version", version))
-        with pytest.raises(InvalidPackage, match="'graph_version' is missing or not a number"):
+        edit_manifest(package.path, manifest_setter("format_version", version))
+        with pytest.raises(InvalidPackage, match="'format_version' is missing or not a number"):
             open_package(package.path)
 
     @pytest.mark.parametrize(
         ("path", "value", "message"),
         [
-            ("model", KeyError, r"Missing: model;"),
-            ("model.head_dim", KeyError, r"Missing: head_dim;"),
+            ("num_parameters", KeyError, r"Missing: num_parameters;"),
+            ("decoder.pattern", KeyError, r"Missing: pattern;"),
             ("tokenizer.file", KeyError, r"Missing: file;"),
             ("library", "x.so", r"unknown: library\."),
-            ("model.library", "x.so", r"unknown: library\."),
-            ("model", [], "'manifest.model' must be an object"),
-            ("model.name", 5, "'manifest.model.name' has the wrong type"),
-            ("model.num_layers", "2", "'manifest.model.num_layers' has the wrong type"),
-            ("model.num_layers", 2.0, "'manifest.model.num_layers' has the wrong type"),
-            ("model.num_layers", True, "'manifest.model.num_layers' has the wrong type"),
-            ("model.rope_theta", True, "'manifest.model.rope_theta' has the wrong type"),
-            ("model.rope_theta", None, "'manifest.model.rope_theta' has the wrong type"),
-            ("model.tied_embedding", 1, "'manifest.model.tied_embedding' has the wrong type"),
-            ("model.sliding_window", 16.0, "'manifest.model.sliding_window' has the wrong type"),
+            ("decoder.library", "x.so", r"unknown: library\."),
+            ("decoder", [], "'manifest.decoder' has the wrong type"),
+            ("decoder.name", 5, "'manifest.decoder.name' has the wrong type"),
+            ("decoder.hidden_size", "2", "'manifest.decoder.hidden_size' has the wrong type"),
+            ("decoder.hidden_size", 2.0, "'manifest.decoder.hidden_size' has the wrong type"),
+            ("decoder.hidden_size", True, "'manifest.decoder.hidden_size' has the wrong type"),
+            ("decoder.norm_epsilon", None, "'manifest.decoder.norm_epsilon' has the wrong type"),
+            ("decoder.is_tied", 1, "'manifest.decoder.is_tied' has the wrong type"),
+            ("decoder.kinds.0.attention.window", 16.0, "attention.window' has the wrong type"),
             ("kv_formats", "f32", "'manifest.kv_formats' has the wrong type"),
             ("kv_formats", [1], r"'manifest.kv_formats\[0\]' has the wrong type"),
             ("segments", [5], r"'manifest.segments\[0\]' must be an object"),
@@ -324,24 +339,28 @@ class TestManifestRefused:
     @pytest.mark.parametrize(
         ("path", "value", "message"),
         [
-            ("model.num_layers", 0, "num_layers' is out of range"),
-            ("model.head_dim", -16, "head_dim' is out of range"),
-            ("model.rms_norm_eps", float("nan"), "rms_norm_eps' is out of range"),
-            ("model.rope_theta", float("inf"), "rope_theta' is out of range"),
-            ("model.num_kv_heads", 3, "does not divide 'num_heads'"),
-            ("model.sliding_window", -1, "sliding_window' is out of range. Found -1, wanted 0 or more"),
+            ("num_parameters", 0, "num_parameters' is out of range"),
+            ("decoder.pattern", [], "there are no layers"),
+            ("decoder.kinds", [], "a kind that is not there"),
+            ("decoder.hidden_size", 0, "hidden_size is 0"),
+            ("decoder.vocab_size", 1 << 40, "vocab_size is 1099511627776, must be 1 to 16777216"),
+            ("decoder.context_length", 1, "no room for a prompt and an answer"),
+            ("decoder.norm_epsilon", float("nan"), "norm_epsilon is nan"),
+            ("decoder.ropes.0.base", float("inf"), "a rotation has a number out of range"),
+            ("decoder.ropes.0.frequencies.3", float("nan"), "a rotation has a number out of range"),
+            ("decoder.ropes.0.frequencies", [], "a rotation has no frequencies"),
+            ("decoder.kinds.0.attention.head_dim", -16, "head_dim is -16"),
+            ("decoder.kinds.0.attention.num_kv_heads", 3, "not a multiple of num_kv_heads, 3"),
+            ("decoder.kinds.0.attention.window", -1, "a window is below 0"),
+            ("decoder.kinds.0.attention.scale", float("inf"), "a factor that is no number"),
+            ("decoder.kinds.0.feed_forward.size", 0, "intermediate_size is 0"),
+            ("decoder.logit_scale", float("nan"), "a factor is no number"),
             ("segments", [], "the segments are not the model"),
             ("segments.0.end_layer", 1, "the segments are not the model"),
         ],
     )
     def test_values(self, package, path, value, message):
-        def change(document):
-            if path == "segments.0.end_layer":
-                document["segments"][0]["end_layer"] = value
-            else:
-                manifest_setter(path, value)(document)
-
-        edit_manifest(package.path, change)
+        edit_manifest(package.path, manifest_setter(path, value))
         with pytest.raises(InvalidPackage, match=f"{message}|no number of JSON"):
             open_package(package.path)
 
@@ -357,7 +376,7 @@ class TestManifestRefused:
     @pytest.mark.parametrize("formats", [["f32"], ["int8", "f16", "f32"], ["f16", "of_a_later_version"]])
     def test_cache_formats_of_native_packages(self, package, formats):
         def change(document):
-            document.update(op_profile="native", graph_version=GRAPH_VERSIONS["native"], kv_formats=formats)
+            document.update(op_profile="native", kv_formats=formats)
 
         edit_manifest(package.path, change)
         manifest = open_package(package.path).manifest

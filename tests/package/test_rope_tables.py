@@ -62,12 +62,10 @@ def test_long_contexts_have_their_own_frequencies():
 class TestLoaded:
     def test_small_tables_are_in_the_file(self):
         assert loaded_tables(tiny_decoder(), 10) == {}
-        assert loaded_tables(None, 10) == {}
 
     def test_large_ones_are_not(self):
         decoder = tiny_decoder(sizes={"context_length": 1 << 22, "head_dim": 16}, ropes=(default_rope(100.0, 16),) * 2)
         assert decoder.loads_rope
-        assert not decoder.is_plain
         tables = loaded_tables(decoder, 10)
         assert list(tables) == ["rope.cos", "rope.sin", "rope1.cos", "rope1.sin"]
         assert all(table.shape == (10, 8) for table in tables.values())

@@ -161,7 +161,7 @@ def test_equal_logits_stand_by_id(tmp_path):
         weights.seek(tiles.offset)
         weights.write(bytes(tiles.nbytes))
     session = Session(built.graph, threads=pool_size() or usable_cpus(), profile="native")
-    runner = ModelRunner(session, NativeIOBinding(built.model, 8, "f32"), StopSwitch())
+    runner = ModelRunner(session, NativeIOBinding(built.used, 8, "f32"), StopSwitch())
     outputs = runner.forward([1, 2], 0, 2)
     assert not outputs.logits.any()
     assert outputs.top.ids.tolist() == [[*range(8)]] * 2

@@ -170,7 +170,7 @@ def test_layers_with_and_without_a_window(tmp_path):
     formats = ("f16", "int8", "f32")
 
     def interface(largest_pass):
-        return NativeIOBinding(built.model, CONTEXT, formats, largest_pass=largest_pass)
+        return NativeIOBinding(built.used, CONTEXT, formats, largest_pass=largest_pass)
 
     ring, plain = (Passes(interface(size), built.graph) for size in (LARGEST_PASS, CONTEXT))
     assert [buffer.shape for buffer in ring.interface.buffers] == [
@@ -195,7 +195,7 @@ def test_portable_packages_mask_what_is_not_seen(tmp_path):
     expected = built.reference(TOKEN_IDS)
     for size in (300, 33, 1):
         session = Session(built.graph, threads=pool_size() or usable_cpus(), profile="portable")
-        interface = PortableIOBinding(built.model, CONTEXT, "f32")
+        interface = PortableIOBinding(built.used, CONTEXT, "f32")
         assert interface.window is None
         runner, parts = ModelRunner(session, interface, StopSwitch()), []
         for start in range(0, 300, size):

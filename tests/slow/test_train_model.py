@@ -112,7 +112,7 @@ def test_all_layers_of_a_package_give_its_hidden_states(form, tmp_path):
     # Passes round activations to 8 bits per 32 numbers.
     assert error < 1e-3
     assert float(functional.cosine_similarity(found, wanted, dim=-1).min()) > 0.999
-    assert torch.equal(guesses.target.embedding, guesses.target.head) == config.tied_embedding
+    assert torch.equal(guesses.target.embedding, guesses.target.head) == config.is_tied
 
 
 def test_it_learns_and_becomes_a_package_with_the_same_tokenizer(package, work, tmp_path):

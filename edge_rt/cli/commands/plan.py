@@ -134,7 +134,7 @@ def find_model(reference: str, places: PlaceFlags, weights: str | None = None) -
     if resolved.path is None:
         raise resolved.no_package(reference)
     if resolved.kind == "package":
-        return _of_package(open_package(resolved.path), weights)
+        return _of_package(resolved.open(), weights)
     return _foreseen(resolved.path, weights)
 
 
@@ -152,18 +152,17 @@ def _of_package(package: Package, weights: str | None) -> FoundModel:
 
 def _foreseen(path: Path, weights: str | None) -> FoundModel:
     from edge_rt.export.opening import package_sizes
-    from edge_rt.memory.shape import shape_of_config
+    from edge_rt.memory.shape import shape_of_model
     from edge_rt.package.manifest import KV_FORMATS
 
     sizes = package_sizes(path, weights)
-    shape = shape_of_config(
-        sizes.config,
+    shape = shape_of_model(
+        sizes.decoder,
         op_profile=sizes.op_profile,
         weights_bytes=sizes.weights_bytes,
         tokenizer_bytes=sizes.tokenizer_bytes,
         kv_formats=KV_FORMATS[sizes.op_profile],
         embedding_bytes=sizes.embedding_bytes,
-        decoder=sizes.decoder,
     )
     notes = sizes.notes
     if weights is not None:

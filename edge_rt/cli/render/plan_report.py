@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from edge_rt.cli.render.console import Terminal
 from edge_rt.memory.speed import UNCERTAINTY
+from edge_rt.package.decoder import sizes
 from edge_rt.system.byte_size import counted, show_at_least, show_size
 
 if TYPE_CHECKING:
@@ -50,9 +51,9 @@ def plan_json(made: Plan, speeds: Speeds) -> dict[str, Any]:
             }
             for other in made.alternatives
         ],
-        "model": made.shape.name,
+        "model": made.shape.model.name,
         "is_estimate": made.shape.is_estimate,
-        "shape": asdict(made.shape),
+        "shape": _shape(made),
         "device": _device(made.device),
     }
 
@@ -63,6 +64,15 @@ def _device(device: Device) -> dict[str, Any]:
     if device.gpu is not None and device.gpu.device_name is not None:
         figures["gpu"]["device_name"] = str(device.gpu.device_name)
     return figures
+
+
+def _shape(made: Plan) -> dict[str, Any]:
+    """Return the numbers of the model and of its package."""
+    shape = made.shape
+    numbers = {name: value for name, value in asdict(shape).items() if name != "model"}
+    names = ("window_layers", "rotation_bytes", "loaded_rope_bytes", "short_context")
+    derived = {name: getattr(shape, name) for name in names}
+    return {**sizes(shape.model), **derived, **numbers}
 
 
 def print_plan(
@@ -86,7 +96,7 @@ def print_plan(
     for note in notes:
         terminal.warn(note)
     estimated = ", estimated" if made.shape.is_estimate and notes else ""
-    terminal.line(f"{made.shape.name} on {made.device.name} ({made.shape.op_profile}{estimated})\n")
+    terminal.line(f"{made.shape.model.name} on {made.device.name} ({made.shape.op_profile}{estimated})\n")
     if not is_here:
         terminal.line("Planned, not measured: figures of a description of the machine.\n")
     terminal.table(term_rows(made), right=(1, 2))
@@ -144,7 +154,7 @@ def layers_text(made: Plan) -> str | None:
     if there is None or gpu is None or not made.fits:
         return None
     which = "the last layer" if there == 1 else f"the last {there} layers"
-    return f"{gpu.name} has memory for {which} of {made.shape.num_layers}; the CPU computes the others."
+    return f"{gpu.name} has memory for {which} of {made.shape.model.num_layers}; the CPU computes the others."
 
 
 LESS_EXACT: Final = ("int8", "int4x2", "k8v4", "int4")
@@ -218,7 +228,7 @@ def _decided(made: Plan, rate: Rate, *, is_here: bool) -> list[tuple[str, str]]:
         speed += f"; without speculation {rate.plain:.0f}"
     divided = "" if choice.gpu_layers is None else f", with {counted(choice.gpu_layers, 'layer')} there"
     rows = [
-        ("context", f"{choice.ctx} of {made.shape.context_length} tokens"),
+        ("context", f"{choice.ctx} of {made.shape.model.context_length} tokens"),
         *_rotation(made),
         *_layers(made),
         ("KV cache", choice.kv_format),
@@ -268,7 +278,7 @@ def _layers(made: Plan) -> list[tuple[str, str]]:
     if there is None:
         return []
     which = "the last one" if there == 1 else f"the last {there}"
-    return [("layers on the GPU", f"{which} of {made.shape.num_layers}; the CPU computes the others")]
+    return [("layers on the GPU", f"{which} of {made.shape.model.num_layers}; the CPU computes the others")]
 
 
 def _budget_text(made: Plan) -> str:

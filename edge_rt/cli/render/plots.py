@@ -118,7 +118,7 @@ def spread(wanted: dict[str, float], gap: float) -> dict[str, float]:
 
 def _contexts(axes: Any, plan: Plan) -> None:
     """Plot total bytes by context for every cache format, and the parts of the chosen format as bands."""
-    chosen, trained = plan.choice, plan.shape.context_length
+    chosen, trained = plan.choice, plan.shape.model.context_length
 
     def total(kv_format: str, ctx: int) -> int:
         return sum(_counted(plan, term) for term in _terms_at(plan, ctx, kv_format))
@@ -196,7 +196,7 @@ def _budget_line(axes: Any, plan: Plan, longest: dict[str, int], colours: dict[s
         axes.plot([most], [budget], "o", color=colour, markersize=5, zorder=5)
         is_chosen = kv_format == plan.choice.kv_format
         # Labels of two close points are on different sides of the line.
-        is_close = most - before < plan.shape.context_length / 12
+        is_close = most - before < plan.shape.model.context_length / 12
         before = float("-inf") if is_close else most
         height = (34 if is_chosen else 14) * (-1.6 if is_close else 1)
         axes.annotate(

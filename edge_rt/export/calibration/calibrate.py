@@ -30,7 +30,7 @@ from edge_rt.ort.binding import StopSwitch
 from edge_rt.ort.session import Session
 from edge_rt.package.decoder import Decoder, rope_names
 from edge_rt.package.kv_formats import KV_FORMAT
-from edge_rt.package.manifest import WEIGHTS_FILE, ModelConfig
+from edge_rt.package.manifest import WEIGHTS_FILE
 from edge_rt.package.rope_tables import loaded_tables
 from edge_rt.system.machine import usable_cpus
 
@@ -70,14 +70,14 @@ class CalibrationBuilder(NativeBuilder):
         return [None] * 3
 
 
-def calibration_bytes(config: ModelConfig, tokens: int) -> int:
+def calibration_bytes(decoder: Decoder, tokens: int) -> int:
     """Predict the memory of ``calibrate`` in addition to the weights: cache, queries, one pass, and statistics."""
-    cache = config.num_layers * tokens * KV_FORMAT[_FORMAT].token_bytes(config.num_kv_heads, config.head_dim)
-    queries = config.num_layers * -(-tokens // STRIDE) * config.num_heads * config.head_dim * 2
-    width = max(config.hidden_size, config.intermediate_size, config.num_heads * config.head_dim)
-    one_pass = 4 * PASS_ROWS * (config.num_layers * _qkv_width(config) + 4 * width) + 8 * config.vocab_size
-    group = config.num_heads // config.num_kv_heads
-    head = statistics_bytes(tokens, -(-tokens // STRIDE) * group, config.head_dim)
+    cache = decoder.num_layers * tokens * KV_FORMAT[_FORMAT].token_bytes(decoder.num_kv_heads, decoder.head_dim)
+    queries = decoder.num_layers * -(-tokens // STRIDE) * decoder.num_heads * decoder.head_dim * 2
+    width = max(decoder.hidden_size, decoder.intermediate_size, decoder.num_heads * decoder.head_dim)
+    one_pass = 4 * PASS_ROWS * (decoder.num_layers * _qkv_width(decoder) + 4 * width) + 8 * decoder.vocab_size
+    group = decoder.num_heads // decoder.num_kv_heads
+    head = statistics_bytes(tokens, -(-tokens // STRIDE) * group, decoder.head_dim)
     return cache + queries + max(one_pass, usable_cpus() * head)
 
 
@@ -224,7 +224,7 @@ def _pass(
     binding.run(StopSwitch())
 
 
-def _qkv_width(model: Decoder | ModelConfig) -> int:
+def _qkv_width(model: Decoder) -> int:
     return (model.num_heads + 2 * model.num_kv_heads) * model.head_dim
 
 

@@ -6,16 +6,16 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from edge_rt.errors import InvalidModelFile, UnsupportedModel, as_json
-from edge_rt.export.families.dimensions import (
+from edge_rt.package.decoder import (
     MAX_CONTEXT,
     MAX_EPSILON,
+    MAX_HEAD_DIM,
     MAX_HEADS,
     MAX_LAYERS,
     MAX_ROWS,
     MAX_WIDTH,
     MIN_EPSILON,
     Dimensions,
-    require_head_dim,
 )
 from edge_rt.system.checkpoint_names import CONFIG_FILE
 
@@ -195,6 +195,7 @@ class ConfigReader:
         require_head_dim(self.where, size, "Export it with --via transformers, or choose another model.")
         return Dimensions(
             name=name,
+            family=self.text("model_type", ""),
             hidden_size=width,
             num_layers=self.count("num_hidden_layers", MAX_LAYERS),
             num_heads=heads,
@@ -254,4 +255,22 @@ class ConfigReader:
             f"{self.where}: '{key}' in {CONFIG_FILE} is out of range.",
             f"It is {as_json(value)}, limit {least} to {most}.",
             "Fetch the model again.",
+        )
+
+
+def require_head_dim(where: str, head_dim: int, way_out: str) -> None:
+    """Refuse heads of a size that no operator takes: rotations turn pairs.
+
+    Args:
+        where: name of the checkpoint.
+        way_out: how a model with such heads runs, for the error.
+
+    Raises:
+        UnsupportedModel: the size is odd, or too large.
+    """
+    if head_dim % 2 or head_dim > MAX_HEAD_DIM:
+        raise UnsupportedModel(
+            f"{where}: this attention head size is not supported.",
+            f"It is {head_dim}, it must be even and at most {MAX_HEAD_DIM}.",
+            way_out,
         )

@@ -8,7 +8,6 @@ from typing import Any, Final
 
 from edge_rt.errors import InvalidModelFile, UnsupportedModel, as_json
 from edge_rt.export.families.config_reader import FULL, SLIDING, ConfigReader
-from edge_rt.export.families.dimensions import MAX_CONTEXT
 from edge_rt.export.families.rope import (
     MAX_ROPE_THETA,
     MIN_ROPE_THETA,
@@ -21,7 +20,7 @@ from edge_rt.export.families.rope import (
     yarn_rope,
     yarn_temperature,
 )
-from edge_rt.package.decoder import Rope
+from edge_rt.package.decoder import MAX_CONTEXT, Rope
 from edge_rt.system.checkpoint_names import CONFIG_FILE
 
 _COMMON: Final = ("rope_type", "type", "rope_theta", "partial_rotary_factor", "original_max_position_embeddings")

@@ -6,12 +6,11 @@ from typing import Final
 
 from edge_rt.export.families.config_reader import ConfigReader
 from edge_rt.export.families.config_rope import read_rope
-from edge_rt.export.families.dimensions import Dimensions
 from edge_rt.export.families.family import SANDWICH_NAMES, Family
 from edge_rt.export.families.header_reader import HeaderReader
 from edge_rt.export.families.header_rope import read_header_rope
 from edge_rt.export.families.layers import Windows, config_windows, header_windows, with_attention
-from edge_rt.package.decoder import Decoder, Layer, Rope
+from edge_rt.package.decoder import Decoder, Dimensions, Layer, Rope
 
 _PERIOD: Final = 4
 _WINDOW: Final = 4096

@@ -11,13 +11,12 @@ from typing import Final
 
 from edge_rt.export.families.config_reader import ConfigReader
 from edge_rt.export.families.config_rope import read_rope
-from edge_rt.export.families.dimensions import Dimensions
 from edge_rt.export.families.family import SANDWICH_NAMES, Family
 from edge_rt.export.families.header_reader import HeaderReader
 from edge_rt.export.families.header_rope import read_header_rope
 from edge_rt.export.families.layers import Windows, config_windows, header_windows, with_attention
 from edge_rt.export.families.rope import MAX_ROPE_THETA, MIN_ROPE_THETA, default_rope
-from edge_rt.package.decoder import Decoder, Layer, Rope
+from edge_rt.package.decoder import Decoder, Dimensions, Layer, Rope
 
 GEMMA_ACTIVATIONS: Final = {"gelu_pytorch_tanh": "gelu"}
 _PERIOD: Final = 6

@@ -7,7 +7,9 @@ from collections.abc import Mapping, Sequence
 from typing import Final
 
 from edge_rt.errors import InvalidModelFile, StorageError, UnsupportedModel
-from edge_rt.export.families.dimensions import (
+from edge_rt.export.families.config_reader import require_head_dim
+from edge_rt.export.sources.gguf_types import FETCH_AGAIN, GGUFHeader, MetadataArray, TensorInfo, Value, shown
+from edge_rt.package.decoder import (
     MAX_CONTEXT,
     MAX_EPSILON,
     MAX_HEADS,
@@ -15,9 +17,7 @@ from edge_rt.export.families.dimensions import (
     MAX_WIDTH,
     MIN_EPSILON,
     Dimensions,
-    require_head_dim,
 )
-from edge_rt.export.sources.gguf_types import FETCH_AGAIN, GGUFHeader, MetadataArray, TensorInfo, Value, shown
 from edge_rt.package.reader import stored_name
 
 HARMLESS_KEYS: Final = frozenset({"attention.layer_norm_epsilon", "rope.scaling.finetuned", "tensor_data_layout"})
@@ -207,6 +207,7 @@ class HeaderReader:
         self._require_divisor("attention.head_count_kv", kv_heads, "attention.head_count", heads)
         return Dimensions(
             name=self.header.get_str("general.name", default=stored_name(self.header.path.with_suffix("")))[:200],
+            family=self.architecture,
             hidden_size=width,
             num_layers=self.count("block_count", MAX_LAYERS),
             num_heads=heads,

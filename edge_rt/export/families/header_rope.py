@@ -6,7 +6,6 @@ from dataclasses import replace
 from typing import Final
 
 from edge_rt.errors import InvalidModelFile, UnsupportedModel
-from edge_rt.export.families.dimensions import MAX_CONTEXT, Dimensions
 from edge_rt.export.families.header_reader import HeaderReader
 from edge_rt.export.families.rope import (
     MAX_ROPE_THETA,
@@ -19,7 +18,7 @@ from edge_rt.export.families.rope import (
     yarn_temperature,
 )
 from edge_rt.export.sources.gguf_types import FETCH_AGAIN
-from edge_rt.package.decoder import Rope
+from edge_rt.package.decoder import MAX_CONTEXT, Dimensions, Rope
 
 _TEMPERATURE_ERROR: Final = 1e-5
 

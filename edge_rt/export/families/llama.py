@@ -11,12 +11,11 @@ from typing import Final
 from edge_rt.errors import UnsupportedModel
 from edge_rt.export.families.config_reader import ConfigReader
 from edge_rt.export.families.config_rope import read_rope
-from edge_rt.export.families.dimensions import MAX_CONTEXT, Dimensions
 from edge_rt.export.families.family import Family
 from edge_rt.export.families.header_reader import HeaderReader
 from edge_rt.export.families.header_rope import read_header_rope
 from edge_rt.export.families.layers import window_in
-from edge_rt.package.decoder import Decoder, Layer
+from edge_rt.package.decoder import MAX_CONTEXT, Decoder, Dimensions, Layer
 
 _MISTRAL_WINDOW: Final = 4096
 _ACTIVATIONS: Final = {"silu": "silu", "swish": "silu"}

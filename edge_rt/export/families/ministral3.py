@@ -7,13 +7,12 @@ from typing import Final
 
 from edge_rt.export.families.config_reader import ConfigReader
 from edge_rt.export.families.config_rope import read_rope, rope_part
-from edge_rt.export.families.dimensions import MAX_CONTEXT
 from edge_rt.export.families.family import Family
 from edge_rt.export.families.header_reader import HeaderReader
 from edge_rt.export.families.header_rope import read_header_rope
 from edge_rt.export.families.layers import window_in
 from edge_rt.export.families.rope import yarn_temperature
-from edge_rt.package.decoder import Decoder, Layer, QueryScaling
+from edge_rt.package.decoder import MAX_CONTEXT, Decoder, Layer, QueryScaling
 
 _BETA: Final = "llama_4_scaling_beta"
 _MOST_BETA: Final = 100.0

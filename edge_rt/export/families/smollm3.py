@@ -6,12 +6,11 @@ from typing import Final
 
 from edge_rt.export.families.config_reader import ConfigReader
 from edge_rt.export.families.config_rope import read_rope
-from edge_rt.export.families.dimensions import MAX_CONTEXT, MAX_LAYERS, Dimensions
 from edge_rt.export.families.family import Family
 from edge_rt.export.families.header_reader import HeaderReader
 from edge_rt.export.families.header_rope import read_header_rope
 from edge_rt.export.families.layers import every, windows_of, with_attention
-from edge_rt.package.decoder import Decoder, Layer
+from edge_rt.package.decoder import MAX_CONTEXT, MAX_LAYERS, Decoder, Dimensions, Layer
 
 _PERIOD: Final = 4
 """GGUF files have no key for it."""

@@ -73,6 +73,11 @@ class Source:
     adapters: tuple[Adapter, ...] = ()
 
     @property
+    def num_parameters(self) -> int:
+        """Numbers in all tensors."""
+        return sum(tensor.elements for tensor in self.tensors.values())
+
+    @property
     def files(self) -> tuple[Path, ...]:
         """All files that hold tensors, in the order that ``TensorInfo.file`` counts; others may be among them."""
         return (*self.paths, *(adapter.weights for adapter in self.adapters))

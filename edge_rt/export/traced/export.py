@@ -11,11 +11,12 @@ from typing import Any, Final
 
 import onnx_ir as ir
 
-from edge_rt.errors import InvalidModelFile, UnsupportedModel
+from edge_rt.errors import InputError, InvalidModelFile, UnsupportedModel
 from edge_rt.export.check.compare import CheckResult
 from edge_rt.export.checkpoint import text_warnings
 from edge_rt.export.estimate import ExportEstimate, require_room
 from edge_rt.export.exporter import ExportReport, Stages, report_of
+from edge_rt.export.families.folder import describe_folder
 from edge_rt.export.families.registry import require_decoder
 from edge_rt.export.sources.hf_folder import HFFolder, hf_source, read_hf_config, read_hf_folder
 from edge_rt.export.sources.source import Source, TokenizerBuild
@@ -27,6 +28,7 @@ from edge_rt.export.traced.rewrite import adapt
 from edge_rt.export.traced.store import simplify, write_out
 from edge_rt.export.traced.tracing import ModelNumbers, Trace, chatter, require_tracer, run_worker
 from edge_rt.export.writing import GRAPH_FILE, write_texts
+from edge_rt.package.decoder import Decoder, Dimensions, Model
 from edge_rt.package.manifest import (
     FORMAT_VERSION,
     KV_FORMATS,
@@ -34,11 +36,9 @@ from edge_rt.package.manifest import (
     TOKENIZER_FILE,
     TOOL_TEMPLATE_FILE,
     Manifest,
-    ModelConfig,
     Segment,
     SourceInfo,
     TokenizerInfo,
-    graph_version,
 )
 from edge_rt.package.reader import absolute_path, stored_name
 from edge_rt.package.sampling import SamplingAdvice
@@ -111,20 +111,22 @@ def export_traced(
                 on_chatter(chatter(traces))
         stage("weights")
         model, interface, info = _adapted(trace, writer.folder, functools.partial(stage, "weights"))
-        config = _config(folder, trace.numbers, interface, trace.logits.shape[1])
+        described = _model(folder, trace.numbers, interface, trace.logits.shape[1])
         stage("graph")
-        tokenizer = source.build_tokenizer(config.vocab_size)
-        loaded = Tokenizer.from_text(tokenizer.json_text, info=tokenizer, embedding_rows=config.vocab_size)
+        tokenizer = source.build_tokenizer(described.vocab_size)
+        loaded = Tokenizer.from_text(tokenizer.json_text, info=tokenizer, embedding_rows=described.vocab_size)
         write_texts(tokenizer, writer.folder)
         store.write_graph(model, writer.folder / GRAPH_FILE)
         del model
         shutil.rmtree(traces)
         gc.collect()
         stage("check")
-        result, rows_alike = _check(writer.folder / GRAPH_FILE, config, trace)
+        result, rows_alike = _check(writer.folder / GRAPH_FILE, described, trace)
         gc.collect()
         stage("publish")
-        package = writer.publish(_manifest(source, config, tokenizer, advice, info(rows_alike)))
+        package = writer.publish(
+            _manifest(source, described, trace.numbers.num_parameters, tokenizer, advice, info(rows_alike))
+        )
     stage("publish", 1, 1, "done")
     warnings = (*source.remarks, *text_warnings(tokenizer, loaded))
     return report_of(package, estimate, (result,), warnings, stage.seconds())
@@ -181,34 +183,44 @@ def _adapted(
     return model, interface, info
 
 
-def _check(graph: Path, config: ModelConfig, trace: Trace) -> tuple[CheckResult, int]:
-    capacity = check.check_capacity(config.context_length)
-    passes = TracedPasses(graph, config, max(capacity, len(trace.token_ids)))
+def _check(graph: Path, model: Model, trace: Trace) -> tuple[CheckResult, int]:
+    capacity = check.check_capacity(model.context_length)
+    passes = TracedPasses(graph, model, max(capacity, len(trace.token_ids)))
     result = check.check_logits(passes, trace.token_ids, trace.logits)
-    return result, check.exact_rows(passes, config.vocab_size, capacity)
+    return result, check.exact_rows(passes, model.vocab_size, capacity)
 
 
-def _config(folder: HFFolder, numbers: ModelNumbers, interface: TracedInterface, vocab_size: int) -> ModelConfig:
-    """Return the dimensions of a model; those that a graph needs nothing of are at least plausible.
+def _model(folder: HFFolder, numbers: ModelNumbers, interface: TracedInterface, vocab_size: int) -> Model:
+    """Return the description of a model whose family is known, else its dimensions.
+
+    Those that a graph needs nothing of are at least plausible.
 
     Raises:
         InvalidModelFile: the configuration lacks a number.
     """
-    for name, found, least in (
+    graph = (interface.num_layers, interface.kv_heads, interface.head_dim, vocab_size)
+    try:
+        _, decoder = describe_folder(folder)
+    except InputError:
+        pass  # of a family, or a variant of one, that edge-rt does not compute itself
+    else:
+        if (decoder.num_layers, decoder.num_kv_heads, decoder.head_dim, decoder.vocab_size) == graph:
+            return decoder
+    for name, value, least in (
         ("hidden_size", numbers.hidden_size, 1),
         ("num_attention_heads", numbers.num_heads, 1),
         ("max_position_embeddings", int(numbers.context_length), 2),
     ):
-        if found < least:
+        if value < least:
             raise InvalidModelFile(
                 f"{folder.path.name}: the configuration lacks a number.",
-                f"{name!r} is {found}, at least {least}.",
+                f"{name!r} is {value}, at least {least}.",
                 "Fetch it again.",
             )
     heads = numbers.num_heads
-    return ModelConfig(
+    return Dimensions(
         name=stored_name(Path(folder_name(folder.path)))[:200],
-        architecture=numbers.architecture,
+        family=numbers.architecture,
         hidden_size=numbers.hidden_size,
         num_layers=interface.num_layers,
         num_heads=heads if heads % interface.kv_heads == 0 else interface.kv_heads,
@@ -217,35 +229,37 @@ def _config(folder: HFFolder, numbers: ModelNumbers, interface: TracedInterface,
         intermediate_size=int(numbers.intermediate_size) or 4 * numbers.hidden_size,
         vocab_size=vocab_size,
         context_length=int(numbers.context_length),
-        rms_norm_eps=float(numbers.norm_epsilon) or 1e-5,
-        rope_theta=float(numbers.rope_theta) or 10000.0,
-        rope_scaling="none",
-        tied_embedding=numbers.tied_embedding,
-        num_parameters=numbers.num_parameters,
+        norm_epsilon=float(numbers.norm_epsilon) or 1e-5,
+        is_tied=numbers.tied_embedding,
     )
 
 
 def _manifest(
-    source: Source, config: ModelConfig, tokenizer: TokenizerBuild, advice: SamplingAdvice | None, info: TracedInfo
+    source: Source,
+    model: Model,
+    num_parameters: int,
+    tokenizer: TokenizerBuild,
+    advice: SamplingAdvice | None,
+    info: TracedInfo,
 ) -> Manifest:
     types: dict[str, Any] = dict.fromkeys(("embedding", "attention", "feed_forward", "head"), "F32")
     return Manifest(
         format_version=FORMAT_VERSION,
-        graph_version=graph_version(PROFILE, 0),
         producer=f"edge-rt {VERSION}",
-        model=config,
+        num_parameters=num_parameters,
         op_profile=PROFILE,
         activations="float",
         quantisation=types,
         kv_formats=KV_FORMATS[PROFILE],
-        segments=(Segment("model", GRAPH_FILE, 0, config.num_layers),),
-        drafters=(),
+        segments=(Segment("model", GRAPH_FILE, 0, model.num_layers),),
         tokenizer=TokenizerInfo(TOKENIZER_FILE, tokenizer.bos_token_id, tokenizer.eos_token_ids, tokenizer.add_bos),
         chat_template=TEMPLATE_FILE if tokenizer.chat_template is not None else None,
         tool_template=TOOL_TEMPLATE_FILE if tokenizer.tool_template is not None else None,
         source=SourceInfo(source.kind, stored_name(source.path), sha256_files(source.paths), source.size),
         license=source.license,
         sampling=advice,
+        decoder=model if isinstance(model, Decoder) else None,
+        dimensions=model if isinstance(model, Dimensions) else None,
         traced=info,
         files={},
     )

@@ -15,7 +15,7 @@ from edge_rt.export.check.compare import CheckResult, compare
 from edge_rt.export.traced.rewrite import new_name, past_name
 from edge_rt.ort.binding import StopSwitch
 from edge_rt.ort.session import Session
-from edge_rt.package.manifest import ModelConfig
+from edge_rt.package.decoder import Model
 
 Array = npt.NDArray[Any]
 
@@ -31,11 +31,11 @@ class TracedPasses:
         length: tokens in the cache; lowering it rolls back.
     """
 
-    def __init__(self, graph: Path, config: ModelConfig, capacity: int) -> None:
+    def __init__(self, graph: Path, model: Model, capacity: int) -> None:
         self._session = Session(graph, profile="traced")
-        self._vocab_size = config.vocab_size
-        shape = (capacity, config.num_kv_heads, config.head_dim)
-        keys = [(layer, kind) for layer in range(config.num_layers) for kind in ("key", "value")]
+        self._vocab_size = model.vocab_size
+        shape = (capacity, model.num_kv_heads, model.head_dim)
+        keys = [(layer, kind) for layer in range(model.num_layers) for kind in ("key", "value")]
         self._caches = {key: np.zeros(shape, np.float32) for key in keys}
         self.length = 0
 

@@ -33,8 +33,9 @@ class ModelNumbers:
 
     Attributes:
         architecture: ``model_type`` of the configuration.
-        hidden_size, num_heads, intermediate_size, vocab_size, context_length, rope_theta, tied_embedding,
-            num_parameters: as in ``ModelConfig``.
+        hidden_size, num_heads, intermediate_size, vocab_size, context_length, norm_epsilon: as in ``Dimensions``.
+        tied_embedding: whether the head is the embedding.
+        num_parameters: as in ``Manifest``.
     """
 
     architecture: str
@@ -44,7 +45,6 @@ class ModelNumbers:
     vocab_size: int
     context_length: int
     norm_epsilon: float
-    rope_theta: float
     tied_embedding: bool
     num_parameters: int
 

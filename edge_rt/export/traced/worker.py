@@ -121,8 +121,6 @@ def _numbers(model: Any) -> dict[str, Any]:
         return next((one for one in found if isinstance(one, int | float) and not isinstance(one, bool) and one), 0)
 
     embedding, head = model.get_input_embeddings(), model.get_output_embeddings()
-    rope = getattr(config, "rope_parameters", None)
-    theta = rope.get("rope_theta") if isinstance(rope, dict) else None
     return {
         "architecture": str(config.model_type),
         "hidden_size": number("hidden_size"),
@@ -132,7 +130,6 @@ def _numbers(model: Any) -> dict[str, Any]:
         # Models without a table of positions name the length that they were trained with, or none.
         "context_length": number("max_position_embeddings", "n_positions", "seq_length") or 2048,
         "norm_epsilon": number("rms_norm_eps", "layer_norm_eps", "layer_norm_epsilon", "norm_epsilon"),
-        "rope_theta": float(theta or number("rope_theta")),
         "tied_embedding": head is not None and embedding.weight is head.weight,
         "num_parameters": sum(parameter.numel() for parameter in model.parameters()),
     }

@@ -21,7 +21,6 @@ from edge_rt.export.weights.rows import RowReader
 from edge_rt.export.weights.tile_formats import TILE_ROWS, TileFormat, tile_format
 from edge_rt.export.weights.tiles import pack_rows, tile_count, unit_count, unpack_rows
 from edge_rt.export.weights.weights_file import Slot, WeightsFile, WeightsLayout
-from edge_rt.package.manifest import FIRST_TYPES
 
 
 @dataclass(frozen=True)
@@ -125,14 +124,9 @@ def gate_up(name: str, gate: Part, up: Part) -> tuple[Linear, ...]:
 
 
 def _may_be_mixed(parts: Sequence[Part]) -> bool:
-    """Return whether parts can be one matrix: of one type, or all of codes, whose inputs are rounded alike.
-
-    Matrices of the first types alone stay as they were, so that packages of them need no newer version to be read.
-    """
+    """Return whether parts can be one matrix: of one type, or all of codes, whose inputs are rounded alike."""
     types = {part.type_name for part in parts}
-    if len(types) == 1:
-        return True
-    return not types <= FIRST_TYPES and not any(tile_format(name).is_float for name in types)
+    return len(types) == 1 or not any(tile_format(name).is_float for name in types)
 
 
 def place(linear: Linear, layout: WeightsLayout) -> None:

@@ -77,25 +77,25 @@ def open_io_binding(
             f"The op profile is {manifest.op_profile}; native graphs return them.",
             "Leave them out, or export the model with --profile native.",
         )
+    if manifest.op_profile == TracedIOBinding.profile:
+        assert device is None, device
+        return TracedIOBinding(manifest.model, capacity, formats[0])
+    decoder = manifest.decoder
+    assert decoder is not None, manifest.op_profile
     if device is not None and manifest.op_profile == CudaIOBinding.profile:
         return CudaIOBinding(
-            manifest.model,
+            decoder,
             capacity,
             kv_format,
             device=device,
             largest_pass=largest_pass,
-            decoder=manifest.decoder,
             hidden=hidden,
             host_layers=host_layers,
         )
     assert not host_layers, host_layers
     if device is not None:
         assert manifest.op_profile == DeviceIOBinding.profile, manifest.op_profile
-        return DeviceIOBinding(manifest.model, capacity, formats[0], device=device, decoder=manifest.decoder)
+        return DeviceIOBinding(decoder, capacity, formats[0], device=device)
     if manifest.op_profile == PortableIOBinding.profile:
-        return PortableIOBinding(manifest.model, capacity, formats[0], decoder=manifest.decoder)
-    if manifest.op_profile == TracedIOBinding.profile:
-        return TracedIOBinding(manifest.model, capacity, formats[0])
-    return NativeIOBinding(
-        manifest.model, capacity, kv_format, largest_pass=largest_pass, decoder=manifest.decoder, hidden=hidden
-    )
+        return PortableIOBinding(decoder, capacity, formats[0])
+    return NativeIOBinding(decoder, capacity, kv_format, largest_pass=largest_pass, hidden=hidden)

@@ -15,9 +15,7 @@ import numpy.typing as npt
 from edge_rt.errors import InvalidPackage
 from edge_rt.ort.binding import Binding, StopSwitch
 from edge_rt.ort.session import Session, TensorSpec
-from edge_rt.package.decoder import Decoder
-from edge_rt.package.manifest import ModelConfig
-from edge_rt.package.rope_tables import loaded_tables
+from edge_rt.package.decoder import Model
 from edge_rt.runtime.cache.kv_cache import KVCache, SlidingWindow
 from edge_rt.runtime.forward.outputs import BoundResults, OutputMemory, Outputs, give_back
 
@@ -71,7 +69,6 @@ class IOBinding(ABC):
         capacity: rows of the cache, one per token.
         kv_format: name of the cache's format, as it is shown to users.
         top_tokens: most likely tokens that the graph returns with every row of logits.
-        decoder: the description, if the package has one.
         hidden: the value of the graph that is the hidden states, if they are wanted.
 
     Attributes:
@@ -86,19 +83,18 @@ class IOBinding(ABC):
 
     def __init__(
         self,
-        config: ModelConfig,
+        model: Model,
         capacity: int,
         kv_format: str,
         top_tokens: int,
-        decoder: Decoder | None,
         hidden: TensorSpec | None = None,
     ) -> None:
-        self.config = config
+        self.model = model
         self.capacity = capacity
         self.kv_format = kv_format
         self.more_outputs = () if hidden is None else (hidden,)
-        self.outputs = OutputMemory(config.vocab_size, top_tokens, 0 if hidden is None else config.hidden_size)
-        self._rope_tables = loaded_tables(decoder, capacity)
+        self.outputs = OutputMemory(model.vocab_size, top_tokens, 0 if hidden is None else model.hidden_size)
+        self._rope_tables: dict[str, Array] = {}
         self.row_bytes = 0
         self.cache_bytes = 0
         self.row_map: Array | None = None
@@ -179,7 +175,7 @@ class IOBinding(ABC):
         wanted: Specs = {
             "input_ids": (("rows",), "tensor(int64)"),
             "logit_rows": (("logit_rows",), "tensor(int64)"),
-            "logits": (("logit_rows", self.config.vocab_size), "tensor(float)"),
+            "logits": (("logit_rows", self.model.vocab_size), "tensor(float)"),
             **self.rope_specs(),
             **self._specs(),
             **{output.name: (output.shape, output.type) for output in self.more_outputs},

@@ -16,7 +16,6 @@ from edge_rt.ort.compute_device import ComputeDevice, DeviceArray
 from edge_rt.ort.session import Session
 from edge_rt.package.decoder import Decoder
 from edge_rt.package.kv_formats import portable_head_dim
-from edge_rt.package.manifest import ModelConfig
 from edge_rt.runtime.forward.hidden_rows import DeviceHiddenRows, HiddenRows
 from edge_rt.runtime.forward.io_binding_base import Array, BoundPass
 from edge_rt.runtime.forward.io_binding_native import NativeIOBinding, NativePass
@@ -42,20 +41,19 @@ class CudaIOBinding(NativeIOBinding):
 
     def __init__(
         self,
-        config: ModelConfig,
+        model: Decoder,
         capacity: int,
         kv_format: str | Sequence[str],
         *,
         device: ComputeDevice,
         largest_pass: int,
-        decoder: Decoder | None = None,
         hidden: bool = False,
         host_layers: int = 0,
     ) -> None:
         self._device, self._host_layers = device, host_layers
         self._caches: list[DeviceArray] = []
-        super().__init__(config, capacity, kv_format, largest_pass=largest_pass, decoder=decoder, hidden=hidden)
-        self.outputs = DeviceOutputMemory(device, config, config.hidden_size if hidden else 0)
+        super().__init__(model, capacity, kv_format, largest_pass=largest_pass, hidden=hidden)
+        self.outputs = DeviceOutputMemory(device, model, model.hidden_size if hidden else 0)
         # What is read on both sides is read here, and ONNX Runtime makes the copy that the device needs.
         there = {} if host_layers else self._rope_tables
         self._tables = {name: DeviceArray(device, table) for name, table in there.items()}
@@ -86,14 +84,14 @@ class CudaIOBinding(NativeIOBinding):
         if found != wanted:
             raise UnsupportedModel(
                 f"The execution provider for {self._device.text} computes other layers than it was asked to.",
-                f"The CPU would compute {len(found)} of {self.config.num_layers} layers; {len(wanted)} were planned.",
+                f"The CPU would compute {len(found)} of {self.model.num_layers} layers; {len(wanted)} were planned.",
                 "Use --device cpu, or install edge-rt again.",
             )
 
     def sharing(self, *, reads_upper: bool) -> NativeIOBinding:
         """Return a binding of another graph on the device to the same cache; see ``NativeIOBinding.sharing``."""
         other = super().sharing(reads_upper=reads_upper)
-        other.outputs = DeviceOutputMemory(self._device, self.config, 0)
+        other.outputs = DeviceOutputMemory(self._device, self.model, 0)
         return other
 
     def release(self) -> None:
@@ -121,7 +119,7 @@ class CudaIOBinding(NativeIOBinding):
 
     def hidden_rows(self, segments: int, largest_pass: int) -> HiddenRows:
         """Return memory on the device for hidden states; see ``NativeIOBinding.hidden_rows``."""
-        return DeviceHiddenRows(self._device, segments, self.config.hidden_size, largest_pass)
+        return DeviceHiddenRows(self._device, segments, self.model.hidden_size, largest_pass)
 
 
 class _CudaPass(NativePass):
@@ -151,21 +149,20 @@ class DeviceIOBinding(PortableIOBinding):
 
     def __init__(
         self,
-        config: ModelConfig,
+        model: Decoder,
         capacity: int,
         kv_format: str,
         *,
         device: ComputeDevice,
-        decoder: Decoder | None = None,
     ) -> None:
         self._device = device
-        super().__init__(config, capacity, kv_format, decoder=decoder)
+        super().__init__(model, capacity, kv_format)
 
     def _allocate(self, capacity: int) -> None:
         # One array for all: what is copied to the device is not written here.
-        shape = (1, self.config.num_kv_heads, capacity, portable_head_dim(self.config.head_dim))
+        shape = (1, self.model.num_kv_heads, capacity, portable_head_dim(self.model.head_dim))
         empty = untouched(shape, np.float32)
-        layers = range(self.config.num_layers)
+        layers = range(self.model.num_layers)
         self.keys = [DeviceArray(self._device, empty) for _ in layers]
         self.values = [DeviceArray(self._device, empty) for _ in layers]
         self.cache_bytes = 2 * len(layers) * empty.nbytes

@@ -13,9 +13,9 @@ import numpy as np
 from edge_rt.ort.binding import Binding
 from edge_rt.ort.compute_device import DeviceArray
 from edge_rt.ort.session import Session, TensorSpec
-from edge_rt.package.decoder import Decoder
+from edge_rt.package.decoder import Decoder, Model
 from edge_rt.package.kv_formats import KV_FORMAT, UPPER_HALVES, window_capacity
-from edge_rt.package.manifest import ModelConfig
+from edge_rt.package.rope_tables import loaded_tables
 from edge_rt.runtime.cache.kv_cache import SlidingWindow
 from edge_rt.runtime.forward.hidden_rows import HiddenRows
 from edge_rt.runtime.forward.io_binding_base import FILLING, Array, BoundPass, IOBinding, Specs
@@ -38,7 +38,6 @@ class NativeIOBinding(IOBinding):
     Args:
         kv_format: one format for the cache, or one per layer.
         largest_pass: rows of the largest pass that will be run; layers with a sliding window reserve room for it.
-        decoder: the description, if the package has one.
         hidden: whether passes return hidden states, too; the session must be opened with ``more_outputs``.
 
     Attributes:
@@ -47,24 +46,25 @@ class NativeIOBinding(IOBinding):
     """
 
     profile = "native"
+    model: Decoder
 
     def __init__(
         self,
-        config: ModelConfig,
+        model: Decoder,
         capacity: int,
         kv_format: str | Sequence[str],
         *,
         largest_pass: int = LARGEST_PASS,
-        decoder: Decoder | None = None,
         hidden: bool = False,
     ) -> None:
-        formats = (kv_format,) * config.num_layers if isinstance(kv_format, str) else tuple(kv_format)
-        assert len(formats) == config.num_layers, (formats, config.num_layers)
-        output = hidden_output(config) if hidden else None
-        super().__init__(config, capacity, _spelled(formats), config.top_tokens, decoder, output)
+        formats = (kv_format,) * model.num_layers if isinstance(kv_format, str) else tuple(kv_format)
+        assert len(formats) == model.num_layers, (formats, model.num_layers)
+        output = hidden_output(model) if hidden else None
+        super().__init__(model, capacity, _spelled(formats), model.top_tokens, output)
+        self._rope_tables = loaded_tables(model, capacity)
         self.kv_formats = formats
-        windows, heads = config.layer_windows, config.num_kv_heads
-        token_bytes = [KV_FORMAT[name].token_bytes(heads, config.head_dim) for name in formats]
+        windows, heads = model.layer_windows, model.num_kv_heads
+        token_bytes = [KV_FORMAT[name].token_bytes(heads, model.head_dim) for name in formats]
         self.row_bytes = sum(token_bytes)
         if 0 in windows:
             self.row_map = np.arange(capacity, dtype=np.int32)
@@ -98,7 +98,7 @@ class NativeIOBinding(IOBinding):
             reads_upper: it reads the upper halves of codes alone; all layers must have a format that has them.
         """
         other = copy.copy(self)
-        other.outputs = OutputMemory(self.config.vocab_size, self.config.top_tokens)
+        other.outputs = OutputMemory(self.model.vocab_size, self.model.top_tokens)
         other.more_outputs = ()
         if reads_upper:
             other._formats = np.asarray([UPPER_HALVES[name] for name in self.kv_formats], np.int32)
@@ -111,7 +111,7 @@ class NativeIOBinding(IOBinding):
 
     def fill(self, rows: int) -> None:
         """Write the first rows of all layers, at the offsets that their formats give."""
-        heads, head_dim = self.config.num_kv_heads, self.config.head_dim
+        heads, head_dim = self.model.num_kv_heads, self.model.head_dim
         # After ``release`` there are no buffers.
         for buffer, name in zip(self.buffers, self.kv_formats, strict=False):
             capacity, layer = buffer.shape[2], buffer.reshape(-1)
@@ -133,7 +133,7 @@ class NativeIOBinding(IOBinding):
         Raises:
             MemoryBudgetExceeded: the device has too little memory.
         """
-        return HiddenRows(segments, self.config.hidden_size, largest_pass)
+        return HiddenRows(segments, self.model.hidden_size, largest_pass)
 
     def bind_layers(self, binding: Binding, names: Collection[str] | None = None) -> None:
         """Bind the caches, their maps and the rotations; only inputs that are among ``names``, if these are given."""
@@ -151,38 +151,38 @@ class NativeIOBinding(IOBinding):
         return {**self._rope_tables, **{f"cache.{layer}": buffer for layer, buffer in enumerate(self.buffers)}}
 
     def _specs(self) -> Specs:
-        return {**self.layer_specs(range(self.config.num_layers)), **self.output_specs()}
+        return {**self.layer_specs(range(self.model.num_layers)), **self.output_specs()}
 
     def layer_specs(self, layers: range) -> Specs:
         """Return name -> shape and type of the inputs of a graph of some layers, without rotations and tokens."""
-        config = self.config
-        windows = config.layer_windows[layers.start : layers.stop]
+        model = self.model
+        windows = model.layer_windows[layers.start : layers.stop]
         maps = {"row_map": ("capacity", 0 in windows), "window_row_map": ("positions", any(windows))}
         rows = ["window_rows" if window else "capacity" for window in windows]
         return {
             "past_length": ((1,), "tensor(int32)"),
             **{name: ((size,), "tensor(int32)") for name, (size, is_wanted) in maps.items() if is_wanted},
             "parents": (("rows",), "tensor(int32)"),
-            "kv_formats": ((config.num_layers,), "tensor(int32)"),
+            "kv_formats": ((model.num_layers,), "tensor(int32)"),
             **{
-                f"cache.{i}": ((2, config.num_kv_heads, size, "row_bytes"), "tensor(uint8)")
+                f"cache.{i}": ((2, model.num_kv_heads, size, "row_bytes"), "tensor(uint8)")
                 for i, size in zip(layers, rows, strict=True)
             },
         }
 
     def output_specs(self) -> Specs:
         """Return name -> shape and type of what the head computes besides logits."""
-        config = self.config
+        model = self.model
         return {
-            "top_ids": (("logit_rows", config.top_tokens), "tensor(int32)"),
-            "top_logits": (("logit_rows", config.top_tokens), "tensor(float)"),
+            "top_ids": (("logit_rows", model.top_tokens), "tensor(int32)"),
+            "top_logits": (("logit_rows", model.top_tokens), "tensor(float)"),
             "log_sum_exp": (("logit_rows",), "tensor(float)"),
         }
 
 
-def hidden_output(config: ModelConfig) -> TensorSpec:
+def hidden_output(model: Model) -> TensorSpec:
     """Return the value of a native graph that is the stream behind the last layer, of the rows that need logits."""
-    return TensorSpec(f"layer{config.num_layers - 1}.down", ("logit_rows", config.hidden_size), "tensor(float)")
+    return TensorSpec(f"layer{model.num_layers - 1}.down", ("logit_rows", model.hidden_size), "tensor(float)")
 
 
 class NativePass(BoundPass):

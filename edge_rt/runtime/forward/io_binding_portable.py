@@ -10,9 +10,9 @@ from edge_rt.errors import UnsupportedModel
 from edge_rt.ort.binding import Binding
 from edge_rt.ort.compute_device import DeviceArray
 from edge_rt.ort.session import Session
-from edge_rt.package.decoder import Decoder
+from edge_rt.package.decoder import Decoder, Model
 from edge_rt.package.kv_formats import portable_head_dim
-from edge_rt.package.manifest import ModelConfig
+from edge_rt.package.rope_tables import loaded_tables
 from edge_rt.runtime.forward.io_binding_base import FILLING, Array, BoundPass, IOBinding, Specs
 from edge_rt.runtime.forward.outputs import BoundResults, untouched
 
@@ -32,8 +32,9 @@ class PortableIOBinding(IOBinding):
 
     profile = "portable"
 
-    def __init__(self, config: ModelConfig, capacity: int, kv_format: str, *, decoder: Decoder | None = None) -> None:
-        super().__init__(config, capacity, kv_format, top_tokens=0, decoder=decoder)
+    def __init__(self, model: Decoder, capacity: int, kv_format: str) -> None:
+        super().__init__(model, capacity, kv_format, top_tokens=0)
+        self._rope_tables = loaded_tables(model, capacity)
         self.keys: Buffers = []
         self.values: Buffers = []
         self._allocate(capacity)
@@ -41,8 +42,8 @@ class PortableIOBinding(IOBinding):
 
     def _allocate(self, capacity: int) -> None:
         """Make ``keys`` and ``values``, and set ``cache_bytes``."""
-        config = self.config
-        shape = (config.num_layers, 2, 1, config.num_kv_heads, capacity, portable_head_dim(config.head_dim))
+        model = self.model
+        shape = (model.num_layers, 2, 1, model.num_kv_heads, capacity, portable_head_dim(model.head_dim))
         buffer = untouched(shape, np.float32)
         self.keys = [layer[0] for layer in buffer]
         self.values = [layer[1] for layer in buffer]
@@ -72,8 +73,8 @@ class PortableIOBinding(IOBinding):
         return _PortablePass(binding, rows, self.bind_results(binding, num_logits))
 
     def _specs(self) -> Specs:
-        cache = (1, self.config.num_kv_heads, "capacity", portable_head_dim(self.config.head_dim))
-        layers = [(i, kind) for i in range(self.config.num_layers) for kind in ("key", "value")]
+        cache = (1, self.model.num_kv_heads, "capacity", portable_head_dim(self.model.head_dim))
+        layers = [(i, kind) for i in range(self.model.num_layers) for kind in ("key", "value")]
         return {
             "seqlens_k": ((1,), "tensor(int32)"),
             "total_sequence_length": ((), "tensor(int32)"),
@@ -114,10 +115,10 @@ class TracedIOBinding(IOBinding):
 
     profile = "traced"
 
-    def __init__(self, config: ModelConfig, capacity: int, kv_format: str) -> None:
-        super().__init__(config, capacity, kv_format, top_tokens=0, decoder=None)
-        kinds = [f"{layer}.{kind}" for layer in range(config.num_layers) for kind in ("key", "value")]
-        memory = untouched((len(kinds), capacity, config.num_kv_heads, config.head_dim), np.float32)
+    def __init__(self, model: Model, capacity: int, kv_format: str) -> None:
+        super().__init__(model, capacity, kv_format, top_tokens=0)
+        kinds = [f"{layer}.{kind}" for layer in range(model.num_layers) for kind in ("key", "value")]
+        memory = untouched((len(kinds), capacity, model.num_kv_heads, model.head_dim), np.float32)
         self.buffers: dict[str, Array] = dict(zip(kinds, memory, strict=True))
         self.row_bytes = memory.nbytes // capacity
         self.cache_bytes = memory.nbytes
@@ -141,7 +142,7 @@ class TracedIOBinding(IOBinding):
         return _TracedPass(binding, rows, self.bind_results(binding, num_logits), self.buffers)
 
     def _specs(self) -> Specs:
-        heads = (self.config.num_kv_heads, self.config.head_dim)
+        heads = (self.model.num_kv_heads, self.model.head_dim)
         return {
             **{f"past.{name}": (("past", *heads), "tensor(float)") for name in self.buffers},
             **{f"new.{name}": (("rows", *heads), "tensor(float)") for name in self.buffers},

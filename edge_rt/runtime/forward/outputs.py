@@ -14,7 +14,7 @@ import numpy.typing as npt
 from edge_rt.errors import MemoryBudgetExceeded
 from edge_rt.ort.binding import Binding
 from edge_rt.ort.compute_device import ComputeDevice, DeviceArray, DeviceRows
-from edge_rt.package.manifest import ModelConfig
+from edge_rt.package.decoder import Decoder
 from edge_rt.system.byte_size import counted
 from edge_rt.system.huge_pages import advise
 
@@ -231,10 +231,10 @@ class BoundResults:
 class DeviceOutputMemory(OutputMemory):
     """Memory of results on a device, and here for what is copied of them."""
 
-    def __init__(self, device: ComputeDevice, config: ModelConfig, hidden_size: int) -> None:
+    def __init__(self, device: ComputeDevice, model: Decoder, hidden_size: int) -> None:
         self._device = device
         self._there: dict[str, DeviceArray] = {}
-        super().__init__(config.vocab_size, config.top_tokens, hidden_size)
+        super().__init__(model.vocab_size, model.top_tokens, hidden_size)
 
     def place(self, name: str, array: Array) -> DeviceRows:
         """Return where rows of an array of ``first`` are written on the device.

@@ -66,12 +66,12 @@ class LayersGraph:
         self._index = index
         self._io_binding = io_binding
         self._hidden = hidden
-        self._is_last = segment.end_layer == io_binding.config.num_layers
+        self._is_last = segment.end_layer == io_binding.model.num_layers
         self._inputs = {spec.name for spec in session.inputs}
         check_graph(session, segment.name, self._wanted_specs(segment), io_binding.rope_specs())
 
     def _wanted_specs(self, segment: Segment) -> Specs:
-        config = self._io_binding.config
+        config = self._io_binding.model
         specs = self._io_binding.layer_specs(range(segment.first_layer, segment.end_layer))
         if self._index == 0:
             specs["input_ids"] = (("rows",), "tensor(int64)")
@@ -122,7 +122,7 @@ class HeadGraph:
     def __init__(self, session: Session, io_binding: NativeIOBinding, hidden: HiddenRows) -> None:
         self._session: Session | None = session
         self._hidden = hidden
-        row: Specs = {INPUT: (("logit_rows", io_binding.config.hidden_size), "tensor(float)")}
+        row: Specs = {INPUT: (("logit_rows", io_binding.model.hidden_size), "tensor(float)")}
         check_graph(session, "head", {**logit_specs(io_binding), **row})
 
     def bind(self, segment: int, row: int) -> Binding:
@@ -150,7 +150,7 @@ class ExitAdapter(Protocol):
 
 def logit_specs(io_binding: NativeIOBinding) -> Specs:
     """Return name -> shape and type of the results of a graph that ends with the head."""
-    return {"logits": (("logit_rows", io_binding.config.vocab_size), "tensor(float)"), **io_binding.output_specs()}
+    return {"logits": (("logit_rows", io_binding.model.vocab_size), "tensor(float)"), **io_binding.output_specs()}
 
 
 def check_graph(session: Session, name: str, wanted: Specs, optional: Specs | None = None) -> None:

@@ -251,7 +251,7 @@ def target_matrices(package: Package) -> TargetMatrices:
     weights = package.file(WEIGHTS_FILE)
     offset, shape, form = place_of("embedding")
     embedding = map_bytes(weights, offset, math.prod(shape)).reshape(shape)
-    if not manifest.model.tied_embedding:
+    if not manifest.model.is_tied:
         offset, shape, head_form = place_of("head")
         return TargetMatrices(embedding, StoredTiles(weights, offset, shape), form, head_form)
     return TargetMatrices(embedding, StoredTiles(weights, offset, shape), form, form)

@@ -13,7 +13,7 @@ import numpy.typing as npt
 from safetensors.numpy import save
 from torch import Tensor
 
-from edge_rt.package.manifest import Manifest, ModelConfig
+from edge_rt.package.manifest import Manifest
 from edge_rt.package.reader import Package
 from edge_rt.system import checkpoint_names as files
 from edge_rt.system.files import write_atomically
@@ -47,7 +47,7 @@ def write_folder(folder: Path, package: Package, guesses: DraftNet, rope: Mappin
     """
     manifest = package.manifest
     layers = [layer for layer in guesses.net.layers if isinstance(layer, DraftLayer)]
-    tensors = _tensors(guesses, layers, is_tied=manifest.model.tied_embedding)
+    tensors = _tensors(guesses, layers, is_tied=manifest.model.is_tied)
     content = save(tensors, {"format": "pt"})
     write_atomically(folder / files.SINGLE_FILE, [content], durable=False, parents=True)
     _write_json(folder / files.CONFIG_FILE, _config(manifest, len(layers), rope))
@@ -85,7 +85,7 @@ def _half(weight: Tensor) -> npt.NDArray[Any]:
 
 
 def _config(manifest: Manifest, layers: int, rope: Mapping[str, Any]) -> dict[str, Any]:
-    model: ModelConfig = manifest.model
+    model = manifest.model
     return {
         "architectures": ["LlamaForCausalLM"],
         "model_type": "llama",
@@ -97,12 +97,12 @@ def _config(manifest: Manifest, layers: int, rope: Mapping[str, Any]) -> dict[st
         "intermediate_size": model.intermediate_size,
         "vocab_size": model.vocab_size,
         "max_position_embeddings": model.context_length,
-        "rms_norm_eps": model.rms_norm_eps,
+        "rms_norm_eps": model.norm_epsilon,
         **rope,
         "hidden_act": "silu",
         "attention_bias": False,
         "mlp_bias": False,
-        "tie_word_embeddings": model.tied_embedding,
+        "tie_word_embeddings": model.is_tied,
         "bos_token_id": manifest.tokenizer.bos_token_id,
         "eos_token_id": list(manifest.tokenizer.eos_token_ids),
         "torch_dtype": "float16",

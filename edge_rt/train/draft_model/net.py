@@ -9,44 +9,29 @@ For a stream x, rms(x) being x / sqrt(mean(x^2) + epsilon)::
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Final
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from edge_rt.package.manifest import ModelConfig
+from edge_rt.package.decoder import Decoder
 
 NAMES: Final = ("attention_norm", "query", "key", "value", "output", "mlp_norm", "gate", "up", "down")
 """Weights of a layer."""
-
-
-@dataclass(frozen=True)
-class NetShape:
-    """The numbers of a layer, all as in the target."""
-
-    num_heads: int
-    num_kv_heads: int
-    head_dim: int
-    epsilon: float
-
-    @classmethod
-    def of(cls, config: ModelConfig) -> NetShape:
-        """Return those of a model."""
-        return cls(config.num_heads, config.num_kv_heads, config.head_dim, config.rms_norm_eps)
 
 
 class DraftLayer(nn.Module):
     """One layer, float32.
 
     Args:
+        decoder: of the target.
         weights: by ``NAMES``, matrices ``[outputs, inputs]``; they are copied.
     """
 
-    def __init__(self, shape: NetShape, weights: Mapping[str, Tensor]) -> None:
+    def __init__(self, decoder: Decoder, weights: Mapping[str, Tensor]) -> None:
         super().__init__()
-        self.shape = shape
+        self.decoder = decoder
         for name in NAMES:
             self.register_parameter(name, nn.Parameter(weights[name].clone()))
 
@@ -64,17 +49,17 @@ class DraftLayer(nn.Module):
             wanted: int64, rows among ``sequences * tokens`` that are returned, ``[wanted, hidden_size]``; None: all,
                 in the shape of ``x``.
         """
-        shape = self.shape
+        decoder = self.decoder
         count, tokens, size = x.shape
-        normed = functional.rms_norm(x, (size,), self.attention_norm, shape.epsilon)
+        normed = functional.rms_norm(x, (size,), self.attention_norm, decoder.norm_epsilon)
 
         def heads(weight: Tensor, number: int) -> Tensor:
-            return functional.linear(normed, weight).view(count, tokens, number, shape.head_dim).transpose(1, 2)
+            return functional.linear(normed, weight).view(count, tokens, number, decoder.head_dim).transpose(1, 2)
 
-        query = rotated(heads(self.query, shape.num_heads), rotation)
-        key = rotated(heads(self.key, shape.num_kv_heads), rotation)
-        value = heads(self.value, shape.num_kv_heads)
-        group = shape.num_heads // shape.num_kv_heads
+        query = rotated(heads(self.query, decoder.num_heads), rotation)
+        key = rotated(heads(self.key, decoder.num_kv_heads), rotation)
+        value = heads(self.value, decoder.num_kv_heads)
+        group = decoder.num_heads // decoder.num_kv_heads
         attended = functional.scaled_dot_product_attention(
             query, key.repeat_interleave(group, 1), value.repeat_interleave(group, 1), is_causal=True
         )
@@ -85,7 +70,7 @@ class DraftLayer(nn.Module):
 
     def inner(self, x: Tensor) -> Tensor:
         """Return what ``down`` is multiplied with, float32 ``[..., intermediate_size]``."""
-        normed = functional.rms_norm(x, (x.shape[-1],), self.mlp_norm, self.shape.epsilon)
+        normed = functional.rms_norm(x, (x.shape[-1],), self.mlp_norm, self.decoder.norm_epsilon)
         return functional.silu(functional.linear(normed, self.gate)) * functional.linear(normed, self.up)
 
 
@@ -93,13 +78,13 @@ class DraftLayers(nn.Module):
     """The layers of a draft model.
 
     Args:
-        shape: the numbers of a layer.
+        decoder: of the target.
         layers: weights of every layer; see ``DraftLayer``.
     """
 
-    def __init__(self, shape: NetShape, layers: Sequence[Mapping[str, Tensor]]) -> None:
+    def __init__(self, decoder: Decoder, layers: Sequence[Mapping[str, Tensor]]) -> None:
         super().__init__()
-        self.layers = nn.ModuleList(DraftLayer(shape, weights) for weights in layers)
+        self.layers = nn.ModuleList(DraftLayer(decoder, weights) for weights in layers)
 
     def forward(self, embedded: Tensor, rotation: tuple[Tensor, Tensor], wanted: Tensor) -> Tensor:
         """Return the stream behind the last layer for some rows; the arguments are those of ``DraftLayer.attend``."""

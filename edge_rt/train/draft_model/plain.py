@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -18,6 +18,7 @@ from edge_rt.export.families.rope import llama3_divisors, plain_frequencies
 from edge_rt.export.weights.native import Region
 from edge_rt.export.weights.tile_formats import TILE_FORMATS, TILE_ROWS
 from edge_rt.export.weights.tiles import tile_count, unit_count, unpack_rows
+from edge_rt.package.decoder import Rope
 from edge_rt.package.manifest import WEIGHTS_FILE
 from edge_rt.package.reader import Package
 
@@ -127,49 +128,22 @@ class PlainLayers:
         return unpack_rows(tiles, form)[:rows, :columns], region.nbytes
 
 
-AnyFloats = npt.NDArray[Any]
-
-_LARGEST_ANGLE: Final = 1.5
 _EQUAL: Final = 1e-4
-"""Relative error of frequencies that are taken for equal; tables are float32."""
+"""Relative error of frequencies that are taken for equal."""
 
 
-def frequencies_of(
-    base: float, pairs: int, context: int, tables: Callable[[Sequence[int]], tuple[AnyFloats, AnyFloats]]
-) -> AnyFloats:
-    """Return the frequencies behind tables of cosines and sines, float64 ``[pairs]``, in radians per position.
-
-    Args:
-        base: of the frequencies if nothing were changed.
-        context: positions that the tables have.
-        tables: returns cosines and sines of positions, ``[positions, pairs]``.
-
-    Raises:
-        UnsupportedModel: cosines and sines are multiplied with a factor, or turn faster than the base says.
-    """
-    plain = plain_frequencies(base, 2 * pairs)
-    # The largest angle below a quarter of a turn has the smallest relative error.
-    positions = [max(1, min(context - 1, int(_LARGEST_ANGLE / one))) for one in plain]
-    cosines, sines = (np.diagonal(table).astype(np.float64) for table in tables(positions))
-    angles = np.arctan2(sines, cosines)
-    if np.abs(np.hypot(cosines, sines) - 1.0).max() > _EQUAL or (angles <= 0).any():
-        raise _unknown("Its cosines and sines have a factor of their own")
-    return angles / np.asarray(positions, np.float64)
-
-
-def rope_settings(base: float, frequencies: AnyFloats) -> dict[str, Any]:
+def rope_settings(rope: Rope) -> dict[str, Any]:
     """Return what ``config.json`` says of rotations: ``rope_theta``, and ``rope_scaling`` if they are scaled.
 
     Known are no scaling, linear scaling, and that of Llama 3, whose four numbers are two ratios and a factor: original
     context and borders are returned with a distance of 1 between the borders.
 
-    Args:
-        base: of the frequencies if nothing were changed.
-        frequencies: float64 ``[pairs]``.
-
     Raises:
         UnsupportedModel: they are scaled in another way.
     """
+    if rope.magnitude != 1.0:
+        raise _unknown("Its cosines and sines have a factor of their own")
+    base, frequencies = rope.base, np.asarray(rope.frequencies)
     dimensions = 2 * len(frequencies)
     divisors = np.asarray(plain_frequencies(base, dimensions)) / frequencies
     if _agree(divisors, np.ones_like(divisors)):
@@ -196,7 +170,7 @@ def rope_settings(base: float, frequencies: AnyFloats) -> dict[str, Any]:
     raise _unknown(f"Its frequencies are divided by {divisors.min():.4g} to {factor:.4g}, in a way that is not known")
 
 
-def _agree(one: AnyFloats, other: AnyFloats) -> bool:
+def _agree(one: npt.NDArray[Any], other: npt.NDArray[Any]) -> bool:
     return bool(np.abs(one / other - 1.0).max() < _EQUAL)
 
 

@@ -26,8 +26,8 @@ from edge_rt.train.batch import BatchRunner
 from edge_rt.train.batches import Recorded, count_tokens, most_frequent
 from edge_rt.train.draft_model.folder import folder_name, remove_folder, write_folder
 from edge_rt.train.draft_model.learn import DraftNet, ModelRecipe, Vocabularies, fit_start, learn_model
-from edge_rt.train.draft_model.net import DraftLayers, NetShape
-from edge_rt.train.draft_model.plain import PlainLayers, frequencies_of, rope_settings
+from edge_rt.train.draft_model.net import DraftLayers
+from edge_rt.train.draft_model.plain import PlainLayers, rope_settings
 from edge_rt.train.draft_model.sequences import Dialogue, SequenceBatches, held_out_sequences, in_batches, join
 from edge_rt.train.learn import RANKS, Acceptance
 from edge_rt.train.options import TRAINING_SHARE, TrainOptions, stage_event
@@ -180,13 +180,14 @@ def train_model(
         StorageError: answers or checkpoint cannot be used, or the disk is full.
         UnsupportedModel: no draft model can be trained for this model.
     """
-    config = package.manifest.model
+    config = package.manifest.decoder
+    assert config is not None, package.manifest.op_profile
     sizes = (config.hidden_size, config.vocab_size)
     paths = shard_paths(folder)
     torch.manual_seed(options.seed)
     reader = PlainLayers(package)
     weights = [reader.layer(number) for number in range(options.layers)]
-    draft = DraftLayers(NetShape.of(config), weights)
+    draft = DraftLayers(config, weights)
     file = checkpoint.file_of(folder, KIND)
     state = checkpoint.load(file, draft, options.seed, config.vocab_size, options.vocabulary)
     counts = count_tokens(paths, Recorded(*sizes))
@@ -198,7 +199,7 @@ def train_model(
     batches = SequenceBatches(
         paths, hidden_size=sizes[0], vocab_size=sizes[1], context=recipe.context, tokens=recipe.tokens, seed=seed
     ).draw()
-    beginner = DraftNet(DraftLayers(NetShape.of(config), weights), target, rotations)
+    beginner = DraftNet(DraftLayers(config, weights), target, rotations)
     fit_start(beginner, batches, min(recipe.fit_rows, int(counts.sum())))
     guesses = beginner if state is None else DraftNet(draft, target, rotations)
     untrained = _measured(beginner, held_out)
@@ -306,7 +307,7 @@ def _whole_target(package: Package) -> TargetModel:
     """Return the model's embedding, final norm and whole LM head, which is the embedding if they are tied."""
     config = package.manifest.model
     target = read_target(package, np.arange(config.vocab_size))
-    return dataclasses.replace(target, head=target.embedding) if config.tied_embedding else target
+    return dataclasses.replace(target, head=target.embedding) if config.is_tied else target
 
 
 def _rotations(reader: PlainLayers, context: int) -> tuple[Tensor, Tensor]:
@@ -316,8 +317,6 @@ def _rotations(reader: PlainLayers, context: int) -> tuple[Tensor, Tensor]:
 
 def _rope_settings(package: Package) -> dict[str, object]:
     """Return what ``config.json`` says of the model's rotations."""
-    config = package.manifest.model
-    frequencies = frequencies_of(
-        config.rope_theta, config.head_dim // 2, config.context_length, PlainLayers(package).rotations
-    )
-    return rope_settings(config.rope_theta, frequencies)
+    decoder = package.manifest.decoder
+    assert decoder is not None, package.manifest.op_profile
+    return rope_settings(decoder.ropes[0])

@@ -49,7 +49,7 @@ def run_and_hear(model, ids=IDS, on_progress=lambda done, total: None):
     """Calibrate and return every layer's constants as the package has them, and what is said about them."""
     folder = model.graph.parent
     warnings = calibrate(folder, model.weights, model.layout, model.decoder, ids, on_progress)
-    return [stored(model, layer) for layer in range(model.model.num_layers)], warnings
+    return [stored(model, layer) for layer in range(model.used.num_layers)], warnings
 
 
 def head_of(constants, head):
@@ -84,7 +84,7 @@ class TestConstants:
         model = built(tmp_path, **options)
         found = run(model)[0]
         keys, queries = first_layer(model, IDS)
-        config = model.model
+        config = model.used
         group = config.num_heads // config.num_kv_heads
         positions = np.arange(0, len(IDS), STRIDE)
         for head in range(config.num_kv_heads):
@@ -151,7 +151,7 @@ class TestWork:
         query[32:] *= 1e6
         model = built(tmp_path, weights={"blk.1.attn_q.weight": query}, weight_type="F32")
         (first, second), (warning,) = run_and_hear(model)
-        neutral = KeyConstants.neutral(1, model.model.head_dim)
+        neutral = KeyConstants.neutral(1, model.used.head_dim)
         assert [same(head_of(second, head), neutral) for head in range(2)] == [False, True]
         assert not any(same(head_of(first, head), neutral) for head in range(2))
         assert warning.startswith("1 of 4 kv heads, the first in layer 1, have keys or queries that do not fit half")
@@ -162,7 +162,7 @@ class TestWork:
         model = built(tmp_path, weights=large, weight_type="F32")
         (first, second), warnings = run_and_hear(model)
         assert first.feedback.any()
-        assert same(second, KeyConstants.neutral(2, model.model.head_dim))
+        assert same(second, KeyConstants.neutral(2, model.used.head_dim))
         assert [warning.split(",")[0] for warning in warnings] == ["2 of 4 kv heads"]
 
 
@@ -183,14 +183,14 @@ class TestGraph:
 
 def first_layer(model, ids):
     """Return keys ``[tokens, kv_heads, head_dim]`` and queries of the first layer, in halves, by numpy."""
-    weights, config = model.checkpoint, model.model
+    weights, config = model.checkpoint, model.used
     heads, kv_heads, dim = config.num_heads, config.num_kv_heads, config.head_dim
     rows = weights["token_embd.weight"][ids].astype(np.float64)
-    normed = rows / np.sqrt(np.mean(rows**2, axis=-1, keepdims=True) + config.rms_norm_eps)
+    normed = rows / np.sqrt(np.mean(rows**2, axis=-1, keepdims=True) + config.norm_epsilon)
     normed *= weights["blk.0.attn_norm.weight"]
     query = weights["blk.0.attn_q.weight"][unpermuted_rows(heads, dim)]
     key = weights["blk.0.attn_k.weight"][unpermuted_rows(kv_heads, dim)]
-    rates = config.rope_theta ** (-np.arange(0, dim, 2) / dim) / weights.get("rope_freqs.weight", 1.0)
+    rates = config.ropes[0].base ** (-np.arange(0, dim, 2) / dim) / weights.get("rope_freqs.weight", 1.0)
     angles = np.arange(len(ids))[:, None, None] * rates
 
     def rotated(values):
@@ -207,7 +207,7 @@ def logits(model, ids, kv_format):
     inputs, outputs = model.profile.feeds(model.decoder, ids)
     form = KV_FORMAT[kv_format]
     inputs["kv_formats"][:] = form.id
-    shape = (2, model.model.num_kv_heads, len(ids), form.row_bytes(model.model.head_dim))
+    shape = (2, model.used.num_kv_heads, len(ids), form.row_bytes(model.used.head_dim))
     inputs |= {name: np.zeros(shape, np.uint8) for name in inputs if name.startswith("cache.")}
     binding = Session(model.graph, threads=pool_size() or usable_cpus(), profile="native").binding()
     for name, array in inputs.items():
@@ -230,8 +230,8 @@ def test_a_4_bit_cache_comes_nearer_to_a_float_one(tmp_path):
     plain = built(tmp_path / "plain", **options)
     folder = plain.graph.parent
     with WeightsFile(folder / WEIGHTS_FILE, plain.layout, is_new=False) as out:
-        for layer in range(plain.model.num_layers):
-            neutral = KeyConstants.neutral(plain.model.num_kv_heads, plain.model.head_dim)
+        for layer in range(plain.used.num_layers):
+            neutral = KeyConstants.neutral(plain.used.num_kv_heads, plain.used.head_dim)
             for name, array in zip(key_constant_names(layer), neutral.arrays, strict=True):
                 out.write(plain.layout.slots[name], 0, array)
     others = [(11 + 53 * i + i * i // 3) % 419 for i in range(150)]

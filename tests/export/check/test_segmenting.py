@@ -12,7 +12,6 @@ from edge_rt.errors import ConfigError, InvalidPackage
 from edge_rt.export import export_model
 from edge_rt.export.check.segmenting import cut_graph
 from edge_rt.package.exits import MAX_EXITS, parse_exits, require_exits
-from edge_rt.package.manifest import SEGMENTED_GRAPH_VERSION
 from edge_rt.package.reader import open_package
 from tests.helpers.graphs import Built
 from tests.helpers.native_profile import require_native
@@ -25,7 +24,6 @@ def test_segments_cover_the_layers_and_share_the_weights(segmented):
     ranges = [(segment.first_layer, segment.end_layer) for segment in cut.manifest.segments]
     assert ranges == list(zip((0, *EXITS), (*EXITS, LAYERS), strict=True))
     assert cut.manifest.exits == EXITS
-    assert cut.manifest.graph_version == SEGMENTED_GRAPH_VERSION
     assert cut.manifest.files["weights.bin"] == whole.manifest.files["weights.bin"]
     graphs = ["head.onnx", *(f"model.{index}.onnx" for index in range(len(EXITS) + 1))]
     assert [name for name in listing(segmented.cut) if name.endswith(".onnx")] == graphs

@@ -9,7 +9,6 @@ import pytest
 
 from edge_rt.errors import InvalidModelFile, UnsupportedModel
 from edge_rt.export.opening import open_checkpoint
-from edge_rt.package.manifest import config_of
 from tests.helpers.configs import small
 from tests.helpers.family_cases import load_case, write_gguf
 from tests.helpers.graphs import Built
@@ -167,20 +166,3 @@ def test_a_key_that_is_missing_is_no_reason_to_fetch_again():
     with pytest.raises(InvalidModelFile, match=r"'max_position_embeddings' in config\.json is missing") as caught:
         small("llama", max_position_embeddings=None)
     assert "Fetch" not in str(caught.value)
-
-
-@pytest.mark.parametrize(("keys", "plain", "other"), [
-    ({}, "none", "none"),
-    ({"rope_scaling": {"rope_type": "linear", "factor": 2.0}}, "linear", "linear"),
-    ({"rope_scaling": {
-        "rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}}, "none", "llama3"),
-])  # fmt: skip
-def test_manifests_name_the_scaling_unless_they_are_those_of_a_plain_llama(keys, plain, other):
-    found = [config_of(small(model_type, **keys), 1).rope_scaling for model_type in ("llama", "qwen3")]
-    assert found == [plain, other]
-
-
-def test_manifests_name_longrope():
-    factors = {"type": "longrope", "short_factor": [1.0] * 16, "long_factor": [2.0] * 16}
-    decoder = small("phi3", max_position_embeddings=8192, rope_scaling=factors)
-    assert config_of(decoder, 1).rope_scaling == "longrope"

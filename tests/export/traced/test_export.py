@@ -61,7 +61,7 @@ def test_the_manifest_says_what_it_is(package):
     assert (manifest.op_profile, manifest.weight_layout, manifest.activations) == ("traced", "initializers", "float")
     assert manifest.traced.exporter == "a tracer 1.0"
     assert manifest.decoder is None
-    assert (manifest.model.architecture, manifest.model.context_length) == ("unheard_of", CONTEXT)
+    assert (manifest.model.family, manifest.model.context_length) == ("unheard_of", CONTEXT)
     assert listing(package) == ["manifest.json", "model.onnx", "tokenizer.json", "weights.bin"]
     opened.verify()
 

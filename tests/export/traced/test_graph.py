@@ -18,7 +18,7 @@ from edge_rt.export.traced.store import simplify, write_out
 from edge_rt.ort.binding import StopSwitch
 from edge_rt.ort.session import Session, pool_size
 from edge_rt.package.graph_check import check_graph
-from tests.helpers.tiny_package import MANIFEST
+from tests.helpers.tiny_package import DIMENSIONS
 from tests.helpers.traced_factory import (
     CONTEXT,
     HEAD_DIM,
@@ -34,7 +34,7 @@ from tests.helpers.traced_factory import (
 MODEL = TracedModel()
 IDS = [(5 + 41 * i) % len(VOCAB) for i in range(40)]
 CONFIG = dataclasses.replace(
-    MANIFEST.model, num_layers=LAYERS, num_kv_heads=HEADS, head_dim=HEAD_DIM, vocab_size=len(VOCAB)
+    DIMENSIONS, num_layers=LAYERS, num_kv_heads=HEADS, head_dim=HEAD_DIM, vocab_size=len(VOCAB)
 )
 VARIANTS = {
     "as transformers": {},

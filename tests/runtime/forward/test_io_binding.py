@@ -16,10 +16,10 @@ from edge_rt.package.reader import open_package
 from edge_rt.runtime.forward.io_binding import open_io_binding
 from edge_rt.runtime.forward.io_binding_native import NativeIOBinding
 from edge_rt.runtime.forward.io_binding_portable import PortableIOBinding, TracedIOBinding
-from tests.helpers.fake_model import model_config
+from tests.helpers.fake_model import tiny_model
 from tests.helpers.kv_layout import marked_rows
 
-SMALL = model_config(num_layers=2, num_kv_heads=3, head_dim=8)
+SMALL = tiny_model(num_layers=2, num_kv_heads=3, head_dim=8)
 
 
 def buffers_of(interface):
@@ -80,7 +80,7 @@ def test_native_buffers_are_what_the_graph_binds(kv_format, width):
 
 
 def test_every_layer_may_have_a_format_of_its_own():
-    config = dataclasses.replace(SMALL, num_layers=4)
+    config = tiny_model(num_layers=4, num_kv_heads=3, head_dim=8)
     interface = NativeIOBinding(config, 10, ["f16", "int8", "int8", "k8v4"])
     assert [array.shape[3] for array in interface.buffers] == [16, 10, 10, 15]
     assert interface.row_bytes == 2 * 3 * (16 + 10 + 10 + 15)
@@ -97,7 +97,7 @@ def test_every_layer_may_have_a_format_of_its_own():
 class TestWindow:
     """Layers with a sliding window have rows for what is seen and for the largest pass."""
 
-    CONFIG = dataclasses.replace(SMALL, sliding_window=100)
+    CONFIG = tiny_model(num_layers=2, num_kv_heads=3, head_dim=8, layer_windows=(100, 100))
 
     def test_memory(self):
         whole = NativeIOBinding(SMALL, 8192, "f16")
@@ -160,7 +160,7 @@ def test_released_buffers_are_gone(make_any):
 def test_rows_take_memory_only_when_written(make_any):
     process = psutil.Process(os.getpid())
     before = process.memory_info().rss
-    interface = make_any(model_config(num_layers=8, num_kv_heads=8, head_dim=64), 8192)
+    interface = make_any(tiny_model(num_layers=8, num_kv_heads=8, head_dim=64), 8192)
     for array in buffers_of(interface):
         rows = array if isinstance(interface, TracedIOBinding) else array.swapaxes(0, 2)
         rows[:16] = 1
@@ -175,7 +175,7 @@ class TestFilled:
     @pytest.mark.parametrize("head_dim", [2, 8, 48, 64])
     @pytest.mark.parametrize("kv_format", KV_FORMATS["native"])
     def test_the_bytes_of_the_first_rows_and_no_others(self, kv_format, head_dim, rows):
-        interface = NativeIOBinding(dataclasses.replace(SMALL, head_dim=head_dim), 10, kv_format)
+        interface = NativeIOBinding(tiny_model(num_layers=2, num_kv_heads=3, head_dim=head_dim), 10, kv_format)
         interface.fill(rows)
         for array in interface.buffers:
             marks = marked_rows(kv_format, array.shape, head_dim, range(rows))
@@ -206,7 +206,7 @@ class TestFilled:
 
     def test_forgotten_rows_are_zeros_that_take_no_memory(self, make_any):
         process = psutil.Process(os.getpid())
-        interface = make_any(model_config(num_layers=8, num_kv_heads=8, head_dim=64), 8192)
+        interface = make_any(tiny_model(num_layers=8, num_kv_heads=8, head_dim=64), 8192)
         before = process.memory_info().rss
         interface.fill(8192)
         # Written pages are there, and then they are not.

@@ -29,7 +29,7 @@ def whole(built):
 def runner(built):
     switch = StopSwitch()
     session = Session(built.graph, threads=pool_size())
-    runner = ModelRunner(session, PortableIOBinding(built.model, 64, "f32"), switch)
+    runner = ModelRunner(session, PortableIOBinding(built.used, 64, "f32"), switch)
     runner.switch = switch
     return runner
 

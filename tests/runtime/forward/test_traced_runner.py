@@ -14,7 +14,7 @@ from edge_rt.runtime.forward.io_binding import open_io_binding
 from edge_rt.runtime.forward.io_binding_portable import TracedIOBinding
 from edge_rt.runtime.forward.runner import ModelRunner
 from edge_rt.system.progress import no_progress
-from tests.helpers.fake_model import model_config
+from tests.helpers.fake_model import tiny_model
 from tests.helpers.traced_factory import VOCAB, TracedModel, tracer_of, write_folder
 
 MODEL = TracedModel()
@@ -83,6 +83,6 @@ def test_a_chain_may_be_spelt_out_and_a_tree_is_refused(runner):
 
 def test_a_graph_of_another_shape_is_refused(package):
     session = Session(package.file("model.onnx"), threads=pool_size() or 2, profile="traced")
-    other = TracedIOBinding(model_config(num_layers=2, num_kv_heads=3, head_dim=8), 16, "f32")
+    other = TracedIOBinding(tiny_model(num_layers=2, num_kv_heads=3, head_dim=8), 16, "f32")
     with pytest.raises(InvalidPackage, match="does not fit its manifest"):
         other.check(session)

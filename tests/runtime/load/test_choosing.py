@@ -98,7 +98,8 @@ def test_a_faster_gpu_with_too_little_room_is_told(free, options, said):
 
 
 def test_a_gpu_that_fits_with_less_is_taken_where_the_cpu_does_not_fit():
-    large = replace(SHAPE, weights_bytes=4800 << 20, largest_tensor_bytes=300 << 20, num_layers=32)
+    large = replace(SHAPE, weights_bytes=4800 << 20, largest_tensor_bytes=300 << 20)
+    large = replace(large, model=replace(large.model, num_layers=32))
     machine = replace(DEVICE, available_bytes=4 * GIB, total_bytes=8 * GIB)
     plan = plan_load(facts(gpu(LAPTOP, 5.0, free=5400 << 20), shape=large, machine=machine), LoadOptions())
     assert plan.device_choice == DeviceChoice(LAPTOP.device_name)

@@ -45,7 +45,7 @@ def test_places_are_those_of_the_graph(package):
 
 def test_matrices_are_the_bytes_of_the_graph(package):
     found, places, data = target_matrices(package), in_graph(package), package.file("weights.bin").read_bytes()
-    head = "embedding" if package.manifest.model.tied_embedding else "head"
+    head = "embedding" if package.manifest.model.is_tied else "head"
     copied = found.lm_head[np.arange(found.lm_head.shape[0])]
     for array, name in ((found.embedding, "embedding"), (copied, head)):
         offset, length = places[f"{name}.tiles"]
