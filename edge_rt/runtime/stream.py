@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import threading
 import weakref
 from collections import deque
@@ -10,12 +9,15 @@ from collections.abc import AsyncGenerator, Callable, Generator, Mapping, Sequen
 from contextlib import contextmanager
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Any, Final, Self
+from typing import TYPE_CHECKING, Any, Final, Self
 
 from edge_rt.errors import ConfigError
 from edge_rt.runtime.config import GenerationOptions
 from edge_rt.runtime.forward.cancel import CancelToken
 from edge_rt.runtime.results import Event, Result
+
+if TYPE_CHECKING:
+    import asyncio
 
 Events = Generator[Event, None, None]
 
@@ -170,6 +172,8 @@ class AsyncStream:
         """Start the generation."""
         if self._worker is not None:
             raise ConfigError("A stream can be read once.", "It was started before.", "Start another generation.")
+        import asyncio
+
         self._worker = _Worker(self._stream, asyncio.get_running_loop())
         events = _read(self._worker)
         self._events = weakref.ref(events)
@@ -234,6 +238,8 @@ class _Worker(threading.Thread):
         self._stream = stream
         self._loop = loop
         self._items: deque[Event | BaseException | None] = deque()
+        import asyncio  # not needed by answers that are not awaited, and slow to import
+
         self._arrived = asyncio.Event()
         self._ended = asyncio.Event()
         self._room = threading.Semaphore(QUEUE_EVENTS)
