@@ -8,8 +8,8 @@ from pathlib import Path
 
 from gpu_target import Results, Target, fail
 
-from edge_rt.measure.prompts import built_in_prompts, read_prompts
-from edge_rt.measure.verify import PLAIN, Answer, answers, summary
+from edge_rt.measure.prompts import PLAIN, built_in_prompts, read_prompts
+from edge_rt.measure.verify import Answer, answers, summary
 from edge_rt.memory.sizes import sizes_of
 from edge_rt.package.reader import Package
 from edge_rt.runtime.config import GenerationConfig

@@ -253,6 +253,15 @@ class Background(Generic[T]):
         """Run in the reading thread before it gets an item; a subclass may override this, it does nothing here."""
 
 
+def each_in_background(make: Callable[[CancelToken], Closable[T]]) -> Generator[T]:
+    """Yield what is produced in a background thread, whose token is cancelled when no more of it is read."""
+    token = CancelToken()
+    try:
+        yield from Background(lambda: make(token))
+    finally:
+        token.cancel()
+
+
 def run_in_background(work: Callable[[], R]) -> R:
     """Run the work in a background thread and wait for it; a signal ends the waiting at once."""
 

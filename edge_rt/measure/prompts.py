@@ -1,18 +1,25 @@
-"""Prompts for measurements and verification: read from a file, or a few built-in ones."""
+"""Prompts for measurements and verification, and plain and speculative answers to them."""
 
 from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import zip_longest
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
-from edge_rt.errors import InputError
+from edge_rt.errors import Cancelled, ContextOverflow, InputError
 from edge_rt.package.documents import is_text
+from edge_rt.runtime.forward.cancel import CancelToken
 from edge_rt.system.files import read_text
 from edge_rt.system.json_files import parse_object
+
+if TYPE_CHECKING:
+    from edge_rt.runtime.config import GenerationConfig
+    from edge_rt.runtime.model import Model
+    from edge_rt.runtime.results import Result
 
 MAX_PROMPTS_BYTES: Final = 64 << 20
 NO_CATEGORY: Final = "all"
@@ -106,3 +113,84 @@ def _malformed(path: Path, number: int, reason: str) -> InputError:
         f"Line {number}: {reason:.200}.",
         "Write a JSON object with 'turns' or 'prompt' on every line, or a plain text on every line.",
     )
+
+
+PLAIN: Final = "off"
+"""The mode that the others are compared with."""
+
+
+@dataclass(frozen=True)
+class LeftOut:
+    """A prompt that does not fit the context.
+
+    Attributes:
+        prompt_tokens: its tokens; a lower bound if it was refused before it was fully encoded.
+        requested_tokens: tokens to be generated.
+    """
+
+    prompt: int
+    prompt_tokens: int
+    requested_tokens: int
+    context_tokens: int
+
+
+def answer_each(
+    model: Model,
+    prompts: Iterable[Prompt],
+    config: GenerationConfig,
+    modes: Sequence[str],
+    *,
+    raw: bool = False,
+    cold: bool = False,
+    cancel: CancelToken | None = None,
+) -> Generator[tuple[Prompt, list[Result] | LeftOut]]:
+    """Answer every prompt with every mode of speculation; which mode is first alternates.
+
+    Every answer begins with an empty KV cache and a seed of its own, that of ``config`` plus the prompt's index, so
+    that a resumed run gives the same answers. The drafters' tables are emptied first, because those of another run
+    might hold the answers already. They are then kept from prompt to prompt, as in normal use, which is also the harder
+    case; with ``cold`` they are emptied before every prompt. The reference drafter copies from the prompt's text.
+
+    Args:
+        model: a model that is not used elsewhere at the same time.
+        raw: use the texts without the chat template.
+
+    Yields:
+        The prompt, and its answers in the order of ``modes``.
+
+    Raises:
+        Cancelled: ``cancel`` was cancelled; the current prompt yields nothing.
+    """
+    token = cancel or CancelToken()
+    model.speculation.forget()
+    for number, prompt in enumerate(prompts):
+        if cold and number:
+            model.speculation.forget()
+        step = 1 if prompt.index % 2 == 0 else -1
+        results = []
+        try:
+            for mode in modes[::step]:
+                model.reset()
+                reference = prompt.text if mode == "reference" else None
+                asked = config.with_options(seed=(config.seed or 0) + prompt.index, spec=mode, reference=reference)
+                results.append(model.generate(prompt.given_to(raw=raw), asked, cancel=token))
+                if token.cancelled:
+                    raise Cancelled("Stopped on request.")
+        except ContextOverflow as error:
+            yield prompt, LeftOut(prompt.index, error.prompt_tokens, error.requested_tokens, error.context_tokens)
+        else:
+            yield prompt, results[::step]
+
+
+def steps_of(result: Result) -> int:
+    """Return the verification passes after an answer's first token; without statistics there is one per token."""
+    return result.spec.steps if result.spec is not None else max(len(result.token_ids) - 1, 0)
+
+
+def first_difference(plain: Sequence[int], speculative: Sequence[int]) -> tuple[int, int | None, int | None] | None:
+    """Return position, plain and speculative token of the first difference of two answers; None if they are equal.
+
+    A token is None where that answer has ended.
+    """
+    pairs = enumerate(zip_longest(plain, speculative))
+    return next(((position, a, b) for position, (a, b) in pairs if a != b), None)

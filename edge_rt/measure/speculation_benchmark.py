@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence as Items
+from collections.abc import Generator, Mapping, Sequence as Items
 from dataclasses import asdict, dataclass
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
-from edge_rt.errors import ContextOverflow, InferenceError
-from edge_rt.measure.prompts import Prompt
-from edge_rt.measure.verify import PLAIN, Answering, answered, first_difference, steps_of
+from edge_rt.errors import InferenceError
+from edge_rt.measure.prompts import PLAIN, LeftOut, Prompt, answer_each, first_difference, steps_of
 from edge_rt.runtime.config import GenerationConfig
 from edge_rt.runtime.forward.cancel import CancelToken
 from edge_rt.runtime.results import Result
+
+if TYPE_CHECKING:
+    from edge_rt.runtime.model import Model
 
 RESAMPLES: Final = 2000
 INTERVAL: Final = (2.5, 97.5)
@@ -64,23 +66,8 @@ class Sample:
         return self.repeated / self.grams if self.grams else 0.0
 
 
-@dataclass(frozen=True)
-class LeftOut:
-    """A prompt that does not fit the context.
-
-    Attributes:
-        prompt_tokens: its tokens; a lower bound if it was refused before it was fully encoded.
-        requested_tokens: tokens to be generated.
-    """
-
-    prompt: int
-    prompt_tokens: int
-    requested_tokens: int
-    context_tokens: int
-
-
 def measure_prompts(
-    model: Answering,
+    model: Model,
     prompts: Items[Prompt],
     config: GenerationConfig,
     mode: str,
@@ -88,45 +75,19 @@ def measure_prompts(
     cold: bool = False,
     raw: bool = False,
     cancel: CancelToken | None = None,
-) -> Iterator[Sample | LeftOut]:
-    """Answer every prompt with plain and with speculative decoding, interleaved; which one is first alternates.
-
-    Every answer starts with an empty KV cache. The drafters' tables are emptied after a warm-up and then kept from
-    prompt to prompt; with ``cold`` they are emptied before every prompt. Sampled answers use the seed of ``config``
-    plus the prompt's index. The reference drafter copies from the prompt's text.
-
-    Args:
-        model: a model that is not used elsewhere at the same time.
-        mode: mode of speculation, as in ``GenerationConfig.spec``.
-        raw: use the texts without the chat template.
-        cancel: token that cancels the work.
-
-    Yields:
-        A sample of every prompt, or a ``LeftOut`` if it does not fit.
+) -> Generator[Sample | LeftOut]:
+    """Answer every prompt with plain and with one mode's decoding, interleaved, as ``answer_each``, after a warm-up.
 
     Raises:
         InferenceError: the answers to a prompt differ.
     """
-    token = cancel or CancelToken()
     short = config.with_options(max_tokens=min(WARM_UP_TOKENS, config.max_tokens or WARM_UP_TOKENS))
-    is_warm = False
-    for prompt in prompts:
-        try:
-            if not is_warm:
-                # Warm-up: pages are touched, pass latency is calibrated, code is imported.
-                for spec in (PLAIN, mode):
-                    answered(model, prompt, short, spec, raw=raw, cancel=token)
-                model.speculation.forget()
-                is_warm = True
-            if cold:
-                model.speculation.forget()
-            order = (PLAIN, mode) if prompt.index % 2 == 0 else (mode, PLAIN)
-            results = [answered(model, prompt, config, spec, raw=raw, cancel=token) for spec in order]
-        except ContextOverflow as error:
-            yield LeftOut(prompt.index, error.prompt_tokens, error.requested_tokens, error.context_tokens)
-            continue
-        plain, speculative = results if prompt.index % 2 == 0 else reversed(results)
-        yield _sample(prompt, plain, speculative)
+    # Warm-up with the first prompt that fits: pages are touched, pass latency is calibrated, code is imported.
+    for _, item in answer_each(model, prompts, short, (PLAIN, mode), raw=raw, cancel=cancel):
+        if not isinstance(item, LeftOut):
+            break
+    for prompt, item in answer_each(model, prompts, config, (PLAIN, mode), raw=raw, cold=cold, cancel=cancel):
+        yield item if isinstance(item, LeftOut) else _sample(prompt, *item)
 
 
 def _token(token_id: int | None) -> str:
@@ -134,10 +95,10 @@ def _token(token_id: int | None) -> str:
 
 
 def _sample(prompt: Prompt, plain: Result, speculative: Result) -> Sample:
-    if (found := first_difference(plain.token_ids, speculative.token_ids)) is not None:
+    if (parted := first_difference(plain.token_ids, speculative.token_ids)) is not None:
         raise InferenceError(
             "Speculative decoding gave another answer than plain decoding, so the two cannot be compared.",
-            f"Prompt {prompt.index}, token {found[0]}: plain {_token(found[1])}, speculative {_token(found[2])}.",
+            f"Prompt {prompt.index}, token {parted[0]}: plain {_token(parted[1])}, speculative {_token(parted[2])}.",
             "With the op profile portable this can happen; with native it is a bug: run edge-rt verify and report it.",
         )
     ids = speculative.token_ids

@@ -4,44 +4,22 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator, Mapping, Sequence as Items
+from collections.abc import Generator, Mapping, Sequence as Items
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Final, Protocol, Self
+from typing import TYPE_CHECKING, Any, Final, Self
 
-from edge_rt.errors import Cancelled, ConfigError, ContextOverflow, InputError, StorageError
-from edge_rt.measure.prompts import Prompt
+from edge_rt.errors import ConfigError, InputError, StorageError
+from edge_rt.measure.prompts import PLAIN, LeftOut, Prompt, answer_each, first_difference, steps_of
 from edge_rt.runtime.config import GenerationConfig
 from edge_rt.runtime.forward.cancel import CancelToken
-from edge_rt.runtime.results import Result
 from edge_rt.system.byte_size import show_size
 from edge_rt.system.files import O_BINARY, write_all
 from edge_rt.system.json_files import parse_object
 
-PLAIN: Final = "off"
-"""The mode that the others are compared with."""
-
-
-class Forgets(Protocol):
-    """The part of ``Speculation`` that is used here."""
-
-    def forget(self) -> None:
-        """Empty the drafters' tables."""
-
-
-class Answering(Protocol):
-    """The part of ``Model`` that is used here."""
-
-    @property
-    def speculation(self) -> Forgets:
-        """Its drafters."""
-
-    def reset(self) -> None:
-        """Empty the KV cache."""
-
-    def generate(self, prompt: Any, config: GenerationConfig | None = None, *, cancel: CancelToken) -> Result:
-        """Answer a prompt."""
+if TYPE_CHECKING:
+    from edge_rt.runtime.model import Model
 
 
 @dataclass(frozen=True)
@@ -106,7 +84,7 @@ class Answer:
 
 
 def answers(
-    model: Answering,
+    model: Model,
     prompts: Items[Prompt],
     config: GenerationConfig,
     mode: str,
@@ -114,77 +92,22 @@ def answers(
     kv: str,
     raw: bool = False,
     cancel: CancelToken | None = None,
-) -> Iterator[Answer]:
-    """Answer every prompt with one mode.
-
-    The drafter starts with empty tables, because tables from another run might already hold the answers. It then keeps
-    its tables from prompt to prompt, as in normal use, which is also the harder case. Sampled answers use the seed of
-    ``config`` plus the prompt's index, so that a resumed run gives the same answers. The reference drafter copies from
-    the text of the prompt.
-
-    Args:
-        model: a model that is not used elsewhere at the same time.
-        mode: mode of speculation, as in ``GenerationConfig.spec``.
-        kv: format of the model's KV cache, for the answers.
-        raw: use the texts without the chat template.
-        cancel: token that cancels the work.
-
-    Yields:
-        An answer for every prompt; for a prompt that does not fit the context it has ``overflow`` and no tokens.
-
-    Raises:
-        Cancelled: ``cancel`` was cancelled; the current prompt yields nothing.
-    """
-    token = cancel or CancelToken()
-    model.speculation.forget()
-    for prompt in prompts:
-        try:
-            result = answered(model, prompt, config, mode, raw=raw, cancel=token)
-        except ContextOverflow as error:
-            numbers = (error.prompt_tokens, error.requested_tokens, error.context_tokens)
+) -> Generator[Answer]:
+    """Answer every prompt with one mode, as ``answer_each``; ``kv`` is the format of the model's KV cache."""
+    for prompt, item in answer_each(model, prompts, config, (mode,), raw=raw, cancel=cancel):
+        if isinstance(item, LeftOut):
+            numbers = (item.prompt_tokens, item.requested_tokens, item.context_tokens)
             yield Answer(kv, mode, prompt.index, (), 0, overflow=numbers)
-            continue
-        drafted = result.spec.rows_drafted if result.spec is not None else 0
-        yield Answer(kv, mode, prompt.index, result.token_ids, steps_of(result), drafted)
-
-
-def answered(
-    model: Answering, prompt: Prompt, config: GenerationConfig, mode: str, *, raw: bool, cancel: CancelToken
-) -> Result:
-    """Answer one prompt, with its own seed and an empty KV cache."""
-    model.reset()
-    own = config.with_options(
-        seed=(config.seed or 0) + prompt.index, spec=mode, reference=prompt.text if mode == "reference" else None
-    )
-    result = model.generate(prompt.given_to(raw=raw), own, cancel=cancel)
-    if cancel.cancelled:
-        raise Cancelled("Stopped on request.")
-    return result
-
-
-def steps_of(result: Result) -> int:
-    """Return the verification passes after an answer's first token; without statistics there is one per token."""
-    return result.spec.steps if result.spec is not None else max(len(result.token_ids) - 1, 0)
-
-
-def first_difference(plain: Items[int], speculative: Items[int]) -> tuple[int, int | None, int | None] | None:
-    """Return the first difference of two answers; None if they are equal.
-
-    Returns:
-        Position, plain token and speculative token; a token is None where that answer has ended.
-    """
-    for position in range(max(len(plain), len(speculative))):
-        a = plain[position] if position < len(plain) else None
-        b = speculative[position] if position < len(speculative) else None
-        if a != b:
-            return position, a, b
-    return None
+        else:
+            [result] = item
+            drafted = 0 if result.spec is None else result.spec.rows_drafted
+            yield Answer(kv, mode, prompt.index, result.token_ids, steps_of(result), drafted)
 
 
 def compare(plain: Answer, speculative: Answer) -> Difference | None:
     """Return the first difference of two answers to a prompt, or None if they are equal."""
-    found = first_difference(plain.token_ids, speculative.token_ids)
-    return None if found is None else Difference(speculative.kv, speculative.mode, speculative.prompt, *found)
+    parted = first_difference(plain.token_ids, speculative.token_ids)
+    return None if parted is None else Difference(speculative.kv, speculative.mode, speculative.prompt, *parted)
 
 
 def summary(found: Items[Answer], modes: Items[str]) -> dict[str, Any]:

@@ -15,8 +15,8 @@ from edge_rt.cli.render.console import Terminal
 from edge_rt.cli.render.inspect_report import placement_facts
 from edge_rt.device.names import ON_CPU, DeviceName
 from edge_rt.errors import MemoryBudgetExceeded, RuntimeUnavailable
-from edge_rt.measure.prompts import Prompt
-from edge_rt.measure.verify import PLAIN, answers, compare
+from edge_rt.measure.prompts import PLAIN, Prompt
+from edge_rt.measure.verify import answers, compare
 from edge_rt.memory.choice import DeviceChoice
 from edge_rt.ort.providers import find_device, provider_states
 from edge_rt.package.manifest import KV_FORMATS

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given, strategies as st
 
 from edge_rt.errors import Cancelled
-from edge_rt.measure.prompts import Prompt, built_in_prompts
-from edge_rt.measure.verify import Answer, answers, first_difference, summary
+from edge_rt.measure.prompts import Prompt, built_in_prompts, first_difference
+from edge_rt.measure.verify import Answer, answers, summary
 from edge_rt.runtime.config import GenerationConfig
 from edge_rt.runtime.forward.cancel import CancelToken
 from tests.helpers.fake_answers import FakeAnswers, result, spec_stats

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator
+import functools
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
-from edge_rt.cli.interrupt import Background
+from edge_rt.cli.interrupt import each_in_background
 from edge_rt.cli.notices import warn_of_profile
 from edge_rt.cli.options import flags
 from edge_rt.cli.options.groups import PlaceFlags, SpeculationFlags, place_drafter, place_spec
@@ -18,11 +18,10 @@ from edge_rt.cli.render.verify_report import markdown
 from edge_rt.errors import ContextOverflow
 from edge_rt.package.spec_modes import AUTO, Drafts
 from edge_rt.runtime.config import GenerationConfig
-from edge_rt.runtime.forward.cancel import CancelToken
 
 if TYPE_CHECKING:
-    from edge_rt.measure.prompts import Prompt
-    from edge_rt.measure.speculation_benchmark import LeftOut, Sample
+    from edge_rt.measure.prompts import LeftOut, Prompt
+    from edge_rt.measure.speculation_benchmark import Sample
     from edge_rt.runtime.model import Model
 
 DEFAULT_MAX_TOKENS: Final = 256
@@ -124,9 +123,9 @@ class PromptFlags:
 
 def measure(terminal: Terminal, model: Model, prompts: list[Prompt], asked: PromptFlags) -> dict[str, Any]:
     """Measure the prompts and return all figures as a JSON object."""
-    from edge_rt.measure.speculation_benchmark import LeftOut, report
+    from edge_rt.measure.prompts import LeftOut
+    from edge_rt.measure.speculation_benchmark import measure_prompts, report
 
-    token = CancelToken()
     line = StatusLine(terminal, len(prompts))
     config = asked.config()
     in_force = model.speculation.resolve(asked.mode, has_reference=asked.mode == "reference")
@@ -143,21 +142,15 @@ def measure(terminal: Terminal, model: Model, prompts: list[Prompt], asked: Prom
 
     samples: list[Sample] = []
     left_out: list[LeftOut] = []
-
-    def work() -> Generator[Sample | LeftOut]:
-        from edge_rt.measure.speculation_benchmark import measure_prompts
-
-        yield from measure_prompts(model, prompts, config, asked.mode, cold=asked.cold, raw=asked.raw, cancel=token)
-
+    work = functools.partial(measure_prompts, model, prompts, config, asked.mode, cold=asked.cold, raw=asked.raw)
     try:
-        for done, item in enumerate(Background(work), start=1):
+        for done, item in enumerate(each_in_background(lambda token: work(cancel=token)), start=1):
             if isinstance(item, LeftOut):
                 left_out.append(item)
             else:
                 samples.append(item)
             line.show(done, "prompts")
     finally:
-        token.cancel()
         line.clear()
     if not samples:
         worst = left_out[0]

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
-from edge_rt.cli.interrupt import Background, SignalReceived
+from edge_rt.cli.interrupt import SignalReceived, each_in_background
 from edge_rt.cli.loading import load_model, obtain_package, plan_model, tell_device, telling_load
 from edge_rt.cli.notices import WHY_NOTHING, never_drafts
 from edge_rt.cli.options import flags
@@ -135,7 +135,7 @@ class VerifyRun:
                 self._terminal.warn("the verification cannot be stored: speculation stays off on this device.")
 
     def _add(self, answer: Answer) -> None:
-        from edge_rt.measure.verify import PLAIN, first_difference
+        from edge_rt.measure.prompts import PLAIN, first_difference
 
         self._found[answer.kv, answer.mode, answer.prompt] = answer
         plain = self._found.get((answer.kv, PLAIN, answer.prompt))
@@ -144,7 +144,6 @@ class VerifyRun:
 
     def _answer(self, kv: str, modes: Sequence[str], take: Callable[[Answer], None]) -> None:
         """Generate the missing answers with one cache format."""
-        token = CancelToken()
         pending = {mode: [p for p in self._prompts if (kv, mode, p.index) not in self._found] for mode in modes}
         options = self._options.but(kv=kv)
         plan = plan_model(self._package, options, self._base_bytes)
@@ -154,18 +153,15 @@ class VerifyRun:
             if loaded.verification is not None:
                 self._verifications.append(loaded.verification)
 
-            def work() -> Generator[Answer]:
+            def work(token: CancelToken) -> Generator[Answer]:
                 from edge_rt.measure.verify import answers
 
                 for mode, prompts in pending.items():
                     yield from answers(loaded, prompts, self._config, mode, kv=kv, raw=self._raw, cancel=token)
 
-            try:
-                # This thread saves the answers, because the other one may be abandoned at any point.
-                for answer in Background(work):
-                    take(answer)
-            finally:
-                token.cancel()
+            # This thread saves the answers, because the other one may be abandoned at any point.
+            for answer in each_in_background(work):
+                take(answer)
 
 
 EXIT_DIFFERENT: Final = 1
