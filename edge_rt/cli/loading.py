@@ -6,6 +6,7 @@ import functools
 import gc
 import shlex
 import threading
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from edge_rt.cli.baseline_memory import STEP, own_bytes
@@ -18,9 +19,9 @@ from edge_rt.system.machine import return_free_memory
 
 if TYPE_CHECKING:
     from pathlib import Path
-    from typing import Any
 
     from edge_rt.export import ExportEstimate, ExportReport
+    from edge_rt.export.options import ExportOptions
     from edge_rt.memory.choice import DeviceChoice
     from edge_rt.memory.plan import Plan
     from edge_rt.package.reader import Package
@@ -90,10 +91,10 @@ def telling_exporter(
 
     on_estimate = functools.partial(tell_estimate, terminal, budget=budget, package=package, lead=lead)
 
-    def export(source: Path, out: Path, **options: Any) -> ExportReport:
+    def export(source: Path, out: Path, options: ExportOptions) -> ExportReport:
         if package is not None:
             terminal.note(f"exporting {out.name} (once)")
-        report = export_with_edge_rt(source, out, **options, on_estimate=on_estimate)
+        report = export_with_edge_rt(source, out, replace(options, on_estimate=on_estimate))
         for warning in report.warnings:
             terminal.warn(warning)
         return report

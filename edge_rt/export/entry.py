@@ -3,34 +3,25 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, TypeAlias
+from typing import TYPE_CHECKING, Any
 
 from edge_rt.errors import ConfigError
 from edge_rt.export.opening import open_checkpoint
+from edge_rt.export.options import Adapters, ExportOptions
 from edge_rt.package.manifest import BUILT_IN_CALIBRATION
 from edge_rt.package.reader import absolute_path
-from edge_rt.package.weights_info import KEEP
-from edge_rt.system.byte_size import parse_limit
 from edge_rt.system.option_names import known_options
 from edge_rt.system.progress import ProgressCallback, no_progress
-
-VIA: Final = ("transformers",)
-"""Other exporters that can be asked for."""
-Adapters: TypeAlias = Mapping[str, float] | Mapping[Path, float] | Mapping[str | Path, float] | Sequence[str | Path]
-"""Paths of adapters, with scales or without."""
-_FLOAT_WEIGHTS: Final = (None, "keep", "f32")
 
 if TYPE_CHECKING:
     from edge_rt.export.estimate import ExportEstimate
     from edge_rt.export.exporter import ExportReport
     from edge_rt.export.preparing import ExportForecast
-    from edge_rt.export.sources.source import Source
-    from edge_rt.package.decoder import Decoder
     from edge_rt.package.sampling import SamplingAdvice
 
-__all__ = ["export_model", "open_checkpoint", "plan_export"]
+__all__ = ["export_model", "export_with", "open_checkpoint", "plan_export", "plan_with"]
 
 
 @known_options()
@@ -107,132 +98,58 @@ def export_model(
         RuntimeUnavailable: the native profile was asked for, and this machine cannot run it; or the extra
             ``transformers`` is not installed.
     """
-    started = time.monotonic()
-    source, out, limit = absolute_path(Path(source)), Path(out), parse_limit(size)
-    if via is not None:
-        _require_carried(
-            via,
-            profile,
-            activations,
-            weights,
-            limit,
-            calibration,
-            exits=exits,
-            accept_loss=accept_loss,
-            has_adapters=bool(adapters),
-        )
-        from edge_rt.export.traced.export import export_traced
-
-        return export_traced(
-            source,
-            out,
-            sampling=sampling,
-            force=force,
-            progress=progress,
-            on_estimate=on_estimate,
-            started=started,
-            on_chatter=on_chatter,
-        )
-    checkpoint, config = _open(source, adapters, weights, limit)
-    from edge_rt.export.exporter import export_checkpoint
-
-    return export_checkpoint(
-        checkpoint,
-        config,
-        out,
+    options = ExportOptions(
+        via=via,
         profile=profile,
-        activations=activations or "int8",
+        activations=activations,
         weights=weights,
-        size=limit,
+        size=size,
         calibration=calibration,
         sampling=sampling,
         force=force,
         accept_loss=accept_loss,
+        exits=exits,
+        adapters=adapters,
         progress=progress,
         on_estimate=on_estimate,
-        started=started,
-        exits=exits,
+        on_chatter=on_chatter,
     )
+    return export_with(Path(source), Path(out), options)
 
 
-def _open(source: str | Path, adapters: Adapters, weights: str | None, size: int) -> tuple[Source, Decoder]:
-    """Open a checkpoint with adapters.
+def export_with(source: Path, out: Path, options: ExportOptions) -> ExportReport:
+    """Export as ``export_model`` does."""
+    started = time.monotonic()
+    source = absolute_path(source)
+    if options.via is not None:
+        from edge_rt.export.traced.export import export_traced
 
-    Raises:
-        ConfigError: one is named twice; or as ``open_checkpoint``.
-    """
-    if isinstance(adapters, str | Path):
-        adapters = (adapters,)
-    scales = adapters if isinstance(adapters, Mapping) else dict.fromkeys(adapters, 1.0)
-    rounds = bool(size) or weights not in (None, KEEP)
-    paths = {absolute_path(Path(path)): scale for path, scale in scales.items()}
-    if len(paths) < len(adapters):
-        raise ConfigError("An adapter is named twice.", f"Got {adapters!s:.200}.", "Name it once, with its scale.")
-    return open_checkpoint(absolute_path(Path(source)), paths, rounds=rounds)
+        return export_traced(source, out, options, started)
+    checkpoint, decoder = open_checkpoint(source, options.scales, rounds=options.chooses_types)
+    from edge_rt.export.exporter import export_checkpoint
+
+    return export_checkpoint(checkpoint, decoder, out, options, started)
 
 
-def _require_carried(
-    via: str,
-    profile: str | None,
-    activations: str | None,
-    weights: str | None,
-    size: int,
-    calibration: Path | str | None,
-    *,
-    exits: Sequence[int] = (),
-    accept_loss: bool = False,
-    has_adapters: bool = False,
-) -> None:
-    """Refuse an unknown exporter, and options that an export through another one does not carry."""
-    if via not in VIA:
-        raise ConfigError("The exporter is unknown.", f"Got {via!r:.40}.", f"Choose {', '.join(VIA)}, or leave it out.")
-    strange = {
-        "profile": profile is not None,
-        "activations": activations is not None,
-        f"weights {weights}": weights not in _FLOAT_WEIGHTS,
-        "size": bool(size),
-        "calibration": calibration not in (None, BUILT_IN_CALIBRATION),
-        "exits": bool(exits),
-        "accept_loss": accept_loss,
-        "adapters": has_adapters,
-    }
-    if names := [name for name, is_given in strange.items() if is_given]:
-        raise ConfigError(
-            f"An export via {via} does not carry these options: {', '.join(names)}.",
-            "Its graph computes in float32, with the operators that the other exporter writes.",
-            "Leave them out.",
-        )
-
-
-@known_options()
-def plan_export(
-    source: str | Path,
-    out: str | Path,
-    *,
-    via: str | None = None,
-    profile: str | None = None,
-    activations: str | None = None,
-    weights: str | None = None,
-    size: int | str | None = None,
-    calibration: Path | str | None = BUILT_IN_CALIBRATION,
-    exits: Sequence[int] = (),
-    adapters: Adapters = (),
-    force: bool = False,
-) -> ExportForecast:
+def plan_export(source: str | Path, out: str | Path, **options: Any) -> ExportForecast:
     """Return what ``export_model`` with the same arguments would do; nothing is written and no tensor is read.
 
     Raises:
         ConfigError: ``via`` is given; what another exporter makes is not known beforehand.
         StorageError: the checkpoint cannot be read.
     """
-    if via is not None:
+    return plan_with(Path(source), Path(out), ExportOptions(**options))
+
+
+def plan_with(source: Path, out: Path, options: ExportOptions) -> ExportForecast:
+    """Plan as ``plan_export`` does."""
+    if options.via is not None:
         raise ConfigError(
             "An export through another exporter cannot be shown beforehand.",
-            f"Got via {via!r:.40}.",
+            f"Got via {options.via!r:.40}.",
             "Leave out --dry-run, or --via.",
         )
-    checkpoint, config = _open(source, adapters, weights, parse_limit(size))
+    checkpoint, decoder = open_checkpoint(absolute_path(source), options.scales, rounds=options.chooses_types)
     from edge_rt.export.preparing import decide, forecast
 
-    decided = decide(checkpoint, config, profile, activations or "int8", weights, parse_limit(size), calibration, exits)
-    return forecast(checkpoint, config, decided, Path(out), force=force)
+    return forecast(checkpoint, decoder, decide(checkpoint, decoder, options), out, force=options.force)

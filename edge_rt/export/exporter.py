@@ -6,7 +6,7 @@ import dataclasses
 import functools
 import gc
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -20,15 +20,17 @@ from edge_rt.export.checkpoint import Checkpoint
 from edge_rt.export.decoder.weights import place_weights
 from edge_rt.export.estimate import ExportEstimate, require_room
 from edge_rt.export.measuring import settle_types
+from edge_rt.export.options import ExportOptions
 from edge_rt.export.preparing import Decided, decide, prepare
 from edge_rt.export.sources.adapters import Adapter
 from edge_rt.export.sources.source import Source
 from edge_rt.export.sources.tensor_reader import TensorReader
 from edge_rt.export.weights.matrices import CheckpointMatrices
-from edge_rt.export.weights.weights_file import verify_checksums
+from edge_rt.export.weights.weights_file import WeightsLayout, verify_checksums
 from edge_rt.export.writing import (
     DRAFT_GRAPH_FILE,
     GRAPH_FILE,
+    Written,
     weights_message,
     write_draft_graph,
     write_graph,
@@ -110,82 +112,74 @@ class ExportReport:
 
 
 def export_checkpoint(
-    source: Source,
-    decoder: Decoder,
-    out: Path,
-    *,
-    profile: str | None,
-    activations: str,
-    weights: str | None,
-    size: int,
-    calibration: Path | str | None,
-    sampling: SamplingAdvice | None,
-    force: bool,
-    progress: ProgressCallback,
-    on_estimate: Callable[[ExportEstimate], None] | None,
-    accept_loss: bool,
-    started: float,
-    exits: Sequence[int] = (),
+    source: Source, decoder: Decoder, out: Path, options: ExportOptions, started: float
 ) -> ExportReport:
-    """Export a checkpoint whose header was read and checked; see ``edge_rt.export.export_model``.
+    """Export a checkpoint whose header was read and checked.
 
     Args:
         started: time of the call, from ``time.monotonic``.
     """
-    decided = decide(source, decoder, profile, activations, weights, size, calibration, exits)
-    chosen = decided.profile
+    decided = decide(source, decoder, options)
     # Needed by the last stage, which runs the graph.
-    check_window_support(chosen.name, decoder.sliding_window)
-
-    stage = Stages([name for name in STAGES if name != "calibrate" or decided.has_constants], progress, started)
+    check_window_support(decided.profile.name, decoder.sliding_window)
+    names = [name for name in STAGES if name != "calibrate" or decided.has_constants]
+    stage = Stages(names, options.progress, started)
     stage("read")
     # Before anything is read, and long before minutes of measuring.
-    PackageWriter(out, force=force).check_destination()
-    advice = source.read_advice() if sampling is None else sampling
+    PackageWriter(out, force=options.force).check_destination()
+    advice = source.read_advice() if options.sampling is None else options.sampling
     prepared = prepare(source, decoder, decided)
     stage("plan")
-    checkpoint, estimate = prepared.checkpoint, prepared.estimate
-    if on_estimate is not None:
-        on_estimate(estimate)
-    require_room(estimate, absolute_path(out))
-    with PackageWriter(out, force=force) as writer, TensorReader(checkpoint.source.files) as stream:
-        checkpoint = settle_types(checkpoint, prepared.layout, functools.partial(stage, "plan", unit="steps"))
+    if options.on_estimate is not None:
+        options.on_estimate(prepared.estimate)
+    require_room(prepared.estimate, absolute_path(out))
+    with PackageWriter(out, force=options.force) as writer, TensorReader(source.files) as stream:
+        on_step = functools.partial(stage, "plan", unit="steps")
+        checkpoint = settle_types(prepared.checkpoint, prepared.layout, on_step)
         return_free_memory()
-        layout = place_weights(checkpoint.weights, checkpoint.decoder, chosen, is_calibrated=decided.has_constants)
-        stage("weights", message=weights_message(checkpoint))
-        written = write_weights(stream, checkpoint, layout, writer.folder, functools.partial(stage, "weights"))
-        return_free_memory()
-        stage("graph")
-        write_texts(checkpoint.tokenizer, writer.folder)
-        graph = writer.folder / GRAPH_FILE
-        write_graph(checkpoint, layout, activations, graph)
-        if _is_nested(checkpoint):
-            write_draft_graph(checkpoint, layout, writer.folder / DRAFT_GRAPH_FILE)
-        warnings = checkpoint.warnings
-        if decided.has_constants and checkpoint.calibration is not None:
-            # The graph contains the positions of the constants, not their values.
-            on_step = functools.partial(stage, "calibrate", unit="steps")
-            tokens = checkpoint.calibration.token_ids
-            warnings += calibrate(writer.folder, checkpoint.weights, layout, checkpoint.decoder, tokens, on_step)
-            gc.collect()
-            return_free_memory()
+        is_calibrated = decided.has_constants
+        layout = place_weights(checkpoint.weights, decoder, decided.profile, is_calibrated=is_calibrated)
+        written, warnings = _write(stream, checkpoint, layout, decided, writer.folder, stage)
         stage("check")
         verify_checksums(writer.folder / WEIGHTS_FILE, layout, written.checksums)
-        results = check_package(stream, checkpoint, layout, activations, writer.folder)
+        results = check_package(stream, checkpoint, layout, decided.activations, writer.folder)
         gc.collect()
         return_free_memory()
         quality = None
         if written.walk is not None:
             stage("check", message="comparing the predictions with those of the checkpoint's own weights")
             matrices = CheckpointMatrices(stream, checkpoint.source.tensors)
-            quality = measure_quality(checkpoint, matrices, written.walk, graph)
-            warnings += require_quality(quality, accept_loss=accept_loss)
+            quality = measure_quality(checkpoint, matrices, written.walk, writer.folder / GRAPH_FILE)
+            warnings += require_quality(quality, accept_loss=options.accept_loss)
         segments = cut_graph(checkpoint, layout, decided.exits, writer.folder)
         stage("publish")
         described = describe_weights(checkpoint, layout, written.errors, quality)
-        package = writer.publish(_manifest(checkpoint, decided, segments, activations, advice, described))
+        package = writer.publish(_manifest(checkpoint, decided, segments, advice, described))
     stage("publish", 1, 1, "done")
-    return report_of(package, estimate, results, warnings, stage.seconds())
+    return report_of(package, prepared.estimate, results, (*checkpoint.warnings, *warnings), stage.seconds())
+
+
+def _write(
+    stream: TensorReader, checkpoint: Checkpoint, layout: WeightsLayout, decided: Decided, folder: Path, stage: Stages
+) -> tuple[Written, tuple[str, ...]]:
+    """Write weights, texts, graphs and constants; return what was written, and warnings about the constants."""
+    stage("weights", message=weights_message(checkpoint))
+    written = write_weights(stream, checkpoint, layout, folder, functools.partial(stage, "weights"))
+    return_free_memory()
+    stage("graph")
+    write_texts(checkpoint.tokenizer, folder)
+    write_graph(checkpoint, layout, decided.activations, folder / GRAPH_FILE)
+    if _is_nested(checkpoint):
+        write_draft_graph(checkpoint, layout, folder / DRAFT_GRAPH_FILE)
+    warnings: tuple[str, ...] = ()
+    if decided.has_constants and checkpoint.calibration is not None:
+        # The graph contains the positions of the constants, not their values.
+        on_step = functools.partial(stage, "calibrate", unit="steps")
+        tokens = checkpoint.calibration.token_ids
+        warnings = calibrate(folder, checkpoint.weights, layout, checkpoint.decoder, tokens, on_step)
+        gc.collect()
+        return_free_memory()
+    return written, warnings
 
 
 class Stages:
@@ -249,7 +243,6 @@ def _manifest(
     checkpoint: Checkpoint,
     decided: Decided,
     cut: tuple[tuple[Segment, ...], str | None],
-    activations: str,
     sampling: SamplingAdvice | None,
     weights: WeightsInfo | None,
 ) -> Manifest:
@@ -262,7 +255,7 @@ def _manifest(
         producer=f"edge-rt {VERSION}",
         num_parameters=source.num_parameters,
         op_profile=checkpoint.profile.name,
-        activations=activations,
+        activations=decided.activations,
         quantisation=_quantisation(checkpoint),
         kv_formats=KV_FORMATS[checkpoint.profile.name],
         segments=cut[0],

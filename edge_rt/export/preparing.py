@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -17,6 +16,7 @@ from edge_rt.export.decoder.weights import calibrated_layers, collect_weights, p
 from edge_rt.export.estimate import ExportEstimate, estimate_export, require_room
 from edge_rt.export.measuring import require_least_size
 from edge_rt.export.op_profile import OpProfile, choose_profile
+from edge_rt.export.options import ExportOptions
 from edge_rt.export.quantise.decision import WeightChoice, choose_weights
 from edge_rt.export.sources.source import Source
 from edge_rt.export.weights.weights_file import WeightsLayout
@@ -36,21 +36,18 @@ class Decided:
     """What follows from the options and the checkpoint's header.
 
     Attributes:
+        activations: ``"int8"`` or ``"float"``.
         text: to calibrate with; None for none.
-        has_plain_scores: whether any layer can have constants for 4-bit keys.
+        has_constants: whether the package has constants for 4-bit keys.
         exits: layers behind which the graph is cut.
     """
 
     profile: OpProfile
+    activations: str
     choice: WeightChoice
     text: CalibrationText | None
-    has_plain_scores: bool = True
-    exits: tuple[int, ...] = ()
-
-    @property
-    def has_constants(self) -> bool:
-        """Whether the package has constants for 4-bit keys."""
-        return self.text is not None and self.profile.has_4_bit_keys and self.has_plain_scores
+    has_constants: bool
+    exits: tuple[int, ...]
 
 
 @dataclass(frozen=True)
@@ -72,32 +69,28 @@ class Prepared:
 def decide(
     source: Source,
     decoder: Decoder,
-    profile: str | None,
-    activations: str,
-    weights: str | None,
-    size: int,
-    calibration: Path | str | None,
-    exits: Sequence[int] = (),
+    options: ExportOptions,
 ) -> Decided:
-    """Decide from the options, as in ``edge_rt.export.export_model``.
+    """Decide from the options and the header.
 
     Raises:
         ConfigError: options are unknown, or do not go together.
         RuntimeUnavailable, UnsupportedModel: the native profile was asked for, and cannot be had.
         StorageError, InputError: the calibration text cannot be used.
     """
-    chosen = choose_profile(profile, activations, library_path(), decoder)
-    choice = choose_weights(source, decoder, weights, size, has_tables=chosen.has_tables)
-    if size and chosen.name != "native":
+    activations = options.activations or "int8"
+    profile = choose_profile(options.profile, activations, library_path(), decoder)
+    choice = choose_weights(source, decoder, options.weights, options.size_bytes, has_tables=profile.has_tables)
+    if choice.size and profile.name != "native":
         raise ConfigError(
             "A size needs the native op profile.",
-            f"The op profile is {chosen.name}, which stores 5 and 6 bits in 8.",
+            f"The op profile is {profile.name}, which stores 5 and 6 bits in 8.",
             "Choose --weights int4 or int8 instead.",
         )
-    require_exits(exits, decoder.num_layers, chosen.name)
-    text = calibration_text(calibration, chosen, choice)
-    has_plain_scores = bool(calibrated_layers(decoder))
-    return Decided(chosen, choice, text, has_plain_scores=has_plain_scores, exits=tuple(exits))
+    require_exits(options.exits, decoder.num_layers, profile.name)
+    text = calibration_text(options.calibration, profile, choice)
+    has_constants = text is not None and profile.has_4_bit_keys and bool(calibrated_layers(decoder))
+    return Decided(profile, activations, choice, text, has_constants=has_constants, exits=tuple(options.exits))
 
 
 def prepare(source: Source, decoder: Decoder, decided: Decided) -> Prepared:

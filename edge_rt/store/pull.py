@@ -10,9 +10,10 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from edge_rt.errors import ConfigError, EdgeRTError, ModelNotFound, VersionMismatch
+from edge_rt.export.options import ExportOptions
 from edge_rt.package.reader import stated_options
 from edge_rt.package.weights_info import KEEP, require_known
 from edge_rt.store.fetch import FetchedSource, fetch_source, find_target, local_source, read_local
@@ -28,32 +29,15 @@ from edge_rt.system.byte_size import exact_size
 from edge_rt.system.progress import ProgressCallback, ProgressEvent, no_progress
 
 if TYPE_CHECKING:
-    from edge_rt.export import ExportEstimate, ExportReport
+    from edge_rt.export import ExportReport
     from edge_rt.package.reader import Package
-    from edge_rt.package.sampling import SamplingAdvice
 
 DEFAULT_ACTIVATIONS = "int8"
 _log = logging.getLogger(__name__)
 
 
-class Exporter(Protocol):
-    """Makes a package from a checkpoint, as `edge_rt.export.export_model` does."""
-
-    def __call__(
-        self,
-        source: Path,
-        out: Path,
-        *,
-        activations: str,
-        weights: str | None,
-        size: int,
-        accept_loss: bool,
-        sampling: SamplingAdvice | None,
-        force: bool,
-        progress: ProgressCallback,
-    ) -> Any:
-        """Write the package into the folder ``out`` and return a report."""
-        ...
+Exporter = Callable[[Path, Path, ExportOptions], Any]
+"""Makes the package of a checkpoint in a folder and returns a report, as ``edge_rt.export.entry.export_with`` does."""
 
 
 @dataclass(frozen=True)
@@ -77,37 +61,11 @@ class PullReport:
     seconds: float
 
 
-def export_with_edge_rt(
-    source: Path,
-    out: Path,
-    *,
-    activations: str,
-    weights: str | None,
-    size: int,
-    accept_loss: bool,
-    sampling: SamplingAdvice | None,
-    force: bool,
-    progress: ProgressCallback,
-    on_estimate: Callable[[ExportEstimate], None] | None = None,
-) -> ExportReport:
-    """Export with edge-rt's exporter, which is imported only here; see `Exporter`.
+def export_with_edge_rt(source: Path, out: Path, options: ExportOptions) -> ExportReport:
+    """Export with edge-rt's exporter, which is imported only here."""
+    from edge_rt.export.entry import export_with
 
-    To receive the estimate of a pull, pass ``functools.partial(export_with_edge_rt, on_estimate=...)`` as exporter.
-    """
-    from edge_rt.export import export_model
-
-    return export_model(
-        source,
-        out,
-        activations=activations,
-        weights=weights,
-        size=size,
-        accept_loss=accept_loss,
-        sampling=sampling,
-        force=force,
-        progress=progress,
-        on_estimate=on_estimate,
-    )
+    return export_with(source, out, options)
 
 
 def pull(
@@ -154,35 +112,39 @@ def pull(
     """
     started = time.monotonic()
     require_known(weights, size)
+    wanted = ExportOptions(
+        activations=activations, weights=weights, size=size, accept_loss=accept_loss, progress=progress
+    )
     options = FetchOptions() if options is None else options
     try:
         target, default = find_target(_source_of(ref, store), store, options)
     except ModelNotFound:
         package = None if force else _package_without_source(ref, store)
-        if package is None or not _has_weights(package, weights, size):
+        if package is None or not _has_weights(package, wanted):
             raise
         return PullReport(os.fspath(ref), package.path, None, True, None, time.monotonic() - started)
     checkpoint = read_local(target, store, progress) if isinstance(target, Path) else None
     local = None if checkpoint is None else local_source(checkpoint, None)
     default = default if local is None else local.name
     name = check_name(default if name is None else name)
-    stated = {} if force or not export else _options_of_older(name, store)
-    if weights is None and not size:
-        weights, size = stated.get("weights"), stated.get("size", 0)
-    # What was accepted then is no news.
-    accept_loss, activations = accept_loss or bool(stated), activations or stated.get("activations")
-    request = _Request(target, local, default, name, store, activations, weights, size, accept_loss, progress, exporter)
+    if stated := {} if force or not export else _options_of_older(name, store):
+        if weights is None and not size:
+            weights, size = stated.get("weights"), stated.get("size", 0)
+        activations = activations or stated.get("activations")
+        # What was accepted then is no news.
+        wanted = replace(wanted, weights=weights, size=size, activations=activations, accept_loss=True)
+    request = _Request(target, local, default, name, store, wanted, exporter)
 
     def present(found: Package) -> PullReport:
         if checkpoint is not None:
             remember(store.made_from, name, checkpoint)
-        if not _has_weights(found, weights, size):
+        if not _has_weights(found, wanted):
             request.tell(f"nothing to change: with --weights {weights} every matrix of {name!r} keeps its type")
         return PullReport(name, found.path, None, True, None, time.monotonic() - started)
 
     if not force and export:
         # Packages are absent or complete: one that is there needs no lock, and no store that can be written.
-        found = replace(request, progress=no_progress).find_package()
+        found = replace(request, options=replace(wanted, progress=no_progress)).find_package()
         if found is not None:
             return present(found)
     with request.locked():
@@ -257,11 +219,11 @@ def _named_choice(weights: str | None, size: int) -> str:
     return f"--size {exact_size(size)}" if size else f"--weights {weights}"
 
 
-def _has_weights(package: Package, weights: str | None, size: int) -> bool:
+def _has_weights(package: Package, options: ExportOptions) -> bool:
     """Return whether a package is what an export with these options makes; without any, every package is."""
-    if size:
-        return package.manifest.weights is not None and package.manifest.weights.size == size
-    return weights in (None, _choice_of(package))
+    if options.size_bytes:
+        return package.manifest.weights is not None and package.manifest.weights.size == options.size_bytes
+    return options.weights in (None, _choice_of(package))
 
 
 @dataclass(frozen=True)
@@ -273,11 +235,7 @@ class _Request:
     default: str
     name: str
     store: Store
-    activations: str | None
-    weights: str | None
-    size: int
-    accept_loss: bool
-    progress: ProgressCallback
+    options: ExportOptions
     exporter: Exporter
 
     @contextmanager
@@ -289,7 +247,7 @@ class _Request:
 
     def tell(self, message: str) -> None:
         """Report a sentence about the package."""
-        self.progress(ProgressEvent("package", 1, 1, message=message))
+        self.options.progress(ProgressEvent("package", 1, 1, message=message))
 
     def find_package(self) -> Package | None:
         """Return the package if it exists and is right; None if it must be made."""
@@ -309,12 +267,13 @@ class _Request:
                 raise self._taken(f"It was made from {package.manifest.source.name}.")
             self.tell(f"{self.name!r} has a newer source, exporting again")
             return None
-        if self.activations not in (None, package.manifest.activations):
-            raise self._taken(f"It has activations {package.manifest.activations!r}, not {self.activations!r}.")
-        if not _has_weights(package, self.weights, self.size) and not self.changes_nothing(package):
+        activations = self.options.activations
+        if activations not in (None, package.manifest.activations):
+            raise self._taken(f"It has activations {package.manifest.activations!r}, not {activations!r}.")
+        if not _has_weights(package, self.options) and not self.changes_nothing(package):
             info = package.manifest.weights
             found = _named_choice(_choice_of(package), 0 if info is None else info.size)
-            wanted = _named_choice(self.weights, self.size)
+            wanted = _named_choice(self.options.weights, self.options.size_bytes)
             self.tell(f"{self.name!r} was exported with {found}, exporting again with {wanted}")
             return None
         return package
@@ -322,12 +281,13 @@ class _Request:
     def changes_nothing(self, package: Package) -> bool:
         """Return whether an export with these weights gives the same types again, as of a file that is quantised."""
         path = fetched_path(self.name, self.store) if self.local is None else self.local.path
-        if path is None or self.size or self.weights is None:
+        weights = self.options.weights
+        if path is None or self.options.size_bytes or weights is None:
             return False
         from edge_rt.export.opening import has_same_types
 
         try:
-            return has_same_types(path, _choice_of(package), self.weights, package.manifest.op_profile)
+            return has_same_types(path, _choice_of(package), weights, package.manifest.op_profile)
         except EdgeRTError:
             return False  # the export says what is wrong
 
@@ -356,24 +316,17 @@ class _Request:
     def export(self, source: FetchedSource) -> tuple[Path, Any]:
         """Make the package and return its folder with the exporter's report."""
         out = self.store.package_path(self.name)
-        replace = out.exists()
-        if replace and not (out / "manifest.json").is_file():
+        out_exists = out.exists()
+        if out_exists and not (out / "manifest.json").is_file():
             discard(out)  # the exporter refuses to replace a folder that is not a package
-        activations = self.activations
-        if activations is None:
-            activations = self.target.activations if isinstance(self.target, Recipe) else DEFAULT_ACTIVATIONS
-        sampling = self.target.sampling if isinstance(self.target, Recipe) else None
-        report = self.exporter(
-            source.path,
-            out,
-            activations=activations,
-            weights=self.weights,
-            size=self.size,
-            accept_loss=self.accept_loss,
-            sampling=sampling,
-            force=replace,
-            progress=self.progress,
+        recipe = self.target if isinstance(self.target, Recipe) else None
+        options = replace(
+            self.options,
+            activations=self.options.activations or (recipe.activations if recipe else DEFAULT_ACTIVATIONS),
+            sampling=recipe.sampling if recipe else None,
+            force=out_exists,
         )
+        report = self.exporter(source.path, out, options)
         return out, report
 
 

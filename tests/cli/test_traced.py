@@ -7,8 +7,8 @@ import json
 import pytest
 
 from edge_rt.cli.notices import WHY_NOTHING
+from edge_rt.export.options import ExportOptions
 from edge_rt.export.traced.export import export_traced
-from edge_rt.system.progress import no_progress
 from tests.helpers.packages import copied, edit_manifest
 from tests.helpers.traced_factory import TracedModel, tracer_of, write_folder
 
@@ -20,10 +20,7 @@ GREEDY = ("--temp", "0", "-n", "8", "--raw")
 def exported(tmp_path_factory):
     root = tmp_path_factory.mktemp("traced")
     folder = write_folder(root / "small", MODEL)
-    export_traced(
-        folder, root / "out", sampling=None, force=False, progress=no_progress, on_estimate=None, started=0.0,
-        tracer=tracer_of(MODEL),
-    )  # fmt: skip
+    export_traced(folder, root / "out", ExportOptions(), 0.0, tracer_of(MODEL))
     return folder, root / "out"
 
 

@@ -12,6 +12,7 @@ from edge_rt.errors import ConfigError, InvalidModelFile, ModelNotFound, Unsuppo
 from edge_rt.export import export_model
 from edge_rt.export.entry import plan_export
 from edge_rt.export.opening import open_checkpoint
+from edge_rt.export.options import ExportOptions
 from edge_rt.export.preparing import decide, prepare
 from edge_rt.export.sources.tensor_reader import TensorReader
 from edge_rt.export.weights.matrices import CheckpointMatrices, whole_matrix
@@ -348,7 +349,7 @@ def test_what_adapters_hold_counts_in_the_predicted_memory(base, tmp_path):
 
     def more(adapters):
         source, decoder = open_checkpoint(base.folder, adapters)
-        decided = decide(source, decoder, "portable", "int8", "f32", 0, None)
+        decided = decide(source, decoder, ExportOptions(profile="portable", weights="f32", calibration=None))
         return prepare(source, decoder, decided).estimate.more_bytes
 
     assert more({adapter: 1.0}) >= more({}) + a.nbytes + b.nbytes

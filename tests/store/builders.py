@@ -134,13 +134,14 @@ class FakeExporter:
     size: int = 0
     accept_loss: bool = False
 
-    def __call__(self, source, out, *, activations, weights, size, accept_loss, sampling, force, progress):
-        self.weights, self.size, self.accept_loss = weights, size, accept_loss
-        self.calls.append((source, out, activations, force))
-        self.sampling = sampling
+    def __call__(self, source, out, options):
+        weights, size, activations = options.weights, options.size, options.activations
+        self.weights, self.size, self.accept_loss = weights, size, options.accept_loss
+        self.calls.append((source, out, activations, options.force))
+        self.sampling = options.sampling
         is_one = source.is_file() and parse_split_name(source.name) is None
         digest = sha256(source.read_bytes()) if is_one else sha256_files(open_checkpoint(source)[0].paths)
-        write_package(out, digest=digest, activations=activations, weights=weights, size=size, force=force)
+        write_package(out, digest=digest, activations=activations, weights=weights, size=size, force=options.force)
         return "report"
 
 

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from edge_rt.errors import DownloadError, InvalidModelFile, StorageError, UnsupportedModel
-from edge_rt.export import export_model
-from edge_rt.export.entry import open_checkpoint
+from edge_rt.export.entry import export_with, open_checkpoint
 from edge_rt.package.reader import open_package
 from edge_rt.store.fetch import fetch_source
 from edge_rt.store.pull import ensure_package, pull
@@ -187,8 +187,8 @@ def test_weights_larger_than_the_disk_are_refused_before_the_download(store, hub
 
 
 def test_a_checkpoint_is_pulled_once_and_becomes_a_package(store, hub, options):
-    def portable(source, out, **arguments):
-        return export_model(source, out, profile="portable", **arguments)
+    def portable(source, out, options):
+        return export_with(source, out, replace(options, profile="portable"))
 
     report = pull("Org/Safe", store=store, options=options, exporter=portable)
     source = open_package(report.package).manifest.source

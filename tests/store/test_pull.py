@@ -207,7 +207,7 @@ def test_a_name_of_ones_own_is_not_replaced_by_another_model(store, exporter, op
 def test_a_failed_export_leaves_the_old_package(store, exporter, options):
     path = pull("tiny", store=store, exporter=exporter, options=options).package
 
-    def broken(source, out, **arguments):
+    def broken(source, out, options):
         raise UnsupportedModel("cannot", "x.", "y.")
 
     with pytest.raises(UnsupportedModel):
@@ -219,10 +219,10 @@ def test_two_pulls_at_once_export_once(store, exporter, options):
     reports = []
     waiting, exporting = threading.Event(), threading.Event()
 
-    def slow(source, out, **arguments):
+    def slow(source, out, options):
         exporting.set()
         assert waiting.wait(10)
-        return exporter(source, out, **arguments)
+        return exporter(source, out, options)
 
     def on_event(event):
         if "waiting" in event.message:

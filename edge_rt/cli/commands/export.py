@@ -5,9 +5,9 @@ from __future__ import annotations
 import functools
 import shlex
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Final, TypedDict
+from typing import TYPE_CHECKING, Annotated, Final
 
 from edge_rt.cli.loading import check_runtime, tell_estimate, tell_source
 from edge_rt.cli.options import flags, making_flags
@@ -17,6 +17,7 @@ from edge_rt.cli.render.console import Terminal
 from edge_rt.cli.render.inspect_report import forecast_rows, over_budget, weights_rows
 from edge_rt.cli.render.progress import show_progress
 from edge_rt.errors import ConfigError, ModelNotFound
+from edge_rt.export.options import ExportOptions
 from edge_rt.package.exits import parse_exits
 from edge_rt.package.manifest import BUILT_IN_CALIBRATION
 from edge_rt.package.writer import PackageWriter
@@ -30,19 +31,6 @@ if TYPE_CHECKING:
     from edge_rt.system.progress import ProgressCallback
 
 NO_CALIBRATION: Final = "none"
-
-
-class Asked(TypedDict):
-    """Arguments of ``export_model`` and ``plan_export``."""
-
-    via: str | None
-    profile: str | None
-    activations: str | None
-    weights: str | None
-    size: int
-    calibration: Path | str | None
-    exits: tuple[int, ...]
-    adapters: Mapping[Path | str, float]
 
 
 @dataclass(frozen=True)
@@ -65,18 +53,20 @@ class ExportFlags:
         str | None, flags.MEMORY.but(help="Refuse an export that needs more, such as 2GiB.", shown=None, panel=None)
     ] = None
 
-    def asked(self) -> Asked:
-        """Return the flags as arguments that an export and a dry run share."""
-        return {
-            "via": self.via,
-            "profile": self.profile,
-            "activations": self.activations,
-            "weights": self.weights,
-            "size": 0 if self.size is None else parse_size(self.size),
-            "calibration": _calibration(self.calibration),
-            "exits": () if self.exits is None else parse_exits(self.exits),
-            "adapters": _adapters(self.adapter or ()),
-        }
+    def options(self) -> ExportOptions:
+        """Return the options of an export; what is told during one is added to them."""
+        return ExportOptions(
+            via=self.via,
+            profile=self.profile,
+            activations=self.activations,
+            weights=self.weights,
+            size=None if self.size is None else parse_size(self.size),
+            calibration=_calibration(self.calibration),
+            exits=() if self.exits is None else parse_exits(self.exits),
+            adapters=_adapters(self.adapter or ()),
+            accept_loss=self.accept_loss,
+            force=self.force,
+        )
 
 
 def export(
@@ -91,27 +81,24 @@ def export(
     """
     terminal = output.terminal()
     budget = None if wanted.memory is None else parse_size(wanted.memory)
-    asked = wanted.asked()
+    options = wanted.options()
     check_runtime()
     if wanted.dry_run:
-        return _dry_run(terminal, _present(load.reference, places), wanted, asked, budget)
+        return _dry_run(terminal, _present(load.reference, places), wanted.out, options, budget)
     # Before anything is fetched.
     PackageWriter(wanted.out, force=wanted.force).check_destination()
     with show_progress(terminal) as progress:
         source = _source(terminal, load.reference, places, progress)
         # In the main thread: Ctrl-C then unwinds through the clean-up of the private folder.
-        from edge_rt.export import export_model
+        from edge_rt.export.entry import export_with
 
-        report = export_model(
-            source,
-            wanted.out,
-            **asked,
-            accept_loss=wanted.accept_loss,
-            force=wanted.force,
+        options = replace(
+            options,
             progress=progress,
             on_estimate=functools.partial(tell_estimate, terminal, budget=budget),
             on_chatter=(lambda text: terminal.note(text.rstrip(), "dim")) if output.verbose else None,
         )
+        report = export_with(source, wanted.out, options)
     for warning in (*report.warnings, *_exceeded(report, budget)):
         terminal.warn(warning)
     if output.json:
@@ -121,11 +108,11 @@ def export(
     return 0
 
 
-def _dry_run(terminal: Terminal, source: Path, wanted: ExportFlags, asked: Asked, budget: int | None) -> int:
+def _dry_run(terminal: Terminal, source: Path, out: Path, options: ExportOptions, budget: int | None) -> int:
     """Show what an export would do; return the exit code that it would have."""
-    from edge_rt.export import plan_export
+    from edge_rt.export.entry import plan_with
 
-    found = plan_export(source, wanted.out, **asked, force=wanted.force)
+    found = plan_with(source, out, options)
     refusal = found.refusal or over_budget(found, budget)
     if terminal.is_json:
         terminal.document({**found.to_json(), "refusal": refusal})

@@ -14,10 +14,11 @@ import onnx_ir as ir
 from edge_rt.errors import InputError, InvalidModelFile, UnsupportedModel
 from edge_rt.export.check.compare import CheckResult
 from edge_rt.export.checkpoint import text_warnings
-from edge_rt.export.estimate import ExportEstimate, require_room
+from edge_rt.export.estimate import require_room
 from edge_rt.export.exporter import ExportReport, Stages, report_of
 from edge_rt.export.families.folder import describe_folder
 from edge_rt.export.families.registry import require_decoder
+from edge_rt.export.options import ExportOptions
 from edge_rt.export.sources.hf_folder import HFFolder, hf_source, read_hf_config, read_hf_folder
 from edge_rt.export.sources.source import Source, TokenizerBuild
 from edge_rt.export.traced import passes as check, store
@@ -46,7 +47,6 @@ from edge_rt.package.weights_info import TracedInfo
 from edge_rt.package.writer import PackageWriter
 from edge_rt.system.checkpoint_names import folder_name
 from edge_rt.system.files import sha256_files
-from edge_rt.system.progress import ProgressCallback
 from edge_rt.text.tokenizer import Tokenizer
 from edge_rt.version import VERSION
 
@@ -59,56 +59,40 @@ Tracer = Callable[[Path, Path], Trace]
 
 
 def export_traced(
-    path: Path,
-    out: Path,
-    *,
-    sampling: SamplingAdvice | None,
-    force: bool,
-    progress: ProgressCallback,
-    on_estimate: Callable[[ExportEstimate], None] | None,
-    started: float,
-    on_chatter: Callable[[str], None] | None = None,
-    tracer: Tracer | None = None,
+    path: Path, out: Path, options: ExportOptions, started: float, tracer: Tracer | None = None
 ) -> ExportReport:
     """Export a folder through transformers' own exporter.
 
     Args:
         path: a folder with ``config.json``, safetensors and ``tokenizer.json``.
-        progress: called with the stages of ``STAGES``.
         started: time of the call, from ``time.monotonic``.
-        on_chatter: called once with what the libraries printed while they traced, also if they failed.
         tracer: traces the model of a folder into another one; None: transformers, in a process of its own.
 
     Raises:
         RuntimeUnavailable, VersionMismatch: torch, transformers or onnxscript are missing or too old.
         UnsupportedModel: the model cannot be traced, or keeps a state other than keys and values.
     """
-    stage = Stages(STAGES, progress, started)
+    stage = Stages(STAGES, options.progress, started)
     stage("read")
-    PackageWriter(out, force=force).check_destination()
+    PackageWriter(out, force=options.force).check_destination()
     folder = _read(path)
     # Nobody installs torch for a model that is refused then.
     if tracer is None:
         require_tracer()
     source = hf_source(folder, {})
-    advice = source.read_advice() if sampling is None else sampling
+    advice = source.read_advice() if options.sampling is None else options.sampling
     if isinstance(rows := folder.config.get("vocab_size"), int):
         # A tokenizer that cannot be used is refused before the minutes of a trace.
         source.build_tokenizer(rows)
     stage("plan")
     estimate = estimate_trace(folder)
-    if on_estimate is not None:
-        on_estimate(estimate)
+    if options.on_estimate is not None:
+        options.on_estimate(estimate)
     require_room(estimate, absolute_path(out))
-    with PackageWriter(out, force=force) as writer:
+    with PackageWriter(out, force=options.force) as writer:
         stage("trace", message="transformers traces the model")
         traces = writer.folder / _TRACE_FOLDER
-        traces.mkdir()
-        try:
-            trace = (run_worker if tracer is None else tracer)(path, traces)
-        finally:
-            if on_chatter is not None:
-                on_chatter(chatter(traces))
+        trace = _trace(path, traces, run_worker if tracer is None else tracer, options.on_chatter)
         stage("weights")
         model, interface, info = _adapted(trace, writer.folder, functools.partial(stage, "weights"))
         described = _model(folder, trace.numbers, interface, trace.logits.shape[1])
@@ -130,6 +114,15 @@ def export_traced(
     stage("publish", 1, 1, "done")
     warnings = (*source.remarks, *text_warnings(tokenizer, loaded))
     return report_of(package, estimate, (result,), warnings, stage.seconds())
+
+
+def _trace(path: Path, traces: Path, tracer: Tracer, on_chatter: Callable[[str], None] | None) -> Trace:
+    traces.mkdir()
+    try:
+        return tracer(path, traces)
+    finally:
+        if on_chatter is not None:
+            on_chatter(chatter(traces))
 
 
 def _read(path: Path) -> HFFolder:

@@ -9,11 +9,11 @@ import pytest
 
 from edge_rt.errors import ConfigError, InvalidModelFile, InvalidPackage, StorageError, UnsupportedModel
 from edge_rt.export import export_model, plan_export
+from edge_rt.export.options import ExportOptions
 from edge_rt.export.traced.export import STAGES, export_traced
 from edge_rt.package.reader import open_package
 from edge_rt.package.spec_modes import Drafts
 from edge_rt.runtime.config import GenerationConfig
-from edge_rt.system.progress import no_progress
 from tests.helpers.models import load_package
 from tests.helpers.packages import listing
 from tests.helpers.traced_factory import CONTEXT, TracedModel, tracer_of, write_folder
@@ -29,9 +29,8 @@ def folder(tmp_path_factory):
 
 
 def export(folder, out, model=MODEL, **options):
-    given = {"sampling": None, "force": False, "progress": no_progress, "on_estimate": None, "started": 0.0}
     tracing = {name: options.pop(name) for name in ("logits", "scheme", "appends", "has_plain_head") if name in options}
-    return export_traced(folder, out, tracer=tracer_of(model, **tracing), **(given | options))
+    return export_traced(folder, out, ExportOptions(**options), 0.0, tracer_of(model, **tracing))
 
 
 @pytest.fixture(scope="module")

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from edge_rt.errors import InvalidPackage, UnsupportedModel
+from edge_rt.export.options import ExportOptions
 from edge_rt.export.traced.export import export_traced
 from edge_rt.ort.binding import StopSwitch
 from edge_rt.ort.session import Session, pool_size
@@ -13,7 +14,6 @@ from edge_rt.package.reader import open_package
 from edge_rt.runtime.forward.io_binding import open_io_binding
 from edge_rt.runtime.forward.io_binding_portable import TracedIOBinding
 from edge_rt.runtime.forward.runner import ModelRunner
-from edge_rt.system.progress import no_progress
 from tests.helpers.fake_model import tiny_model
 from tests.helpers.traced_factory import VOCAB, TracedModel, tracer_of, write_folder
 
@@ -25,10 +25,8 @@ WHOLE = MODEL.logits(IDS)
 @pytest.fixture(scope="module")
 def package(tmp_path_factory):
     root = tmp_path_factory.mktemp("traced")
-    export_traced(
-        write_folder(root / "small", MODEL), root / "out", sampling=None, force=False, progress=no_progress,
-        on_estimate=None, started=0.0, tracer=tracer_of(MODEL),
-    )  # fmt: skip
+    folder = write_folder(root / "small", MODEL)
+    export_traced(folder, root / "out", ExportOptions(), 0.0, tracer_of(MODEL))
     return open_package(root / "out")
 
 
