@@ -128,17 +128,10 @@ def _rows(
         folder = Path(name)
         ir.save(ir.Model(graph, ir_version=10), folder / "rows.onnx")
         link_weights(package, folder)
-        session, switch = Session(folder / "rows.onnx", threads=_threads(), profile="native"), StopSwitch()
+        session, switch = Session(folder / "rows.onnx", profile="native"), StopSwitch()
         for begin in range(0, len(ids), _PIECE):
             binding = session.binding()
             binding.bind_input("ids", np.ascontiguousarray(ids[begin : begin + _PIECE], np.int64))
             binding.bind_output("rows", result[begin : begin + _PIECE])
             binding.run(switch)
     return torch.from_numpy(result)
-
-
-def _threads() -> int:
-    from edge_rt.ort.session import pool_size
-    from edge_rt.system.machine import usable_cpus
-
-    return pool_size() or usable_cpus()

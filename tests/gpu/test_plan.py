@@ -9,7 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from edge_rt.device.names import DeviceName
 from edge_rt.measure.memory_report import MemoryReport
+from edge_rt.memory.choice import DeviceChoice
 from edge_rt.memory.device import this_device, unmeasured_gpu
 from edge_rt.package.reader import open_package
 from edge_rt.runtime.load.options import LoadOptions
@@ -32,6 +34,7 @@ def test_memory_of_the_gpu_is_measured_beside_its_plan(native_package, monkeypat
     machine = replace(this_device(), gpu=unmeasured_gpu("emulated", GIB, GIB, is_unified=False))
     asked = LoadOptions(ctx=32, kv="int8", spec="off", prefill_chunk=8, memory=GIB, device_memory=GIB)
     plan = plan_package(open_package(native_package), asked, machine)
+    plan = replace(plan, device_choice=DeviceChoice(DeviceName("cuda"), is_named=True))
     run = measure_plan(native_package, plan, worker="tests.gpu.profile_worker", threads=1)
     found = MemoryReport(plan, run).device_json()
     gpu = plan.sizes.gpu

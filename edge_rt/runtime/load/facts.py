@@ -106,7 +106,7 @@ def read_facts(model: Package | ModelShape, options: LoadOptions, machine: Devic
     """
     package = model if isinstance(model, Package) else None
     _check(options, package)
-    is_here = machine is None or machine.name == MACHINE
+    is_here = machine is None or (machine.name == MACHINE and machine.gpu is None)
     here = machine or _this_process()
     if options.threads is not None:
         here = replace(here, threads=options.threads)
