@@ -15,7 +15,7 @@ from edge_rt.package.drafter_tensors import head_tensors
 from edge_rt.package.layer_sizes import stored_tensors
 from edge_rt.package.reader import open_package
 from edge_rt.runtime.speculation.exit_adapters import ExitAdapters
-from edge_rt.runtime.speculation.provider import DrafterJob
+from edge_rt.runtime.speculation.head_runner import DrafterJob
 from edge_rt.system.machine import usable_cpus
 from tests.helpers.segmented import EXITS
 from tests.helpers.tiny_drafter import EXIT_INFO, ids_bytes, write_drafter

@@ -21,8 +21,7 @@ from edge_rt.package.reader import open_package
 from edge_rt.runtime.forward.outputs import TopTokens
 from edge_rt.runtime.prompts import PromptEncoder
 from edge_rt.runtime.speculation.cost_model import RowCosts
-from edge_rt.runtime.speculation.head_runner import HeadProvider
-from edge_rt.runtime.speculation.provider import DrafterJob
+from edge_rt.runtime.speculation.head_runner import DrafterJob, open_head
 from edge_rt.system.machine import usable_cpus
 from edge_rt.train import checkpoint
 from edge_rt.train.answers import read_shard, shard_paths, write_answers
@@ -96,8 +95,7 @@ def test_what_is_measured_is_what_the_operator_guesses(package, work, tmp_path):
     report = train(package, work, tmp_path / "head")
     config = package.manifest.model
     anchors = held_out(shard_paths(work), Recorded(config.hidden_size, config.vocab_size))
-    head = HeadProvider(DrafterJob(package, report.drafter, 4, 0, THREADS, None))
-    runner = head._runner
+    runner = open_head(DrafterJob(package, report.drafter, 4, 0, THREADS, None))()._runner
     places = anchors.places[:200]
     right = 0
     for row in places.tolist():

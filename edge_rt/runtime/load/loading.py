@@ -224,10 +224,10 @@ def _open_parts(
     measured_costs = MeasuredCosts(facts, io_binding, cache, options.costs)
     measured_costs.on_measure = options.on_measuring("passes")
     made = _open_runner(package, load_plan, sessions, io_binding, cache, switch)
-    networks = open_networks(
-        OpenedModel(package, load_plan, io_binding, cache, made, runner, switch, device, facts, measured_costs.key),
-        options,
+    opened = OpenedModel(
+        package, load_plan, options, io_binding, cache, made, runner, switch, device, facts, measured_costs.key
     )
+    drafter, sources = open_networks(opened)
     if load_plan.drafter_folder is not None or load_plan.draft_model is not None:
         tell("drafter")
     speculation = Speculation(
@@ -238,8 +238,7 @@ def _open_parts(
         costs=lambda: measured_costs.get(runner()),
         corpus=corpus,
         bounds=load_plan.table_bounds,
-        providers=networks.providers,
-        more=networks.more,
+        sources=sources,
     )
     return Loaded(
         load_plan,
@@ -248,7 +247,7 @@ def _open_parts(
         made,
         measured_costs,
         speculation,
-        networks.drafter,
+        drafter,
         session.providers,
         session.isa,
         io_binding.kv_format,

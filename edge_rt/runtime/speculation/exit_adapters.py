@@ -11,8 +11,7 @@ import numpy.typing as npt
 from edge_rt.package.drafter_tensors import exit_prefix
 from edge_rt.runtime.forward.outputs import TopTokens
 from edge_rt.runtime.speculation.head_matrices import target_matrices
-from edge_rt.runtime.speculation.head_runner import HeadRunner, head_shape, head_weights, mapped_tensors
-from edge_rt.runtime.speculation.provider import DrafterJob
+from edge_rt.runtime.speculation.head_runner import DrafterJob, HeadRunner, head_shape, head_weights, mapped_tensors
 from edge_rt.runtime.speculation.source import RANKS
 
 Array = npt.NDArray[Any]
@@ -35,8 +34,6 @@ class ExitAdapters:
         InvalidPackage: they do not fit it.
         StorageError: a file cannot be mapped.
     """
-
-    name = "exit"
 
     def __init__(self, job: DrafterJob) -> None:
         drafter, target = job.drafter, target_matrices(job.package)

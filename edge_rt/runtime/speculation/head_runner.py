@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Mapping, Sequence as Items
+from collections.abc import Callable, Mapping, Sequence as Items
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 
@@ -16,6 +16,7 @@ from edge_rt.ort.session import Session
 from edge_rt.package.drafter import Drafter
 from edge_rt.package.drafter_tensors import VOCABULARY
 from edge_rt.package.op_list import MAX_HEAD_DEPTH
+from edge_rt.package.reader import Package
 from edge_rt.runtime.decode.draft import ROOT, Accepted, Draft
 from edge_rt.runtime.forward.outputs import Outputs
 from edge_rt.runtime.speculation.head_graph import HeadShape, block_inputs, head_graph
@@ -27,8 +28,7 @@ from edge_rt.runtime.speculation.head_matrices import (
     misfits_refused,
     target_matrices,
 )
-from edge_rt.runtime.speculation.provider import DrafterJob
-from edge_rt.runtime.speculation.source import NO_GUESSES, Forest, ForestSource, Source
+from edge_rt.runtime.speculation.source import NO_GUESSES, Forest, ForestSource
 
 Array = npt.NDArray[Any]
 
@@ -285,35 +285,38 @@ MAX_NODES: Final = 8
 """Most guesses of a step; with the costs of rows measured on two processors, 3, 4 and 8 of them gave the same speed."""
 
 
-class HeadProvider:
-    """A trained head, loaded.
+@dataclass(frozen=True)
+class DrafterJob:
+    """What a trained drafter is loaded for.
 
-    Args:
-        job: the drafter, and what it is loaded for.
+    Attributes:
+        drafter: the drafter, which fits it.
+        draft_max: most nodes of a draft.
+        prompt_rows: most tokens of a prompt that its reduced head may take in.
+        isa: instruction set of the native operators; None is the best.
+    """
+
+    package: Package
+    drafter: Drafter
+    draft_max: int
+    prompt_rows: int
+    threads: int
+    isa: str | None
+
+
+def open_head(job: DrafterJob) -> Callable[[], HeadSource]:
+    """Load a trained head; return what makes a source of its guesses that has learned nothing.
 
     Raises:
         ConfigError: the package does not have what the head needs.
         InvalidPackage: the head does not fit it.
         StorageError: a file cannot be mapped.
     """
-
-    name = "head"
-
-    def __init__(self, job: DrafterJob) -> None:
-        target = target_matrices(job.package)
-        shape = head_shape(job, target, min(MAX_NODES, job.draft_max))
-        weights = head_weights(job.drafter, target, mapped_tensors(job.drafter))
-        self._nodes = shape.nodes
-        self._runner = HeadRunner(shape, weights, threads=job.threads, prompt_rows=job.prompt_rows, isa=job.isa)
-
-    @property
-    def memory_bytes(self) -> int:
-        """Bytes that it holds, mapped weights of its own included."""
-        return self._runner.memory_bytes
-
-    def source(self) -> Source:
-        """Return a source that has learned nothing."""
-        return HeadSource(self._runner, nodes=self._nodes, width=self._nodes)
+    target = target_matrices(job.package)
+    shape = head_shape(job, target, min(MAX_NODES, job.draft_max))
+    weights = head_weights(job.drafter, target, mapped_tensors(job.drafter))
+    runner = HeadRunner(shape, weights, threads=job.threads, prompt_rows=job.prompt_rows, isa=job.isa)
+    return lambda: HeadSource(runner, nodes=shape.nodes, width=shape.nodes)
 
 
 def head_shape(job: DrafterJob, target: TargetMatrices, nodes: int) -> HeadShape:

@@ -14,7 +14,6 @@ from edge_rt.package.spec_modes import (
     OFF,
     RATIO_MODE,
     REFERENCE_MODES,
-    TRAINED_MODES,
     Drafts,
     mode_of,
     require_mode,
@@ -31,7 +30,6 @@ from edge_rt.runtime.speculation.corpus import Corpus
 from edge_rt.runtime.speculation.cost_model import RowCosts
 from edge_rt.runtime.speculation.library import draft_library
 from edge_rt.runtime.speculation.ngram import MAX_ENTRIES, MIN_ENTRIES, NgramSource
-from edge_rt.runtime.speculation.provider import DrafterProvider
 from edge_rt.runtime.speculation.reference.copies import ReferenceSource
 from edge_rt.runtime.speculation.reference.recycling import MAX_CONTEXTS, RecyclingSource
 from edge_rt.runtime.speculation.reference.suffix import MAX_TOKENS, MIN_TOKENS, SuffixSource
@@ -74,8 +72,7 @@ class Speculation:
         costs: returns stored costs of passes, or measures them; called when first needed.
         corpus: further texts for the suffix drafter; the other drafters do not use it.
         bounds: bounds of the drafters' tables.
-        providers: loaded networks that draft, by mode; ``auto`` uses the trained ones, too.
-        more: mode -> function of the costs that makes its source, which ``auto`` asks as well.
+        sources: of networks that draft: mode -> function of the costs that makes its source, which ``auto`` asks too.
     """
 
     def __init__(
@@ -87,9 +84,8 @@ class Speculation:
         costs: Callable[[], RowCosts],
         corpus: Corpus | None,
         bounds: TableBounds | None = None,
-        providers: Mapping[str, DrafterProvider] | None = None,
         trace: Trace | None = None,
-        more: Mapping[str, Callable[[RowCosts], Source]] | None = None,
+        sources: Mapping[str, Callable[[RowCosts], Source]] | None = None,
     ) -> None:
         self.drafts = drafts
         self.draft_max = draft_max
@@ -101,12 +97,11 @@ class Speculation:
         self._corpus = corpus
         # Corpora are searched in Python, and so all sources are asked there.
         self._library = draft_library() if corpus is None else None
-        self._providers = dict(providers or {})
         self._sources: dict[str, Source] = {}
         self._drafters: dict[tuple[str, ...], AdaptiveDrafter] = {}
         self._referring: tuple[tuple[str, tuple[int, ...]], AdaptiveDrafter] | None = None
         self._place_rates = SlotRates()
-        self._more = dict(more or {})
+        self._networks = dict(sources or {})
 
     @property
     def mode(self) -> str:
@@ -138,7 +133,7 @@ class Speculation:
                 "Give one (reference=..., --reference FILE), or choose another drafter.",
             )
         require_rule(accept, mode)
-        require_exit_mode(mode, has_exits=EXIT in self._more)
+        require_exit_mode(mode, has_exits=EXIT in self._networks)
         if has_reference and mode not in (OFF, *REFERENCE_MODES):
             raise ConfigError(
                 "A reference text is given to a drafter that does not copy from one.",
@@ -151,7 +146,7 @@ class Speculation:
         return mode
 
     def _require_provider(self, mode: str) -> None:
-        loaded_modes = (*self._providers, *self._more)
+        loaded_modes = tuple(self._networks)
         if mode_of(mode) in COMPUTED_MODES and mode not in loaded_modes:
             loaded = ", ".join(dict.fromkeys(loaded_modes))
             raise ConfigError(
@@ -163,10 +158,10 @@ class Speculation:
     def _require_room(self, mode: str) -> None:
         bounds = self._bounds
         room = {
-            "auto": bounds.suffix_tokens + bounds.recycling_contexts + len(self._providers) + len(self._more),
+            "auto": bounds.suffix_tokens + bounds.recycling_contexts + len(self._networks),
             "recycling": bounds.recycling_contexts,
             "off": 1,
-            **dict.fromkeys((*self._providers, *self._more), 1),
+            **dict.fromkeys(self._networks, 1),
         }.get(mode, bounds.suffix_tokens)
         if not room:
             raise MemoryBudgetExceeded(
@@ -235,8 +230,7 @@ class Speculation:
 
     def _auto_sources(self) -> tuple[str, ...]:
         room = {"suffix": self._bounds.suffix_tokens, "recycling": self._bounds.recycling_contexts}
-        trained = (name for name in TRAINED_MODES if name in self._providers)
-        return (*(name for name in AUTO_SOURCES if room[name]), *trained, *self._more)
+        return (*(name for name in AUTO_SOURCES if room[name]), *self._networks)
 
     def _share(self, names: Items[str], reference_tokens: int) -> None:
         """Hold no more than is planned: n-grams, suffixes and a reference text share one table's memory.
@@ -282,7 +276,7 @@ class Speculation:
     def costs(self, costs: RowCosts) -> None:
         self._costs = costs
         # Sources that decide by costs are made anew.
-        for name in self._more:
+        for name in self._networks:
             self._sources.pop(name, None)
         self._drop_drafters()
 
@@ -304,6 +298,8 @@ class Speculation:
     def replace(self, name: str, source: Source) -> None:
         """Replace a source by another one: for measurements and tests."""
         self._sources[name] = source
+        if name in self._networks:
+            self._networks[name] = lambda _: source
         self._drop_drafters()
 
     def forget(self) -> None:
@@ -316,8 +312,7 @@ class Speculation:
         """Release everything, the corpus included."""
         self.forget()
         self._corpus = None
-        self._providers.clear()
-        self._more.clear()
+        self._networks.clear()
 
     def _drop_drafters(self) -> None:
         self._drafters.clear()
@@ -331,9 +326,8 @@ class Speculation:
                 "ngram": lambda: NgramSource(max_entries=entries),
                 "suffix": self._suffix,
                 "recycling": self._recycling,
-                **{mode: provider.source for mode, provider in self._providers.items()},
             }
-            self._sources[name] = self._more[name](self.costs) if name in self._more else makers[name]()
+            self._sources[name] = self._networks[name](self.costs) if name in self._networks else makers[name]()
         return self._sources[name]
 
     def _ngram_keys(self) -> int:

@@ -179,7 +179,7 @@ class TestDrafters:
             return RandomSource(0)
 
         found = Speculation(
-            "auto", DEFAULT_DRAFT, drafts=Drafts.TREES, costs=lambda: DEAR, corpus=None, more={"model": source}
+            "auto", DEFAULT_DRAFT, drafts=Drafts.TREES, costs=lambda: DEAR, corpus=None, sources={"model": source}
         )
         found.drafter("auto")
         found.drafter("auto")
