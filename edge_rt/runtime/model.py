@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from dataclasses import asdict
 from functools import partial
 from types import TracebackType
-from typing import Any, Final, Self, Unpack
+from typing import TYPE_CHECKING, Any, Final, Self, Unpack
 
 from edge_rt.device.names import ON_CPU
 from edge_rt.errors import Cancelled, out_of_memory
@@ -20,7 +20,6 @@ from edge_rt.ort.session import onnxruntime_version, pool_size
 from edge_rt.package.reader import Package
 from edge_rt.package.spec_modes import REFERENCE_MODES
 from edge_rt.runtime.cache.kv_cache import KVCache
-from edge_rt.runtime.chat import Chat
 from edge_rt.runtime.config import GenerationConfig, GenerationOptions
 from edge_rt.runtime.decode.detokenizer import TextStream
 from edge_rt.runtime.decode.draft import Drafter
@@ -44,6 +43,9 @@ from edge_rt.system.option_names import known_options
 from edge_rt.text.template_text import RenderedPrompt
 from edge_rt.text.thoughts import ThoughtStream
 from edge_rt.text.tokenizer import Tokenizer
+
+if TYPE_CHECKING:
+    from edge_rt.runtime.chat import Chat
 
 
 class ModelTexts:
@@ -354,6 +356,8 @@ class Model(ModelTexts):
             ConfigError: its template has no place for tools or documents that are given.
         """
         self._require_texts().require_places(tools=tools, documents=documents)
+        from edge_rt.runtime.chat import Chat
+
         return Chat(self, system=system, tools=tools, documents=documents, template_args=template_args)
 
     # --- what chats are made of ---

@@ -20,9 +20,8 @@ from edge_rt.cli.chat.settings import (
 )
 from edge_rt.cli.notices import thought_switch
 from edge_rt.cli.options.spread import path_of
-from edge_rt.cli.render.console import number
+from edge_rt.cli.render.console import joined_lines, number
 from edge_rt.cli.render.stats import device_text, tell_table
-from edge_rt.cli.render.word_wrap import joined_lines
 from edge_rt.errors import ConfigError, InputError
 from edge_rt.system.byte_size import counted, show_share, show_size
 from edge_rt.system.files import read_text

@@ -7,8 +7,7 @@ from functools import partial
 from itertools import takewhile
 from typing import TYPE_CHECKING, Any, Final
 
-from edge_rt.cli.render.console import SEPARATOR, Terminal, number
-from edge_rt.cli.render.word_wrap import WordWrap, joined_lines
+from edge_rt.cli.render.console import SEPARATOR, Terminal, WordWrap, joined_lines, number
 from edge_rt.device.names import CPU, GPU_LAYERS
 from edge_rt.system.byte_size import counted, show_share, show_size
 

@@ -8,9 +8,7 @@ from edge_rt.errors import ConfigError
 from edge_rt.ort.compute_device import ComputeDevice
 from edge_rt.package.manifest import KV_FORMATS, Manifest
 from edge_rt.runtime.forward.io_binding_base import IOBinding
-from edge_rt.runtime.forward.io_binding_cuda import CudaIOBinding, DeviceIOBinding
 from edge_rt.runtime.forward.io_binding_native import LARGEST_PASS, NativeIOBinding
-from edge_rt.runtime.forward.io_binding_portable import PortableIOBinding, TracedIOBinding
 
 
 def usable_formats(manifest: Manifest) -> list[str]:
@@ -77,12 +75,16 @@ def open_io_binding(
             f"The op profile is {manifest.op_profile}; native graphs return them.",
             "Leave them out, or export the model with --profile native.",
         )
-    if manifest.op_profile == TracedIOBinding.profile:
+    if manifest.op_profile == "traced":
+        from edge_rt.runtime.forward.io_binding_portable import TracedIOBinding
+
         assert device is None, device
         return TracedIOBinding(manifest.model, capacity, formats[0])
     decoder = manifest.decoder
     assert decoder is not None, manifest.op_profile
-    if device is not None and manifest.op_profile == CudaIOBinding.profile:
+    if device is not None and manifest.op_profile == NativeIOBinding.profile:
+        from edge_rt.runtime.forward.io_binding_cuda import CudaIOBinding
+
         return CudaIOBinding(
             decoder,
             capacity,
@@ -94,8 +96,12 @@ def open_io_binding(
         )
     assert not host_layers, host_layers
     if device is not None:
+        from edge_rt.runtime.forward.io_binding_cuda import DeviceIOBinding
+
         assert manifest.op_profile == DeviceIOBinding.profile, manifest.op_profile
         return DeviceIOBinding(decoder, capacity, formats[0], device=device)
-    if manifest.op_profile == PortableIOBinding.profile:
+    if manifest.op_profile == "portable":
+        from edge_rt.runtime.forward.io_binding_portable import PortableIOBinding
+
         return PortableIOBinding(decoder, capacity, formats[0])
     return NativeIOBinding(decoder, capacity, kv_format, largest_pass=largest_pass, hidden=hidden)

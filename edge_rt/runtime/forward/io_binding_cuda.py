@@ -6,7 +6,6 @@ If the first layers are computed by the CPU, their cache is in this process.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Final
 
 import numpy as np
 
@@ -18,12 +17,9 @@ from edge_rt.package.decoder import Decoder
 from edge_rt.package.kv_formats import portable_head_dim
 from edge_rt.runtime.forward.hidden_rows import DeviceHiddenRows, HiddenRows
 from edge_rt.runtime.forward.io_binding_base import Array, BoundPass
-from edge_rt.runtime.forward.io_binding_native import NativeIOBinding, NativePass
+from edge_rt.runtime.forward.io_binding_native import MOST_RECORDED, NativeIOBinding, NativePass
 from edge_rt.runtime.forward.io_binding_portable import PortableIOBinding
 from edge_rt.runtime.forward.outputs import BoundResults, DeviceOutputMemory, DeviceResults, Outputs, untouched
-
-MOST_RECORDED: Final = 16
-"""Rows of the largest pass that is recorded: what decoding computes again and again. Prompts have many lengths."""
 
 
 class CudaIOBinding(NativeIOBinding):

@@ -26,6 +26,8 @@ LARGEST_PASS: Final = 256
 
 _ALIGNMENT: Final = 64
 """Alignment in bytes of every layer's cache: a cache line of the CPU."""
+MOST_RECORDED: Final = 16
+"""Rows of the largest pass that a GPU records: what decoding computes again and again. Prompts have many lengths."""
 
 
 class NativeIOBinding(IOBinding):

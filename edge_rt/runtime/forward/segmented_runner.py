@@ -13,8 +13,7 @@ from edge_rt.ort.binding import Binding, StopSwitch
 from edge_rt.ort.session import Session
 from edge_rt.package.manifest import Segment
 from edge_rt.runtime.cache.ahead import Ahead, Ready
-from edge_rt.runtime.forward.io_binding_cuda import MOST_RECORDED
-from edge_rt.runtime.forward.io_binding_native import NativeIOBinding
+from edge_rt.runtime.forward.io_binding_native import MOST_RECORDED, NativeIOBinding
 from edge_rt.runtime.forward.outputs import BoundResults, Outputs, TopTokens
 from edge_rt.runtime.forward.runner import MAX_KEPT_SHAPES, Runner
 from edge_rt.runtime.forward.segments import Array, ExitAdapter, HeadGraph, LayersGraph, PassInputs

@@ -8,8 +8,7 @@ import pytest
 from hypothesis import given, strategies as st
 from rich.cells import cell_len
 
-from edge_rt.cli.render.console import Terminal
-from edge_rt.cli.render.word_wrap import WordWrap, joined_lines
+from edge_rt.cli.render.console import Terminal, WordWrap, joined_lines
 
 
 def wrapped(pieces, columns: int) -> str:
