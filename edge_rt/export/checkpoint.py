@@ -36,12 +36,7 @@ class Checkpoint:
 def calibration_text(
     calibration: Path | str | None, profile: OpProfile, choice: WeightChoice
 ) -> CalibrationText | None:
-    """Read the text for the constants of 4-bit keys and for quantising weights; None if there is neither.
-
-    Raises:
-        ConfigError: a file was named, but the profile has no 4-bit keys, and no weights are quantised.
-        StorageError, InputError: the file cannot be used.
-    """
+    """Read the text for the constants of 4-bit keys and for quantising weights; None if there is neither."""
     if calibration is None:
         return None
     if profile.has_4_bit_keys or choice.quantises:
@@ -62,15 +57,7 @@ def read_checkpoint(
     choice: WeightChoice,
     text: CalibrationText | None = None,
 ) -> Checkpoint:
-    """Read and check everything that can be checked without the tensor data.
-
-    Args:
-        text: to calibrate with; None for none.
-
-    Raises:
-        InvalidTokenizer, InvalidModelFile, UnsupportedModel: the vocabulary cannot be used.
-        ConfigError, InputError: the text cannot be used.
-    """
+    """Read and check everything that can be checked without the tensor data."""
     tokenizer = source.build_tokenizer(decoder.vocab_size)
     loaded = Tokenizer.from_text(tokenizer.json_text, info=tokenizer, embedding_rows=decoder.vocab_size)
     calibration = None
@@ -110,11 +97,7 @@ def _rotation_warnings(decoder: Decoder) -> tuple[str, ...]:
 
 
 def text_warnings(build: TokenizerBuild, tokenizer: Tokenizer) -> tuple[str, ...]:
-    """Return warnings about tokenizer and templates.
-
-    Args:
-        build: what the checkpoint gives.
-    """
+    """Return warnings about tokenizer and templates."""
     return (
         *build.warnings,
         *_template_warnings(build.chat_template, tokenizer, lint),

@@ -55,12 +55,7 @@ _HEAD_COPIES: Final = 4
 
 
 def quantising_bytes(weights: DecoderWeights, decoder: Decoder, tokens: int, *, measures: bool) -> int:
-    """Predict the memory of measuring and quantising.
-
-    Args:
-        tokens: of the calibration text; 0 without one.
-        measures: whether some types are chosen by measuring.
-    """
+    """Predict the memory of measuring, if types are, and of quantising; ``tokens`` is 0 without a calibration text."""
     read = max(_read_bytes(part) for linear in weights.linears() for part in linear.parts)
     converting = max(_converting_bytes(linear, has_moments=tokens > 0) for linear in weights.linears())
     if not tokens:
@@ -84,11 +79,7 @@ def quantising_bytes(weights: DecoderWeights, decoder: Decoder, tokens: int, *, 
 
 
 def quality_bytes(decoder: Decoder, opened: int) -> int:
-    """Predict the memory of comparing a package's predictions.
-
-    Args:
-        opened: bytes of its weights while its graph is open; they are given back before the head is read.
-    """
+    """Predict the memory of comparing predictions; an open graph's bytes are given back before the head is read."""
     cache = 8 * QUALITY_TOKENS * decoder.num_layers * decoder.num_kv_heads * decoder.head_dim
     logits = 4 * QUALITY_TOKENS * decoder.vocab_size
     passing = _FORWARD_COPIES * _activations(decoder, QUALITY_TOKENS, decoder.num_heads)
@@ -261,12 +252,7 @@ def _held_bytes(linear: Linear) -> int:
 
 
 def require_room(estimate: ExportEstimate, destination: Path) -> None:
-    """Refuse an export that cannot succeed.
-
-    Raises:
-        StorageError: the disk has less room than the package needs, or the destination cannot be examined.
-        MemoryBudgetExceeded: the machine has less memory than the export needs.
-    """
+    """Refuse an export that cannot succeed."""
     try:
         folder = next(parent for parent in (destination, *destination.parents) if parent.is_dir())
         free = shutil.disk_usage(folder).free

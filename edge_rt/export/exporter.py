@@ -72,15 +72,9 @@ class ExportReport:
     """What an export did.
 
     Attributes:
-        path: the package.
-        package_id: its identity.
-        predicted_disk_bytes: what was predicted before the work.
-        disk_bytes: bytes of the package.
         predicted_peak_bytes: peak memory predicted before the work.
         peak_bytes: highest memory of this process so far.
-        seconds: wall time.
         stages: wall time of each stage, in seconds.
-        profile: op profile of the package.
         check: differences of the published graph from the checkpoint, after those of the float graph if the profile has
             one.
         quality: what quantising the weights changed in the model's predictions; None if nothing was quantised, or
@@ -114,11 +108,7 @@ class ExportReport:
 def export_checkpoint(
     source: Source, decoder: Decoder, out: Path, options: ExportOptions, started: float
 ) -> ExportReport:
-    """Export a checkpoint whose header was read and checked.
-
-    Args:
-        started: time of the call, from ``time.monotonic``.
-    """
+    """Export a checkpoint whose header was read and checked; ``started``: ``time.monotonic`` at the call."""
     decided = decide(source, decoder, options)
     # Needed by the last stage, which runs the graph.
     check_window_support(decided.profile.name, decoder.sliding_window)
@@ -183,12 +173,7 @@ def _write(
 
 
 class Stages:
-    """Tells the progress of stages, and measures how long each takes.
-
-    Args:
-        names: of the stages, in order.
-        started: when the first one began, from ``time.monotonic``.
-    """
+    """Tells the progress of stages, and measures how long each takes; the first one began at ``started``."""
 
     def __init__(self, names: Sequence[str], progress: ProgressCallback, started: float) -> None:
         self._names = names
@@ -216,11 +201,7 @@ def report_of(
     warnings: tuple[str, ...],
     stages: dict[str, float],
 ) -> ExportReport:
-    """Return the report on a package that was published.
-
-    Args:
-        stages: seconds by stage.
-    """
+    """Return the report on a package that was published; ``stages`` are seconds."""
     return ExportReport(
         path=package.path,
         package_id=package.id,

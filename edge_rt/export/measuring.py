@@ -30,28 +30,13 @@ class OnStep(Protocol):
 
 
 def require_least_size(checkpoint: Checkpoint, layout: WeightsLayout) -> None:
-    """Refuse a size that the model does not fit with the types of fewest bits.
-
-    Args:
-        checkpoint: with a choice that has a size.
-    """
+    """Refuse a size that the model does not fit with the types of fewest bits."""
     size = checkpoint.choice.size
     require_budget(_changing_bytes(checkpoint), size - _other_bytes(checkpoint, layout), size)
 
 
 def settle_types(checkpoint: Checkpoint, layout: WeightsLayout, on_step: OnStep) -> Checkpoint:
-    """Return the checkpoint with types that were measured, if its choice asks for that.
-
-    Args:
-        on_step: told about every layer that was run and every matrix that was measured.
-
-    Raises:
-        ConfigError: the model does not fit the size that was asked for.
-        InvalidModelFile: a value is not finite.
-        UnsupportedModel: a value does not fit a type with codes, or the calibration text makes activations that are not
-            finite.
-        StorageError: the checkpoint cannot be read.
-    """
+    """Return the checkpoint with types that were measured, if its choice asks for that."""
     choice, source = checkpoint.choice, checkpoint.source
     if not choice.rivals and not choice.ladders:
         return checkpoint

@@ -71,11 +71,7 @@ class OpProfile(ABC):
         out: WeightsFile,
         on_bytes: Callable[[int], None],
     ) -> None:
-        """Convert a matrix whose rows ``source`` gives and write it where it was placed.
-
-        Raises:
-            InvalidModelFile: a value is not finite.
-        """
+        """Convert a matrix whose rows ``source`` gives and write it where it was placed."""
 
     @abstractmethod
     def verify(self, linear: Linear, source: TensorReader, layout: WeightsLayout, weights: Path) -> None:
@@ -208,18 +204,7 @@ PROFILES: Final[dict[str, OpProfile]] = {p.name: p for p in (NativeProfile(), Po
 
 
 def choose_profile(name: str | None, activations: str, library: Path | None, config: Heads) -> OpProfile:
-    """Return the profile of an export; this machine must be able to run it, as the last stage does.
-
-    Args:
-        name: ``"native"``, ``"portable"``, or None for the native one if it runs the model here.
-        activations: ``"int8"`` or ``"float"``, which only the portable profile has.
-        library: the native operators, or None if there are none; see ``edge_rt.ort.op_library.library_path``.
-
-    Raises:
-        ConfigError: a name is unknown, or they do not go together.
-        UnsupportedModel: the native profile was asked for, and its attention does not support the model's heads.
-        RuntimeUnavailable: the native profile was asked for, and its operators are missing or unusable.
-    """
+    """Return the profile of an export; this machine must be able to run it, as the last stage does."""
     if activations not in ACCURACY_LEVEL:
         raise ConfigError(
             "The kind of activations is unknown.",

@@ -38,14 +38,7 @@ def open_checkpoint(
     """Read and check the headers of a checkpoint; numpy is not loaded for one that is refused.
 
     Args:
-        path: a GGUF file, any part of a split one, or a folder.
-        adapters: LoRA adapters that are merged into it, in their order: a folder that PEFT wrote or a GGUF file, and
-            what its product is multiplied by.
         rounds: whether types were chosen for the package; else adapters of a quantised checkpoint are refused.
-
-    Raises:
-        InputError: it is malformed or not supported, or an adapter is, or does not belong to it.
-        ConfigError: it is quantised and ``rounds`` is not set, or a scale is out of range.
     """
     source, decoder, family = _open(path)
     if not adapters:
@@ -86,11 +79,7 @@ def _open(path: Path) -> tuple[Source, Decoder, Family]:
 
 
 def _read_adapter(path: Path, scale: float, number: int) -> Adapter:
-    """Read the headers of an adapter; ``number`` is that of its tensors' file.
-
-    Raises:
-        ConfigError: the scale is out of range.
-    """
+    """Read the headers of an adapter; ``number`` is that of its tensors' file."""
     if not abs(scale) <= MAX_SCALE:
         raise ConfigError(
             "The scale of an adapter is out of range.",
@@ -113,12 +102,7 @@ def _read_adapter(path: Path, scale: float, number: int) -> Adapter:
 
 
 def check_folder_config(folder: Path, name: str) -> None:
-    """Refuse a folder of a model that edge-rt cannot run by its ``config.json`` alone, before its weights are fetched.
-
-    Raises:
-        UnsupportedModel: another architecture, or a variant that edge-rt cannot run.
-        InvalidModelFile, ModelNotFound: ``config.json`` is malformed or missing.
-    """
+    """Refuse by its ``config.json`` alone what edge-rt cannot run, before its weights are fetched."""
     from edge_rt.export.families.folder import describe_folder
     from edge_rt.export.sources.hf_folder import HFFolder, read_hf_config
     from edge_rt.export.sources.safetensors_folder import SafetensorsFolder
@@ -146,17 +130,7 @@ class PackageSizes:
 
 
 def package_sizes(path: Path, weights: str | None = None) -> PackageSizes:
-    """Return the sizes of the package that a checkpoint would become, from its headers alone.
-
-    Args:
-        path: a GGUF file, any part of a split one, or a folder with ``config.json`` and safetensors.
-        weights: types of the matrices, as in ``export_model``.
-
-    Raises:
-        InputError: it cannot be exported.
-        ConfigError: ``weights`` are unknown.
-        StorageError: a file cannot be read.
-    """
+    """Return the sizes of the package that a checkpoint would become, from its headers alone."""
     require_known(weights)
     source, decoder = open_checkpoint(path)
     from edge_rt.export.decoder.weights import collect_weights, place_weights
@@ -188,16 +162,7 @@ def package_sizes(path: Path, weights: str | None = None) -> PackageSizes:
 
 
 def has_same_types(path: Path, one: str, other: str, profile: str) -> bool:
-    """Return whether two choices of weights give every matrix of a checkpoint the same type.
-
-    Args:
-        path: a GGUF file, any part of a split one, or a folder.
-        one: an option of ``--weights``.
-
-    Raises:
-        InputError: the checkpoint is malformed or not supported.
-        ConfigError: a choice does not go together with the profile.
-    """
+    """Return whether two choices of weights give every matrix of a checkpoint the same type."""
     source, decoder = open_checkpoint(path)
     from edge_rt.export.quantise.decision import choose_weights
 
@@ -210,11 +175,7 @@ def has_same_types(path: Path, one: str, other: str, profile: str) -> bool:
 
 
 def _gguf_source(header: GGUFHeader, tensors: Mapping[str, TensorInfo], *, has_halves: bool) -> Source:
-    """Return the checkpoint that a header describes; fused tensors are apart.
-
-    Raises:
-        InvalidModelFile: the licence is no text.
-    """
+    """Return the checkpoint that a header describes; fused tensors are apart."""
     from edge_rt.export.sources.gguf_tokenizer import build_tokenizer
     from edge_rt.export.sources.sampling_advice import read_advice
     from edge_rt.export.sources.source import Source

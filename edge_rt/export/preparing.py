@@ -33,14 +33,7 @@ from edge_rt.system.process_memory import peak_rss_bytes
 
 @dataclass(frozen=True)
 class Decided:
-    """What follows from the options and the checkpoint's header.
-
-    Attributes:
-        activations: ``"int8"`` or ``"float"``.
-        text: to calibrate with; None for none.
-        has_constants: whether the package has constants for 4-bit keys.
-        exits: layers behind which the graph is cut.
-    """
+    """What follows from the options and the checkpoint's header."""
 
     profile: OpProfile
     activations: str
@@ -55,8 +48,6 @@ class Prepared:
     """A checkpoint that was read and judged.
 
     Attributes:
-        checkpoint: what is known about it; types that have to be measured are not settled yet.
-        estimate: disk and memory that the export takes.
         most: types and bits by class if every matrix gets the most bits that it may have; None without a size.
     """
 
@@ -71,13 +62,7 @@ def decide(
     decoder: Decoder,
     options: ExportOptions,
 ) -> Decided:
-    """Decide from the options and the header.
-
-    Raises:
-        ConfigError: options are unknown, or do not go together.
-        RuntimeUnavailable, UnsupportedModel: the native profile was asked for, and cannot be had.
-        StorageError, InputError: the calibration text cannot be used.
-    """
+    """Decide from the options and the header."""
     activations = options.activations or "int8"
     profile = choose_profile(options.profile, activations, library_path(), decoder)
     choice = choose_weights(source, decoder, options.weights, options.size_bytes, has_tables=profile.has_tables)
@@ -94,12 +79,7 @@ def decide(
 
 
 def prepare(source: Source, decoder: Decoder, decided: Decided) -> Prepared:
-    """Read everything but the tensors, and predict what the export takes.
-
-    Raises:
-        InputError: tokenizer or calibration text cannot be used.
-        ConfigError: the model does not fit the size that was asked for.
-    """
+    """Read everything but the tensors, and predict what the export takes."""
     checkpoint = read_checkpoint(source, decoder, decided.profile, decided.choice, decided.text)
     layout = place_weights(checkpoint.weights, decoder, decided.profile, is_calibrated=decided.has_constants)
     if decided.choice.size:
@@ -160,14 +140,7 @@ class ExportForecast:
 
 
 def forecast(source: Source, decoder: Decoder, decided: Decided, out: Path, *, force: bool = False) -> ExportForecast:
-    """Return what an export would do; nothing is written.
-
-    Args:
-        force: whether a package there would be replaced.
-
-    Raises:
-        VersionMismatch: this ONNX Runtime cannot run the model's sliding window.
-    """
+    """Return what an export would do; nothing is written."""
     check_window_support(decided.profile.name, decoder.sliding_window)
     prepared = prepare(source, decoder, decided)
     choice, refusal = decided.choice, None

@@ -56,16 +56,7 @@ def write_weights(
     folder: Path,
     on_bytes: Callable[[int, int], None],
 ) -> Written:
-    """Write all tensors but the constants of 4-bit keys.
-
-    Args:
-        on_bytes: called with the bytes of the checkpoint that were converted, and with all of them.
-
-    Raises:
-        InvalidModelFile: a value is not finite.
-        UnsupportedModel: a value does not fit the type that was chosen, or the calibration text makes activations that
-            are not finite.
-    """
+    """Write all tensors but the constants of 4-bit keys."""
     total = sum(part.tensor.nbytes for linear in checkpoint.weights.linears() for part in linear.parts)
     done = 0
 

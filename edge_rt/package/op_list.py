@@ -12,8 +12,8 @@ TILE_ROWS: Final = 16
 """Rows of a tile of a packed matrix."""
 
 MAX_HEAD_DIM: Final = 512
-MAX_HEADS: Final = 1024
 """Largest head size that ``SpecAttention`` supports; it must be even."""
+MAX_HEADS: Final = 1024
 
 MAX_HEAD_BLOCKS: Final = 4
 MAX_HEAD_NODES: Final = 256

@@ -96,16 +96,10 @@ def calibrate(
     effect of a fault. A head whose keys or queries do not fit half precision gets neutral ones as well.
 
     Args:
-        folder: holds ``weights.bin``, complete except for the constants.
-        layout: positions of the matrices and the constants in the file.
         token_ids: the text, at most ``decoder.context_length`` tokens.
-        on_progress: called with the steps done and the number of steps.
 
     Returns:
         A sentence about the heads that do not fit half precision, if there are any.
-
-    Raises:
-        RuntimeUnavailable: this machine cannot run native graphs.
     """
     passes = -(-len(token_ids) // PASS_ROWS)
     steps = passes + decoder.num_layers
@@ -127,11 +121,7 @@ def calibrate(
 
 
 def _warning(unfit: Mapping[int, int], decoder: Decoder) -> str:
-    """Return a sentence about the heads without constants.
-
-    Args:
-        unfit: layer -> kv heads whose keys or queries do not fit half precision.
-    """
+    """Return a sentence about heads without constants; ``unfit``: layer -> kv heads beyond half precision."""
     heads = decoder.num_layers * decoder.num_kv_heads
     return (
         f"{sum(unfit.values())} of {heads} kv heads, the first in layer {min(unfit)}, have keys or queries that do not "
@@ -234,11 +224,7 @@ def _table(folder: Path, layout: WeightsLayout, name: str) -> Array:
 
 
 class _QueryPreparation:
-    """What ``SpecAttention`` does to the queries of a layer before it multiplies them by keys.
-
-    Args:
-        layer: number of the layer.
-    """
+    """What ``SpecAttention`` does to the queries of a layer before it multiplies them by keys."""
 
     def __init__(
         self, folder: Path, layout: WeightsLayout, decoder: Decoder, layer: int, tables: Mapping[str, Array]

@@ -137,12 +137,7 @@ def key_statistics(
 
 
 def weighted_moment(rows: Array, weights: Array) -> Array:
-    """Return the sum of w x x^T over the rows x, ``[head_dim, head_dim]``.
-
-    Args:
-        rows: float64 ``[rows, head_dim]``.
-        weights: ``[rows]``.
-    """
+    """Return the sum of w x x^T over the rows x ``[rows, head_dim]``, ``[head_dim, head_dim]``."""
     moment = np.zeros((rows.shape[1], rows.shape[1]))
     step = _rows_at_once(rows.shape[1])
     for begin in range(0, len(rows), step):
@@ -164,13 +159,7 @@ def _multiply(rows: Array, columns: Array, out: Array) -> None:
 
 
 def _hide(scores: Array, positions: Array, window: int) -> None:
-    """Set the scores of keys that a row does not see to minus infinity.
-
-    Args:
-        scores: ``[rows, keys]``, up to the last row's own key.
-        positions: of the rows, counted from the first key, ascending.
-        window: tokens that a row sees; 0: all.
-    """
+    """Set the scores ``[rows, keys]`` of keys that a row does not see to minus infinity; a window of 0 sees all."""
     columns = np.arange(scores.shape[1])
     later = slice(positions[0] + 1, None)
     scores[:, later][columns[later] > positions[:, None]] = -np.inf
@@ -180,11 +169,7 @@ def _hide(scores: Array, positions: Array, window: int) -> None:
 
 
 def _jacobian(scores: Array, squares: Array) -> tuple[Array, Array]:
-    """Return the sums of P (1 - P) over the rows and over the keys.
-
-    Args:
-        scores: ``[rows, keys]``; overwritten.
-    """
+    """Return the sums of P (1 - P) over the rows and over the keys; ``scores [rows, keys]`` are overwritten."""
     scores -= scores.max(axis=1, keepdims=True)
     np.exp(scores, out=scores)
     np.multiply(scores, scores, out=squares)
@@ -252,12 +237,7 @@ _LARGEST_CODE: Final = 15
 
 
 def better_constants(keys: Array, statistics: KeyStatistics, constants: KeyConstants) -> KeyConstants:
-    """Return the constants of a kv head if they make the error of rounding smaller, otherwise neutral ones.
-
-    Args:
-        keys: as attention uses them, ``[tokens, head_dim]``.
-        constants: of the head, computed from ``statistics``.
-    """
+    """Return the constants of a kv head if they make the error of rounding smaller, otherwise neutral ones."""
     neutral = KeyConstants.neutral(1, keys.shape[1])
     # Keys that do not fit half precision give NaN, which is not less than a number.
     with np.errstate(over="ignore", invalid="ignore"):
@@ -266,11 +246,7 @@ def better_constants(keys: Array, statistics: KeyStatistics, constants: KeyConst
 
 
 def weighted_error(keys: Array, statistics: KeyStatistics, constants: KeyConstants) -> float:
-    """Return the mean square of the scores' errors, weighted as in ``statistics``.
-
-    Args:
-        keys: as attention uses them, ``[tokens, head_dim]``.
-    """
+    """Return the mean square of the scores' errors, weighted as in ``statistics``."""
     judged = np.unique(np.linspace(0, len(keys) - 1, min(len(keys), JUDGED_KEYS)).astype(np.int64))
     weights = statistics.key_weights[judged]
     centre, balance, feedback = (array[0].astype(np.float64) for array in constants.arrays)

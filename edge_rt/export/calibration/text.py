@@ -56,12 +56,7 @@ class Calibration:
 
 
 def read_calibration(calibration: Path | str) -> CalibrationText:
-    """Read ``BUILT_IN_CALIBRATION``, a JSON file with conversations, or any other text file.
-
-    Raises:
-        StorageError: the file cannot be read.
-        InputError: it is not UTF-8, too large, or not a list of conversations.
-    """
+    """Read ``BUILT_IN_CALIBRATION``, a JSON file with conversations, or any other text file."""
     if calibration == BUILT_IN_CALIBRATION:
         return CalibrationText(BUILT_IN_CALIBRATION, _conversations(_FILE, _read(_FILE)))
     path = Path(calibration)
@@ -131,14 +126,6 @@ def encode_calibration(
 
     Conversations go through the model's chat template; without one that works, their contents are joined by blank
     lines.
-
-    Args:
-        template: source of the model's chat template, or None.
-        context_length: tokens that the model can hold.
-
-    Raises:
-        InputError: there are too few tokens, or the text cannot be encoded.
-        ConfigError: a message has an unknown role.
     """
     least = min(LEAST_TOKENS, context_length)
     ids = _rendered(text.conversations, tokenizer, template)

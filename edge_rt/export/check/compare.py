@@ -88,11 +88,7 @@ def check_token_ids(vocab_size: int, count: int = CHECK_ROWS) -> list[int]:
 
 
 def run_graph(graph: Path, decoder: Decoder, token_ids: Sequence[int], profile: OpProfile) -> Array:
-    """Return the graph's logits for a whole sequence, float32 ``[len(token_ids), vocabulary]``.
-
-    Raises:
-        RuntimeUnavailable: this machine cannot run the profile.
-    """
+    """Return the graph's logits for a whole sequence, float32 ``[len(token_ids), vocabulary]``."""
     return _run(graph, decoder, token_ids, profile, {})
 
 
@@ -113,10 +109,6 @@ def run_steps(graph: Path, decoder: Decoder, token_ids: Sequence[int], profile: 
     """Return the residual stream of a native graph after the embedding and after every layer.
 
     The nodes of the file itself run: a temporary copy of the graph beside the weights has these values as outputs.
-
-    Raises:
-        StorageError: the copy cannot be written.
-        RuntimeUnavailable: this machine cannot run the profile.
     """
     model = ir.load(graph)
     values = {value.name: value for node in model.graph for value in node.outputs}
@@ -138,12 +130,7 @@ def run_steps(graph: Path, decoder: Decoder, token_ids: Sequence[int], profile: 
 
 
 def compare_steps(streams: Sequence[Array], logits: Array, steps: Sequence[Step]) -> StepErrors:
-    """Measure the error of every step against the reference's result for the same input.
-
-    Args:
-        streams: residual stream after every step of the graph, see ``run_steps``.
-        steps: the reference's results, see ``DecoderReference.logits_and_steps``.
-    """
+    """Measure the error of every step against the reference's result for the same input."""
     found = [*streams, logits]
     # A layer adds to its input; embedding and head replace it.
     before = [np.zeros_like(streams[0]), *streams[:-1], np.zeros_like(logits)]
@@ -185,11 +172,7 @@ def compare(reference: Array, found: Array, activations: str, steps: StepErrors 
 
 
 def require_close(result: CheckResult) -> None:
-    """Refuse a graph that computes something else than the checkpoint.
-
-    Raises:
-        InvalidPackage: an error is above its limit, or not a number.
-    """
+    """Refuse a graph that computes something else than the checkpoint."""
     limit = MAX_ERROR[result.activations]
     if not result.relative_error <= limit:
         raise _wrong(

@@ -34,14 +34,7 @@ Array = npt.NDArray[Any]
 
 
 def measure_quality(checkpoint: Checkpoint, matrices: Matrices, walk: CalibrationWalk, graph: Path) -> Quality:
-    """Compare the predictions of a package with those of the checkpoint in float32.
-
-    Args:
-        walk: behind its last layer.
-
-    Raises:
-        RuntimeUnavailable: this machine cannot run the graph.
-    """
+    """Compare the predictions of a package with those of the checkpoint in float32."""
     numbers = range(len(walk.sequences))
     held_out = [number for number in numbers if walk.is_held_out(number)]
     # The last one may be a short rest.
@@ -101,15 +94,7 @@ def divergence(
 
 
 def require_quality(quality: Quality | None, *, accept_loss: bool) -> tuple[str, ...]:
-    """Refuse a package whose predictions are far from the checkpoint's, or warn of it.
-
-    Args:
-        quality: what was measured; None if nothing was.
-        accept_loss: whether a divergence above ``MAX_KL`` is accepted, with a warning that is returned.
-
-    Raises:
-        QualityLoss: the divergence is above the limit and not accepted, or not a number.
-    """
+    """Refuse a package whose predictions are far from the checkpoint's, or warn of it."""
     if quality is None or quality.kl <= MAX_KL:
         return ()
     what = "Quantising changes the model's predictions too much."
@@ -129,13 +114,7 @@ def require_quality(quality: Quality | None, *, accept_loss: bool) -> tuple[str,
 def describe_weights(
     checkpoint: Checkpoint, layout: WeightsLayout, errors: Iterable[PartError], quality: Quality | None
 ) -> WeightsInfo | None:
-    """Return what the manifest says of the weights; None for those of the checkpoint.
-
-    Args:
-        checkpoint: with the types that were chosen.
-        errors: of the matrices that were quantised.
-        quality: of the package; None if it was not measured.
-    """
+    """Return what the manifest says of the weights; None for those of the checkpoint."""
     choice = checkpoint.choice
     if choice.name == KEEP:
         return None
@@ -153,11 +132,7 @@ def describe_weights(
 def tensor_classes(
     weights: DecoderWeights, layout: WeightsLayout, errors: Iterable[PartError] = ()
 ) -> dict[str, TensorClass]:
-    """Return types, bits and errors by class of tensors.
-
-    Args:
-        errors: of the matrices that were quantised.
-    """
+    """Return types, bits and errors by class of tensors."""
     by_name = {error.name: error for error in errors}
     layers = weights.layers
     classes: dict[str, tuple[Linear, ...]] = {

@@ -31,10 +31,6 @@ def build_segments(
     """Return first layer, end layer and graph of every segment, and last the head's, which has no layers.
 
     Every node is one of the whole graph, so that a pass through all of them has its bits.
-
-    Args:
-        layout: their positions in ``weights.bin``.
-        exits: layers behind which the graph is cut, see ``edge_rt.package.exits``.
     """
     layers = decoder.num_layers
     segments = []
@@ -64,18 +60,7 @@ Array = npt.NDArray[Any]
 def cut_graph(
     checkpoint: Checkpoint, layout: WeightsLayout, exits: Sequence[int], folder: Path
 ) -> tuple[tuple[Segment, ...], str | None]:
-    """Replace the whole graph, which was written and checked, by segments that compute the same bits.
-
-    Args:
-        exits: layers behind which the graph is cut; none leave it whole.
-
-    Returns:
-        The segments in the order they run, and the file of the head's graph, None for a whole graph.
-
-    Raises:
-        InvalidPackage: the segments compute something else.
-        StorageError: a graph cannot be written.
-    """
+    """Replace the whole graph by segments with the same bits; return them, and the head's file if there are any."""
     decoder = checkpoint.decoder
     if not exits:
         return (Segment("model", GRAPH_FILE, 0, decoder.num_layers),), None

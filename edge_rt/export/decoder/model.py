@@ -20,12 +20,7 @@ def build_graph(
     activations: str,
     producer: str,
 ) -> ir.Model:
-    """Build the whole model as one segment.
-
-    Args:
-        layout: their positions in ``weights.bin``.
-        activations: ``"int8"`` or ``"float"``.
-    """
+    """Build the whole model as one segment."""
     return assemble(profile.builder(layout, decoder, activations), weights, decoder, producer)
 
 

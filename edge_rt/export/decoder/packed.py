@@ -42,14 +42,6 @@ def packed_tensors(
 
     Matrices that are floats, because the quantisation left them out, are not among them. A bias of zeros counts as
     part of its matrix: some tools write one for every matrix.
-
-    Args:
-        names: of the float tensors that a checkpoint without quantisation has -> names that GGUF files have.
-
-    Raises:
-        InvalidModelFile: tensors of a matrix are missing, or do not fit each other.
-        UnsupportedModel: groups of inputs cannot be stored in a package.
-        StorageError: the file cannot be read.
     """
     layout, stored = _layout_of(settings), folder.weights.tensors
     found: dict[str, CompoundTensor] = {}
@@ -79,11 +71,7 @@ def _layout_of(settings: QuantisedSettings) -> MatrixLayout:
 
 
 def _parts(folder: HFFolder, name: str, layout: MatrixLayout) -> dict[str, StoredTensor]:
-    """Return the stored tensors of a matrix, by what follows its layer's name; none if it is there as floats.
-
-    Raises:
-        InvalidModelFile: some are missing, or it is there as floats, too.
-    """
+    """Return the stored tensors of a matrix, by what follows its layer's name; none if it is there as floats."""
     stored, module = folder.weights.tensors, name.removesuffix("weight")
     suffixes = [suffix for suffix in (*layout.required, *layout.optional) if f"{module}{suffix}" in stored]
     # Some layouts' codes have the name of the floats.
@@ -104,11 +92,7 @@ def _is_zero(source: TensorReader, bias: StoredTensor) -> bool:
 
 
 def _in_order(folder: HFFolder, tensors: dict[str, CompoundTensor]) -> dict[str, CompoundTensor]:
-    """Return tensors of which those rows are moved that feed moved inputs.
-
-    Raises:
-        UnsupportedModel: inputs had to be moved that cannot be.
-    """
+    """Return tensors of which those rows are moved that feed moved inputs."""
     packed = {name: tensor for name, tensor in tensors.items() if isinstance(tensor, PackedTensor)}
     moved: dict[str, CompoundTensor] = {}
     for name, tensor in packed.items():

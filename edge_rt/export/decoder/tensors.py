@@ -79,15 +79,7 @@ def is_fused(name: str) -> bool:
 
 
 def split_fused(where: str, tensors: Mapping[str, TensorInfo], decoder: Decoder) -> dict[str, TensorInfo]:
-    """Return the tensors in which queries, keys and values, and gate and up, are apart.
-
-    Args:
-        where: name of the checkpoint, for errors.
-        tensors: by the names that GGUF files have.
-
-    Raises:
-        UnsupportedModel: a fused matrix is packed by another tool.
-    """
+    """Return the tensors in which queries, keys and values, and gate and up, are apart."""
     found = dict(tensors)
     for index, layer in enumerate(decoder.layers):
         attention, inner = layer.attention, layer.feed_forward
@@ -137,16 +129,7 @@ def check_shapes(
     names: Mapping[str, str] | None = None,
     action: str = FETCH_AGAIN,
 ) -> None:
-    """Collect every missing or misshapen tensor and raise once.
-
-    Args:
-        where: name of the checkpoint, for the error.
-        tensors: by the names that GGUF files have.
-        names: what missing ones are called where they should be; None: the same.
-
-    Raises:
-        InvalidModelFile: tensors are missing or misshapen.
-    """
+    """Collect every missing or misshapen tensor and raise once; ``names``: how the checkpoint calls them."""
     expected = expected_shapes(decoder)
     missing = [name for name in expected if name not in tensors]
     if missing:
@@ -169,15 +152,7 @@ def check_shapes(
 
 
 def check_tensors(header: GGUFHeader, tensors: Mapping[str, TensorInfo], decoder: Decoder) -> None:
-    """Collect every missing, misshapen or surplus tensor of a GGUF file and raise once.
-
-    Args:
-        tensors: of the file; fused ones are apart.
-
-    Raises:
-        InvalidModelFile: tensors are missing or misshapen.
-        UnsupportedModel: there are surplus tensors, or types that cannot be exported.
-    """
+    """Collect every missing, misshapen or surplus tensor of a GGUF file and raise once."""
     check_shapes(header.path.name, tensors, decoder)
     expected = expected_shapes(decoder)
     require_no_surplus(header.path.name, [name for name in tensors if name not in expected and name not in OPTIONAL])

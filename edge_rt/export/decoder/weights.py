@@ -46,11 +46,7 @@ class Vector:
         return sum(part.elements for part in self.parts)
 
     def read(self, source: TensorReader) -> Array:
-        """Return the elements, float32.
-
-        Raises:
-            StorageError: the checkpoint cannot be read.
-        """
+        """Return the elements, float32."""
         found = []
         for part, order in zip(self.parts, self.orders, strict=True):
             values = float_values(float_rows(part, read_rows(source, part)))[0]
@@ -102,11 +98,7 @@ class DecoderWeights:
 def collect_weights(
     source: Source, decoder: Decoder, profile: OpProfile, types: Mapping[str, str] | None = None
 ) -> DecoderWeights:
-    """List every matrix and vector of the package with the tensors that it comes from.
-
-    Args:
-        types: name of a tensor -> type that it gets in the package; others keep theirs.
-    """
+    """List every matrix and vector of the package; tensors that are not in ``types`` keep theirs."""
     types = types or {}
     tensors = source.tensors
     q_order = None if source.has_halves else unpermuted_rows(decoder.num_heads, decoder.head_dim)
@@ -192,11 +184,7 @@ def _bias_of(linear: Linear, tensors: Mapping[str, TensorInfo]) -> Vector | None
 def place_weights(
     weights: DecoderWeights, decoder: Decoder, profile: OpProfile, *, is_calibrated: bool = False
 ) -> WeightsLayout:
-    """Return the layout of ``weights.bin``.
-
-    Args:
-        is_calibrated: reserve room for constants of 4-bit keys; only for a profile that has such keys.
-    """
+    """Return the layout of ``weights.bin``, with room for constants of 4-bit keys if it is calibrated."""
     layout = WeightsLayout()
     for linear in weights.linears():
         profile.place(linear, layout)

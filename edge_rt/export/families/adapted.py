@@ -31,13 +31,7 @@ _EMBEDDING, _HEAD = "token_embd.weight", "output.weight"
 
 @dataclass
 class _Change:
-    """What adapters do to one tensor.
-
-    Attributes:
-        whole: what replaces it, and whose that is.
-        products: what is added to it, and whose that is.
-        tokens: rows that are replaced, and whose those are.
-    """
+    """What adapters do to one tensor: what replaces it, what is added, rows that are replaced; and whose each is."""
 
     whole: tuple[Adapter, TensorInfo] | None = None
     products: list[tuple[Adapter, LowRank]] = field(default_factory=list)
@@ -55,13 +49,7 @@ def merge_adapters(
     """Return the model that adapters make of another one.
 
     Args:
-        adapters: in the order in which they are merged; their files are counted behind those of the checkpoint.
         rounds: whether the user chose types for the package, so that what is quantised already may be rounded again.
-
-    Raises:
-        InvalidModelFile: an adapter belongs to another model.
-        UnsupportedModel: what an adapter changes cannot be merged.
-        ConfigError: the model is quantised, and no types were chosen; or tensors that are replaced have a scale.
     """
     changes: dict[str, _Change] = {}
     for adapter in adapters:

@@ -77,33 +77,21 @@ class ConfigReader:
         return self.values.get(key)
 
     def count(self, key: str, most: int, *, least: int = 1, default: int | None = None) -> int:
-        """Return a whole number.
-
-        Raises:
-            InvalidModelFile: it is none, is out of range, or is missing without a default.
-        """
+        """Return a whole number."""
         value = self._value(key, self._defaults.get(key) if default is None else default, (int,))
         if not least <= value <= most:
             raise self._out_of_range(key, value, least, most)
         return int(value)
 
     def number(self, key: str, *, least: float, most: float, default: float | None = None) -> float:
-        """Return a number.
-
-        Raises:
-            InvalidModelFile: it is none, is out of range, or is missing without a default.
-        """
+        """Return a number."""
         value = self._value(key, default, (int, float))
         if not least <= value <= most:
             raise self._out_of_range(key, value, least, most)
         return float(value)
 
     def numbers(self, key: str, count: int, *, least: float, most: float) -> tuple[float, ...]:
-        """Return a list of numbers.
-
-        Raises:
-            InvalidModelFile: it is none, has another length, or one of them is out of range.
-        """
+        """Return a list of numbers."""
         values = self._value(key, None, (list,))
         is_good = len(values) == count and all(
             isinstance(value, int | float) and not isinstance(value, bool) and least <= value <= most
@@ -118,11 +106,7 @@ class ConfigReader:
         return bool(self._value(key, default, (bool,)))
 
     def text(self, key: str, default: str | None = None) -> str:
-        """Return a text.
-
-        Raises:
-            InvalidModelFile: it is none, or is missing without a default.
-        """
+        """Return a text."""
         return str(self._value(key, default, (str,)))
 
     def activation(self, key: str, names: Mapping[str, str], default: str) -> str:
@@ -133,11 +117,7 @@ class ConfigReader:
         return names[name]
 
     def softcap(self, key: str, default: float = 0.0) -> float:
-        """Return a soft-cap; 0 for none, the default where the configuration does not have the key.
-
-        Raises:
-            InvalidModelFile: it is out of range.
-        """
+        """Return a soft-cap; 0 for none, the default where the configuration does not have the key."""
         if key in self.values and self.get(key) is None:
             return 0.0
         return self.number(key, least=0.0, most=1e6, default=default)
@@ -149,12 +129,7 @@ class ConfigReader:
         return ConfigReader(self.where, self._value(key, None, (dict,)))
 
     def layer_types(self, layers: int) -> tuple[bool, ...] | None:
-        """Return for every layer whether it has a sliding window; None where the configuration does not list them.
-
-        Raises:
-            InvalidModelFile: the list does not have as many entries as there are layers.
-            UnsupportedModel: a layer is of another kind.
-        """
+        """Return for every layer whether it has a sliding window; None where the configuration does not list them."""
         if not self.has("layer_types"):
             return None
         kinds = self._value("layer_types", None, (list,))
@@ -174,15 +149,7 @@ class ConfigReader:
         epsilon: str = "rms_norm_eps",
         epsilon_default: float = 1e-6,
     ) -> Dimensions:
-        """Return the sizes of the model.
-
-        Args:
-            head_dim: the family's, where the configuration says nothing; None: hidden size over heads.
-
-        Raises:
-            InvalidModelFile: a number is missing, out of range or contradicts another.
-            UnsupportedModel: heads have a size that no kernel takes.
-        """
+        """Return the sizes; without a head size of configuration or family it is hidden size over heads."""
         width, heads = self.count("hidden_size", MAX_WIDTH), self.count("num_attention_heads", MAX_HEADS)
         kv_heads = self.count("num_key_value_heads", heads, default=self._defaults.get("num_key_value_heads", heads))
         if heads % kv_heads or (head_dim is None and not self.has("head_dim") and width % heads):
@@ -259,15 +226,7 @@ class ConfigReader:
 
 
 def require_head_dim(where: str, head_dim: int, way_out: str) -> None:
-    """Refuse heads of a size that no operator takes: rotations turn pairs.
-
-    Args:
-        where: name of the checkpoint.
-        way_out: how a model with such heads runs, for the error.
-
-    Raises:
-        UnsupportedModel: the size is odd, or too large.
-    """
+    """Refuse heads of an odd size, which no operator takes: rotations turn pairs. ``way_out`` is for the error."""
     if head_dim % 2 or head_dim > MAX_HEAD_DIM:
         raise UnsupportedModel(
             f"{where}: this attention head size is not supported.",

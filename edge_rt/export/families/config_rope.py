@@ -61,11 +61,6 @@ def read_rope(
         is_partial: whether the family rotates a share of a head where the configuration says so; else it is refused.
         is_scaled: whether the older ``rope_scaling`` is that of these layers.
         known: keys of the object that the family itself reads.
-
-    Raises:
-        UnsupportedModel: the kind of scaling, or one of its keys, is not known; two ways of stating it contradict
-            each other; a share of a head is rotated in a family that rotates all of it.
-        InvalidModelFile: a number cannot be used.
     """
     parameters = _parameters(config, layer_type)
     legacy = _mapping(config, "rope_scaling") if is_scaled else {}
@@ -188,11 +183,7 @@ def _rotated(config: ConfigReader, parameters: Mapping[str, Any], dimensions: in
 
 
 def rope_part(config: ConfigReader) -> ConfigReader:
-    """Return the object that describes the rotation, in either way; an empty one if there is none.
-
-    Raises:
-        UnsupportedModel: there is one of either way, and they contradict each other.
-    """
+    """Return the object that describes the rotation, in either way; an empty one if there is none."""
     legacy, parameters = _mapping(config, "rope_scaling"), _mapping(config, "rope_parameters")
     if legacy and parameters:
         _require_agreement(config, legacy, parameters, config.get("rope_theta"))

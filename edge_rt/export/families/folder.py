@@ -46,12 +46,7 @@ def text_config(folder: HFFolder) -> ConfigReader:
 
 
 def describe_folder(folder: HFFolder) -> tuple[Family, Decoder]:
-    """Return the family and the description of a folder's model, from its ``config.json`` alone.
-
-    Raises:
-        UnsupportedModel: another architecture, or a variant that edge-rt cannot run.
-        InvalidModelFile: a number is missing, out of range or contradicts another.
-    """
+    """Return the family and the description of a folder's model, from its ``config.json`` alone."""
     require_decoder(folder.path.name, folder.config)
     config = text_config(folder)
     family = family_of_config(folder.path.name, config.text("model_type"))
@@ -70,13 +65,7 @@ def describe_folder(folder: HFFolder) -> tuple[Family, Decoder]:
 
 
 def read_folder_decoder(folder: HFFolder) -> tuple[Family, Decoder, dict[str, TensorInfo], tuple[str, ...]]:
-    """Return the family, the description, the tensors under GGUF's names, and remarks as in ``Source``.
-
-    Raises:
-        UnsupportedModel: another architecture, or a variant that edge-rt cannot run.
-        InvalidModelFile: a number is missing, out of range or contradicts another; tensors are missing or misshapen.
-        StorageError: the head, or a tensor that says how others are packed, cannot be read.
-    """
+    """Return the family, the description, the tensors under GGUF's names, and remarks as in ``Source``."""
     family, decoder = describe_folder(folder)
     if decoder.is_tied and _has_own_head(folder):
         decoder = replace(decoder, is_tied=False)

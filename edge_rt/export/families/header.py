@@ -14,13 +14,7 @@ from edge_rt.package.decoder import Decoder
 
 
 def read_header_decoder(header: GGUFHeader) -> tuple[Family, Decoder, Mapping[str, TensorInfo]]:
-    """Read the description of a GGUF file's model, and check that every tensor is present in the right shape.
-
-    Raises:
-        UnsupportedModel: another architecture, or a variant of one that edge-rt cannot run.
-        InvalidModelFile: a number is missing, out of range or contradicts another; tensors are missing or misshapen.
-        StorageError: the file cannot be read.
-    """
+    """Read the description of a GGUF file's model, and check that every tensor is present in the right shape."""
     architecture = header.get_str("general.architecture")
     family = family_of_header(header.path.name, architecture)
     reader = HeaderReader(header, architecture)

@@ -78,11 +78,7 @@ class HeaderReader:
         return name in self.header.tensors
 
     def count(self, key: str, most: int, *, least: int = 1, default: int | None = None) -> int:
-        """Return a whole number; where the file has one for every layer, they must be equal.
-
-        Raises:
-            InvalidModelFile: it is none, out of range, or missing without a default.
-        """
+        """Return a whole number; where the file has one for every layer, they must be equal."""
         name = self.key(key)
         if default is not None and name not in self.header.values:
             return default
@@ -97,11 +93,7 @@ class HeaderReader:
         return self.header.get_int(name, minimum=least, maximum=most)
 
     def number(self, key: str, *, least: float, most: float, default: float | None = None) -> float:
-        """Return a number.
-
-        Raises:
-            InvalidModelFile: it is none, out of range, or missing without a default.
-        """
+        """Return a number."""
         name = self.key(key)
         if default is not None and name not in self.header.values:
             return default
@@ -120,11 +112,7 @@ class HeaderReader:
         return self.number(key, least=0.0, most=1e6, default=default)
 
     def flags(self, key: str, layers: int) -> tuple[bool, ...] | None:
-        """Return a truth value for every layer; None if the key is not an array.
-
-        Raises:
-            InvalidModelFile: there are not as many as layers, or they are none.
-        """
+        """Return a truth value for every layer; None if the key is not an array."""
         value = self.header.values.get(self.key(key))
         if not isinstance(value, MetadataArray):
             return None
@@ -142,12 +130,7 @@ class HeaderReader:
         return self.header.get_int(self.key(key), default=default, minimum=1, maximum=MAX_LAYERS)
 
     def floats(self, name: str, count: int) -> list[float] | None:
-        """Return the numbers of a small tensor, all above 0; None if there is none.
-
-        Raises:
-            InvalidModelFile: it has another size or type, or a number is not finite or not above 0.
-            StorageError: the file cannot be read.
-        """
+        """Return the numbers of a small tensor, all above 0; None if there is none."""
         tensor = self.header.tensors.get(name)
         if tensor is None:
             return None
@@ -192,15 +175,7 @@ class HeaderReader:
     def dimensions(
         self, *, is_tied: bool | None = None, epsilon: str = "attention.layer_norm_rms_epsilon"
     ) -> Dimensions:
-        """Return the sizes of the model.
-
-        Args:
-            is_tied: whether the head is the embedding; None: as the file has a head of its own, or not.
-
-        Raises:
-            InvalidModelFile: a number is missing, out of range or contradicts another.
-            UnsupportedModel: heads have a size that no kernel takes.
-        """
+        """Return the sizes; ``is_tied`` is None if that is told by whether the file has a head of its own."""
         width = self.count("embedding_length", MAX_WIDTH)
         heads = self.count("attention.head_count", MAX_HEADS)
         kv_heads = self.count("attention.head_count_kv", heads, default=heads)
@@ -263,11 +238,7 @@ class HeaderReader:
         return rows
 
     def refuse_variants(self, skipped: tuple[str, ...] = ()) -> None:
-        """Refuse keys that nobody has read, unless their values change nothing.
-
-        Args:
-            skipped: beginnings of keys below the architecture that do not belong to the text model.
-        """
+        """Refuse keys that nobody has read, unless they change nothing or begin with one of ``skipped``."""
         experts = f"{self.architecture}.expert_count"
         if (count := self.header.get_int(experts, default=0)) > 0:
             raise UnsupportedModel(

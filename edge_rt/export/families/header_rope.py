@@ -24,13 +24,7 @@ _TEMPERATURE_ERROR: Final = 1e-5
 
 
 def read_header_rope(reader: HeaderReader, dims: Dimensions) -> Rope:
-    """Return the rotation; files that state no base mean 10,000.
-
-    Raises:
-        UnsupportedModel: the kind of scaling is not known.
-        InvalidModelFile: a number cannot be used.
-        StorageError: the file cannot be read.
-    """
+    """Return the rotation; files that state no base mean 10,000."""
     base = reader.number("rope.freq_base", least=MIN_ROPE_THETA, most=MAX_ROPE_THETA, default=10_000.0)
     rotated = reader.count("rope.dimension_count", dims.head_dim, default=dims.head_dim)
     if rotated % 2:

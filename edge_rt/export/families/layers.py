@@ -53,10 +53,6 @@ def config_windows(
         window: the family's, where the configuration says nothing.
         period: the last one of so many layers has none, where no list says which; 0: there are no windows then.
         period_key: under which configurations state the period.
-
-    Raises:
-        InvalidModelFile: a number or a list cannot be used.
-        UnsupportedModel: a layer is of an unknown kind, or the period is not a number.
     """
     kinds = config.layer_types(dims.num_layers)
     if kinds is None:
@@ -79,14 +75,7 @@ def _config_period(config: ConfigReader, period: int, key: str | None) -> int:
 
 
 def header_windows(reader: HeaderReader, dims: Dimensions, *, period: int) -> Windows:
-    """Return the windows of all layers, as a GGUF header says.
-
-    Args:
-        period: the last one of so many layers has none, unless the file says otherwise.
-
-    Raises:
-        InvalidModelFile: a number cannot be used.
-    """
+    """Return the windows of all layers; without other word the last one of ``period`` layers has none."""
     window = reader.count("attention.sliding_window", MAX_CONTEXT, least=0, default=0)
     kinds = reader.flags("attention.sliding_window_pattern", dims.num_layers)
     if kinds is None:

@@ -84,11 +84,7 @@ class GraphBuilder(ABC):
 
     @abstractmethod
     def linear(self, x: Stream, layers: Linears, name: str, *, norm: str | None) -> ir.Value:
-        """Multiply the norm of ``x`` by stacked matrices, and add biases: ``[rows, sum of out]``.
-
-        Args:
-            norm: name of the norm's weight; None: ``x`` is not normed.
-        """
+        """Multiply ``x``, normed if there is a norm, by stacked matrices, and add biases: ``[rows, sum of out]``."""
 
     @abstractmethod
     def hidden(self, x: Stream, layers: Linears, name: str, *, norm: str | None, layer: int) -> ir.Value:

@@ -59,11 +59,7 @@ _ACTIVATIONS: Final = {("silu", True): "swiglu", ("gelu", True): "geglu", ("relu
 
 
 class NativeBuilder(GraphBuilder):
-    """Builds a graph from edge-rt's operators; after every step nothing is left to be added to the stream.
-
-    Args:
-        reads_upper: products of the layers read the upper halves of nested codes alone.
-    """
+    """Builds a graph from edge-rt's operators, of the upper halves of nested codes alone if it reads these."""
 
     def __init__(self, layout: WeightsLayout, decoder: Decoder, *, reads_upper: bool = False) -> None:
         super().__init__(layout, decoder, OPSETS)

@@ -58,13 +58,7 @@ ACCURACY_LEVEL: Final = {"int8": 4, "float": 1}
 
 
 class PortableBuilder(GraphBuilder):
-    """Builds a graph from ONNX Runtime's operators.
-
-    A sum of the residual stream is left to the next norm: one operator computes both.
-
-    Args:
-        activations: ``"int8"`` or ``"float"``.
-    """
+    """Builds a graph from ONNX Runtime's operators; a sum is left to the next norm, as one operator computes both."""
 
     def __init__(self, layout: WeightsLayout, decoder: Decoder, activations: str) -> None:
         super().__init__(layout, decoder, OPSETS)
@@ -305,10 +299,7 @@ class PortableBuilder(GraphBuilder):
         return self.node("Reshape", [attended, flat], [f"{name}.attention"])[0]
 
     def _is_rotated_by_attention(self, layer: int) -> bool:
-        """Return whether GroupQueryAttention rotates queries and keys: whole heads, as the last step before it.
-
-        Of a size that it rotates: RotaryEmbedding takes all others.
-        """
+        """Return whether GroupQueryAttention rotates: whole heads, of a size that it takes, last of all."""
         attention = self.attention_of(layer)
         if attention.rope is None:
             return True
@@ -318,10 +309,7 @@ class PortableBuilder(GraphBuilder):
         return is_whole and not attention.norm_after_rope
 
     def _prepared_heads(self, qkv: ir.Value, layer: int, *, rotates: bool) -> list[ir.Value | None]:
-        """Return queries and keys, normed, rotated where attention does not, and scaled, and values.
-
-        All three are ``[1, rows, features]``.
-        """
+        """Return queries and keys, normed, rotated unless attention does, scaled; and values: ``[1, rows, n]``."""
         attention, name = self.attention_of(layer), f"layer{layer}"
         sizes = {"q": attention.query_size, "k": attention.key_size, "v": attention.key_size}
         split = self.constant("split.qkv", list(sizes.values()))

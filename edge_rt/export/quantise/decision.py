@@ -36,11 +36,7 @@ _PLAIN: Final = ("Q4_0", "Q8_0")
 
 @dataclass(frozen=True)
 class Rivals:
-    """Matrices of one shape, of which the most sensitive half gets more bits.
-
-    Attributes:
-        better: type of the most sensitive.
-    """
+    """Matrices of one shape, of which the most sensitive half gets more bits."""
 
     names: tuple[str, ...]
     usual: str
@@ -93,11 +89,7 @@ def choose_weights(
     Args:
         wanted: one of ``WEIGHTS``, or None: ``"keep"`` for GGUF files and for folders that are quantised, ``"int4"``
             for folders of floats.
-        size: bytes that ``weights.bin`` may have; the types are then chosen by measuring. 0: no limit.
         has_tables: whether the package holds tables and codes of 5 and 6 bits in as many bits, not in 8.
-
-    Raises:
-        ConfigError: ``wanted`` is unknown, or does not go together with a size, or with the op profile.
     """
     matrices = {name: tensor for name, tensor in source.tensors.items() if len(tensor.shape) == 2}
     floats = {name: tensor for name, tensor in matrices.items() if tensor.type_name in _FLOATS}
@@ -163,8 +155,5 @@ def _for_size(matrices: Mapping[str, TensorInfo], size: int) -> WeightChoice:
 
 
 def _ladder(inputs: int) -> tuple[str, str, str, str]:
-    """Return the types of about 4, 5, 6 and 8 bits that matrices with these inputs can have.
-
-    Of 4 bits a table of 16 values, which loses less than 16 equal steps and takes fewer bytes.
-    """
+    """Return types of about 4 (a table loses less than equal steps), 5, 6 and 8 bits for these inputs."""
     return ("IQ4_NL", "Q5_0", "Q5_1", "Q8_0") if inputs % _UNIT else ("IQ4_XS", "Q5_K", "Q6_K", "Q8_0")

@@ -31,11 +31,7 @@ _DAMPING: Final = 1e-4
 
 
 def importance(moments: Array) -> Array:
-    """Return the importance of inputs, float32 ``[inputs]``, mean 1, above 0.
-
-    Args:
-        moments: mean square of every input, ``[inputs]``.
-    """
+    """Return the importance of inputs from their mean squares, float32 ``[inputs]``, mean 1, above 0."""
     mean = float(moments.mean())
     if not mean > 0:
         return np.ones(len(moments), np.float32)

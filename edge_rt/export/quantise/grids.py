@@ -62,11 +62,7 @@ class Scales:
 
 @dataclass(frozen=True)
 class Grid:
-    """A format's values.
-
-    Attributes:
-        form: the format; not of floats.
-    """
+    """A format's values."""
 
     form: TileFormat
 
@@ -260,11 +256,7 @@ def _product(d: Array, factors: Array) -> Array:
 
 
 def joined(codes: Array, scales: list[Scales]) -> Codes:
-    """Return rows of codes.
-
-    Args:
-        codes: uint8 ``[inputs, rows]``.
-    """
+    """Return rows of codes ``[inputs, rows]``, uint8."""
 
     def rows(parts: list[Array | None]) -> Array | None:
         present = [part for part in parts if part is not None]

@@ -18,22 +18,14 @@ _WIDE_TYPES = ("F32", "BF16")
 
 
 class LimitedMatrices:
-    """Matrices of which those that are to be stored in halves, or in codes, must fit them.
-
-    Args:
-        types: name of a tensor -> type that its values are stored in; others are not checked.
-    """
+    """Matrices whose values must fit the types that they are stored in, by name; others are not checked."""
 
     def __init__(self, matrices: Matrices, types: Mapping[str, str]) -> None:
         self._matrices = matrices
         self._limited = {name for name, type_name in types.items() if type_name not in _WIDE_TYPES}
 
     def pieces(self, name: str) -> Iterator[Array]:
-        """Yield the rows of a matrix; see ``Matrices``.
-
-        Raises:
-            UnsupportedModel: a value is too large for the type that it is stored in.
-        """
+        """Yield the rows of a matrix; see ``Matrices``."""
         for rows in self._matrices.pieces(name):
             yield self._checked(name, rows)
 

@@ -79,11 +79,7 @@ class Moments:
 
 
 class HeldOut:
-    """Rows of one input, kept as they are: of few tokens they take less memory than their products.
-
-    Attributes:
-        tokens: how many there are, at most ``HELD_OUT_TOKENS``; later ones are not kept.
-    """
+    """The first ``HELD_OUT_TOKENS`` rows of one input: of few tokens they take less memory than products."""
 
     def __init__(self) -> None:
         self._parts: list[Array] = []
@@ -112,11 +108,7 @@ class HeldOut:
 
 @dataclass(frozen=True, eq=False)
 class InputMoments:
-    """What is known of an input: moments of the tokens that weights are fitted to, and tokens to judge by.
-
-    Attributes:
-        fitted: of the tokens that weights are fitted to.
-    """
+    """What is known of an input: moments of the tokens that weights are fitted to, and tokens to judge by."""
 
     fitted: Moments
     held_out: HeldOut

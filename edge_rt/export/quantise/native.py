@@ -85,10 +85,6 @@ def round_rows(
         rows: float32 ``[rows, inputs]``.
         weight_of: importance of the inputs, float32 ``[inputs]``.
         isa: instruction set; all of them give the same bits.
-
-    Raises:
-        MemoryBudgetExceeded: the system has no memory for it.
-        InferenceError: the library refused its arguments.
     """
     form = grid.form
     count, inputs = rows.shape

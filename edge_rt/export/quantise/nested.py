@@ -34,7 +34,6 @@ def quantise_nested(weights: Array, weight_of: Array) -> tuple[Codes, Array, Arr
 
     Args:
         weights: float32 ``[inputs, rows]``; inputs are a multiple of a block.
-        weight_of: importance of the inputs, float32 ``[inputs]``, above 0.
 
     Returns:
         The codes, and ``weights - values`` of whole codes and of the upper halves alone, float32 ``[inputs, rows]``.

@@ -37,13 +37,8 @@ def measured_choice(
     """Return the choice with the types that measuring gives.
 
     Args:
-        choice: with rivals or ladders.
         influences: what errors of the matrices meet; empty without calibration.
         budget: bytes that the matrices in ``ladders`` may take together.
-        on_matrix: called with the number of matrices that are done, and of all.
-
-    Raises:
-        ConfigError: the budget is less than they take in the fewest bits.
     """
     wanted = dict(choice.ladders) or {
         name: (group.usual, group.better) for group in choice.rivals for name in group.names
@@ -71,11 +66,7 @@ class Cost:
 
 
 def costs(tensor: TensorInfo, types: Sequence[str], matrices: Matrices, influence: Array | None) -> tuple[Cost, ...]:
-    """Return what a matrix takes and loses in each type, from a sample of its rows.
-
-    Args:
-        influence: what errors of its weights meet, ``[inputs]``; None: all of them count alike.
-    """
+    """Return what a matrix takes and loses in each type, from a sample; without influence all inputs count alike."""
     inputs, rows = tensor.shape
     numbers = np.unique(np.linspace(0, rows - 1, min(rows, TRIED_ROWS)).astype(np.int64))
     sample = matrices.rows(tensor.name, numbers.tolist())
@@ -89,11 +80,7 @@ def costs(tensor: TensorInfo, types: Sequence[str], matrices: Matrices, influenc
 
 
 def winners(choice: WeightChoice, measured: Mapping[str, Sequence[Cost]]) -> WeightChoice:
-    """Return the choice in which the rivals that gain most have the better type.
-
-    Args:
-        measured: costs of each of them, of the usual and the better type.
-    """
+    """Return the choice in which the rivals that gain most have the better type."""
 
     def gain(name: str) -> float:
         usual, better = measured[name]
@@ -107,12 +94,6 @@ def share_out(measured: Mapping[str, Sequence[Cost]], budget: int) -> dict[str, 
     """Return a type for every matrix so that all take at most ``budget`` bytes and lose little together.
 
     All begin with the least bytes; then the step that gains most for its bytes is taken, as long as one fits.
-
-    Args:
-        budget: bytes.
-
-    Raises:
-        ConfigError: it is less than all take in their smallest type.
     """
     chosen = {name: min(found, key=lambda cost: cost.nbytes) for name, found in measured.items()}
     least = sum(cost.nbytes for cost in chosen.values())
@@ -134,16 +115,7 @@ def share_out(measured: Mapping[str, Sequence[Cost]], budget: int) -> dict[str, 
 
 
 def require_budget(least: int, budget: int, size: int = 0) -> None:
-    """Refuse a budget that is too small.
-
-    Args:
-        least: bytes that the matrices take in their smallest types.
-        budget: bytes.
-        size: that was asked for, of which the budget is what is left for matrices; 0: not known.
-
-    Raises:
-        ConfigError: it is less than that.
-    """
+    """Refuse a budget of fewer bytes than the smallest types take; ``size`` was asked for, 0 if it is not known."""
     if budget < least:
         raise ConfigError(
             "The model does not fit the size.",

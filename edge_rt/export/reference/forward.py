@@ -30,12 +30,7 @@ GELU_CUBE: Final = 0.044715
 
 
 class DecoderForward:
-    """Steps of the model on ``x [batch, rows, features]``; sequences of a batch do not see each other.
-
-    Args:
-        source: the checkpoint, for the order of rows and what is added to norms.
-        product: multiplies rows by a matrix.
-    """
+    """Steps of the model on ``x [batch, rows, features]``; sequences of a batch do not see each other."""
 
     def __init__(
         self, matrices: Matrices, source: Source, decoder: Decoder, *, product: Product, dtype: Any = np.float32
@@ -112,10 +107,7 @@ class DecoderForward:
         return product + self._vector(f"{name}.bias") if f"{name}.bias" in self._tensors else product
 
     def _rotate(self, x: Array, cos: Array, sin: Array) -> Array:
-        """Rotate the first elements of ``x [..., rows, heads, head_dim]`` in pairs.
-
-        A pair is two neighbours, or two elements half of the rotated dimensions apart.
-        """
+        """Rotate the first elements of ``x [..., rows, heads, head_dim]``, pairs of neighbours or of halves."""
         half = cos.shape[-1]
         if self._has_halves:
             first, second = slice(half), slice(half, 2 * half)
@@ -231,12 +223,7 @@ ACTIVATIONS: Final[Mapping[str, Callable[[Array], Array]]] = {"silu": silu, "gel
 
 
 def attention_weights(scores: Array, window: int, sinks: Array | None = None) -> Array:
-    """Return the softmax of scores ``[..., heads, rows, rows]`` over what a row sees.
-
-    Args:
-        window: tokens that a row sees, itself included; 0: all.
-        sinks: one more score of every head, ``[heads]``, which takes a share and gives nothing.
-    """
+    """Return the softmax of scores ``[..., heads, rows, rows]`` over a window (0: all); a head's sink takes a share."""
     rows = scores.shape[-1]
     seen = np.tri(rows, dtype=bool)
     if window:

@@ -76,11 +76,7 @@ class Pass:
 
 
 class DecoderGradients(DecoderForward):
-    """Runs a sequence through the model and back, a layer at a time; the weights of a layer are in memory twice.
-
-    Args:
-        seed: of the labels that are drawn.
-    """
+    """Runs a sequence through the model and back, a layer at a time; the weights of a layer are in memory twice."""
 
     def __init__(
         self, matrices: Matrices, source: Source, decoder: Decoder, *, seed: int = 0, dtype: Any = np.float32
@@ -100,9 +96,6 @@ class DecoderGradients(DecoderForward):
 
         Args:
             on_layer: called with the number of layers that were run, of two for each: there and back.
-
-        Raises:
-            UnsupportedModel: an influence is not finite.
         """
         influences: dict[str, Array] = {}
 

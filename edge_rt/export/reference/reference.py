@@ -76,10 +76,7 @@ class DecoderReference:
         return self._run(token_ids, streams)
 
     def _run(self, token_ids: Sequence[int], streams: Sequence[Array] | None) -> tuple[Array, list[Step]]:
-        """``x`` is [forwards, rows, features] here and below.
-
-        The forwards are the whole model, a step without rounding, and a step with rounding.
-        """
+        """``x`` is ``[forwards, rows, features]``: the whole model, a step without rounding, a step with it."""
         decoder, forward = self._decoder, self._forward
         tables = forward.rope(len(token_ids))
         x = forward.embed(token_ids)[None]

@@ -30,14 +30,7 @@ _A, _B = ".lora_a", ".lora_b"
 
 @dataclass(frozen=True)
 class LowRank:
-    """What is added to a matrix: ``scale * left @ right``.
-
-    Attributes:
-        left: a matrix ``[rows, rank]``.
-        right: a matrix ``[rank, inputs]``.
-        turns_left: whether ``left`` is stored as its transpose.
-        turns_right: whether ``right`` is.
-    """
+    """What is added to a matrix: ``scale * left [rows, rank] @ right [rank, inputs]``; what turns is transposed."""
 
     left: TensorInfo
     right: TensorInfo
@@ -58,11 +51,7 @@ class LowRank:
 
 @dataclass(frozen=True)
 class TokenRows:
-    """Rows of the embedding that are replaced.
-
-    Attributes:
-        tensor: the new rows, ``[tokens, inputs]``.
-    """
+    """Rows of the embedding that are replaced, ``[tokens, inputs]``."""
 
     tensor: TensorInfo
     tokens: tuple[int, ...]
@@ -73,11 +62,9 @@ class Adapter:
     """A LoRA adapter whose headers were read and checked.
 
     Attributes:
-        path: the folder or the file, as it was named.
         kind: ``GGUF`` or ``PEFT``, whose names its tensors have.
         paths: all files that are read, whose hash identifies it; the first one is ``weights``.
         scale: that was asked for; it is a factor in that of every product, too.
-        license: SPDX identifier, if it is known.
         model: that it was trained on, as it says; None if it does not.
         products: name of a matrix -> what is added to it.
         wholes: name of a tensor -> what replaces it.
@@ -106,11 +93,7 @@ class Adapter:
 
 
 def low_rank(where: str, name: str, product: LowRank) -> LowRank:
-    """Return what is added to a matrix, its two matrices checked against each other.
-
-    Raises:
-        InvalidModelFile: they are no matrices, or of different ranks.
-    """
+    """Return what is added to a matrix, its two matrices checked against each other."""
     left, right = product.left.shape, product.right.shape
     is_fit = len(left) == len(right) == 2 and min(*left, *right) > 0
     if not is_fit or left[1 if product.turns_left else 0] != right[0 if product.turns_right else 1]:
@@ -145,16 +128,7 @@ def is_gguf_adapter(header: GGUFHeader) -> bool:
 
 
 def read_gguf_adapter(path: Path, scale: float, number: int) -> Adapter:
-    """Read the header of a GGUF file that holds a LoRA adapter.
-
-    Args:
-        scale: that was asked for.
-        number: of the file, as ``TensorInfo.file`` counts.
-
-    Raises:
-        InvalidModelFile: it is malformed, or no adapter.
-        UnsupportedModel: it is an adapter of another kind, or one in several parts.
-    """
+    """Read the header of a GGUF file that holds a LoRA adapter; ``number`` as ``TensorInfo.file`` counts."""
     header = read_gguf(path)
     if not is_gguf_adapter(header):
         raise InvalidModelFile(

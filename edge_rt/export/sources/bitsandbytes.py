@@ -111,12 +111,7 @@ class BitsAndBytesLayout(MatrixLayout):
         )
 
     def _state(self, parts: Mapping[str, StoredTensor], source: TensorReader) -> BlockState:
-        """Read what the JSON object says.
-
-        Raises:
-            InvalidModelFile: it is malformed, or does not fit the tensors that are there.
-            StorageError: the file cannot be read.
-        """
+        """Read what the JSON object says."""
         suffixes = [suffix for suffix in _STATE if suffix in parts]
         if len(suffixes) != 1:
             raise misfit(parts[CODES], f"it has {len(suffixes)} tensors named weight.quant_state, must have one")
@@ -210,11 +205,7 @@ class BitsAndBytesMatrix(ConvertedMatrix):
 
 
 def _read_absmax(tensor: ConvertedTensor, source: TensorReader, state: BlockState) -> Array:
-    """Return the scale of every block, float32 ``[blocks]``.
-
-    Raises:
-        StorageError: the file cannot be read.
-    """
+    """Return the scale of every block, float32 ``[blocks]``."""
     stored = tensor.parts["weight.absmax"]
     if not state.nested_block:
         return read_finite(source, stored)

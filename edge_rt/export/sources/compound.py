@@ -35,13 +35,7 @@ class CompoundTensor(TensorInfo, ABC):
 
     @abstractmethod
     def open(self, source: TensorReader) -> MatrixValues:
-        """Prepare to read the matrix.
-
-        Raises:
-            InvalidModelFile: a scale is not finite.
-            UnsupportedModel: a scale cannot be stored exactly.
-            StorageError: the file cannot be read.
-        """
+        """Prepare to read the matrix."""
 
 
 class MatrixLayout(ABC):
@@ -55,14 +49,4 @@ class MatrixLayout(ABC):
 
     @abstractmethod
     def tensor(self, name: str, parts: Mapping[str, StoredTensor], source: TensorReader) -> CompoundTensor:
-        """Return a matrix whose tensors were checked against each other.
-
-        Args:
-            parts: its stored tensors; all of ``required`` are among them.
-            source: the open folder, for small tensors that say how the matrix is stored.
-
-        Raises:
-            InvalidModelFile: types or sizes do not fit each other, or a value is out of range.
-            UnsupportedModel: a package cannot hold the matrix.
-            StorageError: the file cannot be read.
-        """
+        """Return a matrix whose tensors were checked against each other."""

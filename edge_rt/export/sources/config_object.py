@@ -27,11 +27,7 @@ class ConfigObject:
         self.values: Mapping[str, Any] = values
 
     def text(self, key: str, default: str | None = None) -> str:
-        """Return a text; the default where it is missing or null.
-
-        Raises:
-            InvalidModelFile: it is missing without a default, or no text.
-        """
+        """Return a text; the default where it is missing or null."""
         value = self.values.get(key)
         value = default if value is None else value
         if not isinstance(value, str):
@@ -39,11 +35,7 @@ class ConfigObject:
         return value
 
     def integer(self, key: str) -> int:
-        """Return a whole number.
-
-        Raises:
-            InvalidModelFile: it is missing or none.
-        """
+        """Return a whole number."""
         value = self.values.get(key)
         if type(value) is not int:
             raise self.wrong(key, value)
@@ -63,11 +55,7 @@ class ConfigObject:
             raise self.refused("bits", str(bits), str(BITS))
 
     def group(self, size: int) -> int:
-        """Return the size of a group, 0 for a whole row.
-
-        Raises:
-            UnsupportedModel: such groups cannot be stored in a package.
-        """
+        """Return the size of a group, 0 for a whole row."""
         if size == -1:
             return 0
         if not 1 <= size <= MAX_GROUP or size % GROUP_STEP:

@@ -48,12 +48,7 @@ class ConvertedMatrix(ABC):
         self.source = source
 
     def values(self, rows: Array) -> Array:
-        """Return the weights of some rows, float32 ``[rows, inputs]``; ``rows`` is int64, and not empty.
-
-        Raises:
-            InvalidModelFile: a weight is not finite.
-            StorageError: the file cannot be read.
-        """
+        """Return the weights of some rows, float32 ``[rows, inputs]``; ``rows`` is int64, and not empty."""
         with np.errstate(over="ignore", invalid="ignore"):
             found = self.products(rows)
         if not np.isfinite(found).all():

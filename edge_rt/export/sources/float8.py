@@ -91,11 +91,7 @@ class Float8Layout(MatrixLayout):
         )
 
     def _block_of(self, scales: StoredTensor, rows: int, inputs: int) -> tuple[int, int]:
-        """Return how many rows and inputs share a scale.
-
-        Raises:
-            InvalidModelFile: the tensor of scales has another type or shape.
-        """
+        """Return how many rows and inputs share a scale."""
         if (block := self.settings.block) is not None:
             require_scales(scales, (-(-rows // block[0]), -(-inputs // block[1])))
             return block
@@ -121,11 +117,7 @@ def exact_type(scales: Array) -> str:
 
 
 class Float8Matrix(ConvertedMatrix):
-    """The weights of a matrix.
-
-    Args:
-        block: rows and inputs that share one.
-    """
+    """The weights of a matrix."""
 
     def __init__(
         self, tensor: ConvertedTensor, source: TensorReader, scales: StoredTensor, block: tuple[int, int]

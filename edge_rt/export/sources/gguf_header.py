@@ -47,16 +47,7 @@ _MIN_TENSOR_BYTES: Final = 8 + 1 + 4 + 8 + 4 + 8
 
 
 def read_header(path: Path, *, may_be_part: bool = False) -> GGUFHeader:
-    """Read and check everything that the file says before its tensor data, and that the data is all there.
-
-    Args:
-        may_be_part: whether it may be one part of a split model.
-
-    Raises:
-        InvalidModelFile: not a regular file, or malformed in any way.
-        UnsupportedModel: well-formed, but big-endian, of another version, split, or with an unknown tensor type.
-        ModelNotFound: there is no such file.
-    """
+    """Read and check everything that the file says before its tensor data, and that the data is all there."""
     with open_model_file(path) as file:
         return _Parser(HeaderBytes(file, path), may_be_part=may_be_part).parse()
 

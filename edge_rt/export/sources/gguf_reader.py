@@ -76,10 +76,7 @@ def flag(metadata: Metadata, key: str, *, default: bool) -> bool:
 
 
 def token_id(metadata: Metadata, name: str, count: int) -> tuple[int | None, str | None]:
-    """Return the id of a special token, and a warning if it names no token.
-
-    Converters write 4294967295 where a model has no such token, for example.
-    """
+    """Return the id of a special token, and a warning if it names none, as 4294967295 does that converters write."""
     key = f"tokenizer.ggml.{name}_token_id"
     value = metadata.get(key)
     if value is None:

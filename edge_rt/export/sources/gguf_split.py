@@ -16,15 +16,7 @@ from edge_rt.system.checkpoint_names import MAX_PARTS, parse_split_name
 
 
 def read_gguf(path: Path) -> GGUFHeader:
-    """Read and check the header of a checkpoint; of a split one, of all its parts.
-
-    Args:
-        path: the file, or any part.
-
-    Raises:
-        InvalidModelFile: a file is malformed, or parts contradict each other.
-        ModelNotFound: the file or a part is missing.
-    """
+    """Read and check the header of a checkpoint; any part stands for a split one."""
     header = read_header(path, may_be_part=True)
     count = header.get_int("split.count", default=1, minimum=0, maximum=MAX_PARTS)
     return header if count <= 1 else _join([_part(path, number, count) for number in range(count)])

@@ -75,16 +75,7 @@ class _Kind:
 
 
 def build_tokenizer(metadata: Metadata, vocab_size: int) -> TokenizerBuild:
-    """Build the tokenizer that a GGUF file describes.
-
-    Args:
-        metadata: the key-value pairs of the header; arrays are lists.
-        vocab_size: rows of the embedding matrix.
-
-    Raises:
-        UnsupportedModel: not BPE, or an unknown pre-tokenizer.
-        InvalidTokenizer: the vocabulary, the merges or the token ids are inconsistent.
-    """
+    """Build the tokenizer that a GGUF file describes."""
     model = _model(metadata)
     kind = _kind(model, metadata)
     vocabulary = read_vocabulary(metadata, vocab_size, has_bytes=kind.byte_fallback)

@@ -143,9 +143,7 @@ class TensorInfo:
 
     Attributes:
         shape: in ggml's order: the innermost (contiguous) dimension first, 1 to 4 dimensions.
-        type_name: its name, for example "Q4_1".
         offset: bytes from the start of the file.
-        nbytes: bytes of its data.
         file: number of the file that holds it, where a checkpoint has several.
         stored_name: in the file, where it has another name there.
     """
@@ -182,11 +180,7 @@ def not_finite(tensor: TensorInfo, what: str = "value") -> InvalidModelFile:
 
 @dataclass(frozen=True, slots=True)
 class MetadataArray:
-    """An array of the metadata: checked, and kept as the bytes of the file until its items are asked for.
-
-    Attributes:
-        item_type: type of every item; never an array.
-    """
+    """An array of the metadata: checked, and kept as the bytes of the file until its items are asked for."""
 
     item_type: ValueType
     length: int
@@ -223,10 +217,7 @@ class GGUFHeader:
     """Everything in a GGUF file before its tensor data; every number in it has been checked against the file.
 
     Attributes:
-        file_size: its bytes.
-        version: format version, 2 or 3.
         alignment: of the tensor data, in bytes.
-        data_offset: first byte of the tensor data.
         values: metadata by key; arrays as `MetadataArray`.
         value_offsets: where in the file the entry of each key begins.
         tensors: by name, in the order of the file.
@@ -250,10 +241,7 @@ class GGUFHeader:
 
     @cached_property
     def metadata(self) -> dict[str, object]:
-        """Metadata as a plain dict: int, float, bool, str and list.
-
-        Created when first asked for, and kept: tens of megabytes for a large vocabulary.
-        """
+        """Metadata as a plain dict, made when first asked for, and kept: tens of megabytes for a large vocabulary."""
         return {
             key: value.to_list() if isinstance(value, MetadataArray) else value for key, value in self.values.items()
         }
@@ -266,11 +254,7 @@ class GGUFHeader:
         minimum: int | None = None,
         maximum: int | None = None,
     ) -> int | _Default:
-        """Return an integer within the bounds (inclusive), or `default` if the key is absent.
-
-        Raises:
-            InvalidModelFile: absent without default, of another type, or out of bounds.
-        """
+        """Return an integer within the bounds (inclusive), or `default` if the key is absent."""
         if key not in self.values and not isinstance(default, _Required):
             return default
         value = self._require(key)
@@ -287,11 +271,7 @@ class GGUFHeader:
         minimum: float | None = None,
         maximum: float | None = None,
     ) -> float | _Default:
-        """Return a finite number within the bounds (inclusive), or `default` if the key is absent.
-
-        Raises:
-            InvalidModelFile: absent without default, of another type, NaN, infinite or out of bounds.
-        """
+        """Return a finite number within the bounds (inclusive), or `default` if the key is absent."""
         if key not in self.values and not isinstance(default, _Required):
             return default
         value = self._require(key)
@@ -303,11 +283,7 @@ class GGUFHeader:
         return float(value)
 
     def get_str(self, key: str, *, default: _Default | _Required = REQUIRED) -> str | _Default:
-        """Return a string, or `default` if the key is absent.
-
-        Raises:
-            InvalidModelFile: absent without default, or of another type.
-        """
+        """Return a string, or `default` if the key is absent."""
         if key not in self.values and not isinstance(default, _Required):
             return default
         value = self._require(key)
@@ -316,11 +292,7 @@ class GGUFHeader:
         return value
 
     def get_bool(self, key: str, *, default: _Default | _Required = REQUIRED) -> bool | _Default:
-        """Return a bool, or `default` if the key is absent.
-
-        Raises:
-            InvalidModelFile: absent without default, or of another type.
-        """
+        """Return a bool, or `default` if the key is absent."""
         if key not in self.values and not isinstance(default, _Required):
             return default
         value = self._require(key)
@@ -336,12 +308,7 @@ class GGUFHeader:
         default: _Default | _Required = REQUIRED,
         max_length: int = MAX_ARRAY_ITEMS,
     ) -> list[_Item] | _Default:
-        """Return an array of `item_type` (str, int, float or bool), or `default` if the key is absent.
-
-        Raises:
-            InvalidModelFile: absent without default, not an array, longer than `max_length`, or with items of another
-                type.
-        """
+        """Return an array of `item_type` (str, int, float or bool), or `default` if the key is absent."""
         if key not in self.values and not isinstance(default, _Required):
             return default
         value = self._require(key)

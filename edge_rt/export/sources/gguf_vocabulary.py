@@ -27,10 +27,7 @@ _MAX_WORK: Final = 1 << 31
 
 
 def listed_merges(metadata: Metadata, vocabulary: Container[str]) -> tuple[list[Merge], tuple[str, ...]]:
-    """Return the merges of a file, the first ones first, and warnings.
-
-    A merge that needs a token that does not exist can never be made. It is left out: files in use have such.
-    """
+    """Return a file's merges in order, and warnings; those of missing tokens, which files have, are left out."""
     result: list[Merge] = []
     unknown: list[str] = []
     for index, merge in enumerate(strings(metadata, _KEY, 2 * MAX_VOCABULARY)):
@@ -68,9 +65,6 @@ def scored_merges(scores: Mapping[str, float]) -> list[Merge]:
 
     Args:
         scores: token -> score, without tokens that text never becomes.
-
-    Raises:
-        InvalidTokenizer: the tokens are too long.
     """
     work = sum(len(token) ** 2 for token in scores)
     if work > _MAX_WORK:
@@ -128,12 +122,6 @@ def read_vocabulary(metadata: Metadata, rows: int, *, has_bytes: bool) -> Vocabu
 
     Tokens that end an answer or begin a turn are control tokens whatever the file says. A text that occurs again gets
     another one in its place, so that it means its first token.
-
-    Args:
-        has_bytes: whether the vocabulary may have tokens that stand for a byte.
-
-    Raises:
-        InvalidTokenizer: tokens and types do not fit each other or the matrix.
     """
     tokens = strings(metadata, "tokenizer.ggml.tokens", MAX_VOCABULARY)
     types = _token_types(metadata, len(tokens))
@@ -153,11 +141,7 @@ def read_vocabulary(metadata: Metadata, rows: int, *, has_bytes: bool) -> Vocabu
 
 
 def end_ids(metadata: Metadata, vocabulary: Vocabulary, default: int | None) -> tuple[tuple[int, ...], list[str]]:
-    """Return the tokens that end an answer, and warnings: the file's own first, then those known by their texts.
-
-    Args:
-        default: the end token of a file that names none, or one that does not exist.
-    """
+    """Return the tokens that end an answer, and warnings: the file's own first, then those known by their texts."""
     count = len(vocabulary.tokens)
     found: list[int] = []
     warnings: list[str] = []

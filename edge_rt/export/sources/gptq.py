@@ -11,7 +11,7 @@ g_idx   I32 [inputs]         the group of an input; input // group size where it
 ======= ==================== =================================================================================
 
 A weight is ``(code - zero) * scale``. With 1 added, zero points are 1 to 16. With ``desc_act`` groups are in any order;
-they can still be packed if inputs can be moved (``families.llama_packed``).
+they can still be packed if inputs can be moved (``decoder.packed``).
 """
 
 from __future__ import annotations

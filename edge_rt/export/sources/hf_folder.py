@@ -43,12 +43,7 @@ _FILES: Final = {DEFAULT_TEMPLATE_NAME: TEMPLATE_FILE, TOOL_TEMPLATE_NAME: TOOL_
 
 
 def chat_templates(folder: Path) -> dict[str, str]:
-    """Return the templates of a folder by name: ``default``, ``tool_use``, and others that its settings have.
-
-    Raises:
-        InvalidModelFile: a file is malformed or too large.
-        InvalidTokenizer: a template is not UTF-8.
-    """
+    """Return the templates of a folder by name: ``default``, ``tool_use``, and others that its settings have."""
     files = {name: folder / file for name, file in _FILES.items()}
     found = {name: read_text(path, MAX_TEMPLATE_BYTES) for name, path in files.items() if path.is_file()}
     if found:
@@ -77,11 +72,7 @@ def _named(value: object) -> dict[str, str]:
 
 
 def read_text(path: Path, most: int) -> str:
-    """Return the text of a file.
-
-    Args:
-        most: its largest size in bytes.
-    """
+    """Return the text of a file."""
     try:
         with path.open("rb") as stream:
             data = stream.read(most + 1)
@@ -98,11 +89,7 @@ def read_text(path: Path, most: int) -> str:
 
 
 def optional_json(path: Path) -> dict[str, Any]:
-    """Return the JSON object in a file; an empty one if there is no such file.
-
-    Raises:
-        InvalidModelFile: it is not a JSON object.
-    """
+    """Return the JSON object in a file; an empty one if there is no such file."""
     return read_json(path, MAX_JSON_BYTES) if path.is_file() else {}
 
 
@@ -113,10 +100,7 @@ _LICENSE: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9 .+_-]{0,63}")
 
 
 def read_license(folder: Path) -> str | None:
-    """Return the licence that a folder's model card states; None if it states none, or there is no card.
-
-    A card is text for people: one that cannot be read or understood states no licence.
-    """
+    """Return the licence that a folder's model card states; None if it cannot be understood: it is text for people."""
     card = folder / CARD_FILE
     try:
         if not card.is_file():
@@ -146,11 +130,7 @@ GGML_TYPE_OF: Final = {"F32": (0, "F32"), "F16": (1, "F16"), "BF16": (30, "BF16"
 
 @dataclass(frozen=True)
 class HFFolder:
-    """A folder whose headers were read and checked.
-
-    Attributes:
-        config: contents of ``config.json``.
-    """
+    """A folder whose headers were read and checked."""
 
     path: Path
     config: Mapping[str, Any]
@@ -163,11 +143,7 @@ def read_hf_folder(folder: Path) -> HFFolder:
 
 
 def read_hf_config(folder: Path) -> Mapping[str, Any]:
-    """Return the contents of ``config.json``.
-
-    Raises:
-        InvalidModelFile: it is not a JSON object.
-    """
+    """Return the contents of ``config.json``."""
     if not (folder / CONFIG_FILE).is_file():
         raise ModelNotFound(
             f"{folder} is not a checkpoint.", f"It holds no {CONFIG_FILE}.", "Give a GGUF file or a model's folder."
@@ -176,11 +152,7 @@ def read_hf_config(folder: Path) -> Mapping[str, Any]:
 
 
 def float_tensor(where: str, name: str, stored: StoredTensor) -> TensorInfo:
-    """Return a tensor of floats under another name.
-
-    Raises:
-        UnsupportedModel: its numbers are of another type.
-    """
+    """Return a tensor of floats under another name."""
     if stored.dtype not in GGML_TYPE_OF:
         raise UnsupportedModel(
             f"{where}: the tensor '{stored.name}' has a type that edge-rt does not read.",
@@ -200,14 +172,7 @@ def hf_source(
     has_halves: bool = True,
     norm_offset: float = 0.0,
 ) -> Source:
-    """Return the checkpoint of a folder.
-
-    Args:
-        tensors: its tensors, by the names that GGUF files have.
-
-    Raises:
-        InvalidModelFile: a file beside the tensors is a link.
-    """
+    """Return the checkpoint of a folder."""
     if not (folder.path / TOKENIZER_FILE).is_file():
         raise UnsupportedModel(
             f"{folder.path.resolve().name} has no {TOKENIZER_FILE}.",
@@ -238,11 +203,6 @@ def build_hf_tokenizer(folder: HFFolder, rows: int) -> TokenizerBuild:
 
     An answer ends at the tokens of ``generation_config.json``, or else of ``config.json``, and at special tokens that
     are known to end one; only if there are none, at the end token of ``tokenizer_config.json``.
-
-    Raises:
-        UnsupportedModel: ``tokenizer.json`` is neither BPE over bytes nor BPE with byte fallback.
-        InvalidTokenizer: it is malformed, or names tokens that do not exist.
-        InvalidModelFile, StorageError: a file beside it cannot be used.
     """
     text = read_text(folder.path / TOKENIZER_FILE, MAX_FILE_BYTES)
     settings = optional_json(folder.path / TOKENIZER_CONFIG_FILE)

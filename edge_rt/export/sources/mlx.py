@@ -70,11 +70,7 @@ class AffineRows:
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class AffineTensor(CompoundTensor):
-    """A matrix of 4-bit codes with minima, whose scales and minima are exact in float16.
-
-    Attributes:
-        group: inputs that share them in the file, a multiple of ``BLOCK``.
-    """
+    """A matrix of 4-bit codes with minima, whose scales and minima are exact in float16."""
 
     group: int
 
@@ -143,11 +139,7 @@ class AffineMatrix:
 
 
 class WideMatrix(ConvertedMatrix):
-    """The weights of a matrix that a package cannot hold as it is.
-
-    Args:
-        group: inputs that share a scale.
-    """
+    """The weights of a matrix that a package cannot hold as it is."""
 
     def __init__(self, tensor: ConvertedTensor, source: TensorReader, bits: int, group: int) -> None:
         super().__init__(tensor, source)

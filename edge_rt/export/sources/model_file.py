@@ -17,14 +17,7 @@ _READ_BYTES: Final = 1 << 18
 
 
 def open_model_file(path: Path) -> BinaryIO:
-    """Open a regular file for unbuffered reading.
-
-    Never blocks: pipes and devices are refused by their type, before they are opened and again after.
-
-    Raises:
-        InvalidModelFile: a folder, pipe, socket or device.
-        ModelNotFound: there is no such file.
-    """
+    """Open a regular file for unbuffered reading; never blocks: pipes and devices are refused before and after."""
     flags = os.O_RDONLY
     for name in ("O_NONBLOCK", "O_NOCTTY", "O_CLOEXEC", "O_BINARY"):
         flags |= getattr(os, name, 0)
@@ -74,12 +67,7 @@ def _check_regular(path: Path, status: os.stat_result) -> None:
 
 
 class HeaderBytes:
-    """The first bytes of a file, read as they are asked for.
-
-    Attributes:
-        buffer: what has been read; index = offset in the file.
-        size: bytes of the file.
-    """
+    """The first bytes of a file, read as they are asked for."""
 
     def __init__(self, file: BinaryIO, path: Path) -> None:
         self.buffer = bytearray()

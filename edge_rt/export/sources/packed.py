@@ -160,11 +160,7 @@ class PackedLayout(MatrixLayout):
 
 
 def unit_of(codes: StoredTensor, group: int, inputs: int) -> int:
-    """Return how many inputs share a scale in a package.
-
-    Raises:
-        UnsupportedModel: the inputs cannot be divided so.
-    """
+    """Return how many inputs share a scale in a package."""
     for unit in UNITS:
         # A single group may be cut anywhere.
         if inputs % unit == 0 and (group % unit == 0 or group >= inputs):
@@ -177,15 +173,7 @@ def unit_of(codes: StoredTensor, group: int, inputs: int) -> int:
 
 
 def input_order(codes: StoredTensor, groups_of: Array, group: int) -> Array | None:
-    """Return the order that brings the inputs of a group together, int64 ``[inputs]``; None if they are already.
-
-    Args:
-        groups_of: group of every input, int64.
-
-    Raises:
-        InvalidModelFile: there is no such group.
-        UnsupportedModel: groups have more or fewer inputs than they should.
-    """
+    """Return the order that brings the inputs of a group together, int64 ``[inputs]``; None if they are already."""
     inputs = len(groups_of)
     expected = np.arange(inputs) // group
     if groups_of.min() < 0 or groups_of.max() > expected[-1]:

@@ -62,24 +62,12 @@ def misfit(stored: StoredTensor, why: str) -> InvalidModelFile:
 
 
 def read_array(source: TensorReader, stored: StoredTensor, dtype: np.dtype[Any]) -> Array:
-    """Return a whole stored tensor as numbers of that type.
-
-    Raises:
-        StorageError: the file cannot be read.
-    """
+    """Return a whole stored tensor as numbers of that type."""
     return np.frombuffer(source.read(_info(stored), 0, stored.nbytes), dtype).reshape(stored.shape)
 
 
 def read_byte_rows(source: TensorReader, stored: StoredTensor, row_bytes: int, rows: Array) -> Array:
-    """Return some rows of a tensor, uint8 ``[rows, row_bytes]``; neighbours are read together.
-
-    Args:
-        row_bytes: bytes of a row.
-        rows: their numbers, int64.
-
-    Raises:
-        StorageError: the file cannot be read.
-    """
+    """Return rows of a tensor by their numbers, uint8 ``[rows, row_bytes]``; neighbours are read together."""
     tensor = _info(stored)
     runs = np.split(rows, np.flatnonzero(np.diff(rows) != 1) + 1)
     found = [source.read(tensor, int(run[0]) * row_bytes, len(run) * row_bytes) for run in runs]
@@ -96,23 +84,14 @@ def read_words(source: TensorReader, stored: StoredTensor) -> Array:
 
 
 def read_groups(source: TensorReader, stored: StoredTensor, inputs: int) -> Array | None:
-    """Return the group of every input, int64 ``[inputs]``; None if the tensor says that there is none.
-
-    Raises:
-        InvalidModelFile: its type or shape is another.
-        StorageError: the file cannot be read.
-    """
+    """Return the group of every input, int64 ``[inputs]``; None if the tensor says that there is none."""
     require_shape(stored, _INDICES, (inputs,))
     found = read_array(source, stored, _INDICES[stored.dtype]).astype(np.int64)
     return None if (found == -1).all() else found
 
 
 def read_floats(source: TensorReader, stored: StoredTensor) -> Array:
-    """Return a tensor of F32, F16 or BF16, float32 of its shape.
-
-    Raises:
-        StorageError: the file cannot be read.
-    """
+    """Return a tensor of F32, F16 or BF16, float32 of its shape."""
     found = read_array(source, stored, _FLOATS[stored.dtype])
     if stored.dtype == "BF16":
         # The first half of a float32.
@@ -121,12 +100,7 @@ def read_floats(source: TensorReader, stored: StoredTensor) -> Array:
 
 
 def read_finite(source: TensorReader, stored: StoredTensor) -> Array:
-    """Return a tensor of F32, F16 or BF16 that is to hold scales, float32 of its shape.
-
-    Raises:
-        InvalidModelFile: a number is not finite.
-        StorageError: the file cannot be read.
-    """
+    """Return a tensor of F32, F16 or BF16 that is to hold scales, float32 of its shape."""
     scales = read_floats(source, stored)
     if not np.isfinite(scales).all():
         raise misfit(stored, "it holds a scale that is not finite")
@@ -140,12 +114,7 @@ def as_halves(values: Array) -> Array:
 
 
 def read_scales(source: TensorReader, stored: StoredTensor) -> tuple[Array, Array]:
-    """Return scales as they are stored, in float32, and as a package holds them, in float16.
-
-    Raises:
-        UnsupportedModel: some are not exact in float16.
-        StorageError: the file cannot be read.
-    """
+    """Return scales as they are stored, in float32, and as a package holds them, in float16."""
     scales = read_finite(source, stored)
     halves = as_halves(scales)
     wrong = halves.astype(np.float32) != scales
@@ -167,12 +136,7 @@ def nibbles_of(words: Array) -> Array:
 
 
 def read_pair(source: TensorReader, stored: StoredTensor) -> tuple[int, int]:
-    """Return a tensor of two whole numbers.
-
-    Raises:
-        InvalidModelFile: its type or shape is another.
-        StorageError: the file cannot be read.
-    """
+    """Return a tensor of two whole numbers."""
     require_shape(stored, _INDICES, (2,))
     first, second = read_array(source, stored, _INDICES[stored.dtype]).tolist()
     return first, second

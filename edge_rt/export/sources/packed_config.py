@@ -34,11 +34,7 @@ class Float8Settings:
 
 
 def read_float8(settings: ConfigObject) -> Float8Settings:
-    """Return the settings of the method ``fp8``.
-
-    Raises:
-        InvalidModelFile: a setting has the wrong type.
-    """
+    """Return the settings of the method ``fp8``."""
     kind = settings.text("fmt", "e4m3")
     if kind != "e4m3":
         raise settings.refused("fmt", kind, "e4m3")
@@ -49,12 +45,7 @@ def read_float8(settings: ConfigObject) -> Float8Settings:
 
 
 def float8_scheme(weights: ConfigObject, *, ignores_activations: bool) -> Float8Settings:
-    """Return the settings of a scheme of compressed-tensors.
-
-    Raises:
-        UnsupportedModel: its weights are not FP8, or scaled in a way that is not read.
-        InvalidModelFile: a setting is missing or has the wrong type.
-    """
+    """Return the settings of a scheme of compressed-tensors."""
     kind, bits = weights.text("type", "int"), weights.integer("num_bits")
     if kind != "float":
         raise weights.refused("type", kind, "float")
@@ -81,22 +72,13 @@ def _block(settings: ConfigObject, key: str) -> tuple[int, int]:
 
 @dataclass(frozen=True)
 class BitsAndBytesSettings:
-    """How bitsandbytes stored a folder's matrices.
-
-    Attributes:
-        kind: ``"nf4"`` or ``"fp4"``.
-    """
+    """How bitsandbytes stored a folder's matrices: ``"nf4"`` or ``"fp4"``."""
 
     kind: str
 
 
 def read_bitsandbytes(settings: ConfigObject) -> BitsAndBytesSettings:
-    """Return the settings of the method ``bitsandbytes``.
-
-    Raises:
-        UnsupportedModel: codes of 8 bits, or a way to store those of 4 bits that is not read.
-        InvalidModelFile: a setting has the wrong type.
-    """
+    """Return the settings of the method ``bitsandbytes``."""
     if settings.flag("load_in_8bit", default=False):
         # Its codes are made for products in which large activations are left out.
         raise settings.refused("load_in_8bit", "true", "load_in_4bit: int8 keeps outliers of activations in 16 bits")
@@ -120,12 +102,7 @@ _KEYS: Final = ("bits", "group_size", "mode")
 
 @dataclass(frozen=True)
 class MLXSettings:
-    """How the matrices of a folder are stored.
-
-    Attributes:
-        group: inputs that share a scale.
-        layers: module -> bits and group of those that have their own.
-    """
+    """How the matrices of a folder are stored."""
 
     bits: int
     group: int
@@ -137,15 +114,7 @@ class MLXSettings:
 
 
 def read_mlx(where: str, config: Mapping[str, Any]) -> MLXSettings:
-    """Return the settings of a folder that MLX wrote.
-
-    Args:
-        config: contents of ``config.json``, which has the key ``MLX_KEY``.
-
-    Raises:
-        UnsupportedModel: bits, groups or a mode that are not read.
-        InvalidModelFile: a setting is missing or has the wrong type.
-    """
+    """Return the settings of a folder that MLX wrote."""
     values = ConfigObject(where, MLX_KEY, config[MLX_KEY])
     # MLX writes the same object a second time, for the hub.
     if config.get("quantization_config") not in (None, config[MLX_KEY]):
@@ -213,12 +182,7 @@ QuantisedSettings = PackedSettings | Float8Settings | BitsAndBytesSettings | MLX
 
 
 def read_packed_settings(where: str, config: Mapping[str, Any]) -> QuantisedSettings | None:
-    """Return how matrices are quantised; None if they are floats.
-
-    Raises:
-        UnsupportedModel: in a way that is not read.
-        InvalidModelFile: a setting is missing or has the wrong type.
-    """
+    """Return how matrices are quantised; None if they are floats."""
     if config.get(MLX_KEY) is not None:
         return read_mlx(where, config)
     key = next((key for key in KEYS if config.get(key) is not None), None)

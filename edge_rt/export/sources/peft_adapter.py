@@ -91,15 +91,7 @@ _Patterns: TypeAlias = Sequence[tuple[re.Pattern[str], object]]
 
 
 def require_model(folder: Path) -> str | None:
-    """Refuse a folder that holds an adapter and no model.
-
-    Returns:
-        A remark if it holds an adapter beside a model.
-
-    Raises:
-        ModelNotFound: there is an adapter alone.
-        StorageError: a file cannot be read.
-    """
+    """Refuse a folder that holds an adapter and no model; return a remark if it holds both."""
     has_model = any((folder / name).exists() for name in (INDEX_FILE, SINGLE_FILE)) or any(
         path.name != ADAPTER_FILE for path in folder.glob(f"*{WEIGHTS_SUFFIX}")
     )
@@ -135,17 +127,7 @@ def adapter_alone(folder: Path) -> ModelNotFound:
 
 
 def read_peft_adapter(folder: Path, scale: float, number: int) -> Adapter:
-    """Read the settings of an adapter and the header of its tensors.
-
-    Args:
-        scale: that was asked for.
-        number: of the file of its tensors, as ``TensorInfo.file`` counts.
-
-    Raises:
-        UnsupportedModel: it is of another kind than LoRA, or a pickle, or has tensors that are not understood.
-        InvalidModelFile: a file is malformed, or a link, or the tensors contradict each other or the settings.
-        StorageError: a file cannot be read.
-    """
+    """Read the settings of an adapter and the header of its tensors; ``number`` as ``TensorInfo.file`` counts."""
     where, settings, weights = folder_name(folder), folder / ADAPTER_CONFIG_FILE, folder / ADAPTER_FILE
     if not settings.is_file():
         raise ModelNotFound(
@@ -222,11 +204,7 @@ def _require_lora(where: str, config: Mapping[str, Any]) -> None:
 
 
 def _take_apart(where: str, name: str) -> tuple[str, str]:
-    """Return the module of a tensor, and what follows in the tensor's name.
-
-    Raises:
-        UnsupportedModel: the name is not understood.
-    """
+    """Return the module of a tensor, and what follows in the tensor's name."""
     rest = name.removeprefix(_PREFIX)
     ends = (*_PRODUCTS, _TOKENS, f"{_BASE}weight", f"{_BASE}bias", ".weight", ".bias")
     end = next((end for end in ends if rest.endswith(end)), None)
@@ -265,11 +243,7 @@ def _product(
 
 
 def _setting(where: str, config: Mapping[str, Any], key: str, patterns: _Patterns, module: str) -> float:
-    """Return a number for a module: of the first pattern that its name ends with, or the general one.
-
-    Raises:
-        InvalidModelFile: it is no finite number.
-    """
+    """Return a number for a module: of the first pattern that its name ends with, or the general one."""
     value = next((special for pattern, special in patterns if pattern.match(module)), config.get(key))
     if isinstance(value, bool) or not isinstance(value, int | float) or not abs(value) <= MOST:
         raise _wrong(where, key, value)
@@ -277,11 +251,7 @@ def _setting(where: str, config: Mapping[str, Any], key: str, patterns: _Pattern
 
 
 def _patterns(where: str, config: Mapping[str, Any], key: str, modules: Collection[str]) -> _Patterns:
-    """Return the patterns of a setting, and what each stands for.
-
-    Raises:
-        UnsupportedModel: to match them with these modules could take minutes.
-    """
+    """Return the patterns of a setting, and what each stands for."""
     patterns = config.get(key) or {}
     if not isinstance(patterns, dict):
         raise _wrong(where, key, patterns)

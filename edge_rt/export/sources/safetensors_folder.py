@@ -42,14 +42,7 @@ DTYPE_BYTES: Final = {
 
 @dataclass(frozen=True)
 class StoredTensor:
-    """One tensor.
-
-    Attributes:
-        dtype: a key of ``DTYPE_BYTES``.
-        offset: first byte of its data in the file.
-        nbytes: bytes of its data.
-        file: number of the file, as ``SafetensorsFolder.paths`` counts.
-    """
+    """One tensor; ``offset`` is that of its data in the file, ``file`` its number in ``SafetensorsFolder.paths``."""
 
     name: str
     dtype: str
@@ -68,14 +61,7 @@ class SafetensorsFolder:
 
 
 def read_folder(folder: Path) -> SafetensorsFolder:
-    """Read and check the headers of the files that an index names, of ``model.safetensors``, or of the only file.
-
-    Raises:
-        ModelNotFound: the folder holds no weights, or a file that the index names is missing.
-        InvalidModelFile: a file is malformed, a link, or files contradict each other or the index.
-        UnsupportedModel: a tensor has a type that is unknown.
-        StorageError: a file cannot be read.
-    """
+    """Read and check the headers of the files that an index names, of ``model.safetensors``, or of the only file."""
     index = folder / INDEX_FILE
     mapped: dict[str, str] | None = None
     if index.exists():
@@ -107,11 +93,7 @@ def read_folder(folder: Path) -> SafetensorsFolder:
 
 
 def read_index(index: Path) -> dict[str, str]:
-    """Return the file of every tensor that an index names; files are names alone, never paths.
-
-    Raises:
-        InvalidModelFile: the index is malformed, a link, has a key twice, or names files outside its folder.
-    """
+    """Return the file of every tensor that an index names; files are names alone, never paths."""
     refuse_link(index)
     mapped = read_json(index, MAX_INDEX_BYTES, is_foreign=False).get("weight_map")
     if not isinstance(mapped, dict) or not mapped:
@@ -176,11 +158,7 @@ def refuse_link(path: Path) -> None:
 
 
 def read_file(path: Path, number: int) -> list[StoredTensor]:
-    """Return the tensors of one file, its header checked.
-
-    Args:
-        number: that its tensors get as ``StoredTensor.file``.
-    """
+    """Return the tensors of one file, its header checked; they get ``number`` as ``StoredTensor.file``."""
     refuse_link(path)
     with open_model_file(path) as stream:
         try:

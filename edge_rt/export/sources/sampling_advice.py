@@ -29,13 +29,7 @@ _FLOATS: Final = {
 
 
 def read_advice(header: GGUFHeader) -> SamplingAdvice | None:
-    """Return a checkpoint's recommended sampling values, first from keys of the file itself; None if there are none.
-
-    Raises:
-        InvalidModelFile: a value has the wrong type or is out of range, or the file beside the checkpoint is not a JSON
-            object.
-        StorageError: the file beside the checkpoint cannot be read.
-    """
+    """Return a checkpoint's recommended sampling values, first from keys of the file itself; None if there are none."""
     advice = _of_gguf(header)
     return advice if advice is not None else read_advice_file(header.path.parent / GENERATION_FILE)
 

@@ -21,11 +21,8 @@ class TokenizerBuild:
     """The tokenizer of a checkpoint, ready to be written into a package.
 
     Attributes:
-        json_text: contents of ``tokenizer.json``; the same checkpoint gives the same text.
-        bos_token_id: token that starts a text, or None.
         eos_token_ids: tokens that end an answer, the checkpoint's own end token first.
         add_bos: whether a plain prompt starts with ``bos_token_id``.
-        chat_template: Jinja source of the chat template, or None.
         tool_template: that of a second one for requests with tools, or None.
         warnings: sentences about what the checkpoint leaves open, and what was mended.
     """
@@ -44,16 +41,12 @@ class Source:
     """A checkpoint whose headers were read and checked.
 
     Attributes:
-        kind: ``"gguf"`` or ``"safetensors"``.
-        path: the file, the first of several, or the folder.
         paths: its files, whose hash identifies it: first those that hold tensors, in the order that
             ``TensorInfo.file`` counts, then the others that an export reads.
-        size: their bytes.
         tensors: by the names that GGUF files have.
         has_halves: whether rows of queries and keys are in split-half order, as in transformers; else in adjacent
             pairs.
         norm_offset: what is added to the weights of norms; it is not in the checkpoint's numbers.
-        license: SPDX identifier, if it is known.
         build_tokenizer: makes the tokenizer for a number of embedding rows.
         remarks: sentences for the report of an export: what is not read as it is stored.
         adapters: those that are merged into the tensors.

@@ -14,14 +14,7 @@ from edge_rt.export.sources.model_file import open_model_file, unreadable
 
 
 class TensorReader:
-    """The files of a checkpoint, open for reading; close it, or use it as a context manager.
-
-    Args:
-        paths: the files, in the order that ``TensorInfo.file`` counts.
-
-    Raises:
-        InvalidModelFile: one is no regular file.
-    """
+    """The files of a checkpoint, as ``TensorInfo.file`` counts, open for reading; close it, or use it in a ``with``."""
 
     def __init__(self, paths: Sequence[Path]) -> None:
         self._paths = tuple(paths)
@@ -31,11 +24,7 @@ class TensorReader:
             self._close = opening.pop_all()
 
     def read(self, tensor: TensorInfo, begin: int, size: int) -> bytes:
-        """Return bytes ``[begin, begin + size)`` of a tensor's data.
-
-        Raises:
-            StorageError: the file cannot be read, or has become shorter.
-        """
+        """Return bytes ``[begin, begin + size)`` of a tensor's data."""
         file, parts, missing = self._files[tensor.file], [], size
         try:
             file.seek(tensor.offset + begin)

@@ -64,13 +64,7 @@ def export_traced(
     """Export a folder through transformers' own exporter.
 
     Args:
-        path: a folder with ``config.json``, safetensors and ``tokenizer.json``.
-        started: time of the call, from ``time.monotonic``.
         tracer: traces the model of a folder into another one; None: transformers, in a process of its own.
-
-    Raises:
-        RuntimeUnavailable, VersionMismatch: torch, transformers or onnxscript are missing or too old.
-        UnsupportedModel: the model cannot be traced, or keeps a state other than keys and values.
     """
     stage = Stages(STAGES, options.progress, started)
     stage("read")
@@ -126,12 +120,7 @@ def _trace(path: Path, traces: Path, tracer: Tracer, on_chatter: Callable[[str],
 
 
 def _read(path: Path) -> HFFolder:
-    """Read the headers of a folder.
-
-    Raises:
-        UnsupportedModel: it is no folder, or its weights are packed.
-        InvalidModelFile, ModelNotFound, StorageError: its files cannot be used.
-    """
+    """Read the headers of a folder."""
     if not path.is_dir():
         raise UnsupportedModel(
             f"{path.name} is not a folder of transformers.",
@@ -184,13 +173,7 @@ def _check(graph: Path, model: Model, trace: Trace) -> tuple[CheckResult, int]:
 
 
 def _model(folder: HFFolder, numbers: ModelNumbers, interface: TracedInterface, vocab_size: int) -> Model:
-    """Return the description of a model whose family is known, else its dimensions.
-
-    Those that a graph needs nothing of are at least plausible.
-
-    Raises:
-        InvalidModelFile: the configuration lacks a number.
-    """
+    """Return the description of a model whose family is known, else plausible dimensions."""
     graph = (interface.num_layers, interface.kv_heads, interface.head_dim, vocab_size)
     try:
         _, decoder = describe_folder(folder)

@@ -49,9 +49,7 @@ class TracedInterface:
     """Inputs and outputs of a graph.
 
     Attributes:
-        token_ids: int64 ``[1, rows]``.
         driving: the other inputs that follow from the number of tokens: mask, positions; by name.
-        logits: float32 ``[1, rows, vocabulary]``.
         caches: by layer and kind, in that order.
     """
 
@@ -78,16 +76,7 @@ class TracedInterface:
 
 
 def find_interface(graph: ir.Graph, name: str, exporter: str) -> TracedInterface:
-    """Return the inputs and outputs of a traced graph.
-
-    Args:
-        exporter: the programs that traced it with their versions, for messages.
-
-    Raises:
-        UnsupportedModel: the graph has other inputs or outputs than tokens, logits, keys and values, or caches of
-            different shapes.
-        VersionMismatch: it has keys and values under names that are not known.
-    """
+    """Return the inputs and outputs of a traced graph; ``exporter`` is named in messages."""
     past, driving = _sorted_out([value for value in graph.inputs if not _handed_through(value)], _PAST)
     present, results = _sorted_out([value for value in graph.outputs if not _is_copy_of_input(value)], _PRESENT)
     other = [one for one in driving if one not in (TOKENS, MASK, POSITIONS, PLACES)]

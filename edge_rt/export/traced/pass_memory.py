@@ -37,11 +37,7 @@ def estimate_trace(folder: HFFolder) -> ExportEstimate:
 
 
 def packed_and_mapped(graph: ir.Graph) -> tuple[int, int]:
-    """Return the bytes of matrices that ONNX Runtime packs, and of ``weights.bin`` that stays mapped.
-
-    A matrix that is only multiplied by is packed and then released; one that is also looked up in, as a tied embedding
-    is, stays.
-    """
+    """Return the bytes that ONNX Runtime packs and releases, and those that stay mapped to be looked up in."""
     uses: dict[ir.Value, int] = {}
     packed = 0
     for node, matrix in matrices(graph):

@@ -21,15 +21,7 @@ Array = npt.NDArray[Any]
 
 
 class TracedPasses:
-    """A graph of the op profile ``traced``, opened, with a cache.
-
-    Args:
-        graph: the graph; its weights lie beside it.
-        capacity: tokens of the cache.
-
-    Attributes:
-        length: tokens in the cache; lowering it rolls back.
-    """
+    """A graph of the op profile ``traced``, opened, with a cache; lowering ``length`` rolls back."""
 
     def __init__(self, graph: Path, model: Model, capacity: int) -> None:
         self._session = Session(graph, profile="traced")
@@ -80,15 +72,7 @@ ROWS: Final = (2, 3, 4, 5, 6, 7, 8, 12, 16, 24)
 
 
 def check_logits(passes: TracedPasses, token_ids: Sequence[int], reference: Array) -> CheckResult:
-    """Compare the graph's logits, computed in chunks and in single steps, with those of transformers.
-
-    Args:
-        passes: the graph; its cache is emptied.
-        reference: their logits, ``[tokens, vocabulary]``.
-
-    Raises:
-        InvalidPackage: a logit is further off than ``MAX_ERROR``, or not a number.
-    """
+    """Compare the graph's logits, in chunks and in steps, with those of transformers, ``[tokens, vocabulary]``."""
     passes.length = 0
     sizes = [min(_FIRST_CHUNK, len(token_ids))]
     while sum(sizes) < len(token_ids):
@@ -108,14 +92,7 @@ def check_logits(passes: TracedPasses, token_ids: Sequence[int], reference: Arra
 
 
 def exact_rows(passes: TracedPasses, vocab_size: int, capacity: int) -> int:
-    """Return the rows of the largest pass that was compared, if all had the bits of single rows, else 0.
-
-    Logits, keys and values are compared, of passes of ``ROWS`` rows behind ``PREFIXES`` tokens.
-
-    Args:
-        passes: the graph; its cache is emptied.
-        capacity: tokens of its cache.
-    """
+    """Return the rows of the largest pass with the bits of single rows, in logits, keys and values, else 0."""
     compared = 0
     for prefix in PREFIXES:
         passes.length = 0

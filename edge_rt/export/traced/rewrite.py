@@ -145,11 +145,7 @@ def new_name(layer: int, kind: str) -> str:
 
 
 class _Nodes:
-    """Creates nodes with names of their own.
-
-    Attributes:
-        made: the nodes, in order.
-    """
+    """Creates nodes with names of their own."""
 
     def __init__(self, prefix: str) -> None:
         self.made: list[ir.Node] = []
@@ -169,14 +165,7 @@ class _Nodes:
 
 
 def adapt(model: ir.Model, interface: TracedInterface, vocab_size: int, name: str) -> bool:
-    """Change inputs and outputs of a traced graph to those of the op profile ``traced``, in place.
-
-    Returns:
-        Whether the head computes only the rows that are asked for.
-
-    Raises:
-        UnsupportedModel: the graph uses operators that are too old, or inputs of other shapes.
-    """
+    """Change inputs and outputs of a traced graph to those of the op profile ``traced``, in place."""
     graph = model.graph
     opset = graph.opset_imports.get("", 0)
     if opset < MIN_OPSET:
@@ -255,10 +244,7 @@ def _drive(nodes: _Nodes, interface: TracedInterface, rows: ir.Value, past: ir.V
 
 
 def _appended(present: ir.Value, past: ir.Value) -> ir.Value | None:
-    """Return what a graph appends to the rows of the context; None if it makes the new cache in another way.
-
-    Taken from there, the cache of a layer need not stay in memory until the end of a pass.
-    """
+    """Return what a graph appends to a cache, which then need not outlive its layer; None if it appends nothing."""
     node = present.producer()
     if node is None or node.op_type != "Concat" or len(node.inputs) != 2 or node.inputs[0] is not past:
         return None

@@ -32,15 +32,7 @@ def place(model: ir.Model) -> WeightsLayout:
 
 
 def write_weights(model: ir.Model, layout: WeightsLayout, folder: Path, on_bytes: Callable[[int, int], None]) -> None:
-    """Write the tensors to ``weights.bin``, read them back, and let the graph refer to them there.
-
-    Args:
-        model: its tensors lie in memory or in files of the trace.
-        on_bytes: called with the bytes that were written, and with all of them.
-
-    Raises:
-        InvalidModelFile: a value of the weights is not finite.
-    """
+    """Write the tensors to ``weights.bin``, read them back, and let the graph refer to them there."""
     done = 0
     placed = list(_stored(model))
     with WeightsFile(folder / WEIGHTS_FILE, layout) as out:
@@ -113,11 +105,7 @@ def write_out(model: ir.Model) -> ir.Model:
 
 
 def simplify(model: ir.Model, producer: str) -> None:
-    """Change a graph in place into one that ONNX Runtime opens without copies of its weights.
-
-    Args:
-        producer: name of the program that writes it.
-    """
+    """Change a graph in place into one that ONNX Runtime opens without copies of its weights."""
     read_turned(model.graph)
     passes.RemoveUnusedNodesPass()(model)
     passes.RemoveUnusedOpsetsPass()(model)

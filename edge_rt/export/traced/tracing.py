@@ -54,8 +54,6 @@ class Trace:
     """What the worker wrote.
 
     Attributes:
-        graph: the traced graph; its weights lie beside it.
-        exporter: the programs that traced it, with their versions.
         token_ids: tokens whose logits transformers computed.
         logits: those, float32 ``[len(token_ids), vocabulary]``.
     """
@@ -76,11 +74,7 @@ def installed_version(distribution: str) -> str | None:
 
 
 def require_tracer(version_of: Callable[[str], str | None] = installed_version) -> None:
-    """Refuse an environment that lacks what a trace needs; nothing is imported.
-
-    Args:
-        version_of: returns the installed version of a distribution, or None.
-    """
+    """Refuse an environment that lacks what a trace needs; nothing is imported."""
     found = {name: version_of(name) for name in NEEDED}
     missing = [name for name, version in found.items() if version is None]
     if missing:
@@ -112,16 +106,7 @@ def worker_command(folder: Path, out: Path) -> list[str]:
 
 
 def run_worker(folder: Path, out: Path, *, command: Sequence[str] | None = None) -> Trace:
-    """Trace the model of a folder.
-
-    Args:
-        out: an empty folder for the graph; what the libraries print is kept there as well.
-        command: the process to start; None: the worker.
-
-    Raises:
-        UnsupportedModel: this route cannot carry the model, or tracing it failed.
-        InvalidPackage: the worker ended without an answer, or its answer is malformed.
-    """
+    """Trace the model of a folder into an empty one, where what the libraries print is kept as well."""
     name = folder.resolve().name
     with (out / _CHATTER_FILE).open("wb") as chatter:
         code = subprocess.run(

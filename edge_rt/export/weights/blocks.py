@@ -30,12 +30,7 @@ def read_rows(source: TensorReader, tensor: TensorInfo) -> Array:
 
 
 def iter_rows(source: TensorReader, tensor: TensorInfo, *, whole: bool = False, multiple: int = 1) -> Iterator[Array]:
-    """Yield the raw bytes of a tensor in pieces of whole rows, uint8 ``[rows, bytes per row]``.
-
-    Args:
-        whole: yield everything at once, instead of about ``PIECE_BYTES`` at a time.
-        multiple: every piece but the last has a multiple of this many rows.
-    """
+    """Yield raw rows, uint8 ``[rows, bytes per row]``; pieces but the last have a multiple of ``multiple``."""
     rows = tensor.shape[1] if len(tensor.shape) > 1 else 1
     row_bytes = tensor.nbytes // rows
     step = rows if whole else piece_rows(tensor, multiple=multiple)
@@ -57,11 +52,7 @@ def open_bytes(tensor: TensorInfo) -> int:
 
 
 def float_rows(tensor: TensorInfo, raw: Array) -> Array:
-    """Return rows of a float tensor as they are stored, ``[rows, elements]``; bfloat16 as uint16.
-
-    Raises:
-        InvalidModelFile: a value is NaN or infinite.
-    """
+    """Return rows of a float tensor as they are stored, ``[rows, elements]``; bfloat16 as uint16."""
     values: Array = raw.view(FLOAT_TYPES[tensor.type_name])
     is_finite = values & 0x7F80 != 0x7F80 if values.dtype == np.uint16 else np.isfinite(values)
     if not is_finite.all():

@@ -169,14 +169,7 @@ _LAYOUTS: Final[dict[str, Callable[[Array], Codes]]] = {
 
 
 def read_codes(tensor: TensorInfo, raw: Array) -> Codes:
-    """Take raw rows of a quantised tensor apart.
-
-    Args:
-        raw: uint8 ``[rows, bytes per row]``.
-
-    Raises:
-        InvalidModelFile: a scale is NaN, infinite or too large.
-    """
+    """Take raw rows of a quantised tensor, uint8 ``[rows, bytes per row]``, apart."""
     found = _LAYOUTS[tensor.type_name](raw)
     halves = [part for part in (found.d, found.m) if part is not None]
     if not all(np.isfinite(part).all() for part in halves):

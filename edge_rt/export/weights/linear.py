@@ -19,7 +19,6 @@ class Part:
     """One tensor of the checkpoint and, for rotated projections, the order in which its rows are read.
 
     Attributes:
-        tensor: a matrix, ggml shape ``(in_features, out_features)``.
         row_order: int64 ``[out_features]``, or None for the file's order.
         quantised_to: type in the package of a tensor of floats that is quantised; None: the tensor's own type.
     """
@@ -34,11 +33,7 @@ class Part:
         return self.quantised_to or self.tensor.type_name
 
     def pieces(self, source: TensorReader, *, multiple: int = 1) -> Iterator[Array]:
-        """Yield the raw rows in that order, uint8 ``[rows, bytes per row]``; all at once if they are reordered.
-
-        Args:
-            multiple: every piece but the last has a multiple of this many rows.
-        """
+        """Yield the raw rows in that order, uint8 ``[rows, bytes per row]``; all at once if they are reordered."""
         if self.row_order is None:
             yield from iter_rows(source, self.tensor, multiple=multiple)
         else:
@@ -96,12 +91,7 @@ class Linear:
 
 
 def stack(name: str, parts: Sequence[Part], *, ends: Callable[[Part], bool] | None = None) -> tuple[Linear, ...]:
-    """Return the fewest matrices that hold ``parts``: neighbours of one type become one matrix.
-
-    Args:
-        parts: first output rows first.
-        ends: whether no other part can follow one; None: any can.
-    """
+    """Return the fewest matrices that hold ``parts``: neighbours of one type become one, unless a part ends there."""
     groups: list[list[Part]] = []
     for part in parts:
         last = groups[-1][-1] if groups else None

@@ -112,11 +112,7 @@ def _dequantised(tensor: TensorInfo, raw: Array) -> Array:
 
 
 class PackageMatrices:
-    """Tensors of a checkpoint of which some were quantised for the package: these as they lie there.
-
-    Args:
-        stored: gives rows of them.
-    """
+    """Tensors of a checkpoint of which some were quantised for the package: these as they lie there."""
 
     def __init__(self, checkpoint: Matrices, linears: Iterable[Linear], stored: StoredRows) -> None:
         self._checkpoint = checkpoint

@@ -72,11 +72,7 @@ def merged_tensor(name: str, merge: Merge) -> ConvertedTensor:
 
 
 class MergedMatrix(ConvertedMatrix):
-    """The weights of a matrix, with what adapters add.
-
-    Args:
-        source: the open checkpoint, with the adapters' files.
-    """
+    """The weights of a matrix, with what adapters add."""
 
     def __init__(self, tensor: ConvertedTensor, source: TensorReader, *, merge: Merge) -> None:
         super().__init__(tensor, source)
@@ -128,11 +124,7 @@ class _Product:
 
 
 def _matrix(source: TensorReader, tensor: TensorInfo, *, turns: bool) -> Array:
-    """Return a stored matrix, float32, or its transpose.
-
-    Raises:
-        InvalidModelFile: a number is not finite.
-    """
+    """Return a stored matrix, float32, or its transpose."""
     found = whole_matrix(CheckpointMatrices(source, {tensor.name: tensor}), tensor)
     return found.T if turns else found
 

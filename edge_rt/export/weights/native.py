@@ -25,11 +25,7 @@ from edge_rt.export.weights.weights_file import Slot, WeightsFile, WeightsLayout
 
 @dataclass(frozen=True)
 class Region:
-    """Tiles of one format that follow each other.
-
-    Attributes:
-        begin: byte of the matrix where they begin.
-    """
+    """Tiles of one format that follow each other."""
 
     begin: int
     tiles: int
@@ -64,11 +60,7 @@ class Region:
 
 
 class RegionWriter:
-    """Writes the regions of a matrix, the tiles of each from the first to the last.
-
-    Args:
-        layout: gets the places as parts of the slot, so that what was written can be verified.
-    """
+    """Writes the regions of a matrix, the tiles of each from the first to the last."""
 
     def __init__(self, slot: Slot, regions: Sequence[Region], layout: WeightsLayout, out: WeightsFile) -> None:
         self._out = out
@@ -102,11 +94,7 @@ def tiles_of(linear: Linear) -> str:
 
 
 def stack(name: str, parts: Sequence[Part]) -> tuple[Linear, ...]:
-    """Return one matrix of parts one behind the other, each in its own format.
-
-    Several where floats are among them, or where a part ends within a tile, as few heads of a size that is no multiple
-    of 16 do.
-    """
+    """Return one matrix of parts, each in its own format; several for floats, or where a part ends within a tile."""
     if _may_be_mixed(parts) and all(_ends_with_tile(part) for part in parts[:-1]):
         return (Linear(name, tuple(parts)),)
     return stack_of_one_type(name, parts, ends=lambda part: not _ends_with_tile(part))
@@ -169,15 +157,7 @@ def place_key_constants(layout: WeightsLayout, layers: Sequence[int], kv_heads: 
 def fill(
     linear: Linear, source: RowReader, layout: WeightsLayout, out: WeightsFile, on_bytes: Callable[[int], None]
 ) -> None:
-    """Read the parts of a matrix, pack them and write them to their slot.
-
-    Args:
-        layout: where the matrix was placed.
-        on_bytes: called with the number of bytes read from the checkpoint.
-
-    Raises:
-        InvalidModelFile: a value is not finite.
-    """
+    """Read the parts of a matrix, pack them and write them to their slot."""
     slot, at, regions = layout.slots[tiles_of(linear)], 0, _regions(linear)
     nested = None
     if any(region.form.finer_bytes for region in regions):
@@ -218,13 +198,7 @@ def _regions(linear: Linear) -> list[Region]:
 
 
 def verify(linear: Linear, source: TensorReader, layout: WeightsLayout, weights: Path) -> None:
-    """Compare values in ``weights.bin`` with the checkpoint: of tiles at the ends of what is packed at once, and more.
-
-    That every byte is the one that was packed is checked by ``verify_checksums``.
-
-    Raises:
-        InvalidPackage: a value differs; where the part is quantised, by more than ``is_rounded`` allows.
-    """
+    """Compare values in ``weights.bin`` with the checkpoint: tiles at the ends of what is packed at once, and more."""
     verify_values(linear, source, layout, weights, _checked_tiles(linear))
 
 
@@ -247,12 +221,7 @@ def _checked_tiles(linear: Linear) -> list[int]:
 
 @dataclass(frozen=True)
 class Stored:
-    """Matrices that were written.
-
-    Attributes:
-        weights: ``weights.bin``.
-        layout: where they lie in it.
-    """
+    """Matrices that were written."""
 
     weights: Path
     layout: WeightsLayout

@@ -132,16 +132,7 @@ def place(linear: Linear, layout: WeightsLayout) -> None:
 def fill(
     linear: Linear, source: RowReader, layout: WeightsLayout, out: WeightsFile, on_bytes: Callable[[int], None]
 ) -> None:
-    """Read the parts of a matrix, convert them and write them to their slots.
-
-    Args:
-        layout: where the matrix was placed.
-        on_bytes: called with the number of bytes read from the checkpoint.
-
-    Raises:
-        InvalidModelFile: a value is not finite.
-        UnsupportedModel: a zero point does not fit 4 bits.
-    """
+    """Read the parts of a matrix, convert them and write them to their slots."""
     row = 0
     for part in linear.parts:
         for found, read in source.rows(part):
@@ -162,11 +153,7 @@ def fill(
 
 
 def verify(linear: Linear, source: TensorReader, layout: WeightsLayout, weights: Path) -> None:
-    """Compare some rows of the parts that were quantised with the checkpoint; the check's float graph reads the others.
-
-    Raises:
-        InvalidPackage: they are further apart than ``is_rounded`` allows.
-    """
+    """Compare some rows of what was quantised with the checkpoint; the check's float graph reads the others."""
     stored = Stored(weights, layout)
     for part in linear.parts:
         if part.quantised_to is None:
@@ -186,12 +173,7 @@ def verify(linear: Linear, source: TensorReader, layout: WeightsLayout, weights:
 
 @dataclass(frozen=True)
 class Stored:
-    """Matrices that were written.
-
-    Attributes:
-        weights: ``weights.bin``.
-        layout: where they lie in it.
-    """
+    """Matrices that were written."""
 
     weights: Path
     layout: WeightsLayout

@@ -25,16 +25,7 @@ class RowReader(Protocol):
     """Gives the rows of matrices, in the type and the order that the package stores them in."""
 
     def rows(self, part: Part, *, multiple: int = 1) -> Iterator[tuple[Rows, int]]:
-        """Yield the rows of a part, and how many bytes of the checkpoint they took.
-
-        Args:
-            part: one tensor of the checkpoint.
-            multiple: every piece but the last has a multiple of this many rows.
-
-        Raises:
-            InvalidModelFile: a value is not finite.
-            StorageError: the checkpoint cannot be read.
-        """
+        """Yield the rows of a part, all but the last piece a multiple of ``multiple``, and how many bytes they took."""
 
 
 class CheckpointRows:
@@ -61,13 +52,7 @@ class CheckpointRows:
 def packed_rows(
     tensor: PackedTensor, source: TensorReader, row_order: Array | None, multiple: int
 ) -> Iterator[tuple[Codes, int]]:
-    """Yield the rows of a packed matrix, and their share of its bytes; the arguments as in ``Part`` and ``RowReader``.
-
-    Raises:
-        InvalidModelFile: a scale is not finite.
-        UnsupportedModel: a scale is not exact in float16.
-        StorageError: the checkpoint cannot be read.
-    """
+    """Yield the rows of a packed matrix, and their share of its bytes; arguments as in ``Part``, ``RowReader``."""
     matrix = tensor.open(source)
     # The codes of a piece take twice their bytes in the file.
     for rows, read in _in_pieces(tensor, row_order, piece_rows(tensor, multiple=2 * multiple) // 2):
@@ -88,14 +73,7 @@ def affine_rows(
 def converted_rows(
     tensor: ConvertedTensor, source: TensorReader, row_order: Array | None, multiple: int
 ) -> Iterator[tuple[Array, int]]:
-    """Yield the rows of a matrix of floats that is stored in fewer bits, in its type, and their share of its bytes.
-
-    The arguments are as in ``Part`` and ``RowReader``.
-
-    Raises:
-        InvalidModelFile: a value is not finite.
-        StorageError: the checkpoint cannot be read.
-    """
+    """Yield the rows of a matrix of floats that is stored in fewer bits, in its type, and their share of its bytes."""
     matrix = tensor.open(source)
     for rows, read in _in_pieces(tensor, row_order, piece_rows(tensor, multiple=multiple)):
         yield stored_floats(matrix.values(rows), tensor.type_name), read
@@ -111,12 +89,5 @@ def _in_pieces(tensor: TensorInfo, row_order: Array | None, step: int) -> Iterat
 
 
 def stored_rows(tensor: TensorInfo, raw: Array) -> Rows:
-    """Take raw rows of a tensor apart.
-
-    Args:
-        raw: uint8 ``[rows, bytes per row]`` as in the checkpoint.
-
-    Raises:
-        InvalidModelFile: a scale, a minimum or a value is NaN or infinite, or a scale is too large.
-    """
+    """Take raw rows of a tensor, uint8 ``[rows, bytes per row]`` as in the checkpoint, apart."""
     return float_rows(tensor, raw) if tensor.type_name in FLOAT_TYPES else read_codes(tensor, raw)

@@ -51,11 +51,7 @@ def unit_count(in_features: int, form: TileFormat) -> int:
 
 
 def pack_rows(found: Rows, form: TileFormat) -> Array:
-    """Pack rows of a matrix; the last tile is filled up with zero rows.
-
-    Returns:
-        uint8 ``[tiles, units, bytes]``.
-    """
+    """Pack rows of a matrix, uint8 ``[tiles, units, bytes]``; the last tile is filled up with zero rows."""
     return _pack_codes(found, form) if isinstance(found, Codes) else _pack_floats(found)
 
 
@@ -139,10 +135,7 @@ def _pack_floats(numbers: Array) -> Array:
 
 
 def unpack_rows(tiles: Array, form: TileFormat) -> Array:
-    """Return the values of packed rows, float32 ``[16 * tiles, inputs]``, padding included.
-
-    They are computed as the checkpoint defines them: one rounding per operation.
-    """
+    """Return the values of packed rows, float32 ``[16 * tiles, inputs]``, with padding, one rounding an operation."""
     return _unpack_floats(tiles, form) if form.is_float else values(unpack_codes(tiles, form), form)
 
 

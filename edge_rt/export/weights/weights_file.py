@@ -69,11 +69,7 @@ class WeightsLayout:
         return slot
 
     def add_part(self, slot: Slot, name: str, begin: int, nbytes: int) -> Slot:
-        """Return a stretch of a slot of bytes as a slot of its own.
-
-        Args:
-            begin: its first byte in the slot.
-        """
+        """Return a stretch of a slot of bytes, from its byte ``begin``, as a slot of its own."""
         assert slot.dtype == np.uint8, slot
         assert 0 <= begin <= begin + nbytes <= slot.nbytes, (slot, begin, nbytes)
         part = Slot(f"{slot.name}.{name}", slot.dtype, (nbytes,), slot.offset + begin)
@@ -87,14 +83,10 @@ class WeightsFile:
     The whole file is allocated first, so that a full disk is found before the work and not after it.
 
     Args:
-        layout: where its tensors lie.
         is_new: False to write further tensors to a file that this class has created.
 
     Attributes:
         checksums: CRC-32 of what was written, by slot.
-
-    Raises:
-        StorageError: the disk is full, or the file cannot be written.
     """
 
     def __init__(self, path: Path, layout: WeightsLayout, *, is_new: bool = True) -> None:
