@@ -44,8 +44,6 @@ def answering(
         print(answer.result().usage)
 
     Args:
-        make_stream: starts the generation, given a cancel token and a callback for the progress of prefill.
-        terminal: shows the prefill progress of a long prompt, if it is a screen.
         tend: called in this thread between pieces of the answer, and while waiting for one.
     """
     token = CancelToken()
@@ -64,11 +62,7 @@ def answering(
 
 
 class Answering(Background[Event]):
-    """Events of an answer, read in the main thread; until the first event a line shows the progress of prefill.
-
-    Args:
-        tend: called between events, and while waiting for one.
-    """
+    """Events of an answer, read in the main thread; until the first event a line shows the progress of prefill."""
 
     def __init__(
         self, make_stream: MakeStream, token: CancelToken, terminal: Terminal, tend: Callable[[], None] | None = None

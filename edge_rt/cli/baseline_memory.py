@@ -36,9 +36,6 @@ def this_machine(own_bytes: int) -> Device:
 
     The memory of the interpreter and the command line depends on their versions, so it is measured in this process and
     rounded up. A saved device description may have a higher value, which is then used; it never makes a plan smaller.
-
-    Args:
-        own_bytes: memory of the process, as returned by the function ``own_bytes``.
     """
     from edge_rt.memory.device import this_device
 
@@ -54,11 +51,7 @@ def holding(resident_bytes: int) -> Device:
 
 
 def with_base(device: Device, own_bytes: int) -> Device:
-    """Return the device with a command's memory as ``base_bytes``, or the measured value if that is more.
-
-    Args:
-        own_bytes: resident memory of a command-line process before large imports.
-    """
+    """Return the device with a command's memory as ``base_bytes``, or the measured value if that is more."""
     from edge_rt.system.byte_size import round_up
 
     expected = round_up(own_bytes, STEP) + LIBRARIES_BYTES

@@ -42,7 +42,6 @@ def tell_estimate(
     """Show how much disk and memory an export will need.
 
     Args:
-        terminal: where to show it.
         budget: memory budget in bytes; None: no limit.
         package: name of the package, if it is exported only to be loaded; None if the user asked for the export.
         lead: text before the suggested command, such as how to leave a chat to type it.
@@ -162,9 +161,7 @@ def obtain_package(
     """Return the name of a model and its opened package; it is fetched and exported first if needed.
 
     Args:
-        places: where models are stored.
         budget: memory budget of an export in bytes; None: no limit.
-        lead: text before a suggested command, as in ``tell_estimate``.
 
     Raises:
         EdgeRTError: there is no such model, or it cannot be fetched, exported or opened.

@@ -15,11 +15,7 @@ if TYPE_CHECKING:
 
 
 def note_unused_penalty(terminal: Terminal, model: Model, options: GenerationConfig, *, in_chat: bool = False) -> None:
-    """Say that greedy answers do without the repetition penalty that the package advises.
-
-    Args:
-        options: options of the next generations.
-    """
+    """Say that greedy answers do without the repetition penalty that the package advises."""
     advice = model.package.manifest.sampling
     penalty = None if advice is None else advice.given.get("repetition_penalty")
     if options.temperature != 0 or options.repetition_penalty is not None or penalty in (None, 1.0):
@@ -47,11 +43,7 @@ def never_drafts(mode: str, op_profile: str) -> bool:
 
 
 def warn_of_profile(terminal: Terminal, model: Model, mode: str, *, given: str) -> None:
-    """Warn about the limits of a requested drafter in the op profile of this model.
-
-    Args:
-        given: how the user requested it, such as ``--spec ngram``.
-    """
+    """Warn about the limits of a requested drafter in the op profile of this model."""
     drafts = model.speculation.drafts
     why = WHY_NOTHING if model.device is None else _WHY_UNVERIFIED.format(device=model.device.name)
     if drafts is Drafts.NOTHING and mode == AUTO:

@@ -48,7 +48,6 @@ class Speeds:
 
     Args:
         measured: cache format -> measured latency of passes; empty for another machine, or before the first answer.
-        drafter: the trained drafter of the request; None without one.
     """
 
     def __init__(

@@ -77,9 +77,6 @@ def run_benchmark(
     """Measure a model, after a warm-up; it is reset before and after.
 
     Args:
-        model: a model that is not used elsewhere at the same time.
-        prompt_sizes: lengths of the prompts that are prefilled, in tokens.
-        generate: tokens to generate, from an empty cache.
         depth: tokens in the cache before a pass of the row-cost curve.
         row_counts: rows of those passes.
     """

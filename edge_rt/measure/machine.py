@@ -47,9 +47,6 @@ def run_command(command: Sequence[str]) -> str:
 def measure_device(name: str, *, bandwidth: Callable[[int], float], run: Run = run_command) -> Device:
     """Measure this machine; takes about four seconds.
 
-    Args:
-        bandwidth: measures bytes per second for a number of threads.
-
     Raises:
         RuntimeUnavailable: a process cannot be started.
     """
@@ -114,11 +111,7 @@ def measure_bandwidth(
     The speed of a repeat is the upper quartile of the speeds of its rounds.
 
     Args:
-        threads: reading threads, each with a separate part of the buffer.
         buffer_bytes: size of the buffer; rounded down to whole parts.
-        seconds: total duration of the measurement.
-        repeats: number of repeats that share the time.
-        clock: returns the time in seconds.
     """
     part = max(buffer_bytes // 8 // threads, 1)
     # Ones, because untouched pages of zeros all map to the same physical page.

@@ -94,7 +94,6 @@ class MeasuredProcess:
         """Load a package in this process and run it up to the plan's limits, once.
 
         Args:
-            plan: the plan that it is loaded with.
             threads: threads that compute; None uses every CPU this process may use.
             turns: run a chat of this many turns instead of going to the plan's limits.
         """

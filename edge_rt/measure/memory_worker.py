@@ -307,9 +307,6 @@ def chat(model: Model, turns: int, tell: Stage) -> None:
 def work(request: dict[str, Any], report: Stage, own: GpuProvider = INSTALLED) -> None:
     """Run a request, as ``memory_watch.MeasuredProcess`` sends it.
 
-    Args:
-        report: called after every stage.
-
     Raises:
         EdgeRTError: the model cannot be loaded or used as requested.
     """

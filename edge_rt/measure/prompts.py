@@ -153,7 +153,6 @@ def answer_each(
 
     Args:
         model: a model that is not used elsewhere at the same time.
-        raw: use the texts without the chat template.
 
     Yields:
         The prompt, and its answers in the order of ``modes``.

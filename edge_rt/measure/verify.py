@@ -116,10 +116,6 @@ def summary(found: Items[Answer], modes: Items[str]) -> dict[str, Any]:
     ``prompts`` counts the compared prompts, once per cache format. ``identical`` counts those whose answers were the
     same with every drafter. ``tokens_per_step`` counts tokens and passes after every answer's first token, and is None
     if there were none. Where ``drafted`` is 0, identical answers prove nothing: they are plain ones.
-
-    Args:
-        found: answers of ``PLAIN`` and of every mode to the same prompts.
-        modes: the modes that are compared with ``PLAIN``.
     """
     plain = {(answer.kv, answer.prompt): answer for answer in found if answer.mode == PLAIN}
     compared = {place for place, answer in plain.items() if answer.overflow is None}
@@ -170,7 +166,6 @@ class VerifyState:
     again.
 
     Args:
-        path: the file; created if it does not exist.
         header: everything that answers depend on, as JSON values.
 
     Attributes:

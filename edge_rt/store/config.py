@@ -161,12 +161,7 @@ def _store_path(path: Path, value: object) -> Path | None:
 
 
 def store_root(flag: str | Path | None = None, *, config: Config | None = None) -> Path:
-    """Return the root folder of the store: the flag, else the configuration file, else the platform's default.
-
-    Args:
-        flag: folder given on the command line or in a call.
-        config: content of the configuration file; None reads the user's.
-    """
+    """Return the root folder of the store: the flag, else the configuration file, else the platform's default."""
     if flag is not None:
         from edge_rt.package.reader import absolute_path
 

@@ -96,9 +96,7 @@ def fetch_source(
     Args:
         ref: recipe name, ``org/name``, ``org/name:file.gguf``, the name of an earlier fetch, or a local GGUF file or
             folder (which stays where it is).
-        store: the store that keeps the files.
         name: store name; None for the one that follows from ``ref``.
-        offline: use what is on this machine only, the hub library's cache included.
         force: fetch again even if the files are present.
         verify: compare the hashes of files that are already present, not only their sizes and times.
         progress: receives stages ``download`` and ``verify``, in bytes.

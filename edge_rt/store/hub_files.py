@@ -95,9 +95,6 @@ def gguf_format(name: str) -> str | None:
 def choose_files(listing: HubListing, reference: HubReference) -> tuple[FileSpec, ...]:
     """Choose what to fetch: one GGUF file, all its parts if it is split, with the licence; or a checkpoint's files.
 
-    Args:
-        reference: the repository, and one file of it if the user named one.
-
     Returns:
         The files; GGUF files come first, safetensors last.
 

@@ -42,8 +42,6 @@ def inspect(reference: str | Path, store: Store, *, verify: bool = False) -> Ins
 
     Args:
         reference: the model argument, or the folder of a drafter.
-        store: where names are looked up.
-        verify: compare every file of a package or a drafter with its hash.
 
     Raises:
         ModelNotFound: it is not on this machine.

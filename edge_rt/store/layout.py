@@ -164,11 +164,7 @@ class Store:
         return sorted(name for name in found if is_name(name))
 
     def remove(self, name: str) -> RemovedReport:
-        """Delete a package and its source files; each is removed atomically.
-
-        Args:
-            name: store name, or the hub reference that it came from.
-        """
+        """Delete a package and its source files; each is removed atomically."""
         from edge_rt.store.made_from import forget
         from edge_rt.store.staging import discard, entry_lock
 
@@ -222,9 +218,5 @@ class Store:
 
 
 def open_store(root: str | Path | None = None, *, config: Config | None = None) -> Store:
-    """Return the store named by a flag, else by the configuration file, else the user's default store.
-
-    Args:
-        config: content of the configuration file; None reads the user's.
-    """
+    """Return the store named by a flag, else by the configuration file, else the user's default store."""
     return Store(store_root(root, config=config))

@@ -90,9 +90,7 @@ def pull(
     Args:
         ref: recipe name, ``org/name``, ``org/name:file.gguf``, a local GGUF file (or a folder with just one), or a
             folder with ``config.json`` and safetensors.
-        store: the store that keeps source and package.
         name: store name; None for the one that follows from ``ref``.
-        offline: use what is on this machine only.
         activations: activation type of the export; None for the recipe's, or ``int8``.
         weights: types of the matrices, as in ``edge_rt.export.export_model``; a package with others is exported again.
             None: those of the package if there is one, else the exporter's default.
@@ -365,10 +363,6 @@ def ensure_package(
 
     Args:
         ref: path of a package, GGUF file or folder with safetensors, store name, recipe name, or hub reference.
-        store: the store where the package is looked up and kept.
-        offline: use what is on this machine only.
-        progress: receives the stages of fetching and of the export.
-        options: servers, recipes and programs to use instead of the real ones.
 
     Raises:
         EdgeRTError: the errors of `resolve` and `pull`.

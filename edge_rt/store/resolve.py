@@ -219,10 +219,6 @@ def resolve(ref: str | os.PathLike[str], store: Store, *, options: FetchOptions 
     package is taken as a name. A folder with exactly one GGUF file, whole or split, means that file, whatever else it
     holds.
 
-    Args:
-        ref: path, store name, recipe name, ``org/name`` or ``org/name:file.gguf``.
-        store: where names are looked up.
-
     Raises:
         ModelNotFound: nothing has that name, or a checkpoint lacks its weights or configuration.
         UnsupportedModel: the path exists, but edge-rt cannot run what is there.

@@ -206,7 +206,6 @@ def fetch_from_hub(
 
     Args:
         spec: expected size and hash, where known; the file is written to ``folder/spec.name``.
-        on_bytes: called with the bytes downloaded so far and in total.
         offline: take the file from the hub library's cache or fail.
 
     Returns:

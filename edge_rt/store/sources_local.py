@@ -21,10 +21,6 @@ def fetch_from_file(
 ) -> str:
     """Copy a local file to ``folder/spec.name``.
 
-    Args:
-        spec: size and hash that it must have.
-        on_bytes: called with the bytes copied so far and in total.
-
     Returns:
         The sha256 of the file.
 
@@ -45,7 +41,6 @@ def write_checked(chunks: Iterable[bytes], target: Path, spec: FileSpec, on_byte
     Args:
         target: path that must not exist yet; absent again after an error.
         spec: never more bytes than its size are written.
-        on_bytes: called with the number of bytes written so far.
 
     Returns:
         The sha256 of the content, in hexadecimal.
@@ -128,7 +123,6 @@ def read_checkpoint(path: Path, on_bytes: Callable[[int, int | None], None]) -> 
 
     Args:
         path: a GGUF file, any part of a split one, or a folder with ``config.json`` and safetensors.
-        on_bytes: called with the bytes read so far and in total.
 
     Raises:
         InvalidModelFile: it is no such file, or its headers are malformed.

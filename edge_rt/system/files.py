@@ -210,11 +210,7 @@ def sha256_file(path: Path, on_bytes: Callable[[int], None] | None = None) -> st
 
 
 def sha256_files(paths: Sequence[Path], on_bytes: Callable[[int], None] | None = None) -> str:
-    """Return the SHA-256 of a file, or that of several, as ``combined_sha256`` defines it.
-
-    Args:
-        on_bytes: called with the number of bytes read so far, of all files together.
-    """
+    """Return the SHA-256 of a file, or that of several, as ``combined_sha256`` defines it."""
     # Imported here: an answer hashes nothing.
     import hashlib
 
@@ -252,7 +248,6 @@ def read_text(path: Path, limit: int = MAX_TEXT_BYTES, *, called: str = "") -> s
     """Return the text of a file.
 
     Args:
-        limit: bytes.
         called: what errors call it before its path, such as ``"The calibration text "``.
 
     Raises:

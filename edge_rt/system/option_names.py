@@ -21,7 +21,6 @@ def known_options(*more: type, name: str | None = None) -> Callable[[Callable[P,
 
     Args:
         *more: the ``TypedDict`` of the function's ``**options``, if it has such.
-        name: what an error calls the function; None: its own name.
     """
 
     def decorate(function: Callable[P, R]) -> Callable[P, R]:

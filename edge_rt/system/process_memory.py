@@ -138,12 +138,7 @@ def read_mappings(process: Path = OWN) -> list[Mapping]:
 
 
 def file_bytes(mappings: Iterable[Mapping], file: Path) -> int:
-    """Return the resident bytes of a mapped file.
-
-    Args:
-        mappings: as returned by ``read_mappings``.
-        file: the file; links in its path are followed.
-    """
+    """Return the resident bytes of a mapped file."""
     # The kernel writes a newline in a name as octal digits.
     name = os.path.realpath(file).replace("\n", "\\012")
     return sum(mapping.resident_bytes for mapping in mappings if mapping.path == name)
@@ -153,7 +148,6 @@ def range_bytes(mappings: Iterable[Mapping], addresses: Iterable[int]) -> int:
     """Return the resident bytes of the mappings that hold some addresses; each mapping counts once.
 
     Args:
-        mappings: as returned by ``read_mappings``.
         addresses: addresses in mappings that hold nothing else, such as those of ``mmap``.
     """
     wanted = set(addresses)

@@ -65,9 +65,6 @@ def added_token(entry: Mapping[str, object]) -> AddedToken:
 class AddedTokens:
     """All added tokens of a tokenizer.
 
-    Args:
-        tokens: them; texts and ids are unique.
-
     Attributes:
         strips: whether one of them takes in white space around it.
     """

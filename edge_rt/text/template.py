@@ -58,10 +58,7 @@ class ChatTemplate:
 
     Args:
         source: the Jinja source, or None for a model that has none: then ChatML, where its special tokens exist.
-        special_tokens: texts of all special tokens of the tokenizer.
         bos_token: text of the token that starts a text, for templates that write it themselves.
-        eos_token: text of the token that ends an answer.
-        clock: gives the time for templates that write the date.
 
     Attributes:
         is_fallback: True if the model had no template and :data:`DEFAULT_TEMPLATE_NAME` is in use.

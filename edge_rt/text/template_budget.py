@@ -69,7 +69,6 @@ class Budget:
     Args:
         chars: characters of the messages and tools that the template works on.
         size: their bytes in memory, as :func:`text_bytes` counts them.
-        clock: gives the CPU time of this thread in seconds.
 
     Attributes:
         unprintable: ids of lists and dictionaries that a template has to look into: none of them may be printed whole.

@@ -33,12 +33,7 @@ class TemplateRefusal(InvalidTemplate):
 
 
 class PaidFunctions(PaidValues):
-    """The callables of templates, charged to the budget of the current rendering.
-
-    Args:
-        environment: looks up the attributes that filters are given by name.
-        clock: gives the time that ``strftime_now`` prints.
-    """
+    """The callables of templates, charged to the budget of the current rendering."""
 
     def __init__(self, environment: Environment, clock: Callable[[], datetime]) -> None:
         super().__init__(environment)

@@ -67,9 +67,6 @@ class GuardedEnvironment(ImmutableSandboxedEnvironment):
 
     It does not support several renderings at once: the caller must lock.
 
-    Args:
-        clock: gives the time that ``strftime_now`` prints.
-
     Attributes:
         budget: the rest of the current rendering's budget.
         literals: the texts that the compiled template compares with, looks up or prints as constants.

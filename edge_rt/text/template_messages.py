@@ -70,11 +70,7 @@ def checked_arguments(values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def formed(messages: Messages, form: Form, thought_fields: Collection[str]) -> Messages:
-    """Return messages as a template reads them; roles are the template's own text.
-
-    Args:
-        thought_fields: the names of thoughts that the template knows.
-    """
+    """Return messages as a template reads them; roles are the template's own text."""
     return [_formed(message, form, thought_fields) for message in messages]
 
 

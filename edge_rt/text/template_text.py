@@ -25,11 +25,7 @@ _CUT_METHODS: Final = frozenset({"split", "rsplit", "splitlines", "partition", "
 
 
 class Text(str):
-    """A text with characters that the template wrote.
-
-    Args:
-        own: where the ranges of those begin and end that the template wrote.
-    """
+    """A text with characters that the template wrote."""
 
     __slots__ = ("own",)
     own: Ranges

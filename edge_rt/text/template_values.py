@@ -36,11 +36,7 @@ _CASE_TESTS: Final = frozenset({"lower", "upper"})
 
 
 class PaidValues:
-    """The part of the callables of templates that needs no text.
-
-    Args:
-        environment: looks up the attributes that filters are given by name.
-    """
+    """The part of the callables of templates that needs no text."""
 
     def __init__(self, environment: Environment) -> None:
         self._environment = environment

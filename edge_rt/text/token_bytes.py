@@ -79,7 +79,6 @@ class IncrementalDecoder:
 
     Args:
         bytes_of: token id -> the bytes of text that the token stands for.
-        skipped: ids of tokens that are not shown as text.
     """
 
     def __init__(self, bytes_of: Callable[[int], bytes], skipped: frozenset[int], *, drops_space: bool = False) -> None:

@@ -93,11 +93,7 @@ def flags_of_a_chat(reference: str) -> Generator[None]:
 
 
 def planned_text(memory: Mapping[str, Any], *, with_budget: bool = True) -> str:
-    """Return what is planned: ``"231.0 of 400.0 MiB"``, ``"231.0 MiB and 523.0 MiB of the GPU"``.
-
-    Args:
-        with_budget: whether the budgets are named, where some were given.
-    """
+    """Return what is planned: ``"231.0 of 400.0 MiB"``, ``"231.0 MiB and 523.0 MiB of the GPU"``."""
     text = show_share(memory["planned_bytes"], memory["budget_bytes"] if with_budget else None)
     if not memory["device_bytes"]:
         return text
@@ -107,11 +103,7 @@ def planned_text(memory: Mapping[str, Any], *, with_budget: bool = True) -> str:
 
 
 def info_rows(facts: Mapping[str, Any], device: str, spec: str) -> dict[str, str]:
-    """Return the facts of a loaded model, as ``/show info`` shows them; what there is not is left out.
-
-    Args:
-        spec: the drafter in use.
-    """
+    """Return the facts of a loaded model, as ``/show info`` shows them; what there is not is left out."""
     sampling = ", ".join(f"{name} {value:g}" for name, value in facts["sampling"].items())
     rows = {
         "model": facts["model"],

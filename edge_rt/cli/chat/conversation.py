@@ -51,8 +51,6 @@ class Conversation:
     """Answers messages, and keeps the model, the messages and the options.
 
     Args:
-        places: where models are stored.
-        show_stats: write a line of figures after every answer.
         inputs: tools, documents and arguments of the chat template, as ``Model.chat`` takes them.
 
     Attributes:

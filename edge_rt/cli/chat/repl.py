@@ -205,7 +205,6 @@ class Repl:
 
     Args:
         read: returns the next text; raises EOFError for Ctrl-D and KeyboardInterrupt for Ctrl-C at an empty prompt.
-        clock: returns the time in seconds.
     """
 
     def __init__(

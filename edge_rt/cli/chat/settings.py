@@ -90,11 +90,7 @@ def shown(name: str, value: Any) -> str:
 
 
 def sampling_shown(options: GenerationConfig, advice: SamplingAdvice | None) -> dict[str, str]:
-    """Return the sampling values in force as displayed text, marked if they come from the model or are defaults.
-
-    Args:
-        options: the values that the user set.
-    """
+    """Return the sampling values in force as displayed text, marked if they come from the model or are defaults."""
     given = SamplingAdvice() if advice is None or options.temperature == 0 else advice
     texts = {}
     for name, value in dataclasses.asdict(options.sampling(advice)).items():
@@ -104,12 +100,7 @@ def sampling_shown(options: GenerationConfig, advice: SamplingAdvice | None) -> 
 
 
 def check_options(options: GenerationConfig, mode: str) -> None:
-    """Refuse options of speculation that contradict each other, before the next answer needs them.
-
-    Args:
-        options: options of the next generations.
-        mode: the mode of speculation that the chat was started with.
-    """
+    """Refuse options of speculation that contradict each other, before the next answer needs them."""
     mode = mode if options.spec is None else options.spec
     if mode == "reference" and options.reference is None:
         raise ConfigError(

@@ -63,7 +63,6 @@ class Commands:
     """Runs lines that begin with a slash.
 
     Args:
-        conversation: the conversation that they act on.
         ask: asks the user a yes-or-no question; None: nobody can be asked.
 
     Attributes:

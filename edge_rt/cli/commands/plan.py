@@ -118,11 +118,7 @@ def plan(
 
 
 def find_model(reference: str, places: PlaceFlags, weights: str | None = None) -> FoundModel:
-    """Return the numbers of the model that an argument means, and remarks about them.
-
-    Args:
-        places: where models are stored.
-    """
+    """Return the numbers of the model that an argument means, and remarks about them."""
     from edge_rt.package.reader import is_package, open_package
 
     path = Path(reference).expanduser()

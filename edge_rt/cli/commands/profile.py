@@ -112,11 +112,7 @@ def _measure(
 
 
 def _plan(terminal: Terminal, package: Package, options: LoadOptions, machine: Device) -> Plan:
-    """Return the plan that a fresh process would make of a package, and say what there is to say about its device.
-
-    Args:
-        machine: this one, with the memory that a fresh process has.
-    """
+    """Return the plan that a fresh process would make of a package, and say what there is to say about its device."""
     from edge_rt.memory.plan import require_fit
     from edge_rt.runtime.load.planning import plan_package
 
@@ -167,12 +163,7 @@ def device_lines(measured: MemoryReport) -> list[str]:
 
 
 def chart(terms: dict[str, dict[str, int]], width: int = _BAR) -> list[str]:
-    """Return lines of text that show planned and measured bytes as bars.
-
-    Args:
-        terms: name -> ``planned`` and ``measured``.
-        width: characters of the longest bar.
-    """
+    """Return lines of text that show planned and measured bytes as bars."""
     most = max(max(term.values()) for term in terms.values()) or 1
     names = max(map(len, terms))
     lines = []

@@ -105,11 +105,7 @@ class TrainFlags:
 
 
 def parse_duration(text: str) -> float:
-    """Return a duration in seconds.
-
-    Args:
-        text: a number of seconds, or a number with one of the units s, m, h and d.
-    """
+    """Return a duration in seconds."""
     found = _DURATION.fullmatch(text.strip().lower())
     seconds = float(found[1]) * _SECONDS[found[2]] if found else 0.0
     if seconds <= 0:

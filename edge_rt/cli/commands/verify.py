@@ -51,7 +51,6 @@ class VerifyRun:
 
     Args:
         modes: modes of speculation, without plain decoding.
-        raw: give prompts without the chat template.
     """
 
     def __init__(
@@ -115,10 +114,6 @@ class VerifyRun:
         """Remember for later loads on a device whether speculation changes nothing there; nothing for the CPU.
 
         Only answers that were generated in this run count: a state may come from another device.
-
-        Args:
-            is_same: whether all answers were the same as plain ones.
-            drafted: tokens that were drafted for them.
         """
         if not self._verifications:
             return

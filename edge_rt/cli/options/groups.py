@@ -260,7 +260,6 @@ class LoadFlags:
         """Return how the model is loaded.
 
         Args:
-            places: names the configuration file.
             speculation: the speculation flags; None lets the plan choose.
             on_calibrate: called with what is measured when an answer has to wait for a measurement of latency.
             is_package: whether the model is one, for which the store is asked where packages are that draft.

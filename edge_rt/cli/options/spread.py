@@ -105,9 +105,6 @@ def spread(command: Callable[..., int]) -> Callable[..., int]:
     gets the dataclass. Every other parameter is a single flag or argument. Fields that are not flags keep their
     defaults. Groups are created when the command starts, in the order of the parameters; one with a method
     ``completed`` is replaced by what that makes of all groups.
-
-    Args:
-        command: the function; all its parameters are annotated.
     """
     groups: dict[str, tuple[Any, tuple[str, ...]]] = {}
     parameters: dict[str, inspect.Parameter] = {}

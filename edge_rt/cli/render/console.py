@@ -69,11 +69,6 @@ class _ClosedOutput(io.StringIO):
 class Terminal:
     """The two output streams of one command.
 
-    Args:
-        quiet: write only warnings and errors to ``err``.
-        verbose: write more, tracebacks of unexpected errors included.
-        no_color: no colour, even if the terminal supports it.
-
     Attributes:
         out_is_tty: whether stdout is a screen.
         err_is_tty: whether stderr is a screen.
@@ -130,11 +125,7 @@ class Terminal:
         self._write(json.dumps(value, indent=indent, ensure_ascii=escaped, allow_nan=False) + "\n")
 
     def table(self, rows: Iterable[Sequence[str]], *, right: Sequence[int] = ()) -> None:
-        """Write aligned columns; on a screen the last one is broken between words.
-
-        Args:
-            right: numbers of the right-aligned columns.
-        """
+        """Write aligned columns; on a screen the last one is broken between words."""
         cells = [[harmless(cell).replace("\n", " ") for cell in row] for row in rows]
         widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
         begin = sum(widths[:-1]) + 2 * (len(widths) - 1)
@@ -320,12 +311,7 @@ def _width(text: str) -> int:
 
 
 def joined_lines(parts: Sequence[str], separator: str, columns: int | None) -> list[str]:
-    """Return parts joined by a separator, on as many lines as they need.
-
-    Args:
-        parts: what is joined; none is broken.
-        columns: of a line; None: it may be as long as it gets.
-    """
+    """Return parts joined by a separator, on as many lines as they need."""
     if columns is None:
         return [separator.join(parts)] if parts else []
     lines: list[str] = []

@@ -90,7 +90,6 @@ def print_plan(
     Args:
         verb: the command to which the flags of other settings are appended.
         named: flags that name the device; empty for this machine's CPU.
-        is_here: whether it is a device of this machine.
     """
     choice = made.choice
     for note in notes:

@@ -49,12 +49,7 @@ _PLANNED, _MEASURED = "#bbccee", "#4477aa"
 
 
 def draw_memory(report: MemoryReport, path: Path, *, title: str) -> None:
-    """Plot planned and measured memory.
-
-    Args:
-        report: the figures; without a chat the measurement itself is plotted over time.
-        path: the file; one that exists is replaced.
-    """
+    """Plot planned and measured memory."""
     # Not pyplot, which keeps figures in memory and may need a display.
     from matplotlib.figure import Figure
 
@@ -75,8 +70,6 @@ def largest_context(total: Callable[[int], int], budget: int, trained: int) -> i
 
     Args:
         total: context -> bytes, ascending.
-        budget: bytes.
-        trained: tokens that the model was trained for, the upper limit of the context.
 
     Returns:
         Tokens; None if not even a context of 2 fits.
@@ -177,12 +170,7 @@ def _contexts(axes: Any, plan: Plan) -> None:
 
 
 def _budget_line(axes: Any, plan: Plan, longest: dict[str, int], colours: dict[str, str], *, is_low: bool) -> None:
-    """Plot the budget, and where the lines of the formats cross it.
-
-    Args:
-        longest: format -> the longest context under the budget, for formats whose lines cross it.
-        is_low: whether there is room for a label on the left.
-    """
+    """Plot the budget, and where the lines of the formats cross it."""
     budget = _limit(plan) / _MIB
     axes.axhline(budget, color=_BUDGET, linewidth=1.4, linestyle="--", zorder=4)
     axes.annotate(
@@ -293,11 +281,7 @@ def require_plot(path: Path) -> None:
 
 
 def draw_speculation(document: dict[str, Any], path: Path, *, title: str) -> None:
-    """Plot the figures of ``bench --prompts``.
-
-    Args:
-        path: the file; one that exists is replaced.
-    """
+    """Plot the figures of ``bench --prompts``."""
     # Not pyplot, which keeps figures in memory and may need a display.
     from matplotlib.figure import Figure
 

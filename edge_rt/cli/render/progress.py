@@ -146,11 +146,7 @@ STATUS_LINE_SECONDS: Final = 10.0
 
 
 class StatusLine:
-    """Redraws a line on a screen; on other outputs writes a line now and then, and always the last one.
-
-    Args:
-        clock: returns the time in seconds.
-    """
+    """Redraws a line on a screen; on other outputs writes a line now and then, and always the last one."""
 
     def __init__(self, terminal: Terminal, total: int, *, clock: Callable[[], float] = time.monotonic) -> None:
         self._terminal = terminal

@@ -74,11 +74,7 @@ LEAST_SHARE: Final = 0.005
 
 
 def stats_parts(result: Result, device: str = CPU) -> list[str]:
-    """Return the figures that are shown after an answer.
-
-    Args:
-        device: what computed it, for people; the CPU is not named.
-    """
+    """Return the figures that are shown after an answer."""
     times = result.timings
     return [
         f"prompt {_counted(times.prompt_n, 'token')}, {number(times.prompt_per_second)} tok/s",
@@ -135,11 +131,7 @@ def _rate(per_second: float) -> str:
 
 
 def tell_stats(terminal: Terminal, result: Result, device: str = CPU) -> None:
-    """Write the figures to stderr: a line, on a narrow screen several, or a table with ``-v``.
-
-    Args:
-        terminal: receives them, also with ``-q``: they were asked for.
-    """
+    """Write the figures to stderr: a line, on a narrow screen several, or a table with ``-v``."""
     if terminal.verbose:
         tell_table(terminal, result, device)
     else:
