@@ -9,13 +9,14 @@ import threading
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from edge_rt.cli.baseline_memory import STEP, own_bytes
 from edge_rt.cli.interrupt import SignalReceived, run_in_background
 from edge_rt.cli.options.groups import PlaceFlags
 from edge_rt.cli.render.console import Terminal
 from edge_rt.errors import MemoryBudgetExceeded, VersionMismatch
+from edge_rt.memory.device import STEP
 from edge_rt.system.byte_size import exact_size, round_up, show_at_least
 from edge_rt.system.machine import return_free_memory
+from edge_rt.system.process_memory import own_bytes
 
 if TYPE_CHECKING:
     from pathlib import Path

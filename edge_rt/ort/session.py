@@ -18,8 +18,8 @@ from edge_rt.ort.onnxruntime_import import ort
 from edge_rt.ort.op_library import NativeLibrary, native_library
 from edge_rt.package.documents import is_text
 from edge_rt.system.byte_size import counted
-from edge_rt.system.huge_pages import huge_pages_for_new_memory
 from edge_rt.system.machine import usable_cpus
+from edge_rt.system.process_memory import huge_pages_for_new_memory
 
 _GRAPH: Final = 7  # of ModelProto
 _OUTPUT: Final = 12  # of GraphProto

@@ -5,9 +5,9 @@ from dataclasses import replace
 
 import pytest
 
-from edge_rt.cli.baseline_memory import LIBRARIES_BYTES, with_base
 from edge_rt.errors import RuntimeUnavailable
 from edge_rt.measure.machine import base_bytes, measure_bandwidth, measure_device
+from edge_rt.memory.device import LIBRARIES_BYTES, with_base
 from tests.memory.shapes import DEVICE
 
 

@@ -8,12 +8,11 @@ from dataclasses import replace
 import psutil
 import pytest
 
-from edge_rt.cli.baseline_memory import holding
 from edge_rt.cli.commands.profile import device_lines
 from edge_rt.errors import ConfigError, InferenceError, InvalidPackage, MemoryBudgetExceeded
 from edge_rt.measure.memory_report import MemoryReport, MemoryRun, Moment, Stage, measured_terms
 from edge_rt.measure.memory_watch import MeasuredProcess
-from edge_rt.memory.device import this_device
+from edge_rt.memory.device import holding, this_device
 from edge_rt.memory.figures import GpuFigures
 from edge_rt.memory.plan import Request, make_plan
 from edge_rt.memory.shape import shape_of

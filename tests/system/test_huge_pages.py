@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given, strategies as st
 
-from edge_rt.system.huge_pages import HUGE_PAGE_BYTES, anonymous_ranges, huge_pages_for_new_memory, subtract
+from edge_rt.system.process_memory import HUGE_PAGE_BYTES, anonymous_ranges, huge_pages_for_new_memory, subtract
 
 THP = Path("/sys/kernel/mm/transparent_hugepage/enabled")
 linux = pytest.mark.skipif(sys.platform != "linux", reason="madvise of Linux")

@@ -4,7 +4,7 @@ import mmap
 
 import pytest
 
-from edge_rt.system.huge_pages import advise
+from edge_rt.system.process_memory import advise
 
 
 class Deaf:

@@ -6,12 +6,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Final
 
-from edge_rt.cli.baseline_memory import holding
 from edge_rt.cli.loading import obtain_package, tell_device, tell_plan
 from edge_rt.cli.options import flags
 from edge_rt.cli.options.groups import ModelFlags, OutputFlags, PlaceFlags, SpeculationFlags
 from edge_rt.cli.options.spread import only
 from edge_rt.cli.render.console import Terminal
+from edge_rt.memory.device import holding
 from edge_rt.system.byte_size import in_mib
 
 if TYPE_CHECKING:

@@ -9,7 +9,6 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-from edge_rt.cli.baseline_memory import own_bytes
 from edge_rt.cli.options import flags
 from edge_rt.cli.options.spread import path_of
 from edge_rt.cli.render.console import Terminal
@@ -27,6 +26,7 @@ from edge_rt.package.spec_modes import (
 )
 from edge_rt.runtime.config import GenerationConfig
 from edge_rt.system.files import read_text
+from edge_rt.system.process_memory import own_bytes
 
 if TYPE_CHECKING:
     from edge_rt.runtime.load.options import LoadOptions
@@ -264,7 +264,7 @@ class LoadFlags:
             on_calibrate: called with what is measured when an answer has to wait for a measurement of latency.
             is_package: whether the model is one, for which the store is asked where packages are that draft.
         """
-        from edge_rt.cli.baseline_memory import this_machine
+        from edge_rt.memory.device import this_machine
         from edge_rt.runtime.load.options import LoadOptions
         from edge_rt.runtime.speculation.cost_model import user_costs
 

@@ -16,7 +16,7 @@ from edge_rt.ort.binding import Binding
 from edge_rt.ort.compute_device import ComputeDevice, DeviceArray, DeviceRows
 from edge_rt.package.decoder import Decoder
 from edge_rt.system.byte_size import counted
-from edge_rt.system.huge_pages import advise
+from edge_rt.system.process_memory import advise
 
 Array = npt.NDArray[Any]
 

@@ -22,7 +22,7 @@ from types import TracebackType
 from typing import BinaryIO, Final, Self
 
 from edge_rt.errors import InvalidCorpus, StorageError
-from edge_rt.system.huge_pages import advise
+from edge_rt.system.process_memory import advise
 
 MAGIC: Final = b"edgertCO"
 VERSION: Final = 1
