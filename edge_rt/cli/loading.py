@@ -21,9 +21,9 @@ from edge_rt.system.process_memory import own_bytes
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from edge_rt.device.names import DeviceChoice
     from edge_rt.export import ExportEstimate, ExportReport
     from edge_rt.export.options import ExportOptions
-    from edge_rt.memory.choice import DeviceChoice
     from edge_rt.memory.plan import Plan
     from edge_rt.package.reader import Package
     from edge_rt.runtime.load.options import LoadOptions
@@ -223,7 +223,7 @@ def plan_model(package: Package, options: LoadOptions, base_bytes: int | None = 
         from edge_rt.memory.plan import require_fit
         from edge_rt.runtime.load.planning import plan_package
 
-        asked = _counted(options) if base_bytes is None else options.but(base_bytes=base_bytes)
+        asked = options.but(base_bytes=_base_bytes(options) if base_bytes is None else base_bytes)
         return require_fit(plan_package(package, asked), asked.spell or shlex.join)
 
     return run_in_background(work)
@@ -243,7 +243,8 @@ def load_model(package: Package, options: LoadOptions, plan: Plan | None = None)
     def work() -> Model:
         from edge_rt.runtime.model import Model
 
-        model = Model(package, _counted(options) if plan is None else options, plan)
+        asked = options.but(base_bytes=_base_bytes(options)) if plan is None else options
+        model = Model(package, asked, plan)
         if abandoned.is_set():
             model.close()
         return model
@@ -255,10 +256,9 @@ def load_model(package: Package, options: LoadOptions, plan: Plan | None = None)
         raise
 
 
-def _counted(options: LoadOptions) -> LoadOptions:
-    """Return the options with the memory of this process counted as in ``edge-rt plan``, so that both agree."""
+def _base_bytes(options: LoadOptions) -> int:
+    """Return the memory of this process before a model, counted as in ``edge-rt plan``, so that both agree."""
     # Imported first, so that the imports of a load count as memory of the process before the model.
-    import edge_rt.runtime.model  # noqa: F401  # noqa: F401
+    import edge_rt.runtime.model  # noqa: F401
 
-    base = max(options.base_bytes or 0, round_up(own_bytes(), STEP))
-    return options.but(base_bytes=base, spell=options.spell or shlex.join)
+    return max(options.base_bytes or 0, round_up(own_bytes(), STEP))

@@ -1,4 +1,4 @@
-"""Names of the devices that a model can run on, as users write them."""
+"""Names of the devices that a model can run on, as users write them, and which one computes."""
 
 from __future__ import annotations
 
@@ -67,3 +67,34 @@ def parse_device(text: object) -> DeviceName:
             "Other machines can be planned for: edge-rt plan --device list.",
         )
     return DeviceName(kind, int(number) if colon else 0)
+
+
+@dataclass(frozen=True)
+class DeviceChoice:
+    """The device that a plan is for, never ``auto``.
+
+    Attributes:
+        hint: a sentence for the user about a GPU that is not used; None if there is nothing to say.
+        failures: GPUs that were to compute and failed: name of each, and its error.
+        is_named: whether the device was asked for by its name; nothing takes its place if it fails.
+    """
+
+    device: DeviceName
+    hint: str | None = None
+    failures: tuple[tuple[str, str], ...] = ()
+    is_named: bool = False
+
+    @property
+    def has_failed(self) -> bool:
+        """Whether a GPU that was to compute has failed."""
+        return bool(self.failures)
+
+    @property
+    def note(self) -> str | None:
+        """What is to be said about the choice; None if nothing is."""
+        if not self.failures:
+            return self.hint
+        (name, error), *others = self.failures
+        who = "The CPU" if self.device.kind == CPU else f"The GPU {self.device}"
+        others_too = (f"{one} failed, too: {why}" for one, why in others)
+        return " ".join((f"{who} computes, because {name} failed: {error}", *others_too))

@@ -22,7 +22,7 @@ from edge_rt import errors
 from edge_rt.device.names import ON_CPU
 from edge_rt.errors import EdgeRTError, InferenceError, MemoryBudgetExceeded, RuntimeUnavailable
 from edge_rt.measure.memory_report import MemoryRun, Moment, Stage
-from edge_rt.memory.choice import Choice
+from edge_rt.memory.figures import Choice
 from edge_rt.memory.plan import Plan
 from edge_rt.package.manifest import WEIGHTS_FILE
 from edge_rt.system.process_memory import file_bytes, range_bytes, read_mappings, read_memory

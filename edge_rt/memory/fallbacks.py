@@ -15,8 +15,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Final
 
-from edge_rt.memory.choice import Choice
-from edge_rt.memory.figures import Amounts, Device
+from edge_rt.memory.figures import Amounts, Choice, Device
 from edge_rt.memory.request import Alternative, Request
 from edge_rt.memory.shape import ModelShape
 from edge_rt.memory.sizes import sizes_of

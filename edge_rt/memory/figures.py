@@ -1,4 +1,4 @@
-"""The numbers of a machine and of its GPU that a plan is computed from, and amounts of memory on both."""
+"""The numbers of a machine and of its GPU that a plan is computed from, amounts of memory, and what a plan decides."""
 
 from __future__ import annotations
 
@@ -23,6 +23,43 @@ class Amounts:
     def both(self) -> int:
         """Their sum."""
         return self.host + self.gpu
+
+
+@dataclass(frozen=True)
+class Choice:
+    """The settings that a plan decides.
+
+    Attributes:
+        ctx: capacity of the context in tokens.
+        draft_max: most drafted tokens of a pass; 0 with speculation off.
+        prefill_chunk: tokens of one prefill pass.
+        suffix_tokens: tokens that the suffix drafter (or the n-gram table, or a reference) holds; 0 where none is used.
+        recycling_contexts: contexts of each order that token recycling holds; 0 where it is not used.
+        logit_rows: largest number of logit rows held at once.
+        drafter: whether the trained drafter of the request, and the model that drafts, are loaded.
+        gpu_layers: how many layers, the last ones, a GPU computes whose memory is too small for all; None: not divided.
+    """
+
+    ctx: int
+    kv_format: str
+    spec: str
+    draft_max: int
+    prefill_chunk: int
+    suffix_tokens: int
+    recycling_contexts: int
+    logit_rows: int
+    drafter: bool = False
+    gpu_layers: int | None = None
+
+    @property
+    def tree_rows(self) -> int:
+        """Rows of a pass that verifies the largest draft."""
+        return self.draft_max + 1
+
+    @property
+    def largest_pass(self) -> int:
+        """Rows of the largest pass."""
+        return max(min(self.prefill_chunk, self.ctx), self.tree_rows)
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from edge_rt.memory.activations import FEW_ROWS
-from edge_rt.memory.choice import Choice
+from edge_rt.memory.figures import Choice
 from edge_rt.memory.shape import ModelShape
 from edge_rt.memory.terms import divided_weights, drafts_itself, hidden_bytes
 

@@ -7,11 +7,10 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Final
 
-from edge_rt.device.names import DeviceName
+from edge_rt.device.names import DeviceChoice, DeviceName
 from edge_rt.errors import ConfigError, MemoryBudgetExceeded
-from edge_rt.memory.choice import Choice, DeviceChoice
 from edge_rt.memory.fallbacks import DEFAULT_CONTEXT, KEPT_SPEED, LEAST_CONTEXT, Decision, Fallbacks, alternatives_to
-from edge_rt.memory.figures import Amounts, Device
+from edge_rt.memory.figures import Amounts, Choice, Device
 from edge_rt.memory.plan_terms import Term, terms_of
 from edge_rt.memory.request import Alternative, Request
 from edge_rt.memory.shape import ModelShape

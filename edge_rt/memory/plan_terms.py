@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from edge_rt.memory.choice import Choice
+from edge_rt.memory.figures import Choice
 from edge_rt.memory.gpu_terms import GpuSizes
 from edge_rt.memory.request import Request
 from edge_rt.memory.shape import DrafterShape, ModelShape

@@ -6,8 +6,7 @@ import json
 from dataclasses import dataclass, replace
 from typing import Final
 
-from edge_rt.memory.choice import Choice
-from edge_rt.memory.figures import Amounts, Device
+from edge_rt.memory.figures import Amounts, Choice, Device
 from edge_rt.memory.shape import DrafterShape, DraftModelShape, ModelShape
 from edge_rt.package.spec_modes import AUTO, NO_DRAFTER, OFF, Drafts
 from edge_rt.system.byte_size import exact_size, parse_size

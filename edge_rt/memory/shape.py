@@ -6,8 +6,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Final
 
-from edge_rt.memory.choice import Choice
-from edge_rt.memory.figures import Device
+from edge_rt.memory.figures import Choice, Device
 from edge_rt.package.decoder import Decoder, Model
 from edge_rt.package.drafter import HEAD, Drafter
 from edge_rt.package.kv_formats import KV_FORMAT, portable_head_dim

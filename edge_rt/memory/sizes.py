@@ -5,8 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from edge_rt.memory.activations import thread_bytes
-from edge_rt.memory.choice import Choice
-from edge_rt.memory.figures import Amounts, Device, GpuFigures
+from edge_rt.memory.figures import Amounts, Choice, Device, GpuFigures
 from edge_rt.memory.gpu_terms import (
     CONTEXT_BYTES,
     DRIVER_BYTES,

@@ -7,8 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from edge_rt.memory.choice import Choice
-from edge_rt.memory.figures import Device
+from edge_rt.memory.figures import Choice, Device
 from edge_rt.memory.shape import DrafterShape, ModelShape
 from edge_rt.package.drafter import HEAD
 from edge_rt.package.spec_modes import AUTO, COMPUTED_MODES, mode_of

@@ -11,8 +11,7 @@ from mmap import PAGESIZE
 from typing import Final
 
 from edge_rt.memory.activations import allocated_bytes, heaviest_rows
-from edge_rt.memory.choice import Choice
-from edge_rt.memory.figures import Device
+from edge_rt.memory.figures import Choice, Device
 from edge_rt.memory.request import Request
 from edge_rt.memory.shape import ModelShape
 from edge_rt.package.exits import SELF_KV

@@ -12,9 +12,8 @@ from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, Self, Unpack
 
-from edge_rt.device.names import ON_CPU
+from edge_rt.device.names import ON_CPU, DeviceChoice
 from edge_rt.errors import Cancelled, out_of_memory
-from edge_rt.memory.choice import DeviceChoice
 from edge_rt.memory.plan import Plan
 from edge_rt.ort.session import onnxruntime_version, pool_size
 from edge_rt.package.reader import Package

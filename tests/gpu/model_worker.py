@@ -13,11 +13,10 @@ from edge_rt.cli.chat.slash_commands import Commands
 from edge_rt.cli.options.groups import PlaceFlags
 from edge_rt.cli.render.console import Terminal
 from edge_rt.cli.render.inspect_report import placement_facts
-from edge_rt.device.names import ON_CPU, DeviceName
+from edge_rt.device.names import ON_CPU, DeviceChoice, DeviceName
 from edge_rt.errors import MemoryBudgetExceeded, RuntimeUnavailable
 from edge_rt.measure.prompts import PLAIN, Prompt
 from edge_rt.measure.verify import answers, compare
-from edge_rt.memory.choice import DeviceChoice
 from edge_rt.ort.providers import find_device, provider_states
 from edge_rt.package.manifest import KV_FORMATS
 from edge_rt.package.reader import open_package

@@ -9,9 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from edge_rt.device.names import DeviceName
+from edge_rt.device.names import DeviceChoice, DeviceName
 from edge_rt.measure.memory_report import MemoryReport
-from edge_rt.memory.choice import DeviceChoice
 from edge_rt.memory.device import this_device, unmeasured_gpu
 from edge_rt.package.reader import open_package
 from edge_rt.runtime.load.options import LoadOptions

@@ -12,8 +12,7 @@ from hypothesis import assume, given, settings, strategies as st
 from edge_rt.cli.loading import tell_plan
 from edge_rt.cli.render.console import Terminal
 from edge_rt.errors import MemoryBudgetExceeded
-from edge_rt.memory.choice import Choice
-from edge_rt.memory.figures import Amounts
+from edge_rt.memory.figures import Amounts, Choice
 from edge_rt.memory.gpu_terms import pooled
 from edge_rt.memory.plan import make_plan, require_fit
 from edge_rt.memory.request import Request

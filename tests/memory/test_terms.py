@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings, strategies as st
 
 from edge_rt.memory.activations import allocated_bytes
-from edge_rt.memory.choice import Choice
+from edge_rt.memory.figures import Choice
 from edge_rt.memory.plan_terms import terms_of
 from edge_rt.memory.request import Request
 from edge_rt.memory.shape import shape_of

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from edge_rt.cli.render.console import number
 from edge_rt.errors import ConfigError, RuntimeUnavailable, StorageError
-from edge_rt.memory.choice import Choice
+from edge_rt.memory.figures import Choice
 from edge_rt.memory.plan_terms import Term, terms_of
 from edge_rt.memory.sizes import sizes_of
 from edge_rt.system.byte_size import show_size

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Final
 
 from edge_rt.device.names import CUDA, GPU_LAYERS
-from edge_rt.memory.choice import Choice
+from edge_rt.memory.figures import Choice
 from edge_rt.memory.speed import speculation_step, speculative_tokens_per_second
 from edge_rt.ort.op_library import library_path, native_status
 from edge_rt.runtime.speculation.cost_model import CostStore, RowCosts

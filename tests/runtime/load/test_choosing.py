@@ -9,9 +9,8 @@ import pytest
 
 from edge_rt.cli.loading import tell_device
 from edge_rt.cli.render.console import Terminal
-from edge_rt.device.names import ON_CPU, DeviceName
+from edge_rt.device.names import ON_CPU, DeviceChoice, DeviceName
 from edge_rt.errors import ConfigError
-from edge_rt.memory.choice import DeviceChoice
 from edge_rt.memory.device import unmeasured_gpu
 from edge_rt.memory.gpu_terms import CONTEXT_BYTES, DRIVER_BYTES
 from edge_rt.memory.plan import Request, make_plan
