@@ -76,11 +76,7 @@ class GpuReport:
         }
 
     def gpu(self, number: int) -> Gpu:
-        """Return a GPU.
-
-        Raises:
-            RuntimeUnavailable: there is no such one.
-        """
+        """Return a GPU."""
         for gpu in self.gpus:
             if gpu.number == number:
                 return gpu
@@ -92,11 +88,7 @@ class GpuReport:
 
 
 class GpuLibrary:
-    """The opened library.
-
-    Raises:
-        VersionMismatch: it belongs to another version of edge-rt.
-    """
+    """The opened library."""
 
     def __init__(self, path: Path) -> None:
         try:
@@ -162,10 +154,6 @@ def read_report(lines: str, closed_files: Sequence[Path] = ()) -> GpuReport:
 
     Args:
         closed_files: files of GPUs that this process may not use.
-
-    Raises:
-        RuntimeUnavailable: there is no driver, no GPU or no permission, or the driver fails.
-        VersionMismatch: the driver is too old, or its parts do not fit each other.
     """
     rows = [line.split("\t") for line in lines.splitlines()]
     driver_version, gpus = 0, []

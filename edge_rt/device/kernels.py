@@ -56,9 +56,6 @@ class Nvrtc:
             name: that its messages name it by.
             compute: 10 * major + minor of the architecture.
             folders: where included files lie.
-
-        Raises:
-            RuntimeUnavailable: it cannot be compiled, or not for this architecture.
         """
         if compute not in (known := self.architectures()):
             raise RuntimeUnavailable(
@@ -155,9 +152,6 @@ def nvrtc_for(driver_version: int, found: Iterable[Nvrtc] | None = None) -> Nvrt
     Args:
         driver_version: of the driver, such as 12040 for CUDA 12.4.
         found: the compilers; None: those of this machine.
-
-    Raises:
-        VersionMismatch: all are of a newer major version than the driver.
     """
     newer = []
     for nvrtc in installed_nvrtcs() if found is None else found:
@@ -182,12 +176,7 @@ def any_nvrtc() -> Nvrtc:
 
 
 def parse_architecture(text: str) -> int:
-    """Read the name of an architecture, such as ``"sm_87"``, as 10 * major + minor.
-
-    Raises:
-        ConfigError: it is not such a name.
-        RuntimeUnavailable: the architecture is too old for the kernels.
-    """
+    """Read the name of an architecture, such as ``"sm_87"``, as 10 * major + minor."""
     number = text.removeprefix("sm_")
     if number == text or not number.isascii() or not number.isdecimal() or not 2 <= len(number) <= 3:
         raise ConfigError(
@@ -227,9 +216,6 @@ def kernel_paths(nvrtc: Nvrtc, compute: int, *, sources: Path, cache: Path) -> d
         compute: 10 * major + minor of the architecture.
         sources: folder of the sources, as ``csrc`` of the repository.
         cache: folder of files that may be deleted at any time.
-
-    Raises:
-        RuntimeUnavailable: there are no sources, or the compiler fails.
     """
     files = kernel_files(sources)
     if not files:
@@ -286,10 +272,6 @@ def compiled_kernels(nvrtc: Nvrtc, compute: int, *, sources: Path, cache: Path) 
 
     Returns:
         Name of a source -> its cubin.
-
-    Raises:
-        RuntimeUnavailable: something cannot be compiled, or there are no sources.
-        StorageError: the cache cannot be read or written.
     """
     cubins = {}
     for path, kept in kernel_paths(nvrtc, compute, sources=sources, cache=cache).items():

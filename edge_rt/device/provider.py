@@ -66,11 +66,7 @@ class GpuProvider:
 
     @property
     def library(self) -> GpuLibrary:
-        """The opened library.
-
-        Raises:
-            RuntimeUnavailable, VersionMismatch: it is not installed, or cannot be used.
-        """
+        """The opened library."""
         from edge_rt.device.driver import GpuLibrary
 
         path = self.path
@@ -92,11 +88,7 @@ class GpuProvider:
         return True
 
     def report(self) -> GpuReport:
-        """Ask the driver which GPUs there are.
-
-        Raises:
-            RuntimeUnavailable, VersionMismatch: there is none that can be used; the error says why.
-        """
+        """Ask the driver which GPUs there are."""
         from edge_rt.device.kernels import check_compute
 
         report = self.library.report()
@@ -129,10 +121,6 @@ class GpuProvider:
 
         Args:
             on_compile: called before they are compiled, which takes a minute or more.
-
-        Raises:
-            RuntimeUnavailable, VersionMismatch: there is no such GPU, it is too old, or nothing can compile for it.
-            StorageError: compiled kernels cannot be kept.
         """
         from edge_rt.device.kernels import check_compute
 
@@ -151,13 +139,7 @@ class GpuProvider:
 
 
 def kernels_of(gpu: Gpu, report: GpuReport) -> dict[str, bytes]:
-    """Return the installed kernels for a GPU, compiled by NVIDIA's run-time compiler unless they were before.
-
-    Raises:
-        RuntimeUnavailable: there is no compiler, or it fails.
-        VersionMismatch: every compiler is newer than the driver.
-        StorageError: the cache cannot be written.
-    """
+    """Return the installed kernels for a GPU, compiled by NVIDIA's run-time compiler unless they were before."""
     from edge_rt.device.kernels import nvrtc_for
 
     return prebuilt(gpu.compute, nvrtc_for(report.driver_version))
@@ -178,9 +160,6 @@ def prebuilt(compute: int, nvrtc: Nvrtc, cache: Path | None = None) -> dict[str,
     Args:
         compute: 10 * major + minor of the architecture.
         cache: folder of compiled kernels; None: this user's.
-
-    Raises:
-        StorageError: the cache cannot be written.
     """
     from edge_rt.device.kernels import compiled_kernels
 
@@ -192,9 +171,6 @@ def compiler_here(own: GpuProvider | None = None) -> Nvrtc:
 
     Args:
         own: the provider; None: the installed one.
-
-    Raises:
-        RuntimeUnavailable, VersionMismatch: there is no compiler, or none for the driver.
     """
     from edge_rt.device.kernels import any_nvrtc, nvrtc_for
 

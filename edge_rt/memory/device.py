@@ -43,11 +43,7 @@ class Preset:
 
 
 def read_presets(path: Path) -> Mapping[str, Preset]:
-    """Return the presets of a file.
-
-    Raises:
-        ConfigError: the file is malformed, or has impossible figures for a device.
-    """
+    """Return the presets of a file."""
     document = read_document(path)
     result: dict[str, Preset] = {}
     try:
@@ -142,13 +138,7 @@ def presets() -> Mapping[str, Preset]:
 
 
 def preset(name: str) -> Device:
-    """Return the device of a preset, or a saved device of that name.
-
-    Raises:
-        ConfigError: no device has that name; the error names those of this machine, and presets of similar names. Or
-            the saved one is malformed.
-        StorageError: the saved one cannot be read.
-    """
+    """Return the device of a preset, or a saved device of that name."""
     if name in presets():
         return presets()[name].device
     if _can_be_saved(name) and (path := device_path(name)).is_file():
@@ -189,11 +179,7 @@ def unmeasured_gpu(
 
 
 def refuse_preset(name: str) -> None:
-    """Refuse a machine that is only planned for where something is to run.
-
-    Raises:
-        ConfigError: the name is that of a preset.
-    """
+    """Refuse a machine that is only planned for where something is to run."""
     if name in presets():
         raise ConfigError(
             f"{name} is a machine to plan for, not a device of this one.",
@@ -210,11 +196,7 @@ def devices_folder() -> Path:
 
 
 def device_path(name: str, folder: Path | None = None) -> Path:
-    """Return the file of a saved device.
-
-    Raises:
-        ConfigError: the name is not valid.
-    """
+    """Return the file of a saved device."""
     if not _can_be_saved(name):
         raise ConfigError(
             "That cannot be the name of a saved device.",
@@ -230,11 +212,7 @@ def _can_be_saved(name: str) -> bool:
 
 
 def check_new_name(name: str) -> None:
-    """Refuse a name that a saved device cannot have, because ``--device`` could not select it.
-
-    Raises:
-        ConfigError: the name is not valid, or has another meaning for ``--device``.
-    """
+    """Refuse a name that a saved device cannot have, because ``--device`` could not select it."""
     device_path(name)
     if name == LIST or is_local(name) or name in presets():
         what = "is the name of a preset" if name in presets() else "has another meaning for --device"

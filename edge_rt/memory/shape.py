@@ -224,9 +224,6 @@ def shape_on(shape: ModelShape, package: Package, device: Device) -> ModelShape:
     """Return the numbers of a package, with those of its layers where these may be divided.
 
     That is where a GPU has memory of its own.
-
-    Raises:
-        StorageError: the graph cannot be read.
     """
     return replace(shape, layers=layer_sizes(package)) if device.has_own_gpu_memory else shape
 

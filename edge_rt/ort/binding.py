@@ -163,10 +163,6 @@ class Binding:
         Args:
             record: whether the pass is recorded, or started as it was recorded; ignored where none are. The run that
                 records it computes it twice.
-
-        Raises:
-            Cancelled: ``switch`` was set before or during the run; outputs are undefined.
-            InferenceError, MemoryBudgetExceeded, RuntimeUnavailable: ONNX Runtime or the device failed.
         """
         if switch.is_set:
             raise Cancelled("The run was stopped.")

@@ -51,10 +51,6 @@ class ComputeDevice:
 
         Args:
             model: path or content of a graph.
-
-        Raises:
-            RuntimeUnavailable: ONNX Runtime left out the provider.
-            Exception: ONNX Runtime refused the graph or the device.
         """
         options.add_session_config_entry("session.record_ep_graph_assignment_info", "1")
         # Without enable_fallback=0 ONNX Runtime's Python code opens a session that failed again, on the CPU.
@@ -113,9 +109,6 @@ class DeviceArray:
 
     Args:
         values: what it holds at first; a provider may hand out memory again that held anything.
-
-    Raises:
-        MemoryBudgetExceeded: the device has too little memory.
     """
 
     def __init__(self, device: ComputeDevice, values: npt.NDArray[Any]) -> None:

@@ -45,12 +45,7 @@ def _addresses(*arrays: npt.NDArray[Any]) -> list[int]:
 
 
 class NativeLibrary:
-    """The library of operators, loaded.
-
-    Raises:
-        RuntimeUnavailable: the file cannot be loaded on this machine.
-        VersionMismatch: it belongs to another version of edge-rt.
-    """
+    """The library of operators, loaded."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -78,9 +73,6 @@ class NativeLibrary:
 
         Returns:
             Its name.
-
-        Raises:
-            ConfigError: it is unknown, or cannot be used here.
         """
         if isa == "" or self._select(None if isa is None else isa.encode()) != 0:
             raise ConfigError(
@@ -96,9 +88,6 @@ class NativeLibrary:
         Args:
             name: without the prefix ``edge_rt_``.
             result: ctypes type of what it returns; None if it returns nothing.
-
-        Raises:
-            AttributeError: the library has no such function.
         """
         found = getattr(self._handle, f"edge_rt_{name}")
         found.restype, found.argtypes = result, arguments
@@ -115,9 +104,6 @@ class NativeLibrary:
 
         Args:
             form: format of the matrix, such as ``"w8"``.
-
-        Raises:
-            ConfigError: the format is unknown, or its rows cannot have so many columns.
         """
         count = self._handle.edge_rt_tile_bytes
         count.restype, count.argtypes = ctypes.c_int64, (ctypes.c_char_p, ctypes.c_int64)
@@ -137,9 +123,6 @@ class NativeLibrary:
             shape: its rows and columns.
             ids: int32 ``[count]``, C-contiguous: the rows, in any order, also more than once.
             target: uint8, C-contiguous: receives ``ceil(count / 16)`` tiles; rows behind the last one become zero.
-
-        Raises:
-            ConfigError: the format, a size or a row number does not fit; nothing was written.
         """
         tile = self.tile_bytes(form, shape[1])
         wanted = [-(-rows // TILE_ROWS) * tile for rows in (shape[0], len(ids))]
@@ -190,11 +173,7 @@ def _library_in_site_packages() -> Path | None:
 
 
 def open_library(path: Path | None) -> NativeLibrary:
-    """Load a library; None means that none was built.
-
-    Raises:
-        RuntimeUnavailable, VersionMismatch: there is no library, or it cannot be used.
-    """
+    """Load a library; None means that none was built."""
     if path is None:
         raise RuntimeUnavailable("The native operators are missing.", _NOT_BUILT, _ADVICE)
     library = NativeLibrary(path)
@@ -210,11 +189,7 @@ def open_library(path: Path | None) -> NativeLibrary:
 
 @functools.cache
 def native_library() -> NativeLibrary:
-    """Return the installed library, loaded once.
-
-    Raises:
-        RuntimeUnavailable, VersionMismatch: there is no library, or it cannot be used.
-    """
+    """Return the installed library, loaded once."""
     return open_library(library_path())
 
 

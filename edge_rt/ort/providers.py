@@ -89,10 +89,6 @@ def find_portable_cuda(name: DeviceName, own: GpuProvider = INSTALLED) -> Comput
     Args:
         name: of the device, numbered as NVIDIA's driver does.
         own: edge-rt's own provider, which asks the driver for GPUs.
-
-    Raises:
-        RuntimeUnavailable: this ONNX Runtime has no such provider, or there is no driver, or no such GPU.
-        VersionMismatch: ONNX Runtime or the driver is too old.
     """
     _require_onnxruntime(_PORTABLE_CUDA)
     if own.portable not in (available := ort.get_available_providers()):

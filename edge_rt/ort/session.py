@@ -81,11 +81,7 @@ def onnxruntime_version() -> str:
 
 
 def check_onnxruntime_version(version: str | None = None) -> None:
-    """Refuse a version below the oldest that is supported.
-
-    Raises:
-        VersionMismatch: ONNX Runtime is too old.
-    """
+    """Refuse a version below the oldest that is supported."""
     version = version or onnxruntime_version()
     if _major_minor(version) < MINIMUM_ONNXRUNTIME:
         floor = ".".join(map(str, MINIMUM_ONNXRUNTIME))
@@ -103,9 +99,6 @@ def check_window_support(op_profile: str, window: int, version: str | None = Non
         op_profile: of the package; native ones have an operator of their own.
         window: tokens that a token sees, itself included; 0: all.
         version: of ONNX Runtime; None is the one in use.
-
-    Raises:
-        VersionMismatch: ONNX Runtime is too old for it.
     """
     version = version or onnxruntime_version()
     if op_profile == "portable" and window and _major_minor(version) < MINIMUM_FOR_WINDOWS:

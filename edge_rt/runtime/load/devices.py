@@ -25,10 +25,6 @@ def open_device(
 
     Args:
         on_compile: called before the kernels for an NVIDIA GPU are compiled, when it is used for the first time.
-
-    Raises:
-        ConfigError: it cannot run packages of this op profile.
-        RuntimeUnavailable: its provider or the device is missing, or cannot be used.
     """
     require_op_profile(name, manifest.op_profile)
     if name.kind == CUDA and manifest.op_profile == "portable":
@@ -40,13 +36,7 @@ def open_device(
 
 
 def placement(package: Package, name: DeviceName, own: GpuProvider = INSTALLED) -> tuple[PlacedNode, ...]:
-    """Return where the nodes of a package's graphs are computed on a GPU; nothing is kept open.
-
-    Raises:
-        ConfigError: the device is not a GPU, or cannot run packages of this op profile.
-        RuntimeUnavailable: its provider or the device is missing, or cannot be used.
-        UnsupportedModel: the provider refuses the package.
-    """
+    """Return where the nodes of a package's graphs are computed on a GPU; nothing is kept open."""
     if not name.is_gpu:
         raise ConfigError("Nodes are placed on GPUs only.", f"Got the device {name}.", f"Name one: {', '.join(GPUS)}.")
     device = open_device(name, package.manifest, own)

@@ -40,10 +40,6 @@ def choose_drafter(
     Args:
         spec: mode of speculation as it is written; None is ``"auto"``.
         given: folder of a drafter that the user named; ``NO_DRAFTER``: none is taken.
-
-    Raises:
-        ConfigError: the mode uses no trained drafter although one was named, or needs what the package does not have.
-        InvalidDrafter, UnsupportedModel, VersionMismatch, ModelNotFound, StorageError: the named one cannot be used.
     """
     mode = mode_of(spec or AUTO)
     if given is not None and str(given) == NO_DRAFTER:
@@ -81,11 +77,7 @@ def choose_drafter(
 
 
 def _require_mode_without(mode: str) -> None:
-    """Refuse a mode of speculation that cannot do without a trained drafter, or never has one.
-
-    Raises:
-        ConfigError: it is such a mode.
-    """
+    """Refuse a mode of speculation that cannot do without a trained drafter, or never has one."""
     if mode not in (AUTO, EXIT):
         raise ConfigError(
             f"A drafter of {NO_DRAFTER!r} is not used with the mode of speculation {mode!r}.",
@@ -124,9 +116,6 @@ def shared_tokens(first: Path, second: Path) -> int | None:
 
     Returns:
         The number of ids of the smaller one; None if a token of it has another id, or none, in the other.
-
-    Raises:
-        StorageError: a file cannot be read.
     """
     smaller, larger = sorted((_token_texts(first), _token_texts(second)), key=len)
     if any(larger.get(token_id) != text for token_id, text in smaller.items()):
@@ -170,10 +159,6 @@ def choose_draft_model(package: Package, spec: str | None, given: Path | None) -
     Args:
         spec: mode of speculation as it is written; None is ``"auto"``. ``"model:PACKAGE"`` names the second model.
         given: folder that the user named as drafter; with ``"auto"`` it may be a package, which then drafts as well.
-
-    Raises:
-        ConfigError: there is no such package, its tokens mean something else, or its graph cannot draft.
-        InputError, StorageError: it cannot be opened; see ``open_package``.
     """
     asked = drafting_package(spec or AUTO)
     if asked is not None:
@@ -206,11 +191,7 @@ def choose_draft_model(package: Package, spec: str | None, given: Path | None) -
 
 
 def _known_tokens(package: Package, second: Package) -> int:
-    """Return below which id tokens are the same in both packages.
-
-    Raises:
-        ConfigError: neither tokenizer extends the other.
-    """
+    """Return below which id tokens are the same in both packages."""
     ours, theirs = (one.manifest.files[one.manifest.tokenizer.file].sha256 for one in (package, second))
     rows = min(package.manifest.model.vocab_size, second.manifest.model.vocab_size)
     if ours == theirs:

@@ -211,11 +211,7 @@ def tokenizer_hash(package: Package) -> str:
 
 
 def require_op_profile(name: DeviceName, op_profile: str) -> None:
-    """Refuse a package whose operators the provider of a device does not have.
-
-    Raises:
-        ConfigError: the package is of another op profile.
-    """
+    """Refuse a package whose operators the provider of a device does not have."""
     if not name.is_gpu or op_profile in _OP_PROFILES[name.kind]:
         return
     wanted = _OP_PROFILES[name.kind]
@@ -264,11 +260,7 @@ def _with_gpus(facts: Facts, options: LoadOptions, *, is_process: bool) -> Facts
 
 
 def _figures(gpu: Gpu, options: LoadOptions) -> GpuFigures:
-    """Return the figures of a GPU; one with memory of its own is opened for a moment, to ask how much is free.
-
-    Raises:
-        RuntimeUnavailable, VersionMismatch: it is too old, or cannot be opened.
-    """
+    """Return the figures of a GPU; one with memory of its own is opened for a moment, to ask how much is free."""
     from edge_rt.device.kernels import check_compute
 
     check_compute(gpu.compute)

@@ -177,11 +177,7 @@ def _spelling(plan: Plan, budget: Budget | None) -> Callable[[tuple[str, ...]], 
 
 
 def require_carried_out(plan: Plan, package: Package, options: LoadOptions) -> Plan:
-    """Return a plan that was made earlier if it is for this package, and for the device of the options.
-
-    Raises:
-        ConfigError: it is for another one.
-    """
+    """Return a plan that was made earlier if it is for this package, and for the device of the options."""
     if plan.shape.package_id != package.id:
         raise ConfigError(
             "The plan was made for another package.",

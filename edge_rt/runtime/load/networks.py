@@ -72,11 +72,7 @@ class OpenedModel:
 
 
 def open_networks(model: OpenedModel) -> tuple[Drafter | None, dict[str, SourceMaker]]:
-    """Open what the plan has decided; return the trained drafter, and mode of speculation -> what makes its source.
-
-    Raises:
-        EdgeRTError: a network cannot be opened, or does not fit the memory.
-    """
+    """Open what the plan has decided; return the trained drafter, and mode of speculation -> what makes its source."""
     load_plan, sources = model.load_plan, dict[str, SourceMaker]()
     drafter = adapters = None
     if load_plan.drafter_folder is not None:
@@ -152,11 +148,7 @@ def _open_exits(model: OpenedModel, adapters: ExitAdapters | None) -> SourceMake
 
 
 def _open_draft_model(first: OpenedModel, second: DraftModelShape) -> SourceMaker:
-    """Open a second model as the plan has decided.
-
-    Raises:
-        EdgeRTError: the package cannot be opened, or its cache does not fit the memory.
-    """
+    """Open a second model as the plan has decided."""
     from edge_rt.runtime.speculation.chain_costs import ChainCosts
     from edge_rt.runtime.speculation.model_source import DraftModel, ModelSource, Way
 
