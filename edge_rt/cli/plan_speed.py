@@ -84,14 +84,14 @@ class Speeds:
 
 
 def measured_here(
-    shape: ModelShape, device: Device, store: CostStore | None = None, own: GpuProvider | None = None
+    shape: ModelShape, device: Device, store: CostStore | None = None, provider: GpuProvider | None = None
 ) -> dict[str, RowCosts]:
     """Return the measured latency of a package's passes on this machine, by cache format; disturbed ones are left out.
 
     Args:
         device: this machine, with the GPU that computes if there is one.
         store: where measurements are saved; None uses that of ``edge_rt.load``.
-        own: edge-rt's own provider; None: the installed one.
+        provider: edge-rt's; None: the installed one.
     """
     if shape.package_id is None:
         return {}
@@ -105,6 +105,6 @@ def measured_here(
 
     if device.gpu.device_name is None:
         return {}
-    report = (own or INSTALLED).report()
+    report = (provider or INSTALLED).report()
     gpu = report.gpu(device.gpu.device_name.index)
     return costs_on_gpu(costs, shape.package_id, gpu, report)

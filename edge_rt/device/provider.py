@@ -166,16 +166,16 @@ def prebuilt(compute: int, nvrtc: Nvrtc, cache: Path | None = None) -> dict[str,
     return compiled_kernels(nvrtc, compute, sources=_installed(SOURCES), cache=cache or kernel_cache())
 
 
-def compiler_here(own: GpuProvider | None = None) -> Nvrtc:
+def compiler_here(provider: GpuProvider | None = None) -> Nvrtc:
     """Return the compiler that kernels on this machine are made with; without a driver the first that is installed.
 
     Args:
-        own: the provider; None: the installed one.
+        provider: the provider; None: the installed one.
     """
     from edge_rt.device.kernels import any_nvrtc, nvrtc_for
 
     try:
-        report = (own or INSTALLED).library.report()
+        report = (provider or INSTALLED).library.report()
     except RuntimeUnavailable:
         return any_nvrtc()
     return nvrtc_for(report.driver_version)

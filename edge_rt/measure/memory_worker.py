@@ -47,10 +47,10 @@ class DeviceMemory:
         RuntimeUnavailable, VersionMismatch: there is no such GPU, or it cannot be used.
     """
 
-    def __init__(self, name: DeviceName, own: GpuProvider = INSTALLED) -> None:
-        self._number, self._own = name.index, own
+    def __init__(self, name: DeviceName, provider: GpuProvider = INSTALLED) -> None:
+        self._number, self._provider = name.index, provider
         # Memory that is shared with all other programs tells nothing.
-        self._is_measured = name.kind == CUDA and not own.library.report().gpu(name.index).is_integrated
+        self._is_measured = name.kind == CUDA and not provider.library.report().gpu(name.index).is_integrated
         self._free = self._free_bytes() if self._is_measured else 0
 
     def facts(self) -> dict[str, int]:
@@ -58,7 +58,7 @@ class DeviceMemory:
         return {"device_bytes": max(0, self._free - self._free_bytes())} if self._is_measured else {}
 
     def _free_bytes(self) -> int:
-        return self._own.library.free_bytes(self._number)
+        return self._provider.library.free_bytes(self._number)
 
 
 ANSWER_TOKENS: Final = 48
@@ -304,7 +304,7 @@ def chat(model: Model, turns: int, tell: Stage) -> None:
         tell(f"turn {turn + 1}", tokens=result.usage.total_tokens)
 
 
-def work(request: dict[str, Any], report: Stage, own: GpuProvider = INSTALLED) -> None:
+def work(request: dict[str, Any], report: Stage, provider: GpuProvider = INSTALLED) -> None:
     """Run a request, as ``memory_watch.MeasuredProcess`` sends it.
 
     Raises:
@@ -317,7 +317,7 @@ def work(request: dict[str, Any], report: Stage, own: GpuProvider = INSTALLED) -
         memory=budget,
         device=request["device"],
         device_memory=request["device_budget_bytes"],
-        gpu_provider=own,
+        gpu_provider=provider,
         ctx=request["ctx"],
         kv=request["kv"],
         prefill_chunk=request["prefill_chunk"],
@@ -327,7 +327,7 @@ def work(request: dict[str, Any], report: Stage, own: GpuProvider = INSTALLED) -
         corpus=request["corpus"] and Path(request["corpus"]),
         drafter=request["drafter"] and Path(request["drafter"]),
     )
-    on_device = DeviceMemory(options.device_name, own)
+    on_device = DeviceMemory(options.device_name, provider)
 
     def tell(name: str, **facts: Any) -> None:
         report(name, **facts, **on_device.facts())
@@ -345,7 +345,7 @@ def work(request: dict[str, Any], report: Stage, own: GpuProvider = INSTALLED) -
         tell("end")
 
 
-def main(own: GpuProvider = INSTALLED) -> None:
+def main(provider: GpuProvider = INSTALLED) -> None:
     """Answer one request; see ``work``."""
     answers = sys.stdout
     # Other output must not mix with the lines of the reply.
@@ -363,7 +363,7 @@ def main(own: GpuProvider = INSTALLED) -> None:
 
     try:
         # The request is made when the memory of this process is known.
-        work(json.loads(exchange("runtime")), tell, own)
+        work(json.loads(exchange("runtime")), tell, provider)
     except EdgeRTError as error:
         tell("error", error=error.to_json())
     except (MemoryError, OSError, ImportError) as error:

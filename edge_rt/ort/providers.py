@@ -45,19 +45,19 @@ class ProviderState:
     problem: EdgeRTError | None
 
 
-def provider_states(own: GpuProvider = INSTALLED) -> list[ProviderState]:
+def provider_states(provider: GpuProvider = INSTALLED) -> list[ProviderState]:
     """Return what there is of every kind of GPU; providers that are installed are loaded."""
     states = []
     for kind in GPUS:
         try:
-            devices = _cuda_devices(own) if kind == CUDA else _webgpu_devices()
+            devices = _cuda_devices(provider) if kind == CUDA else _webgpu_devices()
             states.append(ProviderState(kind, devices, None))
         except EdgeRTError as error:
             states.append(ProviderState(kind, (), error))
     return states
 
 
-def find_device(name: DeviceName, own: GpuProvider = INSTALLED) -> ComputeDevice:
+def find_device(name: DeviceName, provider: GpuProvider = INSTALLED) -> ComputeDevice:
     """Return a device; the provider that computes on it is loaded.
 
     Args:
@@ -70,8 +70,8 @@ def find_device(name: DeviceName, own: GpuProvider = INSTALLED) -> ComputeDevice
     """
     if name.kind == CUDA:
         _require_onnxruntime(CUDA)
-        check_compute(own.report().gpu(name.index).compute)
-        devices = {device.name.index: device for device in _cuda_devices(own)}
+        check_compute(provider.report().gpu(name.index).compute)
+        devices = {device.name.index: device for device in _cuda_devices(provider)}
     else:
         devices = dict(enumerate(_webgpu_devices()))
     if name.index not in devices:
@@ -83,28 +83,30 @@ def find_device(name: DeviceName, own: GpuProvider = INSTALLED) -> ComputeDevice
     return devices[name.index]
 
 
-def find_portable_cuda(name: DeviceName, own: GpuProvider = INSTALLED) -> ComputeDevice:
+def find_portable_cuda(name: DeviceName, provider: GpuProvider = INSTALLED) -> ComputeDevice:
     """Return an NVIDIA GPU as ONNX Runtime's own provider computes on it, which portable packages run on.
 
     Args:
         name: of the device, numbered as NVIDIA's driver does.
-        own: edge-rt's own provider, which asks the driver for GPUs.
+        provider: edge-rt's own provider, which asks the driver for GPUs.
     """
     _require_onnxruntime(_PORTABLE_CUDA)
-    if own.portable not in (available := ort.get_available_providers()):
+    if provider.portable not in (available := ort.get_available_providers()):
         raise RuntimeUnavailable(
             "This ONNX Runtime cannot run portable packages on NVIDIA GPUs.",
-            f"It has {', '.join(available)}; {own.portable} is in the wheel onnxruntime-gpu.",
+            f"It has {', '.join(available)}; {provider.portable} is in the wheel onnxruntime-gpu.",
             f"Run: pip uninstall onnxruntime, then {install_command('gpu')}; or export with --profile native.",
         )
-    report = own.library.report()
+    report = provider.library.report()
     gpu = report.gpu(name.index)
     # NVIDIA's libraries from wheels are in no folder that the loader looks at. The function prints what it lacks.
     with contextlib.redirect_stdout(io.StringIO()), contextlib.suppress(AttributeError):
         ort.preload_dlls()
     # TF32 would round factors to 10 bits.
     options = {"device_id": str(gpu.number), "use_tf32": "0"}
-    return ComputeDevice(name, own.portable, str(ort.__version__), gpu.name, False, None, report.facts(gpu), options)
+    return ComputeDevice(
+        name, provider.portable, str(ort.__version__), gpu.name, False, None, report.facts(gpu), options
+    )
 
 
 def _webgpu_library() -> Path:
@@ -136,11 +138,11 @@ def _webgpu_device(name: DeviceName, handle: Any) -> ComputeDevice:
     return ComputeDevice(name, str(handle.ep_name), _version_of(handle), text, is_software, handle)
 
 
-def _cuda_devices(own: GpuProvider) -> tuple[ComputeDevice, ...]:
+def _cuda_devices(provider: GpuProvider) -> tuple[ComputeDevice, ...]:
     """Return the GPUs that edge-rt's kernels can run on; older ones are left out if there are others."""
     _require_onnxruntime(CUDA)
-    report = own.report()
-    handles = {int(handle.ep_metadata["gpu"]): handle for handle in _handles(CUDA, own.path)}
+    report = provider.report()
+    handles = {int(handle.ep_metadata["gpu"]): handle for handle in _handles(CUDA, provider.path)}
     return tuple(_cuda_device(gpu, report, handles[gpu.number]) for gpu in report.gpus if gpu.number in handles)
 
 

@@ -18,7 +18,7 @@ from edge_rt.runtime.load.facts import require_op_profile
 def open_device(
     name: DeviceName,
     manifest: Manifest,
-    own: GpuProvider = INSTALLED,
+    provider: GpuProvider = INSTALLED,
     on_compile: Callable[[], None] | None = None,
 ) -> ComputeDevice:
     """Return the GPU that a package is loaded on.
@@ -28,18 +28,18 @@ def open_device(
     """
     require_op_profile(name, manifest.op_profile)
     if name.kind == CUDA and manifest.op_profile == "portable":
-        return find_portable_cuda(name, own)
-    device = find_device(name, own)
+        return find_portable_cuda(name, provider)
+    device = find_device(name, provider)
     if name.kind == CUDA:
-        own.make_ready(name.index, on_compile)
+        provider.make_ready(name.index, on_compile)
     return device
 
 
-def placement(package: Package, name: DeviceName, own: GpuProvider = INSTALLED) -> tuple[PlacedNode, ...]:
+def placement(package: Package, name: DeviceName, provider: GpuProvider = INSTALLED) -> tuple[PlacedNode, ...]:
     """Return where the nodes of a package's graphs are computed on a GPU; nothing is kept open."""
     if not name.is_gpu:
         raise ConfigError("Nodes are placed on GPUs only.", f"Got the device {name}.", f"Name one: {', '.join(GPUS)}.")
-    device = open_device(name, package.manifest, own)
+    device = open_device(name, package.manifest, provider)
     nodes: list[PlacedNode] = []
     for graph in package.manifest.graphs:
         session = Session(package.file(graph), device=device, profile=package.manifest.op_profile)

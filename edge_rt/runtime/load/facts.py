@@ -139,9 +139,9 @@ def _this_process() -> Device:
 
 def _with_process(facts: Facts, options: LoadOptions) -> Facts:
     """Return the facts with the memory of this process, which is read after the driver was asked."""
-    own = options.gpu_provider
-    held, driver = resident_bytes(), DRIVER_BYTES if own.has_opened else 0
-    facts = replace(facts, context_bytes=CONTEXT_BYTES if own.has_opened else 0)
+    provider = options.gpu_provider
+    held, driver = resident_bytes(), DRIVER_BYTES if provider.has_opened else 0
+    facts = replace(facts, context_bytes=CONTEXT_BYTES if provider.has_opened else 0)
     if options.base_bytes is None:
         # What the process holds includes what the driver took.
         facts = replace(facts, base_bytes=max(0, held - driver), driver_bytes=driver)
@@ -224,22 +224,22 @@ def require_op_profile(name: DeviceName, op_profile: str) -> None:
 
 def _with_gpus(facts: Facts, options: LoadOptions, *, is_process: bool) -> Facts:
     """Return the facts with the GPUs that a load may take; no driver is asked where it takes none."""
-    name, own, store = options.device_name, options.gpu_provider, options.costs
+    name, provider, store = options.device_name, options.gpu_provider, options.costs
     is_planned, package_id = facts.shape.op_profile == GPU_OP_PROFILE, facts.shape.package_id
     if name.kind == CUDA and not is_planned and is_process:
         # ONNX Runtime's own provider takes what it needs, and says what it lacks.
         return facts
     if name.kind == CUDA:
-        gpu = own.library.report().gpu(name.index)
+        gpu = provider.library.report().gpu(name.index)
         # ONNX Runtime's own provider may know older ones, and takes what it needs.
         return replace(facts, gpus=(GpuFacts(gpu, _figures(gpu, options) if is_planned else None),))
-    if name.kind != AUTO_DEVICE or store is None or package_id is None or not is_planned or not own.has_driver():
+    if name.kind != AUTO_DEVICE or store is None or package_id is None or not is_planned or not provider.has_driver():
         return facts
     from edge_rt.runtime.speculation.stored_costs import costs_on_any_gpu, costs_on_cpu, costs_on_gpu
 
     of_cpu = partial(costs_on_cpu, store, package_id, facts.machine.threads, options.isa)
     try:
-        report = own.report()
+        report = provider.report()
     except RuntimeUnavailable as error:
         lost = costs_on_any_gpu(store, package_id)
         return replace(facts, lost=str(error), lost_costs=lost, cpu_costs=of_cpu() if lost else {})
@@ -264,11 +264,11 @@ def _figures(gpu: Gpu, options: LoadOptions) -> GpuFigures:
     from edge_rt.device.kernels import check_compute
 
     check_compute(gpu.compute)
-    own, free = options.gpu_provider, gpu.total_bytes
+    provider, free = options.gpu_provider, gpu.total_bytes
     if not gpu.is_integrated:
         # A plan counts the context that this process may have there already, and what a model gives back.
-        kept = CONTEXT_BYTES if own.is_ready(gpu.number) else 0
-        free = min(free, own.free_bytes(gpu.number) + options.freed_device_bytes.get(gpu.device_name, 0) + kept)
+        kept = CONTEXT_BYTES if provider.is_ready(gpu.number) else 0
+        free = min(free, provider.free_bytes(gpu.number) + options.freed_device_bytes.get(gpu.device_name, 0) + kept)
     return unmeasured_gpu(gpu.name, gpu.total_bytes, free, is_unified=gpu.is_integrated, device_name=gpu.device_name)
 
 
