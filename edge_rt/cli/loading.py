@@ -13,7 +13,6 @@ from edge_rt.cli.interrupt import SignalReceived, run_in_background
 from edge_rt.cli.options.groups import PlaceFlags
 from edge_rt.cli.render.console import Terminal
 from edge_rt.errors import MemoryBudgetExceeded, VersionMismatch
-from edge_rt.memory.device import STEP
 from edge_rt.system.byte_size import exact_size, round_up, show_at_least
 from edge_rt.system.machine import return_free_memory
 from edge_rt.system.process_memory import own_bytes
@@ -260,5 +259,6 @@ def _base_bytes(options: LoadOptions) -> int:
     """Return the memory of this process before a model, counted as in ``edge-rt plan``, so that both agree."""
     # Imported first, so that the imports of a load count as memory of the process before the model.
     import edge_rt.runtime.model  # noqa: F401
+    from edge_rt.memory.device import STEP
 
     return max(options.base_bytes or 0, round_up(own_bytes(), STEP))

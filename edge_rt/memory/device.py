@@ -277,10 +277,10 @@ def this_device(
     )
 
 
-LIBRARIES_BYTES: Final = 53 << 20
+LIBRARIES_BYTES: Final = 49 << 20
 """numpy, ONNX Runtime, tokenizers and the runtime, on top of the memory of a command that has imported itself alone.
 
-``generate`` takes 47.2 MiB, and up to 5 more with other versions of the libraries; a chat at a terminal has 6 more for
+``generate`` takes 42.7 MiB, and up to 6 more with other versions of the libraries; a chat at a terminal has 8 more for
 its line editor. Kernels that map whole large folios map up to 18 MiB more of the libraries' code, if their files were
 written in large pieces. A command that loads a model measures itself, so this is a lower bound for it; for ``edge-rt
 plan`` it is all that is known.

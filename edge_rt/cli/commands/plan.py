@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
+import edge_rt.cli.commands.generate  # noqa: F401 - what a command holds that loads a model
 from edge_rt.cli.loading import tell_device
 from edge_rt.cli.notices import WHY_NOTHING
 from edge_rt.cli.options import flags, making_flags
@@ -15,8 +16,6 @@ from edge_rt.cli.options.spread import only
 from edge_rt.cli.render.console import Terminal
 from edge_rt.device.names import WEBGPU, is_local
 from edge_rt.errors import ConfigError, MemoryBudgetExceeded
-
-# What a command holds that loads a model, so that a plan counts as much for it.
 from edge_rt.memory.device import PLANNING, this_machine
 from edge_rt.package.spec_modes import Drafts
 
