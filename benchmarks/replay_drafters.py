@@ -31,24 +31,18 @@ from edge_rt.runtime.decode.sequence import Sequence
 from edge_rt.runtime.forward.outputs import Outputs, TopTokens
 from edge_rt.runtime.speculation.adaptive import AdaptiveDrafter
 from edge_rt.runtime.speculation.arms import Bandit, DiscountedUCB, arms_of
-from edge_rt.runtime.speculation.core import open_core
+from edge_rt.runtime.speculation.core import DraftCore
 from edge_rt.runtime.speculation.cost_model import RowCosts
 from edge_rt.runtime.speculation.library import DraftLibrary, draft_library
 from edge_rt.runtime.speculation.ngram import NgramSource
-from edge_rt.runtime.speculation.reference.recycling import RecyclingSource
-from edge_rt.runtime.speculation.reference.suffix import SuffixSource
-from edge_rt.runtime.speculation.source import Source
+from edge_rt.runtime.speculation.source import AnySource
 from edge_rt.runtime.speculation.text_sources import NativeRecyclingSource, NativeSuffixSource
 
 Tables = tuple[int, int]
-SOURCES: dict[str, Callable[[Tables], Source]] = {
-    "suffix": lambda tables: SuffixSource(max_tokens=tables[0]),
-    "recycling": lambda tables: RecyclingSource(max_order=2, max_contexts=tables[1]),
-    "ngram": lambda _: NgramSource(),
-}
-NATIVE: dict[str, Callable[[DraftLibrary, Tables], Source]] = {
+SOURCES: dict[str, Callable[[DraftLibrary, Tables], AnySource]] = {
     "suffix": lambda library, tables: NativeSuffixSource(library, max_tokens=tables[0]),
     "recycling": lambda library, tables: NativeRecyclingSource(library, max_order=2, max_contexts=tables[1]),
+    "ngram": lambda *_: NgramSource(),
 }
 TABLES = (1 << 16, 1 << 15)
 """Most tokens of the suffix automaton, most contexts of recycling of each order."""
@@ -133,18 +127,15 @@ class Replay:
         """Do nothing."""
 
 
-def drafter_of(
-    policy: str, clock: Clock, max_nodes: int, tables: Tables = TABLES, library: DraftLibrary | None = None
-) -> AdaptiveDrafter:
-    """Return the drafter of a policy, empty; in the native core if there is a library and it has all of the sources."""
+def drafter_of(policy: str, clock: Clock, max_nodes: int, tables: Tables = TABLES) -> AdaptiveDrafter:
+    """Return the drafter of a policy, empty."""
     names = [policy] if policy in SOURCES else ["suffix", "recycling"]
-    if library is not None and set(names) <= set(NATIVE):
-        sources = [NATIVE[name](library, tables) for name in names]
-    else:
-        sources = [SOURCES[name](tables) for name in names]
+    library = draft_library()
+    assert library is not None, "edge-rt is installed without its native library"
+    sources = [SOURCES[name](library, tables) for name in names]
     arms = len(arms_of(names))
     bandits: dict[str, Bandit] = {"exp3": EXP3(arms), "ucb": DiscountedUCB((0.8, 1.0, 1.0, 1.0))}
-    core = open_core(sources, library)
+    core = DraftCore(library, sources)
     return AdaptiveDrafter(core, CURVE, bandits.get(policy), max_nodes=max_nodes, clock=clock)
 
 
@@ -155,15 +146,14 @@ def replay(
     drafting_ms: float,
     cold: bool,
     tables: Tables = TABLES,
-    library: DraftLibrary | None = None,
 ) -> Iterator[Any]:
     """Yield category, tokens, steps, rows and milliseconds of every answer, and microseconds spent in our own code."""
     clock = Clock()
-    drafter = drafter_of(policy, clock, max_nodes, tables, library)
+    drafter = drafter_of(policy, clock, max_nodes, tables)
     curve = CURVE.curve(128, max_nodes + 1)
     for trace in traces:
         if cold:
-            drafter = drafter_of(policy, clock, max_nodes, tables, library)
+            drafter = drafter_of(policy, clock, max_nodes, tables)
         answer = trace["answer"]
         sequence = Sequence(trace["prompt"], capacity=1 << 20, max_tokens=len(answer), end_ids=())
         game = Replay(trace)
@@ -217,7 +207,6 @@ def main() -> None:
     player.add_argument("--cold", action="store_true", help="forget everything between answers")
     player.add_argument("--suffix-tokens", type=int, default=TABLES[0])
     player.add_argument("--contexts", type=int, default=TABLES[1], help="of token recycling, of each order")
-    player.add_argument("--python", action="store_true", help="draft in Python, not in the native library")
     player.add_argument("--json", action="store_true", help="print one line of JSON for every policy")
     args = parser.parse_args()
     if args.command == "record":
@@ -225,7 +214,6 @@ def main() -> None:
         return
     traces = [json.loads(line) for line in args.traces.read_text().splitlines()][:: args.every]
     tables = (args.suffix_tokens, args.contexts)
-    library = None if args.python else draft_library()
     repetitive = more_repetitive_half(traces, args.max_nodes)
     if not args.json:
         print(f"{len(traces)} answers, tables {'cold' if args.cold else 'warm'}, at most {args.max_nodes} nodes")
@@ -233,7 +221,7 @@ def main() -> None:
     for policy in args.policy:
         by: dict[str, list[float]] = defaultdict(lambda: [0.0] * 5)
         halves = [[0.0] * 5, [0.0] * 5]
-        played = replay(traces, policy, args.max_nodes, args.drafting_ms, args.cold, tables, library)
+        played = replay(traces, policy, args.max_nodes, args.drafting_ms, args.cold, tables)
         for number, (category, *numbers) in enumerate(played):
             by[category] = [a + b for a, b in zip(by[category], numbers, strict=True)]
             half = number in repetitive

@@ -4,7 +4,7 @@ The target returns recorded answers (``replay_drafters.py record``), so nothing 
 programs do not count: the medians are those of an idle machine with warm caches. ``--sweep`` reads some memory in every
 pass, as a model reads its weights, and so empties the caches.
 
-    python benchmarks/step_overhead.py traces.jsonl [--python] [--sweep MIB]
+    python benchmarks/step_overhead.py traces.jsonl [--sweep MIB]
 """
 
 from __future__ import annotations
@@ -30,7 +30,6 @@ from edge_rt.runtime.decode.sequence import Sequence
 from edge_rt.runtime.forward.cancel import CancelToken
 from edge_rt.runtime.forward.outputs import Outputs
 from edge_rt.runtime.generation import Generation, Held
-from edge_rt.runtime.speculation.library import draft_library
 from edge_rt.runtime.stream import Outcome
 
 CAPACITY = 8192
@@ -141,12 +140,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("traces", type=Path)
     parser.add_argument("--every", type=int, default=1, help="take every n-th answer")
-    parser.add_argument("--python", action="store_true", help="draft in Python, not in the native library")
     parser.add_argument("--sweep", type=int, default=0, help="MiB to read in every pass")
     args = parser.parse_args()
     traces = [json.loads(line) for line in args.traces.read_text().splitlines()][:: args.every]
     clock = MovingClock()
-    drafter = Timed(drafter_of("ucb", clock, MAX_NODES, TABLES, None if args.python else draft_library()))
+    drafter = Timed(drafter_of("ucb", clock, MAX_NODES, TABLES))
     steps = [step for trace in traces for step in answer(trace, drafter, clock, args.sweep)]
     facts = {"propose": drafter.propose_s, "observe": drafter.observe_s, "a step beside its pass": steps}
     print(f"{len(traces)} answers, {len(steps)} steps; microseconds, median and lowest tenth")

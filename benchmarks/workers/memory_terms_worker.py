@@ -111,12 +111,13 @@ def fill_drafter(step: dict[str, Any], vocab_size: int, tell: Any) -> None:
 
     from edge_rt.runtime.decode.draft import Accepted, Draft
     from edge_rt.runtime.forward.outputs import Outputs, TopTokens
-    from edge_rt.runtime.speculation.reference.recycling import RecyclingSource
-    from edge_rt.runtime.speculation.reference.suffix import SuffixSource
+    from edge_rt.runtime.speculation.library import draft_library
+    from edge_rt.runtime.speculation.text_sources import NativeRecyclingSource, NativeSuffixSource
 
-    count, ids = step["count"], random.Random(1)
+    count, ids, library = step["count"], random.Random(1), draft_library()
+    assert library is not None
     if step["name"] == "suffix":
-        source: Any = SuffixSource(max_tokens=count)
+        source: Any = NativeSuffixSource(library, max_tokens=count)
         source.begin([1])
         many = step.get("distinct", vocab_size)
         for done in range(count * step.get("times", 1)):
@@ -125,7 +126,7 @@ def fill_drafter(step: dict[str, Any], vocab_size: int, tell: Any) -> None:
                 tell(f"suffix, {count} tokens ({source.memory_bytes} said)")
         tell(f"suffix, {count * step.get('times', 1)} tokens seen ({source.memory_bytes} said)")
         return
-    source = RecyclingSource(max_order=2, max_contexts=count)
+    source = NativeRecyclingSource(library, max_order=2, max_contexts=count)
     source.begin([1])
     for turn in range(count * step.get("times", 1)):
         context = (turn // vocab_size % vocab_size, turn % vocab_size)

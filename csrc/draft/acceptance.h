@@ -1,5 +1,5 @@
 // The probability that a guess is right, learned from which guesses were; equals AcceptanceModel of
-// edge_rt/runtime/speculation/acceptance.py to the bit: every sum and product is made in the same order.
+// tests/reference/acceptance.py to the bit: every sum and product is made in the same order.
 #pragma once
 
 #include <cstddef>

@@ -1,4 +1,4 @@
-// A suffix automaton that grows with a text; see edge_rt/runtime/speculation/reference/automaton.py, which it equals state by state.
+// A suffix automaton that grows with a text; see tests/reference/automaton.py, which it equals state by state.
 #pragma once
 
 #include <cstddef>

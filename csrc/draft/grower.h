@@ -1,6 +1,6 @@
 // One draft tree from the guesses of several sources, the best node first, as large as pays; what came of it; and the
 // speeds that each way of drafting would have reached. Equals TreeGrower, best_size and Ledger of
-// edge_rt/runtime/speculation.
+// tests/reference.
 #pragma once
 
 #include <vector>

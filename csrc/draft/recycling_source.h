@@ -1,5 +1,5 @@
 // Token recycling: the tokens that the model found likely the last time it saw the same context; equals
-// RecyclingSource of edge_rt/runtime/speculation/reference/recycling.py.
+// RecyclingSource of tests/reference/recycling.py.
 #pragma once
 
 #include <vector>

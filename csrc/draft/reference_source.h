@@ -1,4 +1,4 @@
-// Follows a text that the answer mostly repeats; equals ReferenceSource of edge_rt/runtime/speculation/reference/copies.py.
+// Follows a text that the answer mostly repeats; equals ReferenceSource of tests/reference/copies.py.
 #pragma once
 
 #include <vector>

@@ -1,4 +1,4 @@
-// Guesses what followed the text's longest suffix earlier; equals SuffixSource of edge_rt/runtime/speculation/reference/suffix.py
+// Guesses what followed the text's longest suffix earlier; equals SuffixSource of tests/reference/suffix.py
 // without a corpus.
 #pragma once
 

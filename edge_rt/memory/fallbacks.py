@@ -20,7 +20,6 @@ from edge_rt.memory.request import Alternative, Request
 from edge_rt.memory.shape import ModelShape
 from edge_rt.memory.sizes import sizes_of
 from edge_rt.memory.speed import LEAST_TABLE, tokens_per_second
-from edge_rt.memory.terms import NATIVE_TABLES, PYTHON_TABLES, table_bytes
 from edge_rt.package.spec_modes import AUTO, COMPUTED_MODES, DRAFTER_MODES, EXIT, OFF, SELF, Drafts, mode_of
 from edge_rt.system.byte_size import round_up
 
@@ -40,7 +39,7 @@ _TREES: Final = (16, 12, 8, 6, 4)
 _CHAIN: Final = 2  # drafted tokens when there is memory for very few
 _CONTEXT_STEP: Final = 64
 _SUFFIX_TABLE: Final = (8192, 1 << 16)  # smallest and largest default; it should hold a whole context
-_RECYCLING_TABLES: Final = {NATIVE_TABLES: 8192, PYTHON_TABLES: 2048}
+_RECYCLING_TABLE: Final = 8192
 """Where the tables are -> contexts: 8,192 in the library take half of the memory of 2,048 in Python."""
 _SMALLER_TABLES: Final = ((4096, LEAST_TABLE), (LEAST_TABLE, LEAST_TABLE))
 _LESS_PRECISE: Final = ("f32", "f16", "int8", "k8v4", "int4")
@@ -196,8 +195,7 @@ class Fallbacks:
         least, most = _SUFFIX_TABLE
         has_text = mode_of(drafter) not in ("recycling", *COMPUTED_MODES)
         known = min(max(least, 1 << (2 * ctx - 1).bit_length()), most) if has_text else 0
-        tables = table_bytes(self._shape, drafter, request.corpus_bytes)
-        contexts = _RECYCLING_TABLES[tables] if drafter in (AUTO, "recycling") else 0
+        contexts = _RECYCLING_TABLE if drafter in (AUTO, "recycling") else 0
         is_trained = request.drafter is not None and drafter in DRAFTER_MODES
         is_loaded = is_trained or request.draft_model is not None
         first = Choice(ctx, kv, drafter, draft, chunk, known, contexts, draft + 1, drafter=is_loaded)

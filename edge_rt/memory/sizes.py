@@ -178,7 +178,7 @@ def sizes_of(shape: ModelShape, device: Device, choice: Choice, request: Request
     embedding = embedding_bytes(choice, request)
     second = _draft_model_bytes(request.draft_model, device, choice) if choice.drafter else (0, 0)
     chunk = min(choice.prefill_chunk, choice.ctx)
-    tables = table_bytes(shape, choice.spec, request.corpus_bytes)
+    tables = table_bytes(choice.spec)
     sizes = Sizes(
         runtime=base,
         tokenizer=tokenizer,

@@ -32,22 +32,17 @@ class TableBytes:
     context: int
 
 
-NATIVE_TABLES: Final = TableBytes(128, 192)
+TABLES: Final = TableBytes(128, 192)
 """In the native library; these are bounds of its arrays. Measured, full: 60 to 102, and 155 to 185."""
-PYTHON_TABLES: Final = TableBytes(420, 1310)
-"""In Python, n-grams instead of suffixes included. Measured, full: 264 with random tokens, and 1310."""
+NGRAM_TABLES: Final = TableBytes(420, 0)
+"""Of n-grams instead of suffixes, in Python. Measured, full: 264 with random tokens."""
 _PRICES: Final = 160 << 10  # curves, acceptance rates and bandits
 _SELF_SESSION: Final = 4 << 20  # a second graph: 0.8 MiB private, 1.9 MiB of outputs; the rest is slack
 
 
-def table_bytes(shape: ModelShape, spec: str | None, corpus_bytes: int) -> TableBytes:
-    """Return the bytes of tables of a mode: those of native packages are in the native library.
-
-    Args:
-        spec: mode of speculation; None: ``auto``.
-        corpus_bytes: size of a corpus, which is searched in Python; 0 without one.
-    """
-    return NATIVE_TABLES if shape.op_profile == "native" and spec != "ngram" and not corpus_bytes else PYTHON_TABLES
+def table_bytes(spec: str | None) -> TableBytes:
+    """Return the bytes of tables of a mode of speculation; None: ``auto``."""
+    return NGRAM_TABLES if spec == "ngram" else TABLES
 
 
 def drafter_bytes(choice: Choice, tables: TableBytes, *, of_itself: bool = False) -> int:

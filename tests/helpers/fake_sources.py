@@ -35,10 +35,11 @@ class SourceBase:
         known: all known tokens.
     """
 
+    memory_bytes = 1000
+
     def __init__(self, name="fake", priors=(0.5,)):
         self.name = name
         self.num_kinds = len(priors)
-        self.memory_bytes = 1000
         self.begun, self.observed, self.known = [], [], []
         self._priors = priors
 
@@ -82,7 +83,7 @@ class OracleSource(SourceBase):
         text: prompt and answer.
         truthful: called with a position in the text: whether to tell the truth about it.
         lie: what is added to the true token for a lie.
-        clock: of the drafting; every look takes ``ms``.
+        clock: of the drafting; a forest takes ``ms``.
     """
 
     def __init__(
@@ -93,11 +94,11 @@ class OracleSource(SourceBase):
         self._text, self._truthful, self._kind, self._clock, self._ms = text, truthful, kind, clock, ms
 
     def root(self):
+        if self._clock is not None:
+            self._clock.sleep(self._ms)
         return len(self.known)
 
     def children(self, cursor):
-        if self._clock is not None:
-            self._clock.sleep(self._ms)
         if cursor >= len(self._text):
             return []
         token = self._text[cursor]

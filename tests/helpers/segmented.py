@@ -19,7 +19,7 @@ from edge_rt.runtime.decode.sequence import Sequence
 from edge_rt.runtime.forward.io_binding import open_io_binding
 from edge_rt.runtime.forward.segmented_runner import SegmentedRunner
 from edge_rt.runtime.speculation.adaptive import AdaptiveDrafter
-from edge_rt.runtime.speculation.core import open_core
+from edge_rt.runtime.speculation.core import DraftCore
 from edge_rt.runtime.speculation.exit_controller import ExitRates
 from edge_rt.runtime.speculation.exit_source import ExitSource, Plan
 from edge_rt.runtime.speculation.library import draft_library
@@ -144,7 +144,7 @@ def answer(passes, drafter, prompt, count, **options):
     """
     config = GenerationConfig(max_tokens=count, repetition_guard=False, **options)
     sequence = Sequence(prompt, capacity=passes.cache.capacity, max_tokens=count, end_ids=())
-    sampler = Sampler(config, passes.interface.config.vocab_size, prompt, config.sampling(None))
+    sampler = Sampler(config, passes.interface.model.vocab_size, prompt, config.sampling(None))
     passes.cache.truncate(0)
     for _ in decode(sequence, drafter, passes.runner, passes.cache, sampler):
         passes.cache.check()
@@ -178,5 +178,5 @@ def exit_source(passes, seed=0, *, exits=ALL_EXITS, **options):
 
 def drafter_of(*sources, **options):
     """Return a drafter to which nearly every guess seems to pay."""
-    core = open_core(sources, draft_library())
+    core = DraftCore(draft_library(), sources)
     return AdaptiveDrafter(core, linear_costs(4.0, 0.01), None, max_nodes=20, **options)

@@ -21,9 +21,8 @@ from edge_rt.package.reader import Package
 from edge_rt.package.spec_modes import AUTO, OFF
 from edge_rt.runtime.load.options import LoadOptions
 from edge_rt.runtime.prompts import EncodingBudget
-from edge_rt.runtime.speculation.reference.recycling import MAX_CONTEXTS
-from edge_rt.runtime.speculation.reference.suffix import MAX_TOKENS
 from edge_rt.runtime.speculation.speculation import TableBounds
+from edge_rt.runtime.speculation.text_sources import MAX_CONTEXTS, MAX_TOKENS
 
 
 @dataclass(frozen=True)

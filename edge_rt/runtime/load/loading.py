@@ -32,6 +32,7 @@ from edge_rt.runtime.load.planning import plan_package
 from edge_rt.runtime.prompts import PromptEncoder
 from edge_rt.runtime.speculation.corpus import Corpus
 from edge_rt.runtime.speculation.cost_measurement import MeasuredCosts
+from edge_rt.runtime.speculation.library import draft_library
 from edge_rt.runtime.speculation.speculation import Speculation
 from edge_rt.runtime.speculation.stored_costs import user_verified, verification_key
 
@@ -239,6 +240,7 @@ def _open_parts(
         corpus=corpus,
         bounds=load_plan.table_bounds,
         sources=sources,
+        library=draft_library(),
     )
     return Loaded(
         load_plan,

@@ -29,14 +29,14 @@ from edge_rt.runtime.load.load_plan import LoadPlan
 from edge_rt.runtime.load.options import LoadOptions
 from edge_rt.runtime.speculation.cost_measurement import MeasuredCosts
 from edge_rt.runtime.speculation.cost_model import RowCosts
-from edge_rt.runtime.speculation.source import MAX_CHAIN, Source
+from edge_rt.runtime.speculation.source import MAX_CHAIN, ForestSource
 
 if TYPE_CHECKING:
     from edge_rt.runtime.forward.segmented_runner import SegmentedRunner
     from edge_rt.runtime.speculation.exit_adapters import ExitAdapters
     from edge_rt.runtime.speculation.head_runner import DrafterJob
 
-SourceMaker = Callable[[RowCosts], Source]
+SourceMaker = Callable[[RowCosts], ForestSource]
 """Makes a source of guesses, given the costs of the model's passes; costs of its own are measured then, unless they are
 stored.
 """
@@ -140,7 +140,7 @@ def _open_exits(model: OpenedModel, adapters: ExitAdapters | None) -> SourceMake
         assert isinstance(held, SegmentedRunner), type(held)
         return held
 
-    def source(whole: RowCosts) -> Source:
+    def source(whole: RowCosts) -> ForestSource:
         curves = ExitCurves(measurement.get(runner(), whole), most + 1)
         return ExitSource(runner, cache, ExitController(curves), ends, adapters)
 
@@ -191,7 +191,7 @@ def _open_draft_model(first: OpenedModel, second: DraftModelShape) -> SourceMake
     def held_bytes() -> int:
         return cache.used_bytes + second.shape.weights_bytes
 
-    def source(whole: RowCosts) -> Source:
+    def source(whole: RowCosts) -> ForestSource:
         # A measurement empties this model's cache, which is filled again from the text that is known.
         costs = ChainCosts(whole, measured.get(runner), most, prior=_PRIOR)
         return ModelSource([Way(model, costs)], most=most, end_ids=ends, held_bytes=held_bytes)
@@ -232,7 +232,7 @@ def _open_self_drafting(model: OpenedModel) -> SourceMaker:
         measured.on_measure = options.on_measuring(f"drafts with fewer bits ({name})")
         views.append((ModelRunner(session, binding, model.switch), measured))
 
-    def source(whole: RowCosts) -> Source:
+    def source(whole: RowCosts) -> ForestSource:
         # A measurement empties the cache: only between generations, as that of the model's own passes.
         ways = [
             Way(UpperHalves(runner, cache, size), ChainCosts(whole, measured.get(runner), most))

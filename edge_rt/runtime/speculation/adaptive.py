@@ -12,13 +12,14 @@ from edge_rt.runtime.results import SpecStats
 from edge_rt.runtime.speculation.arms import MAX_REWARD, OFF, Asking, Bandit
 from edge_rt.runtime.speculation.core import DraftCore
 from edge_rt.runtime.speculation.cost_model import CostCurve, RowCosts
-from edge_rt.runtime.speculation.source import Source
+from edge_rt.runtime.speculation.source import CONTEXT_TOKENS, AnySource
 from edge_rt.runtime.speculation.statistics import SpecCounter, decision
-from edge_rt.runtime.speculation.tree import LEAST_VALUE, context_of
 
 if TYPE_CHECKING:
     from edge_rt.runtime.decode.sequence import Sequence
 
+LEAST_VALUE: Final = 0.03
+"""Default bound: nodes that are less likely to be accepted are not added."""
 BLOCK_STEPS: Final = 8
 """Steps between two choices of the bandit: a single step is too noisy."""
 _SPEED_KEEP: Final = 0.95
@@ -71,7 +72,7 @@ class AdaptiveDrafter:
         self._sequence: Sequence | None = None
 
     @property
-    def sources(self) -> tuple[Source, ...]:
+    def sources(self) -> tuple[AnySource, ...]:
         """What guesses."""
         return self._core.sources
 
@@ -174,3 +175,9 @@ class AdaptiveDrafter:
         self._arm = self._bandit.choose()
         self._core.clear()
         self._steps = 0
+
+
+def context_of(sequence: Sequence, emitted: int) -> tuple[int, ...]:
+    """Return the last known tokens before a step that emitted ``emitted`` tokens."""
+    end = len(sequence.token_ids) - emitted
+    return tuple(sequence.token_ids[max(0, end - CONTEXT_TOKENS) : end])

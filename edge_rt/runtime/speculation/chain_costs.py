@@ -6,8 +6,8 @@ from bisect import bisect_right
 from collections.abc import Sequence as Items
 from typing import Final
 
-from edge_rt.runtime.speculation.acceptance import Rates
 from edge_rt.runtime.speculation.cost_model import CostCurve, RowCosts
+from edge_rt.runtime.speculation.statistics import Rates
 
 _SURENESS: Final = (0.25, 0.4, 0.55, 0.7, 0.8, 0.9, 0.97)
 """Bounds of the probabilities that the draft gives its tokens; acceptance is learned for each range between them."""

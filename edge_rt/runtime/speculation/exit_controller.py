@@ -6,10 +6,10 @@ from bisect import bisect
 from collections.abc import Sequence as Items
 from typing import Final
 
-from edge_rt.runtime.speculation.acceptance import Rates
 from edge_rt.runtime.speculation.exit_costs import ExitCurves
 from edge_rt.runtime.speculation.exit_source import Plan
 from edge_rt.runtime.speculation.source import MAX_CHAIN, SURENESS
+from edge_rt.runtime.speculation.statistics import Rates
 
 _LEVELS: Final = len(SURENESS) + 1
 # Rates before anything is learned; the weight of these, in trials.

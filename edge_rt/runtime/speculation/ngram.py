@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import sys
+from abc import ABC, abstractmethod
 from collections.abc import Sequence as Items
 from itertools import islice
 from typing import Any, Final
 
 from edge_rt.errors import ConfigError
-from edge_rt.runtime.speculation.source import Guess, TextSource
+from edge_rt.runtime.cache.kv_cache import common_prefix
+from edge_rt.runtime.decode.draft import Accepted, Draft
+from edge_rt.runtime.forward.outputs import Outputs
+from edge_rt.runtime.speculation.source import Guess
 
 LEVELS: Final = (2, 3, 4, 5)
 MAX_ENTRIES: Final = 1 << 17
@@ -31,6 +35,37 @@ _PRIORS: Final = (
     0.77, 0.95, 0.14, 0.40, 0.07, 0.09,
 )
 # fmt: on
+
+
+class TextSource(ABC):
+    """Base of sources that learn from texts alone: every token is added once."""
+
+    def __init__(self) -> None:
+        self._known: list[int] = []
+
+    def begin(self, token_ids: Items[int]) -> None:
+        """Add the tokens that are new; what was learned from earlier texts is kept."""
+        new = list(token_ids)
+        common = common_prefix(self._known, new)
+        self._take(new[common:] if common == len(self._known) else self._depart(new, common))
+        self._known = new
+
+    def extend(self, token_ids: Items[int]) -> None:
+        """Add emitted tokens."""
+        self._known.extend(token_ids)
+        self._take(token_ids)
+
+    def observe(self, draft: Draft, accepted: Accepted, outputs: Outputs, context: tuple[int, ...]) -> None:
+        """Do nothing: this source learns from emitted tokens only."""
+        del draft, accepted, outputs, context
+
+    @abstractmethod
+    def _depart(self, new: list[int], common: int) -> list[int]:
+        """Switch to a text that shares only ``common`` tokens with the known one; return the tokens to be added."""
+
+    @abstractmethod
+    def _take(self, token_ids: Items[int]) -> None:
+        """Learn tokens that follow those added last."""
 
 
 class NgramSource(TextSource):

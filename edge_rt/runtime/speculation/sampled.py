@@ -21,13 +21,10 @@ from edge_rt.runtime.decode.draft import ROOT, Accepted, Draft
 from edge_rt.runtime.decode.sampling import LEAST_TEMPERATURE, Chance, Sampler
 from edge_rt.runtime.forward.outputs import Outputs
 from edge_rt.runtime.results import SpecStats
-from edge_rt.runtime.speculation.acceptance import Rates
-from edge_rt.runtime.speculation.adaptive import Trace
-from edge_rt.runtime.speculation.core import best_size
-from edge_rt.runtime.speculation.cost_model import CostCurve, RowCosts
-from edge_rt.runtime.speculation.source import Guess, Source
-from edge_rt.runtime.speculation.statistics import SpecCounter, decision
-from edge_rt.runtime.speculation.tree import LEAST_VALUE, context_of
+from edge_rt.runtime.speculation.adaptive import LEAST_VALUE, Trace, context_of
+from edge_rt.runtime.speculation.cost_model import CostCurve, RowCosts, best_size
+from edge_rt.runtime.speculation.source import AskedSource, Guess
+from edge_rt.runtime.speculation.statistics import Rates, SpecCounter, decision
 
 if TYPE_CHECKING:
     from edge_rt.runtime.decode.sequence import Sequence
@@ -157,7 +154,7 @@ class SampledDrafter:
 
     def __init__(
         self,
-        source: Source,
+        source: AskedSource,
         rates: SlotRates,
         costs: RowCosts,
         *,

@@ -1,7 +1,4 @@
-"""The interface of a draft source: it returns, one token at a time, what may follow a context.
-
-Several sources grow one tree together (``tree.py``); therefore they are asked for children and not for whole drafts.
-"""
+"""The interface of draft sources, which say what may follow the known tokens; several grow one tree together."""
 
 from __future__ import annotations
 
@@ -14,7 +11,6 @@ from typing import Any, Final, NamedTuple, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from edge_rt.runtime.cache.kv_cache import common_prefix
 from edge_rt.runtime.decode.draft import ROOT, Accepted, Draft
 from edge_rt.runtime.forward.outputs import Outputs
 
@@ -63,51 +59,14 @@ class Source(Protocol):
             context: the last known tokens before the draft, at most ``CONTEXT_TOKENS``.
         """
 
-    def root(self) -> Any | None:
-        """Return the cursor at the end of the known tokens; None if nothing can be guessed."""
-
-    def children(self, cursor: Any) -> Items[Guess]:
-        """Return the tokens that may follow, the most promising first; they differ."""
-
     @property
     def memory_bytes(self) -> int:
         """Memory in bytes."""
 
 
-class TextSource(ABC):
-    """Base of sources that learn from texts alone: every token is added once."""
-
-    def __init__(self) -> None:
-        self._known: list[int] = []
-
-    def begin(self, token_ids: Items[int]) -> None:
-        """Add the tokens that are new; what was learned from earlier texts is kept."""
-        new = list(token_ids)
-        common = common_prefix(self._known, new)
-        self._take(new[common:] if common == len(self._known) else self._depart(new, common))
-        self._known = new
-
-    def extend(self, token_ids: Items[int]) -> None:
-        """Add emitted tokens."""
-        self._known.extend(token_ids)
-        self._take(token_ids)
-
-    def observe(self, draft: Draft, accepted: Accepted, outputs: Outputs, context: tuple[int, ...]) -> None:
-        """Do nothing: this source learns from emitted tokens only."""
-        del draft, accepted, outputs, context
-
-    @abstractmethod
-    def _depart(self, new: list[int], common: int) -> list[int]:
-        """Switch to a text that shares only ``common`` tokens with the known one; return the tokens to be added."""
-
-    @abstractmethod
-    def _take(self, token_ids: Items[int]) -> None:
-        """Learn tokens that follow those added last."""
-
-
 MAX_NODES: Final = 256
 """Most nodes of a forest."""
-WALKED_NODES: Final = 64
+WALKED_NODES: Final = 40
 """Most nodes that a source is asked for one by one."""
 
 Int32s = npt.NDArray[np.int32]
@@ -135,39 +94,29 @@ class Forest(NamedTuple):
 NO_GUESSES: Final = Forest.of((), (), ())
 
 
-class ForestSource(ABC):
-    """Base of sources that make a forest for every step; the other methods of ``Source`` are the subclass's.
-
-    The native core is given the whole forest; elsewhere it is asked node by node.
-    """
-
-    _behind: dict[int, list[Guess]]
+class ForestSource(Source, ABC):
+    """Base of sources that compute their guesses."""
 
     @abstractmethod
     def forest(self) -> Forest:
         """Return what may follow the known tokens, at most ``MAX_NODES`` nodes; none if nothing can be guessed."""
 
-    def root(self) -> int | None:
-        """Make a forest, and return the cursor at its roots; None if it is empty."""
-        self._behind = {}
-        forest = self.forest()
-        rows = zip(forest.token_ids.tolist(), forest.parents.tolist(), forest.kinds.tolist(), strict=True)
-        for node, (token, parent, kind) in enumerate(rows):
-            self._behind.setdefault(parent, []).append(Guess(token, kind, node))
-        return ROOT if self._behind else None
 
-    def children(self, cursor: int) -> Items[Guess]:
-        """Return the guesses that follow a node."""
-        return self._behind.get(cursor, ())
+class AskedSource(Source, Protocol):
+    """One that is asked token by token what may follow, such as a table."""
+
+    def root(self) -> Any | None:
+        """Return the cursor at the end of the known tokens; None if nothing can be guessed."""
+
+    def children(self, cursor: Any) -> Items[Guess]:
+        """Return the tokens that may follow, the most promising first; they differ."""
 
 
-def forest_of(source: Source, most: int = WALKED_NODES) -> Forest:
-    """Return a source's guesses for a step: all of them if it has few, as sources that compute their guesses do.
+AnySource = ForestSource | AskedSource
 
-    Args:
-        source: a source; one that hands over no forest is asked for children, the likeliest nodes by its priors first.
-        most: most nodes that it is asked for.
-    """
+
+def forest_of(source: ForestSource | AskedSource) -> Forest:
+    """Return a source's guesses for a step; one that is asked gives its ``WALKED_NODES`` likeliest by its priors."""
     if isinstance(source, ForestSource):
         return source.forest()
     token_ids: list[int] = []
@@ -178,9 +127,9 @@ def forest_of(source: Source, most: int = WALKED_NODES) -> Forest:
     root = source.root()
     if root is not None:
         front.append((-1.0, ROOT, root))
-    while front and len(token_ids) < most:
+    while front and len(token_ids) < WALKED_NODES:
         negative, parent, cursor = heapq.heappop(front)
-        for guess in source.children(cursor)[: most - len(token_ids)]:
+        for guess in source.children(cursor)[: WALKED_NODES - len(token_ids)]:
             heapq.heappush(front, (negative * source.prior(guess.kind), len(token_ids), guess.cursor))
             token_ids.append(guess.token_id)
             parents.append(parent)

@@ -6,10 +6,12 @@ from collections.abc import Callable, Mapping, Sequence as Items
 from dataclasses import dataclass
 from typing import Final
 
-from edge_rt.errors import ConfigError, MemoryBudgetExceeded, ReferenceBudgetExceeded
+from edge_rt.errors import ConfigError, MemoryBudgetExceeded, ReferenceBudgetExceeded, RuntimeUnavailable
 from edge_rt.package.exits import require_exit_mode
 from edge_rt.package.spec_modes import (
+    AUTO,
     COMPUTED_MODES,
+    CORPUS_MODES,
     EXIT,
     OFF,
     RATIO_MODE,
@@ -25,17 +27,21 @@ from edge_rt.runtime.decode.draft import Drafter, NullDrafter
 from edge_rt.runtime.decode.loop import AcceptanceRule
 from edge_rt.runtime.speculation.adaptive import AdaptiveDrafter, Trace
 from edge_rt.runtime.speculation.arms import DiscountedUCB
-from edge_rt.runtime.speculation.core import open_core
-from edge_rt.runtime.speculation.corpus import Corpus
+from edge_rt.runtime.speculation.core import DraftCore
+from edge_rt.runtime.speculation.corpus import Corpus, CorpusSource
 from edge_rt.runtime.speculation.cost_model import RowCosts
-from edge_rt.runtime.speculation.library import draft_library
+from edge_rt.runtime.speculation.library import DraftLibrary
 from edge_rt.runtime.speculation.ngram import MAX_ENTRIES, MIN_ENTRIES, NgramSource
-from edge_rt.runtime.speculation.reference.copies import ReferenceSource
-from edge_rt.runtime.speculation.reference.recycling import MAX_CONTEXTS, RecyclingSource
-from edge_rt.runtime.speculation.reference.suffix import MAX_TOKENS, MIN_TOKENS, SuffixSource
 from edge_rt.runtime.speculation.sampled import SampledDrafter, SlotRates
-from edge_rt.runtime.speculation.source import Source
-from edge_rt.runtime.speculation.text_sources import NativeRecyclingSource, NativeReferenceSource, NativeSuffixSource
+from edge_rt.runtime.speculation.source import AnySource, ForestSource
+from edge_rt.runtime.speculation.text_sources import (
+    MAX_CONTEXTS,
+    MAX_TOKENS,
+    MIN_TOKENS,
+    NativeRecyclingSource,
+    NativeReferenceSource,
+    NativeSuffixSource,
+)
 
 AUTO_SOURCES: Final = ("suffix", "recycling")
 # Expected reward of an arm before it was tried, relative to the average.
@@ -70,9 +76,13 @@ class Speculation:
         drafts: what may be drafted. Unless it is exact, ``auto`` is off, and a chain that is asked for may give another
             text than plain decoding.
         costs: returns stored costs of passes, or measures them; called when first needed.
-        corpus: further texts for the suffix drafter; the other drafters do not use it.
+        corpus: further texts, of which ``auto`` and ``suffix`` draft as well.
         bounds: bounds of the drafters' tables.
         sources: of networks that draft: mode -> function of the costs that makes its source, which ``auto`` asks too.
+        library: what drafts; without it nothing is drafted.
+
+    Raises:
+        RuntimeUnavailable: the mode drafts, and there is no library.
     """
 
     def __init__(
@@ -85,7 +95,8 @@ class Speculation:
         corpus: Corpus | None,
         bounds: TableBounds | None = None,
         trace: Trace | None = None,
-        sources: Mapping[str, Callable[[RowCosts], Source]] | None = None,
+        sources: Mapping[str, Callable[[RowCosts], AnySource]] | None = None,
+        library: DraftLibrary | None,
     ) -> None:
         self.drafts = drafts
         self.draft_max = draft_max
@@ -95,9 +106,9 @@ class Speculation:
         self._measure = costs
         self._costs: RowCosts | None = None
         self._corpus = corpus
-        # Corpora are searched in Python, and so all sources are asked there.
-        self._library = draft_library() if corpus is None else None
-        self._sources: dict[str, Source] = {}
+        self._library = library
+        self._require_library(mode)
+        self._sources: dict[str, AnySource] = {}
         self._drafters: dict[tuple[str, ...], AdaptiveDrafter] = {}
         self._referring: tuple[tuple[str, tuple[int, ...]], AdaptiveDrafter] | None = None
         self._place_rates = SlotRates()
@@ -109,8 +120,9 @@ class Speculation:
         return self._in_force(self.asked)
 
     def _in_force(self, mode: str) -> str:
-        if self.drafts is Drafts.NOTHING or (mode == "auto" and not self.drafts.are_exact):
-            return "off"
+        is_possible = self.drafts.are_exact and self._library is not None
+        if self.drafts is Drafts.NOTHING or (mode == AUTO and not is_possible):
+            return OFF
         return mode
 
     def resolve(self, mode: str | None, *, has_reference: bool = False, accept: str = "match") -> str:
@@ -123,6 +135,7 @@ class Speculation:
         Raises:
             ConfigError: the mode is unknown, needs a text that is not given, or does not support the acceptance rule.
             MemoryBudgetExceeded: the memory plan has no room for its tables.
+            RuntimeUnavailable: it drafts, and there is no library.
         """
         mode = self.asked if mode is None else mode
         require_mode(mode)
@@ -141,9 +154,18 @@ class Speculation:
                 "Choose auto or reference, or leave the text out.",
             )
         mode = self._in_force(mode)
+        self._require_library(mode)
         self._require_provider(mode)
         self._require_room(mode)
         return mode
+
+    def _require_library(self, mode: str) -> None:
+        if mode not in (OFF, AUTO) and self._library is None:
+            raise RuntimeUnavailable(
+                f"The mode of speculation {mode!r} needs the native library.",
+                "This build of edge-rt has none, or one without a drafting core of this version.",
+                "Turn speculation off, or install edge-rt with a C++ compiler.",
+            )
 
     def _require_provider(self, mode: str) -> None:
         loaded_modes = tuple(self._networks)
@@ -180,7 +202,7 @@ class Speculation:
         """
         if mode == "off":
             return NullDrafter()
-        names = self._auto_sources() if mode == "auto" else () if mode == "reference" else (mode,)
+        names = self._source_names(mode)
         is_referring = reference_ids is not None and mode in REFERENCE_MODES
         if self._bounds.is_planned:
             self._share(names, len(reference_ids or ()) if is_referring else 0)
@@ -217,8 +239,10 @@ class Speculation:
         Args:
             temperature: of the request, above 0.
         """
+        source = self._source(RATIO_MODE)
+        assert not isinstance(source, ForestSource), source.name
         return SampledDrafter(
-            self._source(RATIO_MODE),
+            source,
             self._place_rates,
             self.costs,
             temperature=temperature,
@@ -228,9 +252,20 @@ class Speculation:
             trace=self.trace,
         )
 
+    def _source_names(self, mode: str) -> tuple[str, ...]:
+        if mode == AUTO:
+            return self._auto_sources()
+        texts = () if mode == "reference" else (mode,)
+        return (*texts, *self._corpus_names) if mode in CORPUS_MODES else texts
+
+    @property
+    def _corpus_names(self) -> tuple[str, ...]:
+        return () if self._corpus is None else (CorpusSource.name,)
+
     def _auto_sources(self) -> tuple[str, ...]:
         room = {"suffix": self._bounds.suffix_tokens, "recycling": self._bounds.recycling_contexts}
-        return (*(name for name in AUTO_SOURCES if room[name]), *self._networks)
+        texts = (name for name in AUTO_SOURCES if room[name])
+        return (*texts, *self._corpus_names, *self._networks)
 
     def _share(self, names: Items[str], reference_tokens: int) -> None:
         """Hold no more than is planned: n-grams, suffixes and a reference text share one table's memory.
@@ -249,7 +284,7 @@ class Speculation:
         if reference_tokens > room:
             raise ReferenceBudgetExceeded(reference_tokens, room)
         source = self._source("suffix") if "suffix" in names else None
-        if isinstance(source, SuffixSource | NativeSuffixSource):
+        if isinstance(source, NativeSuffixSource):
             source.limit(max(MIN_TOKENS, self._bounds.suffix_tokens - reference_tokens))
 
     def _reference_room(self, names: Items[str]) -> int:
@@ -295,7 +330,7 @@ class Speculation:
         """Memory of the drafters in bytes."""
         return sum(source.memory_bytes for source in self._sources.values())
 
-    def replace(self, name: str, source: Source) -> None:
+    def replace(self, name: str, source: AnySource) -> None:
         """Replace a source by another one: for measurements and tests."""
         self._sources[name] = source
         if name in self._networks:
@@ -318,43 +353,45 @@ class Speculation:
         self._drafters.clear()
         self._referring = None
 
-    def _source(self, name: str) -> Source:
+    def _source(self, name: str) -> AnySource:
         if name not in self._sources:
             bounds = self._bounds
             entries = max(MIN_ENTRIES, self._ngram_keys()) if bounds.is_planned else MAX_ENTRIES
-            makers: dict[str, Callable[[], Source]] = {
+            makers: dict[str, Callable[[], AnySource]] = {
                 "ngram": lambda: NgramSource(max_entries=entries),
                 "suffix": self._suffix,
                 "recycling": self._recycling,
+                CorpusSource.name: self._corpus_source,
             }
             self._sources[name] = self._networks[name](self.costs) if name in self._networks else makers[name]()
         return self._sources[name]
 
     def _ngram_keys(self) -> int:
         """Return how many keys take no more memory than is planned; see ``edge_rt.memory.terms``."""
-        planned_for_suffixes = self._library is not None and self.asked != "ngram"
+        planned_for_suffixes = self.asked != "ngram"
         return self._bounds.suffix_tokens // (_TOKENS_PER_KEY if planned_for_suffixes else 1)
 
-    def _suffix(self) -> Source:
-        most = max(MIN_TOKENS, self._bounds.suffix_tokens)
-        if self._library is None:
-            return SuffixSource(self._corpus, max_tokens=most)
-        return NativeSuffixSource(self._library, max_tokens=most)
+    @property
+    def _drafting(self) -> DraftLibrary:
+        assert self._library is not None, "modes that draft are refused without it"
+        return self._library
 
-    def _recycling(self) -> Source:
+    def _suffix(self) -> AnySource:
+        return NativeSuffixSource(self._drafting, max_tokens=max(MIN_TOKENS, self._bounds.suffix_tokens))
+
+    def _recycling(self) -> NativeRecyclingSource:
         # In 240 answers a third token of context made no difference except in time.
-        most, order = self._bounds.recycling_contexts, 2
-        if self._library is None:
-            return RecyclingSource(max_order=order, max_contexts=most)
-        return NativeRecyclingSource(self._library, max_order=order, max_contexts=most)
+        return NativeRecyclingSource(self._drafting, max_order=2, max_contexts=self._bounds.recycling_contexts)
 
-    def _reference(self, token_ids: Items[int]) -> Source:
-        if self._library is None:
-            return ReferenceSource(token_ids)
-        return NativeReferenceSource(self._library, token_ids)
+    def _corpus_source(self) -> AnySource:
+        assert self._corpus is not None
+        return CorpusSource(self._corpus)
 
-    def _assemble(self, sources: tuple[Source, ...]) -> AdaptiveDrafter:
-        core = open_core(sources, self._library, chain=self.drafts is not Drafts.TREES)
+    def _reference(self, token_ids: Items[int]) -> AnySource:
+        return NativeReferenceSource(self._drafting, token_ids)
+
+    def _assemble(self, sources: tuple[AnySource, ...]) -> AdaptiveDrafter:
+        core = DraftCore(self._drafting, sources, chain=self.drafts is not Drafts.TREES)
         priors = [_PRIOR_OFF] + [_PRIOR_DRAFTING] * (len(core.arms) - 1)
         return AdaptiveDrafter(
             core,

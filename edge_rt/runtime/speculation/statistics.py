@@ -1,15 +1,55 @@
-"""Statistics of speculation for one answer."""
+"""What became of drafts: rates of hits that are learned, and the statistics of an answer."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence as Items
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from edge_rt.runtime.decode.draft import Accepted, Draft
 from edge_rt.runtime.results import SpecStats
 
 if TYPE_CHECKING:
     from edge_rt.runtime.decode.sequence import Sequence
+
+
+_KEEP: Final = 0.998
+"""Factor on a count at every new trial of the same kind: about 500 trials are remembered."""
+
+
+class Rates:
+    """Discounted hit rates with priors.
+
+    Args:
+        priors: rates before anything is learned.
+    """
+
+    def __init__(self, priors: Items[float], trials: float) -> None:
+        self._priors = list(priors)
+        self._prior_trials = trials
+        self._hits = [prior * trials for prior in priors]
+        self._trials = [trials] * len(priors)
+        self._is_learned = [False] * len(priors)
+        self.value = list(priors)
+
+    def learn(self, index: int, hit: bool) -> None:
+        """Learn the outcome of a trial."""
+        trials = self._trials[index] * _KEEP + 1.0
+        hits = self._hits[index] * _KEEP + hit
+        self._trials[index], self._hits[index] = trials, hits
+        self._is_learned[index] = True
+        self.value[index] = hits / trials
+
+    def relax(self, keep: float) -> None:
+        """Move part of the way back to the priors."""
+        first = self._prior_trials
+        for index, is_learned in enumerate(self._is_learned):
+            if is_learned:
+                prior = self._priors[index]
+                trials = first + keep * (self._trials[index] - first)
+                hits = prior * first + keep * (self._hits[index] - prior * first)
+                self._trials[index], self._hits[index] = trials, hits
+                self.value[index] = hits / trials
 
 
 @dataclass

@@ -22,11 +22,12 @@ from edge_rt.runtime.decode.draft import NullDrafter
 from edge_rt.runtime.decode.sampling import Sampler
 from edge_rt.runtime.generation import Generation, Held
 from edge_rt.runtime.speculation.cost_model import RowCosts
-from edge_rt.runtime.speculation.reference.recycling import RecyclingSource
+from edge_rt.runtime.speculation.library import draft_library
 from edge_rt.runtime.speculation.sampled import SampledDrafter, SlotRates
 from edge_rt.runtime.speculation.speculation import Speculation
 from tests.helpers.fake_model import VOCABULARY, FakeTarget, Run, fake_cache
 from tests.helpers.models import load_package
+from tests.reference.recycling import RecyclingSource
 
 TOKENS = 5
 PROMPT = [3, 1, 2]
@@ -332,7 +333,12 @@ class TestTheLaw:
 
 def speculation(mode="auto", *, exact=True):
     return Speculation(
-        mode, DEFAULT_DRAFT, drafts=Drafts.TREES if exact else Drafts.ASKED_CHAINS, costs=lambda: CHEAP, corpus=None
+        mode,
+        DEFAULT_DRAFT,
+        drafts=Drafts.TREES if exact else Drafts.ASKED_CHAINS,
+        costs=lambda: CHEAP,
+        corpus=None,
+        library=draft_library(),
     )
 
 

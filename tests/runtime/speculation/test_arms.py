@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 
 from edge_rt.runtime.decode.draft import ROOT, Accepted, Draft
-from edge_rt.runtime.speculation.arms import OFF, Arm, Ledger, arms_of, texts_arm
-from edge_rt.runtime.speculation.tree import EMPTY, Tree
+from edge_rt.runtime.speculation.arms import OFF, Arm, arms_of, texts_arm
+from tests.reference.core import Ledger
+from tests.reference.tree import EMPTY, Tree
 
 COSTS = [1.0, 1.5, 2.0, 2.5, 3.0, 3.5]
 DRAFTING = [0.1, 0.2, 0.3, 0.4]

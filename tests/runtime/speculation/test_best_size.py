@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from hypothesis import given, settings, strategies as st
 
-from edge_rt.runtime.speculation.core import best_size
+from edge_rt.runtime.speculation.cost_model import best_size
 
 
 @st.composite

@@ -9,8 +9,13 @@ from hypothesis import given, settings, strategies as st
 
 from edge_rt.errors import ConfigError, InputError, InvalidCorpus, StorageError
 from edge_rt.package.reader import open_package
-from edge_rt.runtime.speculation.corpus import HEADER_BYTES, MAX_MATCH, MAX_PLACES, Corpus
+from edge_rt.runtime.decode.draft import ROOT
+from edge_rt.runtime.speculation.core import DraftCore
+from edge_rt.runtime.speculation.corpus import HEADER_BYTES, MAX_MATCH, MAX_PLACES, Corpus, CorpusSource
 from edge_rt.runtime.speculation.corpus_build import build_corpus, pieces
+from edge_rt.runtime.speculation.library import draft_library
+from edge_rt.runtime.speculation.source import forest_of
+from edge_rt.runtime.speculation.text_sources import NativeSuffixSource
 from edge_rt.text.tokenizer import Tokenizer
 
 TOKENIZER = "ab" * 32
@@ -199,3 +204,45 @@ def test_pieces_make_the_tokens_of_the_whole(small_package):
         assert len(parts) > 20
         ids = [token for part in parts for token in tokenizer.encode_text(part)]
         assert ids == tokenizer.encode_text(text)
+
+
+@pytest.fixture
+def small(tmp_path):
+    texts = [[10, 11, 12, 13, 14], [10, 11, 12, 15], [20, 21, 12, 13]]
+    build_corpus(texts, tmp_path / "small", vocab_size=100, tokenizer_sha256="0" * 64)
+    with Corpus.open(tmp_path / "small") as opened:
+        yield opened
+
+
+def test_what_follows_in_the_corpus_is_guessed_the_most_frequent_first(small):
+    source = CorpusSource(small)
+    source.begin([1, 10])
+    source.extend([11])
+    forest = forest_of(source)
+    assert forest.token_ids.tolist() == [12, 13, 15, 14]
+    assert forest.parents.tolist() == [ROOT, 0, 0, 1]
+    source.extend([40])
+    assert forest_of(source).token_ids.size == 0
+
+
+def test_longer_matches_and_repeated_ones_are_trusted_more(small):
+    source = CorpusSource(small)
+
+    def prior(*text):
+        source.begin(text)
+        return source.prior(source.children(source.root())[0].kind)
+
+    assert prior(13) < prior(12, 13) < prior(11, 12, 13) < prior(10, 11)
+
+
+def test_it_joins_the_tree_of_the_text(small):
+    suffix = NativeSuffixSource(draft_library())
+    core = DraftCore(draft_library(), [suffix, CorpusSource(small)])
+    assert [arm.name for arm in core.arms] == ["off", "suffix", "corpus", "fusion"]
+    core.begin([11, 12, 40, 11, 12])
+    core.price([1.0] * 21)
+    drafts = [core.propose(20, arm, 0.0, whole=True) for arm in (1, 2, 3)]
+    text, corpus, both = (set(zip(draft.parents, draft.token_ids, strict=True)) for draft in drafts)
+    assert (ROOT, 40) in text
+    assert {(ROOT, 13), (ROOT, 15)} <= corpus
+    assert {(ROOT, 40), (ROOT, 13), (ROOT, 15)} <= both

@@ -23,6 +23,7 @@ from tests.helpers.segmented import (
     whole_passes,
 )
 from tests.helpers.small import GREEDY
+from tests.reference.core import Asked
 from tests.runtime.forward.test_segmented_runner import LateSwitch
 
 FORMATS = KV_FORMATS["native"]
@@ -62,7 +63,7 @@ def test_tokens_of_chains_and_siblings_stay(agreeing):
     assert any(record["drafted"] > 2 for record in records)
 
 
-class Asked:
+class CountingRunner:
     """Counts the nodes that a runner drafts."""
 
     def __init__(self, runner):
@@ -79,8 +80,8 @@ def begun(agreeing, seed=3, **options):
     """Return a source behind a prompt whose last token is not computed, and what counts its drafts."""
     cut = CutPasses(agreeing.cut)
     cut.append(PROMPT[:-1])
-    asked = Asked(cut.runner)
-    source = ExitSource(lambda: asked, cut.cache, RandomPlanner(seed), **options)
+    asked = CountingRunner(cut.runner)
+    source = Asked(ExitSource(lambda: asked, cut.cache, RandomPlanner(seed), **options))
     source.begin(PROMPT)
     return cut, asked, source
 

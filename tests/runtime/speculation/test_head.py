@@ -10,6 +10,7 @@ import pytest
 from edge_rt.runtime.decode.draft import ROOT, Accepted, Draft
 from edge_rt.runtime.forward.outputs import Outputs
 from edge_rt.runtime.speculation.head_runner import BOUNDS, Guesses, HeadSource
+from tests.reference.core import Asked
 
 HIDDEN = 4
 LOGITS = np.zeros((9, 3), np.float32)
@@ -57,7 +58,7 @@ def take(source, token_ids, path=(), *, draft=None, hidden=True):
 
 def test_nothing_is_guessed_before_a_step():
     runner = FakeRunner(node(7))
-    source = HeadSource(runner)
+    source = Asked(HeadSource(runner))
     assert source.root() is None
     source.begin([1, 2, 3])
     assert source.root() is None
@@ -69,7 +70,7 @@ def test_nothing_is_guessed_before_a_step():
 
 def test_the_state_is_that_of_the_last_accepted_row():
     runner = FakeRunner(node(7))
-    source = HeadSource(runner, nodes=5, width=4, depth=2)
+    source = Asked(HeadSource(runner, nodes=5, width=4, depth=2))
     source.begin([1])
     take(source, [9])
     assert source.root() == ROOT
@@ -80,7 +81,7 @@ def test_the_state_is_that_of_the_last_accepted_row():
 
 def test_the_head_runs_once_in_a_step():
     runner = FakeRunner(node(7))
-    source = HeadSource(runner)
+    source = Asked(HeadSource(runner))
     take(source, [9])
     assert not runner.grown
     for _ in range(3):
@@ -91,7 +92,7 @@ def test_the_head_runs_once_in_a_step():
 @pytest.mark.parametrize("hidden", [True, False])
 def test_a_step_without_a_state_guesses_nothing(hidden):
     runner = FakeRunner(node(7))
-    source = HeadSource(runner)
+    source = Asked(HeadSource(runner))
     take(source, [9])
     take(source, [3], hidden=hidden)
     assert (source.root() is None) is not hidden
@@ -99,7 +100,7 @@ def test_a_step_without_a_state_guesses_nothing(hidden):
 
 
 def test_other_tokens_than_those_of_the_step_guess_nothing():
-    source = HeadSource(FakeRunner(node(7)))
+    source = Asked(HeadSource(FakeRunner(node(7))))
     take(source, [9])
     source.extend([3])
     assert source.root() is None
@@ -109,14 +110,14 @@ def test_other_tokens_than_those_of_the_step_guess_nothing():
 
 
 def test_a_new_generation_forgets_the_state():
-    source = HeadSource(FakeRunner(node(7)))
+    source = Asked(HeadSource(FakeRunner(node(7))))
     take(source, [9])
     source.begin([1, 2])
     assert source.root() is None
 
 
 def test_no_guesses_no_root():
-    source = HeadSource(FakeRunner())
+    source = Asked(HeadSource(FakeRunner()))
     take(source, [9])
     assert source.root() is None
 
@@ -129,7 +130,7 @@ def test_children():
         node(6, 0, 2, 0.2),
         node(9, 2, 3, 0.95),
     ]
-    source = HeadSource(FakeRunner(*tree))
+    source = Asked(HeadSource(FakeRunner(*tree)))
     take(source, [1])
     first = source.children(source.root())
     assert [guess.token_id for guess in first] == [7, 8]
@@ -143,8 +144,8 @@ def test_children():
 
 def test_kinds_are_depths_and_levels_of_probability():
     inside = [(low + high) / 2 for low, high in zip((0, *BOUNDS), (*BOUNDS, 1), strict=True)]
-    source = HeadSource(FakeRunner(*(node(10 * depth + level, ROOT, depth, share)
-                                     for depth in (1, 2, 3, 4) for level, share in enumerate(inside))))  # fmt: skip
+    source = Asked(HeadSource(FakeRunner(*(node(10 * depth + level, ROOT, depth, share)
+                                     for depth in (1, 2, 3, 4) for level, share in enumerate(inside)))))  # fmt: skip
     take(source, [1])
     kinds = [guess.kind for guess in source.children(source.root())]
     assert kinds == [*range(24), *range(16, 24)]

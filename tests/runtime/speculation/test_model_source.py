@@ -12,6 +12,7 @@ from edge_rt.runtime.decode.draft import ROOT, Accepted, Draft
 from edge_rt.runtime.speculation.model_source import DraftModel, ModelSource, UpperHalves, Way
 from edge_rt.runtime.speculation.source import MAX_CHAIN
 from tests.helpers.fake_model import VOCABULARY, FakeTarget, fake_cache
+from tests.reference.core import Asked
 
 KNOWN = 40
 """Tokens that both models know; the second one has more."""
@@ -48,7 +49,7 @@ def made(planner=None, *, capacity=256, known=VOCABULARY, chunk=5, **options):
     """Return a source, its model and what computes."""
     target, cache = FakeTarget(**options.pop("target", {})), fake_cache(capacity)
     model = DraftModel(target, cache, known_tokens=known, stand_in=1, chunk=chunk)
-    return ModelSource([Way(model, planner or Eager())], **options), model, target
+    return Asked(ModelSource([Way(model, planner or Eager())], **options)), model, target
 
 
 def chain_of(forest):

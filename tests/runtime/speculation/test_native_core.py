@@ -1,4 +1,4 @@
-"""The core in the native library beside the one in Python: the same trees, the same probabilities, the same speeds."""
+"""The core in the native library beside its oracle: the same trees, the same probabilities, the same speeds."""
 
 from __future__ import annotations
 
@@ -10,18 +10,19 @@ import pytest
 from hypothesis import given, settings, strategies as st
 
 from edge_rt.errors import ConfigError, InferenceError
-from edge_rt.memory.terms import NATIVE_TABLES
+from edge_rt.memory.terms import TABLES
 from edge_rt.ort.op_library import library_path
 from edge_rt.runtime.decode.draft import ROOT, Accepted, Draft
 from edge_rt.runtime.forward.outputs import Outputs, TopTokens
-from edge_rt.runtime.speculation.core import NativeCore, PythonCore, open_core
+from edge_rt.runtime.speculation.core import DraftCore
 from edge_rt.runtime.speculation.library import draft_library
-from edge_rt.runtime.speculation.reference.copies import ReferenceSource
-from edge_rt.runtime.speculation.reference.recycling import RecyclingSource
-from edge_rt.runtime.speculation.reference.suffix import SuffixSource
 from edge_rt.runtime.speculation.source import WALKED_NODES, Forest, ForestSource, forest_of
 from edge_rt.runtime.speculation.text_sources import NativeRecyclingSource, NativeReferenceSource, NativeSuffixSource
 from tests.helpers.fake_sources import SourceBase
+from tests.reference.copies import ReferenceSource
+from tests.reference.core import Asked, PythonCore
+from tests.reference.recycling import RecyclingSource
+from tests.reference.suffix import SuffixSource
 
 pytestmark = pytest.mark.skipif(library_path() is None, reason="installed without a C++ compiler")
 
@@ -53,7 +54,7 @@ class AskedModel(SourceBase):
 
     def __init__(self, seed, vocabulary):
         super().__init__("asked", (0.1, 0.4, 0.8))
-        self._inner = GuessingModel(seed, vocabulary)
+        self._inner = Asked(GuessingModel(seed, vocabulary))
         self.root, self.children = self._inner.root, self._inner.children
 
     def observe(self, draft, accepted, outputs, context):
@@ -86,7 +87,7 @@ class Pair:
         }
         self.cores = (
             PythonCore([makers[name][0]() for name in names], chain=chain),
-            NativeCore(library, [makers[name][1]() for name in names], chain=chain),
+            DraftCore(library, [makers[name][1]() for name in names], chain=chain),
         )
         self.known = []
         self.proposed = 0
@@ -244,11 +245,11 @@ def test_full_tables_take_no_more_than_is_planned(vocabulary):
     for _ in range(2):
         suffix.begin([chance.randrange(vocabulary) for _ in range(tokens // 2 - 20)])
     assert 0.9 * tokens < suffix.num_tokens <= tokens
-    assert suffix.memory_bytes <= NATIVE_TABLES.token * tokens
+    assert suffix.memory_bytes <= TABLES.token * tokens
     row = Outputs(np.zeros((1, 1)), TopTokens(np.arange(8)[None], np.full((1, 8), -2.0), np.zeros(1)))
     for number in range(2 * contexts):
         recycling.observe(Draft(), Accepted((1,), (), 0), row, (number, number + 1))
-    assert 140 * contexts < recycling.memory_bytes <= NATIVE_TABLES.context * contexts
+    assert 140 * contexts < recycling.memory_bytes <= TABLES.context * contexts
 
 
 def test_what_a_source_is_asked_one_by_one_is_the_same():
@@ -280,13 +281,21 @@ def test_a_source_without_end_is_asked_for_its_likeliest_guesses():
     assert forest.parents.tolist() == list(range(ROOT, WALKED_NODES - 1))
 
 
-def test_which_core_serves():
-    library, ours = draft_library(), SuffixSource()
-    native = NativeSuffixSource(library)
-    assert isinstance(open_core([native], library), NativeCore)
-    assert isinstance(open_core([native, AskedModel(1, 5)], library), NativeCore)
-    assert isinstance(open_core([ours], library), PythonCore)
-    assert isinstance(open_core([native], None), PythonCore)
+def test_a_source_is_asked_once_a_step():
+    source, calls = GuessingModel(0, 5), []
+    forest = source.forest
+    source.forest = lambda: calls.append(1) or forest()
+    core = DraftCore(draft_library(), [NativeSuffixSource(draft_library()), source])
+    core.price([1.0] * 9)
+    core.begin([1, 2, 1, 2])
+    core.propose(8, 1, 0.0)
+    assert len(calls) == 0
+    for _ in range(2):
+        core.propose(8, 2, 0.0)
+    assert len(calls) == 1
+    core.observe(Draft(), Accepted((1,), (), 0), Outputs(np.zeros((1, 1))), (), None)
+    core.propose(8, 2, 0.0)
+    assert len(calls) == 2
 
 
 class TestRefusals:
@@ -315,7 +324,7 @@ class TestRefusals:
         ids=["more nodes than drafted", "a path without a draft", "a path through the root"],
     )
     def test_of_steps_that_were_not_drafted(self, draft, accepted):
-        core = NativeCore(draft_library(), [NativeSuffixSource(draft_library())])
+        core = DraftCore(draft_library(), [NativeSuffixSource(draft_library())])
         core.begin([1, 2, 1, 2, 1])
         core.propose(1, 1, 0.0, whole=True)
         with pytest.raises(InferenceError, match="refused"):
@@ -335,7 +344,7 @@ class TestRefusals:
     def test_of_forests_that_are_none(self, forest):
         source = GuessingModel(0, 5)
         source.forest = lambda: forest
-        core = NativeCore(draft_library(), [source])
+        core = DraftCore(draft_library(), [source])
         core.begin([1])
         with pytest.raises(InferenceError, match="refused"):
             core.propose(4, 1, 0.0, whole=True)
@@ -350,7 +359,7 @@ class TestRefusals:
             NativeReferenceSource(draft_library(), [])
 
     def test_of_costs_that_are_too_few(self):
-        core = NativeCore(draft_library(), [NativeSuffixSource(draft_library())])
+        core = DraftCore(draft_library(), [NativeSuffixSource(draft_library())])
         core.begin([1, 2, 1])
         core.price([1.0, 2.0])
         with pytest.raises(InferenceError, match="refused"):

@@ -9,13 +9,14 @@ import numpy as np
 import pytest
 
 import edge_rt
-from edge_rt.errors import Busy, ConfigError
+from edge_rt.errors import Busy, ConfigError, RuntimeUnavailable
 from edge_rt.memory.fallbacks import DEFAULT_DRAFT
 from edge_rt.package.spec_modes import COMPUTED_MODES, MAX_DRAFT, SPEC_MODES, Drafts
 from edge_rt.runtime.config import GenerationConfig
 from edge_rt.runtime.decode.draft import NullDrafter
 from edge_rt.runtime.load.options import LoadOptions
 from edge_rt.runtime.speculation.cost_model import CURVE_ROWS, CostStore, RowCosts
+from edge_rt.runtime.speculation.library import draft_library
 from edge_rt.runtime.speculation.speculation import Speculation
 from tests.helpers.fake_model import FakeTarget, Run
 from tests.helpers.fake_sources import RandomSource, linear_costs
@@ -29,14 +30,13 @@ DEAR = RowCosts((1, 64), (0,), ((1.0, 6400.0),))
 PROMPT = [5, 6, 7]
 
 
-def speculation(mode="auto", draft_max=DEFAULT_DRAFT, *, exact=True, costs=FLAT, trace=None):
+def speculation(mode="auto", draft_max=DEFAULT_DRAFT, *, exact=True, costs=FLAT, **options):
     return Speculation(
         mode,
         draft_max,
         drafts=Drafts.TREES if exact else Drafts.ASKED_CHAINS,
-        costs=lambda: costs,
-        corpus=None,
-        trace=trace,
+        costs=costs if callable(costs) else lambda: costs,
+        **{"corpus": None, "library": draft_library(), **options},
     )
 
 
@@ -105,12 +105,28 @@ class TestResolve:
         assert found.resolve(given, has_reference=True) == "reference"
 
 
+class TestWithoutALibrary:
+    @pytest.mark.parametrize("mode", ["ngram", "suffix", "recycling", "reference", "exit"])
+    def test_modes_that_draft_are_refused(self, mode):
+        with pytest.raises(RuntimeUnavailable, match=f"'{mode}' needs the native library"):
+            speculation(mode, library=None)
+        with pytest.raises(RuntimeUnavailable, match="needs the native library"):
+            speculation(library=None, sources={"exit": None}).resolve(mode, has_reference=mode == "reference")
+
+    def test_auto_is_off(self):
+        found = speculation(library=None)
+        assert (found.mode, found.resolve(None), found.resolve("off")) == ("off", "off", "off")
+        assert isinstance(found.drafter(found.mode), NullDrafter)
+
+
 class TestDrafters:
     def test_off_measures_nothing(self):
         def unwanted():
             raise AssertionError("costs were asked for")
 
-        found = Speculation("off", DEFAULT_DRAFT, drafts=Drafts.TREES, costs=unwanted, corpus=None)
+        found = Speculation(
+            "off", DEFAULT_DRAFT, drafts=Drafts.TREES, costs=unwanted, corpus=None, library=draft_library()
+        )
         assert isinstance(found.drafter("off"), NullDrafter)
         assert found.memory_bytes == 0
 
@@ -121,7 +137,9 @@ class TestDrafters:
             calls.append(1)
             return FLAT
 
-        found = Speculation("auto", DEFAULT_DRAFT, drafts=Drafts.TREES, costs=measured, corpus=None)
+        found = Speculation(
+            "auto", DEFAULT_DRAFT, drafts=Drafts.TREES, costs=measured, corpus=None, library=draft_library()
+        )
         assert calls == []
         for mode in ("auto", "ngram", "suffix"):
             found.drafter(mode)
@@ -179,7 +197,13 @@ class TestDrafters:
             return RandomSource(0)
 
         found = Speculation(
-            "auto", DEFAULT_DRAFT, drafts=Drafts.TREES, costs=lambda: DEAR, corpus=None, sources={"model": source}
+            "auto",
+            DEFAULT_DRAFT,
+            drafts=Drafts.TREES,
+            costs=lambda: DEAR,
+            corpus=None,
+            library=draft_library(),
+            sources={"model": source},
         )
         found.drafter("auto")
         found.drafter("auto")

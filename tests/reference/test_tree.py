@@ -9,10 +9,11 @@ from hypothesis import given, settings, strategies as st
 
 from edge_rt.runtime.decode.draft import ROOT, Accepted, Draft
 from edge_rt.runtime.decode.sequence import Sequence
-from edge_rt.runtime.speculation.acceptance import AcceptanceModel
+from edge_rt.runtime.speculation.adaptive import LEAST_VALUE, context_of
 from edge_rt.runtime.speculation.source import CONTEXT_TOKENS, Guess
-from edge_rt.runtime.speculation.tree import EMPTY, LEAST_VALUE, TreeGrower, context_of
 from tests.helpers.fake_sources import OracleSource, RandomSource, SourceBase, accept_all
+from tests.reference.acceptance import AcceptanceModel
+from tests.reference.tree import EMPTY, TreeGrower
 
 SEEDS = st.lists(st.integers(0, 10**6), max_size=4)
 

@@ -4,17 +4,12 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Sequence as Items
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from edge_rt.runtime.decode.draft import ROOT, Accepted, Draft
-from edge_rt.runtime.speculation.acceptance import AcceptanceModel
-from edge_rt.runtime.speculation.source import CONTEXT_TOKENS, Source
-
-if TYPE_CHECKING:
-    from edge_rt.runtime.decode.sequence import Sequence
-
-LEAST_VALUE: Final = 0.03
-"""Default bound: nodes that are less likely to be accepted are not added."""
+from edge_rt.runtime.speculation.adaptive import LEAST_VALUE
+from edge_rt.runtime.speculation.source import Source
+from tests.reference.acceptance import AcceptanceModel
 
 
 class _Node(NamedTuple):
@@ -146,9 +141,3 @@ class TreeGrower:
                 guesses, cell = tree.evidence[node]
                 # An end token that was drafted is right, although it is not part of the path.
                 self._model.learn(guesses, cell, tree.draft.token_ids[node] == following[parent])
-
-
-def context_of(sequence: Sequence, emitted: int) -> tuple[int, ...]:
-    """Return the last known tokens before a step that emitted ``emitted`` tokens."""
-    end = len(sequence.token_ids) - emitted
-    return tuple(sequence.token_ids[max(0, end - CONTEXT_TOKENS) : end])

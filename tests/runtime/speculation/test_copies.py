@@ -4,8 +4,10 @@ import pytest
 from hypothesis import given, strategies as st
 
 from edge_rt.errors import ConfigError
-from edge_rt.runtime.speculation.reference.copies import ASTRAY, ReferenceSource
+from edge_rt.runtime.speculation.library import draft_library
+from edge_rt.runtime.speculation.text_sources import NativeReferenceSource
 
+ASTRAY = 4
 TEXT = [10, 11, 12, 13, 14, 15, 16, 17, 18, 19]
 
 
@@ -18,7 +20,7 @@ def guessed(source, count=20):
 
 
 def begun(text=TEXT, answer=()):
-    source = ReferenceSource(text)
+    source = NativeReferenceSource(draft_library(), text)
     source.begin([1, 2, 3])
     source.extend(answer)
     return source
@@ -26,7 +28,7 @@ def begun(text=TEXT, answer=()):
 
 @given(st.lists(st.integers(0, 3), min_size=1, max_size=30), st.data())
 def test_it_is_right_while_the_answer_repeats_the_text(text, data):
-    source = ReferenceSource(text)
+    source = NativeReferenceSource(draft_library(), text)
     source.begin([9])
     count = data.draw(st.integers(0, len(text)))
     source.extend(text[:count])
@@ -94,4 +96,4 @@ def test_the_longer_it_copies_the_more_it_is_trusted():
 
 def test_an_empty_text_is_refused():
     with pytest.raises(ConfigError, match="empty"):
-        ReferenceSource([])
+        NativeReferenceSource(draft_library(), [])

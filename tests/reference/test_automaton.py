@@ -4,7 +4,7 @@ import random
 
 from hypothesis import given, strategies as st
 
-from edge_rt.runtime.speculation.reference.automaton import SCANNED, SuffixAutomaton
+from tests.reference.automaton import SCANNED, SuffixAutomaton
 
 texts = st.lists(st.integers(-1, 3), max_size=60)
 

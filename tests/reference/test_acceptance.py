@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given, settings, strategies as st
 
 from edge_rt.runtime.decode.draft import Accepted
-from edge_rt.runtime.speculation.acceptance import AcceptanceModel
 from edge_rt.runtime.speculation.source import Guess
-from edge_rt.runtime.speculation.tree import TreeGrower
 from tests.helpers.fake_sources import RandomSource, SourceBase, accept_all
+from tests.reference.acceptance import AcceptanceModel
+from tests.reference.tree import TreeGrower
 
 
 class Scripted(SourceBase):

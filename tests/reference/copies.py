@@ -8,10 +8,10 @@ from bisect import bisect_left
 from collections.abc import Sequence as Items
 from typing import Any, Final
 
-from edge_rt.errors import ConfigError
 from edge_rt.runtime.decode.draft import Accepted, Draft
 from edge_rt.runtime.forward.outputs import Outputs
 from edge_rt.runtime.speculation.source import Guess
+from edge_rt.runtime.speculation.text_sources import REFERENCE_PRIORS, require_reference
 
 TOKEN_BITS: Final = 20
 LONGEST: Final = 8
@@ -27,15 +27,8 @@ _LONG_RUN: Final = len(_RUN_KINDS) - 1
 _EDITS: Final = (0, 1, 2)
 """Tokens of the reference to skip after a mismatch: one token was inserted, one replaced, or two replaced by one."""
 _FIRST_EDIT: Final = 7
-PRIORS: Final = (0.47, 0.82, 0.78, 0.79, 0.86, 0.90, 0.93, 0.13, 0.14, 0.11, 0.10, 0.04, 0.07)
 
 Cursor = tuple[int, int, int]
-
-
-def require_text(token_ids: Items[int]) -> None:
-    """Refuse an empty reference text."""
-    if not token_ids:
-        raise ConfigError("The reference text is empty.", "It has 0 tokens.", "Give a text, or none at all.")
 
 
 class ReferenceSource:
@@ -52,10 +45,10 @@ class ReferenceSource:
     """
 
     name = "reference"
-    num_kinds = len(PRIORS)
+    num_kinds = len(REFERENCE_PRIORS)
 
     def __init__(self, token_ids: Items[int]) -> None:
-        require_text(token_ids)
+        require_reference(token_ids)
         self._text = array("i", token_ids)
         # Token pair -> position after it; nearly all pairs occur once.
         self._places: dict[int, int | list[int]] = {}
@@ -73,7 +66,7 @@ class ReferenceSource:
 
     def prior(self, kind: int) -> float:
         """Return the share of such guesses that were right on answers whose references had random edits."""
-        return PRIORS[kind]
+        return REFERENCE_PRIORS[kind]
 
     def begin(self, token_ids: Items[int]) -> None:
         """Point at the beginning of the text; if the known tokens are given again, nothing changes."""

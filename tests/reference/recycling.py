@@ -16,40 +16,24 @@ import numpy as np
 from edge_rt.runtime.decode.draft import ROOT, Accepted, Draft
 from edge_rt.runtime.forward.outputs import Outputs
 from edge_rt.runtime.speculation.source import Guess
+from edge_rt.runtime.speculation.text_sources import (
+    LEVELS,
+    LOG_BOUNDS,
+    MAX_CONTEXTS,
+    MAX_ORDER,
+    RANKS,
+    recycling_kinds,
+    recycling_prior,
+)
 
-MAX_ORDER: Final = 3
-"""Longest context, in tokens."""
-MAX_CONTEXTS: Final = 1 << 15
-"""Contexts kept of each order; the oldest are dropped first."""
-LEAST_PROBABILITY: Final = 0.03
-"""Less likely tokens are not kept: they are not worth a row of a pass."""
-_BOUNDS: Final = (LEAST_PROBABILITY, 0.06, 0.12, 0.2, 0.32, 0.5, 0.7, 0.9)
-LOG_BOUNDS: Final = np.log(_BOUNDS).astype(np.float32)
-"""Log probabilities where the levels of likely tokens begin."""
 MAX_LIKELY: Final = 8
 """Most likely tokens that are kept of a context."""
-_RANKS: Final = 3
-_LEVELS: Final = len(_BOUNDS)
-# Factor of a token's probability when its context of 1, 2 or 3 tokens occurs again.
-_TRUST: Final = (0.45, 0.75, 0.9)
 # Measured bytes: of a context, and of each of its likely tokens.
 _CONTEXT_BYTES: Final = 150
 _LIKELY_BYTES: Final = 45
 
 Cursor = tuple[int, ...]
 Entry = list[tuple[int, int]]
-
-
-def num_kinds(max_order: int) -> int:
-    """Return the number of kinds of guesses after contexts of up to ``max_order`` tokens."""
-    return max_order * _RANKS * _LEVELS
-
-
-def prior(kind: int) -> float:
-    """Return the probability that the model gave, reduced for shorter contexts, which are wrong more often."""
-    order, level = kind // (_RANKS * _LEVELS), kind % _LEVELS
-    bounds = (*_BOUNDS, 1.0)
-    return _TRUST[min(order, len(_TRUST) - 1)] * (bounds[level] + bounds[level + 1]) / 2
 
 
 class RecyclingSource:
@@ -65,7 +49,7 @@ class RecyclingSource:
     name = "recycling"
 
     def __init__(self, *, max_order: int = MAX_ORDER, max_contexts: int = MAX_CONTEXTS) -> None:
-        self.num_kinds = num_kinds(max_order)
+        self.num_kinds = recycling_kinds(max_order)
         self._max_order = max_order
         self._max_contexts = max_contexts
         self._entries: list[dict[Cursor, Entry]] = [{} for _ in range(max_order)]
@@ -74,7 +58,7 @@ class RecyclingSource:
 
     def prior(self, kind: int) -> float:
         """Return the probability that the model gave, reduced for shorter contexts."""
-        return prior(kind)
+        return recycling_prior(kind)
 
     def begin(self, token_ids: Items[int]) -> None:
         """Move to the end of the known tokens; learned contexts are kept."""
@@ -122,10 +106,10 @@ class RecyclingSource:
         for order in range(len(cursor), 0, -1):
             entry = self._entries[order - 1].get(cursor[-order:])
             if entry is not None:
-                base = (order - 1) * _RANKS * _LEVELS
+                base = (order - 1) * RANKS * LEVELS
                 rest = cursor[-(self._max_order - 1) :] if self._max_order > 1 else ()
                 return [
-                    Guess(token, base + (rank if rank < _RANKS else _RANKS - 1) * _LEVELS + level, (*rest, token))
+                    Guess(token, base + (rank if rank < RANKS else RANKS - 1) * LEVELS + level, (*rest, token))
                     for rank, (token, level) in enumerate(entry)
                 ]
         return []

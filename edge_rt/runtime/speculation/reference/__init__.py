@@ -1,1 +1,0 @@
-"""Draft sources in Python, equal to those of the native library."""
