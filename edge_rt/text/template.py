@@ -18,7 +18,7 @@ from typing import Any, Final
 import jinja2
 
 from edge_rt.errors import ConfigError, InvalidTemplate
-from edge_rt.text.template_budget import Budget, NotLookedInto, TemplateTooSlow, refused, text_bytes
+from edge_rt.text.template_budget import NotLookedInto, RenderBudget, TemplateTooSlow, refused, text_bytes
 from edge_rt.text.template_guard import GuardedEnvironment
 from edge_rt.text.template_messages import (
     THOUGHT_FIELDS,
@@ -190,7 +190,7 @@ class ChatTemplate:
     def _render(self, messages: Messages, form: Form, variables: Mapping[str, Any]) -> str:
         given = formed(messages, form, self._thought_fields)
         texts = list(texts_of([given, *variables.values()]))
-        budget = Budget(sum(map(len, texts)), sum(map(text_bytes, texts)), len(messages))
+        budget = RenderBudget(sum(map(len, texts)), sum(map(text_bytes, texts)), len(messages))
         budget.unprintable = frozenset(map(id, whole_values(given)))
         with self._lock:
             self._environment.begin(budget)
@@ -202,7 +202,7 @@ class ChatTemplate:
             except Exception as error:  # a template can fail in as many ways as a program
                 raise _render_error(error) from error
             finally:
-                self._environment.begin(Budget(0, 0))
+                self._environment.begin(RenderBudget(0, 0))
 
 
 def lint(template: ChatTemplate) -> list[str]:

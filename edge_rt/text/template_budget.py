@@ -63,7 +63,7 @@ class NotLookedInto(Exception):
     """A template prints a list or dictionary whole that it should look into."""
 
 
-class Budget:
+class RenderBudget:
     """The rest of one rendering's budget.
 
     Args:
@@ -268,11 +268,11 @@ class HeldText(Text):
     """A text that gives its memory back to the budget when it is dropped."""
 
     __slots__ = ("_budget", "_bytes")
-    _budget: Budget
+    _budget: RenderBudget
     _bytes: int
 
     @classmethod
-    def of(cls, text: str, budget: Budget, paid: int) -> HeldText:
+    def of(cls, text: str, budget: RenderBudget, paid: int) -> HeldText:
         """Return a text for which ``paid`` bytes of a budget were charged."""
         self = cls(text, ranges_of(text))
         self._budget, self._bytes = budget, paid

@@ -3,7 +3,7 @@
 Jinja's own sandbox stops a template from reaching code, but not from running forever: twenty bytes can ask for
 gigabytes. So the template's syntax tree is checked against the parts that chat templates use, and then rewritten:
 everything that can grow text or data, or repeat, goes through :class:`GuardedEnvironment` or
-:mod:`edge_rt.text.template_functions`, which charge a :class:`~edge_rt.text.template_budget.Budget` *before* doing it.
+:mod:`edge_rt.text.template_functions`, which charge a ``RenderBudget`` *before* doing it.
 Nothing that a template can write is both unbounded and free of charge.
 
 Attributes are looked up by the type of the object, from short lists, instead of being filtered out of everything Python
@@ -31,7 +31,7 @@ from jinja2.utils import Namespace, pass_context
 from edge_rt.errors import InvalidTemplate
 from edge_rt.system.byte_size import show_size
 from edge_rt.text import template_rules as rules
-from edge_rt.text.template_budget import Budget, refused
+from edge_rt.text.template_budget import RenderBudget, refused
 from edge_rt.text.template_functions import PaidFunctions
 from edge_rt.text.template_messages import RESERVED_NAMES
 from edge_rt.text.template_text import Text, concat, is_own, item, own_text
@@ -89,7 +89,7 @@ class GuardedEnvironment(ImmutableSandboxedEnvironment):
             finalize=pass_context(lambda _context, value: self.budget.printed(value)),
             extensions=["jinja2.ext.loopcontrols", GenerationTag],
         )
-        self.budget: Budget = Budget(0, 0)
+        self.budget: RenderBudget = RenderBudget(0, 0)
         self.literals: frozenset[str] = frozenset()
         self.variables: frozenset[str] = frozenset()
         self.lists: frozenset[str] = frozenset()
@@ -123,7 +123,7 @@ class GuardedEnvironment(ImmutableSandboxedEnvironment):
         except Exception as error:  # the compiler's recursion and nesting limits have many types
             raise refused("cannot be compiled", f"{type(error).__name__}: {str(error)[:200]!r}.") from error
 
-    def begin(self, budget: Budget) -> None:
+    def begin(self, budget: RenderBudget) -> None:
         """Start a rendering, with nothing left of the previous one."""
         self.budget = self._functions.budget = budget
 

@@ -13,7 +13,7 @@ from jinja2.tests import TESTS
 from jinja2.utils import Namespace
 
 from edge_rt.text import template_rules as rules, template_text as texts
-from edge_rt.text.template_budget import Budget, refused, text_bytes
+from edge_rt.text.template_budget import RenderBudget, refused, text_bytes
 from edge_rt.text.template_text import Text
 
 _RANGE: Final = 100_000
@@ -40,7 +40,7 @@ class PaidValues:
 
     def __init__(self, environment: Environment) -> None:
         self._environment = environment
-        self.budget = Budget(0, 0)
+        self.budget = RenderBudget(0, 0)
 
     def value_filters(self) -> dict[str, Callable[..., Any]]:
         """Return the filters by their names in templates."""

@@ -22,7 +22,7 @@ from edge_rt.errors import InvalidTokenizer
 from edge_rt.system.byte_size import show_size
 from edge_rt.system.machine import return_free_memory
 from edge_rt.text.added_tokens import AddedTokens
-from edge_rt.text.piece_encoder import PieceEncoder, reraise_unless_library
+from edge_rt.text.piece_encoder import PieceEncoder, places_to_cut, reraise_unless_library
 from edge_rt.text.token_bytes import BYTE_OF, IncrementalDecoder, TokenBytes, fallback_bytes, spelled_bytes
 from edge_rt.text.tokenizer_check import (
     FETCH_AGAIN,
@@ -34,7 +34,6 @@ from edge_rt.text.tokenizer_check import (
     parse,
     read_file,
 )
-from edge_rt.text.tokenizer_cuts import places_to_cut
 from edge_rt.text.tokenizer_steps import Steps, library_steps
 
 # Bytes that normalisation can turn into one: at most 4 are known, 8 leaves a margin.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import hashlib
 import os
 import stat
 import subprocess
@@ -12,7 +13,7 @@ import textwrap
 import pytest
 
 from edge_rt.errors import StorageError
-from edge_rt.system.files import in_use, replace_folder, storage_errors, sync, write_atomically
+from edge_rt.system.files import CHUNK, in_use, replace_folder, sha256_file, storage_errors, sync, write_atomically
 from tests.helpers.packages import listing
 
 posix = pytest.mark.skipif(os.name == "nt", reason="Windows has no such permissions")
@@ -141,3 +142,17 @@ def test_files_and_folders_are_synced(tmp_path, is_windows):
     sync(tmp_path, is_windows=is_windows)
     with pytest.raises(FileNotFoundError):
         sync(tmp_path / "none", is_windows=is_windows)
+
+
+def test_the_hash_of_a_file_and_how_far_it_was_read(tmp_path):
+    data = bytes(range(256)) * (CHUNK // 128)
+    (tmp_path / "x").write_bytes(data)
+    seen = []
+    assert sha256_file(tmp_path / "x", seen.append) == hashlib.sha256(data).hexdigest()
+    assert seen == [CHUNK, 2 * CHUNK]
+
+
+@pytest.mark.parametrize("name", ["none", "."])
+def test_what_cannot_be_read(tmp_path, name):
+    with pytest.raises(StorageError, match="cannot be read"):
+        sha256_file(tmp_path / name)

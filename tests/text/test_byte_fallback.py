@@ -10,8 +10,8 @@ from hypothesis import given, settings, strategies as st
 from tokenizers import Tokenizer as Library
 
 from edge_rt.errors import InvalidTokenizer, UnsupportedModel
+from edge_rt.text.piece_encoder import PIECE_CHARACTERS, cut
 from edge_rt.text.tokenizer import Tokenizer
-from edge_rt.text.tokenizer_cuts import PIECE_CHARACTERS, cut
 from tests.helpers.tokenizer_texts import lines, text_vocabulary
 
 REPLACE = {"type": "Replace", "pattern": {"String": " "}, "content": "\u2581"}

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from edge_rt.errors import UnsupportedModel
-from edge_rt.text.tokenizer_cuts import NEWLINES
+from edge_rt.text.piece_encoder import NEWLINES
 
 _LLAMA3: Final = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}"

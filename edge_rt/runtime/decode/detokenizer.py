@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Protocol
 
 
-class Decoder(Protocol):
+class TokenDecoder(Protocol):
     """Turns tokens into text one at a time."""
 
     def push(self, token_id: int) -> str:
@@ -26,7 +26,7 @@ class TextStream:
         stop_string: the stop text that was found, or None.
     """
 
-    def __init__(self, decoder: Decoder, stop: Sequence[str]) -> None:
+    def __init__(self, decoder: TokenDecoder, stop: Sequence[str]) -> None:
         self._decoder = decoder
         self._stop = tuple(stop)
         self._held = ""

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings, strategies as st
 from tokenizers import Tokenizer as Library, decoders, models, pre_tokenizers, trainers
 
+from edge_rt.text.piece_encoder import PIECE_CHARACTERS, cut, places_to_cut
 from edge_rt.text.tokenizer import Tokenizer
-from edge_rt.text.tokenizer_cuts import PIECE_CHARACTERS, cut, places_to_cut
 from edge_rt.text.tokenizer_steps import check_steps
 
 GPT4 = (
