@@ -35,21 +35,13 @@ Run = Callable[[Sequence[str]], str]
 
 
 def run_command(command: Sequence[str]) -> str:
-    """Run a program and return its output.
-
-    Raises:
-        OSError, subprocess.SubprocessError: it cannot be run, fails, or takes longer than a minute.
-    """
+    """Run a program and return its output."""
     done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=_TIMEOUT_S)
     return done.stdout
 
 
 def measure_device(name: str, *, bandwidth: Callable[[int], float], run: Run = run_command) -> Device:
-    """Measure this machine; takes about four seconds.
-
-    Raises:
-        RuntimeUnavailable: a process cannot be started.
-    """
+    """Measure this machine; takes about four seconds."""
     from edge_rt.memory.device import GENERIC, preset, this_device
 
     generic = preset(GENERIC)

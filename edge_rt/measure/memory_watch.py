@@ -40,9 +40,6 @@ class MeasuredProcess:
 
     Args:
         worker: module that it runs: ``memory_worker``, or one that first imports more and then runs it.
-
-    Raises:
-        RuntimeUnavailable: this system does not report the memory of a process.
     """
 
     def __init__(self, worker: str = WORKER) -> None:

@@ -42,9 +42,6 @@ class DeviceMemory:
     """Compares what is free on a GPU with what was free when this was made.
 
     CUDA's context is open at both moments and does not count. What other programs take or give back meanwhile does.
-
-    Raises:
-        RuntimeUnavailable, VersionMismatch: there is no such GPU, or it cannot be used.
     """
 
     def __init__(self, name: DeviceName, provider: GpuProvider = INSTALLED) -> None:
@@ -305,11 +302,7 @@ def chat(model: Model, turns: int, tell: Stage) -> None:
 
 
 def work(request: dict[str, Any], report: Stage, provider: GpuProvider = INSTALLED) -> None:
-    """Run a request, as ``memory_watch.MeasuredProcess`` sends it.
-
-    Raises:
-        EdgeRTError: the model cannot be loaded or used as requested.
-    """
+    """Run a request, as ``memory_watch.MeasuredProcess`` sends it."""
     budget = Budget(request["budget_bytes"])
     # The process counts with its planned memory, so that the plan made here is the same.
     base = budget.claim("the process", 0, base_bytes=request["base_bytes"], gpu_bytes=request["driver_bytes"])

@@ -72,10 +72,6 @@ def read_prompts(path: Path) -> list[Prompt]:
 
     Its lines are either JSON objects or plain texts, one prompt per line. An object has ``turns`` (a list of messages,
     of which the first is used, as in Spec-Bench) or ``prompt``, and optionally ``category``. Empty lines are skipped.
-
-    Raises:
-        StorageError: the file cannot be read.
-        InputError: it is too large, not UTF-8, has no prompt, or a line is malformed.
     """
     # Editors on Windows may write a byte order mark before the text.
     text = read_text(path.expanduser(), MAX_PROMPTS_BYTES).removeprefix("\ufeff")

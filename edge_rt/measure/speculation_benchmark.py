@@ -76,11 +76,7 @@ def measure_prompts(
     raw: bool = False,
     cancel: CancelToken | None = None,
 ) -> Generator[Sample | LeftOut]:
-    """Answer every prompt with plain and with one mode's decoding, interleaved, as ``answer_each``, after a warm-up.
-
-    Raises:
-        InferenceError: the answers to a prompt differ.
-    """
+    """Answer every prompt with plain and with one mode's decoding, interleaved, as ``answer_each``, after a warm-up."""
     short = config.with_options(max_tokens=min(WARM_UP_TOKENS, config.max_tokens or WARM_UP_TOKENS))
     # Warm-up with the first prompt that fits: pages are touched, pass latency is calibrated, code is imported.
     for _, item in answer_each(model, prompts, short, (PLAIN, mode), raw=raw, cancel=cancel):

@@ -170,11 +170,6 @@ class VerifyState:
 
     Attributes:
         answers: the answers in the file when it was opened.
-
-    Raises:
-        ConfigError: the file belongs to another verification: another package, other prompts or other options.
-        InputError: the file is not a verification state, or is damaged.
-        StorageError: it cannot be read or written.
     """
 
     def __init__(self, path: Path, header: Mapping[str, Any]) -> None:

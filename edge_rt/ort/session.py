@@ -306,12 +306,6 @@ class Session:
 
     Attributes:
         placement: nodes of a graph on a device, as far as ONNX Runtime tells; empty for a graph on the CPU.
-
-    Raises:
-        InvalidPackage, UnsupportedModel, MemoryBudgetExceeded: the graph cannot be opened, or has no such value.
-        ConfigError: ``threads`` is out of range, the pool already has another size, or ``isa`` cannot be used.
-        RuntimeUnavailable, VersionMismatch: edge-rt's operators are needed, and missing or unusable; or the device
-            cannot be used.
     """
 
     def __init__(

@@ -47,13 +47,6 @@ def open_drafter(path: Path) -> Drafter:
     """Read and check the description, the presence and size of every file, the places of tensors, and the vocabulary.
 
     Hashes are checked by ``Drafter.verify``.
-
-    Raises:
-        ModelNotFound: there is no such folder.
-        InvalidDrafter: the description is missing, malformed or disagrees with the folder.
-        UnsupportedModel: it is of a kind that this version does not know.
-        VersionMismatch: the drafter was written in another version of the format.
-        StorageError: the folder or a file in it cannot be read.
     """
     path = Path(path).absolute()
     try:

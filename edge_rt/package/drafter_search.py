@@ -48,12 +48,7 @@ def find_drafters(package: Package, installed: Path | None = None) -> tuple[Foun
 
 
 def open_fitting(path: Path, package: Package) -> Drafter:
-    """Open a drafter that was named for a package.
-
-    Raises:
-        InvalidDrafter: it was trained for another model, or for exits that the package does not have; see also
-            ``open_drafter``.
-    """
+    """Open a drafter that was named for a package."""
     drafter = open_drafter(path)
     reason = mismatch(drafter.info.target, package.manifest)
     if reason is None and (missing := _without_exits(drafter.info, package.manifest)) is not None:

@@ -35,9 +35,6 @@ def head_tensors(head: HeadInfo, hidden_size: int, exits: Sequence[int] = ()) ->
     Args:
         head: the head; its ``tensors`` are not looked at.
         exits: layers before the exits that have an adapter each; none for a head.
-
-    Raises:
-        ValueError: its numbers contradict each other.
     """
     formats, wide = head.formats, head.intermediate_size
     if not {*MATRICES} <= set(formats) <= {*MATRICES, OWN_HEAD}:
@@ -88,10 +85,6 @@ def check_tensors(tensors: Mapping[str, DraftTensor], wanted: Wanted, size: int,
 
     Args:
         size: bytes of the file.
-
-    Raises:
-        InputError: a tensor is missing, unknown, of another type, shape or length, or lies outside the file, at a place
-            that is not aligned, or over another.
     """
     if set(tensors) != set(wanted):
         missing, unknown = sorted(set(wanted) - set(tensors)), sorted(set(tensors) - set(wanted))

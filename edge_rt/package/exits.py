@@ -15,11 +15,7 @@ MAX_EXITS: Final = 8
 
 
 def parse_exits(text: str) -> tuple[int, ...]:
-    """Return the exits of a list such as ``"6,10,15"``.
-
-    Raises:
-        ConfigError: it is not a list of whole numbers.
-    """
+    """Return the exits of a list such as ``"6,10,15"``."""
     parts = [part.strip() for part in text.split(",")]
     if not all(part.isascii() and part.isdigit() and len(part) <= _MOST_DIGITS for part in parts):
         raise ConfigError(
@@ -33,9 +29,6 @@ def require_exits(exits: Sequence[int], num_layers: int, op_profile: str) -> Non
 
     Args:
         exits: numbers of layers: an exit k is behind the first k layers.
-
-    Raises:
-        ConfigError: the op profile has none, or they do not rise from 1 to below the number of layers.
     """
     if not exits:
         return
@@ -80,9 +73,6 @@ def require_self_mode(mode: str | None, kv: str | None, manifest: Manifest) -> N
 
     Args:
         kv: format of the cache, as asked for; None and ``"auto"`` leave the choice open.
-
-    Raises:
-        ConfigError: the package has no nested weights, or the cache has another format.
     """
     if mode != SELF:
         return

@@ -90,11 +90,6 @@ def check_graph(path: Path, weights_name: str, weights_bytes: int, *, is_own: bo
         weights_name: the one file that its tensors may name.
         weights_bytes: size of that file.
         is_own: whether our own builders wrote it, with the few operators that they use.
-
-    Raises:
-        InvalidPackage: the graph is too large, malformed or too deep, a tensor is outside the weights file, or an
-            operator or another part is not allowed.
-        OSError: the graph cannot be read.
     """
     with path.open("rb") as stream:
         data = stream.read(MAX_GRAPH_BYTES + 1)

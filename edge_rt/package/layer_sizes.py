@@ -95,9 +95,6 @@ def layer_sizes(package: Package) -> LayerSizes | None:
     """Return the sizes of a package's layers; None if they cannot be divided.
 
     Those of native packages with one graph can be, if its nodes are named after layers.
-
-    Raises:
-        StorageError: the graph cannot be read.
     """
     manifest = package.manifest
     if manifest.op_profile != "native" or len(manifest.segments) != 1:
@@ -184,11 +181,7 @@ FORMAT_OF_TYPE: Final[Mapping[str, str]] = {
 
 
 def tiles_shape(rows: int, inputs: int, form: str) -> tuple[int, int, int]:
-    """Return the shape of the tiles of a matrix, uint8 ``[tiles, units, bytes of a unit]``.
-
-    Raises:
-        ValueError: rows of the format cannot have so many inputs.
-    """
+    """Return the shape of the tiles of a matrix, uint8 ``[tiles, units, bytes of a unit]``."""
     unit_inputs, unit_bytes = TILE_UNITS[form]
     if form not in FLOAT_TILES and inputs % unit_inputs:
         raise ValueError(f"{inputs} inputs are no multiple of the {unit_inputs} that {form} needs")

@@ -75,11 +75,7 @@ def stored_name(path: Path) -> str:
 
 
 def absolute_path(path: Path) -> Path:
-    """Return the path with ``~`` expanded, absolute.
-
-    Raises:
-        ConfigError: ``~name`` names a user that does not exist.
-    """
+    """Return the path with ``~`` expanded, absolute."""
     try:
         return Path(path).expanduser().absolute()
     except RuntimeError as error:
@@ -182,9 +178,6 @@ def stated_options(path: Path) -> dict[str, Any]:
     Returns:
         ``weights``, or ``size`` in bytes; and where they are not the usual ones ``activations``, ``exits``,
         ``adapters`` and ``via``.
-
-    Raises:
-        InvalidPackage, StorageError: it cannot be read.
     """
     document = parse_document(
         _read_manifest_bytes(path), FORMAT_NAME, _refusal(path), name="manifest", owner="an edge-rt package's"

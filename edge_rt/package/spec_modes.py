@@ -70,11 +70,7 @@ USED_BY: Final[Mapping[str, tuple[str, ...]]] = {
 
 
 def require_mode(mode: str) -> None:
-    """Refuse an unknown mode of speculation.
-
-    Raises:
-        ConfigError: the mode is unknown; the message lists the known ones.
-    """
+    """Refuse an unknown mode of speculation."""
     if mode in (MODEL, f"{MODEL}:"):
         raise ConfigError(
             "The mode of speculation names no package that drafts.", f"Got {mode!r}.", "Write model:PACKAGE."
@@ -96,11 +92,7 @@ def drafting_package(spec: str) -> str | None:
 
 
 def require_draft_max(draft_max: int) -> None:
-    """Refuse a draft limit that is out of range.
-
-    Raises:
-        ConfigError: it is not from 1 to ``MAX_DRAFT``.
-    """
+    """Refuse a draft limit that is out of range."""
     if type(draft_max) is not int or not 1 <= draft_max <= MAX_DRAFT:
         raise ConfigError(
             "The largest draft is out of range.",
@@ -110,11 +102,7 @@ def require_draft_max(draft_max: int) -> None:
 
 
 def require_rule(accept: str, mode: str) -> None:
-    """Refuse an acceptance rule that does not work with a mode.
-
-    Raises:
-        ConfigError: the rule is ``"ratio"``, and the mode's drafter has no probabilities for its draft tokens.
-    """
+    """Refuse an acceptance rule that does not work with a mode."""
     if accept == "ratio" and mode != RATIO_MODE:
         raise ConfigError(
             "The acceptance rule 'ratio' needs a drafter with known draft probabilities.",

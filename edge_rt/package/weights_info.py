@@ -84,11 +84,7 @@ WEIGHTS: Final = (KEEP, "int4", "int8", NESTED, "f16", "f32")
 
 
 def require_known(weights: str | None, size: int = 0) -> None:
-    """Refuse a value of the option ``weights`` that does not exist, and one beside a size; None is no value.
-
-    Raises:
-        ConfigError: it is none of ``WEIGHTS``, or ``size`` is not 0.
-    """
+    """Refuse a value of the option ``weights`` that does not exist, and one beside a size; None is no value."""
     if size and weights is not None:
         raise ConfigError(
             "A size and a type of weights do not go together.",

@@ -38,9 +38,6 @@ class FolderWriter:
 
     Attributes:
         folder: where files are written.
-
-    Raises:
-        StorageError: the destination exists (without ``force``, or if it is of another kind), or cannot be written.
     """
 
     noun: ClassVar[str]
@@ -199,12 +196,6 @@ class DrafterWriter(FolderWriter):
 
         Args:
             tensors: name -> its bytes, in C order, little-endian: those of ``head_tensors``.
-
-        Raises:
-            ValueError: the head contradicts itself, or a tensor is missing, unknown or of another length.
-            InvalidDrafter: what was written is no drafter, such as one that names a token twice.
-            StorageError: the disk is full or the rename failed, and the destination is unchanged; or the last
-                flush failed, and the message says that the folder is in place.
         """
         places, size = placed(head_tensors(info.head, info.target.hidden_size, info.layers))
         if set(tensors) != set(places):
@@ -242,10 +233,6 @@ class PackageWriter(FolderWriter):
         """Write the manifest last, flush everything to the disk, and put the folder in its place.
 
         ``manifest.files`` is filled in here from the files in the folder.
-
-        Raises:
-            StorageError: the disk is full or the rename failed, and the destination is unchanged; or the last
-                flush failed, and the message says that the package is in place.
         """
         self._write_description(lambda files: dataclasses.replace(manifest, files=files).to_bytes())
         self._put_in_place()

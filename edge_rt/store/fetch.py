@@ -175,11 +175,7 @@ def _origin(target: Recipe | HubReference) -> str:
 
 
 def read_local(path: Path, store: Store, progress: ProgressCallback) -> LocalCheckpoint:
-    """Return what a checkpoint that stays where it is holds; it is hashed if it is new or has changed.
-
-    Raises:
-        InputError: it is malformed, incomplete, or a checkpoint that edge-rt cannot export.
-    """
+    """Return what a checkpoint that stays where it is holds; it is hashed if it is new or has changed."""
     known = recall(store.made_from, local_path(path))
     if known is not None:
         return known

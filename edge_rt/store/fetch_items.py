@@ -70,11 +70,7 @@ def recipe_items(recipe: Recipe) -> tuple[str | None, tuple[Item, ...]]:
 
 
 def hub_items(reference: HubReference, hub: HubOptions, *, offline: bool) -> tuple[str | None, tuple[Item, ...]]:
-    """Return licence and files of a repository, weights of a checkpoint of transformers last.
-
-    Raises:
-        DownloadError: the hub cannot be reached, or must not be.
-    """
+    """Return licence and files of a repository, weights of a checkpoint of transformers last."""
     if offline:
         if reference.file is None:
             return None, _cached_items(reference, hub)
@@ -115,10 +111,6 @@ def needed_weights(folder: Path, weights: Sequence[Item], what: str) -> tuple[It
 
     Args:
         weights: files of tensors that were listed; if there are none, nothing is judged.
-
-    Raises:
-        InvalidModelFile: its configuration or its index is malformed, or names files that were not listed.
-        StorageError: a file cannot be read.
     """
     if not weights:
         return ()

@@ -97,10 +97,6 @@ def choose_files(listing: HubListing, reference: HubReference) -> tuple[FileSpec
 
     Returns:
         The files; GGUF files come first, safetensors last.
-
-    Raises:
-        ModelNotFound: the named file does not exist, or files of the model are missing.
-        UnsupportedModel: the repository has no files that edge-rt reads, or the user must name one of them.
     """
     # File names are untrusted: paths that could leave the folder, and files that run code when loaded, are ignored.
     files = [file for file in listing.files if is_safe_path(file.name) and not file.name.lower().endswith(_CODE)]

@@ -42,11 +42,6 @@ def inspect(reference: str | Path, store: Store, *, verify: bool = False) -> Ins
 
     Args:
         reference: the model argument, or the folder of a drafter.
-
-    Raises:
-        ModelNotFound: it is not on this machine.
-        InputError: it is malformed, or a file differs from its hash.
-        ConfigError: ``verify`` is asked for a checkpoint, which has no hashes.
     """
     from edge_rt.package.drafter_reader import is_drafter, open_drafter
     from edge_rt.package.reader import absolute_path

@@ -179,11 +179,7 @@ def _source_of(ref: str | os.PathLike[str], store: Store) -> str | os.PathLike[s
 
 
 def _options_of_older(name: str, store: Store) -> dict[str, Any]:
-    """Return the options that a package of another version was exported with; none of one that is not of such a kind.
-
-    Raises:
-        VersionMismatch: it was not made by a pull, which has no options for it.
-    """
+    """Return the options that a package of another version was exported with; none of anything else."""
     path = store.package_path(name)
     try:
         if path.exists():

@@ -149,9 +149,6 @@ def parse_recipe(text: str | bytes, where: str) -> Recipe:
 
     Args:
         where: name of the file, for messages; its stem must be the recipe's name.
-
-    Raises:
-        InputError: not JSON, a key is missing, unknown, or has a wrong value.
     """
 
     def refuse(reason: str) -> InputError:
@@ -241,9 +238,6 @@ def load_recipes(folder: Traversable | None = None) -> Mapping[str, Recipe]:
 
     Returns:
         The recipes by name, in alphabetical order.
-
-    Raises:
-        InputError: the folder is missing or a recipe is wrong.
     """
     folder = recipe_folder() if folder is None else folder
     files = sorted((file for file in folder.iterdir() if file.name.endswith(".json")), key=lambda file: file.name)

@@ -94,11 +94,7 @@ def write_record(folder: Path, record: SourceRecord) -> None:
 
 
 def read_record(folder: Path) -> SourceRecord:
-    """Read ``source.json`` and check that every file exists with its recorded size.
-
-    Raises:
-        InvalidModelFile: the record is malformed, or a file is missing or has another size.
-    """
+    """Read ``source.json`` and check that every file exists with its recorded size."""
     path = folder / RECORD_FILE
     missing = [entry for entry in (folder, path) if not entry.exists()]
     if missing:

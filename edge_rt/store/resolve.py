@@ -46,14 +46,7 @@ MAX_NAMED = 10
 
 
 def find_checkpoint(folder: Path) -> Path:
-    """Return the only GGUF file of a folder, a part of the only split one, or the folder itself if it is a checkpoint.
-
-    Raises:
-        InvalidPackage: several GGUF files, or nothing that edge-rt knows.
-        UnsupportedModel: weights that edge-rt does not read.
-        ModelNotFound: a checkpoint without weights or without its configuration.
-        StorageError: the folder cannot be read.
-    """
+    """Return the only GGUF file of a folder, a part of the only split one, or the folder itself if it is a model."""
     with storage_errors(folder):
         names = sorted(child.name for child in itertools.islice(folder.iterdir(), MAX_LISTED))
     # Hidden files, such as those that macOS adds on other file systems, are not models.
@@ -186,12 +179,7 @@ class Resolved:
         return self.kind in ("gguf", "folder")
 
     def open(self) -> Package:
-        """Open the package.
-
-        Raises:
-            VersionMismatch: another version of edge-rt made it; the error says how it is made again.
-            EdgeRTError: it cannot be used.
-        """
+        """Open the package."""
         from edge_rt.package.reader import open_package
 
         assert self.path is not None

@@ -158,12 +158,7 @@ def _first_line(error: Exception) -> str:
 
 
 def list_repository(repo: str, options: HubOptions) -> HubListing:
-    """List the files of a repository at the head of its main branch.
-
-    Raises:
-        ModelNotFound: no such repository, or it is private.
-        DownloadError: it is gated, or the hub cannot be reached.
-    """
+    """List the files of a repository at the head of its main branch."""
     from huggingface_hub import HfApi
 
     with hub_errors(repo, options):
@@ -210,11 +205,6 @@ def fetch_from_hub(
 
     Returns:
         The sha256 of the file.
-
-    Raises:
-        ModelNotFound: no such repository, or it is private.
-        DownloadError: the file could not be fetched, or is not the one expected.
-        StorageError: the file could not be written.
     """
     target = folder / spec.name
     if offline:

@@ -23,10 +23,6 @@ def fetch_from_file(
 
     Returns:
         The sha256 of the file.
-
-    Raises:
-        DownloadError: the file does not exist, or its size or hash differ.
-        StorageError: the file cannot be read, or the copy cannot be written.
     """
     with storage_errors(source.path):
         is_file = source.path.is_file()
@@ -44,9 +40,6 @@ def write_checked(chunks: Iterable[bytes], target: Path, spec: FileSpec, on_byte
 
     Returns:
         The sha256 of the content, in hexadecimal.
-
-    Raises:
-        DownloadError: size or hash are others; errors of ``chunks`` pass through.
     """
     digest = hashlib.sha256()
     done = 0
@@ -93,12 +86,7 @@ def _size_error(spec: FileSpec, found: str) -> DownloadError:
 
 
 def check_gguf(path: Path) -> None:
-    """Refuse a file that cannot be a GGUF file, before all of it is read.
-
-    Raises:
-        InvalidModelFile: not a regular file, or not one that starts with the GGUF magic.
-        StorageError: the file cannot be read.
-    """
+    """Refuse a file that cannot be a GGUF file, before all of it is read."""
     with storage_errors(path):
         is_file = path.is_file()
     if not is_file:
@@ -123,11 +111,6 @@ def read_checkpoint(path: Path, on_bytes: Callable[[int, int | None], None]) -> 
 
     Args:
         path: a GGUF file, any part of a split one, or a folder with ``config.json`` and safetensors.
-
-    Raises:
-        InvalidModelFile: it is no such file, or its headers are malformed.
-        ModelNotFound: one of its files is missing.
-        StorageError: it cannot be read, or changes while it is read.
     """
     from edge_rt.export.opening import open_checkpoint
 

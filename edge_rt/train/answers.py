@@ -57,11 +57,7 @@ def pack(answers: Iterable[WrittenAnswer]) -> Shard:
 
 
 def write_shard(path: Path, shard: Shard) -> None:
-    """Write a file.
-
-    Raises:
-        StorageError: the disk is full, or the folder cannot be written; what was there stays.
-    """
+    """Write a file."""
     memory = io.BytesIO()
     np.savez(memory, **shard._asdict())
     write_atomically(path, [memory.getvalue()], durable=False, parents=True)
@@ -72,9 +68,6 @@ def read_shard(path: Path, columns: int, vocab_size: int) -> Shard:
 
     Args:
         columns: of its hidden states: the model's hidden size, for the last layer and for every exit.
-
-    Raises:
-        StorageError: it is damaged, or of another model.
     """
     try:
         # From memory: a damaged file would stay open until it is collected.
@@ -134,11 +127,6 @@ def write_answers(
 
     Returns:
         Prompts of ``options`` that are too long to be answered, and were left out.
-
-    Raises:
-        InputError: all prompts are too long.
-        StorageError: the disk is full; complete files stay, and are continued.
-        UnsupportedModel, InvalidTemplate: the model cannot write dialogues by itself.
     """
     import torch
 

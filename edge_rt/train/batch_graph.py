@@ -46,9 +46,6 @@ def batch_model(models: Sequence[ir.Model], sequences: int, top: int) -> ir.Mode
     Args:
         models: the graphs of a package's segments, in their order; they are left unchanged.
         top: most likely tokens of a row of logits.
-
-    Raises:
-        UnsupportedModel: the graph has layers with a sliding window, or tables of rotations that are loaded.
     """
     return _Rewrite(models, sequences, top).run()
 

@@ -113,11 +113,7 @@ class Recorded:
     place: int | None = None
 
     def read(self, path: Path, *, is_held_out: bool) -> Shard:
-        """Return the answers of a file that are trained on, or the others, with the states that are taken.
-
-        Raises:
-            StorageError: it is damaged, or holds something else.
-        """
+        """Return the answers of a file that are trained on, or the others, with the states that are taken."""
         size = self.hidden_size
         shard = split(read_shard(path, size * (1 + self.exits), self.vocab_size), is_held_out=is_held_out)
         taken = [shard.hidden[:, :size]]

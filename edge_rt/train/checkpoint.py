@@ -50,9 +50,6 @@ def save(path: Path, net: nn.Module, state: State, *, most_bytes: int | None = M
 
     Args:
         most_bytes: that the file may have; None: any number.
-
-    Raises:
-        StorageError: the disk is full, or the net is too large.
     """
     memory = io.BytesIO()
     weights = {f"weight.{name}": tensor.half().numpy() for name, tensor in net.state_dict().items()}
@@ -84,9 +81,6 @@ def load(path: Path, net: nn.Module, seed: int, vocab_size: int, vocabulary: int
 
     Returns:
         How far the training has come; None without a file.
-
-    Raises:
-        StorageError: there is one, and it is damaged, or of another model, vocabulary or seed.
     """
     if not path.is_file():
         return None

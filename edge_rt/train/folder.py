@@ -92,9 +92,6 @@ def write_drafter(
         kept: int64, ids of its reduced vocabulary, the most frequent first.
         acceptance: measured with weights of 4 bits.
         force: replace a drafter that is there.
-
-    Raises:
-        StorageError: the folder exists or cannot be written; what was there stays.
     """
     info = _info(package, net, kept, acceptance, training, label)
     with DrafterWriter(out, force=force) as writer:

@@ -76,12 +76,6 @@ def train_drafter(
         options: what, how long, and of which size.
         force: replace a drafter at ``out``.
         recipe: of the training; None: the usual one.
-
-    Raises:
-        ConfigError: the package has not the exits that were named, or the recipe unrolls steps of an adapter.
-        InputError: all prompts are too long to be answered.
-        UnsupportedModel, InvalidTemplate: drafters cannot be trained for this model.
-        StorageError: the disk is full, or files cannot be used; answers and the last checkpoint stay.
     """
     recipe = recipe or TrainingRecipe()
     require_trainable(package, options.exits, recipe.steps)

@@ -69,11 +69,7 @@ class TargetModel:
 
 
 def read_target(package: Package, kept: npt.NDArray[np.int64]) -> TargetModel:
-    """Read what training needs of a package.
-
-    Raises:
-        UnsupportedModel: its LM head adds a bias, which a draft head does not have.
-    """
+    """Read what training needs of a package."""
     config = package.manifest.model
     first, last = (ir.load(package.file(package.manifest.segments[place].graph)).graph for place in (0, -1))
     embed = next(node for node in first if node.op_type == "QuantEmbed")

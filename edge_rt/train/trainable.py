@@ -16,9 +16,6 @@ def require_trainable(package: Package, exits: tuple[int, ...], unrolled: int) -
 
     Args:
         exits: those that adapters are to be trained for; none: a head.
-
-    Raises:
-        ConfigError: it has not the exits that were named, or an adapter's steps are to be unrolled.
     """
     manifest = package.manifest
     if manifest.op_profile != "native":
@@ -42,11 +39,7 @@ def require_trainable(package: Package, exits: tuple[int, ...], unrolled: int) -
 
 
 def require_draft_model(package: Package, layers: int) -> None:
-    """Refuse a package for which no draft model can be trained.
-
-    Raises:
-        ConfigError: the model has no more layers.
-    """
+    """Refuse a package for which no draft model can be trained."""
     require_plain(package)
     if not 1 <= layers < package.manifest.model.num_layers:
         raise ConfigError(
@@ -57,11 +50,7 @@ def require_draft_model(package: Package, layers: int) -> None:
 
 
 def require_plain(package: Package) -> None:
-    """Refuse a package whose layers a small llama cannot start from.
-
-    Raises:
-        UnsupportedModel: it is not native, in several segments, or its layers are not those of a plain llama.
-    """
+    """Refuse a package whose layers a small llama cannot start from."""
     manifest = package.manifest
     if manifest.op_profile != "native" or len(manifest.segments) != 1:
         raise UnsupportedModel(

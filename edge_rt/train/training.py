@@ -95,10 +95,6 @@ def train_head(
         options: how long, and of which size; its exits share the time.
         layer: one of the exits, whose adapter is trained; None: a head behind the last layer.
         kept: int64, ids of the reduced vocabulary; None: those of the checkpoint, or the most frequent tokens.
-
-    Raises:
-        StorageError: answers or checkpoint cannot be used, or the disk is full.
-        UnsupportedModel: heads cannot be trained for this model.
     """
     config = package.manifest.model
     exits = options.exits

@@ -162,11 +162,7 @@ class Clock:
         return min(1.0, share)
 
     def save(self) -> None:
-        """Write a checkpoint.
-
-        Raises:
-            StorageError: it cannot be written; the one before stays.
-        """
+        """Write a checkpoint."""
         state = checkpoint.State(self.updates, self.seconds, self._kept, self._seed)
         checkpoint.save(self._file, self._net, state, most_bytes=self._most_bytes)
         self._saved = self._clock()

@@ -43,11 +43,7 @@ class Markers:
 
 
 def find_markers(texts: PromptEncoder) -> Markers:
-    """Return the markers of a package's chat template.
-
-    Raises:
-        UnsupportedModel: it does not write the text of user turns as it is.
-    """
+    """Return the markers of a package's chat template."""
     roles = ("user", "assistant", "user")
     messages = [{"role": role, "content": text} for role, text in zip(roles, _TURNS, strict=True)]
     rendered = texts.render(messages)

@@ -137,9 +137,6 @@ def rope_settings(rope: Rope) -> dict[str, Any]:
 
     Known are no scaling, linear scaling, and that of Llama 3, whose four numbers are two ratios and a factor: original
     context and borders are returned with a distance of 1 between the borders.
-
-    Raises:
-        UnsupportedModel: they are scaled in another way.
     """
     if rope.magnitude != 1.0:
         raise _unknown("Its cosines and sines have a factor of their own")

@@ -175,10 +175,6 @@ def train_model(
     """Train a draft model on the answers of a folder, and measure it.
 
     A checkpoint in the folder is continued. One is written every minute, and when Ctrl-C stops the training.
-
-    Raises:
-        StorageError: answers or checkpoint cannot be used, or the disk is full.
-        UnsupportedModel: no draft model can be trained for this model.
     """
     config = package.manifest.decoder
     assert config is not None, package.manifest.op_profile
@@ -240,12 +236,6 @@ def train_draft_model(
         weights: types of the matrices, as in ``edge_rt.export.export_model``; None: like those of the model.
         force: replace a package at ``out``.
         recipe: of the training; None: the usual one.
-
-    Raises:
-        ConfigError: the model has no more layers than its draft model would have.
-        InputError: all prompts are too long to be answered.
-        UnsupportedModel, InvalidTemplate: no draft model can be trained for this model.
-        StorageError: the disk is full, or files cannot be used; answers and the last checkpoint stay.
     """
     require_draft_model(package, options.layers)
     config = package.manifest.model
