@@ -184,11 +184,7 @@ class KVCache:
         self._token_ids = [0] * length
 
     def make_room(self, count: int) -> None:
-        """Let ``count`` rows behind the committed ones be written before they are reserved: by a draft that runs ahead.
-
-        Raises:
-            ContextOverflow: there are not that many rows left.
-        """
+        """Let ``count`` rows behind the committed ones be written before they are reserved, by a draft."""
         self._require_rows(count)
         if self._window is not None:
             self._window.assign(self.length + count)
@@ -199,9 +195,6 @@ class KVCache:
         Args:
             count: rows, at most ``largest_pass``.
             parents: for every row the earlier reserved row that it follows, or -1; None for a chain.
-
-        Raises:
-            ContextOverflow: there are not that many rows left.
         """
         self._require_rows(count)
         return Reservation(self, count, parents)

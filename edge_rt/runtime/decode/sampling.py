@@ -64,9 +64,6 @@ class Sampler:
 
     Attributes:
         chance: the random choices that tokens are drawn with.
-
-    Raises:
-        ConfigError: ``logit_bias`` names a token outside the vocabulary.
     """
 
     def __init__(
@@ -100,11 +97,7 @@ class Sampler:
         return self._sampling.temperature == 0.0 and self._keeps_logits
 
     def sample(self, logits: Array) -> int:
-        """Choose a token for a row of logits, float32 ``[vocabulary]``, which is left unchanged.
-
-        Raises:
-            InferenceError: the logits are not numbers.
-        """
+        """Choose a token for a row of logits, float32 ``[vocabulary]``, which is left unchanged."""
         ids, probabilities = self.distribution(logits)
         # Temperature 0 draws no number.
         return int(ids[0 if self._sampling.temperature == 0.0 else self.chance.choose(probabilities)])
@@ -118,9 +111,6 @@ class Sampler:
         Returns:
             Token ids int64 ``[n]``, ascending, and their probabilities float64 ``[n]``, which sum to 1. At temperature
             0 this is one token.
-
-        Raises:
-            InferenceError: the logits are not numbers.
         """
         scores = self._adjusted(logits)
         best = int(scores.argmax())

@@ -16,9 +16,6 @@ class Sequence:
         capacity: most tokens of prompt and answer together.
         max_tokens: most tokens of the answer, or None.
         end_ids: tokens that end the answer.
-
-    Raises:
-        ContextOverflow: prompt and ``max_tokens`` (or one token) do not fit ``capacity``.
     """
 
     def __init__(

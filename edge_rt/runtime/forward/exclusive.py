@@ -32,12 +32,7 @@ class ExclusiveRunner:
         return self._runner is not None
 
     def get(self) -> Runner:
-        """Return the runner, whoever uses it.
-
-        Raises:
-            ModelClosed: there is none any more.
-            InferenceError: this is a forked process.
-        """
+        """Return the runner, whoever uses it."""
         if self._runner is None:
             raise closed()
         if os.getpid() != self._pid:

@@ -17,11 +17,7 @@ def usable_formats(manifest: Manifest) -> list[str]:
 
 
 def check_kv_format(manifest: Manifest, name: str) -> None:
-    """Refuse a cache format that a package does not have.
-
-    Raises:
-        ConfigError: the package has no such format; the error lists those it has.
-    """
+    """Refuse a cache format that a package does not have."""
     usable = usable_formats(manifest)
     if name not in usable:
         known = name in KV_FORMATS[manifest.op_profile]
@@ -53,11 +49,6 @@ def open_io_binding(
             binding's ``more_outputs``.
         device: where the cache lies, one that the package can run on (``open_device``); None: in this process.
         host_layers: with a device: how many layers, the first ones, the CPU computes, with their cache in this process.
-
-    Raises:
-        ConfigError: the package has no such format, or another number of layers, or its graph keeps no hidden states.
-        MemoryBudgetExceeded: the device has too little memory.
-        MemoryError, OSError, OverflowError: there is not enough address space.
     """
     kv_format = usable_formats(manifest)[0] if kv_format is None else kv_format
     formats, layers = (kv_format,) if isinstance(kv_format, str) else tuple(kv_format), manifest.model.num_layers

@@ -167,11 +167,7 @@ class IOBinding(ABC):
         """Return name -> shape and type of the inputs and outputs that only this profile has."""
 
     def check(self, session: Session) -> None:
-        """Compare the graph with the manifest: otherwise a wrong shape would be an error in the middle of an answer.
-
-        Raises:
-            InvalidPackage: the graph has other inputs or outputs.
-        """
+        """Compare the graph with the manifest: otherwise a wrong shape would be an error in the middle of an answer."""
         wanted: Specs = {
             "input_ids": (("rows",), "tensor(int64)"),
             "logit_rows": (("logit_rows",), "tensor(int64)"),

@@ -30,9 +30,6 @@ class CudaIOBinding(NativeIOBinding):
     Args:
         device: where the cache lies.
         host_layers: how many layers, the first ones, the CPU computes.
-
-    Raises:
-        MemoryBudgetExceeded: the device has too little memory.
     """
 
     def __init__(
@@ -67,13 +64,7 @@ class CudaIOBinding(NativeIOBinding):
         return {**super()._layer_arrays(), **self._tables, **caches}
 
     def check(self, session: Session) -> None:
-        """Compare the graph with the manifest, and where it computes layers with where their caches lie.
-
-        Raises:
-            InvalidPackage: the graph has other inputs or outputs.
-            UnsupportedModel: the provider computes other layers than it should. What a pass writes to the cache of such
-                a layer would be lost.
-        """
+        """Compare the graph with the manifest, and where it computes layers with where their caches lie."""
         super().check(session)
         found = {name for name in session.host_inputs if name.startswith("cache.")}
         wanted = {f"cache.{layer}" for layer in range(self._host_layers)}
@@ -138,9 +129,6 @@ class DeviceIOBinding(PortableIOBinding):
 
     Args:
         device: where the cache lies.
-
-    Raises:
-        MemoryBudgetExceeded: the device has too little memory.
     """
 
     def __init__(

@@ -130,11 +130,7 @@ class NativeIOBinding(IOBinding):
         return NativePass(binding, rows, self.bind_results(binding, num_logits))
 
     def hidden_rows(self, segments: int, largest_pass: int) -> HiddenRows:
-        """Return memory for the hidden states behind ``segments`` segments of a package; see ``HiddenRows``.
-
-        Raises:
-            MemoryBudgetExceeded: the device has too little memory.
-        """
+        """Return memory for the hidden states behind ``segments`` segments of a package; see ``HiddenRows``."""
         return HiddenRows(segments, self.model.hidden_size, largest_pass)
 
     def bind_layers(self, binding: Binding, names: Collection[str] | None = None) -> None:

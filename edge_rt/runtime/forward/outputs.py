@@ -65,11 +65,7 @@ class Outputs:
 
     @property
     def logits(self) -> Array:
-        """The logits, float32 ``[rows, vocabulary]``.
-
-        Raises:
-            RuntimeUnavailable, InferenceError: they cannot be copied from the device.
-        """
+        """The logits, float32 ``[rows, vocabulary]``."""
         if self._fetch is not None:
             self._fetch()
         return self._logits
@@ -121,10 +117,6 @@ class OutputMemory:
         Returns:
             True if there was too little room, and new memory was allocated. Results of earlier calls of ``first`` stay
             valid, and passes bound to them still write to them; the old memory is freed with the last of them.
-
-        Raises:
-            MemoryBudgetExceeded: the plan has fewer rows, or there is not enough address space; the memory is
-                unchanged.
         """
         if rows <= self._rows:
             return False

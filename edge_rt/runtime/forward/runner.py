@@ -52,10 +52,6 @@ class Runner(ABC):
         Returns:
             The results for these rows. The memory belongs to the runner and is overwritten by any later pass, whatever
             its shape: copy what has to be kept.
-
-        Raises:
-            Cancelled: the pass was stopped, or the runner was closed.
-            UnsupportedModel: ``parents`` is a tree, and the package computes chains only.
         """
 
     @property
@@ -73,9 +69,6 @@ class ModelRunner(Runner):
 
     Args:
         io_binding: inputs and outputs, the cache's memory included.
-
-    Raises:
-        InvalidPackage: the graph has other inputs or outputs than the binding asks for.
     """
 
     def __init__(self, session: Session, io_binding: IOBinding, switch: StopSwitch) -> None:

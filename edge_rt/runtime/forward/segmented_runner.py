@@ -30,9 +30,6 @@ class SegmentedRunner(Runner):
         io_binding: inputs and outputs, the cache's memory included.
         ahead: the cache's rows that the first segments have computed for a draft.
         largest_pass: rows of the largest pass that is planned.
-
-    Raises:
-        InvalidPackage: a graph has other inputs or outputs than the manifest says.
     """
 
     def __init__(
@@ -114,9 +111,6 @@ class SegmentedRunner(Runner):
         Returns:
             The most likely tokens, of one row, as the exit's adapter or the model's head finds them; overwritten by any
             later pass.
-
-        Raises:
-            Cancelled: the pass was stopped, or the runner was closed.
         """
         with self._running:
             self._require_open()

@@ -54,9 +54,6 @@ class LayersGraph:
 
     Args:
         hidden: rows behind the segments.
-
-    Raises:
-        InvalidPackage: the graph has other inputs or outputs than the manifest says.
     """
 
     def __init__(
@@ -114,9 +111,6 @@ class HeadGraph:
 
     Args:
         hidden: rows behind the segments.
-
-    Raises:
-        InvalidPackage: the graph has other inputs or outputs.
     """
 
     def __init__(self, session: Session, io_binding: NativeIOBinding, hidden: HiddenRows) -> None:
