@@ -20,8 +20,7 @@ from edge_rt.runtime.forward.io_binding import open_io_binding
 from edge_rt.runtime.forward.segmented_runner import SegmentedRunner
 from edge_rt.runtime.speculation.adaptive import AdaptiveDrafter
 from edge_rt.runtime.speculation.core import DraftCore
-from edge_rt.runtime.speculation.exit_controller import ExitRates
-from edge_rt.runtime.speculation.exit_source import ExitSource, Plan
+from edge_rt.runtime.speculation.exit_source import ExitRates, ExitSource, Plan
 from edge_rt.runtime.speculation.library import draft_library
 from edge_rt.system.machine import usable_cpus
 from tests.helpers.fake_sources import linear_costs

@@ -10,8 +10,8 @@ from edge_rt.export import export_model
 from edge_rt.package.manifest import KV_FORMATS
 from edge_rt.package.reader import open_package
 from edge_rt.runtime.forward.io_binding import open_io_binding
-from edge_rt.runtime.speculation.chain_costs import ChainCosts
 from edge_rt.runtime.speculation.cost_model import RowCosts
+from edge_rt.runtime.speculation.model_source import ChainCosts
 from tests.helpers.gguf_factory import write_llama_gguf
 from tests.helpers.models import load_package
 from tests.helpers.native_profile import require_native

@@ -30,11 +30,9 @@ from edge_rt.runtime.load.networks import OpenedModel, open_networks
 from edge_rt.runtime.load.options import LoadOptions
 from edge_rt.runtime.load.planning import plan_package
 from edge_rt.runtime.prompts import PromptEncoder
-from edge_rt.runtime.speculation.corpus import Corpus
 from edge_rt.runtime.speculation.cost_measurement import MeasuredCosts
 from edge_rt.runtime.speculation.library import draft_library
 from edge_rt.runtime.speculation.speculation import Speculation
-from edge_rt.runtime.speculation.stored_costs import user_verified, verification_key
 
 CONTEXT: Final = 17
 """Tokens before the rows that are compared."""
@@ -198,6 +196,8 @@ def _open_parts(
     tell("cache")
     corpus = None
     if plan.request.corpus is not None:
+        from edge_rt.runtime.speculation.corpus import Corpus
+
         corpus = Corpus.open(Path(plan.request.corpus), tokenizer=tokenizer_hash(package))
     sessions = sessions or _open_sessions(package, load_plan, options.isa, more_outputs, None)
     session = sessions[0]
@@ -216,6 +216,8 @@ def _open_parts(
         facts["device"] = device.facts
     # Native passes have the bits of the CPU's wherever they run.
     if device is not None and not is_native:
+        from edge_rt.runtime.speculation.stored_costs import verification_key
+
         verification = verification_key(
             package_id=package.id,
             device=device.facts,
@@ -325,8 +327,11 @@ def _drafts(
     On a device it is nothing until a verification of the package has passed there.
     """
     drafts = package.manifest.drafts
-    if verification is not None and user_verified().load(verification) is None:
-        return Drafts.NOTHING
+    if verification is not None:
+        from edge_rt.runtime.speculation.stored_costs import user_verified
+
+        if user_verified().load(verification) is None:
+            return Drafts.NOTHING
     if drafts is not Drafts.CHAINS or load_plan.spec_mode == OFF:
         return drafts
     is_exact = rows_are_exact(

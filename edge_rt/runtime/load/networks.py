@@ -119,9 +119,8 @@ def _open_exits(model: OpenedModel, adapters: ExitAdapters | None) -> SourceMake
         adapters: trained ones, which guess at the exits in place of the model's head.
     """
     from edge_rt.runtime.forward.segmented_runner import SegmentedRunner
-    from edge_rt.runtime.speculation.exit_controller import ExitController
     from edge_rt.runtime.speculation.exit_costs import ExitCurves, ExitMeasurement
-    from edge_rt.runtime.speculation.exit_source import ExitSource
+    from edge_rt.runtime.speculation.exit_source import ExitController, ExitSource
 
     manifest, options, most = model.package.manifest, model.options, model.load_plan.draft_max
     assert isinstance(model.runner, SegmentedRunner), type(model.runner)
@@ -149,8 +148,7 @@ def _open_exits(model: OpenedModel, adapters: ExitAdapters | None) -> SourceMake
 
 def _open_draft_model(first: OpenedModel, second: DraftModelShape) -> SourceMaker:
     """Open a second model as the plan has decided."""
-    from edge_rt.runtime.speculation.chain_costs import ChainCosts
-    from edge_rt.runtime.speculation.model_source import DraftModel, ModelSource, Way
+    from edge_rt.runtime.speculation.model_source import ChainCosts, DraftModel, ModelSource, Way
 
     load_plan, options = first.load_plan, first.options
     package = open_package(Path(second.path))
@@ -204,8 +202,7 @@ def _open_self_drafting(model: OpenedModel) -> SourceMaker:
 
     Where passes run on a device, that holds the weights twice.
     """
-    from edge_rt.runtime.speculation.chain_costs import ChainCosts
-    from edge_rt.runtime.speculation.model_source import ModelSource, UpperHalves, Way
+    from edge_rt.runtime.speculation.model_source import ChainCosts, ModelSource, UpperHalves, Way
 
     manifest, load_plan, options, cache = model.package.manifest, model.load_plan, model.options, model.cache
     assert manifest.draft_graph is not None

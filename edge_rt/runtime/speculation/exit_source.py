@@ -1,25 +1,33 @@
-"""Guesses of the model's own first layers: a chain that ends at an exit, with siblings from the same rows."""
+"""Guesses of the model's own first layers: where a chain ends and how long it is, with siblings from the same rows."""
 
 from __future__ import annotations
 
+from bisect import bisect
 from collections.abc import Callable, Collection, Sequence as Items
 from dataclasses import dataclass
-from typing import Final, Protocol
+from typing import TYPE_CHECKING, Final
 
 from edge_rt.runtime.cache.kv_cache import KVCache
 from edge_rt.runtime.decode.draft import Accepted, Draft
 from edge_rt.runtime.forward.outputs import Outputs
 from edge_rt.runtime.forward.segmented_runner import SegmentedRunner
+from edge_rt.runtime.speculation.exit_costs import ExitCurves
 from edge_rt.runtime.speculation.source import (
     CHAIN_KINDS,
+    MAX_CHAIN,
     NO_GUESSES,
     RANKS,
+    SURENESS,
     ChainGuess,
     Forest,
     ForestSource,
     chain_forest,
     chain_prior,
 )
+from edge_rt.runtime.speculation.statistics import Rates
+
+if TYPE_CHECKING:
+    from edge_rt.runtime.speculation.exit_adapters import ExitAdapters
 
 _FIRST: Final = 0.4
 """Share of guesses that is taken to be right before any is known."""
@@ -38,48 +46,107 @@ class Plan:
     length: int
 
 
-class GuessRates(Protocol):
-    """What guesses at exits are worth."""
+_LEVELS: Final = len(SURENESS) + 1
+_TRIALS: Final = 4.0
+"""Weight of the rates before anything is learned."""
+
+
+class ExitRates:
+    """Learned acceptance of guesses at every exit."""
+
+    def __init__(self, exits: int) -> None:
+        self._places = [Rates([_FIRST] * MAX_CHAIN, _TRIALS) for _ in range(exits)]
+        levels = [_FIRST * (0.5 + level / (_LEVELS - 1)) for level in range(_LEVELS)]
+        self._levels = [Rates(levels, _TRIALS) for _ in range(exits)]
+        self.trials = [0] * exits
+        """Guesses whose outcome is known, by exit."""
+
+    def expected(self, exit_index: int, place: int) -> float:
+        """Return the probability that the guess at a place of the chain is right, if those before it are."""
+        return self._places[exit_index].value[min(place, MAX_CHAIN - 1)]
 
     def of_guess(self, exit_index: int, probability: float) -> float:
         """Return the probability that a guess is right to which the exit gives a probability."""
+        return self._levels[exit_index].value[bisect(SURENESS, probability)]
 
-    def learn(
-        self, exit_index: int, place: int, probability: float, siblings: Items[int], guess: int, found: int
-    ) -> None:
-        """Learn that at a place of the chain, where ``guess`` was expected, the model's own token is ``found``."""
+    def learn(self, exit_index: int, place: int, probability: float, hit: bool) -> None:
+        """Learn whether a guess at a place of the chain was right, to which the exit gave a probability."""
+        self.trials[exit_index] += 1
+        self._places[exit_index].learn(min(place, MAX_CHAIN - 1), hit)
+        self._levels[exit_index].learn(bisect(SURENESS, probability), hit)
 
-
-class PromptTokens(Protocol):
-    """What guesses tokens of the prompt besides its own vocabulary."""
-
-    def add_tokens(self, token_ids: Items[int]) -> None:
-        """Take in the tokens of a prompt, instead of those of the one before."""
-
-    @property
-    def memory_bytes(self) -> int:
-        """Bytes that it holds."""
+    def relax(self, keep: float) -> None:
+        """Move part of the way back to the priors, between generations."""
+        for rates in (*self._places, *self._levels):
+            rates.relax(keep)
 
 
-class Planner(Protocol):
-    """Decides where a draft ends and how long it is."""
+MARGIN: Final = 1.02
+"""Speed-up that a draft must promise."""
+_KEEP_GENERATION: Final = 0.8
+_FIRST_PROBE: Final = 4
+_LAST_PROBE: Final = 64
+"""Steps between two probes, at first and at last."""
+
+
+class ExitController:
+    """Maximises expected tokens over measured milliseconds, as DEL (2025) does over layers.
+
+    What differs from it: times are measured and have the head in them, a head that a small model reads as often as many
+    layers; and no draft at all is one of the choices. While nothing pays, one guess is made now and then at the exit
+    that is known least: the pass goes on with its row, so that it costs a product of the head.
+
+    Attributes:
+        rates: what was learned.
+    """
+
+    def __init__(self, curves: ExitCurves) -> None:
+        self.rates = ExitRates(curves.exits)
+        self._curves = curves
+        self._idle = 0
+        self._wait = _FIRST_PROBE
 
     def begin(self) -> None:
         """Start another generation."""
+        self.rates.relax(_KEEP_GENERATION)
 
     def plan(self, depth: int, limit: int) -> Plan | None:
-        """Return the draft of a step, of at most ``limit`` tokens behind ``depth`` known ones; None for none."""
+        """Return the draft that promises the most tokens per millisecond, a probe, or None."""
+        self._curves.go_to(depth)
+        best, found = MARGIN / self._curves.plain, None
+        for index in range(self._curves.exits):
+            expected = reach = 1.0
+            for length in range(1, min(limit, MAX_CHAIN, self._curves.most - 1) + 1):
+                reach *= self.rates.expected(index, length - 1)
+                expected += reach
+                speed = expected / self._time(index, length)
+                if speed > best:
+                    best, found = speed, Plan(index, length)
+        if found is not None:
+            self._idle, self._wait = 0, _FIRST_PROBE
+            return found
+        self._idle += 1
+        if self._idle < self._wait or limit < 1:
+            return None
+        self._idle, self._wait = 0, min(2 * self._wait, _LAST_PROBE)
+        trials = self.rates.trials
+        return Plan(trials.index(min(trials)), 1)
 
     def goes_on(self, exit_index: int, values: Items[float]) -> bool:
-        """Return whether another token of the chain pays, behind those whose probabilities of staying are given."""
+        """Return whether the next token's chance is worth more than its time."""
+        length = len(values)
+        reach = (values[-1] if values else 1.0) * self.rates.expected(exit_index, length)
+        speed = (1.0 + sum(values)) / self._time(exit_index, length)
+        return (1.0 + sum(values) + reach) / self._time(exit_index, length + 1) > speed
 
-    @property
-    def rates(self) -> GuessRates:
-        """What was learned."""
+    def _time(self, exit_index: int, length: int) -> float:
+        """Return the milliseconds of a step with a chain of ``length`` tokens; the last one is not yet computed."""
+        curves = self._curves
+        return length * curves.draft(exit_index) + curves.verify(exit_index, 1 + length, length)
 
 
 def draft_chain(
-    runner: SegmentedRunner, cache: KVCache, token: int, plan: Plan, planner: Planner, end_ids: Collection[int]
+    runner: SegmentedRunner, cache: KVCache, token: int, plan: Plan, planner: ExitController, end_ids: Collection[int]
 ) -> list[ChainGuess]:
     """Draft behind the last known token, which is not in the cache yet; its rows run ahead (``KVCache.ahead``).
 
@@ -113,16 +180,17 @@ def draft_chain(
     return guesses
 
 
-def learn_chain(rates: GuessRates, plan: Plan, guesses: Items[ChainGuess], emitted: Items[int]) -> None:
+def learn_chain(rates: ExitRates, plan: Plan, guesses: Items[ChainGuess], emitted: Items[int]) -> None:
     """Learn which guesses of a chain were right, up to the first wrong one."""
-    for place, (guess, found) in enumerate(zip(guesses, emitted, strict=False)):
-        rates.learn(plan.exit_index, place, guess.probability, guess.siblings, guess.token_id, found)
-        if guess.token_id != found:
+    for place, (guess, token) in enumerate(zip(guesses, emitted, strict=False)):
+        hit = guess.token_id == token
+        rates.learn(plan.exit_index, place, guess.probability, hit)
+        if not hit:
             break
 
 
 class ExitSource(ForestSource):
-    """The same as a source among others: its chain and siblings join the tree of all.
+    """Guesses at exits: a chain, and siblings from the same rows.
 
     The pass that verifies goes on with the drafted rows wherever they are in that tree.
 
@@ -140,9 +208,9 @@ class ExitSource(ForestSource):
         self,
         runner: Callable[[], SegmentedRunner],
         cache: KVCache,
-        planner: Planner,
+        planner: ExitController,
         end_ids: Collection[int] = (),
-        adapters: PromptTokens | None = None,
+        adapters: ExitAdapters | None = None,
     ) -> None:
         self._adapters = adapters
         self._runner = runner
@@ -151,10 +219,8 @@ class ExitSource(ForestSource):
         self._end_ids = frozenset(end_ids)
         self._known = 0
         self._last = 0
-        self._drafted = -1
         self._plan: Plan | None = None
         self._guesses: list[ChainGuess] = []
-        self._made = NO_GUESSES
 
     def prior(self, kind: int) -> float:
         """Return the probability that a guess is right, before anything is learned."""
@@ -165,7 +231,7 @@ class ExitSource(ForestSource):
         self._planner.begin()
         if self._adapters is not None:
             self._adapters.add_tokens(token_ids)
-        self._known, self._drafted, self._plan = len(token_ids), -1, None
+        self._known, self._plan = len(token_ids), None
         self._last = token_ids[-1] if token_ids else 0
 
     def extend(self, token_ids: Items[int]) -> None:
@@ -181,19 +247,18 @@ class ExitSource(ForestSource):
         self._plan = None
 
     def forest(self) -> Forest:
-        """Draft, unless this was done for these known tokens; return the chain and its siblings, none if none pays."""
-        if self._drafted != self._known:
-            self._drafted, self._plan, self._made = self._known, None, NO_GUESSES
-            runner, cache = self._runner(), self._cache
-            room = min(cache.capacity - cache.length, cache.largest_pass, runner.most_ahead) - 1
-            # A piece of the prompt that is not yet computed has no single row to begin with.
-            if self._known - cache.length == 1 and room > 0:
-                self._plan = self._planner.plan(self._known, room)
-            if self._plan is not None:
-                plan = Plan(self._plan.exit_index, min(self._plan.length, room))
-                self._guesses = draft_chain(runner, cache, self._last, plan, self._planner, self._end_ids)
-                self._made = chain_forest(self._guesses)
-        return self._made
+        """Draft; return the chain and its siblings, none if none pays."""
+        self._plan = None
+        runner, cache = self._runner(), self._cache
+        room = min(cache.capacity - cache.length, cache.largest_pass, runner.most_ahead) - 1
+        # A piece of the prompt that is not yet computed has no single row to begin with.
+        if self._known - cache.length == 1 and room > 0:
+            self._plan = self._planner.plan(self._known, room)
+        if self._plan is None:
+            return NO_GUESSES
+        plan = Plan(self._plan.exit_index, min(self._plan.length, room))
+        self._guesses = draft_chain(runner, cache, self._last, plan, self._planner, self._end_ids)
+        return chain_forest(self._guesses)
 
     @property
     def memory_bytes(self) -> int:

@@ -232,7 +232,6 @@ class HeadSource(ForestSource):
         # Set by ``observe`` with the runner's state; ``extend`` must add these tokens for it to hold.
         self._emitted: tuple[int, ...] = ()
         self._is_known = False
-        self._made: Forest | None = None
 
     def prior(self, kind: int) -> float:
         """Return the middle of the kind's probabilities, as if the head were always right about them."""
@@ -247,7 +246,6 @@ class HeadSource(ForestSource):
     def extend(self, token_ids: Items[int]) -> None:
         """Move past emitted tokens; other ones than those observed have no known state."""
         self._is_known = bool(self._emitted) and tuple(token_ids) == self._emitted
-        self._made = None
 
     def observe(self, draft: Draft, accepted: Accepted, outputs: Outputs, context: tuple[int, ...]) -> None:
         """Keep the hidden state of the last accepted row."""
@@ -259,12 +257,9 @@ class HeadSource(ForestSource):
             self._emitted = accepted.token_ids
 
     def forest(self) -> Forest:
-        """Run the head if it did not in this step; return its guesses, none where the last state is not known."""
-        if self._made is None:
-            self._made = self._guess() if self._is_known else NO_GUESSES
-        return self._made
-
-    def _guess(self) -> Forest:
+        """Run the head; return its guesses, none where the last state is not known."""
+        if not self._is_known:
+            return NO_GUESSES
         found = self._runner.grow(self._runner.state, self._emitted[-1], *self._limits)
         kinds = [
             (min(depth, _DEPTHS) - 1) * _LEVELS + bisect_right(_LOG_BOUNDS, log_prob)
@@ -278,7 +273,7 @@ class HeadSource(ForestSource):
         return self._runner.memory_bytes
 
     def _forget(self) -> None:
-        self._emitted, self._is_known, self._made = (), False, None
+        self._emitted, self._is_known = (), False
 
 
 MAX_NODES: Final = 8

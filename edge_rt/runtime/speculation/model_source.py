@@ -5,6 +5,7 @@ Its likeliest tokens are a chain, the next likely ones of the same rows siblings
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Callable, Collection, Sequence as Items
 from dataclasses import dataclass
 from typing import Final, Protocol
@@ -13,10 +14,10 @@ from edge_rt.runtime.cache.kv_cache import KVCache
 from edge_rt.runtime.decode.draft import Accepted, Draft
 from edge_rt.runtime.decode.loop import Target
 from edge_rt.runtime.forward.outputs import Outputs, TopTokens
+from edge_rt.runtime.speculation.cost_model import CostCurve, RowCosts
 from edge_rt.runtime.speculation.source import (
     CHAIN_KINDS,
     MAX_CHAIN,
-    NO_GUESSES,
     RANKS,
     ChainGuess,
     Forest,
@@ -24,6 +25,7 @@ from edge_rt.runtime.speculation.source import (
     chain_forest,
     chain_prior,
 )
+from edge_rt.runtime.speculation.statistics import Rates
 
 _FIRST: Final = 0.6
 """Share of guesses that is taken to be right before any is known."""
@@ -31,28 +33,79 @@ _TRIAL_SHARE: Final = 0.03
 """Part of a pass a step that may go into trials where nothing pays, so that an improvement is noticed."""
 _PAID_BACK: Final = 256
 """Tokens within which reading a text that another model has read must be paid back."""
+_SURENESS: Final = (0.25, 0.4, 0.55, 0.7, 0.8, 0.9, 0.97)
+"""Bounds of the probabilities that the draft gives its tokens; acceptance is learned for each range between them."""
+_SURENESS_PRIORS: Final = (0.5, 0.6, 0.7, 0.8, 0.87, 0.92, 0.96, 0.99)
+_PRIOR_TRIALS: Final = 20.0
+_READING: Final = 1 / 6
+"""Time for a token of a text that is computed in chunks, in passes over one row."""
+_RELAX: Final = 0.8
 
 
-class ChainPlanner(Protocol):
-    """Decides how long a chain is worth its passes."""
+class ChainCosts:
+    """Decides how many tokens to draft.
+
+    A chain of d tokens costs d passes of what drafts and one pass of the model over 1 + d rows; it gives one token more
+    than are accepted. The d that promises the most tokens per millisecond is taken, 0 included.
+
+    Args:
+        draft: costs of passes over one row by what drafts.
+        prior: share of drafted tokens that is taken to be right before any is known.
+    """
+
+    def __init__(self, whole: RowCosts, draft: RowCosts, most: int, *, prior: float = 0.9) -> None:
+        self._whole = CostCurve(whole, most + 1)
+        self._draft = CostCurve(draft, 1)
+        self._mean = Rates((prior,), _PRIOR_TRIALS)
+        self._by_sureness = Rates(_SURENESS_PRIORS, _PRIOR_TRIALS)
 
     def begin(self) -> None:
-        """Start another generation."""
-
-    def gain(self, depth: int) -> float:
-        """Return the speed that drafts promise over that of plain decoding, behind ``depth`` known tokens."""
-
-    def price(self, depth: int, tokens: int, passes: int) -> float:
-        """Return what computing so many known tokens and drafting in so many passes costs, in plain passes."""
-
-    def goes_on(self, depth: int, values: Items[float], most: int) -> bool:
-        """Return whether another token is to be drafted behind those whose chances to stay are given."""
+        """Start another generation: part of what was learned fades."""
+        self._mean.relax(_RELAX)
+        self._by_sureness.relax(_RELAX)
 
     def value_of(self, probability: float) -> float:
-        """Return how likely a guess is right to which the network gives this probability."""
+        """Return how likely a drafted token is accepted that the draft gives this probability."""
+        return self._by_sureness.value[bisect_right(_SURENESS, probability)]
+
+    def goes_on(self, depth: int, values: Items[float], most: int) -> bool:
+        """Return whether another token is to be drafted.
+
+        Args:
+            depth: tokens of the context.
+            values: of the tokens drafted so far, the probability that each and all before it are accepted.
+        """
+        count, expected = len(values), 1.0 + sum(values)
+        stopping = expected / self._cost(depth, count)
+        value = values[-1] if values else 1.0
+        for length in range(count + 1, most + 1):
+            value *= self._mean.value[0]
+            expected += value
+            if expected / self._cost(depth, length) > stopping:
+                return True
+        return False
+
+    def _cost(self, depth: int, drafted: int) -> float:
+        return drafted * self._draft.at(depth)[0] + self._whole.at(depth)[drafted]
+
+    def gain(self, depth: int) -> float:
+        """Return the speed of the best length over that of plain decoding, by mean acceptance."""
+        plain = 1.0 / self._cost(depth, 0)
+        value, expected, best = 1.0, 1.0, plain
+        for length in range(1, len(self._whole.at(depth))):
+            value *= self._mean.value[0]
+            expected += value
+            best = max(best, expected / self._cost(depth, length))
+        return best / plain
+
+    def price(self, depth: int, tokens: int, passes: int) -> float:
+        """Return what computing known tokens and drafting in some passes costs, in plain passes over one row."""
+        return (tokens * _READING + passes) * self._draft.at(depth)[0] / self._whole.at(depth)[0]
 
     def learn(self, probability: float, hit: bool) -> None:
-        """Learn whether a guess was right."""
+        """Learn whether a drafted token was accepted, if all before it were."""
+        self._mean.learn(0, hit)
+        self._by_sureness.learn(bisect_right(_SURENESS, probability), hit)
 
 
 class Follower(Protocol):
@@ -201,7 +254,7 @@ class Way:
     """
 
     model: Follower
-    planner: ChainPlanner
+    planner: ChainCosts
 
 
 class ModelSource(ForestSource):
@@ -236,8 +289,6 @@ class ModelSource(ForestSource):
         self._held_bytes = held_bytes
         self._depth = 0
         self._idle = 0
-        # Of the known tokens; None: not drafted yet.
-        self._made: Forest | None = None
         self._guesses: list[ChainGuess] = []
 
     def prior(self, kind: int) -> float:
@@ -250,14 +301,14 @@ class ModelSource(ForestSource):
             way.planner.begin()
             way.model.begin(token_ids)
         self._depth = len(token_ids)
-        self._forget()
+        self._guesses = []
 
     def extend(self, token_ids: Items[int]) -> None:
         """Add emitted tokens."""
         for way in self._ways:
             way.model.extend(token_ids)
         self._depth += len(token_ids)
-        self._forget()
+        self._guesses = []
 
     def observe(self, draft: Draft, accepted: Accepted, outputs: Outputs, context: tuple[int, ...]) -> None:
         """Learn which guesses of the chain were right, whether they were verified or not."""
@@ -268,12 +319,9 @@ class ModelSource(ForestSource):
                 break
 
     def forest(self) -> Forest:
-        """Draft, unless this was done for these known tokens; return the chain and its siblings, none if none pays."""
-        if self._made is None:
-            self._made = NO_GUESSES
-            self._guesses = self._draft()
-            self._made = chain_forest(self._guesses)
-        return self._made
+        """Draft; return the chain and its siblings, none if none pays."""
+        self._guesses = self._draft()
+        return chain_forest(self._guesses)
 
     def _draft(self) -> list[ChainGuess]:
         depth = self._depth
@@ -312,6 +360,3 @@ class ModelSource(ForestSource):
     def memory_bytes(self) -> int:
         """Bytes of the model that drafts, mapped weights included."""
         return self._held_bytes()
-
-    def _forget(self) -> None:
-        self._made, self._guesses = None, []

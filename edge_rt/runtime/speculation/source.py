@@ -99,7 +99,7 @@ class ForestSource(Source, ABC):
 
     @abstractmethod
     def forest(self) -> Forest:
-        """Return what may follow the known tokens, at most ``MAX_NODES`` nodes; none if nothing can be guessed."""
+        """Return what may follow the known tokens, at most ``MAX_NODES`` nodes; asked for once a step."""
 
 
 class AskedSource(Source, Protocol):

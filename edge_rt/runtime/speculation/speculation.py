@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence as Items
 from dataclasses import dataclass
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from edge_rt.errors import ConfigError, MemoryBudgetExceeded, ReferenceBudgetExceeded, RuntimeUnavailable
 from edge_rt.package.exits import require_exit_mode
@@ -28,11 +28,8 @@ from edge_rt.runtime.decode.loop import AcceptanceRule
 from edge_rt.runtime.speculation.adaptive import AdaptiveDrafter, Trace
 from edge_rt.runtime.speculation.arms import DiscountedUCB
 from edge_rt.runtime.speculation.core import DraftCore
-from edge_rt.runtime.speculation.corpus import Corpus, CorpusSource
 from edge_rt.runtime.speculation.cost_model import RowCosts
 from edge_rt.runtime.speculation.library import DraftLibrary
-from edge_rt.runtime.speculation.ngram import MAX_ENTRIES, MIN_ENTRIES, NgramSource
-from edge_rt.runtime.speculation.sampled import SampledDrafter, SlotRates
 from edge_rt.runtime.speculation.source import AnySource, ForestSource
 from edge_rt.runtime.speculation.text_sources import (
     MAX_CONTEXTS,
@@ -43,7 +40,13 @@ from edge_rt.runtime.speculation.text_sources import (
     NativeSuffixSource,
 )
 
+if TYPE_CHECKING:
+    from edge_rt.runtime.speculation.corpus import Corpus
+    from edge_rt.runtime.speculation.sampled import SampledDrafter, SlotRates
+
 AUTO_SOURCES: Final = ("suffix", "recycling")
+CORPUS: Final = "corpus"
+"""The source that searches a corpus."""
 # Expected reward of an arm before it was tried, relative to the average.
 _PRIOR_OFF, _PRIOR_DRAFTING = 0.8, 1.0
 _TOKENS_PER_KEY: Final = 3
@@ -111,7 +114,7 @@ class Speculation:
         self._sources: dict[str, AnySource] = {}
         self._drafters: dict[tuple[str, ...], AdaptiveDrafter] = {}
         self._referring: tuple[tuple[str, tuple[int, ...]], AdaptiveDrafter] | None = None
-        self._place_rates = SlotRates()
+        self._slot_rates: SlotRates | None = None
         self._networks = dict(sources or {})
 
     @property
@@ -239,11 +242,15 @@ class Speculation:
         Args:
             temperature: of the request, above 0.
         """
+        from edge_rt.runtime.speculation.sampled import SampledDrafter, SlotRates
+
+        if self._slot_rates is None:
+            self._slot_rates = SlotRates()
         source = self._source(RATIO_MODE)
         assert not isinstance(source, ForestSource), source.name
         return SampledDrafter(
             source,
-            self._place_rates,
+            self._slot_rates,
             self.costs,
             temperature=temperature,
             seed=seed,
@@ -260,7 +267,7 @@ class Speculation:
 
     @property
     def _corpus_names(self) -> tuple[str, ...]:
-        return () if self._corpus is None else (CorpusSource.name,)
+        return () if self._corpus is None else (CORPUS,)
 
     def _auto_sources(self) -> tuple[str, ...]:
         room = {"suffix": self._bounds.suffix_tokens, "recycling": self._bounds.recycling_contexts}
@@ -341,7 +348,7 @@ class Speculation:
         """Discard what the drafters have learned."""
         self._sources.clear()
         self._drop_drafters()
-        self._place_rates = SlotRates()
+        self._slot_rates = None
 
     def close(self) -> None:
         """Release everything, the corpus included."""
@@ -355,21 +362,23 @@ class Speculation:
 
     def _source(self, name: str) -> AnySource:
         if name not in self._sources:
-            bounds = self._bounds
-            entries = max(MIN_ENTRIES, self._ngram_keys()) if bounds.is_planned else MAX_ENTRIES
             makers: dict[str, Callable[[], AnySource]] = {
-                "ngram": lambda: NgramSource(max_entries=entries),
+                "ngram": self._ngrams,
                 "suffix": self._suffix,
                 "recycling": self._recycling,
-                CorpusSource.name: self._corpus_source,
+                CORPUS: self._corpus_source,
             }
             self._sources[name] = self._networks[name](self.costs) if name in self._networks else makers[name]()
         return self._sources[name]
 
-    def _ngram_keys(self) -> int:
-        """Return how many keys take no more memory than is planned; see ``edge_rt.memory.terms``."""
-        planned_for_suffixes = self.asked != "ngram"
-        return self._bounds.suffix_tokens // (_TOKENS_PER_KEY if planned_for_suffixes else 1)
+    def _ngrams(self) -> AnySource:
+        from edge_rt.runtime.speculation.ngram import MAX_ENTRIES, MIN_ENTRIES, NgramSource
+
+        if not self._bounds.is_planned:
+            return NgramSource(max_entries=MAX_ENTRIES)
+        # As many keys as take no more memory than is planned; see ``edge_rt.memory.terms``.
+        keys = self._bounds.suffix_tokens // (1 if self.asked == "ngram" else _TOKENS_PER_KEY)
+        return NgramSource(max_entries=max(MIN_ENTRIES, keys))
 
     @property
     def _drafting(self) -> DraftLibrary:
@@ -384,6 +393,8 @@ class Speculation:
         return NativeRecyclingSource(self._drafting, max_order=2, max_contexts=self._bounds.recycling_contexts)
 
     def _corpus_source(self) -> AnySource:
+        from edge_rt.runtime.speculation.corpus import CorpusSource
+
         assert self._corpus is not None
         return CorpusSource(self._corpus)
 

@@ -6,9 +6,8 @@ from itertools import pairwise
 
 from edge_rt.runtime.decode.draft import NullDrafter
 from edge_rt.runtime.speculation.cost_model import CostStore
-from edge_rt.runtime.speculation.exit_controller import ExitController, ExitRates
 from edge_rt.runtime.speculation.exit_costs import ExitCosts, ExitCurves, ExitMeasurement
-from edge_rt.runtime.speculation.exit_source import Plan
+from edge_rt.runtime.speculation.exit_source import ExitController, ExitRates, Plan
 from tests.helpers.fake_sources import linear_costs
 from tests.helpers.segmented import EXITS, PROMPT, CutPasses, answer, whole_passes
 
@@ -27,7 +26,7 @@ def taught(curves, rates):
     for index, rate in enumerate(rates):
         for trial in range(400):
             for place in range(4):
-                controller.rates.learn(index, place, 0.5, (1, 2, 3), 0, 0 if trial % 100 < 100 * rate else 9)
+                controller.rates.learn(index, place, 0.5, trial % 100 < 100 * rate)
     return controller
 
 
@@ -78,20 +77,11 @@ class TestController:
 
 
 class TestRates:
-    def test_siblings_learn_from_wrong_guesses_alone(self):
-        rates = ExitRates(1)
-        before = rates.of_sibling(0, 2)
-        rates.learn(0, 0, 0.5, (5, 6, 7), 4, 4)
-        assert rates.of_sibling(0, 2) == before
-        rates.learn(0, 0, 0.5, (5, 6, 7), 4, 6)
-        assert rates.of_sibling(0, 2) > before
-        assert rates.trials == [2]
-
     def test_sure_guesses_are_apart(self):
         rates = ExitRates(2)
         for _ in range(50):
-            rates.learn(0, 0, 0.95, (), 4, 4)
-            rates.learn(0, 0, 0.05, (), 4, 5)
+            rates.learn(0, 0, 0.95, True)
+            rates.learn(0, 0, 0.05, False)
         assert rates.of_guess(0, 0.99) > 0.9
         assert rates.of_guess(0, 0.01) < 0.1
         assert 0.4 < rates.expected(0, 0) < 0.6

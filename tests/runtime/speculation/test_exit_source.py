@@ -6,7 +6,7 @@ import pytest
 
 from edge_rt.errors import Cancelled, ConfigError
 from edge_rt.package.manifest import KV_FORMATS
-from edge_rt.runtime.decode.draft import ROOT, Accepted, Draft, NullDrafter
+from edge_rt.runtime.decode.draft import ROOT, NullDrafter
 from edge_rt.runtime.speculation.exit_source import ExitSource
 from edge_rt.runtime.speculation.library import draft_library
 from edge_rt.runtime.speculation.source import MAX_CHAIN, RANKS
@@ -84,21 +84,6 @@ def begun(agreeing, seed=3, **options):
     source = Asked(ExitSource(lambda: asked, cut.cache, RandomPlanner(seed), **options))
     source.begin(PROMPT)
     return cut, asked, source
-
-
-def test_it_is_drafted_once_a_step(agreeing):
-    cut, asked, source = begun(agreeing)
-    assert source.root() == ROOT
-    once = asked.count
-    assert once > 0
-    assert source.root() == ROOT
-    assert asked.count == once
-    guess = source.children(ROOT)[0]
-    source.observe(Draft(), Accepted((guess.token_id,), (), 0), None, ())
-    source.extend([guess.token_id])
-    cut.append(PROMPT[-1:])
-    source.root()
-    assert asked.count > once
 
 
 def test_chain_and_siblings(agreeing):

@@ -79,17 +79,6 @@ def test_the_state_is_that_of_the_last_accepted_row():
     assert runner.grown == [([0] * HIDDEN, 9, (5, 4, 2)), ([3] * HIDDEN, 8, (5, 4, 2))]
 
 
-def test_the_head_runs_once_in_a_step():
-    runner = FakeRunner(node(7))
-    source = Asked(HeadSource(runner))
-    take(source, [9])
-    assert not runner.grown
-    for _ in range(3):
-        assert [guess.token_id for guess in source.children(source.root())] == [7]
-    assert len(runner.grown) == 1
-
-
-@pytest.mark.parametrize("hidden", [True, False])
 def test_a_step_without_a_state_guesses_nothing(hidden):
     runner = FakeRunner(node(7))
     source = Asked(HeadSource(runner))

@@ -101,16 +101,6 @@ def test_accepted_tokens_are_not_computed_again():
     assert model.cache.token_ids[: len(text)] == tuple(text)
 
 
-def test_it_is_drafted_once_a_step():
-    source, _, target = made()
-    source.begin([1, 2, 3])
-    assert source.root() == ROOT
-    count = len(target.passes)
-    assert source.forest() is source.forest()
-    assert source.children(ROOT)
-    assert len(target.passes) == count
-
-
 def test_long_texts_are_computed_in_chunks():
     source, _, target = made(chunk=5)
     source.begin(list(range(23)))
