@@ -79,6 +79,7 @@ def test_the_state_is_that_of_the_last_accepted_row():
     assert runner.grown == [([0] * HIDDEN, 9, (5, 4, 2)), ([3] * HIDDEN, 8, (5, 4, 2))]
 
 
+@pytest.mark.parametrize("hidden", [True, False])
 def test_a_step_without_a_state_guesses_nothing(hidden):
     runner = FakeRunner(node(7))
     source = Asked(HeadSource(runner))
