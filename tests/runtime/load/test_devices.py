@@ -150,7 +150,7 @@ class TestWebGPU:
         assert gpu.speculation.drafts is Drafts.NOTHING
         assert gpu.verification is not None
         store = JsonCache(tmp_path)
-        monkeypatch.setattr("edge_rt.runtime.load.loading.user_verified", lambda: store)
+        monkeypatch.setattr("edge_rt.runtime.speculation.stored_costs.user_verified", lambda: store)
         store.save(gpu.verification, {"drafted": 1})
         with edge_rt.load(small_package, device="webgpu", ctx=128) as model:
             assert model.speculation.drafts is Drafts.ASKED_CHAINS
