@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import typer.main
 
-from edge_rt.cli.main import app
+from edge_rt.cli.main import command_line
 
 ROOT = Path(__file__).resolve().parents[1]
 DOCS = sorted(
@@ -68,7 +68,7 @@ def commands(page: Path) -> list[list[str]]:
 @pytest.mark.parametrize("page", [path for path in DOCS if commands(path)], ids=lambda path: path.name)
 def test_flags_of_commands_exist(page):
     for words in commands(page):
-        command = typer.main.get_command(app)
+        command = typer.main.get_command(command_line())
         rest = list(words)
         while rest and rest[0] in getattr(command, "commands", ()):
             command = command.commands[rest.pop(0)]
