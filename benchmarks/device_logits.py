@@ -16,8 +16,8 @@ from pathlib import Path
 import numpy as np
 
 import edge_rt
+from edge_rt.ort.providers import placement
 from edge_rt.package.reader import open_package
-from edge_rt.runtime.load.devices import placement
 from edge_rt.runtime.load.options import LoadOptions
 from edge_rt.system.process_memory import read_memory
 

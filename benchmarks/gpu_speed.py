@@ -17,12 +17,12 @@ from edge_rt.export.weights.tiles import pack_rows
 from edge_rt.ort.binding import StopSwitch
 from edge_rt.ort.compute_device import ComputeDevice, DeviceArray
 from edge_rt.ort.onnxruntime_import import ort
+from edge_rt.ort.providers import open_device
 from edge_rt.ort.session import Session, pool_size
 from edge_rt.package.manifest import WEIGHTS_FILE
 from edge_rt.package.reader import Package
 from edge_rt.runtime.forward.io_binding import open_io_binding
 from edge_rt.runtime.forward.runner import ModelRunner
-from edge_rt.runtime.load.devices import open_device
 from edge_rt.system.machine import usable_cpus
 
 DEPTH = 128
@@ -154,7 +154,7 @@ def run_speed(target: Target, shape: str, mix: str, rounds: int) -> None:
         rounds: how often each is timed.
     """
     results, package = Results(target, "speed"), target.package(shape, mix)
-    device = open_device(DeviceName("cuda"), package.manifest, target.provider)
+    device = open_device(DeviceName("cuda"), package.manifest.op_profile, target.provider)
     assert device is not None
     weights = package.file(WEIGHTS_FILE).stat().st_size
     prompt = PROMPTS.get(shape, USUAL_PROMPT)
@@ -194,7 +194,7 @@ def run_launches(target: Target, shape: str, mix: str, rounds: int) -> None:
     The weights lie on the GPU twice.
     """
     results, package = Results(target, "launches"), target.package(shape, mix)
-    device = open_device(DeviceName("cuda"), package.manifest, target.provider)
+    device = open_device(DeviceName("cuda"), package.manifest.op_profile, target.provider)
     assert device is not None
     recorded, plain = Passes(package, device, DEPTH), Passes(package, replace(device, options={}), DEPTH)
     timed = {"recorded": partial(recorded.seconds, 1), "not recorded": partial(plain.seconds, 1)}

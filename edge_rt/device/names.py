@@ -69,6 +69,22 @@ def parse_device(text: object) -> DeviceName:
     return DeviceName(kind, int(number) if colon else 0)
 
 
+_OP_PROFILES: Final = {CUDA: ("native", "portable"), WEBGPU: ("portable",)}
+"""Kind of device -> the op profiles whose operators its providers have."""
+
+
+def require_op_profile(name: DeviceName, op_profile: str) -> None:
+    """Refuse a package whose operators the provider of a device does not have."""
+    if not name.is_gpu or op_profile in _OP_PROFILES[name.kind]:
+        return
+    wanted = _OP_PROFILES[name.kind]
+    raise ConfigError(
+        f"The package cannot run on the device {name}.",
+        f"Its op profile is {op_profile}; packages of the op profile {' or '.join(wanted)} run there.",
+        f"Export the model with --profile {wanted[0]}, or use --device {CPU}.",
+    )
+
+
 @dataclass(frozen=True)
 class DeviceChoice:
     """The device that a plan is for, never ``auto``.

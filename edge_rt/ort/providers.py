@@ -12,17 +12,20 @@ import contextlib
 import importlib
 import io
 import threading
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
 from edge_rt.device.driver import Gpu, GpuReport
 from edge_rt.device.kernels import check_compute
-from edge_rt.device.names import CUDA, GPUS, WEBGPU, DeviceName
+from edge_rt.device.names import CUDA, GPUS, WEBGPU, DeviceName, require_op_profile
 from edge_rt.device.provider import INSTALLED, GpuProvider
-from edge_rt.errors import EdgeRTError, RuntimeUnavailable, VersionMismatch
-from edge_rt.ort.compute_device import RECORDS, ComputeDevice
+from edge_rt.errors import ConfigError, EdgeRTError, RuntimeUnavailable, VersionMismatch
+from edge_rt.ort.compute_device import RECORDS, ComputeDevice, PlacedNode
 from edge_rt.ort.onnxruntime_import import ort
+from edge_rt.ort.session import Session
+from edge_rt.package.reader import Package
 from edge_rt.system.machine import install_command
 
 WEBGPU_MODULE: Final = "onnxruntime_ep_webgpu"
@@ -107,6 +110,38 @@ def find_portable_cuda(name: DeviceName, provider: GpuProvider = INSTALLED) -> C
     return ComputeDevice(
         name, provider.portable, str(ort.__version__), gpu.name, False, None, report.facts(gpu), options
     )
+
+
+def open_device(
+    name: DeviceName,
+    op_profile: str,
+    provider: GpuProvider = INSTALLED,
+    on_compile: Callable[[], None] | None = None,
+) -> ComputeDevice:
+    """Return the GPU that a package is loaded on.
+
+    Args:
+        on_compile: called before the kernels for an NVIDIA GPU are compiled, when it is used for the first time.
+    """
+    require_op_profile(name, op_profile)
+    if name.kind == CUDA and op_profile == "portable":
+        return find_portable_cuda(name, provider)
+    device = find_device(name, provider)
+    if name.kind == CUDA:
+        provider.make_ready(name.index, on_compile)
+    return device
+
+
+def placement(package: Package, name: DeviceName, provider: GpuProvider = INSTALLED) -> tuple[PlacedNode, ...]:
+    """Return where the nodes of a package's graphs are computed on a GPU; nothing is kept open."""
+    if not name.is_gpu:
+        raise ConfigError("Nodes are placed on GPUs only.", f"Got the device {name}.", f"Name one: {', '.join(GPUS)}.")
+    device = open_device(name, package.manifest.op_profile, provider)
+    nodes: list[PlacedNode] = []
+    for graph in package.manifest.graphs:
+        session = Session(package.file(graph), device=device, profile=package.manifest.op_profile)
+        nodes += session.placement
+    return tuple(nodes)
 
 
 def _webgpu_library() -> Path:

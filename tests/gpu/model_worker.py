@@ -17,11 +17,10 @@ from edge_rt.device.names import ON_CPU, DeviceChoice, DeviceName
 from edge_rt.errors import MemoryBudgetExceeded, RuntimeUnavailable
 from edge_rt.measure.prompts import PLAIN, Prompt
 from edge_rt.measure.verify import answers, compare
-from edge_rt.ort.providers import find_device, provider_states
+from edge_rt.ort.providers import find_device, placement, provider_states
 from edge_rt.package.manifest import KV_FORMATS
 from edge_rt.package.reader import open_package
 from edge_rt.runtime.config import GenerationConfig
-from edge_rt.runtime.load.devices import placement
 from edge_rt.runtime.load.options import LoadOptions
 from edge_rt.runtime.load.planning import plan_package
 from edge_rt.runtime.speculation.cost_model import CostStore, RowCosts

@@ -6,8 +6,8 @@ import pytest
 
 from edge_rt.device.names import WEBGPU, DeviceName
 from edge_rt.errors import RuntimeUnavailable
+from edge_rt.ort.providers import placement
 from edge_rt.package.reader import open_package
-from edge_rt.runtime.load.devices import placement
 
 
 def require_webgpu(portable_package):

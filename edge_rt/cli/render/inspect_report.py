@@ -268,8 +268,8 @@ def placement_facts(path: Path, device: DeviceName, own: GpuProvider | None = No
         own: edge-rt's own provider; None: the installed one.
     """
     from edge_rt.device.provider import INSTALLED
+    from edge_rt.ort.providers import placement
     from edge_rt.package.reader import open_package
-    from edge_rt.runtime.load.devices import placement
 
     nodes = placement(open_package(path), device, own or INSTALLED)
     return {

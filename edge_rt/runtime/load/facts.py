@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 import psutil
 
-from edge_rt.device.names import AUTO as AUTO_DEVICE, CPU, CUDA, WEBGPU, DeviceName
+from edge_rt.device.names import AUTO as AUTO_DEVICE, CUDA, require_op_profile
 from edge_rt.errors import ConfigError, RuntimeUnavailable
 from edge_rt.memory.device import MACHINE, this_device, unmeasured_gpu
 from edge_rt.memory.figures import Device, GpuFigures
@@ -27,9 +27,6 @@ from edge_rt.system.process_memory import read_memory
 if TYPE_CHECKING:
     from edge_rt.device.driver import Gpu
     from edge_rt.runtime.speculation.cost_model import RowCosts
-
-_OP_PROFILES: Final = {CUDA: ("native", "portable"), WEBGPU: ("portable",)}
-"""Kind of device -> the op profiles whose operators its providers have."""
 
 
 @dataclass(frozen=True)
@@ -208,18 +205,6 @@ def _check(options: LoadOptions, package: Package | None) -> None:
 def tokenizer_hash(package: Package) -> str:
     """Return the SHA-256 of a package's tokenizer, which a corpus has to be built with."""
     return package.manifest.files[package.manifest.tokenizer.file].sha256
-
-
-def require_op_profile(name: DeviceName, op_profile: str) -> None:
-    """Refuse a package whose operators the provider of a device does not have."""
-    if not name.is_gpu or op_profile in _OP_PROFILES[name.kind]:
-        return
-    wanted = _OP_PROFILES[name.kind]
-    raise ConfigError(
-        f"The package cannot run on the device {name}.",
-        f"Its op profile is {op_profile}; packages of the op profile {' or '.join(wanted)} run there.",
-        f"Export the model with --profile {wanted[0]}, or use --device {CPU}.",
-    )
 
 
 def _with_gpus(facts: Facts, options: LoadOptions, *, is_process: bool) -> Facts:

@@ -179,9 +179,9 @@ def _open_parts(
     check_window_support(manifest.op_profile, manifest.model.sliding_window)
     device = None
     if computes is not None and computes.device.is_gpu:
-        from edge_rt.runtime.load.devices import open_device
+        from edge_rt.ort.providers import open_device
 
-        device = open_device(computes.device, manifest, options.gpu_provider, options.on_compile)
+        device = open_device(computes.device, manifest.op_profile, options.gpu_provider, options.on_compile)
     if device is not None and choice.gpu_layers is not None:
         device = device.dividing(load_plan.host_layers, choice.gpu_layers)
     tell = options.on_load or _tell_nobody

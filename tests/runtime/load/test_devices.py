@@ -14,10 +14,9 @@ from edge_rt.device.names import ON_CPU, DeviceName, parse_device
 from edge_rt.errors import ConfigError, MemoryBudgetExceeded, RuntimeUnavailable, UnsupportedModel, VersionMismatch
 from edge_rt.ort import providers
 from edge_rt.ort.errors import translate
-from edge_rt.ort.providers import find_device
+from edge_rt.ort.providers import find_device, placement
 from edge_rt.package.reader import open_package
 from edge_rt.package.spec_modes import Drafts
-from edge_rt.runtime.load.devices import placement
 from edge_rt.runtime.load.options import LoadOptions
 from edge_rt.system.json_files import JsonCache
 from tests.helpers.onnxruntime_version import needs_onnxruntime

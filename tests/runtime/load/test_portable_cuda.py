@@ -17,11 +17,10 @@ from edge_rt.device.provider import CUDA_PROVIDER
 from edge_rt.errors import ConfigError, MemoryBudgetExceeded, RuntimeUnavailable, VersionMismatch
 from edge_rt.ort import providers
 from edge_rt.ort.compute_device import DeviceArray, PlacedNode
-from edge_rt.ort.providers import find_portable_cuda
+from edge_rt.ort.providers import find_portable_cuda, open_device, placement
 from edge_rt.ort.session import Session, pool_size
 from edge_rt.package.reader import open_package
 from edge_rt.package.spec_modes import Drafts
-from edge_rt.runtime.load.devices import open_device, placement
 from edge_rt.runtime.load.loading import cache_device
 from edge_rt.runtime.load.options import LoadOptions
 from edge_rt.runtime.model import Model
@@ -66,7 +65,7 @@ class TestMissing:
     def test_a_provider_that_onnx_runtime_leaves_out_is_no_run_on_the_cpu(self, small_package):
         """As it does if a library is missing, which it writes to its log only."""
         package = open_package(small_package)
-        found = open_device(DeviceName("cuda"), package.manifest, with_stand_in(TWO))
+        found = open_device(DeviceName("cuda"), package.manifest.op_profile, with_stand_in(TWO))
         device = dataclasses.replace(found, provider=CUDA_PROVIDER)
         (graph,) = package.manifest.graphs
         with (
@@ -80,7 +79,7 @@ class TestMissing:
     def test_traced_packages_do_not_run_there(self):
         manifest = SimpleNamespace(op_profile="traced")
         with pytest.raises(ConfigError, match="op profile native or portable run there"):
-            open_device(DeviceName("cuda"), manifest, with_stand_in(TWO))
+            open_device(DeviceName("cuda"), manifest.op_profile, with_stand_in(TWO))
 
 
 class TestDevice:
