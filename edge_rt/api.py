@@ -208,24 +208,24 @@ def _open(model: str | Path, store: str | Path | None, *, pulls: bool = False) -
     from edge_rt.store.resolve import resolve
 
     place = open_store(store)
-    found = resolve(model, place)
-    if found.kind == "package" and found.path is not None:
+    resolved = resolve(model, place)
+    if resolved.kind == "package" and resolved.path is not None:
         try:
-            return open_package(found.path)
+            return open_package(resolved.path)
         except VersionMismatch:
-            if not found.in_store:
+            if not resolved.in_store:
                 raise
     from edge_rt.store.pull import ensure_package, find_made
 
-    if found.kind == "package":
-        return open_package(ensure_package(found.name, store=place, offline=not pulls))
+    if resolved.kind == "package":
+        return open_package(ensure_package(resolved.name, store=place, offline=not pulls))
 
-    if (made := find_made(found, place)) is not None:
+    if (made := find_made(resolved, place)) is not None:
         return made
     if pulls:
         return open_package(ensure_package(model, store=place))
-    if found.is_checkpoint:
-        kind = "GGUF file" if found.kind == "gguf" else "folder with safetensors"
+    if resolved.is_checkpoint:
+        kind = "GGUF file" if resolved.kind == "gguf" else "folder with safetensors"
         raise ModelNotFound(
             f"{str(model)[:200]!r} is a {kind}, not a package.",
             "A package is made of it once.",
@@ -233,7 +233,7 @@ def _open(model: str | Path, store: str | Path | None, *, pulls: bool = False) -
         )
     raise ModelNotFound(
         f"{str(model)[:200]!r} is not a package on this machine.",
-        f"To get it: {found.description}.",
+        f"To get it: {resolved.description}.",
         "Give pull=True to edge_rt.load, or call edge_rt.pull(name) first.",
     )
 

@@ -112,13 +112,13 @@ def _dry_run(terminal: Terminal, source: Path, out: Path, options: ExportOptions
     """Show what an export would do; return the exit code that it would have."""
     from edge_rt.export.entry import plan_with
 
-    found = plan_with(source, out, options)
-    refusal = found.refusal or over_budget(found, budget)
+    forecast = plan_with(source, out, options)
+    refusal = forecast.refusal or over_budget(forecast, budget)
     if terminal.is_json:
-        terminal.document({**found.to_json(), "refusal": refusal})
+        terminal.document({**forecast.to_json(), "refusal": refusal})
     else:
-        terminal.table(forecast_rows(found))
-        for warning in found.warnings:
+        terminal.table(forecast_rows(forecast))
+        for warning in forecast.warnings:
             terminal.warn(warning)
         if refusal is not None:
             terminal.error(" ".join(filter(None, (refusal["what"], refusal["numbers"], refusal["action"]))))

@@ -51,8 +51,8 @@ def inspect(
         from edge_rt.runtime.load.options import LoadOptions
 
         device = LoadOptions(device=load.device).device_name
-    found = inspect_model(load.reference, places.open_store(), verify=wanted.verify)
-    facts = found.facts
+    inspected = inspect_model(load.reference, places.open_store(), verify=wanted.verify)
+    facts = inspected.facts
     if device.is_gpu and facts["kind"] == "package":
         facts["placement"] = placement_facts(Path(facts["path"]), device)
     if output.json:
@@ -61,14 +61,14 @@ def inspect(
         verified = "yes" if wanted.verify else "not checked (--verify)"
         terminal.table([("name", facts["name"]), ("verified", verified), *drafter_rows(facts)])
     else:
-        _print(terminal, found, whole_template=output.verbose)
+        _print(terminal, inspected, whole_template=output.verbose)
     return 0
 
 
-def _print(terminal: Terminal, found: Inspected, *, whole_template: bool) -> None:
+def _print(terminal: Terminal, inspected: Inspected, *, whole_template: bool) -> None:
     from edge_rt.system.byte_size import human_bytes
 
-    facts, weights, decoder = found.facts, found.weights, found.decoder
+    facts, weights, decoder = inspected.facts, inspected.weights, inspected.decoder
     template = facts["chat_template"]
     sections = {name: facts[name] for name in ("model", "metadata") if name in facts}
     sizes = {name: facts[name] for name in ("files", "bytes_by_type") if name in facts}

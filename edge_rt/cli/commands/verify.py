@@ -73,7 +73,7 @@ class VerifyRun:
         self._modes = modes
         self._formats = formats
         self._raw = raw
-        self._found: dict[tuple[str, str, int], Answer] = {}
+        self._answers: dict[tuple[str, str, int], Answer] = {}
         self._different = 0
         self._base_bytes: int | None = None
         self._verifications: list[dict[str, Any]] = []
@@ -87,28 +87,28 @@ class VerifyRun:
             # A smaller --limit than last time leaves some out.
             if (answer.kv, answer.mode, answer.prompt) in wanted:
                 self._add(answer)
-        if self._found:
-            self._terminal.note(f"{len(self._found)} of {len(places)} answers are already there", "dim")
+        if self._answers:
+            self._terminal.note(f"{len(self._answers)} of {len(places)} answers are already there", "dim")
         line = StatusLine(self._terminal, len(places))
 
         def take(answer: Answer) -> None:
             if state is not None:
                 state.append(answer)
             self._add(answer)
-            line.show(len(self._found), f"answers ({answer.kv}, {answer.mode}), {self._different} different")
+            line.show(len(self._answers), f"answers ({answer.kv}, {answer.mode}), {self._different} different")
 
         try:
             for kv in self._formats:
-                if any((kv, mode, prompt.index) not in self._found for mode in modes for prompt in self._prompts):
+                if any((kv, mode, prompt.index) not in self._answers for mode in modes for prompt in self._prompts):
                     self._answer(kv, modes, take)
         except SignalReceived:
             line.clear()
             if state is not None:
-                done = f"{len(self._found)} of {len(places)} answers"
+                done = f"{len(self._answers)} of {len(places)} answers"
                 self._terminal.note(f"{done} are saved: the same command continues from there")
             raise
         line.clear()
-        return [self._found[place] for place in places]
+        return [self._answers[place] for place in places]
 
     def keep_verification(self, *, is_same: bool, drafted: int) -> None:
         """Remember for later loads on a device whether speculation changes nothing there; nothing for the CPU.
@@ -132,14 +132,14 @@ class VerifyRun:
     def _add(self, answer: Answer) -> None:
         from edge_rt.measure.prompts import PLAIN, first_difference
 
-        self._found[answer.kv, answer.mode, answer.prompt] = answer
-        plain = self._found.get((answer.kv, PLAIN, answer.prompt))
+        self._answers[answer.kv, answer.mode, answer.prompt] = answer
+        plain = self._answers.get((answer.kv, PLAIN, answer.prompt))
         if plain is not None and first_difference(plain.token_ids, answer.token_ids) is not None:
             self._different += 1
 
     def _answer(self, kv: str, modes: Sequence[str], take: Callable[[Answer], None]) -> None:
         """Generate the missing answers with one cache format."""
-        pending = {mode: [p for p in self._prompts if (kv, mode, p.index) not in self._found] for mode in modes}
+        pending = {mode: [p for p in self._prompts if (kv, mode, p.index) not in self._answers] for mode in modes}
         options = self._options.but(kv=kv)
         plan = plan_model(self._package, options, self._base_bytes)
         # Every model reuses the heap of the previous one.
@@ -282,13 +282,13 @@ def verify(
     }
     run = VerifyRun(terminal, package, asked, texts, chosen, modes, formats, raw=compared.raw)
     if compared.state is None:
-        found = run.execute(None)
+        all_answers = run.execute(None)
     else:
         from edge_rt.measure.verify import VerifyState
 
         with VerifyState(compared.state, header) as kept:
-            found = run.execute(kept)
-    document = findings(found, modes, formats, header, _tokenizer(package))
+            all_answers = run.execute(kept)
+    document = findings(all_answers, modes, formats, header, _tokenizer(package))
     if output.json:
         terminal.document(document)
     else:

@@ -101,10 +101,10 @@ def place_spec(spec: str, places: PlaceFlags) -> str:
         return spec
     from edge_rt.store.resolve import resolve
 
-    found = resolve(asked, places.open_store())
-    if found.kind != "package" or found.path is None:
+    resolved = resolve(asked, places.open_store())
+    if resolved.kind != "package" or resolved.path is None:
         raise _no_package(asked)
-    return f"{MODEL}:{found.path}"
+    return f"{MODEL}:{resolved.path}"
 
 
 def place_drafter(drafter: Path | None, spec: str | None, places: PlaceFlags) -> Path | None:
@@ -119,12 +119,12 @@ def place_drafter(drafter: Path | None, spec: str | None, places: PlaceFlags) ->
 
     store = places.open_store()
     try:
-        found = resolve(drafter.as_posix(), store)
+        resolved = resolve(drafter.as_posix(), store)
     except (ConfigError, InputError):
         return drafter
-    if found.kind == "recipe" or (found.in_store and found.kind != "package"):
+    if resolved.kind == "recipe" or (resolved.in_store and resolved.kind != "package"):
         raise _no_package(str(drafter))
-    return found.path if found.kind == "package" else drafter
+    return resolved.path if resolved.kind == "package" else drafter
 
 
 def _no_package(asked: str) -> ConfigError:
