@@ -4,8 +4,17 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import Final
 
 from edge_rt.device.names import DeviceName
+
+CONTEXT_BYTES: Final = 512 << 20
+"""CUDA's context, the kernels, recorded graphs, and what the driver rounds up. An estimate: what planners of other
+projects leave free on a GPU (512 to 1024 MiB). Every plan counts it; where a process has one already, so much more
+counts as free."""
+DRIVER_BYTES: Final = 128 << 20
+"""Memory of the process for the driver's library and its staging. An estimate. Every plan for a GPU counts it, and once
+the process has asked the driver anything, every plan."""
 
 
 @dataclass(frozen=True)

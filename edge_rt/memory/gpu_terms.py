@@ -14,16 +14,6 @@ from edge_rt.memory.figures import Choice
 from edge_rt.memory.shape import ModelShape
 from edge_rt.memory.terms import divided_weights, drafts_itself, hidden_bytes
 
-MIB: Final = 1 << 20
-
-CONTEXT_BYTES: Final = 512 * MIB
-"""CUDA's context, the kernels, recorded graphs, and what the driver rounds up. An estimate: what planners of other
-projects leave free on a GPU (512 to 1024 MiB). Every plan counts it; where a process has one already, so much more
-counts as free."""
-DRIVER_BYTES: Final = 128 * MIB
-"""Memory of the process for the driver's library and its staging. An estimate. Every plan for a GPU counts it, and once
-the process has asked the driver anything, every plan."""
-
 RECORDED_ROWS: Final = FEW_ROWS
 """Rows of the largest pass that is recorded."""
 RECORDED_SHAPES: Final = 72

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 from edge_rt.memory.figures import Choice
-from edge_rt.memory.gpu_terms import GpuSizes
 from edge_rt.memory.request import Request
 from edge_rt.memory.shape import DrafterShape, ModelShape
 from edge_rt.memory.sizes import Sizes
@@ -13,6 +13,9 @@ from edge_rt.memory.terms import TableBytes, draft_mapped_bytes, drafts_itself, 
 from edge_rt.package.kv_formats import KV_FORMAT
 from edge_rt.package.spec_modes import SELF
 from edge_rt.system.byte_size import counted, show_size
+
+if TYPE_CHECKING:
+    from edge_rt.memory.gpu_terms import GpuSizes
 
 
 @dataclass(frozen=True)

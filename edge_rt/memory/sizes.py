@@ -3,17 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 from edge_rt.memory.activations import thread_bytes
-from edge_rt.memory.figures import Amounts, Choice, Device, GpuFigures
-from edge_rt.memory.gpu_terms import (
-    CONTEXT_BYTES,
-    DRIVER_BYTES,
-    GpuSizes,
-    gpu_activations,
-    gpu_weights,
-    staging_bytes,
-)
+from edge_rt.memory.figures import CONTEXT_BYTES, DRIVER_BYTES, Amounts, Choice, Device, GpuFigures
 from edge_rt.memory.request import Request
 from edge_rt.memory.shape import DraftModelShape, ModelShape
 from edge_rt.memory.terms import (
@@ -42,6 +35,9 @@ from edge_rt.memory.terms import (
     tokenizer_bytes,
     weights_bytes,
 )
+
+if TYPE_CHECKING:
+    from edge_rt.memory.gpu_terms import GpuSizes
 
 
 @dataclass(frozen=True)
@@ -214,6 +210,9 @@ def _on_gpu(sizes: Sizes, shape: ModelShape, choice: Choice, figures: GpuFigures
     Such pages count for the process, but where the GPU shares its memory they do not count beside the copy: the kernel
     drops them.
     """
+    # Imported here: most plans are for the CPU.
+    from edge_rt.memory.gpu_terms import GpuSizes, gpu_activations, gpu_weights, staging_bytes
+
     gpu = GpuSizes(
         context=CONTEXT_BYTES,
         weights=gpu_weights(shape, choice),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from edge_rt.errors import MemoryBudgetExceeded
 from edge_rt.memory.budget import Budget
-from edge_rt.memory.gpu_terms import CONTEXT_BYTES, DRIVER_BYTES
+from edge_rt.memory.figures import CONTEXT_BYTES, DRIVER_BYTES
 from edge_rt.memory.terms import hidden_bytes
 from tests.gpu.emulated import main
 from tests.gpu.models import DEVICE, CheapDrafts, expect, package, provider, room

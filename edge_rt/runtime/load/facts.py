@@ -12,8 +12,7 @@ import psutil
 from edge_rt.device.names import AUTO as AUTO_DEVICE, CUDA, require_op_profile
 from edge_rt.errors import ConfigError, RuntimeUnavailable
 from edge_rt.memory.device import MACHINE, this_device, unmeasured_gpu
-from edge_rt.memory.figures import Device, GpuFigures
-from edge_rt.memory.gpu_terms import CONTEXT_BYTES, DRIVER_BYTES
+from edge_rt.memory.figures import CONTEXT_BYTES, DRIVER_BYTES, Device, GpuFigures
 from edge_rt.memory.plan import GPU_OP_PROFILE
 from edge_rt.memory.shape import DrafterShape, DraftModelShape, ModelShape, shape_of, shape_on
 from edge_rt.package.exits import require_self_mode

@@ -7,8 +7,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
 from edge_rt.device.names import AUTO as AUTO_DEVICE, ON_CPU, DeviceChoice
-from edge_rt.memory.figures import Choice, Device, GpuFigures
-from edge_rt.memory.gpu_terms import DRIVER_BYTES
+from edge_rt.memory.figures import DRIVER_BYTES, Choice, Device, GpuFigures
 from edge_rt.memory.plan import Plan, make_plan, no_device_budget
 from edge_rt.memory.request import Request
 from edge_rt.memory.shape import ModelShape

@@ -12,7 +12,7 @@ from edge_rt.cli.render.console import Terminal
 from edge_rt.device.names import ON_CPU, DeviceChoice, DeviceName
 from edge_rt.errors import ConfigError
 from edge_rt.memory.device import unmeasured_gpu
-from edge_rt.memory.gpu_terms import CONTEXT_BYTES, DRIVER_BYTES
+from edge_rt.memory.figures import CONTEXT_BYTES, DRIVER_BYTES
 from edge_rt.memory.plan import Request, make_plan
 from edge_rt.runtime.load.facts import Facts, GpuFacts
 from edge_rt.runtime.load.options import LoadOptions

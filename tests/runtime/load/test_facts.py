@@ -11,7 +11,7 @@ from edge_rt.device.provider import GpuProvider
 from edge_rt.errors import ConfigError, RuntimeUnavailable
 from edge_rt.memory.budget import Budget
 from edge_rt.memory.device import MACHINE
-from edge_rt.memory.gpu_terms import CONTEXT_BYTES, DRIVER_BYTES
+from edge_rt.memory.figures import CONTEXT_BYTES, DRIVER_BYTES
 from edge_rt.package.reader import open_package
 from edge_rt.runtime.load.facts import read_facts, resident_bytes
 from edge_rt.runtime.load.options import LoadOptions

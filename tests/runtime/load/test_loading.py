@@ -15,7 +15,7 @@ from edge_rt.device.names import ON_CPU
 from edge_rt.errors import ConfigError, MemoryBudgetExceeded, RuntimeUnavailable
 from edge_rt.memory.budget import Budget
 from edge_rt.memory.device import presets
-from edge_rt.memory.gpu_terms import CONTEXT_BYTES, DRIVER_BYTES
+from edge_rt.memory.figures import CONTEXT_BYTES, DRIVER_BYTES
 from edge_rt.ort.session import pool_threads
 from edge_rt.package.reader import open_package
 from edge_rt.runtime.load.load_plan import claim
