@@ -92,9 +92,6 @@ def check_tokenizer(path: Path, info: CorpusInfo, sha256: str | None) -> None:
 
     Args:
         sha256: of the model's tokenizer file, hexadecimal; None: any.
-
-    Raises:
-        InvalidCorpus: it was made with another one.
     """
     if sha256 not in (None, info.tokenizer_sha256):
         raise InvalidCorpus(
@@ -159,9 +156,6 @@ class Corpus:
             tokenizer: SHA-256 of the tokenizer file that its ids must come from, hexadecimal; None: any.
             verify: compare the hashes of both sections, which reads the whole file (some 0.5 s per GB). Without it a
                 damaged section is not noticed: drafts are then wrong, but never contain a token outside the vocabulary.
-
-        Raises:
-            InvalidCorpus: the file is malformed or damaged, or its ids come from another tokenizer.
         """
         try:
             with path.open("rb") as file:

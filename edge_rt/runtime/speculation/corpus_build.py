@@ -46,11 +46,6 @@ def build_corpus(
     Args:
         texts: token ids, each ``0 <= id < vocab_size``; empty texts are left out.
         vocab_size: tokens of the model.
-
-    Raises:
-        ConfigError: the file exists and ``force`` is not given.
-        InputError: there are no tokens, too many, or one outside the vocabulary.
-        StorageError: the file cannot be written.
     """
     if path.exists() and not force:
         raise ConfigError(f"{path} exists.", f"It has {path.stat().st_size} bytes.", "Use --force to replace it.")

@@ -28,11 +28,6 @@ class ExitAdapters:
 
     Attributes:
         by_layer: layers before an exit -> its adapter, see ``ExitAdapter`` in ``edge_rt.runtime.forward.segments``.
-
-    Raises:
-        ConfigError: the package does not have what the adapters need.
-        InvalidPackage: they do not fit it.
-        StorageError: a file cannot be mapped.
     """
 
     def __init__(self, job: DrafterJob) -> None:

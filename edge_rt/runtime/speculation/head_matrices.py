@@ -31,10 +31,6 @@ def map_bytes(path: Path, offset: int = 0, length: int | None = None) -> npt.NDA
 
     Returns:
         uint8 ``[length]``, read-only. Nothing is read until it is used.
-
-    Raises:
-        StorageError: the file cannot be opened or mapped, or is shorter.
-        MemoryBudgetExceeded: there is no room to map it.
     """
     try:
         return np.memmap(path, np.uint8, "r", offset, None if length is None else (length,))
@@ -67,9 +63,6 @@ class ReducedHead:
 
     Attributes:
         ids, tiles: of the tokens that can always be guessed.
-
-    Raises:
-        InvalidPackage: a tensor does not fit the shape, or a token id the vocabulary.
     """
 
     def __init__(
@@ -158,9 +151,6 @@ class StoredTiles:
         path: the file, which is open as long as this object lives.
         offset: its byte where the first tile begins.
         shape: ``[tiles, units, bytes of a unit]``.
-
-    Raises:
-        StorageError: the file cannot be opened.
     """
 
     def __init__(self, path: Path, offset: int, shape: tuple[int, int, int]) -> None:
@@ -179,10 +169,6 @@ class StoredTiles:
 
         Returns:
             uint8 ``[count, units, bytes of a unit]``.
-
-        Raises:
-            IndexError: there is no such tile.
-            StorageError: the file cannot be read, or is shorter.
         """
         if len(numbers) and not 0 <= numbers.min() <= numbers.max() < self.shape[0]:
             raise IndexError(f"tiles {numbers.min()} to {numbers.max()} of {self.shape[0]}")
@@ -224,12 +210,7 @@ class TargetMatrices:
 
 
 def target_matrices(package: Package) -> TargetMatrices:
-    """Return the embedding and the LM head of a native package.
-
-    Raises:
-        ConfigError: a matrix has rows of several types, is not stored as tiles, or its tiles are nested.
-        StorageError: a file cannot be read or mapped.
-    """
+    """Return the embedding and the LM head of a native package."""
     manifest = package.manifest
     places = stored_tensors(package.file(manifest.segments[-1].graph))
     places |= stored_tensors(package.file(manifest.segments[0].graph))

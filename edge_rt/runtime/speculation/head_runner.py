@@ -88,10 +88,6 @@ class HeadRunner:
 
     Attributes:
         state: float32 ``[hidden]``, the last state that was given.
-
-    Raises:
-        InvalidPackage: a tensor does not fit the shape, or a token id the vocabulary.
-        ConfigError: the pool has another number of threads, or ``isa`` cannot be used.
     """
 
     def __init__(
@@ -140,9 +136,6 @@ class HeadRunner:
             nodes: most nodes, at least 1; the tree of fewer is the beginning of that of more.
             width: most guesses after a node, 1 to 64.
             depth: steps of the head, 1 to 8.
-
-        Raises:
-            InferenceError: an argument is out of range, or the state is not finite.
         """
         if state is not self.state:
             self.state[:] = state
@@ -300,13 +293,7 @@ class DrafterJob:
 
 
 def open_head(job: DrafterJob) -> Callable[[], HeadSource]:
-    """Load a trained head; return what makes a source of its guesses that has learned nothing.
-
-    Raises:
-        ConfigError: the package does not have what the head needs.
-        InvalidPackage: the head does not fit it.
-        StorageError: a file cannot be mapped.
-    """
+    """Load a trained head; return what makes a source of its guesses that has learned nothing."""
     target = target_matrices(job.package)
     shape = head_shape(job, target, min(MAX_NODES, job.draft_max))
     weights = head_weights(job.drafter, target, mapped_tensors(job.drafter))
@@ -351,11 +338,7 @@ def head_weights(drafter: Drafter, target: TargetMatrices, own: Mapping[str, Arr
 
 
 def mapped_tensors(drafter: Drafter) -> dict[str, Array]:
-    """Map the tensors of a drafter, read-only.
-
-    Raises:
-        StorageError: the file cannot be mapped.
-    """
+    """Map the tensors of a drafter, read-only."""
     mapped = map_bytes(drafter.weights)
     return {
         name: mapped[place.offset : place.offset + place.length].view(np.dtype(place.dtype)).reshape(place.shape)

@@ -54,11 +54,7 @@ _FUNCTIONS: Final[dict[str, tuple[Any, tuple[Any, ...]]]] = {
 
 
 class DraftLibrary:
-    """The functions of the drafting core, by their names without ``edge_rt_draft_``; those not of open and close check.
-
-    Raises:
-        RuntimeUnavailable: it has no drafting core, or one of another version.
-    """
+    """The functions of the drafting core, by their names without ``edge_rt_draft_``; most check their arguments."""
 
     def __init__(self, library: NativeLibrary) -> None:
         try:
@@ -103,11 +99,7 @@ class Handle:
 
 
 def checked(code: int) -> int:
-    """Return what a function of the library returned, unless it failed.
-
-    Raises:
-        InferenceError: an argument was out of range.
-    """
+    """Return what a function of the library returned, unless it failed."""
     if code >= 0:
         return code
     if code == _NO_MEMORY:
@@ -126,11 +118,7 @@ def _no_memory() -> MemoryBudgetExceeded:
 
 
 def int32s(values: Items[int]) -> tuple[array[int], int, int]:
-    """Return int32 values, their address and their number; the address is valid as long as the first is kept.
-
-    Raises:
-        InferenceError: a value does not fit.
-    """
+    """Return int32 values, their address and their number; the address is valid as long as the first is kept."""
     try:
         held = array("i", values)
     except (OverflowError, TypeError):

@@ -83,9 +83,6 @@ class Speculation:
         bounds: bounds of the drafters' tables.
         sources: of networks that draft: mode -> function of the costs that makes its source, which ``auto`` asks too.
         library: what drafts; without it nothing is drafted.
-
-    Raises:
-        RuntimeUnavailable: the mode drafts, and there is no library.
     """
 
     def __init__(
@@ -134,11 +131,6 @@ class Speculation:
         Args:
             mode: of the request; None takes the model's.
             has_reference: whether the request has a text that may be copied.
-
-        Raises:
-            ConfigError: the mode is unknown, needs a text that is not given, or does not support the acceptance rule.
-            MemoryBudgetExceeded: the memory plan has no room for its tables.
-            RuntimeUnavailable: it drafts, and there is no library.
         """
         mode = self.asked if mode is None else mode
         require_mode(mode)
@@ -275,11 +267,7 @@ class Speculation:
         return (*texts, *self._corpus_names, *self._networks)
 
     def _share(self, names: Items[str], reference_tokens: int) -> None:
-        """Hold no more than is planned: n-grams, suffixes and a reference text share one table's memory.
-
-        Raises:
-            ReferenceBudgetExceeded: the reference text takes more memory than is left.
-        """
+        """Hold no more than is planned: n-grams, suffixes and a reference text share one table's memory."""
         if not reference_tokens and not {"ngram", "suffix"}.intersection(names):
             return
         for name in {"ngram", "suffix"}.difference(names):
