@@ -45,7 +45,6 @@ def load(
     on_calibrate: Callable[[], None] | None = None,
     plan: Plan | None = None,
     share_tokenizer_with: Model | PromptEncoder | None = None,
-    texts: PromptEncoder | None = None,
 ) -> Model:
     """Load a package.
 
@@ -88,7 +87,6 @@ def load(
         share_tokenizer_with: another model (or its ``Model.texts``, which outlives it), whose tokenizer is shared if
             this package has the same one. Reading a tokenizer fragments the heap, so a process that loads many models
             grows less if they share one.
-        texts: the older name of ``share_tokenizer_with``.
 
     Raises:
         ModelNotFound: there is no such package, or with ``pull`` no such model.
@@ -118,7 +116,7 @@ def load(
         on_calibrate=None if on_calibrate is None else lambda _: on_calibrate(),
         costs=user_costs(),
         plan=plan,
-        share_tokenizer_with=_encoder_of(share_tokenizer_with, texts),
+        share_tokenizer_with=_encoder_of(share_tokenizer_with),
     )
     return Model(_open(model, store, pulls=pull), options)
 
@@ -185,15 +183,8 @@ def plan(
     return plan_package(_open(model, store), options)
 
 
-def _encoder_of(model: Model | PromptEncoder | None, texts: PromptEncoder | None) -> PromptEncoder | None:
+def _encoder_of(model: Model | PromptEncoder | None) -> PromptEncoder | None:
     """Return the prompt encoder of the model whose tokenizer may be shared; None without such a model."""
-    if model is not None and texts is not None:
-        raise ConfigError(
-            "The model to share a tokenizer with was given twice.",
-            "'texts' is the older name of 'share_tokenizer_with'.",
-            "Give share_tokenizer_with.",
-        )
-    model = texts if model is None else model
     return model.texts if isinstance(model, Model) else model
 
 

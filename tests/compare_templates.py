@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from edge_rt.errors import EdgeRTError
-from edge_rt.text.template import ChatTemplate
+from edge_rt.text.template import ChatTemplate, Inputs
 
 NOW = datetime(2026, 3, 4, 5, 6, 7)
 SYSTEM = {"role": "system", "content": " Be brief. "}
@@ -99,9 +99,10 @@ def conversations() -> Iterator[tuple[str, list[dict[str, Any]], dict[str, Any]]
 
 def ours(template: ChatTemplate, messages: list[dict[str, Any]], options: dict[str, Any]) -> str:
     """Render here."""
-    known = {key: value for key, value in options.items() if key in {"tools", "documents", "add_generation_prompt"}}
-    arguments = {key: value for key, value in options.items() if key not in known}
-    return template.render(messages, **known, arguments=arguments).text
+    arguments = dict(options)
+    tools, documents = arguments.pop("tools", None), arguments.pop("documents", None)
+    begins = arguments.pop("add_generation_prompt", True)
+    return template.render(messages, Inputs(tools, documents, arguments), add_generation_prompt=begins).text
 
 
 def theirs(source: str, messages: list[dict[str, Any]], options: dict[str, Any]) -> str:

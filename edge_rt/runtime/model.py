@@ -39,6 +39,7 @@ from edge_rt.runtime.speculation.speculation import Speculation
 from edge_rt.runtime.stream import AsyncStream, PromptOptions, Stream, read_whole
 from edge_rt.system.machine import return_free_memory
 from edge_rt.system.option_names import known_options
+from edge_rt.text.template import Inputs
 from edge_rt.text.template_text import RenderedPrompt
 from edge_rt.text.thoughts import ThoughtStream
 from edge_rt.text.tokenizer import Tokenizer
@@ -69,13 +70,8 @@ class ModelTexts:
             InvalidTemplate: there is no template, or it refuses the messages.
             ConfigError: the messages or the arguments are malformed.
         """
-        return self._require_texts().render(
-            messages,
-            add_generation_prompt=add_generation_prompt,
-            tools=tools,
-            documents=documents,
-            template_args=template_args,
-        )
+        inputs = Inputs(tools, documents, template_args)
+        return self._require_texts().render(messages, inputs, add_generation_prompt=add_generation_prompt)
 
     @property
     def template_source(self) -> str | None:
@@ -178,7 +174,7 @@ class ModelTexts:
         Raises:
             EncodingBudgetExceeded: a part of it has to be encoded at once, and does not fit the memory plan.
         """
-        return self._require_texts().count_tokens(prompt, tools=tools, documents=documents, template_args=template_args)
+        return self._require_texts().count_tokens(prompt, Inputs(tools, documents, template_args))
 
 
 _LESS: Final = "Load the model with a smaller context."
@@ -294,9 +290,7 @@ class Model(ModelTexts):
         """Generate an answer piece by piece; arguments and errors as in ``generate``."""
         called = time.perf_counter()
         config = (config or GenerationConfig()).with_options(**options)
-        token_ids, form = self._require_texts().prepare(
-            prompt, config, tools=tools, documents=documents, template_args=template_args
-        )
+        token_ids, form = self._require_texts().prepare(prompt, config, Inputs(tools, documents, template_args))
         return self.stream_ids(
             token_ids, config, cancel=cancel, on_prefill_progress=on_prefill_progress, called=called, form=form
         )
@@ -354,7 +348,7 @@ class Model(ModelTexts):
             InvalidTemplate: the model has no chat template.
             ConfigError: its template has no place for tools or documents that are given.
         """
-        self._require_texts().require_places(tools=tools, documents=documents)
+        self._require_texts().require_places(Inputs(tools, documents))
         from edge_rt.runtime.chat import Chat
 
         return Chat(self, system=system, tools=tools, documents=documents, template_args=template_args)

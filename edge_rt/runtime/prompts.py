@@ -22,7 +22,7 @@ from edge_rt.memory.terms import encodable_bytes, long_stretch_bytes, longest_st
 from edge_rt.package.reader import Package
 from edge_rt.runtime.config import GenerationConfig
 from edge_rt.system.byte_size import exact_size, round_up
-from edge_rt.text.template import ChatTemplate
+from edge_rt.text.template import NO_INPUTS, ChatTemplate, Inputs
 from edge_rt.text.template_text import RenderedPrompt
 from edge_rt.text.thoughts import ThoughtMarkers, find_markers, tool_names
 from edge_rt.text.token_bytes import IncrementalDecoder
@@ -176,11 +176,9 @@ class PromptEncoder:
     def render(
         self,
         messages: Items[Message],
+        inputs: Inputs = NO_INPUTS,
         *,
         add_generation_prompt: bool = True,
-        tools: Items[Mapping[str, Any]] | None = None,
-        documents: Items[Mapping[str, Any]] | None = None,
-        template_args: Mapping[str, Any] | None = None,
     ) -> RenderedPrompt:
         """Return messages as the template writes them; the arguments are those of ``ChatTemplate.render``.
 
@@ -188,16 +186,10 @@ class PromptEncoder:
             InvalidTemplate: there is no template, or it refuses the messages.
             ConfigError: the messages or the arguments are malformed.
         """
-        template = self._template_with(tools)
+        template = self._template_with(inputs.tools)
         if isinstance(template, InvalidTemplate):
             raise _copy_of(template)
-        return template.render(
-            messages,
-            add_generation_prompt=add_generation_prompt,
-            tools=tools,
-            documents=documents,
-            arguments=template_args,
-        )
+        return template.render(messages, inputs, add_generation_prompt=add_generation_prompt)
 
     def _template_with(self, tools: Items[Mapping[str, Any]] | None) -> ChatTemplate | InvalidTemplate:
         return self._template if not tools or self._tool_template is None else self._tool_template
@@ -207,11 +199,11 @@ class PromptEncoder:
         """Whether the package has no chat template and messages are written as ChatML."""
         return isinstance(self._template, ChatTemplate) and self._template.is_fallback
 
-    def require_places(self, **lists: Items[Mapping[str, Any]] | None) -> None:
-        """Refuse ``tools`` or ``documents`` that the template would leave out; see ``ChatTemplate.require_places``."""
-        template = self._template_with(lists.get("tools"))
+    def require_places(self, inputs: Inputs) -> None:
+        """Refuse tools or documents that the template would leave out; see ``ChatTemplate.require_places``."""
+        template = self._template_with(inputs.tools)
         if isinstance(template, ChatTemplate):
-            template.require_places(**lists)
+            template.require_places(inputs)
 
     def writes_calls(self, tools: Items[Mapping[str, Any]] | None) -> bool:
         """Return whether the template that is used with these tools writes the ``tool_calls`` of messages."""
@@ -264,16 +256,13 @@ class PromptEncoder:
     def count_tokens(
         self,
         prompt: Prompt,
-        *,
-        tools: Items[Mapping[str, Any]] | None = None,
-        documents: Items[Mapping[str, Any]] | None = None,
-        template_args: Mapping[str, Any] | None = None,
+        inputs: Inputs = NO_INPUTS,
     ) -> int:
         """Return the number of tokens of a prompt, however long it is; arguments and errors as in ``prepare``.
 
         Only ``ContextOverflow`` is not raised.
         """
-        taken = self._taken(prompt, tools=tools, documents=documents, template_args=template_args)
+        taken = self._taken(prompt, inputs)
         if isinstance(taken, list):
             return len(taken)
         self._require_encodable(taken if isinstance(taken, str) else taken.text)
@@ -318,10 +307,7 @@ class PromptEncoder:
         self,
         prompt: Prompt,
         config: GenerationConfig,
-        *,
-        tools: Items[Mapping[str, Any]] | None = None,
-        documents: Items[Mapping[str, Any]] | None = None,
-        template_args: Mapping[str, Any] | None = None,
+        inputs: Inputs = NO_INPUTS,
     ) -> tuple[list[int], AnswerForm]:
         """Return the token ids of a prompt, and what the answer may have besides its text.
 
@@ -330,7 +316,7 @@ class PromptEncoder:
                 prompt without messages.
             ContextOverflow: it does not fit the context.
         """
-        taken = self._taken(prompt, tools=tools, documents=documents, template_args=template_args)
+        taken = self._taken(prompt, inputs)
         if isinstance(taken, list):
             self.check_length(taken, config)
             return taken, PLAIN_ANSWER
@@ -342,7 +328,7 @@ class PromptEncoder:
             found = self.tokenizer.encode_within(taken, room - len(start))
             form = PLAIN_ANSWER
         else:
-            start, form = list[int](), self.form_of(taken, tools)
+            start, form = list[int](), self.form_of(taken, inputs.tools)
             found = self.tokenizer.encode_spans_within(taken.spans(), room)
         if isinstance(found, int):
             raise self._overflow(taken, config, found)
@@ -351,16 +337,12 @@ class PromptEncoder:
     def _taken(
         self,
         prompt: Prompt,
-        *,
-        tools: Items[Mapping[str, Any]] | None = None,
-        documents: Items[Mapping[str, Any]] | None = None,
-        template_args: Mapping[str, Any] | None = None,
+        inputs: Inputs = NO_INPUTS,
     ) -> str | list[int] | RenderedPrompt:
         """Return a prompt as a text, as token ids or as rendered messages; errors as in ``prepare``."""
         if is_messages(prompt):
-            return self.render(prompt, tools=tools, documents=documents, template_args=template_args)
-        given = {"tools": tools, "documents": documents, "template_args": template_args}
-        if names := [name for name, value in given.items() if value]:
+            return self.render(prompt, inputs)
+        if names := inputs.names:
             raise ConfigError(
                 "The prompt is no list of messages, and only these go through the chat template.",
                 f"It came with {', '.join(names)}.",

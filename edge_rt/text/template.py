@@ -12,6 +12,7 @@ from __future__ import annotations
 import re
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields
 from datetime import datetime
 from typing import Any, Final
 
@@ -51,6 +52,29 @@ _DEFAULT_TEMPLATE: Final = (
 _DEFAULT_NEEDS: Final = ("<|im_start|>", "<|im_end|>")
 _PROBE: Final = "edge-rt probe"
 _WORD: Final = re.compile(r"[A-Za-z_]\w*")
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """What a chat template gets besides messages.
+
+    Attributes:
+        tools: descriptions of functions that the model may call.
+        documents: texts that the answer shall rest on.
+        template_args: further variables of the template by name, such as ``enable_thinking``.
+    """
+
+    tools: Sequence[Mapping[str, Any]] | None = None
+    documents: Sequence[Mapping[str, Any]] | None = None
+    template_args: Mapping[str, Any] | None = None
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Those that are not empty."""
+        return tuple(field.name for field in fields(self) if getattr(self, field.name))
+
+
+NO_INPUTS: Final = Inputs()
 
 
 class ChatTemplate:
@@ -94,11 +118,9 @@ class ChatTemplate:
     def render(
         self,
         messages: Sequence[Mapping[str, Any]],
+        inputs: Inputs = NO_INPUTS,
         *,
         add_generation_prompt: bool = True,
-        tools: Sequence[Mapping[str, Any]] | None = None,
-        documents: Sequence[Mapping[str, Any]] | None = None,
-        arguments: Mapping[str, Any] | None = None,
     ) -> RenderedPrompt:
         """Write the messages as the prompt that the model was trained on.
 
@@ -111,16 +133,13 @@ class ChatTemplate:
             messages: each with a ``role`` (those of :data:`~edge_rt.text.template_messages.ROLES`, or one that the
                 template names) and a ``content``: text, or a list of ``{"type": "text", "text": ...}``. Further keys
                 (``tool_calls``, ``name``, ...) are passed to the template, without those that are None.
-            tools: descriptions of functions that the model may call.
-            documents: texts that the answer shall rest on.
-            arguments: further variables of the template by name, such as ``enable_thinking``.
         """
-        self.require_places(tools=tools, documents=documents)
+        self.require_places(inputs)
         plain = checked_messages(messages, self._environment.literals)
         variables = {
-            **checked_arguments(arguments or {}),
-            "tools": None if tools is None else checked_value(list(tools), "tools"),
-            "documents": None if documents is None else checked_value(list(documents), "documents"),
+            **checked_arguments(inputs.template_args or {}),
+            "tools": None if inputs.tools is None else checked_value(list(inputs.tools), "tools"),
+            "documents": None if inputs.documents is None else checked_value(list(inputs.documents), "documents"),
             "add_generation_prompt": add_generation_prompt,
         }
         role = plain[0]["role"]
@@ -134,9 +153,9 @@ class ChatTemplate:
         text = self._render_any_form(plain, variables)
         return RenderedPrompt(str.__str__(text), ranges_of(text), self.special_tokens, folds)
 
-    def require_places(self, **lists: Sequence[Mapping[str, Any]] | None) -> None:
-        """Refuse ``tools`` or ``documents`` that the template would leave out."""
-        for name, given in lists.items():
+    def require_places(self, inputs: Inputs) -> None:
+        """Refuse tools or documents that the template would leave out."""
+        for name, given in (("tools", inputs.tools), ("documents", inputs.documents)):
             if given and name not in self._environment.lists:
                 other = "the fallback for models without one" if self.is_fallback else "the model's own"
                 raise ConfigError(

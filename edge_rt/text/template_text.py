@@ -224,11 +224,6 @@ class RenderedPrompt:
     special_tokens: tuple[str, ...] = field(repr=False)
     folds_system: bool = False
 
-    @property
-    def plain_text(self) -> str:
-        """The older name of ``text``."""
-        return self.text
-
     def spans(self) -> list[tuple[str, bool]]:
         """Cut the text where somebody else's begins or ends.
 

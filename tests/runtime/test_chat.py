@@ -67,7 +67,7 @@ class TestTurns:
         chat.send("Hello!", **SHORT)
         result = chat.send("And you?", **SHORT)
         asked = chat.messages[:-1]
-        text = model.render(asked).plain_text
+        text = model.render(asked).text
         assert text.startswith("<|im_start|>user\nHello!<|im_end|>\n<|im_start|>assistant\n")
         prompt = chat._encode(model.render(asked))
         assert model.tokenizer.decode(prompt, skip_special=False) == text

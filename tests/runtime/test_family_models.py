@@ -52,7 +52,7 @@ def model(request, tmp_path_factory):
 def passes(found, kv_format, largest_pass=LARGEST_PASS):
     """Return a runner; rows of layers with a window are used again where passes are short."""
     interface = NativeIOBinding(
-        found.model, CONTEXT, kv_format, largest_pass=largest_pass, decoder=found.used
+        found.used, CONTEXT, kv_format, largest_pass=largest_pass
     )  # fmt: skip
     return Passes(interface, found.graph)
 
@@ -89,10 +89,7 @@ def test_portable_passes(name, tmp_path):
     require_portable_windows()
     case, found = CASES[name], built(name, tmp_path, "portable")
     tokens = tokens_of(case)
-    whole, parts = (
-        Passes(PortableIOBinding(found.model, CONTEXT, "f32", decoder=found.used), found.graph, "portable")
-        for _ in range(2)
-    )
+    whole, parts = (Passes(PortableIOBinding(found.used, CONTEXT, "f32"), found.graph, "portable") for _ in range(2))
     expected = whole.append_in(len(tokens), tokens)
     logits = np.concatenate([parts.append_in(7, tokens[:35]), parts.append_in(1, tokens[35:])])
     assert np.abs(logits - expected).max() / np.abs(expected).max() < TOLERANCE
@@ -109,7 +106,7 @@ def test_longrope_goes_by_the_planned_context(tmp_path, context, length):
         found.used, ropes=(dataclasses.replace(rope, frequencies=chosen, long_frequencies=chosen),)
     )
     logits = [
-        Passes(NativeIOBinding(found.model, length, "f32", decoder=decoder), found.graph).append(tokens_of(case)[:14])
+        Passes(NativeIOBinding(decoder, length, "f32"), found.graph).append(tokens_of(case)[:14])
         for decoder in (found.used, fixed)
     ]
     same_bits(*logits)

@@ -454,30 +454,38 @@ class TestLoad:
             assert model.context_tokens == 17
             assert model.generate([5] * 10, **GREEDY).usage.total_tokens == 17
 
-    @pytest.mark.parametrize("ctx", [1 << 45, 1 << 62])
-    def test_a_cache_that_no_machine_has_room_for(self, small_package, tmp_path, ctx):
+    def test_a_cache_that_there_is_no_room_for(self, small_package, tmp_path):
         package = copied(small_package, tmp_path)
-        edit_manifest(package, lambda document: document["model"].update(context_length=1 << 62))
+        edit_manifest(package, manifest_setter("decoder.context_length", 1 << 24))
         with pytest.raises(MemoryBudgetExceeded, match="does not fit the memory"):
-            load_package(package, ctx=ctx)
+            load_package(package, ctx=1 << 24, memory="1GiB")
+        edit_manifest(package, manifest_setter("decoder.context_length", 1 << 62))
+        with pytest.raises(InvalidPackage, match=r"context_length is 4611686018427387904, must be 1 to 16777216"):
+            load_package(package)
 
     def test_a_manifest_that_promises_more_context_than_the_graph_has(self, small_package, tmp_path):
         package = copied(small_package, tmp_path)
-        edit_manifest(package, lambda document: document["model"].update(context_length=4096))
+        edit_manifest(package, manifest_setter("decoder.context_length", 4096))
         with load_package(package) as model:
             with pytest.raises(InferenceError):
                 model.generate([5] * 600, max_tokens=4, **GREEDY)
             assert model.generate([5] * 100, max_tokens=4, **GREEDY).finish_reason == "length"
 
     @pytest.mark.parametrize(
-        ("field", "value"), [("vocab_size", 420), ("num_layers", 1), ("head_dim", 8), ("num_kv_heads", 1)]
+        ("field", "value"),
+        [
+            ("vocab_size", 420),
+            ("pattern", [0]),
+            ("kinds.0.attention.head_dim", 32),
+            ("kinds.0.attention.num_kv_heads", 1),
+        ],
     )
     def test_a_manifest_that_does_not_fit_its_graph(self, small_package, tmp_path, field, value):
         package = copied(small_package, tmp_path)
 
         def change(document):
-            document["model"][field] = value
-            document["segments"][0]["end_layer"] = document["model"]["num_layers"]
+            manifest_setter(f"decoder.{field}", value)(document)
+            document["segments"][0]["end_layer"] = len(document["decoder"]["pattern"])
 
         edit_manifest(package, change)
         with pytest.raises(InvalidPackage, match="does not fit its manifest"):

@@ -208,7 +208,7 @@ def test_portable_packages_mask_what_is_not_seen(tmp_path):
 def test_portable_packages_load_only_where_the_window_is_right(small_package, tmp_path):
     folder = Path(shutil.copytree(small_package, tmp_path / "p"))
     manifest = json.loads((folder / "manifest.json").read_text("utf-8"))
-    manifest["model"]["sliding_window"] = WINDOW
+    manifest["decoder"]["kinds"][0]["attention"]["window"] = WINDOW
     (folder / "manifest.json").write_text(json.dumps(manifest), "utf-8")
     refusal = windows_refusal()
     if refusal is None:

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings, strategies as st
 
 from edge_rt.errors import ConfigError, InvalidTemplate
-from edge_rt.text.template import DEFAULT_TEMPLATE_NAME, FALLBACK_WARNING, ChatTemplate, lint
+from edge_rt.text.template import DEFAULT_TEMPLATE_NAME, FALLBACK_WARNING, ChatTemplate, Inputs, lint
 
 CHATML = ("<|im_start|>", "<|im_end|>", "<|endoftext|>")
 SIMPLE = (
@@ -37,11 +37,11 @@ TOOLS = [
 
 def render(source, messages=None, *, specials=CHATML, tools=None, prompt=True, clock=datetime.now, bos="", eos=""):
     template = ChatTemplate(source, special_tokens=specials, bos_token=bos, eos_token=eos, clock=clock)
-    return template.render(messages or USER, tools=tools, add_generation_prompt=prompt)
+    return template.render(messages or USER, Inputs(tools), add_generation_prompt=prompt)
 
 
 def text_of(source, messages=None, **options):
-    return render(source, messages, **options).plain_text
+    return render(source, messages, **options).text
 
 
 LLAMA3 = """\
@@ -250,7 +250,7 @@ class TestSpecialTokens:
             "{{ messages[0].content | " + change + " }}", [{"role": "user", "content": "<|IM_END|><|im_end|>"}]
         )
         assert not any(special for _, special in prompt.pieces())
-        assert prompt.plain_text.strip('"').lower() == "<|im_end|><|im_end|>"
+        assert prompt.text.strip('"').lower() == "<|im_end|><|im_end|>"
 
     def test_tool_descriptions_and_calls_are_text(self):
         tools = [{"name": "a<|im_end|>", "<|im_start|>x": ["<|im_end|>"]}]
@@ -357,7 +357,7 @@ class TestMessages:
         start = time.process_time()
         prompt = render(SIMPLE, [{"role": "user", "content": content}])
         assert time.process_time() - start < 1
-        assert content in prompt.plain_text
+        assert content in prompt.text
 
     def test_a_hundred_thousand_messages_are_refused_at_once(self):
         start = time.process_time()

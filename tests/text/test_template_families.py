@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings, strategies as st
 
 from edge_rt.errors import ConfigError, InvalidTemplate
-from edge_rt.text.template import ChatTemplate, lint
+from edge_rt.text.template import ChatTemplate, Inputs, lint
 from edge_rt.text.template_text import RenderedPrompt
 from tests.helpers.template_oracle import attack, fragments, leaks
 from tests.text.family_templates import FAMILIES
@@ -113,14 +113,14 @@ class TestArguments:
     @pytest.mark.parametrize("name", ["messages", "tools", "bos_token", "no name", "", 7])
     def test_impossible_names(self, name):
         with pytest.raises(ConfigError, match="impossible name"):
-            template_of("QWEN3").render([USER], arguments={name: 1})
+            template_of("QWEN3").render([USER], Inputs(template_args={name: 1}))
 
     def test_values_that_are_no_plain_data(self):
         with pytest.raises(ConfigError, match="plain data"):
-            template_of("QWEN3").render([USER], arguments={"x": object()})
+            template_of("QWEN3").render([USER], Inputs(template_args={"x": object()}))
 
     def test_they_are_somebodys_text(self):
-        prompt = template_of("HARMONY").render([USER], arguments={"reasoning_effort": "<|end|>"})
+        prompt = template_of("HARMONY").render([USER], Inputs(template_args={"reasoning_effort": "<|end|>"}))
         assert [text for text, special in prompt.pieces() if special].count("<|end|>") == 2
 
 

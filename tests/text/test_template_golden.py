@@ -6,7 +6,7 @@ from datetime import datetime
 
 import pytest
 
-from edge_rt.text.template import ChatTemplate
+from edge_rt.text.template import ChatTemplate, Inputs
 from tests.helpers.template_oracle import control_texts
 from tests.text.family_templates import FAMILIES
 
@@ -31,8 +31,9 @@ def template_of(name):
 
 
 def text_of(name, messages, **options):
-    known = {key: options.pop(key) for key in ("tools", "documents", "add_generation_prompt") if key in options}
-    return template_of(name).render(messages, **known, arguments=options).text
+    tools, documents = options.pop("tools", None), options.pop("documents", None)
+    begins = options.pop("add_generation_prompt", True)
+    return template_of(name).render(messages, Inputs(tools, documents, options), add_generation_prompt=begins).text
 
 
 GOLDEN = [

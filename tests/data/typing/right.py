@@ -54,7 +54,7 @@ def loaded(model: str | Path, memory: int | str | edge_rt.Budget | None) -> edge
         return edge_rt.load(
             model, memory=memory, device_memory=None, ctx=None, threads=None, device="auto", store=PLACES[1],
             pull=True, prefill_chunk=None, kv=None, isa=None, spec=None, draft_max=None, corpus=Path("c"),
-            drafter="none", spec_trace=print, on_calibrate=print, plan=plan, share_tokenizer_with=other, texts=None,
+            drafter="none", spec_trace=print, on_calibrate=print, plan=plan, share_tokenizer_with=other,
         )  # fmt: skip
 
 

@@ -282,14 +282,17 @@ class TestSharedTokenizer:
         with edge_rt.load(native_package, spec="off") as one:
             texts, expected = one.texts, one.generate(TEXT, max_tokens=5, **GREEDY).token_ids
         assert one.texts is None
-        with edge_rt.load(native_package, spec="off", texts=texts) as two:
+        with edge_rt.load(native_package, spec="off", share_tokenizer_with=texts) as two:
             assert two.tokenizer is texts.tokenizer
             assert two.generate(TEXT, max_tokens=5, **GREEDY).token_ids == expected
 
     def test_another_tokenizer_is_read(self, native_package, tmp_path):
         package = copied(native_package, tmp_path)
         replace_file(package, "tokenizer.json", (package / "tokenizer.json").read_bytes() + b"\n")
-        with edge_rt.load(native_package, spec="off") as one, edge_rt.load(package, texts=one.texts) as two:
+        with (
+            edge_rt.load(native_package, spec="off") as one,
+            edge_rt.load(package, share_tokenizer_with=one.texts) as two,
+        ):
             assert two.tokenizer is not one.tokenizer
 
 
