@@ -29,6 +29,7 @@ def note_unused_penalty(terminal: Terminal, model: Model, options: GenerationCon
 WHY_NOTHING: Final = "with this model, tokens computed together differ slightly from tokens computed one by one"
 """Why nothing is drafted with a package, whatever is asked for."""
 
+_WHY_NO_LIBRARY: Final = "this build of edge-rt has no native library"
 _WHY_UNVERIFIED: Final = "no edge-rt verify of this package has passed on the device {device}"
 
 
@@ -46,7 +47,9 @@ def warn_of_profile(terminal: Terminal, model: Model, mode: str, *, given: str) 
     """Warn about the limits of a requested drafter in the op profile of this model."""
     drafts = model.speculation.drafts
     why = WHY_NOTHING if model.device is None else _WHY_UNVERIFIED.format(device=model.device.name)
-    if drafts is Drafts.NOTHING and mode == AUTO:
+    if drafts.are_exact and not model.speculation.has_library:
+        why = _WHY_NO_LIBRARY
+    if mode == AUTO and (drafts is Drafts.NOTHING or why is _WHY_NO_LIBRARY):
         terminal.note(f"speculation is off: {why}", "dim")
         return
     if mode in (OFF, AUTO) or drafts.are_exact:
@@ -94,6 +97,8 @@ def tell_drafters(terminal: Terminal, model: Model, load: LoadOptions) -> None:
 def why_not_auto(model: Model) -> str:
     """Return why a model does not use the mode ``auto``."""
     if model.speculation.drafts.are_exact:
+        if not model.speculation.has_library:
+            return _WHY_NO_LIBRARY
         return "auto, to fit the memory"
     if model.speculation.drafts is Drafts.NOTHING:
         return WHY_NOTHING

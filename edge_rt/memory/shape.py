@@ -8,7 +8,7 @@ from typing import Final
 
 from edge_rt.memory.figures import Choice, Device
 from edge_rt.package.decoder import Decoder, Model
-from edge_rt.package.drafter import HEAD, Drafter
+from edge_rt.package.drafter import HEAD, TrainedDrafter
 from edge_rt.package.kv_formats import KV_FORMAT, portable_head_dim
 from edge_rt.package.layer_sizes import TILE_ROWS, LayerSizes, layer_sizes, row_bytes
 from edge_rt.package.manifest import KV_FORMATS, WEIGHTS_FILE, Manifest, drafts_of
@@ -80,7 +80,7 @@ def _head_types(manifest: Manifest) -> str:
     return types.get("head", types.get("embedding", ""))
 
 
-def drafter_shape(drafter: Drafter, manifest: Manifest) -> DrafterShape:
+def drafter_shape(drafter: TrainedDrafter, manifest: Manifest) -> DrafterShape:
     """Return the numbers of a drafter that fits a package."""
     info, target = drafter.info, drafter.info.target
     own = "head" in info.head.formats

@@ -190,7 +190,7 @@ class DrafterInfo:
 
 
 @dataclass(frozen=True)
-class Drafter:
+class TrainedDrafter:
     """An opened drafter.
 
     Attributes:

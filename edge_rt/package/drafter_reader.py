@@ -19,8 +19,8 @@ from edge_rt.package.drafter import (
     KINDS,
     MAX_DRAFTER_BYTES,
     WEIGHTS_FILE,
-    Drafter,
     DrafterInfo,
+    TrainedDrafter,
     refusal,
 )
 from edge_rt.package.drafter_tensors import VOCABULARY, check_tensors, head_tensors
@@ -43,7 +43,7 @@ def is_drafter(path: Path) -> bool:
         return False
 
 
-def open_drafter(path: Path) -> Drafter:
+def open_drafter(path: Path) -> TrainedDrafter:
     """Read and check the description, the presence and size of every file, the places of tensors, and the vocabulary.
 
     Hashes are checked by ``Drafter.verify``.
@@ -71,7 +71,7 @@ def _not_a_drafter(path: Path, refuse: Refusal) -> Exception:
     return refuse("this is not a drafter.", f"It holds no {DRAFTER_FILE}.")
 
 
-def _open_drafter(path: Path) -> Drafter:
+def _open_drafter(path: Path) -> TrainedDrafter:
     if not path.exists():
         raise ModelNotFound(f"There is no drafter at {path}.", "", "Check the path.")
     refuse = refusal(path)
@@ -92,7 +92,7 @@ def _open_drafter(path: Path) -> Drafter:
     except ValueError as error:
         raise refuse("'drafter.head' contradicts itself.", f"{error}.".capitalize()) from error
     check_tensors(info.head.tensors, wanted, info.files[WEIGHTS_FILE].size, refuse)
-    return Drafter(path, info, hashlib.sha256(data).hexdigest(), _vocabulary(path, info, refuse))
+    return TrainedDrafter(path, info, hashlib.sha256(data).hexdigest(), _vocabulary(path, info, refuse))
 
 
 def _check_version(path: Path, document: dict[str, Any], refuse: Refusal) -> None:

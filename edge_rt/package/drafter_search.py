@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Final
 
 from edge_rt.errors import EdgeRTError, InvalidDrafter
-from edge_rt.package.drafter import DRAFTERS_FOLDER, Drafter, DrafterInfo, DraftTarget
+from edge_rt.package.drafter import DRAFTERS_FOLDER, DrafterInfo, DraftTarget, TrainedDrafter
 from edge_rt.package.drafter_reader import is_drafter, open_drafter
 from edge_rt.package.manifest import Manifest
 from edge_rt.package.reader import Package
@@ -30,7 +30,7 @@ class FoundDrafter:
 
     path: Path
     origin: str
-    drafter: Drafter | None
+    drafter: TrainedDrafter | None
     reason: str | None
 
 
@@ -47,7 +47,7 @@ def find_drafters(package: Package, installed: Path | None = None) -> tuple[Foun
     return (*own, *(one for one in others if _is_about(one, package.manifest.model.name)))
 
 
-def open_fitting(path: Path, package: Package) -> Drafter:
+def open_fitting(path: Path, package: Package) -> TrainedDrafter:
     """Open a drafter that was named for a package."""
     drafter = open_drafter(path)
     reason = mismatch(drafter.info.target, package.manifest)

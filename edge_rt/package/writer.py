@@ -15,7 +15,7 @@ from typing import ClassVar, Self
 
 from edge_rt.errors import StorageError
 from edge_rt.package.documents import FileInfo, is_file_name
-from edge_rt.package.drafter import DRAFTER_FILE, DRAFTERS_FOLDER, WEIGHTS_FILE, Drafter, DrafterInfo
+from edge_rt.package.drafter import DRAFTER_FILE, DRAFTERS_FOLDER, WEIGHTS_FILE, DrafterInfo, TrainedDrafter
 from edge_rt.package.drafter_reader import open_drafter
 from edge_rt.package.drafter_tensors import head_tensors, placed
 from edge_rt.package.manifest import MANIFEST_FILE, Manifest
@@ -189,7 +189,7 @@ class DrafterWriter(FolderWriter):
     noun: ClassVar[str] = "drafter"
     description: ClassVar[str] = DRAFTER_FILE
 
-    def publish(self, info: DrafterInfo, tensors: Mapping[str, Buffer]) -> Drafter:
+    def publish(self, info: DrafterInfo, tensors: Mapping[str, Buffer]) -> TrainedDrafter:
         """Write the tensors and the description, flush everything to the disk, and put the folder in its place.
 
         The same arguments give the same bytes. ``info.files`` and ``info.head.tensors`` are filled in here.

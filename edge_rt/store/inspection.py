@@ -14,7 +14,7 @@ from edge_rt.errors import ConfigError, InputError
 
 if TYPE_CHECKING:
     from edge_rt.package.decoder import Decoder
-    from edge_rt.package.drafter import Drafter
+    from edge_rt.package.drafter import TrainedDrafter
     from edge_rt.package.drafter_search import FoundDrafter
     from edge_rt.package.manifest import Manifest
     from edge_rt.package.reader import Package
@@ -104,7 +104,7 @@ def _of_package(package: Package, *, verify: bool) -> Inspected:
     return Inspected(facts, manifest.weights, manifest.decoder)
 
 
-def _drafter_facts(drafter: Drafter) -> dict[str, Any]:
+def _drafter_facts(drafter: TrainedDrafter) -> dict[str, Any]:
     """Return what ``drafter.json`` says as a JSON object, without the places of tensors and the hashes of files."""
     info = drafter.info
     head = dataclasses.asdict(info.head)

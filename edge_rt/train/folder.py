@@ -20,11 +20,11 @@ from edge_rt.package.drafter import (
     EXIT,
     HEAD,
     AcceptanceRecord,
-    Drafter,
     DrafterInfo,
     DraftTarget,
     ExitRecord,
     HeadInfo,
+    TrainedDrafter,
     TrainingRecord,
 )
 from edge_rt.package.drafter_tensors import VOCABULARY, exit_prefix
@@ -84,7 +84,7 @@ def write_drafter(
     label: Label,
     *,
     force: bool,
-) -> Drafter:
+) -> TrainedDrafter:
     """Write a head's folder, absent or complete.
 
     Args:
@@ -107,7 +107,7 @@ def write_adapters(
     label: Label,
     *,
     force: bool,
-) -> Drafter:
+) -> TrainedDrafter:
     """Write the folder of the adapters of exits, at least one; arguments and errors as of ``write_drafter``."""
     last = adapters[-1]
     records = tuple(ExitRecord(one.layer, *(round(share, 4) for share in one.acceptance.first)) for one in adapters)

@@ -9,7 +9,7 @@ from typing import Final
 
 import torch
 
-from edge_rt.package.drafter import Drafter, TrainingRecord
+from edge_rt.package.drafter import TrainedDrafter, TrainingRecord
 from edge_rt.package.reader import Package
 from edge_rt.system.progress import ProgressCallback, no_progress
 from edge_rt.train import checkpoint
@@ -36,7 +36,7 @@ class TrainReport:
         exits: layers before an exit -> its adapter and its figures, those that were not written included.
     """
 
-    drafter: Drafter | None
+    drafter: TrainedDrafter | None
     trained: Trained
     left_out: int = 0
     exits: Mapping[int, Trained] = field(default_factory=dict)

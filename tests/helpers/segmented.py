@@ -20,7 +20,7 @@ from edge_rt.runtime.forward.io_binding import open_io_binding
 from edge_rt.runtime.forward.segmented_runner import SegmentedRunner
 from edge_rt.runtime.speculation.adaptive import AdaptiveDrafter
 from edge_rt.runtime.speculation.core import DraftCore
-from edge_rt.runtime.speculation.exit_source import ExitRates, ExitSource, Plan
+from edge_rt.runtime.speculation.exit_source import ExitPlan, ExitRates, ExitSource
 from edge_rt.runtime.speculation.library import draft_library
 from edge_rt.system.machine import usable_cpus
 from tests.helpers.fake_sources import linear_costs
@@ -164,7 +164,7 @@ class RandomPlanner:
     def plan(self, depth, limit):
         if self._random.random() < 0.2:
             return None
-        return Plan(self._random.choice(self._exits), self._random.randint(1, 8))
+        return ExitPlan(self._random.choice(self._exits), self._random.randint(1, 8))
 
     def goes_on(self, exit_index, values):
         return self._random.random() < 0.9

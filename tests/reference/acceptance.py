@@ -8,7 +8,7 @@ from collections.abc import Sequence as Items
 from typing import Final
 
 from edge_rt.runtime.speculation.core import KEEP_GENERATION
-from edge_rt.runtime.speculation.source import Source
+from edge_rt.runtime.speculation.source import DraftSource
 from edge_rt.runtime.speculation.statistics import Rates
 
 _KIND_TRIALS: Final = 6.0
@@ -39,7 +39,7 @@ class AcceptanceModel:
         sources: the sources that guess, at most 8.
     """
 
-    def __init__(self, sources: Items[Source]) -> None:
+    def __init__(self, sources: Items[DraftSource]) -> None:
         self._kinds = [
             Rates([source.prior(kind) for kind in range(source.num_kinds)], _KIND_TRIALS) for source in sources
         ]

@@ -10,7 +10,7 @@ from edge_rt.runtime.forward.outputs import Outputs
 from edge_rt.runtime.speculation.arms import OFF, Arm
 from edge_rt.runtime.speculation.core import arms_for, first_estimates
 from edge_rt.runtime.speculation.cost_model import best_size
-from edge_rt.runtime.speculation.source import Guess, Source
+from edge_rt.runtime.speculation.source import DraftSource, Guess
 from tests.reference.acceptance import AcceptanceModel
 from tests.reference.tree import EMPTY, Tree, TreeGrower
 
@@ -106,7 +106,7 @@ class PythonCore:
         chain: only the best guess of every position, for models that cannot verify trees.
     """
 
-    def __init__(self, sources: Items[Source], *, chain: bool = False) -> None:
+    def __init__(self, sources: Items[DraftSource], *, chain: bool = False) -> None:
         self.sources = tuple(sources)
         self.arms, self.texts = arms_for(self.sources)
         self.drafting: MutableSequence[float] = first_estimates(self.arms)

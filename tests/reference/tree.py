@@ -8,7 +8,7 @@ from typing import Any, Final, NamedTuple
 
 from edge_rt.runtime.decode.draft import ROOT, Accepted, Draft
 from edge_rt.runtime.speculation.adaptive import LEAST_VALUE
-from edge_rt.runtime.speculation.source import Source
+from edge_rt.runtime.speculation.source import DraftSource
 from tests.reference.acceptance import AcceptanceModel
 
 
@@ -58,7 +58,7 @@ class TreeGrower:
         chain: only the best guess of every position, for models that cannot verify trees.
     """
 
-    def __init__(self, sources: Items[Source], model: AcceptanceModel, *, chain: bool = False) -> None:
+    def __init__(self, sources: Items[DraftSource], model: AcceptanceModel, *, chain: bool = False) -> None:
         self.sources = tuple(sources)
         self._model = model
         self._chain = chain

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from edge_rt.errors import ConfigError
 from edge_rt.memory.shape import DrafterShape, DraftModelShape, drafter_shape, shape_of
-from edge_rt.package.drafter import Drafter
+from edge_rt.package.drafter import TrainedDrafter
 from edge_rt.package.drafter_search import FoundDrafter, find_drafters, open_fitting
 from edge_rt.package.exits import require_exit_mode, require_self_mode
 from edge_rt.package.reader import Package, is_package, open_package
@@ -31,7 +31,7 @@ def choose_drafter(
     given: Path | None,
     *,
     installed: Path | None = None,
-) -> Drafter | None:
+) -> TrainedDrafter | None:
     """Return the trained drafter that a mode of speculation takes with a package; None if it takes none.
 
     Without a named one, the first that fits is taken: heads come before adapters of exits, those of the package's

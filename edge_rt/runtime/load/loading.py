@@ -15,7 +15,7 @@ from edge_rt.memory.plan import Plan
 from edge_rt.ort.binding import StopSwitch
 from edge_rt.ort.compute_device import ComputeDevice
 from edge_rt.ort.session import Session, TensorSpec, arena_of, check_window_support, onnxruntime_version, pool_size
-from edge_rt.package.drafter import Drafter
+from edge_rt.package.drafter import TrainedDrafter
 from edge_rt.package.reader import Package
 from edge_rt.package.spec_modes import OFF, Drafts
 from edge_rt.runtime.cache.kv_cache import KVCache
@@ -95,7 +95,7 @@ class Loaded:
     runner: Runner
     measured_costs: MeasuredCosts
     speculation: Speculation
-    drafter: Drafter | None
+    drafter: TrainedDrafter | None
     providers: list[str]
     isa: str | None
     kv_format: str

@@ -16,7 +16,7 @@ from edge_rt.memory.terms import pass_memory_bytes
 from edge_rt.ort.binding import StopSwitch
 from edge_rt.ort.compute_device import ComputeDevice
 from edge_rt.ort.session import PassMemory, Session, check_window_support
-from edge_rt.package.drafter import HEAD, Drafter
+from edge_rt.package.drafter import HEAD, TrainedDrafter
 from edge_rt.package.drafter_search import open_fitting
 from edge_rt.package.reader import Package, open_package
 from edge_rt.package.spec_modes import AUTO, EXIT, MODEL, SELF
@@ -71,7 +71,7 @@ class OpenedModel:
     cost_key: dict[str, Any]
 
 
-def open_networks(model: OpenedModel) -> tuple[Drafter | None, dict[str, SourceMaker]]:
+def open_networks(model: OpenedModel) -> tuple[TrainedDrafter | None, dict[str, SourceMaker]]:
     """Open what the plan has decided; return the trained drafter, and mode of speculation -> what makes its source."""
     load_plan, sources = model.load_plan, dict[str, SourceMaker]()
     drafter = adapters = None
@@ -98,7 +98,7 @@ def open_networks(model: OpenedModel) -> tuple[Drafter | None, dict[str, SourceM
     return drafter, sources
 
 
-def _job(model: OpenedModel, drafter: Drafter) -> DrafterJob:
+def _job(model: OpenedModel, drafter: TrainedDrafter) -> DrafterJob:
     from edge_rt.runtime.speculation.head_runner import DrafterJob
 
     plan = model.load_plan.plan

@@ -10,7 +10,7 @@ from edge_rt.runtime.decode.draft import Accepted, Draft
 from edge_rt.runtime.forward.outputs import Outputs, TopTokens
 from edge_rt.runtime.speculation.arms import Arm, arms_of, texts_arm
 from edge_rt.runtime.speculation.library import DraftLibrary, Handle, checked, int32s
-from edge_rt.runtime.speculation.source import AnySource, ForestSource, Source, forest_of
+from edge_rt.runtime.speculation.source import AnySource, DraftSource, ForestSource, forest_of
 from edge_rt.runtime.speculation.text_sources import NativeSource, Rows, likely
 
 KEEP_GENERATION: Final = 0.9
@@ -19,7 +19,7 @@ _DRAFTING_MS: Final = (0.02, 0.05)
 """Milliseconds of learning alone, and of drafting and learning, before they are measured."""
 
 
-def arms_for(sources: Items[Source]) -> tuple[tuple[Arm, ...], int | None]:
+def arms_for(sources: Items[DraftSource]) -> tuple[tuple[Arm, ...], int | None]:
     """Return the arms of sources, and which of them is that of texts; see ``arms_of`` and ``texts_arm``."""
     names = [source.name for source in sources]
     computing = [source.name for source in sources if isinstance(source, ForestSource)]
@@ -150,7 +150,7 @@ class DraftCore:
 
         Args:
             draft: the last draft of ``propose``, or its first nodes.
-            outputs: of the rows of the pass; see ``Source.observe``.
+            outputs: of the rows of the pass; see ``DraftSource.observe``.
             context: the last known tokens before the draft.
             arm: who drafted, for ``speeds``; None: the step does not count there.
 

@@ -34,7 +34,7 @@ _FIRST: Final = 0.4
 
 
 @dataclass(frozen=True)
-class Plan:
+class ExitPlan:
     """A draft to be made.
 
     Attributes:
@@ -110,7 +110,7 @@ class ExitController:
         """Start another generation."""
         self.rates.relax(_KEEP_GENERATION)
 
-    def plan(self, depth: int, limit: int) -> Plan | None:
+    def plan(self, depth: int, limit: int) -> ExitPlan | None:
         """Return the draft that promises the most tokens per millisecond, a probe, or None."""
         self._curves.go_to(depth)
         best, found = MARGIN / self._curves.plain, None
@@ -121,7 +121,7 @@ class ExitController:
                 expected += reach
                 speed = expected / self._time(index, length)
                 if speed > best:
-                    best, found = speed, Plan(index, length)
+                    best, found = speed, ExitPlan(index, length)
         if found is not None:
             self._idle, self._wait = 0, _FIRST_PROBE
             return found
@@ -130,7 +130,7 @@ class ExitController:
             return None
         self._idle, self._wait = 0, min(2 * self._wait, _LAST_PROBE)
         trials = self.rates.trials
-        return Plan(trials.index(min(trials)), 1)
+        return ExitPlan(trials.index(min(trials)), 1)
 
     def goes_on(self, exit_index: int, values: Items[float]) -> bool:
         """Return whether the next token's chance is worth more than its time."""
@@ -146,7 +146,12 @@ class ExitController:
 
 
 def draft_chain(
-    runner: SegmentedRunner, cache: KVCache, token: int, plan: Plan, planner: ExitController, end_ids: Collection[int]
+    runner: SegmentedRunner,
+    cache: KVCache,
+    token: int,
+    plan: ExitPlan,
+    planner: ExitController,
+    end_ids: Collection[int],
 ) -> list[ChainGuess]:
     """Draft behind the last known token, which is not in the cache yet; its rows run ahead (``KVCache.ahead``).
 
@@ -180,7 +185,7 @@ def draft_chain(
     return guesses
 
 
-def learn_chain(rates: ExitRates, plan: Plan, guesses: Items[ChainGuess], emitted: Items[int]) -> None:
+def learn_chain(rates: ExitRates, plan: ExitPlan, guesses: Items[ChainGuess], emitted: Items[int]) -> None:
     """Learn which guesses of a chain were right, up to the first wrong one."""
     for place, (guess, token) in enumerate(zip(guesses, emitted, strict=False)):
         hit = guess.token_id == token
@@ -219,7 +224,7 @@ class ExitSource(ForestSource):
         self._end_ids = frozenset(end_ids)
         self._known = 0
         self._last = 0
-        self._plan: Plan | None = None
+        self._plan: ExitPlan | None = None
         self._guesses: list[ChainGuess] = []
 
     def prior(self, kind: int) -> float:
@@ -256,7 +261,7 @@ class ExitSource(ForestSource):
             self._plan = self._planner.plan(self._known, room)
         if self._plan is None:
             return NO_GUESSES
-        plan = Plan(self._plan.exit_index, min(self._plan.length, room))
+        plan = ExitPlan(self._plan.exit_index, min(self._plan.length, room))
         self._guesses = draft_chain(runner, cache, self._last, plan, self._planner, self._end_ids)
         return chain_forest(self._guesses)
 

@@ -13,7 +13,7 @@ import numpy.typing as npt
 from edge_rt.ort.binding import StopSwitch
 from edge_rt.ort.op_library import NativeLibrary, native_library
 from edge_rt.ort.session import Session
-from edge_rt.package.drafter import Drafter
+from edge_rt.package.drafter import TrainedDrafter
 from edge_rt.package.drafter_tensors import VOCABULARY
 from edge_rt.package.op_list import MAX_HEAD_DEPTH
 from edge_rt.package.reader import Package
@@ -285,7 +285,7 @@ class DrafterJob:
     """
 
     package: Package
-    drafter: Drafter
+    drafter: TrainedDrafter
     draft_max: int
     prompt_rows: int
     threads: int
@@ -319,7 +319,9 @@ def head_shape(job: DrafterJob, target: TargetMatrices, nodes: int) -> HeadShape
     )
 
 
-def head_weights(drafter: Drafter, target: TargetMatrices, own: Mapping[str, Array], prefix: str = "") -> HeadWeights:
+def head_weights(
+    drafter: TrainedDrafter, target: TargetMatrices, own: Mapping[str, Array], prefix: str = ""
+) -> HeadWeights:
     """Return the tensors of a head: its own, whose names begin with ``prefix``, and those of its target."""
     blocks = tuple(
         (own[f"{prefix}block{i}.norm"], own[f"{prefix}block{i}.gate_up.tiles"], own[f"{prefix}block{i}.down.tiles"])
@@ -337,7 +339,7 @@ def head_weights(drafter: Drafter, target: TargetMatrices, own: Mapping[str, Arr
     )
 
 
-def mapped_tensors(drafter: Drafter) -> dict[str, Array]:
+def mapped_tensors(drafter: TrainedDrafter) -> dict[str, Array]:
     """Map the tensors of a drafter, read-only."""
     mapped = map_bytes(drafter.weights)
     return {

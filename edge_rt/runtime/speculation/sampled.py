@@ -43,7 +43,7 @@ _DEEPER: Final = 0.5
 _SHARE: Final = 0.3
 
 
-class Slot(NamedTuple):
+class DraftSlot(NamedTuple):
     """A position in the draft for a token that is yet to be drawn.
 
     Attributes:
@@ -90,25 +90,27 @@ class SlotRates:
         """
         return self._rates.value[self._cell(sure, depth, rank)]
 
-    def learn(self, sure: int, slot: Slot, hit: bool) -> None:
+    def learn(self, sure: int, slot: DraftSlot, hit: bool) -> None:
         """Learn whether a token was accepted whose parent was; a slot that stayed empty counts as rejected."""
         self._rates.learn(self._cell(sure, slot.depth, slot.rank), hit)
 
-    def shape(self, sure: int, limit: int, *, least: float, siblings: int = MAX_SIBLINGS) -> list[Slot]:
+    def shape(self, sure: int, limit: int, *, least: float, siblings: int = MAX_SIBLINGS) -> list[DraftSlot]:
         """Return the most valuable slots, the best first, parents and earlier siblings before the others.
 
         Args:
             sure: 0 to 3.
             siblings: most slots after one token, 1 to 3; 1 makes chains.
         """
-        slots: list[Slot] = []
+        slots: list[DraftSlot] = []
         # The second number breaks ties between slots of equal value; the last is the value of the parent slot.
-        heap: list[tuple[float, int, Slot, float]] = []
+        heap: list[tuple[float, int, DraftSlot, float]] = []
 
         def add(parent: int, above: float, depth: int, rank: int, bound: float) -> None:
             value = min(above * self.rate(sure, depth, rank), bound)
             if value >= least:
-                heapq.heappush(heap, (-value, parent * MAX_SIBLINGS + rank, Slot(parent, depth, rank, value), above))
+                heapq.heappush(
+                    heap, (-value, parent * MAX_SIBLINGS + rank, DraftSlot(parent, depth, rank, value), above)
+                )
 
         if limit > 0:
             add(ROOT, 1.0, 0, 0, 1.0)
@@ -129,7 +131,7 @@ _LEAST_WEIGHT: Final = 1e-6
 """Tokens that are less likely than the best one by this factor are not drawn."""
 
 
-class _Context(NamedTuple):
+class _SourceContext(NamedTuple):
     """A source's guesses after one context: the distribution to draw from, and the cursor of each token."""
 
     proposal: Proposal
@@ -178,7 +180,7 @@ class SampledDrafter:
         self._priors = [source.prior(kind) for kind in range(source.num_kinds)]
         self._idle = 0
         self._sure = 0
-        self._slots: list[Slot] = []
+        self._slots: list[DraftSlot] = []
         # For every slot its node, None if nothing could be drawn; for every node the proposal it was drawn from.
         self._nodes: list[int | None] = []
         self._proposals: list[Proposal] = []
@@ -242,7 +244,7 @@ class SampledDrafter:
             expected = sum(slot.value for slot in self._slots)
             self._trace(decision(sequence, name, draft, accepted, expected, drafting, verifying))
 
-    def _shape(self, most: int, depth: int) -> list[Slot]:
+    def _shape(self, most: int, depth: int) -> list[DraftSlot]:
         """Return the slots to draw into; they depend on the source's guesses at the root, but on no drawn token."""
         costs = self._curve.at(depth)
         slots = self._rates.shape(
@@ -260,11 +262,11 @@ class SampledDrafter:
         families: dict[int, int] = {}
         for slot in self._slots:
             families[slot.parent] = slot.rank + 1
-        contexts: list[_Context] = []
+        contexts: list[_SourceContext] = []
         tokens: list[int] = []
         parents: list[int] = []
         # Slot -> its context, and the tokens drawn after it.
-        drawn: dict[int, tuple[_Context, tuple[int, ...]] | None] = {}
+        drawn: dict[int, tuple[_SourceContext, tuple[int, ...]] | None] = {}
         for slot in self._slots:
             above = slot.parent
             if slot.rank == 0:
@@ -283,18 +285,18 @@ class SampledDrafter:
             self._proposals.append(found[0].proposal)
         return Draft(tuple(tokens), tuple(parents))
 
-    def _behind(self, slot: int, tokens: Items[int], contexts: Items[_Context]) -> Items[Guess]:
+    def _behind(self, slot: int, tokens: Items[int], contexts: Items[_SourceContext]) -> Items[Guess]:
         """Return the source's guesses after the token of a slot; none if the slot is empty."""
         node = self._nodes[slot]
         return () if node is None else self._source.children(contexts[node].cursors[tokens[node]])
 
-    def _open(self, guesses: Items[Guess], count: int) -> tuple[_Context, tuple[int, ...]]:
+    def _open(self, guesses: Items[Guess], count: int) -> tuple[_SourceContext, tuple[int, ...]]:
         """Draw at most ``count`` of the guesses."""
         weights = np.array([self._priors[guess.kind] for guess in guesses])
         weights = (weights / weights.max()) ** self._exponent
         weights[weights < _LEAST_WEIGHT] = 0.0
         proposal = Proposal.of([guess.token_id for guess in guesses], weights.tolist())
-        context = _Context(proposal, {guess.token_id: guess.cursor for guess in guesses})
+        context = _SourceContext(proposal, {guess.token_id: guess.cursor for guess in guesses})
         return context, proposal.draw(count, self._random)
 
 

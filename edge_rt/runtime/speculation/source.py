@@ -31,7 +31,7 @@ class Guess(NamedTuple):
     cursor: Any
 
 
-class Source(Protocol):
+class DraftSource(Protocol):
     """Guesses tokens, and learns from what is known and what the model computes. It serves many generations."""
 
     name: str
@@ -94,7 +94,7 @@ class Forest(NamedTuple):
 NO_GUESSES: Final = Forest.of((), (), ())
 
 
-class ForestSource(Source, ABC):
+class ForestSource(DraftSource, ABC):
     """Base of sources that compute their guesses."""
 
     @abstractmethod
@@ -102,7 +102,7 @@ class ForestSource(Source, ABC):
         """Return what may follow the known tokens, at most ``MAX_NODES`` nodes; asked for once a step."""
 
 
-class AskedSource(Source, Protocol):
+class AskedSource(DraftSource, Protocol):
     """One that is asked token by token what may follow, such as a table."""
 
     def root(self) -> Any | None:

@@ -119,8 +119,13 @@ class Speculation:
         """The mode of generations that ask for no other."""
         return self._in_force(self.asked)
 
+    @property
+    def has_library(self) -> bool:
+        """Whether there is a library that drafts."""
+        return self._library is not None
+
     def _in_force(self, mode: str) -> str:
-        is_possible = self.drafts.are_exact and self._library is not None
+        is_possible = self.drafts.are_exact and self.has_library
         if self.drafts is Drafts.NOTHING or (mode == AUTO and not is_possible):
             return OFF
         return mode

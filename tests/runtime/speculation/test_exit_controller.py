@@ -7,7 +7,7 @@ from itertools import pairwise
 from edge_rt.runtime.decode.draft import NullDrafter
 from edge_rt.runtime.speculation.cost_model import CostStore
 from edge_rt.runtime.speculation.exit_costs import ExitCosts, ExitCurves, ExitMeasurement
-from edge_rt.runtime.speculation.exit_source import ExitController, ExitRates, Plan
+from edge_rt.runtime.speculation.exit_source import ExitController, ExitPlan, ExitRates
 from tests.helpers.fake_sources import linear_costs
 from tests.helpers.segmented import EXITS, PROMPT, CutPasses, answer, whole_passes
 
@@ -47,7 +47,7 @@ class TestController:
         controller = taught(curves_of([0.5]), [0.2])
         plans = [controller.plan(100, 20) for _ in range(400)]
         probes = [index for index, plan in enumerate(plans) if plan is not None]
-        assert all(plans[index] == Plan(0, 1) for index in probes)
+        assert all(plans[index] == ExitPlan(0, 1) for index in probes)
         assert 6 <= len(probes) <= 12
         gaps = [b - a for a, b in pairwise(probes)]
         assert gaps == sorted(gaps)

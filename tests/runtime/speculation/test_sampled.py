@@ -14,8 +14,8 @@ from edge_rt.runtime.speculation.cost_model import RowCosts
 from edge_rt.runtime.speculation.sampled import (
     MAX_SIBLINGS,
     PROBE_STEPS,
+    DraftSlot,
     SampledDrafter,
-    Slot,
     SlotRates,
     drafting_seed,
 )
@@ -102,8 +102,8 @@ class TestShapes:
         rates = SlotRates()
         before = [rates.rate(1, depth, rank) for depth in range(3) for rank in range(3)]
         for _ in range(50):
-            rates.learn(1, Slot(ROOT, 0, 0, 0.5), hit=True)
-            rates.learn(1, Slot(ROOT, 0, 1, 0.5), hit=False)
+            rates.learn(1, DraftSlot(ROOT, 0, 0, 0.5), hit=True)
+            rates.learn(1, DraftSlot(ROOT, 0, 1, 0.5), hit=False)
         assert rates.rate(1, 0, 0) > 0.9 > before[0]
         assert rates.rate(1, 0, 1) < 0.05 < before[1]
         assert [rates.rate(1, depth, rank) for depth in range(1, 3) for rank in range(3)] == before[3:]
