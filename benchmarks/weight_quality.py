@@ -220,7 +220,7 @@ def losses(matrices: Matrices, path: Path, windows: list[Window]) -> list[np.nda
         has_factors="rope_freqs.weight" in source.tensors,
         product=lambda x, name: (x.reshape(-1, x.shape[-1]) @ next(kept.pieces(name)).T).reshape(*x.shape[:-1], -1),
     )
-    head = next(kept.pieces("token_embd.weight" if config.tied_embedding else "output.weight"))
+    head = next(kept.pieces("token_embd.weight" if config.is_tied else "output.weight"))
     tables, found = forward.rope(WINDOW), []
     for ids in (window.ids for window in windows):
         x = forward.embed(ids)[None]

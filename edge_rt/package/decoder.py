@@ -14,7 +14,7 @@ import math
 from collections.abc import Iterable
 from dataclasses import dataclass, fields
 from functools import cached_property
-from typing import Any, Final
+from typing import Any, ClassVar, Final
 
 MAX_LAYERS: Final = 1024
 MAX_WIDTH: Final = 1 << 18
@@ -299,7 +299,6 @@ class Dimensions:
 
     Attributes:
         family: architecture, as the checkpoint calls it.
-        layer_windows: sliding window of every layer, if any has one.
     """
 
     name: str
@@ -314,12 +313,9 @@ class Dimensions:
     context_length: int
     norm_epsilon: float = 1e-5
     is_tied: bool = False
-    layer_windows: tuple[int, ...] = ()
-
-    @property
-    def sliding_window(self) -> int:
-        """The window of layers that have one; 0: none has."""
-        return max(self.layer_windows, default=0)
+    layer_windows: ClassVar[tuple[int, ...]] = ()
+    """No windows are known without a description."""
+    sliding_window: ClassVar[int] = 0
 
     def check(self) -> None:
         """Check that the numbers are in range."""
@@ -366,7 +362,7 @@ Model = Decoder | Dimensions
 
 def sizes(model: Model) -> dict[str, str | int | bool]:
     """Return what any model has, for people and for JSON."""
-    names = [field.name for field in fields(Dimensions) if field.name not in ("norm_epsilon", "layer_windows")]
+    names = [field.name for field in fields(Dimensions) if field.name != "norm_epsilon"]
     return {name: getattr(model, name) for name in (*names, "sliding_window")}
 
 

@@ -6,10 +6,11 @@ import dataclasses
 
 from hypothesis import strategies as st
 
+from edge_rt.export.families.rope import default_rope
 from edge_rt.memory.figures import Device
 from edge_rt.memory.request import Request
 from edge_rt.memory.shape import ModelShape
-from edge_rt.package.decoder import Dimensions
+from edge_rt.package.decoder import Dimensions, Layer
 
 MIB = 1 << 20
 NATIVE_FORMATS = ("f16", "f32", "int8", "k8v4", "int4", "int4x2")
@@ -37,7 +38,11 @@ def make_shape(**changes) -> ModelShape:
     }  # fmt: skip
     names = {field.name for field in dataclasses.fields(Dimensions)}
     dimensions |= {name: changes.pop(name) for name in names & set(changes)}
-    return ModelShape(**{"model": Dimensions(**dimensions), **numbers, **changes})
+    windows, model = changes.pop("layer_windows", ()), Dimensions(**dimensions)
+    if any(windows):
+        layers = tuple(Layer(model.attention(window=window), model.feed_forward()) for window in windows)
+        model = model.decoder("llama", layers, default_rope(1e4, model.head_dim))
+    return ModelShape(**{"model": model, **numbers, **changes})
 
 
 def windows_of(window: int, layers: int, count: int = 30) -> tuple[int, ...]:

@@ -25,7 +25,7 @@ from edge_rt.train.answers import read_shard, shard_paths, write_answers
 from edge_rt.train.batch import BatchRunner
 from edge_rt.train.batches import split
 from edge_rt.train.draft_model.learn import DraftNet, ModelRecipe, Vocabularies
-from edge_rt.train.draft_model.net import DraftLayers, NetShape
+from edge_rt.train.draft_model.net import DraftLayers
 from edge_rt.train.draft_model.plain import PlainLayers
 from edge_rt.train.draft_model.run import KIND, model_acceptance, package_acceptance, train_draft_model, train_model
 from edge_rt.train.draft_model.sequences import Batch, SequenceBatches, held_out_sequences, join, sequences_of
@@ -71,7 +71,7 @@ def train(package, work, out, **changes):
 def guesses_of(package, layers):
     """The first layers of a model behind its embedding and before its head."""
     reader, config = PlainLayers(package), package.manifest.model
-    net = DraftLayers(NetShape.of(config), [reader.layer(number) for number in range(layers)])
+    net = DraftLayers(config, [reader.layer(number) for number in range(layers)])
     rotations = [torch.from_numpy(table) for table in reader.rotations(range(config.context_length))]
     return DraftNet(net, read_target(package, np.arange(config.vocab_size)), tuple(rotations))
 
@@ -129,7 +129,7 @@ def test_it_learns_and_becomes_a_package_with_the_same_tokenizer(package, work, 
     assert ours.tokenizer == theirs.tokenizer
     assert ours.model.num_layers == 1
     same = ("hidden_size", "num_heads", "num_kv_heads", "head_dim", "intermediate_size", "vocab_size")
-    same += ("context_length", "rms_norm_eps", "rope_theta", "tied_embedding")
+    same += ("context_length", "norm_epsilon", "ropes", "is_tied")
     assert [getattr(ours.model, name) for name in same] == [getattr(theirs.model, name) for name in same]
     assert ours.source.kind == "safetensors"
     assert ours.source.name.endswith("-draft-1-layers")
@@ -280,7 +280,11 @@ STRANGE = {
     "the activation 'gelu'": {"kinds": (Layer(ATTENTION, replace(FEED_FORWARD, activation="gelu")),)},
     "norms of what sub-layers add": {"kinds": (Layer(ATTENTION, FEED_FORWARD, has_post_norms=True),)},
     "capped logits": {"logit_softcap": 30.0},
-    "the graph of the family 'other'": {},
+    "rotations of a part of a head": {"ropes": (default_rope(10_000.0, 8),)},
+    "layers of several kinds": {
+        "kinds": (Layer(ATTENTION, FEED_FORWARD), Layer(ATTENTION, replace(FEED_FORWARD, size=64))),
+        "pattern": (0, 1),
+    },
 }
 
 
