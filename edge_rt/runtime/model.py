@@ -27,8 +27,7 @@ from edge_rt.runtime.decode.repetition import RepetitionGuard
 from edge_rt.runtime.decode.sampling import Sampler
 from edge_rt.runtime.decode.sequence import Sequence
 from edge_rt.runtime.forward.cancel import CancelToken
-from edge_rt.runtime.forward.exclusive import ExclusiveRunner, closed
-from edge_rt.runtime.forward.runner import Runner
+from edge_rt.runtime.forward.runner import ExclusiveRunner, Runner, closed
 from edge_rt.runtime.generation import Generation, Held
 from edge_rt.runtime.load.loading import load
 from edge_rt.runtime.load.options import LoadOptions

@@ -16,7 +16,7 @@ from edge_rt.errors import ConfigError, InputError, StorageError
 from edge_rt.package.spec_modes import SPEC_MODES
 from edge_rt.runtime.config import GenerationConfig
 from edge_rt.runtime.speculation.corpus_build import build_corpus
-from edge_rt.runtime.speculation.cost_measurement import MAX_TRIES
+from edge_rt.runtime.speculation.cost_model import MAX_TRIES
 from tests.cli.conftest import ENDLESS
 
 GREEDY = ("--temp", "0", "-n", "24")

@@ -6,7 +6,7 @@ import copy
 import math
 from collections.abc import Collection, Mapping, Sequence
 from itertools import accumulate, groupby
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
@@ -17,9 +17,11 @@ from edge_rt.package.decoder import Decoder, Model
 from edge_rt.package.kv_formats import KV_FORMAT, UPPER_HALVES, window_capacity
 from edge_rt.package.rope_tables import loaded_tables
 from edge_rt.runtime.cache.kv_cache import SlidingWindow
-from edge_rt.runtime.forward.hidden_rows import HiddenRows
 from edge_rt.runtime.forward.io_binding_base import FILLING, Array, BoundPass, IOBinding, Specs
 from edge_rt.runtime.forward.outputs import BoundResults, OutputMemory, untouched
+
+if TYPE_CHECKING:
+    from edge_rt.runtime.forward.hidden_rows import HiddenRows
 
 LARGEST_PASS: Final = 256
 """Rows of the largest pass unless given."""
@@ -131,6 +133,8 @@ class NativeIOBinding(IOBinding):
 
     def hidden_rows(self, segments: int, largest_pass: int) -> HiddenRows:
         """Return memory for the hidden states behind ``segments`` segments of a package; see ``HiddenRows``."""
+        from edge_rt.runtime.forward.hidden_rows import HiddenRows
+
         return HiddenRows(segments, self.model.hidden_size, largest_pass)
 
     def bind_layers(self, binding: Binding, names: Collection[str] | None = None) -> None:

@@ -30,7 +30,7 @@ from edge_rt.runtime.load.networks import OpenedModel, open_networks
 from edge_rt.runtime.load.options import LoadOptions
 from edge_rt.runtime.load.planning import plan_package
 from edge_rt.runtime.prompts import PromptEncoder
-from edge_rt.runtime.speculation.cost_measurement import MeasuredCosts
+from edge_rt.runtime.speculation.cost_model import MeasuredCosts
 from edge_rt.runtime.speculation.library import draft_library
 from edge_rt.runtime.speculation.speculation import Speculation
 

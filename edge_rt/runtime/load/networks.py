@@ -27,8 +27,7 @@ from edge_rt.runtime.forward.io_binding_native import NativeIOBinding
 from edge_rt.runtime.forward.runner import ModelRunner, Runner
 from edge_rt.runtime.load.load_plan import LoadPlan
 from edge_rt.runtime.load.options import LoadOptions
-from edge_rt.runtime.speculation.cost_measurement import MeasuredCosts
-from edge_rt.runtime.speculation.cost_model import RowCosts
+from edge_rt.runtime.speculation.cost_model import MeasuredCosts, RowCosts
 from edge_rt.runtime.speculation.source import MAX_CHAIN, ForestSource
 
 if TYPE_CHECKING:

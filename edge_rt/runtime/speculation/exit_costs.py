@@ -9,8 +9,7 @@ from typing import Any, Final
 from edge_rt.runtime.cache.kv_cache import KVCache
 from edge_rt.runtime.forward.io_binding_base import IOBinding
 from edge_rt.runtime.forward.segmented_runner import SegmentedRunner
-from edge_rt.runtime.speculation.cost_measurement import MAX_TRIES
-from edge_rt.runtime.speculation.cost_model import CostCurve, CostStore, RowCosts, measure
+from edge_rt.runtime.speculation.cost_model import MAX_TRIES, CostCurve, CostStore, RowCosts, measure
 
 DEEP_ROWS: Final = (1, 2, 4, 8)
 """Row counts that are measured behind an exit."""
