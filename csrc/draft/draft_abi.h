@@ -1,4 +1,4 @@
-// The drafting core as C functions, which edge_rt/draft_core.py calls. A handle is made by one of the functions that
+// The drafting core as C functions, which edge_rt/runtime/speculation/library.py calls. A handle is made by one of the functions that
 // end in _open, and freed by edge_rt_draft_close; a grower's sources must be closed after it. Calls with one grower or
 // its sources must not overlap.
 //

@@ -18,7 +18,8 @@ namespace edge_rt::ort {
 template <class... Ops>
 struct OpList {};
 
-// "Name(x:float,bias:float?)->(y:float)": how an op is declared, for a comparison with edge_rt/ort/op_library.py. Variadic: "*".
+// "Name(x:float,bias:float?)->(y:float)": how an op is declared, for a comparison with edge_rt/ort/op_library.py.
+// Variadic: "*".
 std::string signature(const OpShape& shape);
 
 // The record of one op with what ONNX Runtime has no room for. It lives as long as the process.
