@@ -1,6 +1,6 @@
-// The drafting core as C functions, which edge_rt/runtime/speculation/library.py calls. A handle is made by one of the functions that
-// end in _open, and freed by edge_rt_draft_close; a grower's sources must be closed after it. Calls with one grower or
-// its sources must not overlap.
+// The drafting core as C functions, which edge_rt/runtime/speculation/library.py calls. A handle is made by one of the
+// functions that end in _open, and freed by edge_rt_draft_close; a grower's sources must be closed after it. Calls with
+// one grower or its sources must not overlap.
 //
 // Functions that return int: 0 or a count; kRefused if an argument is out of range, and then nothing has changed;
 // kNoMemory if memory ran out: the handle may then only be closed.
