@@ -17,8 +17,7 @@ from edge_rt.export.quantise.moments import HELD_OUT_SHARE, HELD_OUT_TOKENS, SEQ
 from edge_rt.export.quantise.native import has_native_rounding
 from edge_rt.export.quantise.rows import CHUNK_VALUES
 from edge_rt.export.reference.gradients import HEAD_ROWS
-from edge_rt.export.sources.compound import CompoundTensor
-from edge_rt.export.sources.converted import ConvertedTensor
+from edge_rt.export.sources.compound import CompoundTensor, ConvertedTensor
 from edge_rt.export.sources.packed import PackedTensor
 from edge_rt.export.weights.blocks import PIECE_BYTES, open_bytes
 from edge_rt.export.weights.linear import Linear, Part

@@ -12,19 +12,17 @@ from pathlib import Path
 from typing import Any, Final
 
 from edge_rt.export.calibration.calibrate import calibrate
-from edge_rt.export.check.checking import check_package
-from edge_rt.export.check.compare import CheckResult
+from edge_rt.export.check.compare import CheckResult, check_package
 from edge_rt.export.check.quality import describe_weights, measure_quality, require_quality
 from edge_rt.export.check.segmenting import cut_graph
 from edge_rt.export.checkpoint import Checkpoint
 from edge_rt.export.decoder.weights import place_weights
 from edge_rt.export.estimate import ExportEstimate, require_room
-from edge_rt.export.measuring import settle_types
 from edge_rt.export.options import ExportOptions
-from edge_rt.export.preparing import Decided, decide, prepare
+from edge_rt.export.preparing import Decided, decide, prepare, settle_types
 from edge_rt.export.sources.adapters import Adapter
+from edge_rt.export.sources.model_file import TensorReader
 from edge_rt.export.sources.source import Source
-from edge_rt.export.sources.tensor_reader import TensorReader
 from edge_rt.export.weights.matrices import CheckpointMatrices
 from edge_rt.export.weights.weights_file import WeightsLayout, verify_checksums
 from edge_rt.export.writing import (

@@ -14,7 +14,7 @@ from edge_rt.errors import ConfigError, UnsupportedModel
 from edge_rt.export.graph.builder import GraphBuilder
 from edge_rt.export.graph.native import NativeBuilder
 from edge_rt.export.graph.portable import ACCURACY_LEVEL, PortableBuilder
-from edge_rt.export.sources.tensor_reader import TensorReader
+from edge_rt.export.sources.model_file import TensorReader
 from edge_rt.export.weights import native as native_weights, portable as portable_weights
 from edge_rt.export.weights.linear import Linear, Part, stack
 from edge_rt.export.weights.matrices import StoredRows

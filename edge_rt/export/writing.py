@@ -11,14 +11,12 @@ import onnx_ir as ir
 
 from edge_rt.errors import StorageError
 from edge_rt.export.checkpoint import Checkpoint
-from edge_rt.export.decoder.model import assemble, build_graph
-from edge_rt.export.decoder.weights import write_rope_tables
+from edge_rt.export.decoder.weights import build_graph, write_rope_tables
 from edge_rt.export.graph.native import NativeBuilder
-from edge_rt.export.quantise.limits import LimitedMatrices
 from edge_rt.export.quantise.moments import CalibrationWalk, InputMoments
-from edge_rt.export.quantise.rows import PartError, QuantisedRows
+from edge_rt.export.quantise.rows import LimitedMatrices, PartError, QuantisedRows
+from edge_rt.export.sources.model_file import TensorReader
 from edge_rt.export.sources.source import TokenizerBuild
-from edge_rt.export.sources.tensor_reader import TensorReader
 from edge_rt.export.weights.linear import Linear
 from edge_rt.export.weights.matrices import CheckpointMatrices
 from edge_rt.export.weights.rows import CheckpointRows
@@ -137,21 +135,14 @@ def write_texts(tokenizer: TokenizerBuild, folder: Path) -> None:
 
 def write_graph(checkpoint: Checkpoint, layout: WeightsLayout, activations: str, path: Path) -> None:
     """Write the graph."""
-    model = build_graph(
-        checkpoint.weights,
-        layout,
-        checkpoint.decoder,
-        profile=checkpoint.profile,
-        activations=activations,
-        producer=PRODUCER,
-    )
-    save_graph(model, path)
+    builder = checkpoint.profile.builder(layout, checkpoint.decoder, activations)
+    save_graph(build_graph(builder, checkpoint.weights, checkpoint.decoder, PRODUCER), path)
 
 
 def write_draft_graph(checkpoint: Checkpoint, layout: WeightsLayout, path: Path) -> None:
     """Write the graph that reads the upper halves of nested codes alone; inputs and outputs are those of the other."""
     builder = NativeBuilder(layout, checkpoint.decoder, reads_upper=True)
-    save_graph(assemble(builder, checkpoint.weights, checkpoint.decoder, PRODUCER), path)
+    save_graph(build_graph(builder, checkpoint.weights, checkpoint.decoder, PRODUCER), path)
 
 
 def save_graph(model: ir.Model, path: Path) -> None:

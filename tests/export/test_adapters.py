@@ -14,7 +14,7 @@ from edge_rt.export.entry import plan_export
 from edge_rt.export.opening import open_checkpoint
 from edge_rt.export.options import ExportOptions
 from edge_rt.export.preparing import decide, prepare
-from edge_rt.export.sources.tensor_reader import TensorReader
+from edge_rt.export.sources.model_file import TensorReader
 from edge_rt.export.weights.matrices import CheckpointMatrices, whole_matrix
 from edge_rt.package.reader import open_package
 from tests.helpers.converted_factory import write_converted_folder, write_float_folder as write_dequantised_folder

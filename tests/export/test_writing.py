@@ -14,7 +14,7 @@ from edge_rt.export.opening import open_checkpoint
 from edge_rt.export.quantise.decision import choose_weights
 from edge_rt.export.quantise.feedback import quantise
 from edge_rt.export.quantise.grids import Grid
-from edge_rt.export.sources.tensor_reader import TensorReader
+from edge_rt.export.sources.model_file import TensorReader
 from edge_rt.export.weights.codes import values
 from edge_rt.export.weights.matrices import CheckpointMatrices, PackageMatrices
 from edge_rt.export.weights.tile_formats import tile_format

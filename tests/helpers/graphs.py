@@ -6,12 +6,11 @@ import numpy as np
 import onnx_ir as ir
 
 from edge_rt.export.check.compare import compare, compare_steps, run_graph, run_steps
-from edge_rt.export.decoder.model import build_graph
-from edge_rt.export.decoder.weights import collect_weights, place_weights, write_rope_tables
+from edge_rt.export.decoder.weights import build_graph, collect_weights, place_weights, write_rope_tables
 from edge_rt.export.op_profile import PROFILES
 from edge_rt.export.opening import open_checkpoint
 from edge_rt.export.reference.reference import DecoderReference
-from edge_rt.export.sources.tensor_reader import TensorReader
+from edge_rt.export.sources.model_file import TensorReader
 from edge_rt.export.weights.matrices import CheckpointMatrices
 from edge_rt.export.weights.rows import CheckpointRows
 from edge_rt.export.weights.weights_file import WeightsFile
@@ -74,9 +73,7 @@ class Built:
         self.graph = folder / "model.onnx"
         with WeightsFile(folder / WEIGHTS_FILE, self.layout) as out, TensorReader(self.source.paths) as stream:
             self._fill(stream, out, used)
-        graph = build_graph(
-            self.weights, self.layout, used, profile=self.profile, activations=activations, producer="test"
-        )
+        graph = build_graph(self.profile.builder(self.layout, used, activations), self.weights, used, "test")
         self.graph.write_bytes(ir.to_proto(graph).SerializeToString(deterministic=True))
 
     def _fill(self, stream, out, decoder):

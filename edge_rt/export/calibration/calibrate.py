@@ -20,8 +20,7 @@ from edge_rt.export.calibration.key_constants import (
     key_statistics,
     statistics_bytes,
 )
-from edge_rt.export.decoder.model import assemble
-from edge_rt.export.decoder.weights import DecoderWeights, calibrated_layers
+from edge_rt.export.decoder.weights import DecoderWeights, build_graph, calibrated_layers
 from edge_rt.export.graph.builder import GraphBuilder, LayerMatrices, Stream, as_output
 from edge_rt.export.graph.native import NativeBuilder
 from edge_rt.export.weights.native import key_constant_names
@@ -144,7 +143,7 @@ def _run(
         token, float16 ``[layers, tokens / STRIDE, heads, head_dim]``.
     """
     graph = folder / _GRAPH_FILE
-    model = assemble(CalibrationBuilder(layout, decoder), weights, decoder, "edge-rt")
+    model = build_graph(CalibrationBuilder(layout, decoder), weights, decoder, "edge-rt")
     try:
         graph.write_bytes(ir.to_proto(model).SerializeToString())
     except OSError as error:

@@ -1,7 +1,8 @@
-"""The last stage of an export: compares the package's results with the reference's."""
+"""The check of an export: weights against the checkpoint, graphs against a plain numpy forward of it."""
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,12 +13,18 @@ import numpy.typing as npt
 import onnx_ir as ir
 
 from edge_rt.errors import InvalidPackage, StorageError
+from edge_rt.export.checkpoint import Checkpoint
 from edge_rt.export.graph.builder import as_output
 from edge_rt.export.op_profile import OpProfile
-from edge_rt.export.reference.reference import Step
+from edge_rt.export.reference.reference import DecoderReference, Step
+from edge_rt.export.sources.model_file import TensorReader
+from edge_rt.export.weights.matrices import CheckpointMatrices, PackageMatrices
+from edge_rt.export.weights.weights_file import WeightsLayout
+from edge_rt.export.writing import GRAPH_FILE, write_graph
 from edge_rt.ort.binding import StopSwitch
 from edge_rt.ort.session import Session
 from edge_rt.package.decoder import Decoder
+from edge_rt.package.manifest import WEIGHTS_FILE
 
 CHECK_ROWS: Final = 24
 MAX_ERROR: Final = {"float": 2e-3, "int8": 0.25}
@@ -204,3 +211,48 @@ def _log_softmax(logits: Array) -> Array:
     shifted = logits - logits.max(axis=-1, keepdims=True)
     result: Array = shifted - np.log(np.exp(shifted).sum(axis=-1, keepdims=True))
     return result
+
+
+def check_package(
+    stream: TensorReader, checkpoint: Checkpoint, layout: WeightsLayout, activations: str, folder: Path
+) -> tuple[CheckResult, ...]:
+    """Compare the weights with the checkpoint, and then the profile's graphs with the reference."""
+    profile = checkpoint.profile
+    for linear in checkpoint.weights.linears():
+        profile.verify(linear, stream, layout, folder / WEIGHTS_FILE)
+    ids = check_token_ids(checkpoint.decoder.vocab_size, min(CHECK_ROWS, checkpoint.decoder.context_length))
+    plain = CheckpointMatrices(stream, checkpoint.source.tensors)
+    stored = profile.stored(folder / WEIGHTS_FILE, layout)
+    matrices = PackageMatrices(plain, checkpoint.weights.linears(), stored)
+    judge = DecoderReference(matrices, checkpoint.source, checkpoint.decoder, types=checkpoint.choice.types)
+    if profile.rounds_by_rule:
+        result = _check_steps(judge, checkpoint, activations, folder / GRAPH_FILE, ids)
+        require_close(result)
+        return (result,)
+    reference = judge.logits(ids)
+    results = []
+    for kind in profile.checked_activations(activations):
+        graph = folder / (GRAPH_FILE if kind == activations else f"check-{kind}.onnx")
+        if kind != activations:
+            write_graph(checkpoint, layout, kind, graph)
+        result = compare(reference, run_graph(graph, checkpoint.decoder, ids, profile), kind)
+        require_close(result)
+        results.append(result)
+        if kind != activations:
+            graph.unlink()
+        gc.collect()
+    return tuple(results)
+
+
+def _check_steps(
+    judge: DecoderReference, checkpoint: Checkpoint, activations: str, graph: Path, ids: Sequence[int]
+) -> CheckResult:
+    """Compare the published graph as a whole and step by step, with never more than one session open."""
+    streams = run_steps(graph, checkpoint.decoder, ids, checkpoint.profile)
+    gc.collect()
+    logits = run_graph(graph, checkpoint.decoder, ids, checkpoint.profile)
+    gc.collect()
+    reference, steps = judge.logits_and_steps(ids, streams)
+    errors = compare_steps(streams, logits, steps)
+    del steps
+    return compare(reference, logits, activations, errors)

@@ -22,11 +22,11 @@ from edge_rt.export.sources.gguf_types import FETCH_AGAIN
 from edge_rt.export.sources.gptq import GPTQLayout
 from edge_rt.export.sources.hf_folder import GGML_TYPE_OF, HFFolder
 from edge_rt.export.sources.mlx import MLXLayout
+from edge_rt.export.sources.model_file import TensorReader
 from edge_rt.export.sources.packed import PackedLayout, PackedTensor
 from edge_rt.export.sources.packed_arrays import read_floats
 from edge_rt.export.sources.packed_config import Float8Settings, MLXSettings, PackedSettings, QuantisedSettings
 from edge_rt.export.sources.safetensors_folder import StoredTensor
-from edge_rt.export.sources.tensor_reader import TensorReader
 
 _PACKED: dict[str, type[PackedLayout]] = {
     "gptq": GPTQLayout,

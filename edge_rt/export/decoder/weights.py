@@ -8,11 +8,13 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import onnx_ir as ir
 
+from edge_rt.export.graph.builder import GraphBuilder
 from edge_rt.export.op_profile import OpProfile
 from edge_rt.export.sources.gguf_types import TensorInfo
+from edge_rt.export.sources.model_file import TensorReader
 from edge_rt.export.sources.source import Source
-from edge_rt.export.sources.tensor_reader import TensorReader
 from edge_rt.export.weights.blocks import float_rows, float_values, read_rows, unpermuted_rows
 from edge_rt.export.weights.linear import Linear, Part
 from edge_rt.export.weights.native import place_key_constants
@@ -237,3 +239,12 @@ def query_growth(scaling: QueryScaling, positions: range) -> Array:
     whole = np.arange(positions.start, positions.stop) // scaling.original_context
     growth: Array = 1.0 + scaling.beta * np.log1p(whole.astype(np.float64))
     return growth
+
+
+def build_graph(build: GraphBuilder, weights: DecoderWeights, decoder: Decoder, producer: str) -> ir.Model:
+    """Build the whole model as one segment with an empty builder of either op profile."""
+    x = build.embed(weights.embedding, "embedding")
+    last = decoder.num_layers - 1
+    for i, layer in enumerate(weights.layers[:last]):
+        x = build.layer(x, layer, i)
+    return build.model(build.logits(build.last_layer(x, weights.layers[last], last), weights.head), producer)

@@ -143,7 +143,7 @@ def _renamed(folder: HFFolder, family: Family, decoder: Decoder) -> tuple[dict[s
     remarks: tuple[str, ...] = ()
     if (settings := read_packed_settings(folder.path.name, folder.config)) is not None:
         from edge_rt.export.decoder.packed import packed_tensors
-        from edge_rt.export.sources.converted import conversion_remarks
+        from edge_rt.export.sources.compound import conversion_remarks
 
         weights = {hf: ours for hf, ours in names.items() if hf.endswith("weight")}
         matrices = {hf: ours for hf, ours in weights.items() if len(expected.get(ours, ())) == 2}

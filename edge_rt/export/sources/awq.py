@@ -18,6 +18,7 @@ from typing import Final
 
 import numpy as np
 
+from edge_rt.export.sources.model_file import TensorReader
 from edge_rt.export.sources.packed import PackedLayout, PackedTensor, StoredMatrix
 from edge_rt.export.sources.packed_arrays import (
     NIBBLES,
@@ -30,7 +31,6 @@ from edge_rt.export.sources.packed_arrays import (
     require_words,
 )
 from edge_rt.export.sources.safetensors_folder import StoredTensor
-from edge_rt.export.sources.tensor_reader import TensorReader
 
 ORDER: Final = (0, 2, 4, 6, 1, 3, 5, 7)
 """Row within eight, by its place in a word."""

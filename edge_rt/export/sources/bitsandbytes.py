@@ -25,10 +25,10 @@ from typing import Any, Final, TypeGuard
 
 import numpy as np
 
-from edge_rt.export.sources.compound import MatrixLayout
+from edge_rt.export.sources.compound import ConvertedMatrix, ConvertedTensor, MatrixLayout
 from edge_rt.export.sources.config_object import MAX_GROUP
-from edge_rt.export.sources.converted import ConvertedMatrix, ConvertedTensor
 from edge_rt.export.sources.gguf_types import COMPOUND_TYPE_ID
+from edge_rt.export.sources.model_file import TensorReader
 from edge_rt.export.sources.packed_arrays import (
     Array,
     misfit,
@@ -40,7 +40,6 @@ from edge_rt.export.sources.packed_arrays import (
 )
 from edge_rt.export.sources.packed_config import BITSANDBYTES_KINDS, BitsAndBytesSettings
 from edge_rt.export.sources.safetensors_folder import StoredTensor
-from edge_rt.export.sources.tensor_reader import TensorReader
 from edge_rt.system.json_files import parse_object
 
 CODES: Final = "weight"

@@ -1,16 +1,22 @@
-"""Matrices that several stored tensors of a folder make together: what all ways to store them have in common."""
+"""Matrices that several stored tensors of a folder make together, and those of them that are converted through float.
+
+Converted ones count as floats, and may become any type. Their ``type_name`` is the smallest float type that has all
+their values exactly. Their layouts: ``float8``, ``bitsandbytes``, and ``mlx`` where it is not exact.
+"""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import ClassVar, Protocol
+from typing import ClassVar, Final, Protocol
 
-from edge_rt.export.sources.gguf_types import TensorInfo
+import numpy as np
+
+from edge_rt.export.sources.gguf_types import TensorInfo, not_finite
+from edge_rt.export.sources.model_file import TensorReader
 from edge_rt.export.sources.packed_arrays import Array
 from edge_rt.export.sources.safetensors_folder import StoredTensor
-from edge_rt.export.sources.tensor_reader import TensorReader
 
 
 class MatrixValues(Protocol):
@@ -50,3 +56,49 @@ class MatrixLayout(ABC):
     @abstractmethod
     def tensor(self, name: str, parts: Mapping[str, StoredTensor], source: TensorReader) -> CompoundTensor:
         """Return a matrix whose tensors were checked against each other."""
+
+
+VALUE_BYTES: Final = 4
+"""Bytes of a weight once it is converted."""
+
+
+@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
+class ConvertedTensor(CompoundTensor):
+    """A matrix of floats that is stored in fewer bits.
+
+    Attributes:
+        held_bytes: memory that the open matrix takes besides the rows that it gives, where that is worth counting.
+    """
+
+    remark: str
+    read: Callable[[ConvertedTensor, TensorReader], ConvertedMatrix]
+    held_bytes: int = 0
+
+    def open(self, source: TensorReader) -> ConvertedMatrix:
+        """Prepare to read the matrix; see ``CompoundTensor``."""
+        return self.read(self, source)
+
+
+class ConvertedMatrix(ABC):
+    """A matrix whose codes are read as they are asked for."""
+
+    def __init__(self, tensor: ConvertedTensor, source: TensorReader) -> None:
+        self.tensor = tensor
+        self.source = source
+
+    def values(self, rows: Array) -> Array:
+        """Return the weights of some rows, float32 ``[rows, inputs]``; ``rows`` is int64, and not empty."""
+        with np.errstate(over="ignore", invalid="ignore"):
+            found = self.products(rows)
+        if not np.isfinite(found).all():
+            raise not_finite(self.tensor)
+        return found
+
+    @abstractmethod
+    def products(self, rows: Array) -> Array:
+        """Return the same, whatever the values are."""
+
+
+def conversion_remarks(tensors: Iterable[TensorInfo]) -> tuple[str, ...]:
+    """Return what an export's report says of matrices that were converted, one sentence or more for each kind."""
+    return tuple(dict.fromkeys(tensor.remark for tensor in tensors if isinstance(tensor, ConvertedTensor)))

@@ -23,6 +23,7 @@ import numpy as np
 
 from edge_rt.errors import InvalidModelFile
 from edge_rt.export.sources.gguf_types import FETCH_AGAIN
+from edge_rt.export.sources.model_file import TensorReader
 from edge_rt.export.sources.packed import PackedLayout, PackedTensor, StoredMatrix
 from edge_rt.export.sources.packed_arrays import (
     NIBBLES,
@@ -38,7 +39,6 @@ from edge_rt.export.sources.packed_arrays import (
     require_words,
 )
 from edge_rt.export.sources.safetensors_folder import StoredTensor
-from edge_rt.export.sources.tensor_reader import TensorReader
 
 _MIDDLE = 8
 

@@ -21,9 +21,9 @@ from typing import Final
 
 import numpy as np
 
-from edge_rt.export.sources.compound import MatrixLayout
-from edge_rt.export.sources.converted import ConvertedMatrix, ConvertedTensor
+from edge_rt.export.sources.compound import ConvertedMatrix, ConvertedTensor, MatrixLayout
 from edge_rt.export.sources.gguf_types import COMPOUND_TYPE_ID
+from edge_rt.export.sources.model_file import TensorReader
 from edge_rt.export.sources.packed_arrays import (
     Array,
     misfit,
@@ -34,7 +34,6 @@ from edge_rt.export.sources.packed_arrays import (
 )
 from edge_rt.export.sources.packed_config import Float8Settings
 from edge_rt.export.sources.safetensors_folder import StoredTensor
-from edge_rt.export.sources.tensor_reader import TensorReader
 
 CODES: Final = "weight"
 REMARK: Final = "The checkpoint's weights are FP8: they are converted through float."

@@ -23,9 +23,9 @@ from typing import Final
 
 import numpy as np
 
-from edge_rt.export.sources.compound import CompoundTensor, MatrixLayout
-from edge_rt.export.sources.converted import ConvertedMatrix, ConvertedTensor
+from edge_rt.export.sources.compound import CompoundTensor, ConvertedMatrix, ConvertedTensor, MatrixLayout
 from edge_rt.export.sources.gguf_types import COMPOUND_TYPE_ID
+from edge_rt.export.sources.model_file import TensorReader
 from edge_rt.export.sources.packed_arrays import (
     Array,
     as_halves,
@@ -38,7 +38,6 @@ from edge_rt.export.sources.packed_arrays import (
 )
 from edge_rt.export.sources.packed_config import MLXSettings
 from edge_rt.export.sources.safetensors_folder import StoredTensor
-from edge_rt.export.sources.tensor_reader import TensorReader
 
 CODES: Final = "weight"
 BLOCK: Final = 32

@@ -17,10 +17,10 @@ import numpy as np
 from edge_rt.errors import UnsupportedModel
 from edge_rt.export.sources.compound import CompoundTensor, MatrixLayout
 from edge_rt.export.sources.gguf_types import COMPOUND_TYPE_ID
+from edge_rt.export.sources.model_file import TensorReader
 from edge_rt.export.sources.packed_arrays import Array, misfit
 from edge_rt.export.sources.packed_config import PackedSettings
 from edge_rt.export.sources.safetensors_folder import StoredTensor
-from edge_rt.export.sources.tensor_reader import TensorReader
 
 UNITS: Final = (128, 64, 32)
 """Inputs that can share a scale in a package, largest first."""

@@ -10,8 +10,8 @@ import numpy.typing as npt
 
 from edge_rt.errors import InvalidModelFile, UnsupportedModel
 from edge_rt.export.sources.gguf_types import FETCH_AGAIN, TensorInfo
+from edge_rt.export.sources.model_file import TensorReader
 from edge_rt.export.sources.safetensors_folder import StoredTensor
-from edge_rt.export.sources.tensor_reader import TensorReader
 
 Array = npt.NDArray[Any]
 

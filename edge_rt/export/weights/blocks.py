@@ -8,9 +8,9 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from edge_rt.export.sources.converted import VALUE_BYTES, ConvertedTensor
+from edge_rt.export.sources.compound import VALUE_BYTES, ConvertedTensor
 from edge_rt.export.sources.gguf_types import TensorInfo, not_finite
-from edge_rt.export.sources.tensor_reader import TensorReader
+from edge_rt.export.sources.model_file import TensorReader
 
 FLOAT_TYPES: Final[dict[str, np.dtype[Any]]] = {
     "F32": np.dtype("<f4"),

@@ -9,7 +9,7 @@ from typing import Any
 import numpy.typing as npt
 
 from edge_rt.export.sources.gguf_types import TensorInfo
-from edge_rt.export.sources.tensor_reader import TensorReader
+from edge_rt.export.sources.model_file import TensorReader
 from edge_rt.export.weights.blocks import Array, iter_rows, read_rows
 from edge_rt.export.weights.tile_formats import TileFormat, tile_format
 

@@ -14,10 +14,9 @@ import numpy.typing as npt
 from gguf import GGMLQuantizationType
 from gguf.quants import dequantize
 
-from edge_rt.export.sources.compound import CompoundTensor
-from edge_rt.export.sources.converted import ConvertedTensor
+from edge_rt.export.sources.compound import CompoundTensor, ConvertedTensor
 from edge_rt.export.sources.gguf_types import TensorInfo, not_finite
-from edge_rt.export.sources.tensor_reader import TensorReader
+from edge_rt.export.sources.model_file import TensorReader
 from edge_rt.export.weights.blocks import PIECE_BYTES, Array, iter_rows, piece_rows
 from edge_rt.export.weights.linear import Linear, Part
 

@@ -15,11 +15,10 @@ import numpy as np
 import numpy.typing as npt
 
 from edge_rt.export.sources.adapters import LowRank, TokenRows
-from edge_rt.export.sources.compound import CompoundTensor, MatrixValues
-from edge_rt.export.sources.converted import VALUE_BYTES, ConvertedMatrix, ConvertedTensor
+from edge_rt.export.sources.compound import VALUE_BYTES, CompoundTensor, ConvertedMatrix, ConvertedTensor, MatrixValues
 from edge_rt.export.sources.gguf_types import COMPOUND_TYPE_ID, TensorInfo
+from edge_rt.export.sources.model_file import TensorReader
 from edge_rt.export.sources.packed import PackedTensor
-from edge_rt.export.sources.tensor_reader import TensorReader
 from edge_rt.export.weights.matrices import CheckpointMatrices, whole_matrix
 
 Array = npt.NDArray[Any]

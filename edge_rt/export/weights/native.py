@@ -13,7 +13,7 @@ import numpy as np
 from edge_rt.errors import InvalidPackage
 from edge_rt.export.sources.compound import CompoundTensor, MatrixValues
 from edge_rt.export.sources.gguf_types import TensorInfo
-from edge_rt.export.sources.tensor_reader import TensorReader
+from edge_rt.export.sources.model_file import TensorReader
 from edge_rt.export.weights.blocks import Array, piece_rows
 from edge_rt.export.weights.linear import Linear, Part, stack as stack_of_one_type
 from edge_rt.export.weights.matrices import CheckpointMatrices, is_rounded

@@ -10,7 +10,7 @@ from typing import Final
 import numpy as np
 
 from edge_rt.errors import InvalidPackage, UnsupportedModel
-from edge_rt.export.sources.tensor_reader import TensorReader
+from edge_rt.export.sources.model_file import TensorReader
 from edge_rt.export.weights.blocks import FLOAT_TYPES, float_values
 from edge_rt.export.weights.codes import Array, Codes, group_numbers, integers
 from edge_rt.export.weights.linear import Linear, Part

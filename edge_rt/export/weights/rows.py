@@ -7,11 +7,11 @@ from typing import Protocol
 
 import numpy as np
 
-from edge_rt.export.sources.converted import ConvertedTensor
+from edge_rt.export.sources.compound import ConvertedTensor
 from edge_rt.export.sources.gguf_types import TensorInfo
 from edge_rt.export.sources.mlx import AffineTensor
+from edge_rt.export.sources.model_file import TensorReader
 from edge_rt.export.sources.packed import PackedTensor
-from edge_rt.export.sources.tensor_reader import TensorReader
 from edge_rt.export.weights.blocks import FLOAT_TYPES, Array, float_rows, piece_rows, stored_floats
 from edge_rt.export.weights.codes import Codes
 from edge_rt.export.weights.gguf_blocks import read_codes

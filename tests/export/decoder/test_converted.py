@@ -10,8 +10,8 @@ from hypothesis import given, settings, strategies as st
 
 from edge_rt.errors import EdgeRTError, InvalidModelFile, UnsupportedModel
 from edge_rt.export.entry import open_checkpoint
-from edge_rt.export.sources.converted import ConvertedTensor
-from edge_rt.export.sources.tensor_reader import TensorReader
+from edge_rt.export.sources.compound import ConvertedTensor
+from edge_rt.export.sources.model_file import TensorReader
 from edge_rt.export.weights.codes import values as values_of
 from edge_rt.export.weights.linear import Part
 from edge_rt.export.weights.rows import CheckpointRows

@@ -10,8 +10,8 @@ from hypothesis import given, settings, strategies as st
 
 from edge_rt.errors import EdgeRTError, InvalidModelFile, UnsupportedModel
 from edge_rt.export.entry import open_checkpoint
+from edge_rt.export.sources.model_file import TensorReader
 from edge_rt.export.sources.packed import PackedTensor
-from edge_rt.export.sources.tensor_reader import TensorReader
 from edge_rt.export.weights.matrices import CheckpointMatrices
 from tests.helpers.gguf_factory import write_llama_gguf
 from tests.helpers.graphs import matrices_and_logits

@@ -7,7 +7,7 @@ import pytest
 
 from edge_rt.errors import UnsupportedModel
 from edge_rt.export.quantise.grids import QUANTISABLE
-from edge_rt.export.quantise.limits import LimitedMatrices
+from edge_rt.export.quantise.rows import LimitedMatrices
 from tests.helpers.arrays import Arrays
 
 SMALL = np.arange(-32, 32, dtype=np.float32).reshape(8, 8)

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from edge_rt.export.opening import open_checkpoint
-from edge_rt.export.sources.tensor_reader import TensorReader
+from edge_rt.export.sources.model_file import TensorReader
 from tests.helpers.gguf_factory import write_llama_gguf
 from tests.helpers.graphs import reference_of
 

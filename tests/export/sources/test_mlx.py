@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings, strategies as st
 
 from edge_rt.errors import EdgeRTError, InvalidModelFile
-from edge_rt.export.sources.converted import ConvertedTensor
+from edge_rt.export.sources.compound import ConvertedTensor
 from edge_rt.export.sources.mlx import AffineTensor
 from edge_rt.export.weights.codes import Codes, values as values_of
 from edge_rt.export.weights.tile_formats import tile_format

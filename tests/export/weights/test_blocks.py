@@ -8,7 +8,7 @@ import pytest
 
 from edge_rt.errors import InvalidModelFile, StorageError
 from edge_rt.export.sources.gguf_types import TensorInfo
-from edge_rt.export.sources.tensor_reader import TensorReader
+from edge_rt.export.sources.model_file import TensorReader
 from edge_rt.export.weights.blocks import (
     PIECE_BYTES,
     float_rows,

@@ -9,7 +9,7 @@ import pytest
 
 from edge_rt.errors import InvalidPackage
 from edge_rt.export.sources.gguf_header import read_header
-from edge_rt.export.sources.tensor_reader import TensorReader
+from edge_rt.export.sources.model_file import TensorReader
 from edge_rt.export.weights.linear import Linear, Part
 from edge_rt.export.weights.native import fill, gate_up, place, stack, tiles_of, verify, verify_values
 from edge_rt.export.weights.rows import CheckpointRows

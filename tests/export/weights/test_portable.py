@@ -6,7 +6,7 @@ import pytest
 from edge_rt.errors import InvalidPackage
 from edge_rt.export.quantise.rows import QuantisedRows
 from edge_rt.export.sources.gguf_header import read_header
-from edge_rt.export.sources.tensor_reader import TensorReader
+from edge_rt.export.sources.model_file import TensorReader
 from edge_rt.export.weights.linear import Linear, Part
 from edge_rt.export.weights.matrices import CheckpointMatrices
 from edge_rt.export.weights.portable import fill, place, verify
