@@ -5,13 +5,11 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 import numpy.typing as npt
 import onnx_ir as ir
-import torch
-from torch import Tensor
 
 from edge_rt.errors import UnsupportedModel
 from edge_rt.export.families.rope import llama3_divisors, plain_frequencies
@@ -21,6 +19,9 @@ from edge_rt.export.weights.tiles import tile_count, unit_count, unpack_rows
 from edge_rt.package.decoder import Rope
 from edge_rt.package.manifest import WEIGHTS_FILE
 from edge_rt.package.reader import Package
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 _MATRICES: Final = {"qkv": 12, "output": 13, "gate_up": 15, "down": 16}
 """Matrix of a layer -> its place among the inputs of DecoderLayer."""
@@ -70,6 +71,8 @@ class PlainLayers:
         found = {"query": query, "key": key, "value": value, "output": output, "gate": gate, "up": up, "down": down}
         for norm in ("attention_norm", "mlp_norm"):
             found[norm] = self._vector(f"layer{number}.{norm}")
+        import torch
+
         return {name: torch.from_numpy(np.ascontiguousarray(values)) for name, values in found.items()}
 
     def rotations(self, positions: Sequence[int]) -> tuple[Floats, Floats]:
