@@ -109,7 +109,7 @@ class PortableProfile(OpProfile):
         return stack(name, [gate, up])
 
     stack = staticmethod(stack)
-    stored = staticmethod(portable_weights.Stored)
+    stored = staticmethod(portable_weights.StoredBlocks)
     # The float graph reads every value, but weights that were quantised it compares with themselves.
     verify = staticmethod(portable_weights.verify)
     place = staticmethod(portable_weights.place)
@@ -149,7 +149,7 @@ class NativeProfile(OpProfile):
 
     stack = staticmethod(native_weights.stack)
     gate_up = staticmethod(native_weights.gate_up)
-    stored = staticmethod(native_weights.Stored)
+    stored = staticmethod(native_weights.StoredTiles)
     place = staticmethod(native_weights.place)
     fill = staticmethod(native_weights.fill)
     # The graph rounds activations, which would hide small faults.

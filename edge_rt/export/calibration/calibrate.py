@@ -21,7 +21,7 @@ from edge_rt.export.calibration.key_constants import (
     statistics_bytes,
 )
 from edge_rt.export.decoder.weights import DecoderWeights, build_graph, calibrated_layers
-from edge_rt.export.graph.builder import GraphBuilder, LayerMatrices, Stream, as_output
+from edge_rt.export.graph.builder import GraphBuilder, LayerMatrices, Residual, as_output
 from edge_rt.export.graph.native import NativeBuilder
 from edge_rt.export.weights.native import key_constant_names
 from edge_rt.export.weights.weights_file import WeightsFile, WeightsLayout
@@ -53,7 +53,7 @@ class CalibrationBuilder(NativeBuilder):
         super().__init__(layout, decoder)
         self._qkv: list[ir.Value] = []
 
-    def layer(self, x: Stream, weights: LayerMatrices, index: int) -> Stream:
+    def layer(self, x: Residual, weights: LayerMatrices, index: int) -> Residual:
         """Return the residual stream after layer ``index``."""
         return GraphBuilder.layer(self, x, weights, index)
 

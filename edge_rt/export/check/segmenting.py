@@ -15,7 +15,7 @@ from edge_rt.errors import InvalidPackage
 from edge_rt.export.check.compare import CHECK_ROWS, check_token_ids, run_graph
 from edge_rt.export.checkpoint import Checkpoint
 from edge_rt.export.decoder.weights import DecoderWeights
-from edge_rt.export.graph.builder import IR_VERSION, Stream, as_output, graph_input
+from edge_rt.export.graph.builder import IR_VERSION, Residual, as_output, graph_input
 from edge_rt.export.graph.native import OPSETS, NativeBuilder
 from edge_rt.export.weights.linear import Linear
 from edge_rt.export.weights.weights_file import WeightsLayout
@@ -51,16 +51,16 @@ class SegmentBuilder(NativeBuilder):
         """Whether the graph ends with the model's last layer."""
         return not self._is_head and self._range.stop == self._decoder.num_layers
 
-    def enter(self) -> Stream:
+    def enter(self) -> Residual:
         """Return the stream that an earlier graph gives."""
-        return Stream(self._hidden)
+        return Residual(self._hidden)
 
-    def leave(self, x: Stream, producer: str) -> ir.Model:
+    def leave(self, x: Residual, producer: str) -> ir.Model:
         """Return the finished graph of layers, whose output is a stream."""
         x.settled.name = "hidden_out"
         return self._finished([as_output(x.settled, ir.DataType.FLOAT, ["rows", self._decoder.hidden_size])], producer)
 
-    def head(self, x: Stream, weights: Linear, producer: str) -> ir.Model:
+    def head(self, x: Residual, weights: Linear, producer: str) -> ir.Model:
         """Return the finished graph that ends with the head."""
         logits = self.logits(x, weights)
         shape: list[int | str] = ["logit_rows", self._decoder.vocab_size]
@@ -117,7 +117,7 @@ def build_segments(
     return [*segments, (layers, layers, head.head(head.enter(), weights.head, producer))]
 
 
-def _layers(build: SegmentBuilder, weights: DecoderWeights, first: int, end: int) -> Stream:
+def _layers(build: SegmentBuilder, weights: DecoderWeights, first: int, end: int) -> Residual:
     x = build.embed(weights.embedding, "embedding") if build.is_first else build.enter()
     whole = end - 1 if build.is_last else end
     for index in range(first, whole):

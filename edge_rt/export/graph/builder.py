@@ -21,7 +21,7 @@ Linears = Sequence[Linear]
 
 
 @dataclass
-class Stream:
+class Residual:
     """The residual stream ``[rows, hidden_size]``.
 
     Attributes:
@@ -79,19 +79,19 @@ class GraphBuilder(ABC):
     # --- the steps of a transformer ---
 
     @abstractmethod
-    def embed(self, table: Linear, name: str) -> Stream:
+    def embed(self, table: Linear, name: str) -> Residual:
         """Begin the stream with the scaled embeddings of the input's tokens."""
 
     @abstractmethod
-    def linear(self, x: Stream, layers: Linears, name: str, *, norm: str | None) -> ir.Value:
+    def linear(self, x: Residual, layers: Linears, name: str, *, norm: str | None) -> ir.Value:
         """Multiply ``x``, normed if there is a norm, by stacked matrices, and add biases: ``[rows, sum of out]``."""
 
     @abstractmethod
-    def hidden(self, x: Stream, layers: Linears, name: str, *, norm: str | None, layer: int) -> ir.Value:
+    def hidden(self, x: Residual, layers: Linears, name: str, *, norm: str | None, layer: int) -> ir.Value:
         """Return what a feed-forward has between its matrices; ``layers`` are the profile's ``gate_up``."""
 
     @abstractmethod
-    def add_linear(self, x: Stream, y: ir.Value, layers: Linears, name: str, *, post_norm: str | None) -> Stream:
+    def add_linear(self, x: Residual, y: ir.Value, layers: Linears, name: str, *, post_norm: str | None) -> Residual:
         """Return the stream ``x`` plus ``y`` multiplied by stacked matrices, normed if ``post_norm`` names a norm."""
 
     @abstractmethod
@@ -99,25 +99,25 @@ class GraphBuilder(ABC):
         """Rotate ``qkv [rows, (heads + 2 kv_heads) * head_dim]``, append to the cache, attend."""
 
     @abstractmethod
-    def logits(self, x: Stream, head: Linear) -> ir.Value:
+    def logits(self, x: Residual, head: Linear) -> ir.Value:
         """Return the logits of a stream."""
 
-    def layer(self, x: Stream, weights: LayerMatrices, index: int) -> Stream:
+    def layer(self, x: Residual, weights: LayerMatrices, index: int) -> Residual:
         """Return the stream after layer ``index``."""
         return self.finish_layer(x, self.attention(self.project_qkv(x, weights, index), index), weights, index)
 
-    def last_layer(self, x: Stream, weights: LayerMatrices, index: int) -> Stream:
+    def last_layer(self, x: Residual, weights: LayerMatrices, index: int) -> Residual:
         """Return the stream after the model's last layer, of the rows that need logits."""
         qkv = self.project_qkv(x, weights, index)
         # After the last attention rows are independent of each other: only those that need logits continue.
         attended = self.wanted(self.attention(qkv, index), "attention.wanted")
-        return self.finish_layer(Stream(self.wanted(x.settled, "residual.wanted")), attended, weights, index)
+        return self.finish_layer(Residual(self.wanted(x.settled, "residual.wanted")), attended, weights, index)
 
-    def project_qkv(self, x: Stream, weights: LayerMatrices, index: int) -> ir.Value:
+    def project_qkv(self, x: Residual, weights: LayerMatrices, index: int) -> ir.Value:
         """Return queries, keys and values of a layer."""
         return self.linear(x, weights.qkv, f"layer{index}.qkv", norm=self.found(f"layer{index}.attention_norm"))
 
-    def finish_layer(self, x: Stream, attended: ir.Value, weights: LayerMatrices, index: int) -> Stream:
+    def finish_layer(self, x: Residual, attended: ir.Value, weights: LayerMatrices, index: int) -> Residual:
         """Return the stream after the layer's steps that follow attention."""
         name = f"layer{index}"
         x = self.add_linear(

@@ -41,7 +41,7 @@ from edge_rt.export.graph.builder import (
     GraphBuilder,
     LayerMatrices,
     Linears,
-    Stream,
+    Residual,
     as_output,
     graph_input,
     not_carried,
@@ -92,25 +92,25 @@ class NativeBuilder(GraphBuilder):
         shapes: tuple[list[int | str], ...] = (["logit_rows", count], ["logit_rows", count], ["logit_rows"])
         return [as_output(value, dtype, shape) for value, dtype, shape in zip(found, types, shapes, strict=True)]
 
-    def embed(self, table: Linear, name: str) -> Stream:
+    def embed(self, table: Linear, name: str) -> Residual:
         """Begin the stream with the scaled embeddings of the input's tokens."""
         inputs = [self._ids, self.stored(tiles_of(table))]
         # Of a row or two, both halves cost nothing.
         attributes = _matrix(table, _format(table)) | _given(scale=(self._decoder.embedding_scale, 1.0))
-        return Stream(self.node("QuantEmbed", inputs, [name], domain=DOMAIN, attributes=attributes)[0])
+        return Residual(self.node("QuantEmbed", inputs, [name], domain=DOMAIN, attributes=attributes)[0])
 
-    def linear(self, x: Stream, layers: Linears, name: str, *, norm: str | None) -> ir.Value:
+    def linear(self, x: Residual, layers: Linears, name: str, *, norm: str | None) -> ir.Value:
         """Multiply the norm of ``x`` by stacked matrices, and add biases."""
         return self._product(x.settled, layers, name, norm=norm)
 
-    def logits(self, x: Stream, head: Linear) -> ir.Value:
+    def logits(self, x: Residual, head: Linear) -> ir.Value:
         """Return the logits of a stream."""
         decoder = self._decoder
         more = _given(output_scale=(decoder.logit_scale, 1.0), softcap=(decoder.logit_softcap, 0.0))
         # An error of the head meets the choice of a token directly, and nothing behind it makes up for it.
         return self._quant_linear(x.settled, head, "logits", norm="final_norm", more={**more, "format": _format(head)})
 
-    def hidden(self, x: Stream, layers: Linears, name: str, *, norm: str | None, layer: int) -> ir.Value:
+    def hidden(self, x: Residual, layers: Linears, name: str, *, norm: str | None, layer: int) -> ir.Value:
         """Return what a feed-forward has between its matrices."""
         activation = self._activation(layer)
         if len(layers) == 1:
@@ -127,11 +127,11 @@ class NativeBuilder(GraphBuilder):
             raise not_carried(self._decoder, f"{key[0]} {'with' if key[1] else 'without'} a gate")
         return _ACTIVATIONS[key]
 
-    def add_linear(self, x: Stream, y: ir.Value, layers: Linears, name: str, *, post_norm: str | None) -> Stream:
+    def add_linear(self, x: Residual, y: ir.Value, layers: Linears, name: str, *, post_norm: str | None) -> Residual:
         """Return the stream ``x`` plus ``y`` multiplied by stacked matrices."""
         more = _given(residual_scale=(self._decoder.residual_scale, 1.0))
         matrix = _only(layers)
-        return Stream(self._quant_linear(y, matrix, name, residual=x.settled, post_norm=post_norm, more=more))
+        return Residual(self._quant_linear(y, matrix, name, residual=x.settled, post_norm=post_norm, more=more))
 
     def attention(self, qkv: ir.Value, layer: int) -> ir.Value:
         """Rotate, append to the cache and attend."""
@@ -142,7 +142,7 @@ class NativeBuilder(GraphBuilder):
         attributes = self._heads(layer)
         return self.node("SpecAttention", inputs, [f"layer{layer}.attention"], domain=DOMAIN, attributes=attributes)[0]
 
-    def layer(self, x: Stream, weights: LayerMatrices, index: int) -> Stream:
+    def layer(self, x: Residual, weights: LayerMatrices, index: int) -> Residual:
         """Return the stream after layer ``index``: a single operator if every step is one matrix."""
         groups = {"qkv": weights.qkv, "output": weights.output, "gate_up": weights.gate_up, "down": weights.down}
         if any(len(group) != 1 for group in groups.values()):
@@ -180,7 +180,7 @@ class NativeBuilder(GraphBuilder):
                 norm=(self._decoder.norm, "rms"),
             ),
         }
-        return Stream(self.node("DecoderLayer", inputs, [f"layer{index}"], domain=DOMAIN, attributes=attributes)[0])
+        return Residual(self.node("DecoderLayer", inputs, [f"layer{index}"], domain=DOMAIN, attributes=attributes)[0])
 
     def _cache_of(self, layer: int) -> list[ir.Value | None]:
         return [

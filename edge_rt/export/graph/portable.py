@@ -28,7 +28,7 @@ import onnx_ir as ir
 from edge_rt.export.graph.builder import (
     GraphBuilder,
     Linears,
-    Stream,
+    Residual,
     as_output,
     graph_input,
     not_carried,
@@ -82,11 +82,11 @@ class PortableBuilder(GraphBuilder):
         del logits
         return self._presents
 
-    def linear(self, x: Stream, layers: Linears, name: str, *, norm: str | None) -> ir.Value:
+    def linear(self, x: Residual, layers: Linears, name: str, *, norm: str | None) -> ir.Value:
         """Multiply the norm of ``x`` by stacked matrices, and add biases."""
         return self._product(self._norm(x, norm), layers, name)
 
-    def logits(self, x: Stream, head: Linear) -> ir.Value:
+    def logits(self, x: Residual, head: Linear) -> ir.Value:
         """Return the logits of a stream."""
         scale, cap = self._decoder.logit_scale, self._decoder.logit_softcap
         # The last step gives the output its name.
@@ -99,7 +99,7 @@ class PortableBuilder(GraphBuilder):
         (bent,) = self.node("Tanh", [narrow], ["logits.bent"])
         return self._scaled(bent, cap, "logits")
 
-    def hidden(self, x: Stream, layers: Linears, name: str, *, norm: str | None, layer: int) -> ir.Value:
+    def hidden(self, x: Residual, layers: Linears, name: str, *, norm: str | None, layer: int) -> ir.Value:
         """Return what a feed-forward has between its matrices."""
         feed_forward = self._decoder.layers[layer].feed_forward
         product = self._product(self._norm(x, norm), layers, f"{name}.gate_up")
@@ -120,12 +120,12 @@ class PortableBuilder(GraphBuilder):
         (positive,) = self.node("Relu", [x], [f"{name}.positive"])
         return self.node("Mul", [positive, positive], [name])[0]
 
-    def add_linear(self, x: Stream, y: ir.Value, layers: Linears, name: str, *, post_norm: str | None) -> Stream:
+    def add_linear(self, x: Residual, y: ir.Value, layers: Linears, name: str, *, post_norm: str | None) -> Residual:
         """Return the stream ``x`` plus ``y`` multiplied by stacked matrices."""
         product = self._product(y, layers, name)
         if post_norm is not None:
             product = self._normed(product, post_norm, f"{post_norm}.rows")
-        return Stream(x.settled, added=self._scaled(product, self._decoder.residual_scale, f"{name}.scaled"))
+        return Residual(x.settled, added=self._scaled(product, self._decoder.residual_scale, f"{name}.scaled"))
 
     def _scaled(self, x: ir.Value, factor: float, name: str = "") -> ir.Value:
         """Return ``x`` times a number; ``x`` itself if that is 1."""
@@ -133,7 +133,7 @@ class PortableBuilder(GraphBuilder):
             return x
         return self.node("Mul", [x, self._number(factor)], [name or f"{x.name}.scaled"])[0]
 
-    def _norm(self, x: Stream, weight: str | None) -> ir.Value:
+    def _norm(self, x: Residual, weight: str | None) -> ir.Value:
         """Return the norm of the stream; the operator of RMSNorm also adds what was left to be added."""
         if weight is None or self._decoder.norm != "rms":
             if x.added is not None:
@@ -214,11 +214,11 @@ class PortableBuilder(GraphBuilder):
             return weight
         return self.node("Cast", [weight], [f"{name}.float"], attributes={"to": int(ir.DataType.FLOAT)})[0]
 
-    def embed(self, table: Linear, name: str) -> Stream:
+    def embed(self, table: Linear, name: str) -> Residual:
         """Begin the stream with the scaled embeddings of the input's tokens."""
         scale = self._decoder.embedding_scale
         rows = self._gathered(self._ids, table, name if scale == 1.0 else f"{name}.unscaled")
-        return Stream(self._scaled(rows, scale, name))
+        return Residual(self._scaled(rows, scale, name))
 
     def _gathered(self, ids: ir.Value, layer: Linear, name: str) -> ir.Value:
         if not layer.is_quantised:

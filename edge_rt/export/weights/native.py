@@ -220,7 +220,7 @@ def _checked_tiles(linear: Linear) -> list[int]:
 
 
 @dataclass(frozen=True)
-class Stored:
+class StoredTiles:
     """Matrices that were written."""
 
     weights: Path
@@ -251,7 +251,7 @@ def verify_values(
     linear: Linear, source: TensorReader, layout: WeightsLayout, weights: Path, tiles: Sequence[int]
 ) -> None:
     """Compare the values of tiles with the dequantised ones of the checkpoint: finds faults in packing."""
-    stored = Stored(weights, layout)
+    stored = StoredTiles(weights, layout)
     tensors = [part.tensor for part in linear.parts]
     matrices = {tensor.name: tensor.open(source) for tensor in tensors if isinstance(tensor, CompoundTensor)}
     for tile in tiles:

@@ -154,7 +154,7 @@ def fill(
 
 def verify(linear: Linear, source: TensorReader, layout: WeightsLayout, weights: Path) -> None:
     """Compare some rows of what was quantised with the checkpoint; the check's float graph reads the others."""
-    stored = Stored(weights, layout)
+    stored = StoredBlocks(weights, layout)
     for part in linear.parts:
         if part.quantised_to is None:
             continue
@@ -172,7 +172,7 @@ def verify(linear: Linear, source: TensorReader, layout: WeightsLayout, weights:
 
 
 @dataclass(frozen=True)
-class Stored:
+class StoredBlocks:
     """Matrices that were written."""
 
     weights: Path
