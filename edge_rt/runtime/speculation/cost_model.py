@@ -8,14 +8,16 @@ from collections.abc import Callable, Mapping, Sequence as Items
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
-from edge_rt.runtime.cache.kv_cache import KVCache
-from edge_rt.runtime.forward.io_binding_base import IOBinding
-from edge_rt.runtime.forward.runner import Runner
 from edge_rt.system.json_files import JsonCache, user_cache
 from edge_rt.system.machine import cpu_model
 from edge_rt.version import VERSION
+
+if TYPE_CHECKING:
+    from edge_rt.runtime.cache.kv_cache import KVCache
+    from edge_rt.runtime.forward.io_binding_base import IOBinding
+    from edge_rt.runtime.forward.runner import Runner
 
 CURVE_ROWS: Final = (1, 2, 4, 8, 9, 16)
 """Row counts that are measured: both sides of the steps in the kernels' cost (8 rows share one read of a tile of
