@@ -19,10 +19,10 @@ from tests.ops.spec_attention_reference import FORMATS, Config, empty_cache
 
 CAPACITY = 300
 HOST = ("input_ids", "logit_rows", "past_length", "row_map", "window_row_map", "parents", "kv_formats")
-# Matrices that cannot be stacked are products of their own, behind which ``Concat`` stands.
+# Floats beside codes cannot be stacked: they are products of their own, behind which ``Concat`` stands.
 EVERY_TYPE = {
     "embedding_type": "Q4_1", "output_type": "F16", "tied": False,
-    "types": {"blk.0.attn_v.weight": "Q8_0", "blk.0.ffn_up.weight": "Q4_0", "blk.1.attn_output.weight": "F32"},
+    "types": {"blk.0.attn_v.weight": "F16", "blk.0.ffn_up.weight": "Q4_0", "blk.1.attn_output.weight": "F32"},
 }  # fmt: skip
 # A head of keys ends within a tile, and so within a product.
 WINDOW = {"layers": 2, "head_dim": 24, "kv_heads": 1, "extra_metadata": {"llama.attention.sliding_window": 16}}
