@@ -5,6 +5,7 @@ from __future__ import annotations
 import shlex
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Final
 
 from edge_rt.device.names import DeviceChoice, DeviceName
@@ -48,7 +49,7 @@ class Plan:
         tokens_per_second: expected decoding throughput with half the context filled.
         plain_tokens_per_second: the same without speculation.
         given_up: what was reduced to fit the budget, as texts with numbers.
-        alternatives: other settings that fit.
+        decision: how the choice was made.
         sizes: bytes that the terms are computed from.
         device_choice: what computes on this machine; None for another machine.
         fallback: the plan that is carried out if the GPU fails that ``auto`` has chosen; None: there is none.
@@ -68,10 +69,16 @@ class Plan:
     tokens_per_second: float
     plain_tokens_per_second: float
     given_up: tuple[str, ...]
-    alternatives: tuple[Alternative, ...]
+    decision: Decision
     sizes: Sizes
     device_choice: DeviceChoice | None = None
     fallback: Plan | None = None
+
+    @cached_property
+    def alternatives(self) -> tuple[Alternative, ...]:
+        """Other settings that fit; they are looked for when somebody asks, which takes longer than the plan itself."""
+        request = self.request.used_by(self.shape)
+        return alternatives_to(self.shape, self.device, request, self.decision, self.speculation)
 
     @property
     def total_bytes(self) -> int:
@@ -165,7 +172,7 @@ def make_plan(shape: ModelShape, device: Device, request: Request) -> Plan:
         tokens_per_second=tokens_per_second(shape, device, choice, request.drafter),
         plain_tokens_per_second=plain_tokens_per_second(shape, device, choice),
         given_up=_given_up(shape, device, request, fallbacks, decision),
-        alternatives=alternatives_to(shape, device, request, decision, speculation),
+        decision=decision,
         sizes=sizes,
     )
 
