@@ -11,9 +11,9 @@ from edge_rt.package.decoder import Decoder, Model
 from edge_rt.package.drafter import HEAD, TrainedDrafter
 from edge_rt.package.kv_formats import KV_FORMAT, portable_head_dim
 from edge_rt.package.layer_sizes import TILE_ROWS, LayerSizes, layer_sizes, row_bytes
-from edge_rt.package.manifest import KV_FORMATS, WEIGHTS_FILE, Manifest, drafts_of
+from edge_rt.package.manifest import KV_FORMATS, WEIGHTS_FILE, Manifest
 from edge_rt.package.reader import Package
-from edge_rt.package.spec_modes import OFF, Drafts
+from edge_rt.package.spec_modes import OFF, Drafts, drafts_of
 from edge_rt.package.weights_info import TracedInfo
 
 PROMPT_ROWS: Final = 1024

@@ -11,7 +11,7 @@ from typing import Any, Final
 from edge_rt.package.decoder import Decoder, Dimensions, Model
 from edge_rt.package.documents import FileInfo
 from edge_rt.package.sampling import SamplingAdvice
-from edge_rt.package.spec_modes import Drafts
+from edge_rt.package.spec_modes import Drafts, drafts_of
 from edge_rt.package.weights_info import TracedInfo, WeightsInfo
 
 FORMAT_NAME: Final = "edge-rt package"
@@ -199,10 +199,3 @@ class Manifest:
             if field.default is None and document[field.name] is None:
                 del document[field.name]
         return (json.dumps(document, indent=2, ensure_ascii=False) + "\n").encode("utf-8")
-
-
-def drafts_of(op_profile: str, traced: TracedInfo | None) -> Drafts:
-    """Return what speculation may draft with a package of an op profile; ``traced`` as in its manifest."""
-    if traced is not None:
-        return Drafts.CHAINS if traced.exact_rows > 1 else Drafts.NOTHING
-    return Drafts.TREES if op_profile == "native" else Drafts.ASKED_CHAINS

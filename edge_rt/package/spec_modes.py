@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from enum import Enum
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from edge_rt.errors import ConfigError
+
+if TYPE_CHECKING:
+    from edge_rt.package.weights_info import TracedInfo
 
 OFF: Final = "off"
 AUTO: Final = "auto"
@@ -109,3 +112,10 @@ def require_rule(accept: str, mode: str) -> None:
             f"The mode of speculation is {mode!r}; only {RATIO_MODE!r} has them.",
             f"Choose {RATIO_MODE} (spec={RATIO_MODE!r}, --spec {RATIO_MODE}), or the rule 'match'.",
         )
+
+
+def drafts_of(op_profile: str, traced: TracedInfo | None) -> Drafts:
+    """Return what speculation may draft with a package of an op profile; ``traced`` as in its manifest."""
+    if traced is not None:
+        return Drafts.CHAINS if traced.exact_rows > 1 else Drafts.NOTHING
+    return Drafts.TREES if op_profile == "native" else Drafts.ASKED_CHAINS
