@@ -43,13 +43,16 @@ def model(package):
 
 
 def test_texts_are_those_of_plain_decoding(model):
+    drafted_rows = 0
     for prompt in PROMPTS:
         for options in (GREEDY, {"temperature": 1.0, "seed": 3}):
             plain = model.generate(prompt, max_tokens=60, spec="off", **options)
             drafted = model.generate(prompt, max_tokens=60, **options)
             assert drafted.token_ids == plain.token_ids
-            assert drafted.spec.rows_drafted > 0
+            drafted_rows += drafted.spec.rows_drafted
             model._cache.check()
+    # On a busy machine an answer may have none: the drafter sees how long its drafts take.
+    assert drafted_rows > 0
 
 
 def test_it_drafts_among_others(package):

@@ -165,7 +165,8 @@ class TestLoad:
     def test_a_tight_budget_gives_it_up(self, packages):
         package = open_package(packages[0])
         plan = plan_package(package, LoadOptions(ctx=128))
-        without = plan_package(package, LoadOptions(ctx=128, drafter=Path(NO_DRAFTER)))
+        asked = LoadOptions(ctx=128, drafter=Path(NO_DRAFTER), base_bytes=plan.runtime_bytes)
+        without = plan_package(package, asked)
         between = (plan.total_bytes + without.total_bytes) // 2
         with self.load(packages[0], ctx=128, memory=between, base_bytes=plan.runtime_bytes) as model:
             assert model.drafter is None
