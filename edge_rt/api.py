@@ -180,7 +180,7 @@ def plan(
         drafter=None if drafter is None else Path(drafter),
         costs=user_costs(),
     )
-    return plan_package(_open(model, store), options)
+    return plan_package(_open(model, store, remakes=False), options)
 
 
 def _encoder_of(model: Model | PromptEncoder | None) -> PromptEncoder | None:
@@ -188,8 +188,11 @@ def _encoder_of(model: Model | PromptEncoder | None) -> PromptEncoder | None:
     return model.texts if isinstance(model, Model) else model
 
 
-def _open(model: str | Path, store: str | Path | None, *, pulls: bool = False) -> Package:
-    """Open the package that an argument means, which is pulled first if need be and ``pulls`` is set."""
+def _open(model: str | Path, store: str | Path | None, *, pulls: bool = False, remakes: bool = True) -> Package:
+    """Open the package that an argument means, which is pulled first if need be and ``pulls`` is set.
+
+    One of another version in the store is made again, or with ``remakes`` False refused.
+    """
     if not isinstance(model, str | Path):
         raise ConfigError("A model is named by a text or a path.", f"Got {model!r:.60}.", "Give its name, or its path.")
     path = absolute_path(Path(model))
@@ -202,9 +205,9 @@ def _open(model: str | Path, store: str | Path | None, *, pulls: bool = False) -
     resolved = resolve(model, place)
     if resolved.kind == "package" and resolved.path is not None:
         try:
-            return open_package(resolved.path)
+            return resolved.open() if not remakes else open_package(resolved.path)
         except VersionMismatch:
-            if not resolved.in_store:
+            if not resolved.in_store or not remakes:
                 raise
     from edge_rt.store.pull import ensure_package, find_made
 

@@ -126,11 +126,12 @@ def pull(
     default = default if local is None else local.name
     name = check_name(default if name is None else name)
     if stated := {} if force or not export else _options_of_older(name, store):
-        if weights is None and not size:
-            weights, size = stated.get("weights"), stated.get("size", 0)
         activations = activations or stated.get("activations")
-        # What was accepted then is no news.
-        wanted = replace(wanted, weights=weights, size=size, activations=activations, accept_loss=True)
+        wanted = replace(wanted, activations=activations)
+        if weights is None and not size:
+            # What was accepted then is no news.
+            weights, size = stated.get("weights"), stated.get("size", 0)
+            wanted = replace(wanted, weights=weights, size=size, accept_loss=True)
     request = _Request(target, local, default, name, store, wanted, exporter)
 
     def present(found: Package) -> PullReport:

@@ -8,6 +8,7 @@ import threading
 
 import pytest
 
+import edge_rt
 from edge_rt.errors import (
     ConfigError,
     DownloadError,
@@ -341,6 +342,17 @@ class TestPackagesOfOtherVersions:
         assert pull("tiny", store=store, exporter=exporter, options=options).was_present
         # The files that it was made from are still there.
         assert (len(exporter.calls), len(pip.commands)) == (2, 1)
+
+    def test_a_plan_makes_nothing_again(self, store, exporter, options, pip):
+        make_older(pull("tiny", store=store, exporter=exporter, options=options).package)
+        with pytest.raises(VersionMismatch, match="edge-rt pull tiny"):
+            edge_rt.plan("tiny", store=store.root)
+        assert len(exporter.calls) == 1
+
+    def test_loss_of_other_weights_is_not_accepted_with_them(self, store, exporter, options, pip):
+        make_older(pull("tiny", store=store, exporter=exporter, options=options, weights="int8").package)
+        pull("tiny", store=store, exporter=exporter, options=options, weights="int4")
+        assert (exporter.weights, exporter.accept_loss) == ("int4", False)
 
     def test_sources_that_are_gone_are_fetched_again(self, store, exporter, options, pip):
         path = pull("tiny", store=store, exporter=exporter, options=options, keep_source=False).package

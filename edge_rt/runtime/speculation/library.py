@@ -74,7 +74,7 @@ class DraftLibrary:
 
 @functools.cache
 def draft_library() -> DraftLibrary | None:
-    """Return the installed library's drafting core; None where there is none, and Python drafts."""
+    """Return the installed library's drafting core; None where there is none, and nothing drafts."""
     try:
         return DraftLibrary(native_library())
     except RuntimeUnavailable:
