@@ -16,10 +16,8 @@ MAX_HEAD_DIM: Final = 512
 MAX_HEADS: Final = 1024
 
 MAX_HEAD_BLOCKS: Final = 4
-MAX_HEAD_NODES: Final = 256
-MAX_HEAD_WIDTH: Final = 64
 MAX_HEAD_DEPTH: Final = 8
-"""Most blocks of ``DraftHead``, nodes of its tree, guesses of a step, and steps."""
+"""Most blocks of ``DraftHead``, and steps."""
 
 
 @dataclass(frozen=True)

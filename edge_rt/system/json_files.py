@@ -12,11 +12,11 @@ from edge_rt.errors import StorageError, kind_of
 from edge_rt.system.byte_size import show_size
 from edge_rt.system.files import storage_errors, write_atomically
 
-Refusal = Callable[[str], Exception]
+JsonRefusal = Callable[[str], Exception]
 """Makes the error of a file from a sentence that says what is wrong with its JSON."""
 
 
-def parse_json(data: bytes | str, refuse: Refusal, *, is_foreign: bool = False) -> Any:
+def parse_json(data: bytes | str, refuse: JsonRefusal, *, is_foreign: bool = False) -> Any:
     """Return the value of a JSON text whose fields have one value each, and whose numbers are finite.
 
     Args:
@@ -33,7 +33,7 @@ def parse_json(data: bytes | str, refuse: Refusal, *, is_foreign: bool = False) 
         raise refuse(f"{str(error)[:200]}.") from error
 
 
-def parse_object(data: bytes | str, refuse: Refusal, *, is_foreign: bool = False) -> dict[str, Any]:
+def parse_object(data: bytes | str, refuse: JsonRefusal, *, is_foreign: bool = False) -> dict[str, Any]:
     """Return the object of a JSON text, as ``parse_json``."""
     document = parse_json(data, refuse, is_foreign=is_foreign)
     if not isinstance(document, dict):
@@ -41,7 +41,7 @@ def parse_object(data: bytes | str, refuse: Refusal, *, is_foreign: bool = False
     return document
 
 
-def read_bytes(path: Path, limit: int, refuse: Refusal) -> bytes:
+def read_bytes(path: Path, limit: int, refuse: JsonRefusal) -> bytes:
     """Return the content of a file of at most ``limit`` bytes."""
     with storage_errors(path, "cannot be read"), path.open("rb") as stream:
         data = stream.read(limit + 1)
@@ -50,7 +50,7 @@ def read_bytes(path: Path, limit: int, refuse: Refusal) -> bytes:
     return data
 
 
-def read_object(path: Path, limit: int, refuse: Refusal, *, is_foreign: bool = False) -> dict[str, Any]:
+def read_object(path: Path, limit: int, refuse: JsonRefusal, *, is_foreign: bool = False) -> dict[str, Any]:
     """Return the object of a JSON file of at most ``limit`` bytes, as ``parse_json``."""
     return parse_object(read_bytes(path, limit, refuse), refuse, is_foreign=is_foreign)
 

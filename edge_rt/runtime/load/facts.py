@@ -233,7 +233,7 @@ def _with_gpus(facts: Facts, options: LoadOptions, *, is_process: bool) -> Facts
     read = []
     for gpu in gpus:
         costs, figures, failed = measured[gpu.number], None, None
-        # Only those that may be faster are opened.
+        # What was not measured here and on the CPU cannot be taken, and is not opened.
         if costs and cpu_costs:
             try:
                 figures = _figures(gpu, options)

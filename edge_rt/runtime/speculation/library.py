@@ -15,7 +15,6 @@ from edge_rt.ort.op_library import NativeLibrary, native_library
 
 VERSION: Final = 1
 """Version of these functions; changes together with ``csrc/draft/draft_abi.h``."""
-MAX_SOURCES: Final = 8
 MAX_GUESSES: Final = 64
 """Most guesses of a source for one cursor."""
 _REFUSED: Final = -1
