@@ -44,7 +44,6 @@ from edge_rt.cli.interrupt import signals_as_exceptions
 with signals_as_exceptions():
     try:
         import swallows
-        print("imported", flush=True)
         if sys.argv[2] == "goes on":
             sys.stdin.read()
     except ImportError:
@@ -57,6 +56,8 @@ try:
     time.sleep(0.5)
 except BaseException as error:
     raise ImportError from error
+# Its last line: the signal may be raised as soon as the import has ended.
+print("imported", flush=True)
 """
 
 
