@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import typer.main
 
-from edge_rt.cli.main import command_line
+from edge_rt.cli.command_line import command_line
 
 ROOT = Path(__file__).resolve().parents[1]
 DOCS = sorted(

@@ -3,84 +3,23 @@
 from __future__ import annotations
 
 import errno
-import importlib
 import os
 import re
 import sys
 import traceback
 from collections.abc import Sequence
-from typing import Annotated, Any, Final, NoReturn
-
-import typer
+from types import FunctionType
+from typing import Any, Final, NoReturn
 
 from edge_rt.cli.interrupt import SignalReceived, has_unfinished_work, signals_as_exceptions
-from edge_rt.cli.options.spread import PlainCommand, PlainGroup, spread
+from edge_rt.cli.options.plain_reading import read_plainly
+from edge_rt.cli.options.spread import Spread
+from edge_rt.cli.overview import COMMANDS, overview
 from edge_rt.cli.render.console import OutputClosed, OutputFailed, Terminal
 from edge_rt.errors import Cancelled, EdgeRTError, ErrorJSON, StorageError, is_out_of_memory, out_of_memory
-from edge_rt.version import VERSION
 
-_COMMANDS: Final = {
-    # name: (module in edge_rt.cli.commands, function or group there, panel of the help)
-    "chat": ("chat", "chat", "Answers"),
-    "generate": ("generate", "generate", "Answers"),
-    "pull": ("models", "pull", "Models"),
-    "list": ("models", "list_models", "Models"),
-    "rm": ("models", "rm", "Models"),
-    "inspect": ("inspect", "inspect", "Models"),
-    "export": ("export", "export", "Models"),
-    "plan": ("plan", "plan", "Memory and speed"),
-    "profile": ("profile", "profile", "Memory and speed"),
-    "bench": ("bench", "bench", "Memory and speed"),
-    "verify": ("verify", "verify", "Memory and speed"),
-    "doctor": ("doctor", "doctor", "Memory and speed"),
-    "corpus": ("corpus", "corpus_app", "Faster answers"),
-    "train": ("train", "train_app", "Faster answers"),
-}
-
-
-def command_line(arguments: Sequence[str] = ()) -> typer.Typer:
-    """Return the command line for these arguments.
-
-    It has all commands, unless the arguments name one: importing the others would take a quarter of a second.
-    """
-    word = next((argument for argument in arguments if not argument.startswith("-")), "")
-    app = typer.Typer(
-        name="edge-rt",
-        cls=PlainGroup,
-        no_args_is_help=True,
-        # Old versions of typer show the marks that keep brackets from being markup, unless they are told that it is.
-        rich_markup_mode="rich",
-        pretty_exceptions_enable=False,
-        context_settings={"help_option_names": ["-h", "--help"]},
-        help="Run language models on your own device.",
-        epilog="Exit codes: 0 success, 1 unexpected, 2 usage, 3 input, 4 memory, 5 runtime, 6 storage, "
-        "129 lost terminal, 130 Ctrl-C, 141 output pipe closed, 143 SIGTERM.",
-    )
-    app.callback()(_root)
-    for name in [word] if word in _COMMANDS else _COMMANDS:
-        module, attribute, panel = _COMMANDS[name]
-        command = getattr(importlib.import_module(f"edge_rt.cli.commands.{module}"), attribute)
-        if isinstance(command, typer.Typer):
-            app.add_typer(command, name=name, rich_help_panel=panel)
-        else:
-            app.command(name=name, cls=PlainCommand, rich_help_panel=panel)(spread(command))
-    return app
-
-
-def _print_version(wanted: bool) -> None:
-    if wanted:
-        Terminal().line(f"edge-rt {VERSION}")
-        raise typer.Exit
-
-
-def _root(
-    version: Annotated[
-        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Show the version and exit.")
-    ] = False,
-) -> None:
-    del version
-
-
+COMPLETION: Final = "_EDGE_RT_COMPLETE"
+"""Environment variable by which a shell asks for completions."""
 EXIT_UNEXPECTED: Final = 1
 EXIT_USAGE: Final = 2
 _NO_COMMAND: Final = re.compile(r"No such command '([a-z-]+)'\.$")
@@ -115,10 +54,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         with signals_as_exceptions():
             try:
-                code = typer.main.get_command(command_line(own)).main(
-                    args=own, prog_name="edge-rt", standalone_mode=False
-                )
-                code = code if isinstance(code, int) else 0
+                code = _run(own, terminal)
             except Exception as error:
                 code = _report(terminal, error, verbose=verbose, lines=lines)
     except SignalReceived as stop:
@@ -127,6 +63,22 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if arguments is None and has_unfinished_work():
         _leave(code)
     return code
+
+
+def _run(own: list[str], terminal: Terminal) -> int:
+    """Run what one command line asks for, through typer if there is anything unusual about it."""
+    if own in (["--help"], ["-h"]):
+        terminal.page(overview)
+        return 0
+    if own and own[0] in COMMANDS and COMPLETION not in os.environ:
+        function = COMMANDS[own[0]].load()
+        if isinstance(function, FunctionType):
+            command = Spread(function)
+            if (values := read_plainly(command, own[1:])) is not None:
+                return command(**values)
+    from edge_rt.cli.command_line import run
+
+    return run(own)
 
 
 def _leave(code: int) -> NoReturn:

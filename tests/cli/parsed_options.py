@@ -41,6 +41,6 @@ def _line(parameter: Any) -> str:
 
 
 if __name__ == "__main__":
-    from edge_rt.cli.main import command_line
+    from edge_rt.cli.command_line import command_line
 
     print("\n".join(line for line in describe(command_line()) if "-completion" not in line))

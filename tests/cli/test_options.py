@@ -11,11 +11,13 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from edge_rt.cli.main import command_line, main
+from edge_rt.cli.command_line import command_line
+from edge_rt.cli.main import main
 from edge_rt.cli.options import flags, making_flags
 from edge_rt.cli.options.generation import SamplingFlags
 from edge_rt.cli.options.groups import ModelFlags
-from edge_rt.cli.options.spread import Argument, Flag, only, spread
+from edge_rt.cli.options.spread import Argument, Flag, Spread, only
+from edge_rt.cli.options.typer_commands import typer_command
 from edge_rt.errors import ConfigError
 from tests.cli.flag_places import CLI, declarations
 from tests.cli.parsed_options import describe
@@ -42,7 +44,7 @@ def test_typer_options_are_made_in_one_place():
     strays = [
         str(path.relative_to(CLI)) for path in CLI.rglob("*.py") if "typer.Option(" in path.read_text(encoding="utf-8")
     ]
-    assert sorted(strays) == ["main.py", "options/spread.py"]
+    assert sorted(strays) == ["command_line.py", "options/typer_commands.py"]
 
 
 SIZE = Flag(("-s", "--size"), "How large.", shown="3", least=1)
@@ -59,7 +61,7 @@ class Group:
 
 def call(command, *arguments):
     program = typer.Typer(rich_markup_mode="rich")
-    program.command()(spread(command))
+    program.command()(typer_command(command))
     return CliRunner().invoke(program, arguments)
 
 
@@ -111,7 +113,7 @@ def test_a_flag_that_two_groups_have_is_refused():
         return one.size + two.size
 
     with pytest.raises(TypeError, match="takes loud twice"):
-        spread(command)
+        Spread(command)
 
 
 def test_a_parameter_that_is_no_flag_is_refused():
@@ -119,7 +121,7 @@ def test_a_parameter_that_is_no_flag_is_refused():
         return size
 
     with pytest.raises(TypeError, match="neither a flag nor an argument"):
-        spread(command)
+        Spread(command)
 
 
 def test_what_the_table_for_users_of_other_programs_names_exists():

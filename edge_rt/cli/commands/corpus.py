@@ -12,7 +12,9 @@ import typer
 from edge_rt.cli.loading import obtain_package
 from edge_rt.cli.options import flags, making_flags
 from edge_rt.cli.options.groups import LoadFlags, OutputFlags, PlaceFlags
-from edge_rt.cli.options.spread import PlainCommand, PlainGroup, only, spread
+from edge_rt.cli.options.spread import only
+from edge_rt.cli.options.typer_commands import PlainCommand, PlainGroup, typer_command
+from edge_rt.cli.overview import COMMANDS
 from edge_rt.cli.render.console import Terminal
 from edge_rt.cli.render.stats import facts_lines
 from edge_rt.errors import ConfigError
@@ -29,7 +31,7 @@ corpus_app = typer.Typer(
     rich_markup_mode="rich",
     cls=PlainGroup,
     no_args_is_help=True,
-    help="Index your texts, so that answers may copy from them; or show an index.",
+    help=COMMANDS["corpus"].summary,
 )
 
 
@@ -50,7 +52,7 @@ class IndexFlags:
 
 
 @corpus_app.command(cls=PlainCommand)
-@spread
+@typer_command
 def build(
     wanted: BuildFlags,
     load: Annotated[LoadFlags, only("model")],
@@ -85,7 +87,7 @@ def build(
 
 
 @corpus_app.command(cls=PlainCommand)
-@spread
+@typer_command
 def info(index: IndexFlags, output: OutputFlags) -> int:
     """Check every byte of an index, and show its contents."""
     from edge_rt.runtime.speculation.corpus import Corpus

@@ -14,7 +14,9 @@ import typer
 from edge_rt.cli.loading import check_runtime, obtain_package
 from edge_rt.cli.options import flags, making_flags
 from edge_rt.cli.options.groups import ModelFlags, OutputFlags, PlaceFlags
-from edge_rt.cli.options.spread import PlainCommand, PlainGroup, literal, only, spread
+from edge_rt.cli.options.spread import only
+from edge_rt.cli.options.typer_commands import PlainCommand, PlainGroup, literal, typer_command
+from edge_rt.cli.overview import COMMANDS
 from edge_rt.cli.render.console import Terminal
 from edge_rt.cli.render.progress import show_progress
 from edge_rt.errors import ConfigError, RuntimeUnavailable, StorageError
@@ -36,7 +38,7 @@ SELF: Final = "self"
 _DURATION: Final = re.compile(r"([0-9]{1,9}(?:\.[0-9]{1,6})?)\s*([smhd]?)")
 _SECONDS: Final = {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86400}
 
-_HELP: Final = literal("Train a drafter, which makes answers faster; needs torch (the extra [train]).")
+_HELP: Final = literal(COMMANDS["train"].summary)
 
 train_app = typer.Typer(cls=PlainGroup, rich_markup_mode="rich", no_args_is_help=True, help=_HELP)
 
@@ -119,7 +121,7 @@ def _group() -> None:
 
 
 @train_app.command(cls=PlainCommand)
-@spread
+@typer_command
 def drafter(
     wanted: TrainFlags,
     load: Annotated[ModelFlags, only("named", "model", "threads")],

@@ -45,6 +45,10 @@ def harmless(text: str) -> str:
     return text.translate(_TABLE)
 
 
+Paint = Callable[[str, str], str]
+"""Gives a text a style: numbers of ANSI's, separated by semicolons."""
+_DUMB: Final = ("dumb", "unknown")
+_ASCII_BOXES: Final = str.maketrans({"─": "-", "│": "|", "╭": "+", "╮": "+", "╰": "+", "╯": "+"})
 SEPARATOR: Final = " · "
 LEAST_COLUMNS: Final = 20
 """Of a text whose lines are broken between words."""
@@ -117,6 +121,18 @@ class Terminal:
     def line(self, text: str = "") -> None:
         """Write one line of the answer."""
         self.answer(text + "\n")
+
+    def page(self, lines: Callable[[int, Paint], Iterable[str]]) -> None:
+        """Write a page that is drawn for the screen's columns and painted there; ``NO_COLOR`` leaves bold and dim."""
+        is_painted = (self.out_is_tty or bool(os.environ.get("FORCE_COLOR"))) and os.environ.get("TERM") not in _DUMB
+        kept = ("1", "2") if os.environ.get("NO_COLOR") else None
+
+        def paint(text: str, style: str) -> str:
+            numbers = [number for number in style.split(";") if kept is None or number in kept]
+            return f"\x1b[{';'.join(numbers)}m{text}\x1b[0m" if is_painted and numbers and text.strip() else text
+
+        page = "".join(f"{line}\n" for line in lines(_page_columns(), paint))
+        self._write(page.translate(_ASCII_BOXES) if _is_narrow(self._out) else page)
 
     def document(self, value: Any, *, indent: int | None = 2) -> None:
         """Write the answer as JSON: one document, or with ``indent=None`` one line."""
@@ -226,6 +242,17 @@ class Terminal:
         """Ask the user a yes-or-no question; anything but yes is no."""
         self._tell(f"{question} [y/N] ", "", end="")
         return sys.stdin.readline().strip().lower() in ("y", "yes")
+
+
+def _page_columns() -> int:
+    """Return the columns of the screen, also of one that only another stream shows; 80 if there is none."""
+    given = os.environ.get("COLUMNS", "")
+    if given.isdigit() and int(given):
+        return int(given)
+    for stream in range(3):
+        with suppress(OSError):
+            return os.get_terminal_size(stream).columns or 80
+    return 80
 
 
 def _is_narrow(stream: TextIO) -> bool:
