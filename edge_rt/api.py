@@ -15,6 +15,7 @@ from edge_rt.runtime.model import Model
 from edge_rt.runtime.prompts import PromptEncoder
 from edge_rt.runtime.speculation.cost_model import user_costs
 from edge_rt.system.byte_size import parse_limit
+from edge_rt.system.json_files import user_cache
 from edge_rt.system.option_names import known_options
 from edge_rt.system.progress import ProgressCallback, no_progress
 
@@ -115,6 +116,7 @@ def load(
         spec_trace=spec_trace,
         on_calibrate=None if on_calibrate is None else lambda _: on_calibrate(),
         costs=user_costs(),
+        tokenizer_readings=user_cache("tokenizers"),
         plan=plan,
         share_tokenizer_with=_encoder_of(share_tokenizer_with),
     )

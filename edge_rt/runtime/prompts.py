@@ -27,6 +27,7 @@ from edge_rt.text.template_text import RenderedPrompt
 from edge_rt.text.thoughts import ThoughtMarkers, find_markers, tool_names
 from edge_rt.text.token_bytes import IncrementalDecoder
 from edge_rt.text.tokenizer import Tokenizer
+from edge_rt.text.tokenizer_reading import KeptReadings
 
 _STEPS = 50  # a budget that is large enough is searched in steps of one fiftieth
 _DRIFT = 1 << 20  # the memory of a process before a load varies a little between starts
@@ -130,6 +131,7 @@ class PromptEncoder:
         like: the encoder of another model; its tokenizer is shared, and not read again, if the package has the same
             one.
         budget: memory for text that has to be encoded at once because it cannot be cut; None: no limit.
+        kept: readings of tokenizers that were checked before; None: the file is parsed and checked.
 
     Raises:
         InvalidTokenizer, StorageError: the package's files cannot be used.
@@ -142,12 +144,16 @@ class PromptEncoder:
         like: PromptEncoder | None = None,
         *,
         budget: EncodingBudget | None = None,
+        kept: KeptReadings | None = None,
     ) -> None:
         manifest = package.manifest
         self._source = _tokenizer_source(package)
         tokenizer = like.tokenizer if like is not None and like.has_tokenizer_of(package) else None
         self.tokenizer: Tokenizer = tokenizer or Tokenizer.from_file(
-            package.file(manifest.tokenizer.file), info=manifest.tokenizer, embedding_rows=manifest.model.vocab_size
+            package.file(manifest.tokenizer.file),
+            info=manifest.tokenizer,
+            embedding_rows=manifest.model.vocab_size,
+            kept=kept,
         )
         self._template = _load_template(package, self.tokenizer, manifest.chat_template)
         self._tool_template: ChatTemplate | InvalidTemplate | None = None

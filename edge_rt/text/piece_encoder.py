@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import base64
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import pairwise
 from typing import Any, Final, Protocol
 
@@ -47,10 +48,15 @@ class Places(Protocol):
 
 
 class _PatternPlaces:
-    """Places that a regular expression finds."""
+    """Places that regular expressions find.
 
-    def __init__(self, pattern: re.Pattern[str]) -> None:
-        self._pattern = pattern
+    Args:
+        kinds: indices of ``_SPELLED``.
+    """
+
+    def __init__(self, kinds: Sequence[int]) -> None:
+        self.kinds = kinds
+        self._pattern = re.compile("|".join(_SPELLED[kind][0] for kind in kinds))
 
     def find(self, text: str, start: int) -> int | None:
         found = self._pattern.search(text, start)
@@ -61,22 +67,27 @@ class _PairPlaces:
     """Places between characters that no entry of a vocabulary has next to each other.
 
     Args:
+        taken: one bit for each value of the hash of a pair: whether an entry has such a pair.
         ascii_only: cut between ASCII characters only, which normalisation leaves alone.
     """
 
-    def __init__(self, tokens: Mapping[str, object], *, ascii_only: bool) -> None:
-        self._ascii_only = ascii_only
+    def __init__(self, taken: bytes, *, ascii_only: bool) -> None:
+        self.taken, self.ascii_only = taken, ascii_only
+
+    @classmethod
+    def of(cls, tokens: Mapping[str, object], *, ascii_only: bool) -> _PairPlaces:
+        """Return the places for the entries of a vocabulary."""
         codes = np.frombuffer("\0".join(tokens).encode("utf-32-le", "surrogatepass"), "<u4").astype(np.uint64)
         hashed = codes[:-1] * np.uint64(_LEFT_FACTOR) ^ codes[1:] * np.uint64(_RIGHT_FACTOR)
         is_taken = np.zeros(1 << _PAIR_BITS, np.bool_)
         is_taken[(hashed & np.uint64(0xFFFFFFFF)) >> np.uint64(32 - _PAIR_BITS)] = True
-        self._taken = np.packbits(is_taken, bitorder="little").tobytes()
+        return cls(np.packbits(is_taken, bitorder="little").tobytes(), ascii_only=ascii_only)
 
     def find(self, text: str, start: int) -> int | None:
         left = text[start - 1 : start]
         for at in range(max(start, 1), len(text)):
             right = text[at]
-            if (not self._ascii_only or (left < "\x80" and right < "\x80")) and not self._is_taken(left, right):
+            if (not self.ascii_only or (left < "\x80" and right < "\x80")) and not self._is_taken(left, right):
                 return at
             left = right
         return None
@@ -84,7 +95,7 @@ class _PairPlaces:
     def _is_taken(self, left: str, right: str) -> bool:
         one, two = ord(SPACE if left == " " else left), ord(SPACE if right == " " else right)
         place = ((one * _LEFT_FACTOR ^ two * _RIGHT_FACTOR) & 0xFFFFFFFF) >> (32 - _PAIR_BITS)
-        return bool(self._taken[place >> 3] >> (place & 7) & 1)
+        return bool(self.taken[place >> 3] >> (place & 7) & 1)
 
 
 def places_to_cut(document: Mapping[str, Any], steps: Steps) -> Places | None:
@@ -98,15 +109,31 @@ def places_to_cut(document: Mapping[str, Any], steps: Steps) -> Places | None:
             return None
         if not any(map(is_space_step, steps.normalizers)) and not _has_metaspace(steps):
             return None
-        return _PairPlaces(vocabulary, ascii_only=steps.composes)
+        return _PairPlaces.of(vocabulary, ascii_only=steps.composes)
     spelled = "\n".join(vocabulary)  # a line end itself is spelled differently
     adds_space = any(map(_adds_space, steps.pre_tokenizers))
     kinds = [
-        place
-        for place, inside in _SPELLED
+        kind
+        for kind, (place, inside) in enumerate(_SPELLED)
         if (place == _BEFORE_SPACE or not adds_space) and inside.search(spelled) is None
     ]
-    return _PatternPlaces(re.compile("|".join(kinds))) if kinds else None
+    return _PatternPlaces(kinds) if kinds else None
+
+
+def places_to_json(places: Places | None) -> dict[str, Any] | None:
+    """Return what ``places_to_cut`` has returned, as JSON."""
+    if isinstance(places, _PairPlaces):
+        return {"taken": base64.b64encode(places.taken).decode(), "ascii_only": places.ascii_only}
+    return {"kinds": list(places.kinds)} if isinstance(places, _PatternPlaces) else None
+
+
+def places_from_json(document: Mapping[str, Any] | None) -> Places | None:
+    """Return what ``places_to_json`` has made JSON of."""
+    if document is None:
+        return None
+    if "kinds" in document:
+        return _PatternPlaces(document["kinds"])
+    return _PairPlaces(base64.b64decode(document["taken"]), ascii_only=document["ascii_only"])
 
 
 def cut(text: str, places: Places | None, size: int = PIECE_CHARACTERS) -> Iterator[str]:

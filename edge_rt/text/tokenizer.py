@@ -12,9 +12,9 @@ written by :class:`edge_rt.text.tokenizer_steps.Prefix`, and decoding is in :mod
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, Final, Protocol
+from typing import Final, Protocol
 
 import tokenizers
 
@@ -22,22 +22,18 @@ from edge_rt.errors import InvalidTokenizer
 from edge_rt.system.byte_size import show_size
 from edge_rt.system.machine import return_free_memory
 from edge_rt.text.added_tokens import AddedTokens
-from edge_rt.text.piece_encoder import PieceEncoder, places_to_cut, reraise_unless_library
-from edge_rt.text.token_bytes import BYTE_OF, IncrementalDecoder, TokenBytes, fallback_bytes, spelled_bytes
+from edge_rt.text.piece_encoder import PieceEncoder, reraise_unless_library
+from edge_rt.text.token_bytes import IncrementalDecoder, TokenBytes, fallback_bytes, spelled_bytes
 from edge_rt.text.tokenizer_check import (
     FETCH_AGAIN,
     MAX_FILE_BYTES,
     MAX_VOCABULARY,
-    Checked,
-    check_document,
     invalid,
-    parse,
     read_file,
 )
+from edge_rt.text.tokenizer_reading import KeptReadings, Reading, read_document
 from edge_rt.text.tokenizer_steps import Steps, library_steps
 
-# Bytes that normalisation can turn into one: at most 4 are known, 8 leaves a margin.
-_MAX_COMPOSITION: Final = 8
 _COUNTED_CHARACTERS: Final = 1 << 16  # characters of a text whose bytes are counted at once
 
 
@@ -82,12 +78,12 @@ class Tokenizer:
     def __init__(
         self,
         library: tokenizers.Tokenizer,
-        document: Mapping[str, Any],
-        checked: Checked,
+        reading: Reading,
         facts: TokenizerFacts | None,
         rows: int | None,
     ) -> None:
         self._library = library
+        checked = reading.checked
         steps = checked.steps
         self.vocab_size: int = min(checked.size, rows or MAX_VOCABULARY)
         self.warnings = checked.warnings
@@ -105,15 +101,20 @@ class Tokenizer:
         texts = {token.token_id: token.text.encode("utf-8", "surrogatepass") for token in added}
         self._bytes = TokenBytes(library.id_to_token, texts, max(rows or 0, self.vocab_size), spelled)
         self._steps = steps
-        self._bound: tuple[int, bytes] | None = None
-        self._pieces = PieceEncoder(library, places_to_cut(document, steps))
+        self._longest, self._missing = reading.longest, reading.missing
+        self._pieces = PieceEncoder(library, reading.places)
         self.bos_token_id = facts.bos_token_id if facts else None
         self.eos_token_ids = facts.eos_token_ids if facts else ()
         self.add_bos = facts is not None and facts.add_bos and facts.bos_token_id is not None
 
     @classmethod
     def from_file(
-        cls, path: Path, *, info: TokenizerFacts | None = None, embedding_rows: int | None = None
+        cls,
+        path: Path,
+        *,
+        info: TokenizerFacts | None = None,
+        embedding_rows: int | None = None,
+        kept: KeptReadings | None = None,
     ) -> Tokenizer:
         """Load ``tokenizer.json``.
 
@@ -121,6 +122,7 @@ class Tokenizer:
             path: the file, at most 128 MiB.
             info: the manifest's information; without it there is no BOS and no end token.
             embedding_rows: rows of the model's embedding matrix, the bound of every id.
+            kept: readings of files that were checked before; None: the file is parsed and checked.
 
         Raises:
             StorageError: the file cannot be read.
@@ -128,7 +130,7 @@ class Tokenizer:
             UnsupportedModel: it is neither BPE over bytes nor BPE with byte fallback.
         """
         data = read_file(path)
-        tokenizer = cls._load(data, path.name, info, embedding_rows)
+        tokenizer = cls._load(data, path.name, info, embedding_rows, kept)
         # Reading took three times the memory of the result: 20 MiB for 49,000 tokens, 80 MiB for 151,000.
         del data
         return_free_memory()
@@ -144,14 +146,17 @@ class Tokenizer:
             raise InvalidTokenizer(
                 "tokenizer.json is too large.", f"The limit is {show_size(MAX_FILE_BYTES)}.", FETCH_AGAIN
             )
-        return cls._load(data, "tokenizer.json", info, embedding_rows)
+        return cls._load(data, "tokenizer.json", info, embedding_rows, None)
 
     @classmethod
-    def _load(cls, data: bytes, name: str, facts: TokenizerFacts | None, rows: int | None) -> Tokenizer:
-        document = parse(data, name)
-        checked = check_document(document, rows if rows is not None else MAX_VOCABULARY)
+    def _load(
+        cls, data: bytes, name: str, facts: TokenizerFacts | None, rows: int | None, kept: KeptReadings | None
+    ) -> Tokenizer:
+        read = read_document if kept is None else kept.read
+        reading = read(data, name, rows if rows is not None else MAX_VOCABULARY)
+        checked = reading.checked
         try:
-            library = tokenizers.Tokenizer.from_str(data.decode())
+            library = tokenizers.Tokenizer.from_buffer(data)
             if checked.steps.is_changed:
                 _set_steps(library, checked.steps)
         except BaseException as error:  # panics of the library are not an Exception
@@ -173,7 +178,7 @@ class Tokenizer:
         library.no_padding()
         library.no_truncation()
         _find_no_added_tokens(library)
-        return cls(library, document, checked, facts, rows)
+        return cls(library, reading, facts, rows)
 
     def encode_text(self, text: str) -> list[int]:
         """Encode text as text: what looks like a special token becomes ordinary tokens.
@@ -322,34 +327,13 @@ class Tokenizer:
 
     def min_tokens(self, text: str) -> int:
         """Return a lower bound of ``len(encode_text(text))`` within milliseconds, to refuse huge prompts at once."""
-        if self._bound is None:
-            self._bound = self._find_bound()
-            return_free_memory()
-        longest, missing = self._bound
         total = 0
         for start in range(0, len(text), _COUNTED_CHARACTERS):
             part = text[start : start + _COUNTED_CHARACTERS]
             # Tokens may take in any amount of white space around them.
             part = "".join(part.split()) if self._added.strips else part
-            total += len(part.encode("utf-8", "surrogatepass").translate(None, missing))
-        return total // longest
-
-    def _find_bound(self) -> tuple[int, bytes]:
-        """Return the largest number of bytes of a token, and the byte values that no token contains."""
-        if self._steps.replaces:
-            # Any amount of text can become a single character.
-            return 1, bytes(range(256))
-        vocabulary = self._library.get_vocab(with_added_tokens=False)
-        longest = max(len(text.encode("utf-8", "surrogatepass")) for text in [*self._added.by_text, ""])
-        missing = b""
-        if self._steps.is_byte_level:
-            longest = max(longest, *map(len, vocabulary))
-            # Bytes without a token vanish in encoding, so they do not count.
-            missing = bytes(byte for character, byte in BYTE_OF.items() if character not in vocabulary)
-        else:
-            longest = max(longest, *(len(token.encode("utf-8", "surrogatepass")) for token in vocabulary))
-        # Composing characters (Unicode NFC) shortens text as well.
-        return longest * (_MAX_COMPOSITION if self._steps.composes else 1), missing
+            total += len(part.encode("utf-8", "surrogatepass").translate(None, self._missing))
+        return total // self._longest
 
 
 def _set_steps(library: tokenizers.Tokenizer, steps: Steps) -> None:

@@ -267,6 +267,7 @@ class LoadFlags:
         from edge_rt.memory.device import this_machine
         from edge_rt.runtime.load.options import LoadOptions
         from edge_rt.runtime.speculation.cost_model import user_costs
+        from edge_rt.system.json_files import user_cache
 
         drafts = speculation or SpeculationFlags()
         return LoadOptions(
@@ -284,6 +285,7 @@ class LoadFlags:
             spec_trace=spec_trace,
             on_calibrate=on_calibrate,
             costs=user_costs(),
+            tokenizer_readings=user_cache("tokenizers"),
             base_bytes=this_machine(self.own_bytes).base_bytes,
             spell=shlex.join,
         )

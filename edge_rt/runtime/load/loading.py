@@ -33,6 +33,7 @@ from edge_rt.runtime.prompts import PromptEncoder
 from edge_rt.runtime.speculation.cost_model import MeasuredCosts
 from edge_rt.runtime.speculation.library import draft_library
 from edge_rt.runtime.speculation.speculation import Speculation
+from edge_rt.text.tokenizer_reading import KeptReadings
 
 CONTEXT: Final = 17
 """Tokens before the rows that are compared."""
@@ -185,7 +186,13 @@ def _open_parts(
     if device is not None and choice.gpu_layers is not None:
         device = device.dividing(load_plan.host_layers, choice.gpu_layers)
     tell = options.on_load or _tell_nobody
-    texts = PromptEncoder(package, choice.ctx, options.share_tokenizer_with, budget=load_plan.encoding_budget)
+    texts = PromptEncoder(
+        package,
+        choice.ctx,
+        options.share_tokenizer_with,
+        budget=load_plan.encoding_budget,
+        kept=None if options.tokenizer_readings is None else KeptReadings(options.tokenizer_readings),
+    )
     tell("tokenizer")
     is_native = manifest.op_profile == NativeIOBinding.profile
     more_outputs = (hidden_output(manifest.model),) if load_plan.hidden and is_native else ()

@@ -70,6 +70,8 @@ class LoadOptions:
         on_load: called with the name of what has just been loaded: ``"tokenizer"``, ``"cache"``, ``"session"``,
             ``"drafter"``.
         costs: where measured costs of passes are stored; None keeps them in memory only.
+        tokenizer_readings: folder of what was read of tokenizers that were checked before; None: a tokenizer is parsed
+            and checked at every load.
         plan: a plan made earlier for the package, to be carried out unchanged. Options that it decides must not be
             given again, but ``memory`` may be a ``Budget`` that the model's share is taken from.
         share_tokenizer_with: tokenizer and template of another model (``Model.texts``), shared if this package has the
@@ -108,6 +110,7 @@ class LoadOptions:
     on_plan: Callable[[Plan], None] | None = None
     on_load: Callable[[str], None] | None = None
     costs: CostStore | None = None
+    tokenizer_readings: Path | None = None
     plan: Plan | None = None
     share_tokenizer_with: PromptEncoder | None = None
     base_bytes: int | None = None
