@@ -114,10 +114,6 @@ using AllocatorFree = Slot<76, Status*(Allocator*, void* memory)>;
 using ReleaseAllocator = Slot<132, void(Allocator*)>;
 using KernelInfoGetAllocator = Slot<278, Status*(const KernelInfo*, int memory_type, Allocator** out)>;
 
-// Threads: calls function(user, i) for every i below total, on the session's pool; returns when all calls have.
-using ParallelFor = Slot<274, Status*(const KernelContext*, void (*function)(void* user, size_t index), size_t total,
-                                      size_t batches, void* user)>;
-
 // What ONNX Runtime asks about a custom op: 26 words. It has no room for data of ours; types derived from it do.
 struct OpRecord {
   uint32_t version;

@@ -2,6 +2,7 @@
 #include <atomic>
 #include <string>
 
+#include "common/crew.h"
 #include "common/export.h"
 #include "common/isa.h"
 #include "ort/registry.h"
@@ -16,7 +17,7 @@ namespace edge_rt {
 namespace {
 
 // Number of the calls below and of the ops' inputs and attributes: the Python half refuses a library of another one.
-constexpr int kAbiVersion = 2;
+constexpr int kAbiVersion = 3;
 
 // The instruction set of registrations to come; -1 is the best one. It is an argument of RegisterCustomOps that ONNX
 // Runtime's fixed signature has no room for; edge_rt/ort/session.py sets it and registers under one lock.
@@ -49,6 +50,9 @@ EDGE_RT_EXPORT edge_rt::abi::Status* RegisterCustomOps(edge_rt::abi::SessionOpti
 }
 
 EDGE_RT_EXPORT int edge_rt_abi_version() { return edge_rt::kAbiVersion; }
+
+// Threads that compute from now on, the caller of a session included.
+EDGE_RT_EXPORT void edge_rt_use_threads(int threads) { edge_rt::process_crew().resize(threads); }
 
 // Comma-separated names of the instruction sets that are compiled and that this CPU has, best first.
 EDGE_RT_EXPORT const char* edge_rt_isa_names() {

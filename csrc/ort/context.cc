@@ -156,27 +156,6 @@ abi::Status* OpContext::scratch(size_t bytes, Scratch* out) {
   return nullptr;
 }
 
-Executor OpContext::executor() const {
-  auto run = [](void* self, int64_t n, void (*function)(void*, int64_t), void* user) {
-    struct Call {
-      void (*function)(void*, int64_t);
-      void* user;
-    } call{function, user};
-    const OpContext& context = *static_cast<const OpContext*>(self);
-    auto forward = [](void* state, size_t index) {
-      static_cast<Call*>(state)->function(static_cast<Call*>(state)->user, static_cast<int64_t>(index));
-    };
-    abi::Status* failed = context.api_.call<abi::ParallelFor>(
-        static_cast<const abi::KernelContext*>(context.context_), static_cast<void (*)(void*, size_t)>(forward),
-        static_cast<size_t>(n), size_t{0}, static_cast<void*>(&call));
-    if (failed == nullptr) return;
-    // ONNX Runtime refuses only arguments that are not ours to get wrong; the work must be done all the same.
-    context.api_.call<abi::ReleaseStatus>(failed);
-    for (int64_t i = 0; i < n; ++i) function(user, i);
-  };
-  return Executor{const_cast<OpContext*>(this), run};
-}
-
 abi::Status* OpContext::check_shape(int index, std::initializer_list<int64_t> dims) const {
   const TensorView& tensor = inputs_[index];
   if (!tensor.present) return nullptr;

@@ -22,7 +22,7 @@
 //       ort::Scratch scratch;
 //       if (abi::Status* bad = context.scratch(4 * x.count, &scratch)) return bad;
 //       auto body = [&](int64_t item) { ... };
-//       run_phases(context.executor(), {make_phase(x.count, body)});              // common/parallel.h
+//       run_phases(process_crew(), {make_phase(x.count, body)});                  // common/crew.h
 //       return nullptr;
 //     }
 //
@@ -41,7 +41,7 @@
 #include <string>
 
 #include "common/isa.h"
-#include "common/parallel.h"
+#include "common/crew.h"
 #include "ort/api.h"
 #include "ort_abi.h"
 
@@ -183,9 +183,6 @@ class OpContext {
 
   // At least one byte is given, so data() is never null on success.
   abi::Status* scratch(size_t bytes, Scratch* out);
-
-  // The session's threads.
-  Executor executor() const;
 
   // "<op>: <message>".
   [[gnu::format(printf, 2, 3)]] abi::Status* error(const char* format, ...) const;

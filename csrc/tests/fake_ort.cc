@@ -7,7 +7,6 @@
 #include <new>
 
 #include "tests/check.h"
-#include "tests/thread_executor.h"
 
 namespace edge_rt::fake {
 namespace {
@@ -188,7 +187,7 @@ void release_tensor_info(abi::TensorInfo* info) {
   delete reinterpret_cast<Shape*>(info);
 }
 
-// --- memory and threads ---
+// --- memory ---
 
 abi::Status* node_allocator(const abi::KernelInfo* info, int memory_type, abi::Allocator** out) {
   CHECK(memory_type == abi::kDefaultMemory);
@@ -216,27 +215,6 @@ abi::Status* deallocate(abi::Allocator* self, void* memory) {
   --live;
   ::operator delete(static_cast<char*>(memory) - 1, std::align_val_t{kLine});
   return reinterpret_cast<Allocator*>(self)->fault->strikes() ? failed("Free") : nullptr;
-}
-
-abi::Status* parallel(const abi::KernelContext* context, void (*function)(void*, size_t), size_t total, size_t,
-                      void* user) {
-  const Run& run = run_of(context);
-  if (run.fault->strikes()) return failed("ParallelFor");
-  if (run.threads == 1) {
-    for (size_t i = 0; i < total; ++i) function(user, run.backwards ? total - 1 - i : i);
-    return nullptr;
-  }
-  struct Call {
-    void (*function)(void*, size_t);
-    void* user;
-  } call{function, user};
-  ThreadExecutor threads(run.threads);
-  const Executor executor = threads.executor();
-  auto forward = [](void* self, int64_t i) {
-    static_cast<Call*>(self)->function(static_cast<Call*>(self)->user, static_cast<size_t>(i));
-  };
-  executor.parallel_for(executor.self, static_cast<int64_t>(total), forward, &call);
-  return nullptr;
 }
 
 // --- the table ---
@@ -277,7 +255,6 @@ struct Slots {
     set<abi::ReleaseAllocator>(release_allocator);
     set<abi::AllocatorAlloc>(allocate);
     set<abi::AllocatorFree>(deallocate);
-    set<abi::ParallelFor>(parallel);
     if (is_newest) {
       set<abi::GetTypeAndShape>(type_and_shape);
     } else {

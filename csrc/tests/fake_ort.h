@@ -81,8 +81,6 @@ struct Run {
   Fault* fault;
   uint8_t rubbish;  // that fills outputs
   Place output_place;
-  int threads;     // 1: in the caller
-  bool backwards;  // the caller takes the items from the last to the first
 };
 
 // Bytes of an element; 0 for a type that tensors here cannot have.

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 
+#include "common/crew.h"
 namespace edge_rt::fuzz {
 namespace {
 
@@ -33,8 +34,7 @@ std::string compute(const Case& call, const abi::OpRecord& record, const Conditi
   run->fault = fault;
   run->rubbish = conditions.rubbish;
   run->output_place = conditions.place;
-  run->threads = conditions.threads;
-  run->backwards = conditions.backwards;
+  process_crew().resize(conditions.threads);
   abi::Status* refused = record.compute2(kernel, reinterpret_cast<abi::KernelContext*>(run));
   outcome->message = refused == nullptr ? "" : fake::take_message(refused);
   if (refused != nullptr && outcome->message.empty()) return "the message is empty";
@@ -85,7 +85,6 @@ Conditions Conditions::any(Random& random) {
   Conditions conditions;
   // Now and then more threads than a phase has items: worker numbers then run through all that scratch memory is for.
   conditions.threads = random.one_in(6) ? static_cast<int>(random.between(2, random.one_in(8) ? 64 : 5)) : 1;
-  conditions.backwards = random.one_in(4);
   conditions.rubbish = random.pick<uint8_t>({0x00, 0x5a, 0x7f, 0xff});  // 0xff...: no number
   conditions.place =
       random.pick({fake::Place::kHeap, fake::Place::kHeap, fake::Place::kGuarded, fake::Place::kNothing});

@@ -11,7 +11,6 @@ namespace edge_rt::fuzz {
 // How a call is run; none of it may change its results.
 struct Conditions {
   int threads = 1;
-  bool backwards = false;
   uint8_t rubbish = 0;                     // what uninitialised memory is full of
   fake::Place place = fake::Place::kHeap;  // of inputs and outputs
   bool trims = false;                      // absent inputs at the end are left out of the list

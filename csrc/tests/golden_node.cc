@@ -2,6 +2,7 @@
 
 #include <cstring>
 
+#include "common/crew.h"
 #include "tests/check.h"
 
 extern "C" edge_rt::abi::Status* RegisterCustomOps(edge_rt::abi::SessionOptions* options,
@@ -44,7 +45,8 @@ fake::Run run_once(const std::string& op, const std::vector<fake::Attribute>& at
   fake::Node node{attributes, &allocator};
   void* kernel = nullptr;
   must_work(record.create2(&record, nullptr, reinterpret_cast<const abi::KernelInfo*>(&node), &kernel));
-  fake::Run run{{}, {}, none, 0xff, fake::Place::kHeap, threads, false};
+  fake::Run run{{}, {}, none, 0xff, fake::Place::kHeap};
+  process_crew().resize(threads);
   for (const Tensor& input : inputs) run.inputs.push_back(copy_of(input, none));
   for (const int type : outputs) {
     run.outputs.push_back(std::make_unique<fake::Tensor>(fake::Tensor{type, {}, nullptr, none}));

@@ -1,5 +1,6 @@
 #include <algorithm>
 
+#include "common/crew.h"
 #include "ops/spec_attention/spec_attention_run.h"
 #include "tests/golden_ops.h"
 
@@ -155,7 +156,8 @@ void run_attention(const KernelTable& kernels, AttentionPass pass) {
   plan.place(scratch.as<void>(), &pass);
   PhaseList phases;
   plan.add_phases(kernels.spec_attention, pass, &phases);
-  run_phases(Executor{}, phases);
+  Crew crew(1);
+  run_phases(crew, phases);
 }
 
 std::vector<int32_t> depths_of(const std::vector<int32_t>& parents) {

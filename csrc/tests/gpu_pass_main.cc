@@ -166,7 +166,7 @@ std::string refusal(size_t boundary) {
   static constexpr ort::Port kInputs[] = {{"cache", abi::kUint8, abi::kOptional}};
   static constexpr ort::OpShape kShape{"Test", kInputs, 1, nullptr, 0};
   fake::Fault none;
-  fake::Run run{{}, {}, &none, 0, fake::Place::kHeap, 1, false};
+  fake::Run run{{}, {}, &none, 0, fake::Place::kHeap};
   run.inputs.emplace_back();
   if (boundary > 0) {
     auto memory = std::make_unique<fake::Memory>(64, boundary, fake::Place::kHeap);

@@ -112,7 +112,7 @@ struct Rounds {
       phases.push_back(make_phase(n, add));
       phases.push_back(make_phase(n, copy));
     }
-    run_phases(context.executor(), phases.data(), static_cast<int>(phases.size()));
+    run_phases(process_crew(), phases.data(), static_cast<int>(phases.size()));
     threads.as<int64_t>()[0] = 0;
     for (const bool part : took_part) threads.as<int64_t>()[0] += part;
     return nullptr;

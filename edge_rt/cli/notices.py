@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any, Final
 from edge_rt.cli.render.console import Terminal
 from edge_rt.package.spec_modes import AUTO, DRAFTER_MODES, MODEL, NO_DRAFTER, OFF, USED_BY, Drafts, mode_of
 from edge_rt.runtime.config import GenerationConfig
+from edge_rt.system.byte_size import counted
+from edge_rt.system.machine import usable_cpus
 
 if TYPE_CHECKING:
     from edge_rt.runtime.load.options import LoadOptions
@@ -108,12 +110,14 @@ def why_not_auto(model: Model) -> str:
 def warn_of_limits(
     terminal: Terminal, model: Model, load: LoadOptions, options: GenerationConfig, *, in_chat: bool = False
 ) -> None:
-    """Warn about limits of speculation, and unused flags, with this model and these options.
+    """Warn about limits of speculation, unused flags and too many threads, with this model and these options.
 
     Args:
         options: options of the next generations; ``spec`` is None unless ``/set spec`` chose it.
         in_chat: name the slash command instead of the flag where there is one.
     """
+    if load.threads is not None and load.threads > (cpus := usable_cpus()):
+        terminal.warn(f"{load.threads} threads share {counted(cpus, 'CPU')}: -t {cpus} is faster.")
     wanted = load.spec if options.spec is None else options.spec
     asked = wanted or AUTO
     warn_of_profile(terminal, model, asked, given=f"--spec {asked}" if options.spec is None else f"/set spec {asked}")

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, Final, cast
 from edge_rt.errors import ConfigError, RuntimeUnavailable, VersionMismatch
 from edge_rt.package.op_list import OPS, TILE_ROWS
 
-ABI_VERSION: Final = 2
+ABI_VERSION: Final = 3
 """Version of the library's functions and of the operators; changes together with ``csrc/register.cc``."""
 
 
@@ -81,6 +81,10 @@ class NativeLibrary:
                 "Leave it out to use the best one.",
             )
         return isa or self.isa_names[0]
+
+    def use_threads(self, threads: int) -> None:
+        """Set how many threads compute in sessions of the library from now on, the caller included."""
+        self.function("use_threads", None, ctypes.c_int)(threads)
 
     def function(self, name: str, result: Any, *arguments: Any) -> Callable[..., Any]:
         """Return one of the library's other functions.

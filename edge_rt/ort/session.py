@@ -125,6 +125,9 @@ class _ThreadPool:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._size: int | None = None
+        self._library: NativeLibrary | None = None
+        # More than there are CPUs were asked for.
+        self._exceeds = False
 
     def ensure(self, threads: int) -> None:
         if not 1 <= threads <= MAX_THREADS:
@@ -136,13 +139,23 @@ class _ThreadPool:
         with self._lock:
             if self._size is None:
                 ort.set_global_thread_pool_sizes(threads, 1)
-                self._size = threads
+                self._size, self._exceeds = threads, threads > usable_cpus()
             elif self._size != threads:
                 raise ConfigError(
                     "The thread pool of this process has another size already.",
                     f"It has {counted(self._size, 'thread')}, {threads} were asked for.",
                     "Use the same number for every model of a process, or start another process.",
                 )
+
+    def serve(self, library: NativeLibrary) -> None:
+        """Let a library compute with as many threads."""
+        self._library = library
+        self.follow_cpus()
+
+    def follow_cpus(self) -> None:
+        """Let the library compute with no more threads than there are usable CPUs now."""
+        if self._library is not None and self._size is not None:
+            self._library.use_threads(self._size if self._exceeds else min(self._size, usable_cpus()))
 
     @property
     def size(self) -> int | None:
@@ -155,6 +168,14 @@ _POOL: Final = _ThreadPool()
 def pool_size() -> int | None:
     """Return the size of the process-wide thread pool, or None before the first session."""
     return _POOL.size
+
+
+def follow_cpus() -> None:
+    """Compute native graphs with no more threads than this process may use CPUs now: quotas and affinity change.
+
+    It never makes more than the pool's, nor fewer where more than there were CPUs were asked for.
+    """
+    _POOL.follow_cpus()
 
 
 def pool_threads() -> int:
@@ -245,6 +266,7 @@ def _register_native_ops(options: Any, library: NativeLibrary, isa: str | None) 
     """Add edge-rt's operators to a session's options; return the instruction set that they use."""
     with _REGISTRATION:
         used = library.select(isa)
+        _POOL.serve(library)
         try:
             options.register_custom_ops_library(str(library.path))
         except Exception as error:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Final, Self, Unpack
 from edge_rt.device.names import ON_CPU, DeviceChoice
 from edge_rt.errors import Cancelled, out_of_memory
 from edge_rt.memory.plan import Plan
-from edge_rt.ort.session import onnxruntime_version, pool_size
+from edge_rt.ort.session import follow_cpus, onnxruntime_version, pool_size
 from edge_rt.package.reader import Package
 from edge_rt.package.spec_modes import REFERENCE_MODES
 from edge_rt.runtime.cache.kv_cache import KVCache
@@ -423,6 +423,7 @@ class Model(ModelTexts):
             drafting: chooses who drafts; it may have to measure what passes cost.
         """
         with self._runner.hold(cancel, outer) as runner:
+            follow_cpus()
             try:
                 yield Held(runner, *drafting())
             except (GeneratorExit, Cancelled):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import platform
 import re
@@ -106,8 +107,12 @@ _M_ARENA_MAX: Final = -8  # of glibc's malloc.h
 def usable_cpus(cgroup: Path = ROOT) -> int:
     """Return how many CPUs this process may use: affinity, cgroup quota and physical cores, whichever is least."""
     allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else (os.cpu_count() or 1)
-    physical = psutil.cpu_count(logical=False) or allowed
-    return max(1, min(allowed, physical, cgroup_cpus(cgroup) or allowed))
+    return max(1, min(allowed, _physical_cpus() or allowed, cgroup_cpus(cgroup) or allowed))
+
+
+@functools.cache
+def _physical_cpus() -> int | None:
+    return psutil.cpu_count(logical=False)
 
 
 def is_running(pid: int) -> bool:

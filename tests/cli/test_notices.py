@@ -17,6 +17,7 @@ from edge_rt.package.spec_modes import SPEC_MODES
 from edge_rt.runtime.config import GenerationConfig
 from edge_rt.runtime.speculation.corpus_build import build_corpus
 from edge_rt.runtime.speculation.cost_model import MAX_TRIES
+from edge_rt.system.machine import usable_cpus
 from tests.cli.conftest import ENDLESS
 
 GREEDY = ("--temp", "0", "-n", "24")
@@ -75,6 +76,13 @@ def test_the_ratio_rule(ask):
     warm = ask(*ratio, "--temp", "1", "--seed", "1")
     assert (warm.returncode, json.loads(warm.stdout)["spec"]["mode"]) == (0, "recycling")
     assert warm.stderr.decode() in ("", MEASURING)
+
+
+def test_more_threads_than_cpus_are_warned_of(start, native_package):
+    cpus = usable_cpus()
+    _, said = start("generate", "-m", native_package, "-p", "Hello", *GREEDY, "-t", cpus + 5).communicate(timeout=60)
+    assert f"{cpus + 5} threads share" in said.decode()
+    assert f": -t {cpus} is faster." in said.decode()
 
 
 @pytest.mark.parametrize(

@@ -30,7 +30,7 @@ class SingleOp:
         attributes: of the node.
         inputs: name -> example array; only dtype and rank matter. Ports that are missing are left out.
         isa: instruction set, None for the best.
-        threads: size of the session's own pool.
+        threads: that compute.
     """
 
     def __init__(self, name, attributes, inputs, *, isa=None, threads=1):
@@ -43,10 +43,10 @@ class SingleOp:
         node = ir.node(name, [values.get(port.name) for port in op.inputs], attributes, domain=DOMAIN, outputs=outputs)
         graph = ir.Graph(values.values(), outputs, nodes=[node], opset_imports={"": 21, DOMAIN: 1}, name="op")
         options = ort.SessionOptions()
-        options.intra_op_num_threads = threads
-        options.add_session_config_entry("session.intra_op.allow_spinning", "0")
+        options.intra_op_num_threads = 1
         options.log_severity_level = 4
-        library = native_library()
+        self._library = library = native_library()
+        self._threads = threads
         library.select(isa)
         options.register_custom_ops_library(str(library.path))
         library.select(None)
@@ -55,6 +55,7 @@ class SingleOp:
 
     def __call__(self, **inputs):
         """Return the outputs of one run; arrays are copied in, so nothing is written back."""
+        self._library.use_threads(self._threads)
         return self._session.run(None, inputs)
 
     def run_in_place(self, **inputs):
@@ -65,5 +66,6 @@ class SingleOp:
             binding.bind_ortvalue_input(key, ort.OrtValue.ortvalue_from_numpy(array))
         for output in self._session.get_outputs():
             binding.bind_output(output.name)
+        self._library.use_threads(self._threads)
         self._session.run_with_iobinding(binding)
         return binding.copy_outputs_to_cpu()

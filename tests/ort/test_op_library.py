@@ -43,7 +43,7 @@ def toy_library(toys):
 
 
 @pytest.fixture
-def open_toy(toys):
+def open_toy(toy_library):
     """Open a graph of one test op; an empty name leaves an optional input out."""
 
     def opened(op, inputs, outputs, threads=1, **attributes):
@@ -57,9 +57,9 @@ def open_toy(toys):
         imports = {"": 21, DOMAIN: 1}
         graph = ir.Graph([v for v in values if v], results, nodes=[node], opset_imports=imports, name="g")
         options = ort.SessionOptions()
-        options.intra_op_num_threads = threads
         options.log_severity_level = 4
-        options.register_custom_ops_library(str(toys))
+        toy_library.use_threads(threads)
+        options.register_custom_ops_library(str(toy_library.path))
         data = ir.to_proto(ir.Model(graph, ir_version=10)).SerializeToString()
         return ort.InferenceSession(data, options, providers=["CPUExecutionProvider"])
 
@@ -262,6 +262,18 @@ class TestMemoryAndThreads:
             y, used = session.run(None, {"x": x})
             assert np.array_equal(y, expected)
             assert 1 <= used[0] <= threads
+
+    def test_threads_that_are_given_later_and_taken_back(self, open_toy, toy_library):
+        session = open_toy("Rounds", [("x", INT64, 1)], [("y", INT64), ("threads", INT64)], 1, rounds=6)
+
+        def most_threads(threads):
+            toy_library.use_threads(threads)
+            return max(session.run(None, {"x": np.arange(100_000)})[1][0] for _ in range(5))
+
+        assert [most_threads(1), most_threads(0), most_threads(-1)] == [1, 1, 1]
+        assert most_threads(1000) <= 64
+        assert most_threads(2) in (1, 2)
+        assert most_threads(1) == 1
 
     def test_memory_that_is_not_there(self, open_toy):
         session = open_toy("Greedy", [("x", FLOAT, 1)], [("y", FLOAT)])

@@ -334,3 +334,30 @@ def test_a_name_in_a_damaged_graph_that_is_not_text(tmp_path):
 def test_a_path_that_is_not_text(tmp_path):
     with pytest.raises(StorageError, match="whose path is not text"):
         opened(tmp_path / "\udcff.onnx")
+
+
+FOLLOWS = """
+import os
+from edge_rt.ort import session
+from edge_rt.system.machine import usable_cpus
+
+class Library:
+    def use_threads(self, threads):
+        print(threads, end=" ")
+
+cpus, pool = usable_cpus(), session._ThreadPool()
+pool.ensure(cpus + {more})
+pool.serve(Library())
+os.sched_setaffinity(0, list(os.sched_getaffinity(0))[:1])
+pool.follow_cpus()
+print("of", cpus)
+"""
+
+
+@pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="threads have no affinity here")
+@pytest.mark.parametrize("more", [0, 3])
+def test_threads_follow_the_cpus_that_may_be_used_unless_more_were_asked_for(more):
+    code = FOLLOWS.format(more=more)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
+    first, second, cpus = (int(word) for word in done.stdout.replace("of", "").split())
+    assert (first, second) == ((cpus + more, cpus + more) if more else (cpus, 1))

@@ -171,7 +171,7 @@ abi::Status* DecoderLayer::compute(ort::OpContext& context) const {
   output.add_phases(&phases);
   gate_up.add_phases(&phases);
   down.add_phases(&phases);
-  run_phases(context.executor(), phases);
+  run_phases(process_crew(), phases);
   lanes_.store(gate_up.workers(), std::memory_order_relaxed);
   const bool failed = qkv.failed() || output.failed() || gate_up.failed() || down.failed();
   return failed ? context.error("Failed to allocate memory for rounded rows") : nullptr;

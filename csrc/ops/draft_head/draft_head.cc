@@ -210,7 +210,7 @@ abi::Status* DraftHead::compute(ort::OpContext& context) const {
                    kernels.quant_embed,
                    kernels.row_top_k,
                    kernels.draft_head,
-                   context.executor(),
+                   process_crew(),
                    lanes_.load(std::memory_order_relaxed),
                    1};
   DraftTree tree{ids.as<int32_t>(), parents.as<int32_t>(), depths.as<int32_t>(), log_probs.as<float>(), 0};

@@ -190,7 +190,7 @@ class Growth {
     add(&phases, heads_, states(), job_.hidden, job_.output_norm, at_.columns, place<float>(at_.logits));
     phases.add(make_phase_of<&Growth::find_top>(rows_ * parts_, this));
     phases.add(make_phase_of<&Growth::join>(rows_, this));
-    run_phases(run_.executor, phases);
+    run_phases(run_.crew, phases);
     bool failed = false;
     for (int i = 0; i < step_count_; ++i) {
       failed = failed || steps_[i]->failed();

@@ -4,7 +4,7 @@
 #include <cstddef>
 #include <cstdint>
 
-#include "common/parallel.h"
+#include "common/crew.h"
 #include "ops/draft_head/draft_head.h"
 #include "ops/quant_embed/quant_embed.h"
 #include "ops/quant_linear/quant_linear.h"
@@ -45,7 +45,7 @@ struct DraftHeadRun {
   const QuantEmbedKernels& embed;
   const RowTopKKernels& top_k;
   const DraftHeadKernels& head;
-  Executor executor;
+  Crew& crew;
   int lanes;    // threads to plan for
   int workers;  // set: threads that took part
 };

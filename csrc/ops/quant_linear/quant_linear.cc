@@ -277,7 +277,7 @@ abi::Status* QuantLinear::compute(ort::OpContext& context) const {
   LinearStep step(*kernels_, rounding(context, job), job, lanes_.load(std::memory_order_relaxed));
   PhaseList phases;
   step.add_phases(&phases);
-  run_phases(context.executor(), phases);
+  run_phases(process_crew(), phases);
   lanes_.store(step.workers(), std::memory_order_relaxed);
   return step.failed() ? context.error("Failed to allocate memory for rounded rows") : nullptr;
 }

@@ -47,7 +47,7 @@ abi::Status* RowTopK::compute(ort::OpContext& context) const {
     kernels_->join(job.parts + row * parts, parts, job.k, job.ids + row * job.k, job.values + row * job.k,
                    job.log_sum_exp + row);
   };
-  run_phases(context.executor(), {make_phase(job.rows * parts, part), make_phase(job.rows, join)});
+  run_phases(process_crew(), {make_phase(job.rows * parts, part), make_phase(job.rows, join)});
   return nullptr;
 }
 

@@ -213,7 +213,7 @@ abi::Status* SpecAttention::compute(ort::OpContext& context) const {
   plan.place(scratch.data(), &pass);
   PhaseList phases;
   plan.add_phases(*kernels_, pass, &phases);
-  run_phases(context.executor(), phases);
+  run_phases(process_crew(), phases);
   return nullptr;
 }
 
