@@ -37,8 +37,8 @@ class Mutation(NamedTuple):
 HANGS_AFTER = 600
 """Seconds; tests of one change take a minute."""
 
-CONSTANTS = ("tests/ops/test_spec_attention_key_constants.py::test_passes_match_the_reference",)
-TREES = ("tests/ops/test_spec_attention_key_constants.py::test_bits_of_a_tree_are_those_of_its_branches",)
+CONSTANTS = ("tests/ops/test_spec_attention.py::test_passes_of_every_kind_match_the_reference", "-k", "constants")
+TREES = ("tests/ops/test_spec_attention.py::test_bits_of_a_tree_are_those_of_its_branches",)
 LAYER = ("tests/ops/test_decoder_layer.py::test_bits_are_those_of_five_operators",)
 BOMBS = ("tests/text/test_template_guard.py", "-k", "without_end")
 CUTS = ("tests/text/test_template_text.py",)

@@ -8,9 +8,8 @@ import onnxruntime as ort
 
 from edge_rt.package.op_list import DOMAIN, OPS
 from tests.gpu.emulated import on_gpu
+from tests.ops.layer_cases import ATTRIBUTES, Layer
 from tests.ops.single_op import NAMES, TYPES
-from tests.ops.test_decoder_layer import ATTRIBUTES, Layer
-from tests.ops.test_decoder_layer_families import FamilyLayer
 
 
 class Node:
@@ -55,7 +54,7 @@ class Node:
 
 
 class _Placed:
-    """Runs the nodes of a layer where ``place`` says; see ``tests.ops.test_decoder_layer.Layer``."""
+    """Runs the nodes of a layer where ``place`` says; see ``tests.ops.layer_cases.Layer``."""
 
     def place_nodes(self, gpu, **options):
         self._gpu, self._placing = gpu, options
@@ -76,10 +75,6 @@ class PlacedLayer(_Placed, Layer):
         inputs = {**self.place(0, [-1]), **self.norms, **self.weights}
         x = np.zeros((1, ATTRIBUTES["hidden"]), np.float32)
         return Node(self._gpu, "DecoderLayer", numbers, {"x": x, **inputs}, **options), inputs
-
-
-class PlacedFamilyLayer(_Placed, FamilyLayer):
-    pass
 
 
 def pair(make, gpu):

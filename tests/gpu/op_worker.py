@@ -8,11 +8,10 @@ import numpy as np
 import onnx_ir as ir
 
 from tests.gpu.emulated import FLOAT, INT64, SOME, expect, main, same_bits, value
-from tests.gpu.nodes import Node, PlacedFamilyLayer, PlacedLayer, pair
+from tests.gpu.nodes import Node, PlacedLayer, pair
+from tests.ops.layer_cases import BAD_INPUTS, CAPACITY, FAMILIES, MATRICES, chain, extras, key_constants, random_rows
 from tests.ops.packed import random_matrix, wide
 from tests.ops.spec_attention_reference import FORMATS
-from tests.ops.test_decoder_layer import BAD_INPUTS, CAPACITY, MATRICES, chain, extras, key_constants, random_rows
-from tests.ops.test_decoder_layer_families import FAMILIES
 
 TREE = (-1, 0, 0, 1, -1, 4, 2)
 # Rows of a pass, where they stand, what they follow.
@@ -119,7 +118,7 @@ def case_families(gpu):
     kv_formats, few = cycle(("int8", "f16")), ((4, 0, chain(4)), PASSES[2])
     for family in FAMILIES:
         kv_format = next(kv_formats)
-        compare(pair(lambda: PlacedFamilyLayer(MATRICES["w4m"], kv_format, family), gpu), few)  # noqa: B023
+        compare(pair(lambda: PlacedLayer(MATRICES["w4m"], kv_format, family), gpu), few)  # noqa: B023
 
 
 def case_refused_before_written(gpu):

@@ -7,7 +7,7 @@ import onnxruntime as ort
 
 from tests.gpu.emulated import LAUNCH_FAILED, expect, main, on_gpu, sweep
 from tests.gpu.nodes import PlacedLayer, pair
-from tests.ops.test_decoder_layer import CAPACITY, HIDDEN, MATRICES, chain, extras, random_rows
+from tests.ops.layer_cases import CAPACITY, HIDDEN, MATRICES, chain, extras, random_rows
 
 TREE = (-1, 0, 0, 1, -1, 4)
 ROWS, PAST = len(TREE), 4

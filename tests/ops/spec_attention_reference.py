@@ -49,8 +49,8 @@ class Config:
             "softcap": self.softcap,
             "interleaved": self.interleaved,
             "epsilon": self.epsilon,
-            **({} if self.rotate else {"rotate": 0}),
-            **({"norm_after_rotation": 1} if self.norm_after_rotation else {}),
+            **({} if self.rotate == 1 else {"rotate": self.rotate}),
+            **({} if self.norm_after_rotation == 0 else {"norm_after_rotation": self.norm_after_rotation}),
         }
 
 

@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given, settings, strategies as st
 
 from edge_rt.runtime.cache.kv_cache import SlidingWindow
+from tests.ops.attention_cases import Case, Layer, check, make_rows, make_tables, random_parents
 from tests.ops.single_op import needs_native
 from tests.ops.spec_attention_reference import FORMATS, Config
-from tests.ops.test_spec_attention import Layer, check, make_rows, make_tables, random_parents
 
 pytestmark = [needs_native, pytest.mark.own_pools]
 
@@ -33,7 +33,7 @@ class Ring(Layer):
 def make_pair(rng, window, slack, kv_format, **options):
     """Return the same layer with all rows and with those of a ring that has room for passes of ``slack`` rows."""
     config = Config(heads=6, kv_heads=2, dim=24, window=window)
-    tables = make_tables(rng, config, positions=POSITIONS)
+    tables = make_tables(rng, Case(config, is_long=True))
     whole = Layer(config, tables, kv_format, capacity=POSITIONS, threads=2)
     return config, whole, Ring(config, tables, kv_format, window + slack - 1, threads=2, **options)
 
@@ -134,6 +134,6 @@ def test_a_map_that_ends_before_the_pass_is_an_error():
 
 def test_without_a_window_there_are_as_many_rows_as_positions():
     config = Config(dim=24)
-    layer = Layer(config, make_tables(np.random.default_rng(0), config), capacity=20)
+    layer = Layer(config, make_tables(np.random.default_rng(0), Case(config)), capacity=20)
     with pytest.raises(Exception, match="row_map"):
         layer.run(make_rows(np.random.default_rng(0), config, 3), 0, row_map=np.arange(21, dtype=np.int32))
