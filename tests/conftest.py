@@ -11,6 +11,7 @@ from pathlib import Path
 
 import platformdirs
 import pytest
+from hypothesis import HealthCheck, settings
 
 from edge_rt.export import export_model
 from edge_rt.store.fetch import fetch_source
@@ -21,6 +22,10 @@ from tests.helpers.gguf_factory import write_llama_gguf
 from tests.helpers.native_profile import require_native
 from tests.helpers.segmented import make_agreeing_pair, make_pair, make_window_pair, pair_in
 from tests.helpers.workers import SoleWorker, Worker
+
+# How long an example takes, or making one up, is a matter of the machine.
+settings.register_profile("any machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("any machine")
 
 WORKERS = pytest.StashKey[SoleWorker]()
 """What this process shares with the other workers of the run."""

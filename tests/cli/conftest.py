@@ -37,9 +37,9 @@ def cli_env(tmp_path):
 def cli(cli_env):
     """Run one command line to its end; stdin is empty unless given."""
 
-    def execute(*arguments, stdin=b"", timeout=60):
+    def execute(*arguments, stdin=b""):
         command = [*PROGRAM, *map(str, arguments)]
-        return subprocess.run(command, input=stdin, capture_output=True, env=cli_env, timeout=timeout)
+        return subprocess.run(command, input=stdin, capture_output=True, env=cli_env)
 
     return execute
 
@@ -73,8 +73,8 @@ def start(cli_env):
 
     yield run
     for process in started:
-        process.kill()
-        process.communicate()
+        with process:
+            process.kill()
 
 
 @pytest.fixture
@@ -90,7 +90,7 @@ def spawn(cli_env):
             encoding="utf-8",
             codec_errors="replace",
             dimensions=(50, 200),
-            timeout=20,
+            timeout=120,
             **options,
         )
         children.append(child)

@@ -213,7 +213,7 @@ def test_a_closed_stdout_is_quiet(start, slow_package):
     process.stdout.read(1)
     process.stdout.close()
     assert process.stderr.read() == b""
-    assert process.wait(5) == 141
+    assert process.wait() == 141
 
 
 @pytest.mark.parametrize(("signum", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)])
@@ -222,7 +222,7 @@ def test_signals_while_bench_measures(signum, code, start, slow_package):
     process.stderr.readline()
     told = Told(process.pid)
     process.send_signal(signum)
-    stdout, _ = process.communicate(timeout=30)
+    stdout, _ = process.communicate()
     told.must_be_done()
     assert process.returncode == code
     assert json.loads(stdout)["error"]["exit_code"] == code
@@ -232,5 +232,5 @@ def test_a_signal_among_json_lines_is_one_line(start, slow_package):
     process = start("generate", "-m", slow_package, "-p", "hello", "--json-lines", "-n", "5000", *ENDLESS)
     process.stdout.readline()
     process.send_signal(signal.SIGTERM)
-    stdout, _ = process.communicate(timeout=30)
+    stdout, _ = process.communicate()
     assert json.loads(stdout.splitlines()[-1])["error"]["exit_code"] == process.returncode == 143

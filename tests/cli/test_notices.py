@@ -245,7 +245,7 @@ def test_a_stopped_answer_leaves_whole_lines(signum, code, start, slow_package, 
     for _ in range(5):
         assert process.stdout.readline()
     process.send_signal(signum)
-    process.communicate(timeout=20)
+    process.communicate()
     assert process.returncode == code
     text = trace.read_text()
     assert text.endswith("\n")

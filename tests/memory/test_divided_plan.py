@@ -173,7 +173,7 @@ def test_a_pass_takes_the_time_of_both():
 
 
 @given(st.data(), shapes(), st.integers(1, 8 << 10), st.integers(500, 4 << 10))
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 def test_sums_budgets_and_alternatives_hold(data, shape, host, own):
     assume(shape.op_profile == "native")
     head = data.draw(st.integers(1, shape.weights_bytes // 2))

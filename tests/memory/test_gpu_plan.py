@@ -167,7 +167,7 @@ def test_cache_goes_before_context_where_only_the_gpu_is_short():
 
 
 @given(st.data(), shapes(), st.integers(1, 8 << 10), st.integers(1, 8 << 10))
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 def test_sums_budgets_and_alternatives_hold_on_both_sides(data, shape, host, own):
     if shape.op_profile != "native":
         return
@@ -225,7 +225,7 @@ def test_a_portable_package_is_planned_for_the_cpu():
 
 
 @given(st.integers(1, 5000), st.integers(1, 300))
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 def test_blocks_of_all_sizes_are_what_is_kept_at_most(row_bytes, rows):
     blocks = {pooled(row_bytes * count) for count in range(1, rows + 1)}
     assert sum(blocks) <= 12.5 * pooled(row_bytes * rows)

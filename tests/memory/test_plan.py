@@ -28,7 +28,7 @@ def rank(plan: Plan) -> tuple:
 
 
 @given(st.data(), shapes(), BUDGETS)
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_the_total_is_the_sum_of_its_terms_and_decides_what_fits(data, shape, budget):
     plan = make_plan(shape, DEVICE, with_budget(data.draw(requests(shape)), budget))
     assert plan.total_bytes == sum(term.bytes for term in plan.terms)
@@ -38,7 +38,7 @@ def test_the_total_is_the_sum_of_its_terms_and_decides_what_fits(data, shape, bu
 
 
 @given(st.data(), shapes())
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 def test_the_minimum_fits_and_one_byte_less_does_not(data, shape):
     request = data.draw(requests(shape))
     minimum = make_plan(shape, DEVICE, with_budget(request, 1)).minimum_bytes
@@ -49,7 +49,7 @@ def test_the_minimum_fits_and_one_byte_less_does_not(data, shape):
 
 
 @given(st.data(), shapes(), BUDGETS, BUDGETS)
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_a_larger_budget_never_keeps_less(data, shape, one, two):
     request = data.draw(requests(shape))
     small, large = (make_plan(shape, DEVICE, with_budget(request, budget)) for budget in sorted((one, two)))
@@ -60,7 +60,7 @@ def test_a_larger_budget_never_keeps_less(data, shape, one, two):
 
 
 @given(st.data(), shapes(), BUDGETS)
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 def test_every_alternative_fits_when_it_is_typed(data, shape, budget):
     plan = make_plan(shape, DEVICE, with_budget(data.draw(requests(shape)), budget))
     assert plan.alternatives or plan.fits
@@ -71,7 +71,7 @@ def test_every_alternative_fits_when_it_is_typed(data, shape, budget):
 
 
 @given(st.data(), shapes(), BUDGETS)
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 def test_what_is_pinned_is_kept(data, shape, budget):
     request = with_budget(data.draw(requests(shape)), budget)
     choice = make_plan(shape, DEVICE, request).choice
@@ -89,7 +89,7 @@ def test_what_is_pinned_is_kept(data, shape, budget):
 
 
 @given(st.data(), shapes())
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 def test_speculation_keeps_its_speed_at_its_lower_bound(data, shape):
     request = data.draw(requests(shape))
     free = make_plan(shape, DEVICE, with_budget(request, 1 << 50))

@@ -111,7 +111,7 @@ def test_bits_of_a_tree_are_those_of_its_branches(name, kv_format):
         assert in_parts.stored(past + count).tobytes() == others[0].stored(past + count).tobytes()
 
 
-@settings(deadline=None, max_examples=30, derandomize=True)
+@settings(max_examples=30, derandomize=True)
 @given(st.data())
 def test_any_pass_matches_the_reference_and_itself(data):
     group, kv_heads = data.draw(st.integers(1, 5)), data.draw(st.integers(1, 3))

@@ -38,7 +38,7 @@ def make_pair(rng, window, slack, kv_format, **options):
     return config, whole, Ring(config, tables, kv_format, window + slack - 1, threads=2, **options)
 
 
-@settings(deadline=None, max_examples=25, derandomize=True)
+@settings(max_examples=25, derandomize=True)
 @given(st.data())
 def test_a_ring_gives_the_bits_of_a_whole_cache(data):
     window = data.draw(st.sampled_from([1, 2, 15, 16, 17, 63, 64, 65, 100, 255, 257, 300]))

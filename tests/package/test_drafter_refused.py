@@ -346,7 +346,7 @@ VALUES = st.one_of(
 
 
 @given(data=st.data())
-@settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=300, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 def test_descriptions_at_random(written, tmp_path_factory, data):
     """Whatever a field holds, the drafter opens or a typed error says why not."""
     drafter = tmp_path_factory.mktemp("random") / "copy"
@@ -377,7 +377,7 @@ def test_descriptions_at_random(written, tmp_path_factory, data):
 @given(
     edits=st.lists(st.tuples(st.integers(0, 1 << 20), st.integers(0, 255), st.integers(0, 3)), min_size=1, max_size=4)
 )
-@settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=200, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 def test_bytes_at_random(written, tmp_path_factory, edits):
     """Whatever bytes a description has, the drafter opens or a typed error says why not."""
     drafter = tmp_path_factory.mktemp("bytes") / "copy"

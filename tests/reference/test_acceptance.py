@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 
 import pytest
-from hypothesis import given, settings, strategies as st
+from hypothesis import given, strategies as st
 
 from edge_rt.runtime.decode.draft import Accepted
 from edge_rt.runtime.speculation.source import Guess
@@ -185,7 +185,6 @@ def test_beside_a_sure_guess_others_are_worth_little():
     assert len(set(shares)) == 5
 
 
-@settings(deadline=None)
 @given(
     events=st.lists(
         st.tuples(

@@ -45,7 +45,7 @@ def check(tree, sources, use=-1):
         cursors[node] = {index: guess.cursor for index, guess in named.items()}
 
 
-@settings(deadline=None, max_examples=150)
+@settings(max_examples=150)
 @given(seeds=SEEDS, limit=st.integers(0, 40), use=st.integers(-1, 15), least=st.sampled_from([0.0, LEAST_VALUE, 0.3]))
 def test_trees_are_well_formed(seeds, limit, use, least):
     found = grower(seeds)
@@ -55,7 +55,7 @@ def test_trees_are_well_formed(seeds, limit, use, least):
     assert all(value >= least for value in tree.values)
 
 
-@settings(deadline=None, max_examples=80)
+@settings(max_examples=80)
 @given(seeds=SEEDS, limit=st.integers(0, 20), steps=st.integers(1, 12), data=st.data())
 def test_trees_stay_well_formed_whatever_is_learned(seeds, limit, steps, data):
     found = grower(seeds)
@@ -66,7 +66,7 @@ def test_trees_stay_well_formed_whatever_is_learned(seeds, limit, steps, data):
         found.learn(tree, accept_all(tree, lambda node, right=right: node in right))
 
 
-@settings(deadline=None, max_examples=80)
+@settings(max_examples=80)
 @given(seeds=SEEDS, limit=st.integers(0, 20), size=st.integers(0, 20))
 def test_a_smaller_tree_is_the_beginning_of_a_larger_one(seeds, limit, size):
     found = grower(seeds)
@@ -76,7 +76,7 @@ def test_a_smaller_tree_is_the_beginning_of_a_larger_one(seeds, limit, size):
     check(cut, found.sources)
 
 
-@settings(deadline=None, max_examples=80)
+@settings(max_examples=80)
 @given(seeds=SEEDS, limit=st.integers(1, 12))
 def test_no_node_left_out_is_worth_more(seeds, limit):
     """The tree of a size is the best one: its least value is not below that of any node that it could have."""
@@ -85,7 +85,7 @@ def test_no_node_left_out_is_worth_more(seeds, limit):
     assert sum(tree.values) == pytest.approx(sum(sorted(whole.values, reverse=True)[:limit]))
 
 
-@settings(deadline=None, max_examples=80)
+@settings(max_examples=80)
 @given(seeds=SEEDS, limit=st.integers(0, 20))
 def test_chains_for_models_that_cannot_verify_trees(seeds, limit):
     found, free = grower(seeds, chain=True), grower(seeds)
@@ -183,7 +183,7 @@ def test_only_what_was_tested_is_learned():
     assert told.heard == expected
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(seeds=SEEDS, right=st.sets(st.integers(0, 15)))
 def test_what_is_learned_is_what_accepting_tested(seeds, right):
     sources = [RandomSource(seed) for seed in seeds]

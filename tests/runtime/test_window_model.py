@@ -99,7 +99,7 @@ def test_rolled_back_to_every_position_and_computed_again(model, whole):
     assert kept == {0, *(length for length in lengths if length >= 109)}
 
 
-@settings(deadline=None, max_examples=20)
+@settings(max_examples=20)
 @given(st.data())
 def test_trees_and_rollbacks_leave_no_trace(package, data):
     model, plain = opened(package, "int8"), opened(package, "int8", largest_pass=CONTEXT)

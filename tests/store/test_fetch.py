@@ -160,7 +160,7 @@ def test_two_fetches_at_once_download_once(store):
     class SlowPip(FakePip):
         def __call__(self, command, **arguments):
             started.set()
-            assert release.wait(10)
+            assert release.wait(60)
             return super().__call__(command, **arguments)
 
     def on_event(event):
@@ -175,9 +175,9 @@ def test_two_fetches_at_once_download_once(store):
 
     threads = [threading.Thread(target=fetch) for _ in range(2)]
     threads[0].start()
-    assert started.wait(10)
+    assert started.wait(60)
     threads[1].start()
-    assert waiting.wait(10)
+    assert waiting.wait(60)
     release.set()
     for thread in threads:
         thread.join()

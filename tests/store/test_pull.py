@@ -222,7 +222,7 @@ def test_two_pulls_at_once_export_once(store, exporter, options):
 
     def slow(source, out, options):
         exporting.set()
-        assert waiting.wait(10)
+        assert waiting.wait(60)
         return exporter(source, out, options)
 
     def on_event(event):
@@ -234,7 +234,7 @@ def test_two_pulls_at_once_export_once(store, exporter, options):
 
     threads = [threading.Thread(target=work) for _ in range(2)]
     threads[0].start()
-    assert exporting.wait(10)
+    assert exporting.wait(60)
     threads[1].start()
     for thread in threads:
         thread.join()

@@ -134,7 +134,7 @@ def test_a_held_lock_is_waited_for(tmp_path):
     thread = threading.Thread(target=second)
     with entry_lock(tmp_path / "a.lock", on_wait=None):
         thread.start()
-        assert waiting.wait(5)
+        assert waiting.wait(60)
         order.append("first")
     thread.join()
     assert order == ["first", "second"]

@@ -94,7 +94,7 @@ class TestEncoding:
         assert TOKENIZERS[name].longest_stretch(text) < 8 * PIECE_CHARACTERS
         assert TOKENIZERS[name].encode_text(text) == LIBRARIES[name].encode(text, add_special_tokens=False).ids
 
-    @settings(max_examples=60, deadline=None)
+    @settings(max_examples=60)
     @given(seed=st.integers(0, 10**6), size=st.integers(1, 12))
     def test_pieces_of_any_size_have_the_ids_of_the_whole(self, name, seed, size):
         tokenizer = TOKENIZERS[name]

@@ -65,7 +65,7 @@ class TestSpans:
                 found = TOKENIZERS[name].encode_spans([(typed, False)])
                 assert found == BARE[name].encode(typed, add_special_tokens=False).ids
 
-    @settings(max_examples=150, deadline=None)
+    @settings(max_examples=150)
     @given(seed=st.integers(0, 10**6))
     def test_spans_have_the_ids_of_the_whole_text(self, name, seed):
         rng = random.Random(seed)
@@ -79,7 +79,7 @@ class TestSpans:
         assert TOKENIZERS[name].encode_spans([(whole, True)]) == expected
         assert TOKENIZERS[name].encode_spans_within(spans, len(expected)) == expected
 
-    @settings(max_examples=150, deadline=None)
+    @settings(max_examples=150)
     @given(data=st.data())
     def test_nobody_writes_a_mark(self, name, data):
         marks = [mark for mark in texts_of(name) if mark not in TEXT_LIKE]

@@ -264,7 +264,7 @@ class TestSpecialTokens:
             max_size=4,
         )
     )
-    @settings(max_examples=150, deadline=None)
+    @settings(max_examples=150)
     def test_no_mixture_of_fragments_adds_a_special_token(self, contents):
         chat = [{"role": "user", "content": "".join(parts)} for parts in contents]
         prompt = render(SIMPLE, chat)
@@ -368,7 +368,7 @@ class TestMessages:
     def test_the_most_messages_that_are_accepted_end_quickly(self):
         start = time.process_time()
         prompt = render(SIMPLE, USER * 16_384)
-        assert time.process_time() - start < 1
+        assert time.process_time() - start < 3
         assert prompt.text.count("Hi") == 16_384
 
 

@@ -206,7 +206,7 @@ class TestWhoWroteWhat:
 
     @pytest.mark.parametrize("name", FAMILIES)
     @given(seed=st.integers(0, 2**32), turns=st.integers(0, 2))
-    @settings(max_examples=40, deadline=None)
+    @settings(max_examples=40)
     def test_no_character_of_a_message_is_the_templates(self, name, seed, turns):
         template = template_of(name)
         assert not leaks(template, attack(random.Random(seed), fragments(template.source), turns))

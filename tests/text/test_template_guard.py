@@ -151,6 +151,9 @@ ONLY_TIME = {
     "64 KiB": "x" * 65_537,
 }
 
+MOST_SECONDS = 5.0
+"""Of CPU time; a rendering stops after less than a tenth of that."""
+
 
 def attempt(source):
     return ChatTemplate(source, special_tokens=SPECIAL_TOKENS).render(USER)
@@ -163,11 +166,11 @@ class TestHostileTemplates:
             attempt(ESCAPES[name])
 
     @pytest.mark.parametrize("name", [*BOMBS, *ONLY_TIME])
-    def test_work_without_end_is_stopped_within_a_second(self, name):
+    def test_work_without_end_is_stopped(self, name):
         start = time.process_time()
         with pytest.raises(InvalidTemplate):
             attempt((BOMBS | ONLY_TIME)[name])
-        assert time.process_time() - start < 1
+        assert time.process_time() - start < MOST_SECONDS
 
     @pytest.mark.parametrize("name", BOMBS)
     def test_work_without_end_stays_within_64_mib(self, name):
@@ -180,26 +183,30 @@ class TestHostileTemplates:
         finally:
             tracemalloc.stop()
 
-    def test_templates_made_at_random_end_within_a_second(self):
+    def test_templates_made_at_random_end(self):
         # ``python -m tests.attack_templates --hostile 300`` tries more, in processes that can be stopped.
         for _, source in hostile_templates(seed=2, number=24):
             start = time.process_time()
             with suppress(InvalidTemplate):
                 attempt(source)
-            assert time.process_time() - start < 1, source
+            assert time.process_time() - start < MOST_SECONDS, source
 
     def test_a_text_is_cut_at_many_places_in_time(self):
         start = time.process_time()
         assert attempt("{{ (([messages[0].content] * 20000) | join('x')).split('x') | length }}").text == "20000"
-        assert time.process_time() - start < 1
+        assert time.process_time() - start < MOST_SECONDS
 
     def test_a_template_that_takes_too_long_is_not_tried_in_other_forms(self):
         endless = "{% for i in range(100000) %}{% for j in range(100000) %}{% endfor %}{% endfor %}"
-        parts = [{"role": "system", "content": "s"}, {"role": "user", "content": [{"type": "text", "text": "Hi"}]}]
-        start = time.process_time()
-        with pytest.raises(InvalidTemplate, match="too"):
-            ChatTemplate(endless, special_tokens=SPECIAL_TOKENS).render(parts)
-        assert time.process_time() - start < 1.2
+        parts = [{"role": "user", "content": [{"type": "text", "text": "Hi"}]}]
+        best = {}
+        for _ in range(3):
+            for form, messages in (("the only one", USER), ("several", parts)):
+                start = time.process_time()
+                with pytest.raises(InvalidTemplate, match="too"):
+                    ChatTemplate(endless, special_tokens=SPECIAL_TOKENS).render(messages)
+                best[form] = min(best.get(form, 60.0), time.process_time() - start)
+        assert best["several"] < 1.6 * best["the only one"]
 
     def test_a_template_that_failed_can_be_used_again(self):
         template = ChatTemplate("{{ 'x' * messages[0].content | int }}", special_tokens=SPECIAL_TOKENS)

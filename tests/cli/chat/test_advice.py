@@ -12,6 +12,7 @@ from edge_rt.cli.loading import plan_model
 from edge_rt.errors import ConfigError, EncodingBudgetExceeded, MemoryBudgetExceeded, ReferenceBudgetExceeded
 from edge_rt.package.reader import open_package
 from edge_rt.runtime.load.options import LoadOptions
+from edge_rt.system.process_memory import own_bytes
 from tests.helpers.chats import load_options, make_chat
 
 LOAD = LoadOptions(ctx=8192, memory=300 << 20, kv="int8", spec="suffix", draft_max=8)
@@ -60,7 +61,7 @@ def test_a_text_that_no_budget_limits_is_not_advised_a_budget():
 @pytest.fixture
 def tight(native_package, tmp_path):
     """A chat with a context of 64 tokens that has 128 KiB more than it takes at least."""
-    load = load_options(ctx=64, kv_type="f32", memory="3GiB")
+    load = load_options(ctx=64, kv_type="f32", memory="3GiB").but(base_bytes=own_bytes() + (64 << 20))
     minimum = plan_model(open_package(native_package), load).minimum_bytes
     made = make_chat(native_package, tmp_path, load.but(memory=minimum + (1 << 17)))
     yield made

@@ -283,6 +283,6 @@ def test_ctrl_c_in_the_middle_leaves_nothing(start, tmp_path):
         if line.split()[1:2] == [b"weights:"]:
             break
     process.send_signal(signal.SIGINT)
-    _, stderr = process.communicate(timeout=30)
+    _, stderr = process.communicate()
     assert (process.returncode, b"Traceback" in stderr) == (130, False)
     assert list((tmp_path / "here").iterdir()) == []

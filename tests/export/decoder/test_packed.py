@@ -204,7 +204,7 @@ class TestMisfits:
             open_checkpoint(tmp_path / "m")
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(st.sampled_from(sorted(WRITERS)), st.data(), st.integers(0, 2**32 - 1))
 def test_whatever_a_header_says_nothing_else_is_raised(model, tmp_path_factory, name, data, seed):
     """Parts of a matrix get other types, shapes and names."""

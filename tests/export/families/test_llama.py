@@ -26,13 +26,13 @@ def described(path):
 
 
 def refused(gguf, tmp_path, error, message):
-    """Assert that an export is refused within a second and writes nothing."""
+    """Assert that an export is refused soon and writes nothing."""
     out = tmp_path / "out"
     out.mkdir()
     started = time.process_time()
     with pytest.raises(error, match=message):
         export_model(gguf, out / "package")
-    assert time.process_time() - started < 1
+    assert time.process_time() - started < 4
     assert listing(out) == []
 
 

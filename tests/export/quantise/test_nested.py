@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given, settings, strategies as st
+from hypothesis import given, strategies as st
 
 from edge_rt.export.quantise.feedback import quantise
 from edge_rt.export.quantise.grids import Grid
@@ -51,7 +51,6 @@ def test_importance_moves_errors_to_inputs_that_matter_less(weights):
         assert lost(weighted[::2]) < lost(even[::2])
 
 
-@settings(deadline=None)
 @given(st.sampled_from([0.0, 1.0, -3.0, 65504.0, 1e-6, -2e-8]), st.integers(0, 2**32 - 1))
 def test_groups_that_are_equal_or_nearly_so(value, seed):
     weights = np.full((32, 3), value, np.float32)

@@ -42,7 +42,7 @@ def least(measured):
     return sum(min(cost.nbytes for cost in found) for found in measured.values())
 
 
-@settings(deadline=None, max_examples=200)
+@settings(max_examples=200)
 @given(MEASURED, st.integers(0, 4000))
 def test_a_budget_is_never_exceeded(measured, more):
     chosen = share_out(measured, least(measured) + more)
@@ -50,7 +50,7 @@ def test_a_budget_is_never_exceeded(measured, more):
     assert total(measured, chosen)[0] <= least(measured) + more
 
 
-@settings(deadline=None, max_examples=100)
+@settings(max_examples=100)
 @given(MEASURED, st.integers(1, 5000))
 def test_less_than_the_least_is_refused(measured, missing):
     told = rf"at least {show_at_least(least(measured))};.*is larger by {show_at_least(missing)} or more"
@@ -59,7 +59,7 @@ def test_less_than_the_least_is_refused(measured, missing):
     assert caught.value.what == "The model does not fit the size."
 
 
-@settings(deadline=None, max_examples=100)
+@settings(max_examples=100)
 @given(MEASURED)
 def test_with_room_for_all_everything_is_at_its_best(measured):
     chosen = share_out(measured, sum(max(cost.nbytes for cost in found) for found in measured.values()))

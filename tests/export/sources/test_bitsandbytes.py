@@ -161,7 +161,7 @@ def test_a_product_beyond_float32():
         opened_bitsandbytes(parts, kind="nf4")[1].values(np.arange(16))
 
 
-@settings(deadline=None, max_examples=150)
+@settings(max_examples=150)
 @given(st.data(), st.sampled_from([0, 4]), st.integers(0, 2**32 - 1))
 def test_whatever_the_tensors_say_nothing_else_is_raised(data, nested_block, seed):
     """Types, shapes and values of one or two parts, and of the JSON object, are drawn anew."""

@@ -168,7 +168,7 @@ class TestMisfits:
             opened_float8(parts, kinds=("channel",))
 
 
-@settings(deadline=None, max_examples=150)
+@settings(max_examples=150)
 @given(st.data(), st.sampled_from([(8, 32), (128, 128), (1, 1), None]), st.integers(0, 2**32 - 1))
 def test_whatever_the_tensors_say_nothing_else_is_raised(data, block, seed):
     """Types, shapes and values of one or two parts are drawn anew."""

@@ -127,7 +127,7 @@ class TestMisfits:
             opened_mlx({**parts, part: wrong}, bits=4, group=64)
 
 
-@settings(deadline=None, max_examples=150)
+@settings(max_examples=150)
 @given(st.data(), st.sampled_from([4, 8]), st.sampled_from([32, 64, 128]), st.integers(0, 2**32 - 1))
 def test_whatever_the_tensors_say_nothing_else_is_raised(data, bits, group, seed):
     """Types, shapes and values of one or two parts are drawn anew."""

@@ -174,7 +174,7 @@ ANY = st.recursive(
 )
 
 
-@settings(deadline=None, max_examples=300)
+@settings(max_examples=300)
 @given(st.sampled_from(sorted(SETTINGS)), st.data())
 def test_whatever_the_settings_are_nothing_else_is_raised(name, data):
     document = copy.deepcopy(SETTINGS[name])

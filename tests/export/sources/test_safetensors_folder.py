@@ -182,7 +182,7 @@ class TestIndex:
             read_folder(tmp_path)
 
 
-@settings(deadline=None, max_examples=300)
+@settings(max_examples=300)
 @given(st.data())
 def test_whatever_a_file_holds_the_error_is_ours(tmp_path_factory, data):
     """Good files with a few bytes changed, cut or put in."""

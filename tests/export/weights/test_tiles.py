@@ -6,7 +6,7 @@ import gguf
 import numpy as np
 import pytest
 from gguf.quants import dequantize, quantize
-from hypothesis import given, settings, strategies as st
+from hypothesis import given, strategies as st
 
 from edge_rt.errors import InvalidModelFile
 from edge_rt.export.sources.gguf_types import EXPORTABLE_TYPES
@@ -41,7 +41,6 @@ def test_every_type_has_a_format():
     assert set(FORMAT_OF_GGML) == {*EXPORTABLE_TYPES, *ZERO_TYPES, "W8N"}
 
 
-@settings(deadline=None)
 @given(st.integers(1, 70), st.integers(1, 4), st.integers(0, 2**32 - 1))
 def test_nested_codes_come_back_exactly_and_so_do_their_upper_halves(rows, blocks, seed):
     rng, form = np.random.default_rng(seed), tile_format("W8N")
@@ -61,7 +60,6 @@ def test_nested_codes_come_back_exactly_and_so_do_their_upper_halves(rows, block
     assert (stored[at] >> 4 if index % 8 > 3 else stored[at] & 15) == codes[row, index] & 15
 
 
-@settings(deadline=None)
 @given(st.sampled_from(sorted(ZERO_TYPES)), st.integers(1, 70), st.integers(1, 4), st.integers(0, 2**32 - 1))
 def test_codes_with_zero_points_come_back_exactly(type_name, rows, units, seed):
     rng, form, unit = np.random.default_rng(seed), tile_format(type_name), ZERO_TYPES[type_name]
@@ -85,7 +83,6 @@ def test_codes_with_zero_points_come_back_exactly(type_name, rows, units, seed):
     assert not found[rows:].any()
 
 
-@settings(deadline=None)
 @given(st.sampled_from(BLOCK_TYPES), st.integers(1, 70), st.integers(1, 5), st.integers(0, 2**32 - 1))
 def test_blocks_come_back_exactly(type_name, rows, blocks, seed):
     inputs, form = wide(type_name, 32 * blocks), tile_format(type_name)

@@ -115,7 +115,7 @@ def test_noise_is_no_circle():
     assert end_of(noise(20_000)) is None
 
 
-@settings(deadline=None, max_examples=25)
+@settings(max_examples=25)
 @given(strategies.integers(1, 12), strategies.integers(0, 40), strategies.integers(0, 1 << 16))
 def test_it_does_what_it_says(cycle, slips, seed):
     draw = random.Random(seed)
@@ -169,7 +169,7 @@ def test_at_the_last_token_that_is_allowed_it_is_a_repetition():
     assert circle(repetition_guard=True, max_tokens=most).finish_reason == "repetition"
 
 
-@settings(deadline=None, max_examples=25)
+@settings(max_examples=25)
 @given(strategies.lists(strategies.integers(0, 30), min_size=1, max_size=12))
 def test_the_end_does_not_depend_on_the_steps(sizes):
     plain = circle(repetition_guard=True)

@@ -50,7 +50,7 @@ def reference_set(logits, temperature, top_k, top_p, min_p):
 
 
 class TestCandidates:
-    @settings(max_examples=150, deadline=None)
+    @settings(max_examples=150)
     @given(
         steps=st.lists(logit_steps, min_size=1, max_size=400),
         temperature=temperatures,
@@ -67,7 +67,7 @@ class TestCandidates:
         true = np.exp((logits[ids].astype(np.float64) - float(logits.max())) / temperature)
         np.testing.assert_allclose(weights, true, rtol=1e-6)
 
-    @settings(max_examples=25, deadline=None)
+    @settings(max_examples=25)
     @given(
         seed=st.integers(0, 1 << 32),
         spread=st.sampled_from([0.0, 1.0, 8.0, 40.0]),
@@ -132,7 +132,7 @@ tokens = st.lists(st.integers(0, 19), max_size=12)
 
 
 class TestPenalties:
-    @settings(max_examples=150, deadline=None)
+    @settings(max_examples=150)
     @given(
         steps=st.lists(st.integers(-60, 60), min_size=20, max_size=20),
         prompt=tokens,
@@ -244,7 +244,7 @@ class TestDraws:
 
 
 class TestDistribution:
-    @settings(max_examples=150, deadline=None)
+    @settings(max_examples=150)
     @given(
         steps=st.lists(st.integers(-60, 60), min_size=20, max_size=20),
         answer=tokens,

@@ -142,7 +142,7 @@ class TestSameText:
             assert trial.used.trees == 0
         trial.again()
 
-    @settings(deadline=None, max_examples=40)
+    @settings(max_examples=40)
     @given(
         pattern=st.lists(st.booleans(), min_size=1, max_size=12),
         other=st.lists(st.booleans(), min_size=1, max_size=12),

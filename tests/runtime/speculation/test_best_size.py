@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given, settings, strategies as st
+from hypothesis import given, strategies as st
 
 from edge_rt.runtime.speculation.cost_model import best_size
 
@@ -19,7 +19,6 @@ def values_and_costs(draw):
 
 
 class TestBestSize:
-    @settings(deadline=None)
     @given(drawn=values_and_costs(), drafting=st.floats(0, 3))
     def test_it_is_the_maximum_of_goodput(self, drawn, drafting):
         values, costs = drawn

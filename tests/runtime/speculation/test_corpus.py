@@ -45,7 +45,7 @@ def ends(text, part):
 tokens = st.integers(0, 3)
 
 
-@settings(deadline=None, max_examples=50)
+@settings(max_examples=50)
 @given(st.lists(st.lists(tokens, max_size=50), min_size=1, max_size=4), st.lists(tokens, max_size=45))
 def test_find_agrees_with_trying_all(folder, texts, context):
     if not any(texts):
@@ -125,7 +125,6 @@ def test_every_byte_is_watched_over(folder, whole):
         Corpus.open(path)
 
 
-@settings(deadline=None)
 @given(st.data())
 def test_unverified_damage_gives_wrong_guesses_at_worst(folder, whole, data):
     content = bytearray(whole)

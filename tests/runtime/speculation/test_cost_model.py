@@ -6,7 +6,7 @@ import json
 from itertools import pairwise
 
 import pytest
-from hypothesis import assume, given, settings, strategies as st
+from hypothesis import assume, given, strategies as st
 
 from edge_rt.runtime.speculation.cost_model import CURVE_DEPTHS, CURVE_ROWS, CostStore, RowCosts, measure
 from edge_rt.system.json_files import JsonCache
@@ -64,19 +64,16 @@ class TestCurve:
         costs = RowCosts((1, 2, 4), (0,), ((5.0, 4.0, 3.0),))
         assert costs.curve(0, 6) == [5.0] * 6
 
-    @settings(deadline=None)
     @given(costs=tables(), depth=st.integers(0, 20000), most=st.integers(1, 64))
     def test_it_never_falls(self, costs, depth, most):
         curve = costs.curve(depth, most)
         assert len(curve) == most
         assert all(first <= second for first, second in pairwise(curve))
 
-    @settings(deadline=None)
     @given(costs=tables(), depth=st.integers(0, 5000))
     def test_a_shorter_curve_is_the_beginning_of_a_longer_one(self, costs, depth):
         assert costs.curve(depth, 5) == costs.curve(depth, 30)[:5]
 
-    @settings(deadline=None)
     @given(costs=tables(), data=st.data())
     def test_it_lies_between_the_depths_around(self, costs, data):
         assume(len(costs.depths) > 1)
@@ -87,7 +84,6 @@ class TestCurve:
 
 
 class TestJSON:
-    @settings(deadline=None)
     @given(costs=tables())
     def test_round_trip(self, costs):
         assert RowCosts.from_json(json.loads(json.dumps(costs.to_json()))) == costs

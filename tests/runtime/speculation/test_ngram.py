@@ -3,7 +3,7 @@ from __future__ import annotations
 from collections import Counter
 
 import pytest
-from hypothesis import given, settings, strategies as st
+from hypothesis import given, strategies as st
 
 from edge_rt.errors import ConfigError
 from edge_rt.runtime.speculation.ngram import LEVELS, NgramSource
@@ -13,7 +13,6 @@ def tokens_of(source):
     return [guess.token_id for guess in source.children(source.root())]
 
 
-@settings(deadline=None)
 @given(st.lists(st.integers(0, 3), min_size=1, max_size=60))
 def test_it_guesses_what_followed_the_longest_known_context(text):
     source = NgramSource()
@@ -68,7 +67,6 @@ def test_four_tokens_after_one_context_leave_the_least_frequent_behind():
     assert tokens_of(source) == [4, 2, 3]
 
 
-@settings(deadline=None)
 @given(st.lists(st.integers(0, 200), max_size=300))
 def test_its_size_is_bounded_and_it_stays_usable(text):
     source = NgramSource(max_entries=16)

@@ -177,7 +177,7 @@ def test_another_text_leaves_what_was_learned():
     assert guessed(source, source.root()) == [7]
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(data=st.data(), max_order=st.integers(1, 3), seed=st.integers(0, 999))
 def test_guesses_are_of_kinds_that_exist(data, max_order, seed):
     source = opened(max_order=max_order, max_contexts=8)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given, settings, strategies as st
+from hypothesis import given, strategies as st
 
 from edge_rt.runtime.speculation.corpus import Corpus, CorpusSource
 from edge_rt.runtime.speculation.corpus_build import build_corpus
@@ -53,7 +53,6 @@ def reachable(source, depth=4):
     return paths
 
 
-@settings(deadline=None)
 @given(data=st.data())
 def test_guesses_are_tokens_that_differ_of_kinds_that_exist(make, data):
     source = make()
@@ -74,7 +73,6 @@ def test_guesses_are_tokens_that_differ_of_kinds_that_exist(make, data):
     assert source.memory_bytes > 0 or source.name == "corpus"
 
 
-@settings(deadline=None)
 @given(data=st.data())
 def test_a_text_in_pieces_is_the_same_text(make, data):
     text, cuts = data.draw(tokens), sorted(data.draw(st.lists(st.integers(0, 40), max_size=4)))
@@ -88,7 +86,6 @@ def test_a_text_in_pieces_is_the_same_text(make, data):
     assert reachable(pieces) == reachable(whole)
 
 
-@settings(deadline=None)
 @given(data=st.data())
 def test_what_is_known_is_not_taken_in_twice(data):
     text, more = data.draw(tokens), data.draw(tokens)

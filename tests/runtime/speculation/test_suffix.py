@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given, settings, strategies as st
+from hypothesis import given, strategies as st
 
 from edge_rt.errors import ConfigError
 from edge_rt.runtime.speculation.library import draft_library
@@ -68,7 +68,6 @@ def test_a_text_that_departs_goes_on_behind_what_is_shared(shared):
     assert source.num_tokens == before + 1 + min(shared, OVERLAP)
 
 
-@settings(deadline=None)
 @given(st.lists(st.lists(st.integers(0, 9), max_size=200), max_size=8))
 def test_its_size_is_bounded_and_it_stays_usable(texts):
     source = opened(max_tokens=64)
