@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import atexit
 import errno
 import os
 import re
 import sys
+import threading
 import traceback
 from collections.abc import Sequence
 from types import FunctionType
-from typing import Any, Final, NoReturn
+from typing import Any, Final
 
 from edge_rt.cli.interrupt import SignalReceived, has_unfinished_work, signals_as_exceptions
 from edge_rt.cli.options.plain_reading import read_plainly
@@ -60,7 +62,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except SignalReceived as stop:
         _report_signal(terminal, stop, lines=lines)
         code = stop.exit_code
-    if arguments is None and has_unfinished_work():
+    if arguments is None:
         _leave(code)
     return code
 
@@ -81,11 +83,22 @@ def _run(own: list[str], terminal: Terminal) -> int:
     return run(own)
 
 
-def _leave(code: int) -> NoReturn:
-    """End the process without cleaning up, because a thread may still be inside ONNX Runtime."""
-    for stream in (sys.stdout, sys.stderr):
-        if stream is not None:
-            stream.flush()
+def _leave(code: int) -> None:
+    """End the process without freeing what it holds piece by piece, which takes longer than the system does.
+
+    A thread that may still be inside ONNX Runtime is left there. The interpreter ends the process itself where another
+    thread is to be waited for, or output cannot be written.
+    """
+    others = [one for one in threading.enumerate() if not one.daemon and one is not threading.main_thread()]
+    if others and not has_unfinished_work():
+        return
+    try:
+        for stream in (sys.stdout, sys.stderr):
+            if stream is not None:
+                stream.flush()
+    except (OSError, ValueError):
+        return
+    atexit._run_exitfuncs()
     os._exit(code)
 
 

@@ -259,9 +259,7 @@ def this_device(
         available: returns the available bytes; None reads them from the system and the cgroups.
         threads: threads that compute; None uses every CPU this process may use.
     """
-    import psutil
-
-    from edge_rt.system.machine import available_memory_bytes, usable_cpus
+    from edge_rt.system.machine import available_memory_bytes, machine_memory, usable_cpus
 
     device = presets()[GENERIC].device
     path = device_path(SAVED_NAME) if path is None else path
@@ -271,7 +269,7 @@ def this_device(
     return replace(
         device,
         name=MACHINE,
-        total_bytes=int(psutil.virtual_memory().total),
+        total_bytes=machine_memory()[0],
         available_bytes=max(1, (available or available_memory_bytes)()),
         threads=usable_cpus() if threads is None else threads,
     )

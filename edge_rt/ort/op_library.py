@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import ctypes
 import functools
-import importlib.metadata
 import importlib.resources
 import sys
 from collections.abc import Callable
@@ -169,6 +168,9 @@ def _library_in(package: Traversable) -> Path | None:
 
 def _library_in_site_packages() -> Path | None:
     """Find the installed library if Python was started in a checkout and imports the sources from there."""
+    # Not needed where edge-rt is installed, and slow to import.
+    import importlib.metadata
+
     try:
         installed = importlib.metadata.distribution("edge-rt").locate_file("edge_rt")
     except importlib.metadata.PackageNotFoundError:

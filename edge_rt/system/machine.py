@@ -13,10 +13,11 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
-import psutil
-
+# What Linux tells in files is read there: importing psutil takes as long as opening a package.
 ROOT: Final = Path("/sys/fs/cgroup")
 MEMBERSHIP: Final = Path("/proc/self/cgroup")
+_CPUS: Final = Path("/sys/devices/system/cpu")
+_MEMORY: Final = Path("/proc/meminfo")
 _UNLIMITED: Final = 1 << 60
 """Version 1 writes "no limit" as the largest multiple of a page."""
 
@@ -112,11 +113,19 @@ def usable_cpus(cgroup: Path = ROOT) -> int:
 
 @functools.cache
 def _physical_cpus() -> int | None:
+    with suppress(OSError):
+        # Threads of one core have the same list.
+        if cores := {path.read_bytes() for path in _CPUS.glob("cpu[0-9]*/topology/core_cpus_list")}:
+            return len(cores)
+    import psutil
+
     return psutil.cpu_count(logical=False)
 
 
 def is_running(pid: int) -> bool:
     """Return whether a process of this machine has that id."""
+    import psutil
+
     try:
         return psutil.pid_exists(pid)
     except OverflowError:  # larger than any process id
@@ -125,9 +134,21 @@ def is_running(pid: int) -> bool:
 
 def available_memory_bytes(cgroup: Path = ROOT) -> int:
     """Return the memory available without swapping, in bytes: the machine's or the cgroup's, whichever is less."""
-    machine = int(psutil.virtual_memory().available)
+    machine = machine_memory()[1]
     granted = cgroup_memory_bytes(cgroup)
     return machine if granted is None else min(machine, granted)
+
+
+def machine_memory() -> tuple[int, int]:
+    """Return the machine's memory, and what of it is available without swapping, in bytes."""
+    with suppress(OSError, ValueError, LookupError):
+        told = dict(line.split(":", 1) for line in _MEMORY.read_text(encoding="ascii").splitlines())
+        total, available = (int(told[name].split()[0]) << 10 for name in ("MemTotal", "MemAvailable"))
+        return total, min(total, available)
+    import psutil
+
+    memory = psutil.virtual_memory()
+    return int(memory.total), int(memory.available)
 
 
 def return_free_memory() -> bool:

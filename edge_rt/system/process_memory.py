@@ -171,6 +171,8 @@ def _unknown(process: Path, why: str) -> RuntimeUnavailable:
 
 def own_bytes() -> int:
     """Return the resident memory of this process."""
+    with suppress(OSError, ValueError, LookupError):
+        return _status_bytes(OWN, ("VmRSS",))["VmRSS"]
     import psutil
 
     return int(psutil.Process().memory_info().rss)

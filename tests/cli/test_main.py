@@ -63,7 +63,7 @@ def test_a_screen_gets_a_painted_overview(variable, styles, spawn):
 
 @pytest.mark.parametrize("line", [("list",), ("generate", "-m", "absent", "-p", "x"), ("plan", "-m", "absent")])
 def test_commands_begin_without_the_libraries_of_the_command_line(line, cli_env):
-    heavy = ("typer", "click", "pydantic", "rich", "prompt_toolkit", "huggingface_hub", "onnxruntime")
+    heavy = ("typer", "click", "pydantic", "rich", "prompt_toolkit", "huggingface_hub", "onnxruntime", "psutil")
     code = (
         f"import sys\nfrom edge_rt.cli.main import main\nmain({line!r})\n"
         f"print([name for name in {heavy!r} if name in sys.modules], file=sys.stderr)"

@@ -14,9 +14,11 @@ from edge_rt.system.machine import (
     cgroup_memory_bytes,
     is_running,
     last_level_cache_bytes,
+    machine_memory,
     return_free_memory,
     usable_cpus,
 )
+from edge_rt.system.process_memory import own_bytes
 
 
 def test_usable_cpus_are_at_most_those_of_the_process():
@@ -31,6 +33,15 @@ def test_affinity_counts():
         assert usable_cpus() == 1
     finally:
         os.sched_setaffinity(0, before)
+
+
+def test_memory_and_cores_are_those_that_psutil_tells():
+    total, available = machine_memory()
+    told = psutil.virtual_memory()
+    assert total == told.total
+    assert 0.5 < available / told.available < 2
+    assert usable_cpus() <= (psutil.cpu_count(logical=False) or os.cpu_count())
+    assert 0.5 < own_bytes() / psutil.Process().memory_info().rss < 2
 
 
 def test_a_process_runs_until_it_has_ended():

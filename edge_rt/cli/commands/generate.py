@@ -150,29 +150,30 @@ def generate(
         on_calibrate = functools.partial(tell_calibration, terminal)
         asked = load.options(places, speculation, spec_trace=trace, on_calibrate=on_calibrate)
         _, package = obtain_package(terminal, load.reference, places, budget=load.budget_bytes(places))
-        with load_model(package, telling_load(terminal, asked)) as model:
-            tell_device(terminal, model.device_choice)
-            warn_of_limits(terminal, model, asked, options)
-            note_unused_penalty(terminal, model, options)
-            tell_drafters(terminal, model, asked)
-            facts = model.describe()
-            writer = _Writer(terminal, model, facts, options, is_json=output.json, form=form)
-            prompt = _messages(model, text, question)
-            if not isinstance(prompt, str):
-                warn_of_template(terminal, model, inputs["template_args"])
+        # Not closed: the process ends with the command, and the system frees at once what it holds.
+        model = load_model(package, telling_load(terminal, asked))
+        tell_device(terminal, model.device_choice)
+        warn_of_limits(terminal, model, asked, options)
+        note_unused_penalty(terminal, model, options)
+        tell_drafters(terminal, model, asked)
+        facts = model.describe()
+        writer = _Writer(terminal, model, facts, options, is_json=output.json, form=form)
+        prompt = _messages(model, text, question)
+        if not isinstance(prompt, str):
+            warn_of_template(terminal, model, inputs["template_args"])
 
-            def make_stream(token: CancelToken, on_prefill: Callable[[int, int], None]) -> Stream:
-                return model.stream(prompt, options, cancel=token, on_prefill_progress=on_prefill, **inputs)
+        def make_stream(token: CancelToken, on_prefill: Callable[[int, int], None]) -> Stream:
+            return model.stream(prompt, options, cancel=token, on_prefill_progress=on_prefill, **inputs)
 
-            with answering(make_stream, terminal) as answer:
-                try:
-                    for event in answer:
-                        writer.push(event)
-                finally:
-                    writer.end()
-                result = answer.result()
-            writer.finish(result)
-            tell_end(terminal, model, result)
+        with answering(make_stream, terminal) as answer:
+            try:
+                for event in answer:
+                    writer.push(event)
+            finally:
+                writer.end()
+            result = answer.result()
+        writer.finish(result)
+        tell_end(terminal, model, result)
     if output.stats or (output.stats is None and output.verbose):
         tell_stats(terminal, result, device_text(facts["device"]))
     return EXIT_INTERRUPTED if result.finish_reason == "cancelled" else 0

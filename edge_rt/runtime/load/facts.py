@@ -7,8 +7,6 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING
 
-import psutil
-
 from edge_rt.device.names import AUTO as AUTO_DEVICE, CUDA, require_op_profile
 from edge_rt.errors import ConfigError, RuntimeUnavailable
 from edge_rt.memory.device import MACHINE, this_device, unmeasured_gpu
@@ -21,7 +19,7 @@ from edge_rt.package.spec_modes import AUTO, COMPUTED_MODES, CORPUS_MODES, mode_
 from edge_rt.runtime.load.drafters import drafting_shapes
 from edge_rt.runtime.load.options import LoadOptions
 from edge_rt.system.byte_size import file_size, round_up
-from edge_rt.system.process_memory import read_memory
+from edge_rt.system.process_memory import own_bytes, read_memory
 
 if TYPE_CHECKING:
     from edge_rt.device.driver import Gpu
@@ -258,7 +256,7 @@ def _figures(gpu: Gpu, options: LoadOptions) -> GpuFigures:
 
 def resident_bytes() -> int:
     """Return the memory that this process holds now, in bytes, rounded up so that two plans in a row agree."""
-    return round_up(int(psutil.Process().memory_info().rss))
+    return round_up(own_bytes())
 
 
 def _unshared_bytes() -> int:
