@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 import json
-import mmap
 import re
 import subprocess
 import sys
@@ -12,6 +11,7 @@ from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
+import psutil
 import pytest
 
 import edge_rt
@@ -29,13 +29,12 @@ from edge_rt.measure.memory_report import measured_terms
 from edge_rt.memory.budget import Budget
 from edge_rt.package.reader import open_package
 from edge_rt.package.spec_modes import CORPUS_MODES, USED_BY
-from edge_rt.runtime.load.facts import resident_bytes
+from edge_rt.runtime.load.load_plan import claim
 from edge_rt.runtime.load.options import LoadOptions
 from edge_rt.runtime.load.planning import plan_package
 from edge_rt.runtime.speculation.corpus_build import build_corpus
 from edge_rt.runtime.speculation.cost_model import RowCosts
 from edge_rt.runtime.speculation.source import Guess
-from edge_rt.system.machine import available_memory_bytes
 from tests.helpers.measured import measure_plan
 from tests.helpers.models import load_package
 from tests.helpers.packages import copied, replace_file
@@ -43,31 +42,25 @@ from tests.helpers.small import GREEDY
 
 MIB = 1 << 20
 AMPLE = 4096 * MIB
+HELD = 100 * MIB
+"""What a process is said to hold, where a plan shall not depend on this one."""
 FREE_ROWS = RowCosts((1, 64), (0,), ((1.0, 1.001),))
 TEXT = "The little boat left the harbour at dawn, and the sea was calm. " * 3
 
 
+@pytest.fixture
+def package(native_package):
+    return open_package(native_package)
+
+
 class TestDecisions:
-    def test_without_a_budget_there_is_what_the_machine_has(self, native_package):
-        with load_package(native_package) as model:
-            memory = model.describe()["memory"]
-        assert memory["budget_bytes"] is None
-        assert abs(memory["available_bytes"] - resident_bytes() - available_memory_bytes()) < 1024 * MIB
-        assert memory["planned_bytes"] == sum(memory["terms"].values()) > MIB
-        assert memory["given_up"] == []
-
-    def test_what_is_asked_for_is_done(self, native_package):
-        asked = {"ctx": 300, "kv": "int8", "spec": "suffix", "draft_max": 5, "prefill_chunk": 17}
-        with edge_rt.load(native_package, memory=AMPLE, **asked) as model:
-            choice, facts = model.plan.choice, model.describe()
-        assert (choice.ctx, choice.kv_format, choice.spec, choice.draft_max) == (300, "int8", "suffix", 5)
-        assert (facts["context_tokens"], facts["kv_format"], facts["prefill_chunk"]) == (300, "int8", 17)
-        assert facts["speculation"] == "suffix"
-
-    def test_a_plan_says_what_a_load_does(self, native_package):
-        foreseen = edge_rt.plan(native_package, memory=AMPLE, ctx=200)
-        with edge_rt.load(native_package, memory=AMPLE, ctx=200) as model:
-            assert model.plan.choice == foreseen.choice
+    def test_without_a_budget_there_is_what_the_machine_has(self, package):
+        held = 1 << 50
+        plan = plan_package(package, LoadOptions(base_bytes=held))
+        assert 0 < plan.budget_bytes - held < psutil.virtual_memory().total
+        memory = claim(plan, LoadOptions()).to_json()
+        assert (memory["budget_bytes"], memory["given_up"]) == (None, [])
+        assert memory["planned_bytes"] == sum(memory["terms"].values()) > held
 
     @pytest.mark.parametrize("memory", [MIB, "0.5MiB"])
     def test_too_little_is_refused_with_needed_available_and_a_way_out(self, native_package, memory):
@@ -86,16 +79,15 @@ class TestDecisions:
             with pytest.raises(ConfigError, match=said):
                 use(memory)
 
-    def test_advice_is_given_as_arguments_that_work(self, native_package):
+    def test_advice_is_given_as_arguments_that_work(self, package):
         asked = {"ctx": 400, "kv": "int8", "spec": "suffix"}
+        options = LoadOptions(memory="20MiB", base_bytes=HELD, **asked)
         with pytest.raises(MemoryBudgetExceeded) as caught:
-            edge_rt.load(native_package, memory="20MiB", **asked)
+            claim(plan_package(package, options), options)
         assert "--" not in str(caught.value)
-        # The process may have grown by the error itself.
         advice = eval(f"dict({caught.value.action.partition('Try ')[2].partition(' (needs')[0]})")
         assert set(advice) >= {"memory", *asked}
-        size = int(advice.pop("memory").removesuffix("MiB")) + 4
-        edge_rt.load(native_package, memory=f"{size}MiB", **advice).close()
+        assert plan_package(package, LoadOptions(base_bytes=HELD, **advice)).fits
 
     @pytest.mark.parametrize("asked", [{"ctx": 1}, {"ctx": 513}, {"kv": "int3"}, {"prefill_chunk": 0}])
     def test_what_no_budget_makes_possible(self, native_package, asked):
@@ -119,13 +111,12 @@ class TestCorpus:
         with edge_rt.load(native_package, plan=plan) as model:
             assert model.speculation.corpus is not None
             assert model.speculation.corpus.path == corpus
-        with edge_rt.load(native_package, memory=AMPLE, corpus=corpus) as model:
-            assert "corpus" in {term.name for term in model.plan.terms}
 
-    def test_speculation_is_not_given_up_beside_it(self, native_package, corpus):
-        least = edge_rt.plan(native_package, memory=AMPLE, corpus=corpus).minimum_bytes
-        with edge_rt.load(native_package, memory=least + (8 << 20), corpus=corpus) as model:
-            assert model.speculation.mode != "off"
+    def test_speculation_is_not_given_up_beside_it(self, package, corpus):
+        options = LoadOptions(memory=AMPLE, corpus=corpus, base_bytes=HELD)
+        least = plan_package(package, options).minimum_bytes
+        plan = plan_package(package, options.but(memory=least + 8 * MIB))
+        assert plan.choice.spec != "off"
 
     @pytest.mark.parametrize("mode", ["off", "recycling", "ngram", "reference"])
     def test_a_mode_that_does_not_use_it_is_refused(self, native_package, corpus, mode):
@@ -185,15 +176,15 @@ class TestSharedBudget:
             assert budget.free_bytes == left
         assert (budget.free_bytes, budget.claims) == (AMPLE - budget.base_bytes, ())
 
-    def test_the_second_model_gets_what_is_left(self, native_package):
-        whole = edge_rt.plan(native_package, memory=AMPLE, spec="off").total_bytes + 2 * MIB
-        budget = Budget(whole)
-        with edge_rt.load(native_package, memory=budget, spec="off") as one:
+    def test_the_second_model_gets_what_is_left(self, package):
+        options = LoadOptions(memory=AMPLE, spec="off", base_bytes=HELD)
+        budget = Budget(plan_package(package, options).total_bytes)
+        options = options.but(memory=budget)
+        for _ in range(2):
+            first = claim(plan_package(package, options), options)
             with pytest.raises(MemoryBudgetExceeded):
-                edge_rt.load(native_package, memory=budget, spec="off")
-            assert one.generate(TEXT, max_tokens=3, **GREEDY).usage.completion_tokens == 3
-        with edge_rt.load(native_package, memory=Budget(whole + 4 * MIB), spec="off"):
-            pass
+                claim(plan_package(package, options), options)
+            first.release()
 
     @pytest.mark.parametrize(
         ("name", "error"), [("tokenizer.json", InvalidTokenizer), ("model.onnx", EdgeRTError)], ids=str
@@ -214,29 +205,16 @@ class TestSharedBudget:
         gc.collect()
         assert budget.claims == ()
 
-    def test_what_the_process_holds_is_decided_once(self, native_package):
-        budget = Budget(AMPLE)
-        with edge_rt.load(native_package, memory=budget, ctx=64) as first:
-            total, base = first.plan.total_bytes, budget.base_bytes
-        # A mapping of its own: the heap may have as much that is free and resident.
-        with mmap.mmap(-1, 128 * MIB) as ballast:
-            ballast.write(b"x" * len(ballast))
-            assert edge_rt.plan(native_package, memory=AMPLE, ctx=64).total_bytes > total + len(ballast) // 4
-            with edge_rt.load(native_package, memory=budget, ctx=64) as again:
-                assert (again.plan.total_bytes, budget.base_bytes) == (total, base)
-
-    def test_advice_for_a_shared_budget_is_a_larger_one_for_all(self, native_package):
-        budget = Budget(AMPLE)
-        budget.claim("others", AMPLE - 20 * MIB)
+    def test_advice_for_a_shared_budget_is_a_larger_one_for_all(self, package):
+        options = LoadOptions(memory=Budget(AMPLE), base_bytes=HELD)
+        options.budget.claim("others", AMPLE - 20 * MIB)
         with pytest.raises(MemoryBudgetExceeded) as caught:
-            edge_rt.load(native_package, memory=budget)
+            claim(plan_package(package, options), options)
         found = re.search(r'Try memory=Budget\("(\d+)MiB"\)', caught.value.action)
         assert found is not None, caught.value.action
-        larger = Budget(int(found[1]) * MIB)
-        larger.claim("others", AMPLE - 20 * MIB)
-        # The process may have grown by the error itself.
-        larger.total_bytes += 2 * MIB
-        edge_rt.load(native_package, memory=larger).close()
+        larger = options.but(memory=Budget(int(found[1]) * MIB))
+        larger.budget.claim("others", AMPLE - 20 * MIB)
+        claim(plan_package(package, larger), larger)
 
 
 class TestDecidedPlan:
@@ -246,15 +224,16 @@ class TestDecidedPlan:
             edge_rt.load(native_package, plan=given)
 
     def test_it_is_done_as_it_is(self, native_package):
-        plan = edge_rt.plan(native_package, memory=AMPLE, ctx=64, kv="int8", spec="suffix", draft_max=3)
-        ballast = b"x" * (32 * MIB)
+        asked = {"ctx": 64, "kv": "int8", "spec": "suffix", "draft_max": 3, "prefill_chunk": 17}
+        plan = edge_rt.plan(native_package, memory=AMPLE, **asked)
+        choice = plan.choice
+        assert (choice.ctx, choice.kv_format, choice.spec, choice.draft_max) == (64, "int8", "suffix", 3)
         with edge_rt.load(native_package, plan=plan) as model:
             assert model.plan is plan
-            assert model.describe()["memory"]["budget_bytes"] == AMPLE
             facts = model.describe()
-            assert (facts["context_tokens"], facts["kv_format"], facts["speculation"]) == (64, "int8", "suffix")
-            assert model.logit_rows == 4
-        assert len(ballast) == 32 * MIB
+        assert facts["memory"]["budget_bytes"] == AMPLE
+        assert (facts["context_tokens"], facts["kv_format"], facts["prefill_chunk"]) == (64, "int8", 17)
+        assert (facts["speculation"], model.logit_rows) == ("suffix", 4)
 
     def test_a_budget_that_others_share_gives_the_share_of_it(self, native_package):
         budget = Budget(AMPLE)
@@ -296,12 +275,25 @@ class TestSharedTokenizer:
             assert two.tokenizer is not one.tokenizer
 
 
-@pytest.fixture
-def strict(native_package):
-    """A model in a budget, for which rows cost nothing."""
+@pytest.fixture(scope="module")
+def strict_model(native_package):
     with edge_rt.load(native_package, memory=AMPLE, draft_max=3, prefill_chunk=32) as model:
-        model.speculation.costs = FREE_ROWS
         yield model
+
+
+@pytest.fixture
+def strict(strict_model):
+    """A model in a budget, for which rows cost nothing."""
+    strict_model.reset()
+    strict_model.speculation.costs = FREE_ROWS
+    return strict_model
+
+
+@pytest.fixture(scope="module")
+def answer(native_package):
+    """What is answered without speculation and without a budget."""
+    with edge_rt.load(native_package, spec="off") as model:
+        return model.generate(TEXT, max_tokens=60, **GREEDY)
 
 
 class TestLimits:
@@ -344,10 +336,8 @@ class TestLimits:
                 model.generate(TEXT, max_tokens=60, **GREEDY)
         assert max(step["drafted"] for step in steps) == 3
 
-    def test_a_budget_does_not_change_an_answer(self, native_package, strict):
-        with edge_rt.load(native_package, spec="off") as plain:
-            expected = plain.generate(TEXT, max_tokens=60, **GREEDY)
-        assert strict.generate(TEXT, max_tokens=60, **GREEDY).token_ids == expected.token_ids
+    def test_a_budget_does_not_change_an_answer(self, strict, answer):
+        assert strict.generate(TEXT, max_tokens=60, **GREEDY).token_ids == answer.token_ids
 
     def test_a_drafter_that_the_plan_has_no_room_for_is_refused(self, native_package):
         with edge_rt.load(native_package, memory=AMPLE, spec="off") as model:
@@ -475,9 +465,7 @@ class Exhausted:
 
 
 @pytest.mark.parametrize("after", [0, 1, 7, 30])
-def test_memory_that_ends_in_the_middle_of_an_answer_leaves_the_model_usable(native_package, after):
-    with edge_rt.load(native_package, spec="off") as plain:
-        expected = plain.generate(TEXT, max_tokens=60, **GREEDY)
+def test_memory_that_ends_in_the_middle_of_an_answer_leaves_the_model_usable(native_package, answer, after):
     with edge_rt.load(native_package, memory=AMPLE, spec="suffix") as model:
         model.speculation.costs = FREE_ROWS
         model.speculation.replace("suffix", Exhausted(after))
@@ -486,9 +474,9 @@ def test_memory_that_ends_in_the_middle_of_an_answer_leaves_the_model_usable(nat
         with model.passes() as (_, cache):
             cache.check()
             held = cache.token_ids
-        whole = (*model.tokenizer.encode_prompt(TEXT), *expected.token_ids)
+        whole = (*model.tokenizer.encode_prompt(TEXT), *answer.token_ids)
         assert held == whole[: len(held)]
-        assert model.generate(TEXT, max_tokens=60, **GREEDY).token_ids == expected.token_ids
+        assert model.generate(TEXT, max_tokens=60, **GREEDY).token_ids == answer.token_ids
 
 
 ADDRESS_SPACE = """
@@ -565,7 +553,7 @@ with model:
 
 def run(code: str, package: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-c", code, str(package), *arguments]
-    return subprocess.run(command, capture_output=True, text=True, timeout=120)
+    return subprocess.run(command, capture_output=True, text=True)
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="peaks are read from /proc")
