@@ -102,235 +102,187 @@ class TestFiles:
         with pytest.raises(InvalidDrafter, match=r"file 'weights\.bin' is damaged"):
             opened.verify()
 
-    @pytest.mark.parametrize("name", ["../x", "/etc/passwd", "a/../../x", "a//b", ".hidden", "nul", "a\\b", ""])
-    def test_a_name_that_leaves_the_folder(self, drafter, name):
-        edit_description(
-            drafter, lambda document: document["files"].update({name: {"size": 0, "sha256": "0" * 64}}) or document
-        )
-        refused(drafter, "a path that leaves the drafter")
-
-    def test_names_that_differ_in_case_alone(self, drafter):
-        edit_description(
-            drafter, lambda document: document["files"].update({"Weights.bin": document["files"]["weights.bin"]})
-        )
-        refused(drafter, "differ in case alone")
-
-    def test_weights_that_are_not_listed(self, drafter):
-        edit_description(drafter, manifest_setter("files", {}))
-        refused(drafter, r"does not list weights\.bin")
-
     @pytest.mark.skipif(not hasattr(os, "geteuid") or os.geteuid() == 0, reason="root may read everywhere")
     def test_a_folder_that_cannot_be_read(self, drafter):
         (drafter / "drafter.json").chmod(0)
         refused(drafter, "cannot be read", StorageError)
 
 
-class TestFields:
-    @pytest.mark.parametrize("version", [0, 2, 10**30])
-    def test_another_version(self, drafter, version):
-        edit_description(drafter, manifest_setter("format_version", version))
-        refused(drafter, f"has format_version {str(version)[:20]}", VersionMismatch)
-
-    def test_another_kind(self, drafter):
-        edit_description(drafter, manifest_setter("head", KeyError))
-        edit_description(drafter, manifest_setter("kind", "table"))
-        refused(drafter, "Found 'table', supported: head, exit", UnsupportedModel)
-
-    @pytest.mark.parametrize("where", ["", "target.", "head.", "training.", "acceptance.", "head.tensors.fc_tiles."])
-    def test_a_field_that_is_not_known(self, drafter, where):
-        edit_description(drafter, manifest_setter(where.replace("fc_tiles", "vocabulary") + "extra", 1))
-        refused(drafter, r"has the wrong fields.*unknown: extra\.")
-
-    @pytest.mark.parametrize(
-        "field", ["producer", "name", "kind", "target", "head", "training", "acceptance", "license", "target.name"]
-    )
-    def test_a_field_that_is_missing(self, drafter, field):
-        edit_description(drafter, manifest_setter(field, KeyError))
-        refused(drafter, rf"Missing: {field.rpartition('.')[2]};")
-
-    @pytest.mark.parametrize(
-        ("field", "value"),
-        [
-            ("kind", 3),
-            ("name", None),
-            ("target", []),
-            ("target.hidden_size", "64"),
-            ("target.quantisation", ["Q8_0"]),
-            ("target.quantisation", "Q8_0"),
-            ("head.formats", "w4"),
-            ("files", ""),
-            ("head.formats.fc", 4),
-            ("head.tensors", [1]),
-            ("training.tokens", 1.5),
-            ("training.seed", True),
-            ("acceptance.positions", {}),
-            ("acceptance.positions", ["0.5"]),
-            ("license", 1),
-            ("files.weights.bin", 7),
-        ],
-    )
-    def test_a_field_of_another_type(self, drafter, field, value):
-        if field == "files.weights.bin":
-            edit_description(drafter, lambda document: document["files"].update({"weights.bin": value}))
-        else:
-            edit_description(drafter, manifest_setter(field, value))
-        refused(drafter, "has the wrong type|must be an object")
-
-    @pytest.mark.parametrize(
-        ("field", "value"),
-        [
-            ("name", ""),
-            ("name", "../up"),
-            ("name", "a" * 65),
-            ("name", "a\x1b[31m"),
-            ("target.source_sha256", "0" * 63),
-            ("target.source_sha256", "A" * 64),
-            ("target.tokenizer_sha256", ""),
-            ("target.hidden_size", 0),
-            ("target.hidden_size", 1 << 25),
-            ("target.vocab_size", -1),
-            ("target.num_layers", 0),
-            ("head.blocks", 0),
-            ("head.intermediate_size", 10**400),
-            ("head.vocabulary_size", 0),
-            ("head.vocabulary_size", 420),
-            ("head.epsilon", -1e-9),
-            ("head.epsilon", 2),
-            ("training.tokens", -1),
-            ("training.hours", -0.5),
-            ("training.hours", 1e300),
-            ("training.seed", -1),
-            ("acceptance.top2", 1.5),
-            ("acceptance.positions.1", -0.1),
-        ],
-    )
-    def test_a_value_out_of_range(self, drafter, field, value):
-        if field == "acceptance.positions.1":
-            edit_description(drafter, manifest_setter("acceptance.positions", [0.5, value]))
-            field = "acceptance.positions[1]"
-        else:
-            edit_description(drafter, manifest_setter(field, value))
-        refused(drafter, re.escape(f"'drafter.{field}' is out of range"))
-
-    @pytest.mark.parametrize("count", [0, 17])
-    def test_positions_of_another_number(self, drafter, count):
-        edit_description(drafter, manifest_setter("acceptance.positions", [0.5] * count))
-        refused(drafter, f"Found {count}, wanted 1 to 16")
-
-    @pytest.mark.parametrize(
-        ("field", "value", "match"),
-        [
-            ("head.blocks", 5, "5 blocks"),
-            ("head.intermediate_size", 24, "no multiple of 16"),
-            ("head.formats", {"fc": "w4", "down": "w4"}, "Formats are of down, fc"),
-            ("head.formats", {"fc": "w4", "gate_up": "w4", "down": "w4", "more": "w4"}, "Formats are of"),
-            ("head.formats.fc", "w7", "no format 'w7'"),
-            ("head.formats.fc", "w8n", "no format 'w8n'"),
-            ("head.formats.gate_up", "w4k", "no multiple of the 256"),
-        ],
-    )
-    def test_a_head_that_contradicts_itself(self, drafter, field, value, match):
-        edit_description(drafter, manifest_setter(field, value))
-        refused(drafter, f"'drafter.head' contradicts itself.*{match}")
+setter = manifest_setter
+OUTSIDE = "a path that leaves the drafter"
+OF_HEAD = "'drafter.head' contradicts itself.*"
+WRONG_TYPE = "has the wrong type|must be an object"
+NO_EXITS = "do not lie between the model's layers in rising order.*the model has 6 layers"
+OF_TILES = "the tensor 'fc.tiles' "
 
 
-class TestExits:
-    @pytest.fixture
-    def drafter(self, tmp_path):
-        return write_drafter(tmp_path / "tiny", EXIT_INFO).path
-
-    def test_a_head_has_none(self, drafter):
-        edit_description(drafter, manifest_setter("kind", "head"))
-        refused(drafter, "'drafter.exits' has the wrong length.*Found 2; a drafter of the kind head has none")
-
-    @pytest.mark.parametrize("count", [0, 9])
-    def test_too_few_or_too_many(self, drafter, count):
-        edit_description(drafter, lambda document: document.update(exits=document["exits"][:1] * count))
-        refused(drafter, f"Found {count}; a drafter of the kind exit has 1 to 8")
-
-    def test_not_stated(self, drafter):
-        edit_description(drafter, manifest_setter("exits", KeyError))
-        refused(drafter, "Found 0; a drafter of the kind exit has 1 to 8")
-
-    @pytest.mark.parametrize("layers", [(4, 1), (1, 1), (0, 4), (1, 6), (-1, 4)], ids=str)
-    def test_layers_that_are_no_exits(self, drafter, layers):
-        def change(document):
-            for one, layer in zip(document["exits"], layers, strict=True):
-                one["layer"] = layer
-
-        edit_description(drafter, change)
-        refused(drafter, "do not lie between the model's layers in rising order.*the model has 6 layers")
-
-    @pytest.mark.parametrize("name", ["top1", "top2", "top4"])
-    def test_a_share_out_of_range(self, drafter, name):
-        edit_description(drafter, lambda document: document["exits"][1].update({name: 1.5}))
-        refused(drafter, re.escape(f"'drafter.exits[1].{name}' is out of range"))
-
-    @pytest.mark.parametrize("name", ["layer", "top1", "top2", "top4"])
-    def test_a_field_that_is_missing(self, drafter, name):
-        edit_description(drafter, lambda document: document["exits"][0].pop(name) and None)
-        refused(drafter, rf"'drafter\.exits\[0\]' has the wrong fields.*Missing: {name};")
-
-    def test_tensors_of_another_exit(self, drafter):
-        edit_description(drafter, lambda document: document["exits"][1].update(layer=5))
-        refused(drafter, r"Missing: exit5.*unknown: exit4")
+def of_file(name, value):
+    """Return a change of what is said of a file; without a value it is an empty one."""
+    return lambda document: document["files"].update({name: {"size": 0, "sha256": "0" * 64} | value})
 
 
-class TestTensors:
-    def test_missing(self, drafter):
-        edit_description(drafter, lambda document: document["head"]["tensors"].pop("fc.tiles") and None)
-        refused(drafter, r"Missing: fc\.tiles;")
+def of_tensor(name, **changed):
+    return lambda document: document["head"]["tensors"][name].update(changed)
 
-    def test_unknown(self, drafter):
-        edit_description(
-            drafter,
-            lambda document: document["head"]["tensors"].update(more=document["head"]["tensors"]["vocabulary"]),
-        )
-        refused(drafter, r"unknown: more\.")
 
-    @pytest.mark.parametrize(
-        ("name", "value"),
-        [
-            ("dtype", "float16"),
-            ("dtype", "pickle"),
-            ("shape", []),
-            ("shape", [4, 4, 321]),
-            ("shape", [4, 4, -320]),
-            ("shape", [1 << 62, 1 << 62, 1 << 62]),
-            ("shape", [20, 4, 64]),
-        ],
-    )
-    def test_another_type_or_shape(self, drafter, name, value):
-        edit_description(drafter, lambda document: document["head"]["tensors"]["fc.tiles"].update({name: value}))
-        refused(drafter, re.escape("the tensor 'fc.tiles' has the wrong type or shape"))
+def of_exits(*layers):
+    def change(document):
+        for one, layer in zip(document["exits"], layers, strict=True):
+            one["layer"] = layer
 
-    @pytest.mark.parametrize("length", [0, -5120, 5119, 5121, 1 << 63, 10**300])
-    def test_another_length(self, drafter, length):
-        edit_description(drafter, lambda document: document["head"]["tensors"]["fc.tiles"].update(length=length))
-        refused(drafter, re.escape("the tensor 'fc.tiles' has the wrong length"))
+    return change
 
-    @pytest.mark.parametrize("offset", [-64, 1, 32, 1 << 20, 1 << 62, 10**300])
-    def test_outside_the_file_or_not_aligned(self, drafter, offset):
-        edit_description(drafter, lambda document: document["head"]["tensors"]["fc.tiles"].update(offset=offset))
-        refused(drafter, re.escape("the tensor 'fc.tiles' lies outside the file, or is not aligned"))
 
-    def test_overlapping(self, drafter):
-        edit_description(drafter, lambda document: document["head"]["tensors"]["state_norm"].update(offset=64))
-        refused(drafter, re.escape("the tensors 'fc.tiles' and 'state_norm' overlap"))
+def out_of_range(field, value, path=None):
+    return setter(path or field, value), re.escape(f"'drafter.{field}' is out of range")
 
-    @pytest.mark.parametrize(
-        ("ids", "match"),
-        [
-            ([5, *range(19)], "names a token twice"),
-            ([*range(19), 419], "Found 0 to 419, the model has 419 tokens"),
-            ([-1, *range(19)], "Found -1 to 18"),
-            ([2**31 - 1, *range(19)], "Found 0 to 2147483647"),
-        ],
-    )
-    def test_a_vocabulary_that_is_none(self, drafter, ids, match):
-        data = (drafter / "weights.bin").read_bytes()
-        replace_weights(drafter, data[: -4 * len(ids)] + ids_bytes(ids))
-        refused(drafter, match)
+
+# A change of drafter.json, and what is said of it.
+CHANGES = [
+    *(
+        (of_file(name, {}), OUTSIDE)
+        for name in ["../x", "/etc/passwd", "a/../../x", "a//b", ".hidden", "nul", "a\\b", ""]
+    ),
+    (lambda document: document["files"].update({"Weights.bin": document["files"]["weights.bin"]}), "in case alone"),
+    (setter("files", {}), r"does not list weights\.bin"),
+    *(
+        (setter(f"{where}extra", 1), r"has the wrong fields.*unknown: extra\.")
+        for where in ["", "target.", "head.", "training.", "acceptance.", "head.tensors.vocabulary."]
+    ),
+    *(
+        (setter(field, KeyError), rf"Missing: {field.rpartition('.')[2]};")
+        for field in [
+            "producer", "name", "kind", "target", "head", "training", "acceptance", "license", "target.name",
+        ]
+    ),
+    (setter("kind", 3), WRONG_TYPE),
+    (setter("name", None), WRONG_TYPE),
+    (setter("target", []), WRONG_TYPE),
+    (setter("target.hidden_size", "64"), WRONG_TYPE),
+    (setter("target.quantisation", ["Q8_0"]), WRONG_TYPE),
+    (setter("target.quantisation", "Q8_0"), WRONG_TYPE),
+    (setter("head.formats", "w4"), WRONG_TYPE),
+    (setter("files", ""), WRONG_TYPE),
+    (setter("head.formats.fc", 4), WRONG_TYPE),
+    (setter("head.tensors", [1]), WRONG_TYPE),
+    (setter("training.tokens", 1.5), WRONG_TYPE),
+    (setter("training.seed", True), WRONG_TYPE),
+    (setter("acceptance.positions", {}), WRONG_TYPE),
+    (setter("acceptance.positions", ["0.5"]), WRONG_TYPE),
+    (setter("license", 1), WRONG_TYPE),
+    (lambda document: document["files"].update({"weights.bin": 7}), WRONG_TYPE),
+    out_of_range("name", ""),
+    out_of_range("name", "../up"),
+    out_of_range("name", "a" * 65),
+    out_of_range("name", "a\x1b[31m"),
+    out_of_range("target.source_sha256", "0" * 63),
+    out_of_range("target.source_sha256", "A" * 64),
+    out_of_range("target.tokenizer_sha256", ""),
+    out_of_range("target.hidden_size", 0),
+    out_of_range("target.hidden_size", 1 << 25),
+    out_of_range("target.vocab_size", -1),
+    out_of_range("target.num_layers", 0),
+    out_of_range("head.blocks", 0),
+    out_of_range("head.intermediate_size", 10**400),
+    out_of_range("head.vocabulary_size", 0),
+    out_of_range("head.vocabulary_size", 420),
+    out_of_range("head.epsilon", -1e-9),
+    out_of_range("head.epsilon", 2),
+    out_of_range("training.tokens", -1),
+    out_of_range("training.hours", -0.5),
+    out_of_range("training.hours", 1e300),
+    out_of_range("training.seed", -1),
+    out_of_range("acceptance.top2", 1.5),
+    out_of_range("acceptance.positions[1]", [0.5, -0.1], "acceptance.positions"),
+    (setter("acceptance.positions", []), "Found 0, wanted 1 to 16"),
+    (setter("acceptance.positions", [0.5] * 17), "Found 17, wanted 1 to 16"),
+    (setter("head.blocks", 5), f"{OF_HEAD}5 blocks"),
+    (setter("head.intermediate_size", 24), f"{OF_HEAD}no multiple of 16"),
+    (setter("head.formats", {"fc": "w4", "down": "w4"}), f"{OF_HEAD}Formats are of down, fc"),
+    (setter("head.formats", dict.fromkeys(["fc", "gate_up", "down", "more"], "w4")), f"{OF_HEAD}Formats are of"),
+    (setter("head.formats.fc", "w7"), f"{OF_HEAD}no format 'w7'"),
+    (setter("head.formats.fc", "w8n"), f"{OF_HEAD}no format 'w8n'"),
+    (setter("head.formats.gate_up", "w4k"), f"{OF_HEAD}no multiple of the 256"),
+    (lambda document: document["head"]["tensors"].pop("fc.tiles") and None, r"Missing: fc\.tiles;"),
+    (
+        lambda document: document["head"]["tensors"].update(more=document["head"]["tensors"]["vocabulary"]),
+        r"unknown: more\.",
+    ),
+    (of_tensor("fc.tiles", dtype="float16"), f"{OF_TILES}has the wrong type or shape"),
+    (of_tensor("fc.tiles", dtype="pickle"), f"{OF_TILES}has the wrong type or shape"),
+    *(
+        (of_tensor("fc.tiles", shape=shape), f"{OF_TILES}has the wrong type or shape")
+        for shape in [[], [4, 4, 321], [4, 4, -320], [1 << 62, 1 << 62, 1 << 62], [20, 4, 64]]
+    ),
+    *(
+        (of_tensor("fc.tiles", length=length), f"{OF_TILES}has the wrong length")
+        for length in [0, -5120, 5119, 5121, 1 << 63, 10**300]
+    ),
+    *(
+        (of_tensor("fc.tiles", offset=offset), f"{OF_TILES}lies outside the file, or is not aligned")
+        for offset in [-64, 1, 32, 1 << 20, 1 << 62, 10**300]
+    ),
+    (of_tensor("state_norm", offset=64), "the tensors 'fc.tiles' and 'state_norm' overlap"),
+]  # fmt: skip
+EXITS = [
+    (setter("kind", "head"), "'drafter.exits' has the wrong length.*Found 2; a drafter of the kind head has none"),
+    (setter("exits", []), "Found 0; a drafter of the kind exit has 1 to 8"),
+    (
+        lambda document: document.update(exits=document["exits"][:1] * 9),
+        "Found 9; a drafter of the kind exit has 1 to 8",
+    ),
+    (setter("exits", KeyError), "Found 0; a drafter of the kind exit has 1 to 8"),
+    *((of_exits(*layers), NO_EXITS) for layers in [(4, 1), (1, 1), (0, 4), (1, 6), (-1, 4)]),
+    *(
+        (setter(f"exits.1.{name}", 1.5), re.escape(f"'drafter.exits[1].{name}' is out of range"))
+        for name in ["top1", "top2", "top4"]
+    ),
+    *(
+        (setter(f"exits.0.{name}", KeyError), rf"'drafter\.exits\[0\]' has the wrong fields.*Missing: {name};")
+        for name in ["layer", "top1", "top2", "top4"]
+    ),
+    (setter("exits.1.layer", 5), r"Missing: exit5.*unknown: exit4"),
+]
+
+
+@pytest.mark.parametrize(("change", "match"), CHANGES)
+def test_a_description_that_does_not_fit(drafter, change, match):
+    edit_description(drafter, change)
+    refused(drafter, match)
+
+
+@pytest.mark.parametrize(("change", "match"), EXITS)
+def test_exits_that_do_not_fit(tmp_path, change, match):
+    drafter = write_drafter(tmp_path / "tiny", EXIT_INFO).path
+    edit_description(drafter, change)
+    refused(drafter, match)
+
+
+@pytest.mark.parametrize("version", [0, 2, 10**30])
+def test_another_version(drafter, version):
+    edit_description(drafter, setter("format_version", version))
+    refused(drafter, f"has format_version {str(version)[:20]}", VersionMismatch)
+
+
+def test_another_kind(drafter):
+    edit_description(drafter, setter("head", KeyError))
+    edit_description(drafter, setter("kind", "table"))
+    refused(drafter, "Found 'table', supported: head, exit", UnsupportedModel)
+
+
+@pytest.mark.parametrize(
+    ("ids", "match"),
+    [
+        ([5, *range(19)], "names a token twice"),
+        ([*range(19), 419], "Found 0 to 419, the model has 419 tokens"),
+        ([-1, *range(19)], "Found -1 to 18"),
+        ([2**31 - 1, *range(19)], "Found 0 to 2147483647"),
+    ],
+)
+def test_a_vocabulary_that_is_none(drafter, ids, match):
+    data = (drafter / "weights.bin").read_bytes()
+    replace_weights(drafter, data[: -4 * len(ids)] + ids_bytes(ids))
+    refused(drafter, match)
 
 
 VALUES = st.one_of(
