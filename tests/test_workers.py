@@ -13,7 +13,7 @@ from tests.helpers.workers import SoleWorker, Worker
 
 fcntl = pytest.importorskip("fcntl")
 
-TIMEOUT = 20
+TIMEOUT = 60
 
 
 @pytest.fixture

@@ -144,7 +144,7 @@ class TestProvider:
             # Two others come while it compiles.
             asks = threading.Thread(target=lambda: seen.append((len(provider.report().gpus), provider.is_ready(1))))
             asks.start()
-            asks.join(2)
+            asks.join(60)
             needs.start()
             made.append(gpu.number)
             return {}
@@ -153,7 +153,7 @@ class TestProvider:
         provider._library = FakeLibrary(TWO)
         needs = threading.Thread(target=lambda: provider.make_ready(1))
         provider.make_ready(1)
-        needs.join(2)
+        needs.join(60)
         assert seen == [(2, False)]
         assert made == [1]
         assert provider.is_ready(1)

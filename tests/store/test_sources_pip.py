@@ -251,7 +251,7 @@ def test_an_interrupt_stops_the_command(tmp_path):
     started, threads = time.monotonic(), threading.active_count()
     with pytest.raises(KeyboardInterrupt):
         run_python(tmp_path, "import os, time; print(os.getpid(), flush=True); time.sleep(60)", interrupt)
-    assert time.monotonic() - started < 5
+    assert time.monotonic() - started < 40
     with pytest.raises(ProcessLookupError):
         os.kill(pids[0], 0)
     assert threading.active_count() == threads
