@@ -167,16 +167,6 @@ class TestMLX:
         with load_package(tmp_path / "package") as loaded:
             assert len(loaded.generate("the sea", max_tokens=5, temperature=0.0).token_ids) > 0
 
-    def test_portable_logits_are_those_of_the_folder_with_floats(self, model, tmp_path):
-        weights = write_converted_folder(tmp_path / "m", model, "mlx", settings=MLX_SETTINGS, write=mlx)
-        write_float_folder(tmp_path / "f", model, weights)
-        for folder in ("m", "f"):
-            export_model(
-                tmp_path / folder, tmp_path / f"p{folder}", profile="portable", activations="float", weights="keep"
-            )
-        ours, expected = (logits(tmp_path / package, "portable") for package in ("pm", "pf"))
-        np.testing.assert_allclose(ours, expected, rtol=0, atol=2e-5 * np.abs(expected).max())
-
     @pytest.mark.parametrize("profile", ["native", "portable"])
     def test_only_matrices_that_are_not_exact_are_converted(self, profile, model, tmp_path):
         if profile == "native":

@@ -87,16 +87,6 @@ def test_groups_of_every_size(group, tmp_path):
     assert apart(logits(tmp_path / "native", "native"), logits(tmp_path / "floats", "portable")) < 0.05
 
 
-@pytest.mark.parametrize("name", SETTINGS)
-def test_portable_logits_are_those_of_the_folder_with_floats(name, model, tmp_path):
-    packed = write_packed_folder(tmp_path / "m", model, name)
-    export_model(tmp_path / "m", tmp_path / "package", profile="portable", activations="float")
-    floats = write_float_folder(tmp_path / "f", model, packed)
-    export_model(floats, tmp_path / "floats", profile="portable", activations="float", weights="keep")
-    ours, expected = (logits(tmp_path / path, "portable") for path in ("package", "floats"))
-    np.testing.assert_allclose(ours, expected, rtol=0, atol=2e-5 * np.abs(expected).max())
-
-
 def test_inputs_of_down_in_the_order_of_importance(model, tmp_path):
     """Their moves, and those of the rows of gate and up, do not show in the logits."""
     require_native()

@@ -138,44 +138,28 @@ def test_scales_of_activations_and_caches_are_ignored(model, tmp_path):
     assert len(open_checkpoint(tmp_path / "m")[0].tensors) == 12
 
 
-class TestMisfits:
-    def test_scales_of_a_matrix_of_floats(self, model, tmp_path):
-        scale = {f"{QUERY}.weight_scale": ("F32", np.ones(1, np.float32))}
-        write_converted_folder(tmp_path / "m", model, "fp8 of tensors", floats=(QUERY,), tensors=scale)
-        with pytest.raises(InvalidModelFile, match=r"as floats and packed, as .*q_proj\.weight_scale"):
-            open_checkpoint(tmp_path / "m")
+WEIGHT, SCALE = f"{QUERY}.weight", ("F32", np.ones(1, np.float32))
+FLOATS_AND_SCALES = {"floats": (QUERY,), "tensors": {f"{QUERY}.weight_scale": SCALE}}
+SMALL = {f"{QUERY}.{suffix}": part for suffix, part in float8(np.ones((64, 128), np.float32))[0].items()}
+SILENT = {"config": {"quantization_config": None}}
 
-    def test_a_matrix_without_scales(self, model, tmp_path):
-        write_converted_folder(tmp_path / "m", model, "fp8", tensors={f"{QUERY}.weight_scale_inv": None})
-        with pytest.raises(InvalidModelFile, match="It has 0 tensors of scales"):
-            open_checkpoint(tmp_path / "m")
 
-    def test_a_matrix_without_codes(self, model, tmp_path):
-        write_converted_folder(tmp_path / "m", model, "fp8", tensors={f"{QUERY}.weight": None})
-        with pytest.raises(InvalidModelFile, match=r"q_proj\.weight is missing"):
-            open_checkpoint(tmp_path / "m")
-
-    def test_a_matrix_of_bitsandbytes_without_scales(self, model, tmp_path):
-        write_converted_folder(tmp_path / "m", model, "nf4", tensors={f"{QUERY}.weight.absmax": None})
-        with pytest.raises(InvalidModelFile, match=r"q_proj\.weight\.absmax is missing"):
-            open_checkpoint(tmp_path / "m")
-
-    def test_a_matrix_of_another_size(self, model, tmp_path):
-        parts, _ = float8(np.ones((64, 128), np.float32))
-        tensors = {f"{QUERY}.{suffix}": part for suffix, part in parts.items()}
-        write_converted_folder(tmp_path / "m", model, "fp8", tensors=tensors)
-        with pytest.raises(InvalidModelFile, match=r"attn_q\.weight \(128, 64\) instead of \(128, 128\)"):
-            open_checkpoint(tmp_path / "m")
-
-    def test_fp8_that_config_json_does_not_mention(self, model, tmp_path):
-        write_converted_folder(tmp_path / "m", model, "fp8 of tensors", config={"quantization_config": None})
-        with pytest.raises(UnsupportedModel, match="7 tensors that this architecture does not use"):
-            open_checkpoint(tmp_path / "m")
-
-    def test_other_floats_of_8_bits(self, model, tmp_path):
-        write_converted_folder(tmp_path / "m", model, "fp8", tensors={f"{QUERY}.weight": ("U8", np.ones((128, 128)))})
-        with pytest.raises(InvalidModelFile, match="must be F8_E4M3 with two dimensions"):
-            open_checkpoint(tmp_path / "m")
+@pytest.mark.parametrize(
+    ("name", "options", "error", "words"),
+    [
+        ("fp8 of tensors", FLOATS_AND_SCALES, InvalidModelFile, r"as floats and packed, as .*q_proj\.weight_scale"),
+        ("fp8", {"tensors": {f"{WEIGHT}_scale_inv": None}}, InvalidModelFile, "It has 0 tensors of scales"),
+        ("fp8", {"tensors": {WEIGHT: None}}, InvalidModelFile, r"q_proj\.weight is missing"),
+        ("nf4", {"tensors": {f"{WEIGHT}.absmax": None}}, InvalidModelFile, r"q_proj\.weight\.absmax is missing"),
+        ("fp8", {"tensors": SMALL}, InvalidModelFile, r"attn_q\.weight \(128, 64\) instead of \(128, 128\)"),
+        ("fp8 of tensors", SILENT, UnsupportedModel, "7 tensors that this architecture does not use"),
+        ("fp8", {"tensors": {WEIGHT: ("U8", np.ones((128, 128)))}}, InvalidModelFile, "must be F8_E4M3 with two dim"),
+    ],
+)
+def test_what_does_not_fit(name, options, error, words, model, tmp_path):
+    write_converted_folder(tmp_path / "m", model, name, **options)
+    with pytest.raises(error, match=words):
+        open_checkpoint(tmp_path / "m")
 
 
 @settings(max_examples=60)

@@ -166,42 +166,27 @@ class TestOrder:
             open_checkpoint(tmp_path / "m")
 
 
-class TestMisfits:
-    def test_floats_and_codes_of_one_matrix(self, model, tmp_path):
-        write_packed_folder(
-            tmp_path / "m", model, "gptq", tensors={f"{QUERY}.weight": ("F32", np.zeros((128, 128), np.float32))}
-        )
-        with pytest.raises(InvalidModelFile, match="as floats and packed"):
-            open_checkpoint(tmp_path / "m")
+PARTS = [f"{QUERY}.{suffix}" for suffix in ("qweight", "qzeros", "scales")]
+BOTH = {f"{QUERY}.weight": ("F32", np.zeros((128, 128), np.float32))}
+OTHER_SIZE = {QUERY: random_matrix(np.random.default_rng(2), 64, 128, 128, zeros=(0, 15))}
 
-    @pytest.mark.parametrize("suffix", ["qweight", "qzeros", "scales"])
-    def test_a_part_is_missing(self, model, suffix, tmp_path):
-        write_packed_folder(tmp_path / "m", model, "awq", tensors={f"{QUERY}.{suffix}": None})
-        with pytest.raises(InvalidModelFile, match=rf"q_proj\.{suffix} is missing"):
-            open_checkpoint(tmp_path / "m")
 
-    def test_a_matrix_is_missing(self, model, tmp_path):
-        absent = {f"{QUERY}.{suffix}": None for suffix in ("qweight", "qzeros", "scales")}
-        write_packed_folder(tmp_path / "m", model, "awq", tensors=absent)
-        with pytest.raises(InvalidModelFile, match=r"1 tensor is missing. model\.layers\.0\.self_attn\.q_proj\.weight"):
-            open_checkpoint(tmp_path / "m")
-
-    def test_a_matrix_of_another_size(self, model, tmp_path):
-        matrices = {QUERY: random_matrix(np.random.default_rng(2), 64, 128, 128, zeros=(0, 15))}
-        write_packed_folder(tmp_path / "m", model, "awq", matrices=matrices)
-        with pytest.raises(InvalidModelFile, match=r"attn_q\.weight \(128, 64\) instead of \(128, 128\)"):
-            open_checkpoint(tmp_path / "m")
-
-    def test_tensors_of_another_layout(self, model, tmp_path):
-        write_packed_folder(tmp_path / "m", model, "gptq", settings=SETTINGS["compressed-tensors"])
-        with pytest.raises(UnsupportedModel, match="28 tensors that this architecture does not use"):
-            open_checkpoint(tmp_path / "m")
-
-    @pytest.mark.parametrize("method", ["hqq", "mxfp4"])
-    def test_other_methods_are_refused_with_the_way(self, model, method, tmp_path):
-        write_packed_folder(tmp_path / "m", model, "gptq", settings={"quant_method": method})
-        with pytest.raises(UnsupportedModel, match=f"'quant_method' is {method}; .* Get the model in BF16 or F16"):
-            open_checkpoint(tmp_path / "m")
+@pytest.mark.parametrize(
+    ("name", "options", "error", "words"),
+    [
+        ("gptq", {"tensors": BOTH}, InvalidModelFile, "as floats and packed"),
+        *(("awq", {"tensors": {part: None}}, InvalidModelFile, f"{part} is missing") for part in PARTS),
+        ("awq", {"tensors": dict.fromkeys(PARTS)}, InvalidModelFile, f"1 tensor is missing. {QUERY}.weight"),
+        ("awq", {"matrices": OTHER_SIZE}, InvalidModelFile, r"attn_q\.weight \(128, 64\) instead of \(128, 128\)"),
+        ("gptq", {"settings": SETTINGS["compressed-tensors"]}, UnsupportedModel, "28 tensors that this architecture"),
+        ("gptq", {"settings": {"quant_method": "hqq"}}, UnsupportedModel, "is hqq; .* Get the model in BF16 or F16"),
+        ("gptq", {"settings": {"quant_method": "mxfp4"}}, UnsupportedModel, "is mxfp4; .* Get the model in BF16"),
+    ],
+)
+def test_what_does_not_fit(name, options, error, words, model, tmp_path):
+    write_packed_folder(tmp_path / "m", model, name, **options)
+    with pytest.raises(error, match=words):
+        open_checkpoint(tmp_path / "m")
 
 
 @settings(max_examples=60)
