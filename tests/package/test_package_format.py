@@ -267,21 +267,6 @@ class TestManifestRefused:
         with pytest.raises(InvalidPackage, match="either 'decoder' or 'dimensions'"):
             open_package(package.path)
 
-    @pytest.mark.parametrize(
-        ("wrong", "message"),
-        [
-            ({"tokens": 0, "source": "x"}, "key_calibration.tokens' is out of range"),
-            ({"tokens": 1}, r"key_calibration' has the wrong fields\. Missing: source;"),
-            ({"tokens": "1", "source": "x"}, "key_calibration.tokens' has the wrong type"),
-            ([2048, "built-in"], "key_calibration' has the wrong type"),
-            ({"tokens": 2048, "source": "built-in"}, "portable has no 4-bit keys"),
-        ],
-    )
-    def test_calibration(self, package, wrong, message):
-        edit_manifest(package.path, lambda document: document.update(key_calibration=wrong))
-        with pytest.raises(InvalidPackage, match=message):
-            open_package(package.path)
-
     def test_calibration_stands_in_the_manifest_where_there_is_one(self, package):
         known = KeyCalibration(2048, "built-in")
         text = dataclasses.replace(MANIFEST, key_calibration=known).to_bytes().decode()
@@ -329,39 +314,41 @@ class TestManifestRefused:
             ("tool_template", 5, "'manifest.tool_template' has the wrong type"),
             ("files", [], "'manifest.files' has the wrong type"),
             ("files.x", 5, "'manifest.files.x' must be an object"),
-        ],
-    )
-    def test_fields(self, package, path, value, message):
-        edit_manifest(package.path, manifest_setter(path, value))
-        with pytest.raises(InvalidPackage, match=message):
-            open_package(package.path)
-
-    @pytest.mark.parametrize(
-        ("path", "value", "message"),
-        [
             ("num_parameters", 0, "num_parameters' is out of range"),
             ("decoder.pattern", [], "there are no layers"),
             ("decoder.kinds", [], "a kind that is not there"),
             ("decoder.hidden_size", 0, "hidden_size is 0"),
             ("decoder.vocab_size", 1 << 40, "vocab_size is 1099511627776, must be 1 to 16777216"),
             ("decoder.context_length", 1, "no room for a prompt and an answer"),
-            ("decoder.norm_epsilon", float("nan"), "norm_epsilon is nan"),
-            ("decoder.ropes.0.base", float("inf"), "a rotation has a number out of range"),
-            ("decoder.ropes.0.frequencies.3", float("nan"), "a rotation has a number out of range"),
+            ("decoder.norm_epsilon", float("nan"), "no number of JSON"),
+            ("decoder.ropes.0.base", float("inf"), "no number of JSON"),
+            ("decoder.ropes.0.frequencies.3", float("nan"), "no number of JSON"),
             ("decoder.ropes.0.frequencies", [], "a rotation has no frequencies"),
             ("decoder.kinds.0.attention.head_dim", -16, "head_dim is -16"),
             ("decoder.kinds.0.attention.num_kv_heads", 3, "not a multiple of num_kv_heads, 3"),
             ("decoder.kinds.0.attention.window", -1, "a window is below 0"),
-            ("decoder.kinds.0.attention.scale", float("inf"), "a factor that is no number"),
+            ("decoder.kinds.0.attention.scale", float("inf"), "no number of JSON"),
             ("decoder.kinds.0.feed_forward.size", 0, "intermediate_size is 0"),
-            ("decoder.logit_scale", float("nan"), "a factor is no number"),
+            ("decoder.logit_scale", float("nan"), "no number of JSON"),
             ("segments", [], "the segments are not the model"),
             ("segments.0.end_layer", 1, "the segments are not the model"),
+            ("key_calibration", {"tokens": 0, "source": "x"}, "key_calibration.tokens' is out of range"),
+            ("key_calibration", {"tokens": 1}, r"key_calibration' has the wrong fields\. Missing: source;"),
+            ("key_calibration", {"tokens": "1", "source": "x"}, "key_calibration.tokens' has the wrong type"),
+            ("key_calibration", [2048, "built-in"], "key_calibration' has the wrong type"),
+            ("key_calibration", {"tokens": 2048, "source": "built-in"}, "portable has no 4-bit keys"),
+            *[("sampling", {"temperature": value}, "sampling") for value in (-1, 101, 10**400, "1", True)],
+            *[("sampling", {"temperature": value}, "no number of JSON") for value in (float("nan"), float("inf"))],
+            *[("sampling", {"top_k": value}, "sampling") for value in (-1, 1.5, 1 << 31)],
+            *[("sampling", {"top_p": value}, "sampling") for value in (0, 1.1)],
+            *[("sampling", {"min_p": value}, "sampling") for value in (-0.1, 1)],
+            *[("sampling", {"repetition_penalty": value}, "sampling") for value in (0, 101)],
+            ("sampling", {"typical_p": 0.5}, "sampling"),
         ],
     )
-    def test_values(self, package, path, value, message):
+    def test_fields(self, package, path, value, message):
         edit_manifest(package.path, manifest_setter(path, value))
-        with pytest.raises(InvalidPackage, match=f"{message}|no number of JSON"):
+        with pytest.raises(InvalidPackage, match=message):
             open_package(package.path)
 
     @pytest.mark.parametrize(
@@ -408,23 +395,6 @@ class TestSampling:
         package = write(tmp_path / "p")
         assert "sampling" not in json.loads((package.path / "manifest.json").read_text())
         assert package.manifest.sampling is None
-
-    @pytest.mark.parametrize(
-        ("name", "value"),
-        [
-            *[("temperature", value) for value in (-1, 101, float("nan"), float("inf"), 10**400, "1", True)],
-            *[("top_k", value) for value in (-1, 1.5, 1 << 31)],
-            *[("top_p", value) for value in (0, 1.1)],
-            *[("min_p", value) for value in (-0.1, 1)],
-            *[("repetition_penalty", value) for value in (0, 101)],
-            ("typical_p", 0.5),
-        ],
-    )
-    def test_a_value_that_is_wrong_is_refused(self, name, value, tmp_path):
-        package = write(tmp_path / "p")
-        edit_manifest(package.path, manifest_setter("sampling", {name: value}))
-        with pytest.raises(InvalidPackage, match=r"sampling|no number of JSON"):
-            open_package(package.path)
 
 
 CLASS = TensorClass({"IQ4_XS": 900, "Q6_K": 100}, 4.7, 0.004)
