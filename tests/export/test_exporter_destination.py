@@ -13,7 +13,6 @@ import pytest
 
 from edge_rt.errors import Cancelled, ConfigError, InputError, StorageError
 from edge_rt.export import export_model
-from edge_rt.package.reader import open_package
 from tests.helpers.gguf_factory import write_llama_gguf
 from tests.helpers.hf_factory import write_hf_folder
 from tests.helpers.models import load_package
@@ -36,16 +35,6 @@ def contents(folder):
 
 
 class TestDestination:
-    def test_an_existing_package_needs_force(self, small_gguf, tmp_path):
-        export(small_gguf, tmp_path / "p")
-        before = contents(tmp_path / "p")
-        with pytest.raises(StorageError, match="exists already"):
-            export(small_gguf, tmp_path / "p", activations="float")
-        assert contents(tmp_path / "p") == before
-        export(small_gguf, tmp_path / "p", activations="float", force=True)
-        assert open_package(tmp_path / "p").manifest.activations == "float"
-        assert listing(tmp_path) == ["p"]
-
     def test_a_failed_replacement_keeps_the_old_package(self, small_gguf, tmp_path):
         export(small_gguf, tmp_path / "p")
         before = contents(tmp_path / "p")
@@ -58,13 +47,6 @@ class TestDestination:
             export(small_gguf, tmp_path / "p", activations="float", force=True, progress=progress)
         assert contents(tmp_path / "p") == before
         assert listing(tmp_path) == ["p"]
-
-    def test_what_is_no_package_is_kept(self, small_gguf, tmp_path):
-        (tmp_path / "p").mkdir()
-        (tmp_path / "p" / "thesis.txt").write_text("x")
-        with pytest.raises(StorageError, match="is not a package"):
-            export(small_gguf, tmp_path / "p", force=True)
-        assert listing(tmp_path / "p") == ["thesis.txt"]
 
     def test_unknown_activations(self, small_gguf, tmp_path):
         with pytest.raises(ConfigError, match="int8, float"):

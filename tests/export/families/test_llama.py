@@ -107,12 +107,6 @@ def test_missing_numbers(tmp_path, key):
     refused(path, tmp_path, InvalidModelFile, key)
 
 
-def test_another_architecture(tmp_path):
-    path = tmp_path / "m.gguf"
-    write_llama_gguf(path, architecture="mamba")
-    refused(path, tmp_path, UnsupportedModel, "'mamba' is not supported. Supported: llama")
-
-
 @pytest.mark.parametrize(("stated", "found"), [(None, 0), (0, 0), (1, 1), (255, 255), (256, 0), (4096, 0)])
 def test_a_window_that_covers_the_context_is_none(tmp_path, stated, found):
     extra = {} if stated is None else {"llama.attention.sliding_window": stated}
@@ -195,91 +189,75 @@ class TestVariants:
         described(tmp_path / "m.gguf")
 
 
-class TestTensors:
-    @pytest.mark.parametrize(
-        "name",
-        [
-            "token_embd.weight",
-            "output_norm.weight",
-            "blk.0.attn_q.weight",
-            "blk.1.ffn_down.weight",
-            "blk.1.ffn_norm.weight",
-        ],
-    )
-    def test_missing(self, tmp_path, name):
-        write_llama_gguf(tmp_path / "m.gguf", drop_tensor=name)
-        refused(tmp_path / "m.gguf", tmp_path, InvalidModelFile, name)
+def with_one(count, value):
+    """Return ones, of which number 3 is something else."""
+    values = np.ones(count, np.float32)
+    values[3] = value
+    return values
 
-    def test_all_missing_ones_are_named_at_once(self, tmp_path):
-        names = ["blk.0.attn_q.weight", "blk.0.attn_k.weight", "blk.1.ffn_up.weight"]
-        write_llama_gguf(tmp_path / "m.gguf", drop_tensor=names)
-        refused(tmp_path / "m.gguf", tmp_path, InvalidModelFile, "3 tensors are missing.*" + ".*".join(names))
 
-    @pytest.mark.parametrize("name", ["blk.1.attn_q.bias", "blk.0.attn_q_norm.weight", "rope_factors.weight"])
-    def test_surplus(self, tmp_path, name):
-        write_llama_gguf(tmp_path / "m.gguf", extra_tensors={name: np.zeros(64, np.float32)})
-        refused(tmp_path / "m.gguf", tmp_path, UnsupportedModel, name)
+MISSING = ["blk.0.attn_q.weight", "blk.0.attn_k.weight", "blk.1.ffn_up.weight"]
+MORE_ROWS = {"weights": {"token_embd.weight": np.zeros((420, 64), np.float32)}, "drop_metadata": ["llama.vocab_size"]}
+# Half a head of 64 dimensions is one block.
+QUANTISED_FACTORS = {"heads": 1, "kv_heads": 1, "rope_freqs": True, "types": {"rope_freqs.weight": "Q8_0"}}
+FACTORS = "rope_freqs.weight"
 
-    @pytest.mark.parametrize(
-        ("name", "shape"),
-        [
-            ("blk.0.attn_q.weight", (32, 64)),
-            ("blk.0.attn_k.weight", (64, 64)),
-            ("blk.1.ffn_down.weight", (128, 64)),
-            ("output_norm.weight", (32,)),
-            ("blk.0.attn_norm.weight", (1, 64)),
-            ("token_embd.weight", (419, 96)),
-        ],
-    )
-    def test_misshapen(self, tmp_path, name, shape):
-        write_llama_gguf(tmp_path / "m.gguf", weights={name: np.zeros(shape, np.float32)})
-        refused(tmp_path / "m.gguf", tmp_path, InvalidModelFile, f"1 tensor has a wrong shape. {name}")
 
-    def test_more_rows_than_tokens(self, tmp_path):
-        weights = {"token_embd.weight": np.zeros((420, 64), np.float32)}
-        write_llama_gguf(tmp_path / "m.gguf", weights=weights, drop_metadata=["llama.vocab_size"])
-        refused(tmp_path / "m.gguf", tmp_path, InvalidTokenizer, "419 tokens, 420 embedding rows")
+@pytest.mark.parametrize(
+    ("options", "error", "message"),
+    [
+        ({"architecture": "mamba"}, UnsupportedModel, "'mamba' is not supported. Supported: llama"),
+        *(
+            ({"drop_tensor": name}, InvalidModelFile, name)
+            for name in ["token_embd.weight", "output_norm.weight", *MISSING[:1], "blk.1.ffn_down.weight"]
+        ),
+        ({"drop_tensor": "blk.1.ffn_norm.weight"}, InvalidModelFile, "blk.1.ffn_norm.weight"),
+        ({"drop_tensor": MISSING}, InvalidModelFile, "3 tensors are missing.*" + ".*".join(MISSING)),
+        *(
+            ({"extra_tensors": {name: np.zeros(64, np.float32)}}, UnsupportedModel, name)
+            for name in ["blk.1.attn_q.bias", "blk.0.attn_q_norm.weight", "rope_factors.weight"]
+        ),
+        *(
+            ({"weights": {name: np.zeros(shape, np.float32)}}, InvalidModelFile, f"1 tensor has a wrong shape. {name}")
+            for name, shape in [
+                ("blk.0.attn_q.weight", (32, 64)),
+                ("blk.0.attn_k.weight", (64, 64)),
+                ("blk.1.ffn_down.weight", (128, 64)),
+                ("output_norm.weight", (32,)),
+                ("blk.0.attn_norm.weight", (1, 64)),
+                ("token_embd.weight", (419, 96)),
+            ]
+        ),
+        (MORE_ROWS, InvalidTokenizer, "419 tokens, 420 embedding rows"),
+        ({"extra_tensors": {FACTORS: np.ones(16, np.float32)}}, InvalidModelFile, FACTORS),
+        *(({"extra_tensors": {FACTORS: with_one(8, bad)}}, InvalidModelFile, FACTORS) for bad in (0.0, -2.0, NAN)),
+        (QUANTISED_FACTORS, UnsupportedModel, FACTORS),
+        *(
+            (
+                {"hidden": 256, "types": {MISSING[0]: name}},
+                UnsupportedModel,
+                f"attn_q.weight is {name}; supported: Q4_0",
+            )
+            for name in ["TQ1_0", "TQ2_0"]
+        ),
+        ({"types": {"blk.0.attn_norm.weight": "Q8_0"}}, UnsupportedModel, "attn_norm.weight"),
+        ({"weights": {"output_norm.weight": with_one(64, NAN)}}, InvalidModelFile, "output_norm.weight.*not finite"),
+    ],
+)
+def test_tensors_that_do_not_fit(tmp_path, options, error, message):
+    write_llama_gguf(tmp_path / "m.gguf", **options)
+    refused(tmp_path / "m.gguf", tmp_path, error, message)
 
-    def test_misshapen_rope_factors(self, tmp_path):
-        write_llama_gguf(tmp_path / "m.gguf", extra_tensors={"rope_freqs.weight": np.ones(16, np.float32)})
-        refused(tmp_path / "m.gguf", tmp_path, InvalidModelFile, "rope_freqs.weight")
 
-    @pytest.mark.parametrize("bad", [0.0, -2.0, NAN])
-    def test_hostile_rope_factors(self, tmp_path, bad):
-        factors = np.ones(8, np.float32)
-        factors[3] = bad
-        write_llama_gguf(tmp_path / "m.gguf", extra_tensors={"rope_freqs.weight": factors})
-        refused(tmp_path / "m.gguf", tmp_path, InvalidModelFile, "rope_freqs.weight")
-
-    def test_quantised_rope_factors(self, tmp_path):
-        """Half a head of 64 dimensions is one block."""
-        write_llama_gguf(tmp_path / "m.gguf", heads=1, kv_heads=1, rope_freqs=True, types={"rope_freqs.weight": "Q8_0"})
-        refused(tmp_path / "m.gguf", tmp_path, UnsupportedModel, "rope_freqs.weight")
-
-    @pytest.mark.parametrize("type_name", ["TQ1_0", "TQ2_0"])
-    def test_unsupported_quantisation(self, tmp_path, type_name):
-        write_llama_gguf(tmp_path / "m.gguf", hidden=256, types={"blk.0.attn_q.weight": type_name})
-        refused(tmp_path / "m.gguf", tmp_path, UnsupportedModel, f"attn_q.weight is {type_name}; supported: Q4_0")
-
-    def test_a_quantised_vector(self, tmp_path):
-        write_llama_gguf(tmp_path / "m.gguf", types={"blk.0.attn_norm.weight": "Q8_0"})
-        refused(tmp_path / "m.gguf", tmp_path, UnsupportedModel, "attn_norm.weight")
-
-    @pytest.mark.parametrize("bits", [0x7E00, 0x7C00], ids=["nan", "inf"])
-    @pytest.mark.parametrize("name", ["token_embd.weight", "blk.1.attn_q.weight", "blk.1.ffn_down.weight"])
-    def test_scales_that_are_no_numbers(self, tmp_path, name, bits):
-        path = tmp_path / "m.gguf"
-        write_llama_gguf(path)
-        with path.open("r+b") as file:
-            file.seek(read_header(path).tensors[name].offset)
-            file.write(struct.pack("<H", bits))
-        refused(path, tmp_path, InvalidModelFile, f"'{name}' holds a scale that is not finite")
-
-    def test_a_norm_that_is_no_number(self, tmp_path):
-        values = np.ones(64, np.float32)
-        values[5] = NAN
-        write_llama_gguf(tmp_path / "m.gguf", weights={"output_norm.weight": values})
-        refused(tmp_path / "m.gguf", tmp_path, InvalidModelFile, "output_norm.weight.*not finite")
+@pytest.mark.parametrize("bits", [0x7E00, 0x7C00], ids=["nan", "inf"])
+@pytest.mark.parametrize("name", ["token_embd.weight", "blk.1.attn_q.weight", "blk.1.ffn_down.weight"])
+def test_scales_that_are_no_numbers(tmp_path, name, bits):
+    path = tmp_path / "m.gguf"
+    write_llama_gguf(path)
+    with path.open("r+b") as file:
+        file.seek(read_header(path).tensors[name].offset)
+        file.write(struct.pack("<H", bits))
+    refused(path, tmp_path, InvalidModelFile, f"'{name}' holds a scale that is not finite")
 
 
 class TestDescription:
