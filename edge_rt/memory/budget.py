@@ -14,7 +14,8 @@ class Budget:
     """Memory budget that several models share, at the same time or one after another; thread-safe.
 
     The first claim sets the memory of the process itself, and later claims do not change it. When a model is closed,
-    its freed heap stays with the process, and the next load reuses it. What GPUs take of the process stays as well.
+    its freed heap stays with the process, and the next load reuses it. What GPUs take of the process stays as well, but
+    not what a load counted for one that it did not come to use.
 
     Args:
         total_bytes: limit for all claims together; a number of bytes, or a text such as ``"600MiB"``.
@@ -33,7 +34,7 @@ class Budget:
         self.total_bytes = parse_size(total_bytes)
         self._lock = threading.Lock()
         self._claims: dict[int, Claim] = {}
-        self._base_bytes = self._gpu_bytes = 0
+        self._base_bytes = self._kept_gpu_bytes = 0
 
     def __repr__(self) -> str:
         return f"<edge_rt.Budget of {show_size(self.total_bytes)}, {show_size(self.free_bytes)} free>"
@@ -46,14 +47,14 @@ class Budget:
             num_bytes: bytes to reserve.
             base_bytes: memory of the process itself, which all claims share; the value of the first claim is kept.
             gpu_bytes: memory of the process for the driver of GPUs, and for CUDA's context of a GPU that shares the
-                machine's memory. All claims share it; the largest value is kept.
+                machine's memory. All claims share it; the largest value counts.
 
         Raises:
             MemoryBudgetExceeded: the budget does not have that many bytes left; nothing is reserved.
         """
         with self._lock:
-            base, gpu = self._base_bytes or base_bytes, max(self._gpu_bytes, gpu_bytes)
-            free = self._free_beside(base + gpu)
+            base = self._base_bytes or base_bytes
+            free = self._free_beside(base + max(self._gpu_bytes, gpu_bytes))
             if num_bytes > free:
                 held = ", ".join(f"{claim.name} {show_size(claim.bytes)}" for claim in self._claims.values())
                 raise MemoryBudgetExceeded(
@@ -62,9 +63,9 @@ class Budget:
                     + (f" ({held})." if held else "."),
                     "Close another model, ask for a smaller context, or give a larger budget.",
                 )
-            claim = Claim(self, self._unused(name), num_bytes)
+            claim = Claim(self, self._unused(name), num_bytes, gpu_bytes)
             self._claims[id(claim)] = claim
-            self._base_bytes, self._gpu_bytes = base, gpu
+            self._base_bytes = base
             return claim
 
     @property
@@ -81,7 +82,7 @@ class Budget:
 
     @property
     def gpu_bytes(self) -> int:
-        """Bytes of the process for GPUs, which the claims share and which stay; see ``claim``."""
+        """Bytes of the process for GPUs, which the claims share; see ``claim``."""
         with self._lock:
             return self._gpu_bytes
 
@@ -90,6 +91,10 @@ class Budget:
         """Name and bytes of every open claim, oldest first."""
         with self._lock:
             return tuple((claim.name, claim.bytes) for claim in self._claims.values())
+
+    @property
+    def _gpu_bytes(self) -> int:
+        return max(self._kept_gpu_bytes, *(claim.gpu_bytes for claim in self._claims.values()), 0)
 
     def _free_beside(self, shared_bytes: int) -> int:
         return self.total_bytes - shared_bytes - sum(claim.bytes for claim in self._claims.values())
@@ -101,9 +106,10 @@ class Budget:
                 claim.bytes = max(claim.bytes, num_bytes)
             return max(0, missing)
 
-    def _give_back(self, claim: Claim) -> None:
+    def _give_back(self, claim: Claim, kept_gpu_bytes: int) -> None:
         with self._lock:
-            self._claims.pop(id(claim), None)
+            if self._claims.pop(id(claim), None) is not None:
+                self._kept_gpu_bytes = max(self._kept_gpu_bytes, kept_gpu_bytes)
 
     def _unused(self, name: str) -> str:
         names = {claim.name for claim in self._claims.values()}
@@ -118,11 +124,13 @@ class Claim:
 
     Attributes:
         bytes: reserved bytes; ``extend`` increases them.
+        gpu_bytes: memory of the process for GPUs, which it shares with the other claims.
     """
 
-    def __init__(self, budget: Budget, name: str, num_bytes: int) -> None:
+    def __init__(self, budget: Budget, name: str, num_bytes: int, gpu_bytes: int) -> None:
         self.name = name
         self.bytes = num_bytes
+        self.gpu_bytes = gpu_bytes
         self._budget = budget
 
     def extend(self, num_bytes: int) -> int:
@@ -133,9 +141,13 @@ class Claim:
         """
         return self._budget._extend(self, num_bytes)
 
-    def release(self) -> None:
-        """Return the bytes to the budget; a second call does nothing."""
-        self._budget._give_back(self)
+    def release(self, *, kept_gpu_bytes: int | None = None) -> None:
+        """Return the bytes to the budget; a second call does nothing.
+
+        Args:
+            kept_gpu_bytes: what GPUs keep of the process; None: what was claimed for them.
+        """
+        self._budget._give_back(self, self.gpu_bytes if kept_gpu_bytes is None else kept_gpu_bytes)
 
     def __enter__(self) -> Self:
         return self

@@ -49,6 +49,16 @@ def test_a_claim_that_tells_nothing_of_the_process_leaves_that_to_the_next():
     assert (budget.base_bytes, budget.free_bytes) == (30, 40)
 
 
+def test_what_a_load_that_failed_did_not_take_of_the_process_is_free_again():
+    budget = Budget(100)
+    failed = budget.claim("failed", 10, base_bytes=20, gpu_bytes=60)
+    budget.claim("other", 5, gpu_bytes=15)
+    failed.release(kept_gpu_bytes=10)
+    assert (budget.gpu_bytes, budget.free_bytes) == (15, 60)
+    failed.release()
+    assert budget.gpu_bytes == 15
+
+
 def test_what_gpus_take_of_the_process_counts_once_and_stays():
     budget = Budget(100)
     first = budget.claim("model", 10, base_bytes=20, gpu_bytes=30)

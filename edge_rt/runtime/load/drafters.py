@@ -1,9 +1,10 @@
-"""Which trained drafter a load takes, and why a mode of speculation cannot run with a package."""
+"""What may draft in a load: a trained drafter, a second model, or nothing where rows of a pass are not exact."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from edge_rt.errors import ConfigError
 from edge_rt.memory.shape import DrafterShape, DraftModelShape, drafter_shape, shape_of
@@ -17,12 +18,24 @@ from edge_rt.package.spec_modes import (
     DRAFTER_MODES,
     EXIT,
     NO_DRAFTER,
+    OFF,
     TRAINED_MODES,
+    Drafts,
     drafting_package,
     mode_of,
 )
 from edge_rt.system.byte_size import counted
 from edge_rt.text.tokenizer_check import invalid, parse, read_file
+
+if TYPE_CHECKING:
+    from edge_rt.runtime.forward.io_binding_base import IOBinding
+    from edge_rt.runtime.forward.outputs import Outputs
+    from edge_rt.runtime.forward.runner import Runner
+    from edge_rt.runtime.load.load_plan import LoadPlan
+
+CONTEXT: Final = 17
+"""Tokens before the rows that are compared."""
+MOST_ROWS: Final = 8
 
 
 def choose_drafter(
@@ -204,3 +217,69 @@ def _known_tokens(package: Package, second: Package) -> int:
             "Choose a package with the same tokenizer.",
         )
     return min(shared, rows)
+
+
+class Forward(Protocol):
+    """Runs passes, as ``ModelRunner`` does."""
+
+    def forward(self, token_ids: list[int], start: int, num_logits: int) -> Outputs:
+        """Compute tokens into the cache's rows from ``start`` on, and return the logits of the last ones."""
+
+
+def rows_are_exact(runner: Forward, *, vocab_size: int, capacity: int, most_rows: int) -> bool:
+    """Compare the logits of passes over several rows with those of single rows, bit by bit.
+
+    Args:
+        runner: runs the passes; the first rows of its cache are overwritten.
+        capacity: rows of the cache.
+        most_rows: rows of logits that a pass may return.
+
+    Returns:
+        Whether all are equal; False if the cache has no room for two rows.
+    """
+    # A plan reads this module and computes no passes.
+    import numpy as np
+
+    rows = min(MOST_ROWS, most_rows)
+    context = min(CONTEXT, capacity - rows)
+    if rows < 2 or context < 1:
+        return False
+    ids = [(11 + 7919 * i) % vocab_size for i in range(context + rows)]
+    runner.forward(ids[:context], 0, 1)
+    singles = [
+        runner.forward([token], context + number, 1).logits[0].copy() for number, token in enumerate(ids[context:])
+    ]
+    for count in {2, rows}:
+        together = runner.forward(ids[context : context + count], context, count).logits
+        if not all(np.array_equal(found, single) for found, single in zip(together, singles, strict=False)):
+            return False
+    return True
+
+
+def allowed_drafts(
+    package: Package,
+    load_plan: LoadPlan,
+    runner: Runner,
+    io_binding: IOBinding,
+    verification: dict[str, Any] | None,
+) -> Drafts:
+    """Return what may be drafted: what the package states, if rows of a traced graph are exact here as well.
+
+    On a device it is nothing until a verification of the package has passed there.
+    """
+    drafts = package.manifest.drafts
+    if verification is not None:
+        from edge_rt.runtime.speculation.stored_costs import user_verified
+
+        if user_verified().load(verification) is None:
+            return Drafts.NOTHING
+    if drafts is not Drafts.CHAINS or load_plan.spec_mode == OFF:
+        return drafts
+    is_exact = rows_are_exact(
+        runner,
+        vocab_size=package.manifest.model.vocab_size,
+        capacity=io_binding.capacity,
+        most_rows=load_plan.logit_rows,
+    )
+    io_binding.forget()
+    return drafts if is_exact else Drafts.NOTHING

@@ -31,7 +31,7 @@ class GpuFacts:
     """A GPU of this machine.
 
     Attributes:
-        figures: its memory and speed; None if it cannot be opened, or its memory is not planned.
+        figures: its memory and speed; None if it cannot be opened, cannot be taken, or its memory is not planned.
         costs: cache format -> costs of passes that were measured on it; empty: none were.
         error: why it cannot be opened.
     """
@@ -101,6 +101,8 @@ def read_facts(model: Package | ModelShape, options: LoadOptions, machine: Devic
     package = model if isinstance(model, Package) else None
     _check(options, package)
     is_here = machine is None or (machine.name == MACHINE and machine.gpu is None)
+    # Before the driver is asked, whose memory is counted apart.
+    held = resident_bytes() if machine is None else 0
     here = machine or _this_process()
     if options.threads is not None:
         here = replace(here, threads=options.threads)
@@ -116,7 +118,7 @@ def read_facts(model: Package | ModelShape, options: LoadOptions, machine: Devic
         facts = _with_gpus(facts, options, is_process=machine is None)
         facts = replace(facts, driver_bytes=DRIVER_BYTES if options.gpu_provider.was_asked else 0)
     if machine is None:
-        facts = _with_process(facts, options)
+        facts = _with_process(facts, options, held)
     figures = (here.gpu, *(one.figures for one in facts.gpus))
     with_memory = next((one for one in figures if one is not None and not one.is_unified), None)
     if package is None or with_memory is None:
@@ -131,14 +133,20 @@ def _this_process() -> Device:
     return this_device(threads=pool_threads())
 
 
-def _with_process(facts: Facts, options: LoadOptions) -> Facts:
-    """Return the facts with the memory of this process, which is read after the driver was asked."""
+def _with_process(facts: Facts, options: LoadOptions, held: int) -> Facts:
+    """Return the facts with the memory of this process.
+
+    Args:
+        held: what it held before the driver was asked.
+    """
     provider = options.gpu_provider
-    held, driver = resident_bytes(), DRIVER_BYTES if provider.has_opened else 0
     facts = replace(facts, context_bytes=CONTEXT_BYTES if provider.has_opened else 0)
     if options.base_bytes is None:
-        # What the process holds includes what the driver took.
-        facts = replace(facts, base_bytes=max(0, held - driver), driver_bytes=driver)
+        # What the process holds includes what the driver took, which every plan for a GPU counts by itself.
+        now, driver = resident_bytes(), DRIVER_BYTES if provider.has_opened else 0
+        if provider.was_asked and not provider.has_opened:
+            driver = min(DRIVER_BYTES, max(0, now - held))
+        facts = replace(facts, base_bytes=max(0, now - driver), driver_bytes=driver)
     else:
         held = max(options.base_bytes, _unshared_bytes())
         facts = replace(facts, base_bytes=options.base_bytes)
@@ -157,7 +165,7 @@ def _with_process(facts: Facts, options: LoadOptions) -> Facts:
 def grown(facts: Facts, options: LoadOptions) -> Facts | None:
     """Return the facts for a process that holds more by now than they say; None if it does not."""
     is_measured = options.base_bytes is None and not (options.budget is not None and options.budget.base_bytes)
-    held = resident_bytes() - (DRIVER_BYTES if options.gpu_provider.has_opened else 0)
+    held = resident_bytes() - (facts.driver_bytes or 0)
     if not is_measured or facts.base_bytes is None or held <= facts.base_bytes:
         return None
     more = held - facts.base_bytes
@@ -217,7 +225,7 @@ def _with_gpus(facts: Facts, options: LoadOptions, *, is_process: bool) -> Facts
         return replace(facts, gpus=(GpuFacts(gpu, _figures(gpu, options) if is_planned else None),))
     if name.kind != AUTO_DEVICE or store is None or package_id is None or not is_planned or not provider.has_driver():
         return facts
-    from edge_rt.runtime.speculation.stored_costs import costs_on_any_gpu, costs_on_cpu, costs_on_gpu
+    from edge_rt.runtime.speculation.stored_costs import costs_on_any_gpu, costs_on_cpu, costs_on_gpu, may_be_faster
 
     of_cpu = partial(costs_on_cpu, store, package_id, facts.machine.threads, options.isa)
     try:
@@ -231,8 +239,8 @@ def _with_gpus(facts: Facts, options: LoadOptions, *, is_process: bool) -> Facts
     read = []
     for gpu in gpus:
         costs, figures, failed = measured[gpu.number], None, None
-        # What was not measured here and on the CPU cannot be taken, and is not opened.
-        if costs and cpu_costs:
+        # What was not measured on both, or is slower in every measured pass, cannot be taken, and is not opened.
+        if may_be_faster(costs, cpu_costs):
             try:
                 figures = _figures(gpu, options)
             except RuntimeUnavailable as error:

@@ -138,10 +138,14 @@ class LoadPlan:
             "given_up": list(plan.given_up),
         }
 
-    def release(self) -> None:
-        """Return the share to the budget; does nothing the second time."""
+    def release(self, *, kept_gpu_bytes: int | None = None) -> None:
+        """Return the share to the budget; does nothing the second time.
+
+        Args:
+            kept_gpu_bytes: what GPUs keep of the process; None: what the plan counts for them.
+        """
         if self.claim is not None:
-            self.claim.release()
+            self.claim.release(kept_gpu_bytes=kept_gpu_bytes)
 
 
 def claim(plan: Plan, options: LoadOptions) -> LoadPlan:

@@ -6,24 +6,23 @@ import gc
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
-import numpy as np
-
+from edge_rt.device.provider import GpuProvider
 from edge_rt.errors import MemoryBudgetExceeded, RuntimeUnavailable, StorageError, UnsupportedModel
-from edge_rt.memory.plan import Plan
+from edge_rt.memory.budget import Budget
+from edge_rt.memory.plan import Plan, make_plan
 from edge_rt.ort.binding import StopSwitch
 from edge_rt.ort.compute_device import ComputeDevice
 from edge_rt.ort.session import Session, TensorSpec, arena_of, check_window_support, onnxruntime_version, pool_size
 from edge_rt.package.drafter import TrainedDrafter
 from edge_rt.package.reader import Package
-from edge_rt.package.spec_modes import OFF, Drafts
 from edge_rt.runtime.cache.kv_cache import KVCache
 from edge_rt.runtime.forward.io_binding import open_io_binding
 from edge_rt.runtime.forward.io_binding_base import IOBinding
 from edge_rt.runtime.forward.io_binding_native import NativeIOBinding, hidden_output
-from edge_rt.runtime.forward.outputs import Outputs
 from edge_rt.runtime.forward.runner import ModelRunner, Runner
+from edge_rt.runtime.load.drafters import allowed_drafts
 from edge_rt.runtime.load.facts import tokenizer_hash
 from edge_rt.runtime.load.load_plan import LoadPlan, claim, require_carried_out
 from edge_rt.runtime.load.networks import OpenedModel, open_networks
@@ -35,45 +34,8 @@ from edge_rt.runtime.speculation.library import draft_library
 from edge_rt.runtime.speculation.speculation import Speculation
 from edge_rt.text.tokenizer_reading import KeptReadings
 
-CONTEXT: Final = 17
-"""Tokens before the rows that are compared."""
-MOST_ROWS: Final = 8
 _ATTENTION: Final = "GroupQueryAttention"
 """The operator of portable packages that reads and writes the cache."""
-
-
-class Forward(Protocol):
-    """Runs passes, as ``ModelRunner`` does."""
-
-    def forward(self, token_ids: list[int], start: int, num_logits: int) -> Outputs:
-        """Compute tokens into the cache's rows from ``start`` on, and return the logits of the last ones."""
-
-
-def rows_are_exact(runner: Forward, *, vocab_size: int, capacity: int, most_rows: int) -> bool:
-    """Compare the logits of passes over several rows with those of single rows, bit by bit.
-
-    Args:
-        runner: runs the passes; the first rows of its cache are overwritten.
-        capacity: rows of the cache.
-        most_rows: rows of logits that a pass may return.
-
-    Returns:
-        Whether all are equal; False if the cache has no room for two rows.
-    """
-    rows = min(MOST_ROWS, most_rows)
-    context = min(CONTEXT, capacity - rows)
-    if rows < 2 or context < 1:
-        return False
-    ids = [(11 + 7919 * i) % vocab_size for i in range(context + rows)]
-    runner.forward(ids[:context], 0, 1)
-    singles = [
-        runner.forward([token], context + number, 1).logits[0].copy() for number, token in enumerate(ids[context:])
-    ]
-    for count in {2, rows}:
-        together = runner.forward(ids[context : context + count], context, count).logits
-        if not all(np.array_equal(found, single) for found, single in zip(together, singles, strict=False)):
-            return False
-    return True
 
 
 @dataclass
@@ -132,6 +94,9 @@ def load(
                 raise
             failed = (str(plan.device_choice.device), str(error))
             plan = _instead(plan.fallback, (*plan.device_choice.failures, failed))
+            # A plan that was given is carried out as it is, or refused.
+            if options.budget is not None and options.plan is None:
+                plan = _in_what_is_left(plan, options.budget)
         # Outside of the handler, whose error holds what was opened on the GPU.
         gc.collect()
 
@@ -141,6 +106,15 @@ def _instead(plan: Plan, failures: tuple[tuple[str, str], ...]) -> Plan:
     assert plan.device_choice is not None
     more = tuple(one for one in plan.device_choice.failures if one not in failures)
     return replace(plan, device_choice=replace(plan.device_choice, failures=(*failures, *more)))
+
+
+def _in_what_is_left(plan: Plan, budget: Budget) -> Plan:
+    """Return a plan made again for what a budget that models share has left: a GPU that failed may keep some of it."""
+    request = replace(plan.request, budget_bytes=budget.free_bytes + budget.base_bytes + budget.gpu_bytes)
+    if plan.device.gpu is None:
+        request = replace(request, driver_bytes=max(request.driver_bytes or 0, budget.gpu_bytes))
+    again = make_plan(plan.shape, plan.device, request)
+    return replace(again, device_choice=plan.device_choice, fallback=plan.fallback)
 
 
 def open_model(
@@ -166,8 +140,15 @@ def open_model(
     try:
         return _open_parts(package, load_plan, options, switch, runner)
     except BaseException:
-        load_plan.release()
+        load_plan.release(kept_gpu_bytes=_kept_gpu_bytes(plan, options.gpu_provider))
         raise
+
+
+def _kept_gpu_bytes(plan: Plan, provider: GpuProvider) -> int:
+    """Return how much of what a plan counts for GPUs the process keeps when the load has failed."""
+    gpu = plan.device.gpu
+    has_context = gpu is not None and gpu.device_name is not None and provider.is_ready(gpu.device_name.index)
+    return (plan.sizes.driver if provider.was_asked else 0) + (plan.sizes.unified_context if has_context else 0)
 
 
 def _open_parts(
@@ -244,7 +225,7 @@ def _open_parts(
         load_plan.spec_mode,
         load_plan.draft_max,
         trace=options.spec_trace,
-        drafts=_drafts(package, load_plan, made, io_binding, None if options.unverified else verification),
+        drafts=allowed_drafts(package, load_plan, made, io_binding, None if options.unverified else verification),
         costs=lambda: measured_costs.get(runner()),
         corpus=corpus,
         bounds=load_plan.table_bounds,
@@ -320,35 +301,6 @@ def _open_runner(
     assert isinstance(io_binding, NativeIOBinding), package.manifest.op_profile
     segments, most = package.manifest.segments, load_plan.largest_pass
     return SegmentedRunner(sessions, segments, io_binding, switch, cache.ahead, most)
-
-
-def _drafts(
-    package: Package,
-    load_plan: LoadPlan,
-    runner: Runner,
-    io_binding: IOBinding,
-    verification: dict[str, Any] | None,
-) -> Drafts:
-    """Return what may be drafted: what the package states, if rows of a traced graph are exact here as well.
-
-    On a device it is nothing until a verification of the package has passed there.
-    """
-    drafts = package.manifest.drafts
-    if verification is not None:
-        from edge_rt.runtime.speculation.stored_costs import user_verified
-
-        if user_verified().load(verification) is None:
-            return Drafts.NOTHING
-    if drafts is not Drafts.CHAINS or load_plan.spec_mode == OFF:
-        return drafts
-    is_exact = rows_are_exact(
-        runner,
-        vocab_size=package.manifest.model.vocab_size,
-        capacity=io_binding.capacity,
-        most_rows=load_plan.logit_rows,
-    )
-    io_binding.forget()
-    return drafts if is_exact else Drafts.NOTHING
 
 
 def _open_io_binding(package: Package, load_plan: LoadPlan, device: ComputeDevice | None) -> IOBinding:

@@ -58,6 +58,22 @@ def costs_on_any_gpu(store: CostStore, package_id: str) -> dict[str, RowCosts]:
     return _by_format(_on_gpus(store, package_id))
 
 
+def may_be_faster(of_gpu: Mapping[str, RowCosts], of_cpu: Mapping[str, RowCosts]) -> bool:
+    """Return whether any pass that was measured on both is faster on the GPU; if none is, no choice is faster there.
+
+    Args:
+        of_gpu: cache format -> costs of passes on the GPU.
+    """
+    for kv in of_gpu.keys() & of_cpu.keys():
+        gpu, cpu = of_gpu[kv], of_cpu[kv]
+        # A draft of the most rows reads the costs of one more.
+        most = min(gpu.rows[-1], cpu.rows[-1]) + 1
+        for depth in set(gpu.depths) & set(cpu.depths):
+            if any(one < other for one, other in zip(gpu.curve(depth, most), cpu.curve(depth, most), strict=True)):
+                return True
+    return False
+
+
 def relative_curve(
     costs: RowCosts, depth: int, choice: Choice, least_rows: int = 2
 ) -> tuple[float, tuple[tuple[int, float], ...]]:

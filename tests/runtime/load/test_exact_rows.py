@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from edge_rt.runtime.forward.outputs import Outputs
-from edge_rt.runtime.load.loading import CONTEXT, MOST_ROWS, rows_are_exact
+from edge_rt.runtime.load.drafters import CONTEXT, MOST_ROWS, rows_are_exact
 
 
 class Runner:

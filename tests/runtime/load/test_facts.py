@@ -15,6 +15,7 @@ from edge_rt.memory.figures import CONTEXT_BYTES, DRIVER_BYTES
 from edge_rt.package.reader import open_package
 from edge_rt.runtime.load.facts import read_facts, resident_bytes
 from edge_rt.runtime.load.options import LoadOptions
+from edge_rt.runtime.load.planning import plan_package
 from edge_rt.runtime.speculation.cost_model import CostStore
 from edge_rt.system.json_files import JsonCache
 from tests.helpers.fake_gpus import CPU_KEY, GIB, JETSON, LAPTOP, LARGE, OLD, FakeProvider, costs, gpu_key
@@ -22,6 +23,17 @@ from tests.memory.shapes import DEVICE, make_shape
 
 SHAPE = make_shape()
 HERE = replace(DEVICE, name=MACHINE, base_bytes=100 << 20)
+
+
+class TakingProvider(FakeProvider):
+    """A driver that takes memory of the process when it is asked."""
+
+    TAKEN = 96 << 20
+
+    @property
+    def library(self):
+        self._taken = getattr(self, "_taken", None) or b"x" * self.TAKEN
+        return super().library
 
 
 def never(*asked):
@@ -116,6 +128,22 @@ class TestAuto:
         assert one.figures is None
         assert "The GPU cannot be opened. GPU 1." in one.error
 
+    @pytest.mark.parametrize(("ms", "is_opened"), [(9.9, True), (10.0, False), (30.0, False)])
+    def test_a_gpu_that_was_measured_slower_than_the_cpu_is_not_opened(self, store, ms, is_opened):
+        store.save(gpu_key(LAPTOP), costs(ms))
+        (one,) = read(FakeProvider(LAPTOP, free=None), store).gpus
+        assert (one.costs, one.error is not None) == ({"f16": costs(ms)}, is_opened)
+
+    def test_a_gpu_that_is_faster_with_drafts_alone_is_opened(self, store):
+        store.save(gpu_key(LAPTOP), costs(11.0, growth=0.01))
+        (one,) = read(FakeProvider(LAPTOP), store).gpus
+        assert one.figures is not None
+
+    def test_costs_that_were_not_measured_alike_open_nothing(self, store):
+        store.save(CPU_KEY, costs(10.0, depths=(100,)))
+        (one,) = read(FakeProvider(LAPTOP, free=None), store).gpus
+        assert (one.figures, one.error) == (None, None)
+
     @pytest.mark.parametrize(
         "changes",
         [
@@ -155,6 +183,14 @@ class TestProcess:
             held = max(facts.driver_bytes, resident_bytes())
             assert abs(facts.base_bytes + facts.driver_bytes - held) <= 8 << 20
             assert facts.context_bytes == (CONTEXT_BYTES if is_open else 0)
+
+    @pytest.mark.parametrize("device", ["cuda:1", "auto"])
+    def test_what_the_driver_takes_when_it_is_asked_is_counted_apart(self, store, device):
+        own = TakingProvider(LAPTOP)
+        plan = plan_package(replace(SHAPE, package_id="x"), LoadOptions(device=device, gpu_provider=own, costs=store))
+        # Other memory of the process may grow; the driver's is not in it, and a plan for a GPU counts that anyway.
+        assert plan.base_bytes <= resident_bytes() - TakingProvider.TAKEN + (8 << 20)
+        assert plan.sizes.driver == DRIVER_BYTES if device == "cuda:1" else plan.sizes.driver >= TakingProvider.TAKEN
 
     def test_what_it_held_before_its_first_model_is_taken_as_given(self):
         own = FakeProvider(LAPTOP)

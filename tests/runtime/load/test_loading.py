@@ -63,6 +63,53 @@ def test_a_load_tries_every_gpu_that_is_faster_and_then_the_cpu(package, asked, 
     assert budget.claims == ()
 
 
+@pytest.fixture
+def asked_there(package, asked):
+    """The same where the GPU shares the machine's memory; it fails before it is made ready."""
+    asked.costs.save(gpu_key(JETSON, package_id=package.id, threads=pool_threads()), costs(5.0))
+    return asked.but(gpu_provider=FakeProvider(JETSON), memory=Budget(3 * GIB))
+
+
+def test_a_gpu_that_failed_before_it_was_used_leaves_no_context_in_a_shared_budget(package, asked_there):
+    budget, tried = asked_there.budget, []
+    with Model(package, asked_there.but(on_plan=lambda _: tried.append(budget.gpu_bytes))) as model:
+        assert model.device_choice.has_failed
+        assert tried == [DRIVER_BYTES + CONTEXT_BYTES, DRIVER_BYTES]
+        assert budget.free_bytes == 3 * GIB - model.plan.total_bytes
+    with pytest.raises(RuntimeUnavailable):
+        Model(package, asked_there.but(device="cuda"))
+    assert budget.gpu_bytes == DRIVER_BYTES
+
+
+def test_a_context_that_stays_is_counted_by_what_takes_the_place_of_its_gpu(package, asked_there):
+    asked_there.gpu_provider.make_ready(JETSON.number)
+    with Model(package, asked_there) as model:
+        assert model.device_choice.has_failed
+        assert model.plan.sizes.driver == DRIVER_BYTES + CONTEXT_BYTES
+        assert asked_there.budget.free_bytes == 3 * GIB - model.plan.total_bytes
+
+
+def test_what_takes_the_place_of_a_gpu_is_planned_in_what_other_models_have_left(package, asked):
+    """Its weights were to be on the GPU; in the memory that they need here another model was loaded meanwhile."""
+    budget = Budget(3 * GIB)
+    asked = asked.but(memory=budget, ctx=None, spec=None)
+    whole = plan_package(package, asked.but(device="cpu"))
+    tried = []
+
+    def on_plan(plan):
+        tried.append(plan)
+        if len(tried) == 1:
+            claimed = plan.total_bytes - plan.runtime_bytes
+            room = (whole.total_bytes + whole.minimum_bytes) // 2 - whole.runtime_bytes
+            budget.claim("another", budget.free_bytes + claimed - room)
+
+    with Model(package, asked.but(on_plan=on_plan)) as model:
+        assert model.device_choice.has_failed
+        assert model.plan.given_up
+        assert not tried[0].fallback.given_up
+        assert budget.free_bytes >= 0
+
+
 def test_a_gpu_that_was_named_has_none_that_takes_its_place(package, asked):
     named = asked.but(device="cuda:1")
     for plan in (None, plan_package(package, named)):
