@@ -207,9 +207,9 @@ def _open(model: str | Path, store: str | Path | None, *, pulls: bool = False, r
     resolved = resolve(model, place)
     if resolved.kind == "package" and resolved.path is not None:
         try:
-            return resolved.open() if not remakes else open_package(resolved.path)
+            return resolved.open(place)
         except VersionMismatch:
-            if not resolved.in_store or not remakes:
+            if not remakes or not resolved.can_be_made_again(place):
                 raise
     from edge_rt.store.pull import ensure_package, find_made
 

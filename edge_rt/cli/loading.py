@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import gc
 import shlex
 import threading
 from dataclasses import replace
@@ -14,7 +13,6 @@ from edge_rt.cli.options.groups import PlaceFlags
 from edge_rt.cli.render.console import Terminal
 from edge_rt.errors import MemoryBudgetExceeded, VersionMismatch
 from edge_rt.system.byte_size import exact_size, round_up, show_at_least
-from edge_rt.system.machine import return_free_memory
 from edge_rt.system.process_memory import own_bytes
 
 if TYPE_CHECKING:
@@ -176,7 +174,7 @@ def obtain_package(
         try:
             return resolved.name, open_package(resolved.path)
         except VersionMismatch:
-            if not resolved.in_store:
+            if not resolved.can_be_made_again(store):
                 raise
         reference, is_outdated = resolved.name, True
     from edge_rt.cli.render.progress import show_progress
@@ -196,9 +194,6 @@ def obtain_package(
     exporter = telling_exporter(terminal, budget=budget, package=reference, lead=lead)
     with show_progress(terminal) as progress:
         report = pull(reference, store=store, offline=places.offline, progress=progress, exporter=exporter)
-    # What the export leaves free would count as memory of this process in the plan of the load.
-    gc.collect()
-    return_free_memory()
     path = report.package
     assert path is not None
     is_used = is_local and report.was_present

@@ -13,7 +13,7 @@ from edge_rt.store.naming import HubReference
 from edge_rt.store.recipes import FileSpec, HubSource, Recipe, Source
 from edge_rt.store.sources_hub import HubOptions, list_cached, list_repository
 from edge_rt.system.checkpoint_names import INDEX_FILE, WEIGHTS_SUFFIX, part_names
-from edge_rt.system.files import storage_errors
+from edge_rt.system.files import NOT_READ, storage_errors
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,7 @@ def is_kept(folder: Path, item: Item) -> bool:
     path = folder / item.spec.name
     if item.spec.sha256 is None or path.is_symlink() or not path.is_file():
         return False
-    with storage_errors(path):
+    with storage_errors(path, NOT_READ):
         return path.stat().st_size == item.spec.size
 
 

@@ -56,7 +56,7 @@ def inspect(reference: str | Path, store: Store, *, verify: bool = False) -> Ins
     if resolved.path is None:
         raise resolved.no_package(reference)
     if resolved.kind == "package":
-        return _of_package(resolved.open(), verify=verify)
+        return _of_package(resolved.open(store), verify=verify)
     if verify:
         raise ConfigError(
             "Only packages have hashes to verify.", f"{resolved.path} is a checkpoint.", "Export it first."

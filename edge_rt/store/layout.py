@@ -13,23 +13,26 @@ from __future__ import annotations
 
 import builtins
 import difflib
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
-from edge_rt.errors import EdgeRTError, ModelNotFound, VersionMismatch
+from edge_rt.errors import EdgeRTError, InvalidModelFile, ModelNotFound, VersionMismatch
 from edge_rt.store.config import Config, store_root
 from edge_rt.store.naming import check_name, is_name, parse_hub_reference
-from edge_rt.system.files import storage_errors, tree_bytes
+from edge_rt.system.files import NOT_READ, storage_errors, tree_bytes
 
 if TYPE_CHECKING:
     from edge_rt.package.reader import Package
+    from edge_rt.store.recipes import Recipe
     from edge_rt.store.records import SourceRecord
 
 
-_PARTIAL = ".part-"
+_PARTIAL: Final = ".part-"
+PULL_OPTIONS: Final = {"weights", "size", "activations"}
+"""Options of an export that a pull has, too."""
 
 
 @dataclass(frozen=True)
@@ -154,11 +157,41 @@ class Store:
         folder = self.source_path(name)
         return read_record(folder) if folder.exists() else None
 
+    def fetched_path(self, name: str) -> Path | None:
+        """Return the GGUF file or folder stored under a name, if it is usable; `pull` repairs one that is not."""
+        if not is_name(name):
+            return None
+        try:
+            record = self.find_record(name)
+        except InvalidModelFile:
+            return None
+        return None if record is None else record.model_path(self.source_path(name))
+
+    def can_make_again(self, name: str, recipes: Mapping[str, Recipe] | None = None) -> bool:
+        """Return whether `pull` can make a package of another version again, by its name.
+
+        That is if it was exported with options that a pull has, and there is a recipe, or its source is still here.
+
+        Args:
+            recipes: models known by name; None for those that come with edge-rt.
+        """
+        from edge_rt.package.reader import stated_options
+        from edge_rt.store.made_from import recorded_path
+        from edge_rt.store.recipes import load_recipes
+
+        if stated_options(self.package_path(name)).keys() - PULL_OPTIONS:
+            return False
+        return (
+            name in (load_recipes() if recipes is None else recipes)
+            or self.fetched_path(name) is not None
+            or recorded_path(self.made_from, name) is not None
+        )
+
     def names(self) -> builtins.list[str]:
         """Return the names of all entries in alphabetical order."""
         found: set[str] = set()
         for folder in (self.packages, self.sources):
-            with storage_errors(folder):
+            with storage_errors(folder, NOT_READ):
                 if folder.is_dir():
                     found.update(path.name.removeprefix(_PARTIAL) for path in folder.iterdir())
         return sorted(name for name in found if is_name(name))
@@ -191,8 +224,9 @@ class Store:
         path, source, partial = self.package_path(name), self.source_path(name), self.partial_path(name)
         try:
             package = self.read_package(path) if path.exists() or path.is_symlink() else None
-        except VersionMismatch:
-            problems.append("package: another version of edge-rt made it; it is made again when it is loaded")
+        except VersionMismatch as error:
+            again = "another version of edge-rt made it; it is made again when it is loaded"
+            problems.append(f"package: {again if self.can_make_again(name) else error}")
         except (EdgeRTError, OSError) as error:
             problems.append(f"package: {error}")
         try:

@@ -17,7 +17,7 @@ from typing import Any, Final
 
 from edge_rt.errors import StorageError
 from edge_rt.system.checkpoint_names import TEXT_FILES, WEIGHTS_SUFFIX, part_names
-from edge_rt.system.files import storage_errors, write_atomically
+from edge_rt.system.files import NOT_READ, storage_errors, write_atomically
 from edge_rt.system.json_files import read_object
 
 FORMAT_VERSION: Final = 2
@@ -74,7 +74,7 @@ def file_states(path: Path) -> tuple[FileState, ...]:
         path: a GGUF file, the first part of a split one, or a folder.
     """
     folder = path if path.is_dir() else path.parent
-    with storage_errors(path):
+    with storage_errors(path, NOT_READ):
         if path.is_dir():
             texts = (name for name in TEXT_FILES if (path / name).exists())
             weights = (file.name for file in path.glob(f"*{WEIGHTS_SUFFIX}") if file.exists())
@@ -142,7 +142,7 @@ def recorded_path(folder: Path, name: str) -> Path | None:
 
 
 def _records(folder: Path) -> Iterator[LocalCheckpoint]:
-    with storage_errors(folder):
+    with storage_errors(folder, NOT_READ):
         paths = sorted(folder.glob("*.json"))
     for path in paths:
         try:

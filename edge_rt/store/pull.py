@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import gc
 import logging
 import os
 import time
@@ -18,14 +19,15 @@ from edge_rt.package.reader import stated_options
 from edge_rt.package.weights_info import KEEP, require_known
 from edge_rt.store.fetch import FetchedSource, fetch_source, find_target, local_source, read_local
 from edge_rt.store.fetch_items import least_package_bytes
-from edge_rt.store.layout import Store
+from edge_rt.store.layout import PULL_OPTIONS, Store
 from edge_rt.store.made_from import recall, recorded_path, remember
 from edge_rt.store.naming import HubReference, check_name, is_name, local_name
 from edge_rt.store.recipes import Recipe
-from edge_rt.store.resolve import FetchOptions, Resolved, fetched_path, resolve
+from edge_rt.store.resolve import FetchOptions, Resolved, resolve
 from edge_rt.store.sources_local import local_path
 from edge_rt.store.staging import discard, entry_lock
 from edge_rt.system.byte_size import exact_size
+from edge_rt.system.machine import return_free_memory
 from edge_rt.system.progress import ProgressCallback, ProgressEvent, no_progress
 
 if TYPE_CHECKING:
@@ -164,6 +166,9 @@ def pull(
         package_path, report = None, None
         if export:
             package_path, report = request.export(source)
+            # What the export leaves free would count as memory of this process in the plan of a load.
+            gc.collect()
+            return_free_memory()
             if checkpoint is not None:
                 remember(store.made_from, name, checkpoint)
             if not keep_source and local is None:
@@ -187,7 +192,7 @@ def _options_of_older(name: str, store: Store) -> dict[str, Any]:
             store.read_package(path)
     except VersionMismatch:
         stated = stated_options(path)
-        if stated.keys() - {"weights", "size", "activations"}:
+        if stated.keys() - PULL_OPTIONS:
             raise
         return stated
     except EdgeRTError:
@@ -275,7 +280,7 @@ class _Request:
 
     def changes_nothing(self, package: Package) -> bool:
         """Return whether an export with these weights gives the same types again, as of a file that is quantised."""
-        path = fetched_path(self.name, self.store) if self.local is None else self.local.path
+        path = self.store.fetched_path(self.name) if self.local is None else self.local.path
         weights = self.options.weights
         if path is None or self.options.size_bytes or weights is None:
             return False
@@ -370,7 +375,7 @@ def ensure_package(
         try:
             return store.read_package(resolved.path).path
         except VersionMismatch:
-            if not resolved.in_store:
+            if not resolved.can_be_made_again(store, None if options is None else options.recipes):
                 raise
         _log.warning("%s was made by another version of edge-rt, and is made again, once", resolved.name)
         ref = resolved.name

@@ -10,7 +10,7 @@ from typing import Any
 from edge_rt.errors import InvalidModelFile
 from edge_rt.store.naming import is_safe_path
 from edge_rt.system.checkpoint_names import TEXT_FILES, WEIGHTS_SUFFIX
-from edge_rt.system.files import combined_sha256, sha256_file, storage_errors, write_atomically
+from edge_rt.system.files import NOT_READ, combined_sha256, sha256_file, storage_errors, write_atomically
 from edge_rt.system.json_files import read_object
 
 RECORD_FILE = "source.json"
@@ -81,7 +81,7 @@ def _name(file: RecordedFile) -> str:
 
 def record_file(path: Path, sha256: str) -> RecordedFile:
     """Describe a file that was just written."""
-    with storage_errors(path):
+    with storage_errors(path, NOT_READ):
         status = path.stat()
     return RecordedFile(path.name, status.st_size, sha256, status.st_mtime_ns)
 
@@ -106,7 +106,7 @@ def read_record(folder: Path) -> SourceRecord:
     for entry in record.files:
         if not (folder / entry.name).is_file():
             raise _damaged(folder / entry.name, "it does not exist")
-        with storage_errors(folder / entry.name):
+        with storage_errors(folder / entry.name, NOT_READ):
             size = (folder / entry.name).stat().st_size
         if size != entry.size:
             raise _damaged(folder / entry.name, f"{size} bytes, {entry.size} were recorded")
@@ -137,7 +137,7 @@ def is_intact(folder: Path, record: SourceRecord, *, verify: bool = False) -> bo
     """
     for entry in record.files:
         path = folder / entry.name
-        with storage_errors(path):
+        with storage_errors(path, NOT_READ):
             unchanged = path.stat().st_mtime_ns == entry.mtime_ns
         if (verify or not unchanged) and sha256_file(path) != entry.sha256:
             return False

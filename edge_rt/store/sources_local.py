@@ -11,7 +11,7 @@ from edge_rt.errors import DownloadError, InvalidModelFile, StorageError
 from edge_rt.store.made_from import LocalCheckpoint, are_settled, file_states
 from edge_rt.store.recipes import FileSpec, LocalSource
 from edge_rt.system.checkpoint_names import folder_name, parse_split_name, part_names
-from edge_rt.system.files import O_BINARY, read_chunks, sha256_files, storage_errors, write_all
+from edge_rt.system.files import NOT_READ, O_BINARY, read_chunks, sha256_files, storage_errors, write_all
 
 GGUF_MAGIC = b"GGUF"
 
@@ -24,7 +24,7 @@ def fetch_from_file(
     Returns:
         The sha256 of the file.
     """
-    with storage_errors(source.path):
+    with storage_errors(source.path, NOT_READ):
         is_file = source.path.is_file()
     if not is_file:
         raise DownloadError(f"{source.path} does not exist.", "It is not a regular file.", "Use another source.")
@@ -87,11 +87,11 @@ def _size_error(spec: FileSpec, found: str) -> DownloadError:
 
 def check_gguf(path: Path) -> None:
     """Refuse a file that cannot be a GGUF file, before all of it is read."""
-    with storage_errors(path):
+    with storage_errors(path, NOT_READ):
         is_file = path.is_file()
     if not is_file:
         raise InvalidModelFile(f"{path} is not a regular file.", "A GGUF file is needed.", "Give the path of a file.")
-    with storage_errors(path), path.open("rb") as file:
+    with storage_errors(path, NOT_READ), path.open("rb") as file:
         magic = file.read(len(GGUF_MAGIC))
     if magic != GGUF_MAGIC:
         raise InvalidModelFile(
@@ -119,7 +119,7 @@ def read_checkpoint(path: Path, on_bytes: Callable[[int, int | None], None]) -> 
     known = local_path(path)
     before = file_states(known)
     settled = are_settled(before)
-    with storage_errors(path):
+    with storage_errors(path, NOT_READ):
         size = sum(one.stat().st_size for one in paths)
     digest = sha256_files(paths, lambda done: on_bytes(done, size))
     if (after := file_states(known)) != before:

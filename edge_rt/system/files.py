@@ -25,6 +25,8 @@ O_BINARY: Final[int] = getattr(os, "O_BINARY", 0)
 _IN_USE: Final = {5, 32, 33, 1224}
 """Windows' error codes for a file that is open or mapped: access denied (also for a folder that holds such a file),
 sharing violation, lock violation, user-mapped section."""
+NOT_READ: Final = "cannot be read"
+"""What is said of a file that is only read."""
 _FULL: Final = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 _SHOWN_NAME: Final = 32  # characters of the file's name in its temporary name, so that both fit every file system
 
@@ -37,7 +39,7 @@ def storage_errors(path: Path, what: str = "cannot be read or written") -> Itera
     except EdgeRTError:
         raise
     except OSError as error:
-        if (open_elsewhere := in_use(path, error)) is not None:
+        if (open_elsewhere := in_use(path, error, is_read=what == NOT_READ)) is not None:
             raise open_elsewhere from error
         reason = error.strerror or str(error)
         if error.errno in _FULL:
@@ -51,15 +53,21 @@ def storage_errors(path: Path, what: str = "cannot be read or written") -> Itera
         ) from error
 
 
-def in_use(path: Path, error: OSError) -> StorageError | None:
+def in_use(path: Path, error: OSError, *, is_read: bool = False) -> StorageError | None:
     """Return the error for a file that another program has open; None if ``error`` has another cause.
 
     Only Windows has such errors. It neither renames nor deletes a file that is open or mapped, such as the weights of a
-    loaded model.
+    loaded model, and does not read one that another program keeps to itself.
     """
     code = getattr(error, "winerror", None)
     if code not in _IN_USE:
         return None
+    if is_read:
+        return StorageError(
+            f"{path} {NOT_READ}.",
+            f"Windows error {code}: {error.strerror or error}.",
+            "Close the programs that have it open; else check its permissions.",
+        )
     return StorageError(
         f"{path} cannot be replaced or removed while it is in use.",
         f"Windows error {code}: {error.strerror or error}. Nothing was changed.",
@@ -199,7 +207,7 @@ def tree_bytes(path: Path) -> int:
 
 def read_chunks(path: Path) -> Iterator[bytes]:
     """Yield the content of a file in chunks of 1 MiB."""
-    with storage_errors(path, "cannot be read"), path.open("rb", buffering=0) as file:
+    with storage_errors(path, NOT_READ), path.open("rb", buffering=0) as file:
         while chunk := file.read(CHUNK):
             yield chunk
 

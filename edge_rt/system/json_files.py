@@ -10,7 +10,7 @@ from typing import Any, NoReturn
 
 from edge_rt.errors import StorageError, kind_of
 from edge_rt.system.byte_size import show_size
-from edge_rt.system.files import storage_errors, write_atomically
+from edge_rt.system.files import NOT_READ, storage_errors, write_atomically
 
 JsonRefusal = Callable[[str], Exception]
 """Makes the error of a file from a sentence that says what is wrong with its JSON."""
@@ -43,7 +43,7 @@ def parse_object(data: bytes | str, refuse: JsonRefusal, *, is_foreign: bool = F
 
 def read_bytes(path: Path, limit: int, refuse: JsonRefusal) -> bytes:
     """Return the content of a file of at most ``limit`` bytes."""
-    with storage_errors(path, "cannot be read"), path.open("rb") as stream:
+    with storage_errors(path, NOT_READ), path.open("rb") as stream:
         data = stream.read(limit + 1)
     if len(data) > limit:
         raise refuse(f"It is larger than {show_size(limit)}.")

@@ -1,10 +1,12 @@
 from __future__ import annotations
 
 import dataclasses
+import gc
 import json
 import os
 import shutil
 import threading
+import weakref
 
 import pytest
 
@@ -362,7 +364,7 @@ class TestPackagesOfOtherVersions:
         assert ensure_package("tiny", store=store, exporter=exporter, options=options) == path
         assert len(pip.commands) == 2
 
-    def test_a_name_finds_the_local_file_that_it_was_made_of(self, store, exporter, options, tmp_path):
+    def test_a_name_finds_the_local_file_that_it_was_made_of(self, store, exporter, options, tmp_path, caplog):
         gguf = write_llama_gguf(tmp_path / "my.gguf").path
         os.utime(gguf, (1, 1))
         made = pull(gguf, store=store, exporter=exporter, options=options)
@@ -371,8 +373,42 @@ class TestPackagesOfOtherVersions:
         assert len(exporter.calls) == 2
         make_older(made.package)
         gguf.unlink()
-        with pytest.raises(ModelNotFound, match="Give the path of that checkpoint"):
+        caplog.clear()
+        with caplog.at_level("WARNING"), pytest.raises(VersionMismatch, match=r"edge-rt export -m .* --force"):
             ensure_package(made.name, store=store, exporter=exporter, options=options)
+        assert not caplog.records
+        with pytest.raises(VersionMismatch, match=r"edge-rt export -m .* --force"):
+            edge_rt.plan(made.name, store=store.root)
+        with pytest.raises(VersionMismatch, match=r"edge-rt export -m .* --force"):
+            edge_rt.load(made.name, store=store.root)
+
+    def test_the_list_says_whether_they_are_made_again(self, store, exporter, options, tmp_path):
+        gguf = write_llama_gguf(tmp_path / "my.gguf").path
+        os.utime(gguf, (1, 1))
+        made = pull(gguf, store=store, exporter=exporter, options=options)
+        make_older(made.package)
+        assert store.list()[0].problem.endswith("it is made again when it is loaded")
+        gguf.unlink()
+        assert "Make it again: edge-rt export -m " in store.list()[0].problem
+
+    def test_no_memory_of_an_export_is_left_when_a_pull_ends(self, store, options):
+        """As much as lies in cycles, which the plan of a load would count."""
+        kept = []
+
+        class Cycle:
+            def __init__(self):
+                self.itself = self
+
+        def exporter(source, out, wanted):
+            kept.append(weakref.ref(Cycle()))
+            return FakeExporter()(source, out, wanted)
+
+        gc.disable()
+        try:
+            ensure_package("tiny", store=store, exporter=exporter, options=options)
+            assert kept[0]() is None
+        finally:
+            gc.enable()
 
     def test_what_no_pull_made_is_not_made_again_as_something_else(self, store, exporter, options):
         path = pull("tiny", store=store, exporter=exporter, options=options).package

@@ -124,6 +124,19 @@ def test_what_windows_says_of_a_file_in_use_is_told(tmp_path, code):
     assert "loaded the model" in told.action
 
 
+@pytest.mark.parametrize("code", [5, 32, 33])
+def test_a_read_that_windows_refuses_is_no_refused_replacement(tmp_path, code):
+    def refused():
+        with storage_errors(tmp_path / "tiny", "cannot be read"):
+            raise windows_error(code)
+
+    with pytest.raises(StorageError, match="tiny cannot be read") as caught:
+        refused()
+    assert caught.value.what.endswith("tiny cannot be read.")
+    assert caught.value.numbers == f"Windows error {code}: Access is denied."
+    assert caught.value.action.endswith("else check its permissions.")
+
+
 @pytest.mark.parametrize("error", [windows_error(3), OSError(errno.EACCES, "Permission denied")])
 def test_other_errors_are_left_alone(tmp_path, error):
     assert in_use(tmp_path, error) is None

@@ -127,11 +127,9 @@ def _dry_run(terminal: Terminal, source: Path, out: Path, options: ExportOptions
 
 def _present(reference: str, places: PlaceFlags) -> Path:
     """Return the path of a checkpoint that is on this machine; a dry run fetches nothing."""
-    from edge_rt.store.resolve import fetched_path
-
     store = places.open_store()
     resolved = _resolved(reference, store)
-    path = resolved.path or fetched_path(resolved.name, store)
+    path = resolved.path or store.fetched_path(resolved.name)
     if path is None:
         raise ModelNotFound(
             f"{reference} is not on this machine.",

@@ -126,11 +126,12 @@ def find_model(reference: str, places: PlaceFlags, weights: str | None = None) -
         return _of_package(open_package(path), weights)
     from edge_rt.store.resolve import resolve
 
-    resolved = resolve(reference, places.open_store())
+    store = places.open_store()
+    resolved = resolve(reference, store)
     if resolved.path is None:
         raise resolved.no_package(reference)
     if resolved.kind == "package":
-        return _of_package(resolved.open(), weights)
+        return _of_package(resolved.open(store), weights)
     return _foreseen(resolved.path, weights)
 
 
