@@ -154,17 +154,3 @@ def test_scales_that_are_not_exact_leave_nothing_behind(model, tmp_path):
     with pytest.raises(UnsupportedModel, match="128 of 128 are not exact in float16"):
         export_model(tmp_path / "m", tmp_path / "package")
     assert [path.name for path in tmp_path.iterdir()] == ["m"]
-
-
-def test_rows_have_the_same_bits_however_many_come_together(model, tmp_path):
-    require_native()
-    write_packed_folder(tmp_path / "m", model, "awq", settings=with_group("awq", 64), group=64)
-    export_model(tmp_path / "m", tmp_path / "package", profile="native", calibration=None)
-    with load_package(tmp_path / "package", kv="f32") as loaded, loaded.passes() as (runner, _):
-        whole = runner.forward(TOKEN_IDS, 0, 30).logits.copy()
-        for size in (1, 3, 8, 17):
-            parts = [
-                runner.forward(TOKEN_IDS[at : at + size], at, min(size, 30 - at)).logits.copy()
-                for at in range(0, 30, size)
-            ]
-            np.testing.assert_array_equal(np.concatenate(parts).view(np.uint32), whole.view(np.uint32))
