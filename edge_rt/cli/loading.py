@@ -13,6 +13,7 @@ from edge_rt.cli.options.groups import PlaceFlags
 from edge_rt.cli.render.console import Terminal
 from edge_rt.errors import MemoryBudgetExceeded, VersionMismatch
 from edge_rt.system.byte_size import exact_size, round_up, show_at_least
+from edge_rt.system.machine import collector_paused
 from edge_rt.system.process_memory import own_bytes
 
 if TYPE_CHECKING:
@@ -235,10 +236,11 @@ def load_model(package: Package, options: LoadOptions, plan: Plan | None = None)
     abandoned = threading.Event()
 
     def work() -> Model:
-        from edge_rt.runtime.model import Model
+        with collector_paused():
+            from edge_rt.runtime.model import Model
 
-        asked = options.but(base_bytes=_base_bytes(options)) if plan is None else options
-        model = Model(package, asked, plan)
+            asked = options.but(base_bytes=_base_bytes(options)) if plan is None else options
+            model = Model(package, asked, plan)
         if abandoned.is_set():
             model.close()
         return model

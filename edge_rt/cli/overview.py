@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from edge_rt.cli.render.console import Paint
+from edge_rt.system.machine import collector_paused
 
 
 @dataclass(frozen=True)
@@ -29,7 +30,8 @@ class Command:
 
     def load(self) -> Any:
         """Import it, and return the function or the group."""
-        return getattr(importlib.import_module(f"edge_rt.cli.commands.{self.module}"), self.attribute)
+        with collector_paused():
+            return getattr(importlib.import_module(f"edge_rt.cli.commands.{self.module}"), self.attribute)
 
 
 _ANSWERS, _MODELS, _SPEED, _FASTER = "Answers", "Models", "Memory and speed", "Faster answers"

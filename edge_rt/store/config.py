@@ -17,7 +17,6 @@ Only ``store`` matters to Python; everything else is for the command line, whose
 
 from __future__ import annotations
 
-import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -82,6 +81,8 @@ def load_config(path: Path | None = None) -> Config:
         raise ConfigError(
             f"{path} is too large.", f"The limit is {show_size(MAX_CONFIG_BYTES)}.", "Keep only its keys."
         )
+    import tomllib  # most users have no such file
+
     try:
         values = tomllib.loads(raw.decode())
     except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import functools
+import gc
 import os
 import platform
 import re
 import shlex
 import sys
-from collections.abc import Iterator, Sequence
-from contextlib import suppress
+from collections.abc import Generator, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Final
 
@@ -149,6 +150,18 @@ def machine_memory() -> tuple[int, int]:
 
     memory = psutil.virtual_memory()
     return int(memory.total), int(memory.available)
+
+
+@contextmanager
+def collector_paused() -> Generator[None]:
+    """Look for no garbage while modules are imported and a model is loaded: what they make stays."""
+    was_on = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_on:
+            gc.enable()
 
 
 def return_free_memory() -> bool:

@@ -156,7 +156,8 @@ class Tokenizer:
         reading = read(data, name, rows if rows is not None else MAX_VOCABULARY)
         checked = reading.checked
         try:
-            library = tokenizers.Tokenizer.from_buffer(data)
+            library = None if reading.parts is None else reading.parts.open()
+            library = library or tokenizers.Tokenizer.from_buffer(data)
             if checked.steps.is_changed:
                 _set_steps(library, checked.steps)
         except BaseException as error:  # panics of the library are not an Exception

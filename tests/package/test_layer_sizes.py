@@ -31,6 +31,13 @@ def test_layers_of_a_package(native_package):
     assert found.windows == (0,) * layers
 
 
+def test_some_tensors_are_those_of_all(native_package):
+    graph, names = native_package / "model.onnx", ("embedding.tiles", "final_norm", "head.tiles")
+    tensors = stored_tensors(graph)
+    assert stored_tensors(graph, names) == {name: tensors[name] for name in names if name in tensors}
+    assert len(stored_tensors(graph, names)) >= 2
+
+
 def test_nodes_are_read_in_their_order(native_package):
     nodes = nodes_in_order(native_package / "model.onnx")
     assert nodes[0] == ("embedding/QuantEmbed", ["input_ids", "embedding.tiles"])

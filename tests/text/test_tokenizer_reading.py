@@ -6,6 +6,7 @@ import hashlib
 import json
 
 import pytest
+from tokenizers import Tokenizer as Library
 
 from edge_rt.errors import InvalidTokenizer
 from edge_rt.text.tokenizer import Tokenizer
@@ -39,11 +40,34 @@ def test_a_kept_reading_is_the_reading(name, kept):
         again = kept.read(TEXTS[name].encode(), "tokenizer.json", ROWS)
         assert again.checked == reading.checked
         assert again.to_json() == reading.to_json()
+    # Some of these vocabularies have line ends inside of merges.
+    assert again.parts is not None or name in test_byte_fallback.TEXTS
+    if again.parts is not None:
+        assert again.parts.open().to_str() == Library.from_str(TEXTS[name]).to_str()
+
+
+def test_what_the_library_would_read_otherwise_is_not_kept_in_parts(kept, file, tmp_path):
+    document = json.loads(TEXTS["trained"])
+    # A merge of a token with a line end is no line of a file.
+    vocabulary = document["model"]["vocab"]
+    vocabulary |= {"a\n": len(vocabulary) + 100, "a\nb": len(vocabulary) + 101}
+    document["model"]["merges"].append(["a\n", "b"])
+    assert kept.read(json.dumps(document).encode(), "tokenizer.json", ROWS).parts is None
+    assert [path.suffix for path in (tmp_path / "kept").iterdir()] == [".json"]
+
+
+@pytest.mark.parametrize("suffix", [".vocab", ".merges"])
+@pytest.mark.parametrize("damage", [lambda data: data[:-9], lambda data: data.replace(b"e", b"a"), None])
+def test_damaged_parts_are_not_used(suffix, damage, kept, file, tmp_path):
+    ids = Tokenizer.from_file(file, kept=kept).encode_text("The quick brown fox")
+    [part] = (tmp_path / "kept").glob(f"*{suffix}")
+    part.unlink() if damage is None else part.write_bytes(damage(part.read_bytes()))
+    assert Tokenizer.from_file(file, kept=kept).encode_text("The quick brown fox") == ids
 
 
 def test_a_known_file_is_not_checked_again(kept, file, tmp_path):
     Tokenizer.from_file(file, kept=kept)
-    [path] = (tmp_path / "kept").iterdir()
+    [path] = (tmp_path / "kept").glob("*.json")
     document = json.loads(path.read_text(encoding="utf-8"))
     document["reading"]["warnings"] = ["It was read before."]
     document["digest"] = hashlib.sha256(json.dumps(document["reading"], sort_keys=True).encode()).hexdigest()
@@ -55,7 +79,7 @@ def test_a_changed_file_is_another_one(kept, file, tmp_path):
     Tokenizer.from_file(file, kept=kept)
     file.write_text(json.dumps(json.loads(TEXTS["trained"]) | {"added_tokens": []}), encoding="utf-8")
     assert Tokenizer.from_file(file, kept=kept).special_tokens == ()
-    assert len([*(tmp_path / "kept").iterdir()]) == 2
+    assert len([*(tmp_path / "kept").glob("*.json")]) == 2
 
 
 @pytest.mark.parametrize(
@@ -94,4 +118,4 @@ def test_a_folder_that_cannot_be_written_changes_nothing(file, tmp_path):
 def test_the_oldest_readings_are_dropped(kept, tmp_path):
     for rows in range(ROWS, ROWS + 20):
         kept.read(TEXTS["trained"].encode(), "tokenizer.json", rows)
-    assert len([*(tmp_path / "kept").iterdir()]) == 16
+    assert len([*(tmp_path / "kept").iterdir()]) == 3 * 8

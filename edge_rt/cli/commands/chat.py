@@ -20,7 +20,7 @@ from edge_rt.cli.options.groups import (
     SpeculationFlags,
 )
 from edge_rt.errors import ConfigError, ContextOverflow, InputError
-from edge_rt.system.machine import use_one_heap
+from edge_rt.system.machine import collector_paused, use_one_heap
 
 if TYPE_CHECKING:
     from edge_rt.cli.chat.conversation import Conversation
@@ -72,7 +72,8 @@ def chat(
         use_one_heap()
         if is_interactive:
             # Imported first, so that the line editor counts as memory of the process before a model is loaded.
-            import edge_rt.cli.chat.repl  # noqa: F401
+            with collector_paused():
+                import edge_rt.cli.chat.repl  # noqa: F401
         on_calibrate = functools.partial(tell_calibration, terminal)
         conversation = Conversation(
             terminal,

@@ -47,6 +47,7 @@ def harmless(text: str) -> str:
 
 Paint = Callable[[str, str], str]
 """Gives a text a style: numbers of ANSI's, separated by semicolons."""
+_STYLES: Final = {"dim": "2", "red": "31", "yellow": "33"}
 _DUMB: Final = ("dumb", "unknown")
 _ASCII_BOXES: Final = str.maketrans({"─": "-", "│": "|", "╭": "+", "╮": "+", "╰": "+", "╯": "+"})
 SEPARATOR: Final = " · "
@@ -124,13 +125,7 @@ class Terminal:
 
     def page(self, lines: Callable[[int, Paint], Iterable[str]]) -> None:
         """Write a page that is drawn for the screen's columns and painted there; ``NO_COLOR`` leaves bold and dim."""
-        is_painted = (self.out_is_tty or bool(os.environ.get("FORCE_COLOR"))) and os.environ.get("TERM") not in _DUMB
-        kept = ("1", "2") if os.environ.get("NO_COLOR") else None
-
-        def paint(text: str, style: str) -> str:
-            numbers = [number for number in style.split(";") if kept is None or number in kept]
-            return f"\x1b[{';'.join(numbers)}m{text}\x1b[0m" if is_painted and numbers and text.strip() else text
-
+        paint = _painter(is_screen=self.out_is_tty, no_color=self.no_color)
         page = "".join(f"{line}\n" for line in lines(_page_columns(), paint))
         self._write(page.translate(_ASCII_BOXES) if _is_narrow(self._out) else page)
 
@@ -215,17 +210,23 @@ class Terminal:
     def _tell(self, text: str, style: str, end: str = "\n") -> None:
         # A closed stderr must not make the command fail.
         with suppress(BrokenPipeError):
-            if self._live is None and (not self.err_is_tty or not style):
-                self._err.write(harmless(text) + end)
+            console = self._live
+            if console is None and sys.platform == "win32" and self.err_is_tty and style:
+                console = self.rich_console()  # knows consoles that take no sequences
+            if console is not None:
+                console.print(harmless(text), style=style, end=end, soft_wrap=True)
+            elif self.err_is_tty and style:
+                paint = _painter(is_screen=True, no_color=self.no_color)
+                self._err.write("\n".join(paint(line, _STYLES[style]) for line in harmless(text).split("\n")) + end)
             else:
-                self.rich_console().print(harmless(text), style=style, end=end, soft_wrap=True)
+                self._err.write(harmless(text) + end)
             self._err.flush()
 
     def rich_console(self) -> Console:
         """Return a rich console on ``err``; it honours ``NO_COLOR`` and ``TERM``."""
         from rich.console import Console
 
-        return self._live or Console(
+        return Console(
             file=self._err, no_color=True if self.no_color else None, markup=False, emoji=False, highlight=False
         )
 
@@ -242,6 +243,18 @@ class Terminal:
         """Ask the user a yes-or-no question; anything but yes is no."""
         self._tell(f"{question} [y/N] ", "", end="")
         return sys.stdin.readline().strip().lower() in ("y", "yes")
+
+
+def _painter(*, is_screen: bool, no_color: bool) -> Paint:
+    """Return what paints texts, as far as the environment allows: ``NO_COLOR`` leaves bold and dim."""
+    is_painted = (is_screen or bool(os.environ.get("FORCE_COLOR"))) and os.environ.get("TERM") not in _DUMB
+    kept = ("1", "2") if no_color or os.environ.get("NO_COLOR") else None
+
+    def paint(text: str, style: str) -> str:
+        numbers = [number for number in style.split(";") if kept is None or number in kept]
+        return f"\x1b[{';'.join(numbers)}m{text}\x1b[0m" if is_painted and numbers and text.strip() else text
+
+    return paint
 
 
 def _page_columns() -> int:

@@ -212,8 +212,9 @@ class TargetMatrices:
 def target_matrices(package: Package) -> TargetMatrices:
     """Return the embedding and the LM head of a native package."""
     manifest = package.manifest
-    places = stored_tensors(package.file(manifest.segments[-1].graph))
-    places |= stored_tensors(package.file(manifest.segments[0].graph))
+    places: dict[str, tuple[int, int]] = {}
+    for graph in {manifest.segments[-1].graph, manifest.segments[0].graph}:
+        places |= stored_tensors(package.file(graph), ("embedding.tiles", "head.tiles"))
 
     def place_of(name: str) -> tuple[int, tuple[int, int, int], str]:
         kind = manifest.quantisation.get(name, "")
