@@ -1,9 +1,11 @@
 from __future__ import annotations
 
+import gc
 import os
 import platform
 import subprocess
 import sys
+from contextlib import suppress
 
 import psutil
 import pytest
@@ -12,6 +14,7 @@ from edge_rt.system.machine import (
     available_memory_bytes,
     cgroup_cpus,
     cgroup_memory_bytes,
+    collector_paused,
     is_running,
     last_level_cache_bytes,
     machine_memory,
@@ -41,6 +44,19 @@ def test_memory_and_cores_are_those_that_psutil_tells():
     assert 0.5 < available / told.available < 2
     assert usable_cpus() <= (psutil.cpu_count(logical=False) or os.cpu_count())
     assert 0.5 < own_bytes() / psutil.Process().memory_info().rss < 2
+
+
+@pytest.mark.parametrize("was_on", [True, False])
+def test_the_collector_is_paused_and_then_as_it_was(was_on):
+    before = gc.isenabled()
+    try:
+        (gc.enable if was_on else gc.disable)()
+        with suppress(ZeroDivisionError), collector_paused():
+            assert not gc.isenabled()
+            raise ZeroDivisionError
+        assert gc.isenabled() is was_on
+    finally:
+        (gc.enable if before else gc.disable)()
 
 
 def test_a_process_runs_until_it_has_ended():
