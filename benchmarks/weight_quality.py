@@ -24,7 +24,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-from edge_rt.export.families.llama_forward import LlamaForward
 from kv_quality import judge
 from kv_stats import perplexity, perplexity_ratio
 from kv_text import Window, read_turns, text_windows
@@ -39,6 +38,7 @@ from edge_rt.export.opening import open_checkpoint
 from edge_rt.export.preparing import settle_types
 from edge_rt.export.quantise.decision import choose_weights
 from edge_rt.export.quantise.moments import INPUT_OF, CalibrationWalk
+from edge_rt.export.reference.forward import DecoderForward
 from edge_rt.export.sources.model_file import TensorReader
 from edge_rt.export.weights.matrices import CheckpointMatrices, Matrices, PackageMatrices
 from edge_rt.export.weights.weights_file import WeightsLayout
@@ -69,7 +69,7 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=50_000, help="of text to judge by, at least")
     parser.add_argument("--weights", nargs="*", default=["int8", "int4"], help="values of edge-rt's option")
     parser.add_argument("--sizes", nargs="*", type=int, default=[], help="bytes of matrices of further packages")
-    parser.add_argument("--llama-python", default=sys.executable, help="interpreter that has llama-cpp-python")
+    parser.add_argument("--llama-python", help="interpreter that has llama-cpp-python; left out: no files of llama.cpp")
     parser.add_argument("--work", type=Path, required=True, help="folder for checkpoints and packages")
     parser.add_argument("--json", type=Path, help="write the losses to this file")
     arguments = parser.parse_args()
@@ -108,20 +108,20 @@ def make_windows(folder: Path, arguments: argparse.Namespace) -> list[Window]:
 def judged(arguments: argparse.Namespace, folder: Path, file: Path, windows: list[Window]) -> Iterator[Variant]:
     """Yield the floats, llama.cpp's files, and packages; each is made and judged before the next."""
     source, _ = open_checkpoint(folder)
-    with TensorReader(source.paths) as stream:
+    with TensorReader(source.files) as stream:
         floats = CheckpointMatrices(stream, source.tensors)
         matrices = sum(tensor.nbytes for tensor in source.tensors.values() if len(tensor.shape) == 2)
         yield Variant("floats", matrices, losses(floats, folder, windows))
         moments = arguments.work / "moments.npz"
         write_moments(moments, folder, floats, arguments.calibration)
         sizes = {}
-        for name, (kind, with_imatrix) in THEIRS.items():
+        for name, (kind, with_imatrix) in THEIRS.items() if arguments.llama_python else ():
             target = arguments.work / f"{name.replace(' ', '-')}.gguf"
             command = [arguments.llama_python, str(WORKERS / "llama_cpp_quantise.py"), str(file), str(target), kind]
             subprocess.run([*command, *([str(moments)] if with_imatrix else [])], check=True, stderr=subprocess.DEVNULL)
             theirs, _ = open_checkpoint(target)
             sizes[name] = sum(tensor.nbytes for tensor in theirs.tensors.values() if len(tensor.shape) == 2)
-            with TensorReader(theirs.paths) as reader:
+            with TensorReader(theirs.files) as reader:
                 rows = CheckpointMatrices(reader, theirs.tensors)
                 run = run_by_llama_cpp(arguments, target)
                 yield Variant(f"llama.cpp {name}", sizes[name], losses(rows, target, windows), run)
@@ -134,9 +134,9 @@ def judged(arguments: argparse.Namespace, folder: Path, file: Path, windows: lis
 def write_moments(path: Path, folder: Path, floats: Matrices, calibration: str) -> None:
     """Write the mean squares of the inputs of every matrix on the calibration text."""
     checkpoint = read(folder, calibration, "keep", 0)
-    walk = CalibrationWalk(floats, checkpoint.source, checkpoint.config, checkpoint.calibration.token_ids)
+    walk = CalibrationWalk(floats, checkpoint.source, checkpoint.decoder, checkpoint.calibration.token_ids)
     found = {}
-    for layer in range(checkpoint.config.num_layers):
+    for layer in range(checkpoint.decoder.num_layers):
         moments = walk.layer(layer)
         for kind, name in INPUT_OF.items():
             both = moments[name].fitted, moments[name].held_out
@@ -146,13 +146,13 @@ def write_moments(path: Path, folder: Path, floats: Matrices, calibration: str) 
 
 
 def read(folder: Path, calibration: str, weights: str | None, size: int) -> Checkpoint:
-    source, config = open_checkpoint(folder)
-    choice = choose_weights(source, config, weights, size)
-    return read_checkpoint(source, config, PROFILE, choice, calibration_text(calibration, PROFILE, choice))
+    source, decoder = open_checkpoint(folder)
+    choice = choose_weights(source, decoder, weights, size)
+    return read_checkpoint(source, decoder, PROFILE, choice, calibration_text(calibration, PROFILE, choice))
 
 
 def layout_of(checkpoint: Checkpoint) -> WeightsLayout:
-    return place_weights(checkpoint.weights, checkpoint.config, PROFILE, is_calibrated=True)
+    return place_weights(checkpoint.weights, checkpoint.decoder, PROFILE, is_calibrated=True)
 
 
 def package(
@@ -211,22 +211,21 @@ class Kept(Matrices):
 
 def losses(matrices: Matrices, path: Path, windows: list[Window]) -> list[np.ndarray]:
     """Return the negative log-likelihood of every token behind the first, per window, with float activations."""
-    source, config = open_checkpoint(path)
+    source, decoder = open_checkpoint(path)
     kept = Kept(matrices, iter(source.tensors))
-    forward = LlamaForward(
+    forward = DecoderForward(
         kept,
-        config,
-        has_halves=source.has_halves,
-        has_factors="rope_freqs.weight" in source.tensors,
+        source,
+        decoder,
         product=lambda x, name: (x.reshape(-1, x.shape[-1]) @ next(kept.pieces(name)).T).reshape(*x.shape[:-1], -1),
     )
-    head = next(kept.pieces("token_embd.weight" if config.is_tied else "output.weight"))
+    head = next(kept.pieces("token_embd.weight" if decoder.is_tied else "output.weight"))
     tables, found = forward.rope(WINDOW), []
     for ids in (window.ids for window in windows):
         x = forward.embed(ids)[None]
-        for layer in range(config.num_layers):
+        for layer in range(decoder.num_layers):
             x = forward.layer(x, layer, tables)
-        logits = forward.norm(x, "output_norm.weight")[0, :-1] @ head.T
+        logits = forward.logits_of(forward.norm(x, "output_norm.weight")[0, :-1] @ head.T)
         peak = logits.max(axis=1)
         total = peak + np.log(np.exp(logits - peak[:, None]).sum(axis=1, dtype=np.float64))
         found.append(total - logits[np.arange(len(logits)), ids[1:]])

@@ -30,10 +30,9 @@ from kv_stats import Estimate, perplexity, perplexity_ratio
 from kv_text import ANSWERS, PROMPTS, Window, read_windows
 
 from edge_rt.export.calibration.text import encode_calibration, read_calibration
-from edge_rt.export.families.llama import read_config
-from edge_rt.export.sources.gguf_header import read_header
-from edge_rt.export.sources.gguf_tokenizer import build_tokenizer
+from edge_rt.export.opening import open_checkpoint
 from edge_rt.package.manifest import BUILT_IN_CALIBRATION
+from edge_rt.text.tokenizer import Tokenizer
 
 CONTEXTS = (512, 2048)
 CALIBRATION_TOKENS = 768
@@ -121,12 +120,11 @@ def divergence(exact: torch.Tensor, found: torch.Tensor) -> list[float]:
 
 def calibration_ids(gguf: Path) -> tuple[int, ...]:
     """Return the tokens of the text that an export calibrates 4-bit keys with."""
-    header = read_header(gguf)
-    config = read_config(header)
-    build = build_tokenizer(header.metadata, config.vocab_size)
+    source, decoder = open_checkpoint(gguf)
+    build = source.build_tokenizer(decoder.vocab_size)
+    tokenizer = Tokenizer.from_text(build.json_text, info=build, embedding_rows=decoder.vocab_size)
     text = read_calibration(BUILT_IN_CALIBRATION)
-    sizes = {"vocab_size": config.vocab_size, "context_length": config.context_length}
-    return encode_calibration(text, build, **sizes).token_ids
+    return encode_calibration(text, tokenizer, build.chat_template, decoder.context_length).token_ids
 
 
 def row_of(
