@@ -11,15 +11,12 @@ from edge_rt.errors import ConfigError
 from edge_rt.export import export_model
 from edge_rt.package.manifest import KV_FORMATS
 from edge_rt.runtime.forward.cancel import CancelToken
-from edge_rt.runtime.speculation.cost_model import RowCosts
 from tests.helpers.gguf_factory import write_llama_gguf
 from tests.helpers.models import load_package
 from tests.helpers.native_profile import require_native
 from tests.helpers.packages import copied, replace_file
 from tests.helpers.plain_answers import PROMPT, SAMPLING, TOKENS
-from tests.helpers.small import GREEDY
-
-FREE_ROWS = RowCosts((1, 64), (0,), ((1.0, 1.001),))
+from tests.helpers.small import FREE_ROWS, GREEDY
 
 
 @pytest.fixture(scope="module")

@@ -12,19 +12,18 @@ from edge_rt.runtime.load.drafters import choose_drafter
 from edge_rt.runtime.load.options import LoadOptions
 from edge_rt.runtime.load.planning import plan_package
 from edge_rt.runtime.speculation.arms import Arm
-from edge_rt.runtime.speculation.cost_model import CostStore, RowCosts
+from edge_rt.runtime.speculation.cost_model import CostStore
 from edge_rt.runtime.speculation.exit_costs import ExitMeasurement
 from tests.helpers.fake_sources import linear_costs
 from tests.helpers.models import load_package
 from tests.helpers.segmented import EXITS, PROMPT, CutPasses, answer, drafter_of, exit_source, whole_passes
-from tests.helpers.small import GREEDY
+from tests.helpers.small import FREE_ROWS, GREEDY
 from tests.helpers.tiny_adapters import adapters_of, load_adapters
 from tests.runtime.test_head_model import head_of
 
 SAMPLED = {"temperature": 1.0, "seed": 3}
 SAMPLING = pytest.mark.parametrize("sampling", [GREEDY, SAMPLED], ids=["greedy", "sampled"])
 TOKENS = 40
-FREE_ROWS = RowCosts((1, 64), (0,), ((1.0, 1.001),))
 
 
 @pytest.fixture(scope="module")

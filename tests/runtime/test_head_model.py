@@ -16,13 +16,10 @@ from edge_rt.package.drafter_tensors import head_tensors
 from edge_rt.package.manifest import KV_FORMATS
 from edge_rt.package.reader import open_package
 from edge_rt.runtime.speculation.arms import Arm
-from edge_rt.runtime.speculation.cost_model import RowCosts
 from tests.helpers.models import load_package
 from tests.helpers.plain_answers import PROMPT, SAMPLING, TOKENS
-from tests.helpers.small import GREEDY
+from tests.helpers.small import FREE_ROWS, GREEDY
 from tests.helpers.tiny_drafter import INFO, ids_bytes, write_drafter
-
-FREE_ROWS = RowCosts((1, 64), (0,), ((1.0, 1.001),))
 
 
 def head_of(package, folder, *, seed=5, vocabulary=200):

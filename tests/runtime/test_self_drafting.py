@@ -16,7 +16,7 @@ from tests.helpers.gguf_factory import write_llama_gguf
 from tests.helpers.models import load_package
 from tests.helpers.native_profile import require_native
 from tests.helpers.packages import copied, edit_manifest
-from tests.helpers.small import GREEDY
+from tests.helpers.small import FREE_ROWS, GREEDY
 
 PROMPTS = ("Hello", "The little boat left the harbour at dawn, and the sea was calm. " * 4, "1 2 3 4 5 6")
 CHEAP = RowCosts((1, 16), (0,), ((10.0, 10.5),))
@@ -38,7 +38,7 @@ def package(request, tmp_path_factory):
 @pytest.fixture
 def model(package):
     with load_package(package, spec="self", ctx=320) as model:
-        model.speculation.costs = CHEAP
+        model.speculation.costs = FREE_ROWS
         yield model
 
 
@@ -58,7 +58,7 @@ def test_texts_are_those_of_plain_decoding(model):
 def test_it_drafts_among_others(package):
     """In auto the chain joins the trees of texts, where the cache has upper halves."""
     with load_package(package, spec="auto", kv="int4x2", ctx=320) as model:
-        model.speculation.costs = CHEAP
+        model.speculation.costs = FREE_ROWS
         drafted = 0
         for prompt in PROMPTS:
             for options in (GREEDY, {"temperature": 1.0, "seed": 3}):
@@ -183,7 +183,7 @@ def test_nested_weights_in_a_package_with_exits(tmp_path):
         expected = model.generate(PROMPTS[1], **options).token_ids
     # Hidden states are outputs of the model's own passes alone.
     with load_package(tmp_path / "cut", spec="self", hidden=True, ctx=320) as model:
-        model.speculation.costs = CHEAP
+        model.speculation.costs = FREE_ROWS
         for mode in ("self", "exit", "off", "self"):
             found = model.generate(PROMPTS[1], spec=mode, **options)
             assert found.token_ids == expected

@@ -14,12 +14,11 @@ from edge_rt.package.spec_modes import NO_DRAFTER
 from edge_rt.runtime.load.drafters import choose_drafter
 from edge_rt.runtime.load.options import LoadOptions
 from edge_rt.runtime.load.planning import plan_package
-from edge_rt.runtime.speculation.cost_model import RowCosts
 from tests.helpers.models import load_package
 from tests.helpers.packages import copied
+from tests.helpers.small import FREE_ROWS
 from tests.helpers.tiny_drafter import INFO, for_package, write_drafter
 
-FREE_ROWS = RowCosts((1, 64), (0,), ((1.0, 1.001),))
 PROMPT = [5, 6, 7, 8]
 
 

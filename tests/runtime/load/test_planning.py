@@ -33,18 +33,16 @@ from edge_rt.runtime.load.load_plan import claim
 from edge_rt.runtime.load.options import LoadOptions
 from edge_rt.runtime.load.planning import plan_package
 from edge_rt.runtime.speculation.corpus_build import build_corpus
-from edge_rt.runtime.speculation.cost_model import RowCosts
 from edge_rt.runtime.speculation.source import Guess
 from tests.helpers.measured import measure_plan
 from tests.helpers.models import load_package
 from tests.helpers.packages import copied, replace_file
-from tests.helpers.small import GREEDY
+from tests.helpers.small import FREE_ROWS, GREEDY
 
 MIB = 1 << 20
 AMPLE = 4096 * MIB
 HELD = 100 * MIB
 """What a process is said to hold, where a plan shall not depend on this one."""
-FREE_ROWS = RowCosts((1, 64), (0,), ((1.0, 1.001),))
 TEXT = "The little boat left the harbour at dawn, and the sea was calm. " * 3
 
 
@@ -538,7 +536,7 @@ except MemoryBudgetExceeded as error:
     print(json.dumps({"refused": str(error), "grown": status("VmHWM") - base}))
     sys.exit(error.exit_code)
 with model:
-    model.speculation.costs = RowCosts((1, 64), (0,), ((1.0, 1.001),))
+    model.speculation.costs = RowCosts((1, 64), (0,), ((1e4, 1.001e4),))
     prompt = [(11 * i) % 400 + 3 for i in range(model.context_tokens // 2)]
     never = {token: -1e4 for token in model.tokenizer.eos_token_ids}
     drafted = 0
