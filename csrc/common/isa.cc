@@ -53,6 +53,13 @@ bool cpu_has(Isa isa) {
   }
 }
 
+int family_of_amd() {
+  uint32_t eax = 0, ebx = 0, ecx = 0, edx = 0;
+  if (!__get_cpuid(0, &eax, &ebx, &ecx, &edx) || ebx != 0x68747541 /* "Auth" of "AuthenticAMD" */) return 0;
+  if (!__get_cpuid(1, &eax, &ebx, &ecx, &edx)) return 0;
+  return static_cast<int>(((eax >> 8) & 0xf) + ((eax >> 20) & 0xff));
+}
+
 #elif defined(__aarch64__) && defined(__linux__)
 
 bool cpu_has(Isa isa) {
@@ -84,6 +91,14 @@ bool cpu_has(Isa) { return false; }
 #endif
 
 }  // namespace
+
+int amd_family() {
+#if defined(__x86_64__)
+  return family_of_amd();
+#else
+  return 0;
+#endif
+}
 
 const char* isa_name(Isa isa) { return kNames[static_cast<int>(isa)]; }
 

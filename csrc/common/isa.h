@@ -25,4 +25,7 @@ bool isa_is_usable(Isa isa);
 // The fastest usable one; scalar code always is.
 Isa best_isa();
 
+// Family of an AMD CPU: 0x19 is Zen 3 and 4, 0x1a Zen 5; 0: the CPU is another one.
+int amd_family();
+
 }  // namespace edge_rt

@@ -170,6 +170,11 @@ struct LinearSteps {
 };
 
 // What turns Activations into y. Rows count as packed (out_features), outputs as they lie in y (width).
+// How far ahead of their use weights are fetched into the second-level cache, 0: not, and into the first, in bytes.
+struct FetchAhead {
+  int64_t far = 0, near = 0;
+};
+
 struct LinearRows {
   PackedParts weight;
   Activations in;
@@ -185,6 +190,7 @@ struct LinearRows {
   LinearSteps steps = {};
   const float* post_norm = nullptr;  // [width] or nullptr: RMSNorm of whole rows, before the residual
   float post_epsilon = 0.0f;
+  FetchAhead fetch;
 };
 
 EDGE_RT_IN_PLACE inline size_t unpacked_bytes(const LinearRows& job) {

@@ -199,7 +199,7 @@ inline JobTile open_tile(const LinearRows& job, int64_t tile, int64_t prefetch_e
   const int kind = job.weight.sums[number];
   JobTile out{{weight.tile(tile), weight.blocks, nullptr, nullptr, nullptr,
                weight.tile(job.weight.end_in(number, prefetch_end)), weight.finer(tile),
-               weight.finer(job.weight.end_in(number, prefetch_end))},
+               weight.finer(job.weight.end_in(number, prefetch_end)), job.fetch},
               static_cast<int>(weight.format),
               kind,
               job.weight.kinds.kinds[kind].groups,

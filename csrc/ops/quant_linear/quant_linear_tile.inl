@@ -10,6 +10,7 @@ struct Tile {
   const uint8_t* prefetch_end;  // memory before it may be fetched ahead
   const uint8_t* finer;         // of nested codes; they may be fetched ahead up to finer_end
   const uint8_t* finer_end;
+  FetchAhead fetch;
 
   // Memory that is in the cache already.
   void fetch_nothing() {
@@ -18,16 +19,11 @@ struct Tile {
   }
 };
 
-// How far ahead of their use weights are fetched, into the second-level cache and into the first. The hardware's own
-// prefetcher stops at every page; without ours 8 rows take two thirds longer. One level alone has too few lines in
-// flight: a tenth.
-constexpr int64_t kPrefetchFar = 12 << 10;
-constexpr int64_t kPrefetchNear = 1536;
-
+// Lines of w itself come anyway; a branch that leaves them out would take longer.
 template <int bytes>
-inline void prefetch_weights(const uint8_t* w, const uint8_t* end) {
-  const uint8_t* far = w + kPrefetchFar < end ? w + kPrefetchFar : w;
-  const uint8_t* near = w + kPrefetchNear < end ? w + kPrefetchNear : w;
+inline void prefetch_weights(const uint8_t* w, const uint8_t* end, FetchAhead fetch) {
+  const uint8_t* far = w + fetch.far < end ? w + fetch.far : w;
+  const uint8_t* near = w + fetch.near < end ? w + fetch.near : w;
 #pragma GCC unroll 16
   for (int i = 0; i < (bytes + 63) / 64; ++i) {
     __builtin_prefetch(far + 64 * i, 0, 2);
@@ -38,8 +34,8 @@ inline void prefetch_weights(const uint8_t* w, const uint8_t* end) {
 // Asks for what a walk over a tile will read: the unit's block, and finer codes if there are any.
 template <WeightFormat format>
 inline void prefetch_block(const Tile& tile, const uint8_t* block, const uint8_t* finer) {
-  prefetch_weights<block_bytes(format)>(block, tile.prefetch_end);
-  if constexpr (is_nested(format)) prefetch_weights<finer_bytes(format)>(finer, tile.finer_end);
+  prefetch_weights<block_bytes(format)>(block, tile.prefetch_end, tile.fetch);
+  if constexpr (is_nested(format)) prefetch_weights<finer_bytes(format)>(finer, tile.finer_end, tile.fetch);
 }
 
 // Asks for a line that will be written. CPUs too old for the instruction skip it.
