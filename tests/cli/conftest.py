@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import os
+import signal
 import subprocess
 import sys
 from contextlib import redirect_stderr, redirect_stdout
@@ -98,7 +99,11 @@ def spawn(cli_env):
 
     yield run
     for child in children:
-        child.close(force=True)
+        # Killed and waited for: ``close`` alone gives it a tenth of a second to die.
+        if child.isalive():
+            child.kill(signal.SIGKILL)
+            child.wait()
+        child.close()
 
 
 @pytest.fixture(scope="session")
