@@ -80,8 +80,8 @@ def load(
             fits, from the package's folder or from those installed with edge-rt. With ``"auto"`` it may be a package
             with the same tokenizer, which then drafts as well. ``"none"``: no trained one is used.
         spec_trace: called with the decision of every decoding step.
-        on_calibrate: called when the first answer has to wait until the latency of passes on this machine is measured.
-            The measurement takes a second or two, and its result is kept.
+        on_calibrate: called when the first answer has to wait until the latency of passes is measured: with networks
+            that draft but heads, and on a GPU. That takes a second or two, and its result is kept.
         plan: a plan that ``edge_rt.plan`` made for this package, followed as it is; ``"auto"`` is then its device.
             Arguments that the plan decides must then not be given again, but ``memory`` may be a ``Budget`` that the
             model's share is taken from.

@@ -34,6 +34,7 @@ from edge_rt.runtime.load.options import LoadOptions
 from edge_rt.runtime.prompts import PLAIN_ANSWER, AnswerForm, Message, Prompt, PromptEncoder
 from edge_rt.runtime.results import Event, Result
 from edge_rt.runtime.speculation.cost_model import RowCosts
+from edge_rt.runtime.speculation.live_costs import LiveCosts
 from edge_rt.runtime.speculation.speculation import Speculation
 from edge_rt.runtime.stream import AsyncStream, PromptOptions, Stream, read_whole
 from edge_rt.system.machine import return_free_memory
@@ -476,14 +477,14 @@ class Model(ModelTexts):
         """Measure what passes cost on this machine, anew, and keep it; empties the KV cache.
 
         Returns:
-            The costs; those stored before if they are of a quiet machine and it is busy now.
+            The costs; later passes correct them.
 
         Raises:
             Busy: a generation is running.
         """
         with self.passes() as (runner, _):
             costs = self.measured_costs.measure(runner)
-            self._speculation.costs = costs
+            self._speculation.costs = LiveCosts(costs, self.measured_costs.keep)
         return costs
 
     def reset(self) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 
 from edge_rt.errors import ConfigError, InvalidDrafter
@@ -184,7 +186,7 @@ def test_costs_of_drafts_belong_to_the_adapters(agreeing, drafter, tmp_path):
         measurement = ExitMeasurement({"package_id": "x"}, cut.interface, cut.cache, store, drafter_id)
         found = measurement.get(cut.runner, linear_costs(4.0, 0.1))
         assert len(found.drafts) == len(found.deep) == len(EXITS)
-        return {path.name for path in tmp_path.iterdir()}
+        return {json.dumps(key) for key, _ in store.find({})}
 
     plain = measure(None)
     more = measure(adapters.drafter_id)

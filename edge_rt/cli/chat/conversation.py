@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from edge_rt.runtime.model import Model
     from edge_rt.runtime.prompts import PromptEncoder
     from edge_rt.runtime.results import Result
-    from edge_rt.runtime.speculation.cost_model import RowCosts
+    from edge_rt.runtime.speculation.cost_model import Costs
     from edge_rt.runtime.stream import Stream
 
 
@@ -306,12 +306,12 @@ class _Kept:
     Attributes:
         texts: its tokenizer, if the next model has the same one: reading it again would fragment the heap.
         key: what the latency of its passes depends on.
-        costs: measured latency of its passes; None if not measured.
+        costs: latency of its passes; None if nothing was drafted.
     """
 
     texts: PromptEncoder | None
     key: dict[str, Any]
-    costs: RowCosts | None
+    costs: Costs | None
 
     @classmethod
     def of(cls, model: Model, package: Package) -> _Kept:
@@ -322,7 +322,7 @@ class _Kept:
         return cls(texts, model.measured_costs.key, model.speculation.known_costs)
 
     def give_costs(self, model: Model) -> None:
-        """Give a model the measured costs if its passes are the same; measuring them again takes a second or two."""
+        """Give a model the costs that were learned, if its passes are the same."""
         if self.costs is not None and model.measured_costs.key == self.key:
             model.speculation.costs = self.costs
 

@@ -99,21 +99,16 @@ def _calibrate(terminal: Terminal, model: Model, facts: Mapping[str, Any]) -> No
     """Measure the latency of passes on this machine, save it and show it."""
     terminal.note("measuring passes", "dim")
     measured = run_in_background(model.calibrate)
-    if model.measured_costs.is_earlier:
-        terminal.warn(
-            "the machine was busy, and equal passes took different times: the earlier measurement is kept. Repeat it "
-            "when the machine is quiet."
-        )
-    elif not model.measured_costs.is_kept:
-        terminal.warn("the measurement could not be saved: the first answer with speculation will repeat it.")
+    if not model.measured_costs.is_kept:
+        terminal.warn("the measurement could not be saved: later commands will not know it.")
     elif not measured.steady:
         terminal.warn(
             "the machine was busy, and equal passes took different times: --device auto and plans do not use this "
             "measurement. Repeat it when the machine is quiet."
         )
     if terminal.is_json:
-        told = {"is_kept": model.measured_costs.is_kept, "is_earlier": model.measured_costs.is_earlier}
-        terminal.document({"row_costs": measured.to_json(), **told, "model": facts})
+        is_kept = model.measured_costs.is_kept
+        terminal.document({"row_costs": measured.to_json(), "is_kept": is_kept, "model": facts})
     else:
         print_row_costs(terminal, measured)
 

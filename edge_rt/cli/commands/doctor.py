@@ -6,6 +6,7 @@ import importlib.metadata
 import os
 import platform
 import sys
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, Final
@@ -64,6 +65,7 @@ def doctor(saved: SaveFlags, output: OutputFlags, places: Annotated[PlaceFlags, 
     if saved.compile is not None:
         facts["kernels"] = _compiled(terminal, saved.compile)
     facts["kernel_cache"] = _kernel_cache(warnings)
+    facts["pass_costs"] = _pass_costs()
     if name is not None:
         facts |= _measured(terminal, name, warnings)
     if output.json:
@@ -173,6 +175,31 @@ def _kernel_cache(warnings: list[str]) -> dict[str, Any] | None:
     }
 
 
+def _pass_costs() -> list[dict[str, Any]]:
+    """Return what passes cost on this CPU, relative to one row, how old that is and how many passes it rests on."""
+    from edge_rt.runtime.speculation.cost_model import user_costs
+    from edge_rt.system.machine import cpu_model
+
+    known = user_costs().aged({"cpu": cpu_model(), "edge_rt": VERSION})
+    return [
+        {
+            "package_id": key.get("package_id"),
+            "kv_format": key.get("kv_format"),
+            "threads": key.get("threads"),
+            "drafts": next((key[name] for name in ("part", "graph") if name in key), None),
+            "device": None if "device" not in key else str(key["device"]),
+            "passes": costs.passes,
+            "is_steady": costs.steady,
+            "age_s": round(max(time.time() - when, 0.0)),
+            "row_ms": costs.ms[0][0],
+            "relative": {
+                str(rows): round(ms / costs.ms[0][0], 2) for rows, ms in zip(costs.rows, costs.ms[0], strict=True)
+            },
+        }
+        for key, costs, when in known
+    ]
+
+
 def _store(places: PlaceFlags, problems: list[str]) -> dict[str, Any]:
     from edge_rt.system.files import free_bytes
 
@@ -231,6 +258,13 @@ def _readable(facts: Mapping[str, Any]) -> list[tuple[str, str]]:
     for name, value in facts.items():
         if name == "devices":
             shown |= {f"device {kind}": text for kind, text in device_lines(value)}
+        elif name == "pass_costs":
+            # What drafts is in the document alone.
+            for one in (one for one in value if one["drafts"] is None):
+                setting = f"{str(one['package_id'])[:8]}, {one['kv_format']}, {one['threads']} threads"
+                curve = ", ".join(f"{rows}: {share}x" for rows, share in one["relative"].items())
+                sure = f"{one['passes']} passes{'' if one['is_steady'] else ', not sure yet'}"
+                shown[f"passes ({setting})"] = f"{curve} ({sure}, {one['age_s'] / 3600:.1f} hours old)"
         elif name == "profile_bandwidth_bytes":
             shown["profile bandwidth"] = f"{show_size(value)} per second"
         elif name.endswith("_bytes") and value is not None:

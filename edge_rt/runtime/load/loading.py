@@ -15,7 +15,7 @@ from edge_rt.memory.plan import Plan, make_plan
 from edge_rt.ort.binding import StopSwitch
 from edge_rt.ort.compute_device import ComputeDevice
 from edge_rt.ort.session import Session, TensorSpec, arena_of, check_window_support, onnxruntime_version, pool_size
-from edge_rt.package.drafter import TrainedDrafter
+from edge_rt.package.drafter import HEAD, TrainedDrafter
 from edge_rt.package.reader import Package
 from edge_rt.runtime.cache.kv_cache import KVCache
 from edge_rt.runtime.forward.io_binding import open_io_binding
@@ -31,6 +31,7 @@ from edge_rt.runtime.load.planning import plan_package
 from edge_rt.runtime.prompts import PromptEncoder
 from edge_rt.runtime.speculation.cost_model import MeasuredCosts
 from edge_rt.runtime.speculation.library import draft_library
+from edge_rt.runtime.speculation.live_costs import open_costs
 from edge_rt.runtime.speculation.speculation import Speculation
 from edge_rt.text.tokenizer_reading import KeptReadings
 
@@ -226,7 +227,7 @@ def _open_parts(
         load_plan.draft_max,
         trace=options.spec_trace,
         drafts=allowed_drafts(package, load_plan, made, io_binding, None if options.unverified else verification),
-        costs=lambda: measured_costs.get(runner()),
+        costs=lambda: open_costs(measured_costs, runner(), are_compared=bool(sources.keys() - {HEAD})),
         corpus=corpus,
         bounds=load_plan.table_bounds,
         sources=sources,

@@ -27,7 +27,7 @@ from edge_rt.runtime.forward.io_binding_native import NativeIOBinding
 from edge_rt.runtime.forward.runner import ModelRunner, Runner
 from edge_rt.runtime.load.load_plan import LoadPlan
 from edge_rt.runtime.load.options import LoadOptions
-from edge_rt.runtime.speculation.cost_model import MeasuredCosts, RowCosts
+from edge_rt.runtime.speculation.cost_model import Costs, MeasuredCosts
 from edge_rt.runtime.speculation.source import MAX_CHAIN, ForestSource
 
 if TYPE_CHECKING:
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from edge_rt.runtime.speculation.exit_adapters import ExitAdapters
     from edge_rt.runtime.speculation.head_runner import DrafterJob
 
-SourceMaker = Callable[[RowCosts], ForestSource]
+SourceMaker = Callable[[Costs], ForestSource]
 """Makes a source of guesses, given the costs of the model's passes; costs of its own are measured then, unless they are
 stored.
 """
@@ -138,7 +138,7 @@ def _open_exits(model: OpenedModel, adapters: ExitAdapters | None) -> SourceMake
         assert isinstance(held, SegmentedRunner), type(held)
         return held
 
-    def source(whole: RowCosts) -> ForestSource:
+    def source(whole: Costs) -> ForestSource:
         curves = ExitCurves(measurement.get(runner(), whole), most + 1)
         return ExitSource(runner, cache, ExitController(curves), ends, adapters)
 
@@ -188,7 +188,7 @@ def _open_draft_model(first: OpenedModel, second: DraftModelShape) -> SourceMake
     def held_bytes() -> int:
         return cache.used_bytes + second.shape.weights_bytes
 
-    def source(whole: RowCosts) -> ForestSource:
+    def source(whole: Costs) -> ForestSource:
         # A measurement empties this model's cache, which is filled again from the text that is known.
         costs = ChainCosts(whole, measured.get(runner), most, prior=_PRIOR)
         return ModelSource([Way(model, costs)], most=most, end_ids=ends, held_bytes=held_bytes)
@@ -228,7 +228,7 @@ def _open_self_drafting(model: OpenedModel) -> SourceMaker:
         measured.on_measure = options.on_measuring(f"drafts with fewer bits ({name})")
         views.append((ModelRunner(session, binding, model.switch), measured))
 
-    def source(whole: RowCosts) -> ForestSource:
+    def source(whole: Costs) -> ForestSource:
         # A measurement empties the cache: only between generations, as that of the model's own passes.
         ways = [
             Way(UpperHalves(runner, cache, size), ChainCosts(whole, measured.get(runner), most))

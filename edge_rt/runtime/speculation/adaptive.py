@@ -11,7 +11,8 @@ from edge_rt.runtime.forward.outputs import Outputs
 from edge_rt.runtime.results import SpecStats
 from edge_rt.runtime.speculation.arms import MAX_REWARD, OFF, Asking, Bandit
 from edge_rt.runtime.speculation.core import DraftCore
-from edge_rt.runtime.speculation.cost_model import CostCurve, RowCosts
+from edge_rt.runtime.speculation.cost_model import CostCurve, Costs
+from edge_rt.runtime.speculation.live_costs import LiveCosts
 from edge_rt.runtime.speculation.source import CONTEXT_TOKENS, AnySource
 from edge_rt.runtime.speculation.statistics import SpecCounter, decision
 
@@ -37,16 +38,18 @@ class AdaptiveDrafter:
         core: grows trees and learns from them.
         bandit: chooses among the core's arms; None: always the last arm.
         max_nodes: most nodes of a draft.
+        corrects: whether its passes correct the costs, if these are live: not where sources compute a part of them.
         clock: seconds.
     """
 
     def __init__(
         self,
         core: DraftCore,
-        costs: RowCosts,
+        costs: Costs,
         bandit: Bandit | None,
         *,
         max_nodes: int,
+        corrects: bool = True,
         trace: Trace | None = None,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
@@ -54,6 +57,9 @@ class AdaptiveDrafter:
         self.counter = SpecCounter()
         self._core = core
         self._curve = CostCurve(costs, max_nodes + 1)
+        self._live = costs if corrects and isinstance(costs, LiveCosts) else None
+        # Rows that seemed to pay, if a draft has more to learn what they cost.
+        self._instead: int | None = None
         self._bandit = bandit
         self._max_nodes = max_nodes
         self._trace = trace
@@ -89,6 +95,8 @@ class AdaptiveDrafter:
         """Start drafting for a sequence; what was learned from earlier ones is kept."""
         self._sequence = sequence
         self.counter = SpecCounter()
+        if self._live is not None:
+            self._live.save()
         started = self._clock()
         self._asking.begin()
         self._core.begin(sequence.token_ids)
@@ -97,7 +105,7 @@ class AdaptiveDrafter:
     def propose(self, sequence: Sequence, limit: int) -> Draft:
         """Return the tree that maximises tokens per second, at most ``limit`` nodes; empty where plain is faster."""
         self._started = self._clock()
-        draft = Draft()
+        draft, self._instead = Draft(), None
         # The first pass also computes the rest of the prompt, at the cost of prefill: it gets no draft.
         if sequence.num_answer_tokens:
             if self._bandit is not None and self._steps >= BLOCK_STEPS:
@@ -112,8 +120,17 @@ class AdaptiveDrafter:
                 if self._idle >= _IDLE_STEPS:
                     self._idle = 0
                     draft = self._core.propose(1, self._arm, 0.0, whole=True)
+                if self._live is not None and (more := self._live.wanted(1 + len(draft), 1 + most)):
+                    self._instead = 1 + len(draft)
+                    draft = self._core.propose(more - 1, self._text_arm(), 0.0, whole=True)
         self._proposed = self._clock()
         return draft
+
+    def _text_arm(self) -> int:
+        """Return the arm, or that of all texts if sources of this one compute."""
+        core, texts = self._core, self._core.texts
+        computes = texts is not None and core.arms[self._arm].mask & ~core.arms[texts].mask
+        return texts if texts is not None and computes else self._arm
 
     def _draft(self, most: int, least: float) -> Draft:
         """Return a draft; sources that compute are asked only if that is likely to pay, given what the texts say."""
@@ -145,7 +162,9 @@ class AdaptiveDrafter:
         emitted, arm = len(accepted.token_ids), self._arm
         is_first = sequence.num_answer_tokens == emitted
         expected = self._core.expected(len(draft)) if self._trace is not None else 0.0
-        tested = self._core.observe(draft, accepted, outputs, context_of(sequence, emitted), None if is_first else arm)
+        # What is drafted to learn its costs says nothing about the arm.
+        scored = None if is_first or self._instead is not None else arm
+        tested = self._core.observe(draft, accepted, outputs, context_of(sequence, emitted), scored)
         ended = self._clock()
         drafting = 1e3 * (self._proposed - self._started + ended - verified)
         verifying = 1e3 * (verified - self._proposed)
@@ -154,6 +173,9 @@ class AdaptiveDrafter:
         if is_first:
             return
         self._steps += 1
+        if self._live is not None:
+            before = len(sequence.token_ids) - emitted
+            self._live.observe(1 + len(draft), before, verifying, self._instead)
         usual = self._curve.at(len(sequence.token_ids))[len(draft)]
         self._slowness += (1 - _SPEED_KEEP) * (min(verifying / usual, _WORST) - self._slowness)
         known = self._core.drafting[arm]

@@ -6,9 +6,10 @@ import time
 from bisect import bisect_right
 from collections.abc import Callable, Mapping, Sequence as Items
 from dataclasses import dataclass
+from functools import partial
 from itertools import accumulate, pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from edge_rt.system.json_files import JsonCache, user_cache
 from edge_rt.system.machine import cpu_model
@@ -27,10 +28,17 @@ CURVE_DEPTHS: Final = (64, 320, 1024)
 """Depths of context that are measured, up to the context's capacity."""
 ROUNDS: Final = 4
 BUDGET_SECONDS: Final = 1.5
-_VERSION: Final = 4
+_VERSION: Final = 5
 _MOST_MS: Final = 1e6
 _DEPTH_STEP: Final = 128
 _STEADY: Final = 1.25
+MOST_SETTINGS: Final = 24
+"""Settings of a package whose costs are kept: threads, cache formats, contexts, what drafts with it."""
+MOST_FILES: Final = 64
+"""Packages, versions and CPUs whose costs are kept."""
+_FILE_KEY: Final = ("package_id", "edge_rt", "cpu")
+_SETTINGS: Final = {"isa", "kv_format", "threads", "capacity", "rows", "onnxruntime"}
+"""Parts of a key that change costs by little, or passes of all sizes alike."""
 
 
 @dataclass(frozen=True)
@@ -42,18 +50,23 @@ class RowCosts:
         depths: rows of context, ascending, at least one.
         ms: ``[depths][rows]``; made to rise with both, because a measurement in which a larger pass costs less is
             noise.
-        steady: whether repeated passes took the same time; on a busy machine they do not.
-        tries: measurements of which these are the lowest costs.
+        steady: whether repeated passes took the same time; on a busy machine they do not, and guesses are not.
+        passes: how many passes they rest on; 0: a guess.
     """
 
     rows: tuple[int, ...]
     depths: tuple[int, ...]
     ms: tuple[tuple[float, ...], ...]
     steady: bool = True
-    tries: int = 1
+    passes: int = 1
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "ms", _rising(self.ms))
+
+    @property
+    def changes(self) -> int:
+        """0: they stay as they are."""
+        return 0
 
     def curve(self, depth: int, most: int) -> list[float]:
         """Return the milliseconds of passes over 1 to ``most`` rows, interpolated; index 0 is 1 row."""
@@ -80,16 +93,8 @@ class RowCosts:
         """Return the costs as a JSON object."""
         return {
             "version": _VERSION, "rows": self.rows, "depths": self.depths, "ms": self.ms, "steady": self.steady,
-            "tries": self.tries,
+            "passes": self.passes,
         }  # fmt: skip
-
-    def least(self, other: RowCosts) -> RowCosts:
-        """Return the lower costs of two measurements; those of ``other`` alone if it measured other rows or depths."""
-        if (self.rows, self.depths) != (other.rows, other.depths):
-            return other
-        pairs = zip(self.ms, other.ms, strict=True)
-        ms = tuple(tuple(min(a, b) for a, b in zip(one, two, strict=True)) for one, two in pairs)
-        return RowCosts(self.rows, self.depths, ms, self.steady or other.steady, self.tries + other.tries)
 
     @classmethod
     def from_json(cls, document: Any) -> RowCosts | None:
@@ -107,19 +112,30 @@ class RowCosts:
                 and all(len(line) == len(rows) for line in ms)
                 and all(type(value) is float and 0 < value < _MOST_MS for line in ms for value in line)
                 and type(document["steady"]) is bool
-                and type(document["tries"]) is int
-                and document["tries"] > 0
+                and type(document["passes"]) is int
+                and document["passes"] >= 0
             )
         except (KeyError, TypeError):
             return None
         if not good:
             return None
         lines = tuple(tuple(line) for line in ms)
-        return cls(tuple(rows), tuple(depths), lines, document["steady"], document["tries"])
+        return cls(tuple(rows), tuple(depths), lines, document["steady"], document["passes"])
+
+
+class Costs(Protocol):
+    """Costs of passes that stay as they are (``RowCosts``), or change (``LiveCosts``)."""
+
+    @property
+    def changes(self) -> int:
+        """Grows when ``curve`` returns something else."""
+
+    def curve(self, depth: int, most: int) -> list[float]:
+        """Return the milliseconds of passes over 1 to ``most`` rows; index 0 is 1 row."""
 
 
 class CostCurve:
-    """The costs of passes at the current depth, computed again as a text grows.
+    """The costs of passes at the current depth, computed again as a text grows and as they change.
 
     Args:
         most: rows of the largest pass.
@@ -129,17 +145,18 @@ class CostCurve:
             than this does not pay.
     """
 
-    def __init__(self, costs: RowCosts, most: int) -> None:
+    def __init__(self, costs: Costs, most: int) -> None:
         self._costs = costs
         self._most = most
+        self._changes = 0
         self._depth = -_DEPTH_STEP
         self._curve: list[float] = []
         self.cheapest = 0.0
 
     def at(self, depth: int) -> list[float]:
         """Return the milliseconds of passes over 1 to ``most`` rows; index 0 is 1 row."""
-        if abs(depth - self._depth) >= _DEPTH_STEP:
-            self._depth = depth
+        if abs(depth - self._depth) >= _DEPTH_STEP or self._changes != self._costs.changes:
+            self._depth, self._changes = depth, self._costs.changes
             self._curve = self._costs.curve(depth, self._most)
             rows = zip(self._curve, self._curve[1:], strict=False)
             self.cheapest = min((b - a for a, b in rows), default=0.0) / self._curve[0]
@@ -180,6 +197,7 @@ def measure(
     reached = [depth for depth in depths if depth + wanted[-1] <= capacity] or [0]
     table: list[tuple[float, ...]] = []
     steady = True
+    passes = 0
     begun = clock()
     for depth in reached:
         if table and clock() - begun > budget:
@@ -198,38 +216,85 @@ def measure(
                 run(count, depth)
                 if turn > 0:
                     samples[place].append(1e3 * (clock() - started))
+                    passes += 1
         least = tuple(min(times) for times in samples)
         # On a quiet machine the second-best time is close to the best, and no larger pass was much faster.
         for times in samples:
             steady &= len(times) > 1 and sorted(times)[1] <= _STEADY * min(times)
         steady &= all(a <= _STEADY * b for a, b in pairwise(least))
         table.append(least)
-    return RowCosts(tuple(wanted), tuple(reached[: len(table)]), tuple(table), steady)
+    return RowCosts(tuple(wanted), tuple(reached[: len(table)]), tuple(table), steady, passes)
 
 
 class CostStore:
-    """Measured costs on disk, one small file per machine, package, cache format and thread count.
+    """Known costs on disk: one small file for each package and machine, with the settings that were used last.
+
+    Processes that write at once may lose what one of them learned.
 
     Args:
         folder: folder of the files; it is created when something is stored.
     """
 
     def __init__(self, folder: Path) -> None:
+        self._folder = folder
         self._cache = JsonCache(folder)
 
     def load(self, key: Mapping[str, Any]) -> RowCosts | None:
-        """Return stored costs for a key, which is everything that they depend on; None: they must be measured."""
-        document = self._cache.load(key)
-        return None if document is None else RowCosts.from_json(document)
+        """Return stored costs for a key, which is everything that they depend on; None: there are none."""
+        return next((costs for other, costs, _ in self._entries(_file_key(key)) if other == dict(key)), None)
 
     def find(self, facts: Mapping[str, Any]) -> list[tuple[dict[str, Any], RowCosts]]:
-        """Return all stored costs whose keys contain these facts, with their keys."""
-        entries = [(key, RowCosts.from_json(document)) for key, document in self._cache.find(facts)]
-        return [(key, costs) for key, costs in entries if costs is not None]
+        """Return all stored costs whose keys contain these facts, with their keys; last used first in each file."""
+        return [(key, costs) for key, costs, _ in self.aged(facts)]
+
+    def aged(self, facts: Mapping[str, Any]) -> list[tuple[dict[str, Any], RowCosts, float]]:
+        """Return as ``find``, with the time of the last change."""
+        files = self._cache.find({name: facts[name] for name in _FILE_KEY if name in facts})
+        return [
+            entry
+            for _, document in files
+            for entry in _parsed(document)
+            if all(entry[0].get(name) == value for name, value in facts.items())
+        ]
 
     def save(self, key: Mapping[str, Any], costs: RowCosts) -> bool:
-        """Store costs; return False if they cannot be written and will have to be measured again."""
-        return self._cache.save(key, costs.to_json())
+        """Store costs; return False if they cannot be written and will have to be learned again."""
+        file_key = _file_key(key)
+        is_new = not self._cache.path(file_key).exists()
+        others = [entry for entry in self._entries(file_key) if entry[0] != dict(key)]
+        entries = [(dict(key), costs, time.time()), *others][:MOST_SETTINGS]
+        document = {"entries": [{"key": one, "time": when, **known.to_json()} for one, known, when in entries]}
+        if not self._cache.save(file_key, document):
+            return False
+        if is_new:
+            self._drop_oldest()
+        return True
+
+    def _entries(self, file_key: Mapping[str, Any]) -> list[tuple[dict[str, Any], RowCosts, float]]:
+        document = self._cache.load(file_key)
+        return [] if document is None else _parsed(document)
+
+    def _drop_oldest(self) -> None:
+        try:
+            paths = sorted(self._folder.glob("*.json"), key=lambda path: path.stat().st_mtime, reverse=True)
+            for path in paths[MOST_FILES:]:
+                path.unlink(missing_ok=True)
+        except OSError:
+            pass  # Another process drops them, too, or the next one will.
+
+
+def _file_key(key: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: key.get(name) for name in _FILE_KEY}
+
+
+def _parsed(document: Mapping[str, Any]) -> list[tuple[dict[str, Any], RowCosts, float]]:
+    """Return the key, the costs and the time of all entries that are as ``save`` writes them."""
+    entries, result = document.get("entries"), []
+    for entry in entries if isinstance(entries, list) else ():
+        costs = RowCosts.from_json(entry)
+        if costs is not None and isinstance(entry.get("key"), dict) and type(entry.get("time")) is float:
+            result.append((entry["key"], costs, entry["time"]))
+    return result
 
 
 def user_costs() -> CostStore:
@@ -257,10 +322,6 @@ def best_size(values: Items[float], costs: Items[float], drafting: float) -> int
     return size
 
 
-MAX_TRIES: Final = 3
-"""Most measurements on a machine that is never quiet."""
-
-
 class MeasuredCosts:
     """Costs of the passes of one loaded model.
 
@@ -271,7 +332,7 @@ class MeasuredCosts:
     Attributes:
         key: everything that the costs depend on.
         is_kept: False if the last measurement could not be written, or there is no store.
-        is_earlier: whether the last measurement was of a busy machine, and gave way to a stored one of a quiet machine.
+        grid: numbers of rows and depths that fit the cache.
         on_measure: called when a measurement begins.
         clock: seconds.
     """
@@ -284,28 +345,39 @@ class MeasuredCosts:
         self.key = facts | {
             "edge_rt": VERSION, "cpu": cpu_model(), "capacity": reach, "rows": self._rows,
         }  # fmt: skip
+        depths = [depth for depth in CURVE_DEPTHS if depth + self._rows[-1] <= cache.capacity]
+        self.grid = tuple(self._rows), tuple(depths or [0])
         self._io_binding = io_binding
         self._cache = cache
         self._store = store
-        self.is_kept, self.is_earlier = True, False
+        self.is_kept = True
         self.on_measure: Callable[[], None] | None = None
         self.clock: Callable[[], float] = time.perf_counter
 
+    @property
+    def keep(self) -> Callable[[RowCosts], bool] | None:
+        """What stores costs, and holds nothing of the model; None: nothing does."""
+        return None if self._store is None else partial(self._store.save, self.key)
+
+    def stored(self) -> RowCosts | None:
+        """Return the stored costs, if there are any."""
+        return None if self._store is None else self._store.load(self.key)
+
+    def similar(self) -> RowCosts | None:
+        """Return those of the same graph on this machine in another setting, of the most passes, if there are any."""
+        if self._store is None:
+            return None
+        same = {name: value for name, value in self.key.items() if name not in _SETTINGS}
+        others = [costs for key, costs in self._store.find(same) if same.keys() == key.keys() - _SETTINGS]
+        # Fewer rows or depths would have to be continued.
+        return max(others, key=lambda costs: (len(costs.rows), costs.steady, costs.passes), default=None)
+
     def get(self, runner: Runner) -> RowCosts:
-        """Return the stored costs, or measure them; a measurement empties the cache.
+        """Return the stored costs, or measure them; a measurement empties the cache."""
+        return self.stored() or self.measure(runner)
 
-        Costs that were measured on a busy machine are measured again in later processes, a few times, and the lowest
-        are taken.
-        """
-        stored = self._store.load(self.key) if self._store is not None else None
-        if stored is not None and (stored.steady or stored.tries >= MAX_TRIES):
-            return stored
-        return self.measure(runner, stored)
-
-    def measure(self, runner: Runner, earlier: RowCosts | None = None) -> RowCosts:
-        """Measure on the emptied cache, and store the lower costs of this measurement and ``earlier``.
-
-        Costs of a busy machine replace none that were stored of a quiet one, which are returned then.
+    def measure(self, runner: Runner) -> RowCosts:
+        """Measure on the emptied cache, and store the costs.
 
         Raises:
             Cancelled: a pass was stopped; nothing is stored.
@@ -331,12 +403,5 @@ class MeasuredCosts:
         finally:
             cache.truncate(0)
             io_binding.forget()
-        if earlier is not None:
-            costs = earlier.least(costs)
-        stored = self._store.load(self.key) if self._store is not None and not costs.steady else None
-        self.is_earlier = stored is not None and stored.steady
-        if stored is not None and stored.steady:
-            self.is_kept = True
-            return stored
         self.is_kept = self._store is not None and self._store.save(self.key, costs)
         return costs

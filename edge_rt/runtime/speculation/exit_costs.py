@@ -9,7 +9,7 @@ from typing import Any, Final
 from edge_rt.runtime.cache.kv_cache import KVCache
 from edge_rt.runtime.forward.io_binding_base import IOBinding
 from edge_rt.runtime.forward.segmented_runner import SegmentedRunner
-from edge_rt.runtime.speculation.cost_model import MAX_TRIES, CostCurve, CostStore, RowCosts, measure
+from edge_rt.runtime.speculation.cost_model import CostCurve, Costs, CostStore, RowCosts, measure
 
 DEEP_ROWS: Final = (1, 2, 4, 8)
 """Row counts that are measured behind an exit."""
@@ -28,7 +28,7 @@ class ExitCosts:
         deep: by exit: of a pass through the segments behind it and the head, whose rows are drafted already.
     """
 
-    whole: RowCosts
+    whole: Costs
     drafts: tuple[RowCosts, ...]
     deep: tuple[RowCosts, ...]
 
@@ -100,7 +100,7 @@ class ExitMeasurement:
         self.on_measure: Callable[[], None] | None = None
         """Called once, when something is measured."""
 
-    def get(self, runner: SegmentedRunner, whole: RowCosts) -> ExitCosts:
+    def get(self, runner: SegmentedRunner, whole: Costs) -> ExitCosts:
         """Return the costs that are known, or measure them; a measurement empties the cache.
 
         Raises:
@@ -121,7 +121,7 @@ class ExitMeasurement:
         if part == _DRAFT and self._drafter_id is not None:
             key["drafter"] = self._drafter_id
         stored = None if self._store is None else self._store.load(key)
-        if stored is not None and (stored.steady or stored.tries >= MAX_TRIES):
+        if stored is not None:
             return stored
         if self.on_measure is not None:
             self.on_measure()
@@ -153,8 +153,6 @@ class ExitMeasurement:
         finally:
             cache.truncate(0)
             self._io_binding.forget()
-        if stored is not None:
-            found = stored.least(found)
         if self._store is not None:
             self._store.save(key, found)
         return found

@@ -14,7 +14,7 @@ from edge_rt.runtime.cache.kv_cache import KVCache
 from edge_rt.runtime.decode.draft import Accepted, Draft
 from edge_rt.runtime.decode.loop import Target
 from edge_rt.runtime.forward.outputs import Outputs, TopTokens
-from edge_rt.runtime.speculation.cost_model import CostCurve, RowCosts
+from edge_rt.runtime.speculation.cost_model import CostCurve, Costs
 from edge_rt.runtime.speculation.source import (
     CHAIN_KINDS,
     MAX_CHAIN,
@@ -53,7 +53,7 @@ class ChainCosts:
         prior: share of drafted tokens that is taken to be right before any is known.
     """
 
-    def __init__(self, whole: RowCosts, draft: RowCosts, most: int, *, prior: float = 0.9) -> None:
+    def __init__(self, whole: Costs, draft: Costs, most: int, *, prior: float = 0.9) -> None:
         self._whole = CostCurve(whole, most + 1)
         self._draft = CostCurve(draft, 1)
         self._mean = Rates((prior,), _PRIOR_TRIALS)

@@ -22,7 +22,7 @@ from edge_rt.runtime.decode.sampling import LEAST_TEMPERATURE, Chance, Sampler
 from edge_rt.runtime.forward.outputs import Outputs
 from edge_rt.runtime.results import SpecStats
 from edge_rt.runtime.speculation.adaptive import LEAST_VALUE, Trace, context_of
-from edge_rt.runtime.speculation.cost_model import CostCurve, RowCosts, best_size
+from edge_rt.runtime.speculation.cost_model import CostCurve, Costs, best_size
 from edge_rt.runtime.speculation.source import AskedSource, Guess
 from edge_rt.runtime.speculation.statistics import Rates, SpecCounter, decision
 
@@ -158,7 +158,7 @@ class SampledDrafter:
         self,
         source: AskedSource,
         rates: SlotRates,
-        costs: RowCosts,
+        costs: Costs,
         *,
         temperature: float,
         seed: int | None,

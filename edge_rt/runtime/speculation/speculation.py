@@ -28,8 +28,9 @@ from edge_rt.runtime.decode.loop import AcceptanceRule
 from edge_rt.runtime.speculation.adaptive import AdaptiveDrafter, Trace
 from edge_rt.runtime.speculation.arms import DiscountedUCB
 from edge_rt.runtime.speculation.core import DraftCore
-from edge_rt.runtime.speculation.cost_model import RowCosts
+from edge_rt.runtime.speculation.cost_model import Costs
 from edge_rt.runtime.speculation.library import DraftLibrary
+from edge_rt.runtime.speculation.live_costs import LiveCosts
 from edge_rt.runtime.speculation.source import AnySource, ForestSource
 from edge_rt.runtime.speculation.text_sources import (
     MAX_CONTEXTS,
@@ -78,7 +79,7 @@ class Speculation:
         draft_max: most drafted tokens of a pass; the cost model usually chooses fewer.
         drafts: what may be drafted. Unless it is exact, ``auto`` is off, and a chain that is asked for may give another
             text than plain decoding.
-        costs: returns stored costs of passes, or measures them; called when first needed.
+        costs: returns the costs of passes; called when first needed.
         corpus: further texts, of which ``auto`` and ``suffix`` draft as well.
         bounds: bounds of the drafters' tables.
         sources: of networks that draft: mode -> function of the costs that makes its source, which ``auto`` asks too.
@@ -91,11 +92,11 @@ class Speculation:
         draft_max: int,
         *,
         drafts: Drafts,
-        costs: Callable[[], RowCosts],
+        costs: Callable[[], Costs],
         corpus: Corpus | None,
         bounds: TableBounds | None = None,
         trace: Trace | None = None,
-        sources: Mapping[str, Callable[[RowCosts], AnySource]] | None = None,
+        sources: Mapping[str, Callable[[Costs], AnySource]] | None = None,
         library: DraftLibrary | None,
     ) -> None:
         self.drafts = drafts
@@ -104,7 +105,7 @@ class Speculation:
         self.trace = trace
         self._bounds = bounds or TableBounds()
         self._measure = costs
-        self._costs: RowCosts | None = None
+        self._costs: Costs | None = None
         self._corpus = corpus
         self._library = library
         self._require_library(mode)
@@ -301,14 +302,14 @@ class Speculation:
         return self._reference_room(self._auto_sources() if mode == "auto" else ())
 
     @property
-    def costs(self) -> RowCosts:
-        """Costs of passes; measured when first asked for."""
+    def costs(self) -> Costs:
+        """Costs of passes; opened when first asked for."""
         if self._costs is None:
             self._costs = self._measure()
         return self._costs
 
     @costs.setter
-    def costs(self, costs: RowCosts) -> None:
+    def costs(self, costs: Costs) -> None:
         self._costs = costs
         # Sources that decide by costs are made anew.
         for name in self._networks:
@@ -316,7 +317,7 @@ class Speculation:
         self._drop_drafters()
 
     @property
-    def known_costs(self) -> RowCosts | None:
+    def known_costs(self) -> Costs | None:
         """Costs of passes if they are known already; nothing is measured."""
         return self._costs
 
@@ -344,7 +345,9 @@ class Speculation:
         self._slot_rates = None
 
     def close(self) -> None:
-        """Release everything, the corpus included."""
+        """Release everything, the corpus included; what was learned of costs is stored."""
+        if isinstance(self._costs, LiveCosts):
+            self._costs.save()
         self.forget()
         self._corpus = None
         self._networks.clear()
@@ -402,5 +405,6 @@ class Speculation:
             self.costs,
             DiscountedUCB(tuple(priors)),
             max_nodes=self.draft_max,
+            corrects=all(source.name != EXIT for source in sources),
             trace=self.trace,
         )

@@ -14,18 +14,12 @@ from edge_rt.runtime.speculation.cost_model import RowCosts
 
 
 @pytest.mark.parametrize(
-    ("is_steady", "is_kept", "is_earlier", "said"),
-    [
-        (True, True, False, None),
-        (False, True, False, "plans do not use this measurement"),
-        (True, False, False, "could not be saved"),
-        (True, True, True, "the earlier measurement is kept"),
-    ],
+    ("is_steady", "is_kept", "said"),
+    [(True, True, None), (False, True, "plans do not use this measurement"), (True, False, "could not be saved")],
 )
-def test_a_measurement_that_is_not_used_is_told(is_steady, is_kept, is_earlier, said):
+def test_a_measurement_that_is_not_used_is_told(is_steady, is_kept, said):
     measured = RowCosts((1, 8), (64,), ((2.0, 3.0),), is_steady)
-    found = SimpleNamespace(is_kept=is_kept, is_earlier=is_earlier)
-    model = SimpleNamespace(calibrate=lambda: measured, measured_costs=found)
+    model = SimpleNamespace(calibrate=lambda: measured, measured_costs=SimpleNamespace(is_kept=is_kept))
     terminal = Terminal(out := io.StringIO(), err := io.StringIO(), is_json=True)
     _calibrate(terminal, model, {})
     document = json.loads(out.getvalue())

@@ -135,7 +135,7 @@ def test_calibrate_measures_and_keeps(inline, native_package, cli_env):
     assert costs["rows"][0] == 1
     assert all(ms > 0 for line in costs["ms"] for ms in line)
     (stored,) = Path(cli_env["XDG_CACHE_HOME"]).glob("edge-rt/row-costs/*.json")
-    assert json.loads(stored.read_text())["ms"] == costs["ms"]
+    assert [entry["ms"] for entry in json.loads(stored.read_text())["entries"]] == [costs["ms"]]
     table = inline("bench", "-m", native_package, "--calibrate").stdout.decode().splitlines()
     assert table[0].split("|")[1].strip() == "rows of one pass"
     assert len(table) == 2 + len(costs["rows"])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import pytest
 
@@ -13,6 +14,9 @@ from edge_rt.device.provider import kernel_cache
 from edge_rt.errors import RuntimeUnavailable
 from edge_rt.ort.compute_device import ComputeDevice
 from edge_rt.ort.providers import ProviderState
+from edge_rt.runtime.speculation.cost_model import CostStore, RowCosts
+from edge_rt.system.machine import cpu_model
+from edge_rt.version import VERSION
 
 DETAILS = {"architecture": "sm_87", "memory_bytes": 8 << 30, "shares_memory": True, "driver": "13.0"}
 ORIN = ComputeDevice(DeviceName("cuda", 1), "EdgeRtGpu", "1.0.0", "Orin", False, None, DETAILS)
@@ -87,3 +91,15 @@ def test_the_device_of_a_loaded_model():
     assert device_text("cpu") == "cpu"
     assert device_text(ORIN.facts) == "cuda:1 (Orin)"
     assert device_text(ORIN.dividing(3, 2).facts) == "cuda:1 (Orin, 2 layers)"
+
+
+def test_it_shows_what_is_known_of_passes(inline, cli_env):
+    costs = RowCosts((1, 8), (64,), ((2.0, 3.0),), passes=300)
+    key = {"package_id": "0123456789ab", "kv_format": "f16", "threads": 2, "cpu": cpu_model(), "edge_rt": VERSION}
+    CostStore(Path(cli_env["XDG_CACHE_HOME"]) / "edge-rt" / "row-costs").save(key, costs)
+    (known,) = json.loads(inline("doctor", "--json").stdout)["pass_costs"]
+    assert (known["passes"], known["is_steady"], known["relative"]) == (300, True, {"1": 1.0, "8": 1.5})
+    assert known["age_s"] < 600
+    told = inline("doctor").stdout.decode()
+    assert "passes (01234567, f16, 2 threads)" in told
+    assert "1: 1.0x, 8: 1.5x (300 passes, 0.0 hours old)" in told

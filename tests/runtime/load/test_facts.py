@@ -17,7 +17,6 @@ from edge_rt.runtime.load.facts import read_facts, resident_bytes
 from edge_rt.runtime.load.options import LoadOptions
 from edge_rt.runtime.load.planning import plan_package
 from edge_rt.runtime.speculation.cost_model import CostStore
-from edge_rt.system.json_files import JsonCache
 from tests.helpers.fake_gpus import CPU_KEY, GIB, JETSON, LAPTOP, LARGE, OLD, FakeProvider, costs, gpu_key
 from tests.memory.shapes import DEVICE, make_shape
 
@@ -116,7 +115,7 @@ class TestAuto:
             assert facts.lost is not None
             assert facts.lost_costs == {"f16": costs(5.0)}
             assert facts.cpu_costs == {"f16": costs(10.0)}
-        JsonCache(tmp_path / "costs").remove(gpu_key(LAPTOP))
+        store.save(gpu_key(LAPTOP), costs(1.0, steady=False))
         store.save({**CPU_KEY, "device": {"device": "webgpu"}}, costs(1.0))
         assert read(FakeProvider(OLD), store).lost_costs == {}
 

@@ -2,13 +2,24 @@
 
 from __future__ import annotations
 
+import itertools
 import json
+import os
+from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
 
 import pytest
 from hypothesis import assume, given, strategies as st
 
-from edge_rt.runtime.speculation.cost_model import CURVE_DEPTHS, CURVE_ROWS, CostStore, RowCosts, measure
+from edge_rt.runtime.speculation.cost_model import (
+    CURVE_DEPTHS,
+    CURVE_ROWS,
+    MOST_FILES,
+    MOST_SETTINGS,
+    CostStore,
+    RowCosts,
+    measure,
+)
 from edge_rt.system.json_files import JsonCache
 from tests.helpers.fake_sources import Clock
 
@@ -171,15 +182,53 @@ class TestMeasure:
         assert RowCosts.from_json(json.loads(json.dumps(costs.to_json()))) == costs
 
 
-def test_costs_are_stored_by_key(tmp_path):
-    store = CostStore(tmp_path / "new")
-    assert store.load(KEY) is None
-    assert store.save(KEY, COSTS)
-    assert store.load(KEY) == COSTS
-    assert store.find({"threads": 4}) == [(KEY, COSTS)]
+class TestStore:
+    def test_costs_are_stored_by_key(self, tmp_path):
+        store = CostStore(tmp_path / "new")
+        assert store.load(KEY) is None
+        assert store.save(KEY, COSTS)
+        assert store.load(KEY) == COSTS
+        assert store.find({"threads": 4}) == [(KEY, COSTS)]
 
+    def test_a_package_has_one_file_of_the_settings_that_changed_last(self, tmp_path):
+        store = CostStore(tmp_path)
+        for threads in range(MOST_SETTINGS + 3):
+            store.save(KEY | {"threads": threads}, COSTS)
+        assert len(list(tmp_path.iterdir())) == 1
+        kept = [key["threads"] for key, _ in store.find({"package_id": "abc"})]
+        assert kept == list(reversed(range(3, MOST_SETTINGS + 3)))
+        store.save(KEY | {"threads": 3}, COSTS)
+        assert [key["threads"] for key, _ in store.find({})][:2] == [3, MOST_SETTINGS + 2]
 
-def test_stored_numbers_that_are_no_costs_are_none(tmp_path):
-    store, documents = CostStore(tmp_path), JsonCache(tmp_path)
-    assert documents.save(KEY, {"rows": [1], "depths": [0], "ms": [["fast"]]})
-    assert (store.load(KEY), store.find({})) == (None, [])
+    def test_the_oldest_files_are_dropped(self, tmp_path):
+        store = CostStore(tmp_path)
+        for number in range(MOST_FILES + 5):
+            (tmp_path / f"{number}.json").write_text("of another layout")
+            os.utime(tmp_path / f"{number}.json", (number, number))
+        store.save(KEY, COSTS)
+        assert len(list(tmp_path.iterdir())) == MOST_FILES
+        assert not (tmp_path / "5.json").exists()
+        assert store.load(KEY) == COSTS
+
+    @pytest.mark.parametrize(
+        "entries",
+        [None, 5, {}, [5], [{}], [{"key": KEY, "time": 1.0, "rows": [1], "depths": [0], "ms": [["fast"]]}],
+         [{"key": 3, "time": 1.0, **COSTS.to_json()}], [{"key": KEY, "time": "now", **COSTS.to_json()}]],
+    )  # fmt: skip
+    def test_stored_numbers_that_are_no_costs_are_none(self, tmp_path, entries):
+        store = CostStore(tmp_path)
+        file_key = {"package_id": "abc", "edge_rt": None, "cpu": None}
+        assert JsonCache(tmp_path).save(file_key, {"entries": entries})
+        assert (store.load(KEY), store.find({})) == (None, [])
+        assert store.save(KEY, COSTS)
+        assert store.load(KEY) == COSTS
+
+    def test_writers_at_once_leave_a_whole_file(self, tmp_path):
+        def write(number):
+            return [CostStore(tmp_path).save(KEY | {"threads": number}, COSTS) for _ in range(20)]
+
+        with ThreadPoolExecutor(4) as pool:
+            assert all(itertools.chain(*pool.map(write, range(4))))
+        found = CostStore(tmp_path).find({})
+        assert 1 <= len(found) <= 4
+        assert all(costs == COSTS for _, costs in found)
