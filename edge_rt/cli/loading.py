@@ -101,11 +101,7 @@ def telling_exporter(
 
 
 def check_runtime() -> None:
-    """Check that ONNX Runtime can be used, before anything is downloaded.
-
-    Raises:
-        RuntimeUnavailable: ONNX Runtime is not installed.
-    """
+    """Check that ONNX Runtime can be used, before anything is downloaded."""
     from edge_rt.ort.session import check_onnxruntime_version
 
     check_onnxruntime_version()

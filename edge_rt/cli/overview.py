@@ -17,9 +17,6 @@ class Command:
     """One command of ``edge-rt``.
 
     Attributes:
-        module: where it stands in ``edge_rt.cli.commands``.
-        attribute: the function or the group there.
-        panel: heading under which it is listed.
         summary: what it does, as at the beginning of its own ``--help``.
     """
 

@@ -31,7 +31,6 @@ class Rate:
 
     Attributes:
         tokens_per_second: throughput of the choice with half the context filled.
-        plain: the same without speculation.
         is_measured: whether it comes from passes that were measured on this machine with this cache format.
         is_derived: whether it comes from passes that were measured on this machine with another cache format.
     """

@@ -27,9 +27,7 @@ class Gpu:
     """A GPU of this machine.
 
     Attributes:
-        number: as the driver counts.
         compute: 10 * major + minor of its architecture.
-        is_integrated: whether that is the machine's memory, too.
     """
 
     number: int
@@ -55,7 +53,6 @@ class GpuReport:
 
     Attributes:
         driver_version: 1000 * major + 10 * minor of the CUDA version that it is of.
-        gpus: in the order of their numbers.
     """
 
     driver_version: int
@@ -150,11 +147,7 @@ def closed_device_files(folder: Path = Path("/dev"), may_use: Callable[[Path], b
 
 
 def read_report(lines: str, closed_files: Sequence[Path] = ()) -> GpuReport:
-    """Read what ``edge_rt_gpu_describe`` says.
-
-    Args:
-        closed_files: files of GPUs that this process may not use.
-    """
+    """Read what ``edge_rt_gpu_describe`` says."""
     rows = [line.split("\t") for line in lines.splitlines()]
     driver_version, gpus = 0, []
     for kind, *fields in rows:

@@ -53,9 +53,7 @@ class Nvrtc:
         """Return the cubin of a source.
 
         Args:
-            name: that its messages name it by.
             compute: 10 * major + minor of the architecture.
-            folders: where included files lie.
         """
         if compute not in (known := self.architectures()):
             raise RuntimeUnavailable(
@@ -214,7 +212,6 @@ def kernel_paths(nvrtc: Nvrtc, compute: int, *, sources: Path, cache: Path) -> d
 
     Args:
         compute: 10 * major + minor of the architecture.
-        sources: folder of the sources, as ``csrc`` of the repository.
         cache: folder of files that may be deleted at any time.
     """
     files = kernel_files(sources)
@@ -289,7 +286,6 @@ class CacheContents:
     """Compiled kernels on disk.
 
     Attributes:
-        folder: where they are, or would be.
         architectures: that they are for, as 10 * major + minor, ascending.
     """
 

@@ -26,7 +26,6 @@ class DeviceName:
     """A device as it was asked for.
 
     Attributes:
-        kind: one of ``KINDS``.
         index: which of several devices of that kind; 0 is the first.
     """
 
@@ -54,9 +53,6 @@ def parse_device(text: object) -> DeviceName:
     """Read the name of a device: ``"auto"``, ``"cpu"``, ``"cuda"``, ``"webgpu"``, and with a number ``"cuda:1"``.
 
     ``LoadOptions`` alone does so: inside, a device is a ``DeviceName``.
-
-    Raises:
-        ConfigError: it is none of these.
     """
     kind, colon, number = str(text).partition(":")
     is_number = number.isascii() and number.isdecimal() and len(number) <= 3

@@ -36,7 +36,6 @@ class GpuProvider:
     """A library of the provider, and what makes its kernels. Tests have one whose driver is emulated.
 
     Args:
-        library: returns the path of the library, or raises ``RuntimeUnavailable``.
         are_made: whether that takes no time, because they were made before; None: it never does.
         portable: ONNX Runtime's own provider for the same GPUs, which portable packages run on.
         driver: name of the driver's library; None: the provider's library has one, which is emulated.

@@ -136,7 +136,6 @@ def plan_export(source: str | Path, out: str | Path, **options: Any) -> ExportFo
 
     Raises:
         ConfigError: ``via`` is given; what another exporter makes is not known beforehand.
-        StorageError: the checkpoint cannot be read.
     """
     return plan_with(Path(source), Path(out), ExportOptions(**options))
 

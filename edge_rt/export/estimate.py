@@ -164,7 +164,6 @@ class ExportEstimate:
     """Predicted needs of an export, in bytes.
 
     Attributes:
-        peak_memory_bytes: of the process, with what it held before.
         more_bytes: of memory, beyond what the process holds when this is predicted; None: all of it.
     """
 
@@ -192,7 +191,6 @@ def estimate_export(
     take depends on much that no formula knows.
 
     Args:
-        layout: positions of all tensors in ``weights.bin``.
         calibration_tokens: of the text that constants of 4-bit keys are computed from; 0 if there are none.
         choice: types of the matrices; None for those of the checkpoint.
         moment_tokens: of the text that weights are quantised with; 0 without one.

@@ -115,9 +115,7 @@ class PackageSizes:
     """What an export would make of a checkpoint.
 
     Attributes:
-        weights_bytes: of its ``weights.bin``.
         embedding_bytes: of a token embedding that is not shared with the head; 0 if it is.
-        tokenizer_bytes: of its ``tokenizer.json``.
         notes: what an export does without being asked: sentences for the user.
     """
 

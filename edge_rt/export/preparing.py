@@ -126,8 +126,6 @@ class ExportForecast:
 
     Attributes:
         disk_bytes: most bytes of the package.
-        peak_memory_bytes: most memory of the process.
-        choice: as in ``WeightsInfo``, or ``"keep"``.
         size: bytes that ``weights.bin`` may have; 0: no limit.
         classes: types and bits by class of tensors; with a size those of the fewest bits.
         most: with a size those of the most bits, between which measuring decides; else None.

@@ -38,7 +38,6 @@ class Written:
 
     Attributes:
         checksums: CRC-32 by tensor.
-        errors: of the matrices that were quantised.
         walk: the float model behind its last layer, if it ran.
     """
 

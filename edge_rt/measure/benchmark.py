@@ -78,7 +78,6 @@ def run_benchmark(
 
     Args:
         depth: tokens in the cache before a pass of the row-cost curve.
-        row_counts: rows of those passes.
     """
     needed = max(*prompt_sizes, generate + 1, depth + max(row_counts))
     if min(repetitions, generate, depth, *prompt_sizes, *row_counts) < 1 or needed > model.context_tokens:

@@ -101,9 +101,6 @@ def measure_bandwidth(
     """Measure how fast all threads together read one buffer, over many rounds.
 
     The speed of a repeat is the upper quartile of the speeds of its rounds.
-
-    Args:
-        buffer_bytes: size of the buffer; rounded down to whole parts.
     """
     part = max(buffer_bytes // 8 // threads, 1)
     # Ones, because untouched pages of zeros all map to the same physical page.

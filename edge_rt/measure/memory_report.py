@@ -45,7 +45,6 @@ class Stage:
     """Memory of the process after it finished a stage, while it was paused.
 
     Attributes:
-        seconds: time since the start of the process.
         weights_bytes, cache_bytes, logits_bytes, corpus_bytes, drafter_bytes: resident bytes of these mappings.
         facts: other facts about the stage that the process reported.
     """
@@ -77,7 +76,6 @@ class MemoryRun:
     """A process that was measured from its start to its end.
 
     Attributes:
-        stages: finished stages, in order of time.
         moments: memory samples, about twenty per second, in order of time.
     """
 
@@ -133,7 +131,6 @@ class MemoryReport:
     """A plan and its measurement.
 
     Attributes:
-        plan: the plan, made before the process started.
         chat: the measurement of a chat, if there was one.
     """
 

@@ -121,7 +121,6 @@ class LeftOut:
 
     Attributes:
         prompt_tokens: its tokens; a lower bound if it was refused before it was fully encoded.
-        requested_tokens: tokens to be generated.
     """
 
     prompt: int
@@ -152,9 +151,6 @@ def answer_each(
 
     Yields:
         The prompt, and its answers in the order of ``modes``.
-
-    Raises:
-        Cancelled: ``cancel`` was cancelled; the current prompt yields nothing.
     """
     token = cancel or CancelToken()
     model.speculation.forget()

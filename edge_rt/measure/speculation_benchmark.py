@@ -29,14 +29,10 @@ class Sample:
     """One prompt, answered with plain and with speculative decoding; both give the same tokens.
 
     Attributes:
-        tokens: tokens of the answer.
         plain_ms: milliseconds of plain decoding, from the first token to the last.
         spec_ms: milliseconds of speculative decoding, from the first token to the last, drafting included.
         plain_total_ms: milliseconds of the whole plain request, encoding and prefill included.
         spec_total_ms: milliseconds of the whole speculative request, encoding and prefill included.
-        steps: verification passes after the first token.
-        tested: drafted tokens that were tested.
-        accepted: drafted tokens that were accepted.
         accepted_at: steps that accepted at least 1, 2, ... tokens.
         drafting_ms: milliseconds of drafting and updating the drafters' tables.
         verifying_ms: milliseconds of passes and of choosing tokens.

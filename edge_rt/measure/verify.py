@@ -27,7 +27,6 @@ class Difference:
     """The first token in which a speculative answer differs from the plain one.
 
     Attributes:
-        position: index of the token in the answer.
         plain: token id of the plain answer there; None if it had ended.
         speculative: token id of the speculative answer there; None if it had ended.
     """
@@ -45,10 +44,6 @@ class Answer:
     """The answer to one prompt with one cache format and one mode.
 
     Attributes:
-        mode: mode of speculation; ``PLAIN`` is plain decoding.
-        token_ids: the answer, its end token included.
-        steps: verification passes after its first token.
-        drafted: rows drafted, tested or not.
         overflow: tokens of the prompt, requested tokens and capacity of the context, if the prompt was left out because
             it does not fit; otherwise None.
     """
@@ -164,9 +159,6 @@ class VerifyState:
 
     A last line without a newline was cut off when the process was killed. It is dropped, and its prompt is answered
     again.
-
-    Args:
-        header: everything that answers depend on, as JSON values.
 
     Attributes:
         answers: the answers in the file when it was opened.

@@ -30,11 +30,7 @@ _GB: Final = 10**9
 
 @dataclass(frozen=True)
 class Preset:
-    """A device of ``devices.json``.
-
-    Attributes:
-        name: value of ``--device`` that selects it.
-    """
+    """A device of ``devices.json``."""
 
     name: str
     text: str

@@ -56,7 +56,6 @@ class Decision:
     Attributes:
         choice: the choice under the budget; the smallest configuration if none fits. It divides the layers between the
             CPU and a GPU only if nothing fits with all of them on the GPU.
-        needs: memory that ``choice`` needs.
         least: memory that the smallest configuration needs, with the layers divided as in ``choice``.
     """
 

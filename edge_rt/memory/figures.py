@@ -39,12 +39,9 @@ class Choice:
     """The settings that a plan decides.
 
     Attributes:
-        ctx: capacity of the context in tokens.
         draft_max: most drafted tokens of a pass; 0 with speculation off.
-        prefill_chunk: tokens of one prefill pass.
         suffix_tokens: tokens that the suffix drafter (or the n-gram table, or a reference) holds; 0 where none is used.
         recycling_contexts: contexts of each order that token recycling holds; 0 where it is not used.
-        logit_rows: largest number of logit rows held at once.
         drafter: whether the trained drafter of the request, and the model that drafts, are loaded.
         gpu_layers: how many layers, the last ones, a GPU computes whose memory is too small for all; None: not divided.
     """
@@ -80,7 +77,6 @@ class GpuFigures:
         available_bytes: what a process may use of it; with unified memory the machine's figure counts instead.
         bandwidth: sustained bytes per second that it reads.
         step_overhead_s: seconds of a pass beyond reading weights and KV cache.
-        row_cost: as in ``Device.row_cost``.
         is_unified: whether it shares the machine's memory.
         device_name: its name on this machine; None for a GPU of another one.
     """
@@ -101,13 +97,11 @@ class Device:
 
     Attributes:
         name: name of the preset or of the saved device.
-        available_bytes: memory that a process may use.
         bandwidth: sustained bytes per second that all threads read together.
         step_overhead_s: seconds of a pass beyond reading weights and KV cache.
         row_cost: pairs of (rows, latency of a pass over them relative to one row); starts with (1, 1.0), ascending, at
             least two pairs.
         base_bytes: resident memory of a process after the imports that a load needs; None uses ``terms.BASE_BYTES``.
-        is_measured: whether the bandwidth was measured on this machine.
         gpu: the GPU that computes; None: the CPU does.
     """
 

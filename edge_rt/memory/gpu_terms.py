@@ -42,10 +42,8 @@ class GpuSizes:
     """Bytes of what lies on a GPU, each part at its largest.
 
     Attributes:
-        context: CUDA's context, kernels and graphs.
         weights: all matrices, and tables of rotations; a session of its own has its own copies.
         activations: what passes need, the rows' map, the tree and the rows between graphs included.
-        logits: logits, the most likely tokens, and hidden states.
     """
 
     context: int

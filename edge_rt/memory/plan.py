@@ -140,9 +140,6 @@ class Plan:
 def make_plan(shape: ModelShape, device: Device, request: Request) -> Plan:
     """Return the plan for a budget; it does not raise for lack of memory, see ``Plan.fits``.
 
-    Args:
-        request: the pinned settings; all others are chosen.
-
     Raises:
         ConfigError: a pinned setting is out of range, or does not apply to this model or machine.
     """

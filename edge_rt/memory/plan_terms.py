@@ -28,8 +28,6 @@ class Term:
             second model is; gpu_context if a GPU computes.
         bytes: largest size of the part in the memory of the process.
         kind: ``"file"`` (mapped: processes share it, and the kernel may drop it) or ``"private"``.
-        text: the formula with its numbers.
-        device_bytes: largest size of the part on a GPU.
     """
 
     name: str
@@ -43,9 +41,7 @@ def terms_of(shape: ModelShape, choice: Choice, sizes: Sizes, request: Request) 
     """Return all terms; their sums are the peak memory of the process, and what a GPU holds.
 
     Args:
-        choice: the settings that were decided.
         sizes: bytes of its parts.
-        request: the request that they were computed for.
     """
     # Memory that only loading needs, beyond the peak of running, counts for the part that is being loaded.
     reading = sizes.load_excess if sizes.reading >= sizes.packing else 0

@@ -19,17 +19,13 @@ class Request:
     Attributes:
         budget_bytes: memory budget; None: the device's available memory.
         device_budget_bytes: budget of the memory of a GPU that has its own; None: what it has available.
-        ctx: capacity of the context in tokens.
         kv: format of the KV cache. None: the package's first, or a smaller one if memory is short; ``"auto"``: the
             fastest that fits; a name: pinned.
         spec: mode of speculation. None: ``"auto"``, turned off if memory is short unless ``draft_max`` or a corpus is
             pinned; a mode: pinned, but its tables and drafts may be smaller.
-        prefill_chunk: tokens of a prefill pass.
         resident_bytes: memory that the process already holds, as in ``terms.runtime_bytes``; without a GPU's driver.
         driver_bytes: memory of the process for the driver of GPUs; None: ``DRIVER_BYTES`` if a GPU computes.
         corpus: file of texts that drafts are looked up in.
-        corpus_bytes: size of that file.
-        hidden: whether passes return hidden states, whoever drafts.
         drafter: the trained drafter that fits the model, if the mode may use one.
         drafter_folder: folder of the drafter, if it was named: it is then pinned; ``NO_DRAFTER``: none is used.
         draft_model: a second model that drafts, if the mode uses one.
@@ -138,7 +134,6 @@ class Alternative:
     """Another setting that fits.
 
     Attributes:
-        choice: the settings that the plan then decides.
         total_bytes: bytes that it needs.
         device_bytes: bytes of the memory of a GPU that has its own.
         flags: command-line flags, for example ``("--memory", "600MiB", "--ctx", "2048")``.

@@ -28,8 +28,6 @@ class DrafterShape:
     """Numbers of a trained head, or of adapters of exits, which run one at a time and share graph and reduced head.
 
     Attributes:
-        kind: ``"head"`` or ``"exit"``.
-        weights_bytes: size of its ``weights.bin``, as it is mapped.
         vocabulary_size: tokens that it can guess, besides those of the prompt.
         row_bytes: of a row of the model's LM head, whose rows are copied; 0 if it has a head of its own.
         embedding_bytes: of the model's embedding in ``weights.bin``, which its graph maps once more.
@@ -105,10 +103,7 @@ class ModelShape:
     """A model, and the numbers of its package, or of the one that a checkpoint would become.
 
     Attributes:
-        op_profile: ``"native"``, ``"portable"`` or ``"traced"``.
-        weights_bytes: size of ``weights.bin``, as it is mapped.
         read_bytes: bytes of weights that a pass over one row reads.
-        tokenizer_bytes: size of ``tokenizer.json``.
         kv_formats: cache formats that it can run with, preferred first.
         package_id: identity of the package; None if the numbers are estimated from a checkpoint.
         activations: ``"int8"`` or ``"float"``.
@@ -310,11 +305,7 @@ LARGEST_CHUNK: Final = 64
 
 @dataclass(frozen=True)
 class DraftModelShape:
-    """Numbers of a model that drafts.
-
-    Attributes:
-        known_tokens: ids below mean the same in both models.
-    """
+    """Numbers of a model that drafts."""
 
     shape: ModelShape
     path: str

@@ -45,18 +45,13 @@ class Sizes:
     """Bytes of every part of a running model, each at its largest.
 
     Attributes:
-        drafter: mapped weights of a trained drafter.
         drafter_head: its reduced head, its states and what its steps need.
-        draft_weights: mapped weights of a second model that drafts.
         draft_model: everything else of that model: graph, cache, activations, a row of logits.
-        tables: what the drafters' part is made of.
-        chunk: activations of a pass over a prompt's chunk.
         draft: activations of a pass that verifies the largest draft.
         reading: bytes of the process while the tokenizer is read, before later parts are touched.
         packing: bytes of the process while ONNX Runtime builds the graph, before later parts are touched.
         one_logit_row: bytes of the outputs of one row; prefill needs no more than one.
         gpu: what lies on a GPU, which the parts above then do not count; None: the CPU computes.
-        is_unified: whether the GPU's memory is the process's, too.
         driver: of the runtime part, what is counted for the driver of GPUs.
     """
 
@@ -158,7 +153,6 @@ def sizes_of(shape: ModelShape, device: Device, choice: Choice, request: Request
     """Return the bytes of every part.
 
     Args:
-        choice: the settings that were decided.
         request: the request, for the memory that the process already holds, the corpus, hidden states and a trained
             drafter.
     """

@@ -15,12 +15,7 @@ from edge_rt.package.spec_modes import AUTO, COMPUTED_MODES, mode_of
 
 @dataclass(frozen=True)
 class SpeculationStep:
-    """An average step of speculative decoding.
-
-    Attributes:
-        tokens: tokens that a step emits.
-        rows: rows that its pass computes.
-    """
+    """An average step of speculative decoding."""
 
     draft_max: int
     tokens: float
@@ -75,7 +70,6 @@ def speculation_step(mode: str, draft_max: int, suffix_tokens: int) -> Speculati
     Args:
         mode: ``"auto"`` or a drafter; for a drafter that was not measured the figures of ``suffix`` are used.
         draft_max: most drafted tokens, at least 1.
-        suffix_tokens: tokens that the suffix drafter holds.
     """
     steps = SPECULATION_STEPS.get(mode, SPECULATION_STEPS["suffix"])
     place = bisect_left([step.draft_max for step in steps], draft_max)
@@ -190,7 +184,6 @@ def speculative_tokens_per_second(
 
     Args:
         seconds: seconds of a pass over one row.
-        choice: how tokens are drafted.
         head: what a trained head guesses; None without one.
     """
     if not choice.draft_max:

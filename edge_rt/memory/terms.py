@@ -24,7 +24,6 @@ class TableBytes:
     """Bytes of the drafters' tables.
 
     Attributes:
-        token: per token of the suffix automaton.
         context: per context of each order in token recycling, with eight likely tokens.
     """
 

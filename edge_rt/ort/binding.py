@@ -76,7 +76,6 @@ class Binding:
     may be bound to an input and an output at once: that is how the KV cache is updated without a copy.
 
     Args:
-        is_on_device: whether it runs on a device.
         tells_places: on a device: whether the session says which inputs it reads in this process. These are bound once,
             and may be written by passes, as the cache of layers that the CPU computes is.
         number: on a device that records passes: the number that this binding's are recorded under, which no other
@@ -126,7 +125,6 @@ class Binding:
         All outputs of the binding are bound so, each once.
 
         Args:
-            rows: where it is written.
             array: receives the copy, of the same shape and dtype.
         """
         assert array.flags.writeable, name

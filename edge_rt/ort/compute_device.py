@@ -31,7 +31,6 @@ class ComputeDevice:
     """A device of an execution provider.
 
     Attributes:
-        text: what the system says of it, for people.
         is_software: whether a program on the CPU stands in for it.
         handle: ONNX Runtime's object; None for a provider inside its wheel, which is asked for by name.
         details: further facts that measurements depend on, as a JSON object.
@@ -47,11 +46,7 @@ class ComputeDevice:
     options: Mapping[str, str] = field(default_factory=dict)
 
     def open(self, model: str | bytes, options: Any) -> Any:
-        """Return an ``onnxruntime.InferenceSession`` on the device; the CPU takes nodes that its provider lacks.
-
-        Args:
-            model: path or content of a graph.
-        """
+        """Return an ``onnxruntime.InferenceSession`` on the device; the CPU takes nodes that its provider lacks."""
         options.add_session_config_entry("session.record_ep_graph_assignment_info", "1")
         # Without enable_fallback=0 ONNX Runtime's Python code opens a session that failed again, on the CPU.
         if self.handle is not None:
@@ -132,11 +127,7 @@ class DeviceArray:
 
 @dataclass(frozen=True)
 class DeviceRows:
-    """Neighbouring rows of an array on NVIDIA's GPUs, as an input or an output of a pass.
-
-    Attributes:
-        first: row of the array that they begin with.
-    """
+    """Neighbouring rows of an array on NVIDIA's GPUs, as an input or an output of a pass."""
 
     array: DeviceArray
     shape: tuple[int, ...]

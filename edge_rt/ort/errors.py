@@ -99,7 +99,6 @@ def translate(error: BaseException, *, loading: bool, device: str | None = None)
     """Turn an exception of ONNX Runtime into an error of edge-rt.
 
     Args:
-        loading: whether a package was being opened, rather than run.
         device: the device that it was opened on; None: the CPU.
     """
     text = f"{type(error).__name__}: {error}"

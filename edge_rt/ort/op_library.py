@@ -89,7 +89,6 @@ class NativeLibrary:
         """Return one of the library's other functions.
 
         Args:
-            name: without the prefix ``edge_rt_``.
             result: ctypes type of what it returns; None if it returns nothing.
         """
         found = getattr(self._handle, f"edge_rt_{name}")
@@ -123,7 +122,6 @@ class NativeLibrary:
 
         Args:
             source: uint8, C-contiguous: the tiles of a matrix.
-            shape: its rows and columns.
             ids: int32 ``[count]``, C-contiguous: the rows, in any order, also more than once.
             target: uint8, C-contiguous: receives ``ceil(count / 16)`` tiles; rows behind the last one become zero.
         """

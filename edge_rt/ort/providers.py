@@ -36,12 +36,7 @@ _LEAST_ONNXRUNTIME: Final = {CUDA: (1, 28), _PORTABLE_CUDA: (1, 24), WEBGPU: (1,
 
 @dataclass(frozen=True)
 class ProviderState:
-    """What there is of one kind of devices.
-
-    Attributes:
-        kind: ``"cuda"`` or ``"webgpu"``.
-        devices: its devices; empty with a problem.
-    """
+    """What there is of one kind of devices."""
 
     kind: str
     devices: tuple[ComputeDevice, ...]
@@ -67,8 +62,6 @@ def find_device(name: DeviceName, provider: GpuProvider = INSTALLED) -> ComputeD
         name: of the device. NVIDIA's are numbered as their driver does, WebGPU's as its provider lists them.
 
     Raises:
-        RuntimeUnavailable: its provider is not installed or cannot be loaded, or there is no such device, or it cannot
-            be used.
         VersionMismatch: ONNX Runtime is too old for the provider, or the device's driver is.
     """
     if name.kind == CUDA:
@@ -87,12 +80,7 @@ def find_device(name: DeviceName, provider: GpuProvider = INSTALLED) -> ComputeD
 
 
 def find_portable_cuda(name: DeviceName, provider: GpuProvider = INSTALLED) -> ComputeDevice:
-    """Return an NVIDIA GPU as ONNX Runtime's own provider computes on it, which portable packages run on.
-
-    Args:
-        name: of the device, numbered as NVIDIA's driver does.
-        provider: edge-rt's own provider, which asks the driver for GPUs.
-    """
+    """Return an NVIDIA GPU as ONNX Runtime's own provider computes on it, which portable packages run on."""
     _require_onnxruntime(_PORTABLE_CUDA)
     if provider.portable not in (available := ort.get_available_providers()):
         raise RuntimeUnavailable(

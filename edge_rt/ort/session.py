@@ -317,9 +317,7 @@ class Session:
     Args:
         graph: path of the ``.onnx`` file, with its weights in the same folder; or its content, without weights.
         threads: threads that compute; None: as ``pool_threads`` says.
-        providers: execution providers, preferred first; not used with a device.
         device: a GPU; None: the CPU.
-        profile: the package's op profile; ``"native"`` registers edge-rt's operators.
         isa: instruction set of edge-rt's operators, one of ``NativeLibrary.isa_names``; None is the best one.
         library: library of edge-rt's operators; None is the installed one.
         memory: memory for intermediate values, or an arena that sessions share whose passes run one after another; None

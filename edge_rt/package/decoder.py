@@ -44,7 +44,6 @@ class Rope:
         kind: ``"default"``, or how the frequencies were changed, for people to read.
         base: the pairs of n dimensions would turn by ``base^(-2 i / n)`` per position if nothing were changed.
         frequencies: radians per position of every pair; pair i is elements i and ``i + len(frequencies)`` of a head.
-        magnitude: factor on cosines and sines.
         long_frequencies: those of contexts longer than ``short_context``; empty: the same.
         short_context: tokens of the longest context that ``frequencies`` are for; 0: of any.
     """
@@ -88,8 +87,6 @@ class Attention:
         rope: number of the rotation in ``Decoder.ropes``; None: positions are not told.
         window: tokens that a token sees, itself included; 0: all.
         softcap: scores become ``softcap * tanh(score / softcap)``; 0: they do not.
-        qk_norm: one of ``QK_NORMS``.
-        norm_after_rope: whether that norm comes behind the rotation.
         has_sinks: whether softmax has one more score for every head, without a value.
         query_scaling: or None.
     """
@@ -121,13 +118,7 @@ class Attention:
 
 @dataclass(frozen=True)
 class FeedForward:
-    """``down(activation(gate(x)) * up(x))``, or without a gate ``down(activation(up(x)))``.
-
-    Attributes:
-        activation: one of ``ACTIVATIONS``.
-        is_gated: whether there is a gate.
-        has_bias: whether all its matrices have one.
-    """
+    """``down(activation(gate(x)) * up(x))``, or without a gate ``down(activation(up(x)))``."""
 
     size: int
     activation: str = "silu"
@@ -140,7 +131,6 @@ class Layer:
     """A layer.
 
     Attributes:
-        has_pre_norms: whether the inputs of both are normed.
         has_post_norms: whether their outputs are, before they are added to the stream.
     """
 
@@ -156,15 +146,10 @@ class Decoder:
 
     Attributes:
         family: its architecture, for example ``"qwen3"``.
-        vocab_size: rows of the embedding.
         kinds: the different layers that there are; all have heads of the same number and size, and windows of at most
             one size.
         pattern: for every layer in order its number in ``kinds``.
-        ropes: the rotations that layers name.
         norm: one of ``NORMS``, of all norms but those of queries and keys, which are ``"rms"``.
-        has_norm_bias: whether the norms of the stream have one.
-        is_tied: whether the head is the embedding.
-        residual_scale: factor on what sub-layers add.
         logit_softcap: then logits become ``softcap * tanh(logit / softcap)``; 0: they do not.
     """
 
@@ -295,11 +280,7 @@ def _are_finite(*numbers: float) -> bool:
 
 @dataclass(frozen=True)
 class Dimensions:
-    """Sizes of a model, named as in ``Decoder``: what a description begins with, and all that there is without one.
-
-    Attributes:
-        family: architecture, as the checkpoint calls it.
-    """
+    """Sizes of a model, named as in ``Decoder``: what a description begins with, and all that there is without one."""
 
     name: str
     family: str
@@ -333,12 +314,7 @@ class Dimensions:
         return FeedForward(self.intermediate_size, **more)
 
     def decoder(self, family: str, layers: Layer | tuple[Layer, ...], *ropes: Rope, **more: Any) -> Decoder:
-        """Return the description.
-
-        Args:
-            layers: of the model; one stands for all of them.
-            ropes: the rotations that layers name.
-        """
+        """Return the description."""
         given = (layers,) * self.num_layers if isinstance(layers, Layer) else layers
         kinds = tuple(dict.fromkeys(given))
         return Decoder(

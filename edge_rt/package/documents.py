@@ -36,11 +36,7 @@ def read_bounded(file: Path, limit: int, refuse: Refusal, *, name: str) -> bytes
 
 
 def parse_document(data: bytes, format_name: str, refuse: Refusal, *, name: str, owner: str) -> dict[str, Any]:
-    """Return a JSON object whose field ``format`` is ``format_name``.
-
-    Args:
-        owner: whose it should be, such as ``"an edge-rt package's"``.
-    """
+    """Return a JSON object whose field ``format`` is ``format_name``."""
     document = parse_json(data, functools.partial(refuse, f"the {name} is not JSON."))
     if not isinstance(document, dict) or document.get("format") != format_name:
         raise refuse(f"the {name} is not {owner}.", f"'format' must be '{format_name}'.")

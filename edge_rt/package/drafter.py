@@ -35,9 +35,6 @@ class DraftTarget:
 
     Attributes:
         name: as in the manifest of the package that it was trained with.
-        source_sha256: of the checkpoint that package was made from.
-        quantisation: types of its matrices, as in its manifest.
-        tokenizer_sha256: of its ``tokenizer.json``.
     """
 
     name: str
@@ -83,11 +80,8 @@ class HeadInfo:
     """A recurrent head on the hidden state behind the last layer, or what the adapters of exits have in common.
 
     Attributes:
-        blocks: feed-forward blocks behind the first matrix.
-        intermediate_size: features between the matrices of a block.
         formats: format of the tiles of ``fc``, ``gate_up`` and ``down``, and of ``head`` if it has rows of its own.
         vocabulary_size: tokens that it can guess, besides those of the prompt.
-        tensors: name -> place, type and shape; see ``drafter_tensors``.
     """
 
     blocks: int
@@ -100,13 +94,7 @@ class HeadInfo:
 
 @dataclass(frozen=True)
 class TrainingRecord:
-    """How a drafter was trained.
-
-    Attributes:
-        tokens: answer tokens that it learned from.
-        seed: of all random numbers.
-        hours: of training, data not included.
-    """
+    """How a drafter was trained."""
 
     tokens: int
     epochs: float
@@ -122,7 +110,6 @@ class AcceptanceRecord:
     """How often guesses are right, measured on answers that were kept apart from training.
 
     Attributes:
-        tokens: answer tokens that were guessed.
         positions: share of first guesses that are right for the 1st, 2nd, ... token, given that those before were.
         top2, top4: share of first tokens that are among the first 2 and 4 guesses.
     """
@@ -138,7 +125,6 @@ class ExitRecord:
     """The adapter of an exit.
 
     Attributes:
-        layer: layers before the exit.
         top1, top2, top4: share of tokens that are among its first 1, 2 and 4 guesses, as in ``AcceptanceRecord``.
     """
 
@@ -153,11 +139,6 @@ class DrafterInfo:
     """Contents of ``drafter.json``.
 
     Attributes:
-        format_version: see ``FORMAT_VERSION``.
-        producer: program and version that wrote the drafter.
-        name: its name, by which users know it.
-        kind: one of ``KINDS``.
-        target: the model that it was trained for.
         head: sizes and tensors of the head, or of the adapters.
         acceptance: what it was measured to be worth; of adapters, the last one.
         license: licence identifier, or None.
@@ -219,12 +200,7 @@ class TrainedDrafter:
         return sum(f.size for f in self.info.files.values()) + (self.path / DRAFTER_FILE).stat().st_size
 
     def verify(self) -> None:
-        """Read every file and compare its hash.
-
-        Raises:
-            InvalidDrafter: a file differs from the description.
-            StorageError: a file cannot be read.
-        """
+        """Read every file and compare its hash."""
         verify_files(self.path, self.info.files, refusal(self.path))
 
 

@@ -33,7 +33,6 @@ def head_tensors(head: HeadInfo, hidden_size: int, exits: Sequence[int] = ()) ->
     """Return name -> type and shape of the tensors of a drafter, in their order in the file.
 
     Args:
-        head: the head; its ``tensors`` are not looked at.
         exits: layers before the exits that have an adapter each; none for a head.
     """
     formats, wide = head.formats, head.intermediate_size

@@ -87,8 +87,6 @@ def check_graph(path: Path, weights_name: str, weights_bytes: int, *, is_own: bo
     ``Split`` are counted, and the rest is not bounded.
 
     Args:
-        weights_name: the one file that its tensors may name.
-        weights_bytes: size of that file.
         is_own: whether our own builders wrote it, with the few operators that they use.
     """
     with path.open("rb") as stream:

@@ -28,9 +28,7 @@ def window_capacity(window: int, largest_pass: int, positions: int) -> int:
     """Return the rows of a layer with a sliding window: enough for all that a token sees and the largest pass.
 
     Args:
-        window: tokens that a token sees, itself included.
         largest_pass: rows of the largest pass: the prefill chunk, or a draft and the token before it.
-        positions: tokens of the context; more rows are never needed.
     """
     rows = -(-(window + largest_pass) // WINDOW_ROUNDING) * WINDOW_ROUNDING
     return min(positions, rows)
@@ -74,12 +72,7 @@ _INT4X2: Final = RowFormat(group_code_bytes=GROUP, group_extra_bytes=4, code_par
 
 @dataclass(frozen=True)
 class KvFormat:
-    """A format of the cache.
-
-    Attributes:
-        name: as in ``--kv-type`` and in manifests.
-        id: its number in the graph's input ``kv_formats``.
-    """
+    """A format of the cache."""
 
     name: str
     id: int
@@ -99,11 +92,6 @@ class KvFormat:
 
     def places(self, kv_heads: int, head_dim: int, capacity: int, rows: int) -> Iterator[tuple[int, int]]:
         """Yield the byte ranges of the first rows of every head's keys and values in a layer's cache.
-
-        Args:
-            head_dim: elements of a head's key, or value.
-            capacity: rows of the cache.
-            rows: number of first rows, at most ``capacity``.
 
         Yields:
             Begin and end (exclusive) of a range in bytes; ascending.

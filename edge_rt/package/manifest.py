@@ -71,9 +71,6 @@ class AdapterInfo:
     """A LoRA adapter that was merged into the weights.
 
     Attributes:
-        kind: ``"peft"`` or ``"gguf"``.
-        name: of its folder or file.
-        scale: that was asked for, besides the adapter's own.
         size: their bytes.
         license: licence identifier given by the adapter, or None.
         model: that it was trained on, as it says; None if it does not.
@@ -105,7 +102,6 @@ class KeyCalibration:
 
     Attributes:
         tokens: number of tokens of the text that were used.
-        source: ``BUILT_IN_CALIBRATION``, or the name of a file.
     """
 
     tokens: int
@@ -117,14 +113,11 @@ class Manifest:
     """Contents of ``manifest.json``.
 
     Attributes:
-        format_version: see ``FORMAT_VERSION``.
-        producer: program and version that wrote the package.
         op_profile: ``"native"`` (edge-rt's operators), ``"portable"`` (ONNX Runtime's own) or ``"traced"`` (the graph
             of another exporter).
         activations: ``"int8"`` (linear layers quantise their input per block) or ``"float"``.
         quantisation: tensor class -> stored type, for example ``{"embedding": "Q8_0"}``.
         kv_formats: cache formats that the graph can be run with, preferred first.
-        segments: graphs in the order they run.
         chat_template: file of the template, or None.
         tool_template: file of a second template, for requests with tools; None without one.
         license: licence identifier given by the checkpoint, or None.

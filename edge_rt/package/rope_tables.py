@@ -92,11 +92,7 @@ def rope_tables(rope: Rope, positions: int, context: int) -> tuple[Array, Array]
 
 
 def loaded_tables(decoder: Decoder, positions: int) -> dict[str, Array]:
-    """Return the tables that a graph takes as inputs, by name; none if they are in ``weights.bin``.
-
-    Args:
-        positions: rows, and planned tokens.
-    """
+    """Return the tables that a graph takes as inputs, by name; none if they are in ``weights.bin``."""
     tables: dict[str, Array] = {}
     if decoder.loads_rope:
         for index, rope in enumerate(decoder.ropes):

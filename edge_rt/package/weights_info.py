@@ -40,7 +40,6 @@ class TracedInfo:
     """A traced graph.
 
     Attributes:
-        exporter: programs that traced it, with their versions.
         exact_rows: rows of the largest pass whose results were those of single rows, bit by bit, on the machine that
             exported the package; 0: some were not, so nothing is drafted.
         packed_bytes: matrices that ONNX Runtime packs into memory of its own when it opens the graph.
@@ -113,7 +112,6 @@ class TensorClass:
     """The matrices of one class.
 
     Attributes:
-        types: stored type -> weights that have it.
         bits: bits of ``weights.bin`` per weight, scales and padding included.
         error: mean square of the error of the outputs over that of the outputs, on held-out tokens; without
             calibration, of the weights over that of the weights. Mean over the weights that were quantised; None if
@@ -133,7 +131,6 @@ class Quality:
 
     Attributes:
         kl: mean Kullback-Leibler divergence of the checkpoint's predictions from the package's, in nats a token.
-        tokens: tokens that were read.
         is_held_out: whether the weights were fitted without these tokens; a short text has none to spare.
     """
 

@@ -35,9 +35,6 @@ class FolderWriter:
 
     Args:
         force: replace an existing folder of the same kind at the destination.
-
-    Attributes:
-        folder: where files are written.
     """
 
     noun: ClassVar[str]

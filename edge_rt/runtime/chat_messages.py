@@ -53,7 +53,6 @@ def answer_message(
     """Return an answer as a message.
 
     Args:
-        before: the messages before it.
         tool_names: names of the tools that it may call; None: any.
         writes_calls: whether the template writes ``tool_calls``; else the text of the calls stays in the content.
     """
@@ -140,12 +139,7 @@ class SavedChat:
 
 
 def read_chat(path: Path) -> SavedChat:
-    """Read and check a saved conversation.
-
-    Raises:
-        StorageError: the file cannot be read.
-        InputError: it is not a saved chat.
-    """
+    """Read and check a saved conversation."""
     if path.exists() and not path.is_file():
         raise _no_chat(path, "It is not a regular file.")
     document = read_object(path, MAX_CHAT_BYTES, functools.partial(_no_chat, path))

@@ -40,11 +40,7 @@ class _Clock:
 
 @dataclass(frozen=True)
 class Held:
-    """A model that is held for one generation.
-
-    Attributes:
-        rule: which drafted tokens stay.
-    """
+    """A model that is held for one generation."""
 
     target: Target
     drafter: Drafter
@@ -60,14 +56,9 @@ class Generation:
 
     Args:
         cache: its cache; rows of the prompt that it holds already are not computed again.
-        text: turns tokens into text.
-        chunk: most tokens of one pass over the prompt.
-        called: moment of the call, ``time.perf_counter``.
-        on_prefill: called with computed and all tokens of the prompt.
         planned: bytes of the memory plan and of the budget when the generation has ended, for the result.
         guard: ends an answer that repeats itself or counts without end; None lets it go on.
         thoughts: takes thoughts and answer apart; None if all text is the answer.
-        has_tools: whether the answer may call tools.
         tool_names: names of the tools that it may call; None: any.
     """
 
@@ -114,9 +105,6 @@ class Generation:
         Whatever ends it, the cache holds the rows of whole steps only. A prompt that was cancelled before its first
         token leaves the cache as it was, but for what the prompt did not share with it (and empty, where layers with a
         sliding window have given up the rows behind it).
-
-        Raises:
-            Busy: somebody else holds the model.
         """
         sequence, cache, cancel = self._sequence, self._cache, outcome.cancel
         with outcome.telling(self._settled):

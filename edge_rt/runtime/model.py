@@ -68,7 +68,6 @@ class ModelTexts:
 
         Raises:
             InvalidTemplate: there is no template, or it refuses the messages.
-            ConfigError: the messages or the arguments are malformed.
         """
         inputs = Inputs(tools, documents, template_args)
         return self._require_texts().render(messages, inputs, add_generation_prompt=add_generation_prompt)
@@ -90,11 +89,7 @@ class ModelTexts:
 
     @property
     def tokenizer(self) -> Tokenizer:
-        """The model's tokenizer.
-
-        Raises:
-            ModelClosed: it went with the model.
-        """
+        """The model's tokenizer."""
         return self._require_texts().tokenizer
 
     @property
@@ -132,9 +127,6 @@ class ModelTexts:
         Args:
             token_ids: ids from 0 to ``tokenizer.vocab_size - 1``.
             skip_special: leave out tokens that are not text, such as turn markers.
-
-        Raises:
-            ConfigError: an id is out of range.
         """
         return self.tokenizer.decode(token_ids, skip_special=skip_special)
 
@@ -142,7 +134,6 @@ class ModelTexts:
         """Refuse a reference text that the memory plan has no room for, before an answer needs it.
 
         Raises:
-            ConfigError: options of speculation do not go together.
             MemoryBudgetExceeded: there is no room for the drafter, or for the text.
         """
         if config.reference is None:
@@ -420,7 +411,6 @@ class Model(ModelTexts):
         """Hold the model for one generation; what drafters were in the middle of is forgotten if it fails.
 
         Args:
-            outer: the caller's token, which cancels the generation's.
             drafting: chooses who drafts; it may have to measure what passes cost.
         """
         with self._runner.hold(cancel, outer) as runner:

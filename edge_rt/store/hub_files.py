@@ -70,7 +70,6 @@ class HubListing:
     """The files of a repository.
 
     Attributes:
-        revision: the commit that was listed.
         license: SPDX identifier from the model card, if it has one.
         files: all files; size and sha256 where the hub knows them.
     """

@@ -38,11 +38,7 @@ class Inspected:
 
 
 def inspect(reference: str | Path, store: Store, *, verify: bool = False) -> Inspected:
-    """Read the facts of a package, a checkpoint or a trained drafter.
-
-    Args:
-        reference: the model argument, or the folder of a drafter.
-    """
+    """Read the facts of a package, a checkpoint or a trained drafter."""
     from edge_rt.package.drafter_reader import is_drafter, open_drafter
     from edge_rt.package.reader import absolute_path
     from edge_rt.store.resolve import resolve

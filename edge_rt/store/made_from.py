@@ -56,7 +56,6 @@ class LocalCheckpoint:
         size: bytes of all files that an export reads.
         sha256: their hash, as the manifest of the package has it.
         states: of all files that an export may read, before they were hashed.
-        is_settled: whether none of them had changed just before.
     """
 
     path: Path
@@ -120,11 +119,7 @@ def forget(folder: Path, name: str) -> None:
 
 
 def recall(folder: Path, path: Path) -> LocalCheckpoint | None:
-    """Return what is recorded of a checkpoint, if no file of it has changed since; nothing of it is read.
-
-    Args:
-        path: the checkpoint, as `LocalCheckpoint` has it.
-    """
+    """Return what is recorded of a checkpoint, if no file of it has changed since; nothing of it is read."""
     try:
         states = file_states(path)
         return next((found for found in _records(folder) if found.path == path and found.states == states), None)

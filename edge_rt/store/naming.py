@@ -42,7 +42,6 @@ class HubReference:
     """``org/name`` or ``org/name:file.gguf`` on the hub.
 
     Attributes:
-        repo: repository id, ``org/name``.
         file: path of one GGUF file inside it, of the first part if it is split; None if edge-rt chooses what to fetch.
     """
 

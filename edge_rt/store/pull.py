@@ -100,7 +100,6 @@ def pull(
             0: that of the package if there is one, else no limit.
         accept_loss: export even if quantising changes the model's predictions more than is allowed.
         force: fetch and export again, and replace another model of that name.
-        export: make the package; False only fetches.
         progress: receives the stages of fetching, then those of the export.
         options: servers, recipes and programs to use instead of the real ones.
 
@@ -108,7 +107,6 @@ def pull(
         ConfigError: malformed reference or name; the name belongs to another model, or to one with other activations;
             ``weights`` are unknown, or given beside ``size``.
         InputError: the model does not exist or cannot be exported.
-        StorageError: no space, or the store cannot be written.
     """
     started = time.monotonic()
     require_known(weights, size)
@@ -365,9 +363,6 @@ def ensure_package(
 
     Args:
         ref: path of a package, GGUF file or folder with safetensors, store name, recipe name, or hub reference.
-
-    Raises:
-        EdgeRTError: the errors of `resolve` and `pull`.
     """
     resolved = resolve(ref, store, options=options)
     if resolved.kind == "package":

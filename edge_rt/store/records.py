@@ -24,7 +24,6 @@ class RecordedFile:
 
     Attributes:
         size: bytes.
-        sha256: hexadecimal digest, computed when the file was written.
         mtime_ns: its modification time then; if it has changed, the digest must be computed again.
     """
 
@@ -41,7 +40,6 @@ class SourceRecord:
     Attributes:
         origin: what was requested: ``recipe NAME`` or ``hub org/name[:file]``.
         kind: kind of the source that delivered it: ``pip-wheel``, ``hub`` or ``local``.
-        license: SPDX identifier, if known.
         files: the files; GGUF files come first, the parts of a split one in their order.
     """
 

@@ -132,7 +132,6 @@ class FetchOptions:
     """Servers, recipes and programs that fetching uses; the defaults are the real ones.
 
     Attributes:
-        hub: which hub is used.
         recipes: models known by name; None for those that come with edge-rt.
     """
 
@@ -158,9 +157,6 @@ class Resolved:
         path: the package, the folder, or the GGUF file (a part of a split one), of a recipe the file that was fetched;
             None if it must be fetched.
         download_bytes: bytes to download; None if unknown until the hub is queried.
-        recipe: the recipe of kind ``recipe``.
-        hub: the reference of kind ``hub``.
-        in_store: whether ``path`` is in the store.
     """
 
     kind: Literal["package", "gguf", "folder", "recipe", "hub"]
@@ -215,8 +211,6 @@ def resolve(ref: str | os.PathLike[str], store: Store, *, options: FetchOptions 
         UnsupportedModel: the path exists, but edge-rt cannot run what is there.
         InvalidPackage: a folder without a package, or with several GGUF files.
         InvalidModelFile: a ``.gguf`` path that is not a GGUF file.
-        ConfigError: malformed hub reference, or no text at all.
-        StorageError: the path cannot be read.
     """
     return _resolve(ref, store, options, fetch=False)
 

@@ -61,11 +61,7 @@ class CommandRunner(Protocol):
     def __call__(
         self, command: Sequence[str], *, workspace: Path, on_line: Callable[[str], None], on_tick: Callable[[], None]
     ) -> CommandResult:
-        """Run ``command`` with temporary files below ``workspace``.
-
-        Args:
-            workspace: existing folder that is removed afterwards.
-        """
+        """Run ``command`` with temporary files below ``workspace``."""
         ...
 
 

@@ -39,12 +39,7 @@ _PART: Final = re.compile(
 
 @dataclass(frozen=True)
 class SplitName:
-    """What the name of a part says.
-
-    Attributes:
-        stem: the name without number and suffix.
-        suffix: ``.gguf``, in the case of the part.
-    """
+    """What the name of a part says."""
 
     stem: str
     count: int

@@ -84,9 +84,6 @@ def write_atomically(
         private: readable by its owner only, on systems with such permissions.
         durable: sync to disk before the rename, so that a power failure leaves the old file or the new one. Without it
             the file may be empty after a power failure: only for files that can be made again.
-
-    Raises:
-        StorageError: it cannot be written, or the old file is open on Windows and cannot be replaced.
     """
     part = path.with_name(f".{path.name[:_SHOWN_NAME]}.{os.urandom(6).hex()}.tmp")
     with storage_errors(path, "could not be written"):

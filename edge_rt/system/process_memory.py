@@ -29,10 +29,8 @@ class ProcessMemory:
     """Resident memory of one process at one moment, in bytes.
 
     Attributes:
-        anon_bytes: private anonymous memory: heaps and stacks.
         file_bytes: pages of mapped files, which processes share and the kernel can drop: programs and weights.
         shmem_bytes: shared memory without a file, such as the KV cache's.
-        peak_bytes: highest resident memory so far (``VmHWM``).
     """
 
     anon_bytes: int

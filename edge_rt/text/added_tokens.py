@@ -25,10 +25,7 @@ class AddedToken:
     """An added token as ``tokenizer.json`` describes it.
 
     Attributes:
-        special: whether decoding leaves it out.
         single_word: found only where no letter, digit or underscore is next to it.
-        lstrip: takes in white space before it.
-        rstrip: takes in white space after it.
         is_word: it is an ordinary word, which the vocabulary has as well.
     """
 

@@ -48,11 +48,7 @@ class Places(Protocol):
 
 
 class _PatternPlaces:
-    """Places that regular expressions find.
-
-    Args:
-        kinds: indices of ``_SPELLED``.
-    """
+    """Places that regular expressions find."""
 
     def __init__(self, kinds: Sequence[int]) -> None:
         self.kinds = kinds
@@ -68,7 +64,6 @@ class _PairPlaces:
 
     Args:
         taken: one bit for each value of the hash of a pair: whether an entry has such a pair.
-        ascii_only: cut between ASCII characters only, which normalisation leaves alone.
     """
 
     def __init__(self, taken: bytes, *, ascii_only: bool) -> None:
@@ -187,11 +182,7 @@ class PieceEncoder:
         self._places = places
 
     def encode(self, parts: Iterable[int | str], forbidden: frozenset[int], length: int) -> list[int]:
-        """Return the ids of added tokens, and of the texts between them.
-
-        Args:
-            forbidden: ids that no text becomes.
-        """
+        """Return the ids of added tokens, and of the texts between them."""
         ids: list[int] = []
         for part in parts:
             if isinstance(part, int):

@@ -59,8 +59,6 @@ class Inputs:
     """What a chat template gets besides messages.
 
     Attributes:
-        tools: descriptions of functions that the model may call.
-        documents: texts that the answer shall rest on.
         template_args: further variables of the template by name, such as ``enable_thinking``.
     """
 

@@ -68,10 +68,8 @@ class GuardedEnvironment(ImmutableSandboxedEnvironment):
     It does not support several renderings at once: the caller must lock.
 
     Attributes:
-        budget: the rest of the current rendering's budget.
         literals: the texts that the compiled template compares with, looks up or prints as constants.
         variables: the further variables that it reads, such as ``enable_thinking``.
-        lists: which of ``tools`` and ``documents`` it reads.
     """
 
     # What blocks, macros and loops print keeps the marks of the template's own text.

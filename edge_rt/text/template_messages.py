@@ -32,7 +32,6 @@ class Form:
     """How messages are given to a template.
 
     Attributes:
-        joins_parts: contents that are lists of parts are joined.
         writes_arguments: arguments of tool calls are JSON texts, not objects.
     """
 

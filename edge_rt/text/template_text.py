@@ -103,11 +103,7 @@ def slice_of(text: str, start: int | None, stop: int | None, step: int | None) -
 
 
 def item(text: str, index: SupportsIndex) -> str:
-    """Return ``text[index]``.
-
-    Raises:
-        IndexError: there is no such character.
-    """
+    """Return ``text[index]``."""
     character = str.__getitem__(text, index)
     at = range(len(text))[index.__index__()]
     return own_text(character) if bisect_right(ranges_of(text), at) % 2 else character

@@ -47,7 +47,6 @@ def find_markers(source: str, token_id: Callable[[str], int | None], prompt: str
 
     Args:
         token_id: id of a token by its text: a template of a model that thinks need not mention it.
-        prompt: the rendered prompt, which may begin the thoughts.
 
     Returns:
         None if the model has no markers that are known.

@@ -43,11 +43,7 @@ class TokenBytes:
         self._known: dict[int, bytes] = {}
 
     def check(self, token_id: int) -> None:
-        """Refuse an id that is not a row of the model.
-
-        Raises:
-            ConfigError: it is not a row of the model.
-        """
+        """Refuse an id that is not a row of the model."""
         if not 0 <= token_id < self._count:
             raise ConfigError(
                 "There is no such token.",

@@ -87,12 +87,7 @@ class Reading:
 def read_document(data: bytes, name: str, rows: int) -> Reading:
     """Parse and check a ``tokenizer.json``.
 
-    Args:
-        name: of the file, for errors.
-        rows: bound of the vocabulary's ids.
-
     Raises:
-        InvalidTokenizer: the file is malformed or exceeds a limit.
         UnsupportedModel: it is neither BPE over bytes nor BPE with byte fallback.
     """
     return _reading_of(parse(data, name), rows)
@@ -126,12 +121,8 @@ class LibraryParts:
     """A tokenizer in the form that the library reads fastest: it takes half as long as ``tokenizer.json``.
 
     Attributes:
-        frame: the document without vocabulary, merges and added tokens.
-        model: further arguments of the model.
         added: the added tokens in the order of the document.
-        vocabulary: a JSON file.
         merges: a text file with a merge on every line.
-        digests: of both files.
     """
 
     frame: str

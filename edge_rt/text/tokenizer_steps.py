@@ -150,9 +150,7 @@ class Steps:
 
     Attributes:
         normalizers: what is done to text first, without the prefix.
-        pre_tokenizers: how it is cut, without the prefix.
         is_byte_level: the kind: over bytes, or with byte fallback.
-        prefix: what is put before a text.
         drops_space: whether decoding leaves out a space at the very start.
         is_changed: whether the library has to be given other steps than the file's.
     """

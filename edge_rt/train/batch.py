@@ -31,7 +31,6 @@ class Rows(NamedTuple):
 
     Attributes:
         hidden: float32 ``[rows, hidden_size]``, the residual stream before the final norm.
-        exits: the same behind the layers before each exit.
         ids, logits: of the last row, the most likely tokens, int32 and float32 ``[TOP_TOKENS]``; None if not asked for.
     """
 
@@ -43,10 +42,6 @@ class Rows(NamedTuple):
 
 class BatchRunner:
     """Sequences of one package that are computed together, each with its own part of one cache.
-
-    Args:
-        package: native, without sliding windows.
-        most_rows: rows of the largest pass, at least ``sequences``.
 
     Attributes:
         lengths: int32 ``[sequences]``, tokens of every sequence; set one to 0 to begin it anew.
@@ -118,7 +113,6 @@ class BatchRunner:
         """Append a piece to every sequence and compute it.
 
         Args:
-            pieces: for every sequence at least one token.
             wants: whether the likely tokens after its last one are wanted.
         """
         row = wanted = 0

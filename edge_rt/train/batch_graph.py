@@ -45,7 +45,6 @@ def batch_model(models: Sequence[ir.Model], sequences: int, top: int) -> ir.Mode
 
     Args:
         models: the graphs of a package's segments, in their order; they are left unchanged.
-        top: most likely tokens of a row of logits.
     """
     return _Rewrite(models, sequences, top).run()
 

@@ -133,7 +133,6 @@ def groups(
     """Yield what groups of files hold, without end: every file once, in a drawn order, before any comes again.
 
     Args:
-        paths: the files, at least one.
         size: files of a group, the last one may have fewer.
         read: reads the files of a group, which come sorted; not called where the next group is the same.
     """
@@ -148,11 +147,7 @@ def groups(
 
 
 class Batches:
-    """Draws batches from files of answers, group by group, every anchor once before any comes again.
-
-    Args:
-        paths: the files, at least one.
-    """
+    """Draws batches from files of answers, group by group, every anchor once before any comes again."""
 
     def __init__(self, paths: Sequence[Path], recorded: Recorded, *, batch: int, seed: int) -> None:
         assert paths, "no answers"

@@ -76,7 +76,6 @@ def load(path: Path, net: nn.Module, seed: int, vocab_size: int, vocabulary: int
 
     Args:
         net: gets its weights; unchanged if there is no file, or none that fits.
-        seed: that it must have.
         vocabulary: ids of the reduced vocabulary that it must have; None: any number.
 
     Returns:

@@ -88,10 +88,8 @@ def write_drafter(
     """Write a head's folder, absent or complete.
 
     Args:
-        package: the model that it was trained for.
         kept: int64, ids of its reduced vocabulary, the most frequent first.
         acceptance: measured with weights of 4 bits.
-        force: replace a drafter that is there.
     """
     info = _info(package, net, kept, acceptance, training, label)
     with DrafterWriter(out, force=force) as writer:

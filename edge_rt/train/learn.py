@@ -26,7 +26,6 @@ class Acceptance:
     Attributes:
         first: of the first token, among the most likely 1, 2 and 4 guesses.
         by_position: of the most likely guess at positions 1, 2, ..., where all guesses before it were right.
-        anchors: places that were looked at.
     """
 
     first: tuple[float, ...]
@@ -41,7 +40,6 @@ def acceptance(
     """Measure a head on recorded answers: at every place against the token that the answer has.
 
     Args:
-        steps: positions that are measured.
         most: most places; with more of them every n-th is taken.
     """
     places = anchors.places[:: max(1, -(-len(anchors.places) // most))]
@@ -68,13 +66,10 @@ class TrainingRecipe:
     """How a head is trained.
 
     Attributes:
-        steps: recurrent steps that are unrolled.
         step_weight: factor of the loss from one step to the next.
         soft: share of the model's distribution in the loss; the rest is its most likely token.
-        regression: weight of the distance between normed states.
         dropout: share of a matrix's inputs that is left out in every update (Srivastava et al. 2014): answers are few,
             and come several times.
-        warm_up: updates until the learning rate is reached.
         rounding: share of the training, at its end, in which weights are rounded to 4 bits.
     """
 
@@ -103,7 +98,6 @@ def learn(
     """Train a head in place until ``share_done`` returns 1.
 
     Args:
-        batches: anchors, and the rows among them to draft from.
         share_done: which part of the training is over; it sets the learning rate.
     """
     net.dropout = recipe.dropout

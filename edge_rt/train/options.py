@@ -28,7 +28,6 @@ class TrainOptions:
         threads: for both; None: all CPUs.
         vocabulary: rows of the LM head that guesses come from.
         intermediate_size: of a block; None: eight thirds of the hidden size, as usual.
-        kv_format: of the cache while answers are written.
         prompts: user messages to answer; None: the model writes them itself.
         exits: of the package, rising: those that adapters are trained for; none: a head is trained.
     """

@@ -32,7 +32,6 @@ class TrainReport:
     Attributes:
         drafter: the drafter that was written; None if nothing was better than its linear start.
         trained: the head and its figures; of adapters, the last one.
-        left_out: prompts that were too long to be answered.
         exits: layers before an exit -> its adapter and its figures, those that were not written included.
     """
 
@@ -73,8 +72,6 @@ def train_drafter(
     Args:
         folder: for answers and checkpoints. With a checkpoint of a run that was stopped, its training goes on; behind a
             run that was finished more answers are written, and the training begins anew on all of them.
-        options: what, how long, and of which size.
-        force: replace a drafter at ``out``.
         recipe: of the training; None: the usual one.
     """
     recipe = recipe or TrainingRecipe()

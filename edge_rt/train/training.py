@@ -32,7 +32,6 @@ def start(net: DraftHead, embedding: Tensor, anchors: Anchors, rows: Tensor) -> 
     With small blocks behind it a head so begins near EAGLE's linear guess instead of noise.
 
     Args:
-        net: the head; its other weights are left unchanged.
         embedding: float32 ``[vocabulary, hidden_size]``.
         rows: int64, anchors to fit; some ten thousand.
     """
@@ -54,7 +53,6 @@ class Trained:
     Attributes:
         untrained: how often guesses of the linear start were right, on answers that it was not trained on.
         reached: the same of the trained head, its weights rounded to 4 bits.
-        tokens: answer tokens that it was trained on.
     """
 
     net: DraftHead

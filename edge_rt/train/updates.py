@@ -25,12 +25,7 @@ _LARGEST_GRADIENT: Final = 1.0
 
 @dataclass(frozen=True)
 class Schedule:
-    """How weights are changed.
-
-    Attributes:
-        learning_rate, weight_decay: of AdamW; vectors are not decayed.
-        warm_up: updates until the learning rate is reached.
-    """
+    """How weights are changed."""
 
     learning_rate: float
     weight_decay: float
@@ -42,7 +37,6 @@ class Progress:
     """How a training is going.
 
     Attributes:
-        loss: mean since the last report.
         agreement: share of guesses that were the model's most likely token, since then.
     """
 
@@ -113,12 +107,8 @@ class Clock:
         state: of an earlier run that is continued, or None.
         updates: the whole training; None: by time.
         seconds: the whole training, where it is not counted in updates.
-        label: what is trained, before every message.
         most_bytes: of a checkpoint; None: any number.
         clock: seconds.
-
-    Attributes:
-        updates: done, those of earlier runs included.
     """
 
     def __init__(

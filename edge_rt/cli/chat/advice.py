@@ -37,7 +37,6 @@ def setting_in_chat(setting: tuple[str, ...], reference: str, load: LoadOptions,
     Args:
         reference: the model argument of the load that does not fit.
         load: its options, with a budget in bytes if there is one.
-        is_same_model: whether it is the current model with another context.
 
     Returns:
         A slash command if only the context differs; else the instruction to leave and the command line to start again.

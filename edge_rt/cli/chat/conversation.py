@@ -56,7 +56,6 @@ class Conversation:
     Attributes:
         load, options, show_stats: as above; may be changed between answers, the first by ``switch``, the options by
             ``set_options``.
-        reference: the model argument, as it was last given.
         attached: texts that go in front of the next message.
         last: the last answer; None before the first.
         type_ahead: reads keys during answers; None leaves them to the terminal.
@@ -305,7 +304,6 @@ class _Kept:
 
     Attributes:
         texts: its tokenizer, if the next model has the same one: reading it again would fragment the heap.
-        key: what the latency of its passes depends on.
         costs: latency of its passes; None if nothing was drafted.
     """
 

@@ -47,12 +47,7 @@ class LeaveChat(Exception):
 
 @dataclass(frozen=True)
 class Command:
-    """One slash command.
-
-    Attributes:
-        run: runs it with the rest of the line.
-        text: description in ``/help``.
-    """
+    """One slash command."""
 
     run: Callable[[str], None]
     usage: str
@@ -64,9 +59,6 @@ class Commands:
 
     Args:
         ask: asks the user a yes-or-no question; None: nobody can be asked.
-
-    Attributes:
-        table: name -> command, in the order of ``/help``.
     """
 
     def __init__(self, conversation: Conversation, ask: Callable[[str], bool] | None = None) -> None:

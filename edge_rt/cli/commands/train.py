@@ -189,7 +189,6 @@ class _Trainable:
     Attributes:
         check: refuses a package that it cannot be trained for, given the flags.
         usual_place: where it is written, given the name of the model and its package.
-        options: those that not all kinds have.
     """
 
     check: Callable[[TrainFlags, Package], None]

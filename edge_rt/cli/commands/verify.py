@@ -47,11 +47,7 @@ if TYPE_CHECKING:
 
 
 class VerifyRun:
-    """Answers every prompt with every cache format and every mode.
-
-    Args:
-        modes: modes of speculation, without plain decoding.
-    """
+    """Answers every prompt with every cache format and every mode."""
 
     def __init__(
         self,

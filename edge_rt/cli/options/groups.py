@@ -203,7 +203,6 @@ class LoadFlags:
     """Which model, and how it is loaded.
 
     Attributes:
-        usual_model: the model where none is given.
         own_bytes: memory of this process when the command started; groups are created before large imports.
     """
 

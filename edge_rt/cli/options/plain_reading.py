@@ -22,11 +22,7 @@ class _Unusual(Exception):
 
 
 def read_plainly(command: Spread, words: Sequence[str]) -> dict[str, Any] | None:
-    """Return the value of every parameter of a command; None if typer has to read the words.
-
-    Args:
-        words: what stands behind the command's name.
-    """
+    """Return the value of every parameter of a command; None if typer has to read the words."""
     try:
         return _read(command, words)
     except _Unusual:

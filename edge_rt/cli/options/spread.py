@@ -18,13 +18,7 @@ class Flag:
     """One flag of the command line.
 
     Attributes:
-        names: its names, for example ``("-n", "--max-tokens")``.
-        help: one sentence for ``--help``.
-        metavar: placeholder of its value in ``--help``.
         shown: default that ``--help`` shows; None shows nothing.
-        panel: heading in ``--help`` under which it is listed.
-        least: smallest value of a number.
-        is_hidden: whether ``--help`` omits it.
     """
 
     names: tuple[str, ...]
@@ -43,12 +37,7 @@ class Flag:
 
 @dataclass(frozen=True)
 class Argument:
-    """One positional argument of a command line.
-
-    Attributes:
-        metavar: its name in ``--help``.
-        help: one sentence for ``--help``.
-    """
+    """One positional argument of a command line."""
 
     metavar: str
     help: str

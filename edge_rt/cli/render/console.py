@@ -72,12 +72,7 @@ class _ClosedOutput(io.StringIO):
 
 
 class Terminal:
-    """The two output streams of one command.
-
-    Attributes:
-        out_is_tty: whether stdout is a screen.
-        err_is_tty: whether stderr is a screen.
-    """
+    """The two output streams of one command."""
 
     def __init__(
         self,

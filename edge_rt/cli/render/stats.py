@@ -16,11 +16,7 @@ if TYPE_CHECKING:
 
 
 class AnswerView:
-    """Writes the events of one answer; on a screen its lines are broken between words.
-
-    Attributes:
-        wrote: whether anything of the answer was written.
-    """
+    """Writes the events of one answer; on a screen its lines are broken between words."""
 
     def __init__(self, terminal: Terminal) -> None:
         self._terminal = terminal

@@ -94,9 +94,6 @@ def calibrate(
     here, and not by running the published graph with a 4-bit cache: the error of a 4-bit format is larger than the
     effect of a fault. A head whose keys or queries do not fit half precision gets neutral ones as well.
 
-    Args:
-        token_ids: the text, at most ``decoder.context_length`` tokens.
-
     Returns:
         A sentence about the heads that do not fit half precision, if there are any.
     """

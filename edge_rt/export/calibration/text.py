@@ -34,7 +34,6 @@ class CalibrationText:
     """A calibration text and its origin.
 
     Attributes:
-        source: ``BUILT_IN_CALIBRATION``, or the name of the file.
         conversations: each a list of messages with ``role`` and ``content``; empty for a plain text.
     """
 

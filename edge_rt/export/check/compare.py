@@ -59,7 +59,6 @@ class StepErrors:
 
     Attributes:
         largest: largest error among embedding, all layers and head; shows a fault in one place.
-        step: name of that step.
         typical: error of the median layer's median row, without the first layer if there are three or more. Values
             that are rounded the other way are rare, so this is near 0 unless something is wrong everywhere. 0 for a
             single layer, and of two the smaller error.

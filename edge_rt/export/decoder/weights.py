@@ -80,7 +80,6 @@ class DecoderWeights:
 
     Attributes:
         embedding: the token embedding; also the head if ``head`` is the same object (stored once).
-        head: matrix that gives the logits.
     """
 
     embedding: Linear

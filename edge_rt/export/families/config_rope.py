@@ -53,14 +53,10 @@ def read_rope(
     """Return the rotation of a model, or of its layers of one type.
 
     Args:
-        context: tokens of the whole context.
         layer_type: of the layers, where newer configurations have an object for each.
         theta_key: of the base, in older configurations; None: they do not state it.
-        theta: the family's base, where none is stated.
         rotated_share: the family's share of a head that is rotated, where none is stated.
         is_partial: whether the family rotates a share of a head where the configuration says so; else it is refused.
-        is_scaled: whether the older ``rope_scaling`` is that of these layers.
-        known: keys of the object that the family itself reads.
     """
     parameters = _parameters(config, layer_type)
     legacy = _mapping(config, "rope_scaling") if is_scaled else {}

@@ -52,10 +52,7 @@ class Family:
     """A family of models, described by two functions and by names.
 
     Attributes:
-        model_types: ``model_type`` of its ``config.json``.
-        architectures: ``general.architecture`` of its GGUF files.
         from_config: describes the model of a ``config.json``; the second argument is its name.
-        from_header: describes the model of a GGUF header.
         layer_names: transformers' names of modules within a layer -> GGUF's.
         config_has_halves: whether a rotated pair is half a head apart in the rows of transformers' checkpoints; else
             its elements are neighbours.

@@ -50,9 +50,7 @@ def config_windows(
     """Return the windows of all layers, as a ``config.json`` says.
 
     Args:
-        window: the family's, where the configuration says nothing.
         period: the last one of so many layers has none, where no list says which; 0: there are no windows then.
-        period_key: under which configurations state the period.
     """
     kinds = config.layer_types(dims.num_layers)
     if kinds is None:

@@ -23,9 +23,6 @@ class Yarn:
     """Numbers of YaRN (Peng et al., arXiv 2309.00071, sections 3.2 and 3.4).
 
     Attributes:
-        factor: how many times longer the context is made.
-        original_context: tokens of the context of training.
-        magnitude: factor on cosines and sines.
         beta_fast: rotations within the original context from which on a frequency is left alone.
         beta_slow: rotations up to which a frequency is divided by the whole factor.
         extrapolation: share of the blend that is used, from 0 (every frequency divided) to 1.
@@ -98,10 +95,8 @@ def llama3_divisors(
     """Return what Llama 3.1 divides every frequency by: long waves by the factor, short ones by 1, a blend between.
 
     Args:
-        factor: of the longest waves.
         low: waves that fit the original context fewer times than this are long.
         high: those that fit it more often than this are short.
-        original_context: tokens of the context of training.
     """
     divisors = []
     for pair in range(dimensions // 2):

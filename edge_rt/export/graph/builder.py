@@ -25,7 +25,6 @@ class Residual:
     """The residual stream ``[rows, hidden_size]``.
 
     Attributes:
-        value: name of the computed rows.
         added: name of a value that is still to be added to them, which a profile may leave to the next norm.
     """
 

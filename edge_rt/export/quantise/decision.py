@@ -53,7 +53,6 @@ class WeightChoice:
     """The types of a package's matrices.
 
     Attributes:
-        name: the option, one of ``WEIGHTS``, or ``"size"``.
         types: name of a tensor -> type that its values are stored in; others keep theirs.
         rivals: groups of matrices that compete for more bits. Which win does not change the size of the package; until
             it is measured, the first ones do.

@@ -44,7 +44,6 @@ class Moments:
 
     Attributes:
         blocks: sums of products, float32 ``[width, width]`` each, of consecutive inputs.
-        tokens: how many rows were added.
     """
 
     def __init__(self, inputs: int, width: int = WIDTH) -> None:

@@ -84,7 +84,6 @@ def round_rows(
     Args:
         rows: float32 ``[rows, inputs]``.
         weight_of: importance of the inputs, float32 ``[inputs]``.
-        isa: instruction set; all of them give the same bits.
     """
     form = grid.form
     count, inputs = rows.shape

@@ -88,7 +88,6 @@ class QuantisedRows:
     """A ``RowReader`` that quantises the parts that have another type in the package.
 
     Args:
-        plain: gives rows of all other parts.
         matrices: the checkpoint's values, none of them too large for its type (``LimitedMatrices``).
         moments: of the inputs, by name as in ``INPUT_OF`` or ``"head"``; empty without calibration. The caller changes
             it from layer to layer.

@@ -37,7 +37,6 @@ def measured_choice(
     """Return the choice with the types that measuring gives.
 
     Args:
-        influences: what errors of the matrices meet; empty without calibration.
         budget: bytes that the matrices in ``ladders`` may take together.
     """
     wanted = dict(choice.ladders) or {

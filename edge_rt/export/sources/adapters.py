@@ -62,12 +62,10 @@ class Adapter:
     """A LoRA adapter whose headers were read and checked.
 
     Attributes:
-        kind: ``GGUF`` or ``PEFT``, whose names its tensors have.
         paths: all files that are read, whose hash identifies it; the first one is ``weights``.
         scale: that was asked for; it is a factor in that of every product, too.
         model: that it was trained on, as it says; None if it does not.
         products: name of a matrix -> what is added to it.
-        wholes: name of a tensor -> what replaces it.
         copies: names of those in ``wholes`` that are the model's own, stored once more.
         tokens: name of an embedding -> rows that are replaced.
         architecture: of the model, as GGUF files call it; None if it is not stated.

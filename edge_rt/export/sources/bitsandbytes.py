@@ -59,7 +59,6 @@ class BlockState:
     Attributes:
         block: values that share a scale.
         nested_block: scales that share a scale, where they are bytes; else 0.
-        offset: what is added to such a scale.
     """
 
     rows: int

@@ -45,7 +45,6 @@ class Scheme:
         splits: regular expressions, applied one after the other to what the ones before left; none: GPT-2's, which
             ByteLevel has built in.
         single_digits: every digit is a piece of its own (applied before GPT-2's rule).
-        nfc: text is normalised to Unicode NFC first.
         ignore_merges: a piece that is a token as a whole is taken without merging.
         add_bos: whether prompts start with the BOS token when the file does not say.
     """

@@ -102,9 +102,6 @@ class GGUFReader:
 
     Args:
         source: the bytes of the header.
-
-    Attributes:
-        at: offset of the next byte.
     """
 
     def __init__(self, source: HeaderBytes) -> None:

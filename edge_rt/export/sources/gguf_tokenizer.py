@@ -56,12 +56,10 @@ class _Kind:
     Attributes:
         normalizer: the step before cutting, or None.
         pre_tokenizer: how text is cut, or None.
-        decoder: how tokens become text.
         byte_fallback: whether characters without a token become bytes.
         ignore_merges: whether a piece that is a token needs no merging.
         add_bos: whether prompts start with the BOS token when the file does not say.
         default_ids: the BOS and the end token of files that name none.
-        warnings: sentences about what the file leaves open.
     """
 
     normalizer: dict[str, Any] | None

@@ -218,9 +218,7 @@ class GGUFHeader:
 
     Attributes:
         alignment: of the tensor data, in bytes.
-        values: metadata by key; arrays as `MetadataArray`.
         value_offsets: where in the file the entry of each key begins.
-        tensors: by name, in the order of the file.
         more_paths: the other files of a split model; ``file_size`` counts them, the other numbers are the first one's.
     """
 

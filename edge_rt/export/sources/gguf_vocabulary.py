@@ -62,9 +62,6 @@ def scored_merges(scores: Mapping[str, float]) -> list[Merge]:
     It joins the neighbours whose token has the highest score, the leftmost of equals, and looks the joined text up. So
     every way to make a token of two others is a merge, in the order of the scores. Among equal scores the longest token
     comes first: then a run of one character grows from the left.
-
-    Args:
-        scores: token -> score, without tokens that text never becomes.
     """
     work = sum(len(token) ** 2 for token in scores)
     if work > _MAX_WORK:

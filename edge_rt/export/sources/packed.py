@@ -69,7 +69,6 @@ class PackedTensor(CompoundTensor):
 
     Attributes:
         group: inputs that share a scale and a zero point.
-        zero_added: what is added to a stored zero point.
         unit: inputs that share them in the package, a part of a group.
         groups_of: group of every input of the file, int64 ``[inputs]``; None: in the order of inputs.
         input_order: input of the file for every input of the package, int64; None: the same.

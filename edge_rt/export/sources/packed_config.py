@@ -164,9 +164,7 @@ class PackedSettings:
     """How the matrices of a folder are packed.
 
     Attributes:
-        layout: ``"gptq"``, ``"awq"`` or ``"compressed-tensors"``.
         group: inputs that share a scale and a zero point; 0 for a whole row.
-        zero_added: what is added to a stored zero point.
         has_zeros: whether zero points are stored; None: they may be.
         needs_order: whether the group of every input must be stored.
     """

@@ -22,7 +22,6 @@ class TokenizerBuild:
 
     Attributes:
         eos_token_ids: tokens that end an answer, the checkpoint's own end token first.
-        add_bos: whether a plain prompt starts with ``bos_token_id``.
         tool_template: that of a second one for requests with tools, or None.
         warnings: sentences about what the checkpoint leaves open, and what was mended.
     """
@@ -43,13 +42,11 @@ class Source:
     Attributes:
         paths: its files, whose hash identifies it: first those that hold tensors, in the order that
             ``TensorInfo.file`` counts, then the others that an export reads.
-        tensors: by the names that GGUF files have.
         has_halves: whether rows of queries and keys are in split-half order, as in transformers; else in adjacent
             pairs.
         norm_offset: what is added to the weights of norms; it is not in the checkpoint's numbers.
         build_tokenizer: makes the tokenizer for a number of embedding rows.
         remarks: sentences for the report of an export: what is not read as it is stored.
-        adapters: those that are merged into the tensors.
     """
 
     kind: str

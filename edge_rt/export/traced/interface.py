@@ -50,7 +50,6 @@ class TracedInterface:
 
     Attributes:
         driving: the other inputs that follow from the number of tokens: mask, positions; by name.
-        caches: by layer and kind, in that order.
     """
 
     token_ids: ir.Value

@@ -29,14 +29,7 @@ _MAX_ANSWER: Final = 1 << 20
 
 @dataclass(frozen=True)
 class ModelNumbers:
-    """Dimensions that the model's configuration states and its graph does not; 0 where it states none.
-
-    Attributes:
-        architecture: ``model_type`` of the configuration.
-        hidden_size, num_heads, intermediate_size, vocab_size, context_length, norm_epsilon: as in ``Dimensions``.
-        tied_embedding: whether the head is the embedding.
-        num_parameters: as in ``Manifest``.
-    """
+    """Dimensions that the model's configuration states and its graph does not; 0 where it states none."""
 
     architecture: str
     hidden_size: int
@@ -54,7 +47,6 @@ class Trace:
     """What the worker wrote.
 
     Attributes:
-        token_ids: tokens whose logits transformers computed.
         logits: those, float32 ``[len(token_ids), vocabulary]``.
     """
 

@@ -45,8 +45,6 @@ class Linear:
     """One matrix of the graph: parts stacked along the output axis.
 
     Attributes:
-        name: prefix of its tensors in ``weights.bin``.
-        parts: tensors of the checkpoint, first output rows first.
         interleaved: the two parts, of equal shape, alternate every 16 rows instead of following each other.
     """
 

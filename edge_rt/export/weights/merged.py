@@ -37,7 +37,6 @@ class Merge:
     Attributes:
         base_order: int64 ``[rows]``: row of ``base`` for every row; None: the same.
         products: what is added, and for each int64 ``[rows]``: its row for every row; None: the same.
-        tokens: rows that are replaced then.
     """
 
     base: TensorInfo

@@ -19,7 +19,6 @@ class Ready:
 
     Attributes:
         nodes: rows of the pass that the first segments have computed, in the order in which they did.
-        segments: number of these segments.
     """
 
     nodes: tuple[int, ...] = ()
@@ -38,7 +37,6 @@ class Ahead:
     committed rows clears it (``KVCache``).
 
     Attributes:
-        start: committed rows before it.
         segments: segments that have computed it; 0 if it is empty.
         parents: for every node the earlier one that it follows, or -1 for the committed rows.
     """
@@ -75,10 +73,6 @@ class Ahead:
         """Return what of a pass is computed already, and forget the draft.
 
         Nodes of the draft are found wherever they are in the pass's tree; those behind one that is missing are not.
-
-        Args:
-            start: committed rows before the pass.
-            token_ids: of the pass, as in ``Runner.forward``.
         """
         nodes: list[int] = []
         if self.segments and start == self.start:
@@ -117,14 +111,11 @@ class SlidingWindow:
     its row once: it keeps the row when it is rolled back.
 
     Args:
-        window: tokens that a token sees, itself included.
-        positions: tokens of the context.
         row_bytes: bytes of one row in all layers that have the window.
 
     Attributes:
         row_map: int32 ``[positions]``, position -> row in memory, which the graph reads; committing a path through a
             tree permutes it (see ``KVCache``). Positions that have no row yet hold 0.
-        assigned: positions that have rows.
     """
 
     def __init__(self, window: int, capacity: int, positions: int, *, row_bytes: int = 0) -> None:
@@ -177,7 +168,6 @@ class KVCache:
     keep the last rows only, so that after rolling back far the prompt has to be computed from its beginning.
 
     Args:
-        capacity: rows, one per token.
         row_bytes: bytes of one token in all layers.
         row_map: int32 ``[capacity]``, logical row -> row in memory, which the graph reads. It is permuted when a path
             through a draft tree is committed, so that no row is ever moved. None: rows in memory are in logical order.
@@ -274,7 +264,6 @@ class KVCache:
         """Reserve ``count`` rows after the committed ones; use the result as a context manager.
 
         Args:
-            count: rows, at most ``largest_pass``.
             parents: for every row the earlier reserved row that it follows, or -1; None for a chain.
         """
         self._require_rows(count)
@@ -305,11 +294,7 @@ class KVCache:
 
 
 class Reservation:
-    """Rows being written; unless they are committed, they are free again when the block ends.
-
-    Attributes:
-        start: index of the first row.
-    """
+    """Rows being written; unless they are committed, they are free again when the block ends."""
 
     def __init__(self, cache: KVCache, count: int, parents: Sequence[int] | None = None) -> None:
         assert parents is None or len(parents) == count, (parents, count)
@@ -335,7 +320,6 @@ class Reservation:
         """Keep the rows that hold these tokens; the others are free again.
 
         Args:
-            token_ids: tokens in the order of the sequence.
             path: the rows of the reservation that hold them, each the parent of the next; None for the first rows. Any
                 other path needs a row map.
         """

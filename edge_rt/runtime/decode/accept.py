@@ -30,8 +30,6 @@ def accept(draft: Draft, logits: npt.NDArray[Any], sampler: TokenChooser, end_id
 
     Args:
         logits: float32 ``[len(draft) + 1, vocabulary]``: after the last known token, and after every node.
-        sampler: chooses and remembers tokens.
-        end_ids: tokens that end the answer.
     """
 
     def choose(row: int) -> int:
@@ -51,10 +49,7 @@ def accept_best(
     from a device.
 
     Args:
-        outputs: of the pass, with logits as of ``accept``.
-        top: its most likely tokens.
         sampler: takes the token of the largest logit, and keeps no count of tokens.
-        end_ids: tokens that end the answer.
     """
     best, peak = top.ids.item, top.logits.item
 

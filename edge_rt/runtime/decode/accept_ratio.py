@@ -115,8 +115,6 @@ def accept_ratio(
     Args:
         proposals: per node the distribution that its token was drawn from, or None if it was picked.
         logits: float32 ``[len(draft) + 1, vocabulary]``: after the last known token, and after every node.
-        sampler: computes the model's distributions and remembers tokens.
-        end_ids: tokens that end the answer.
         random: ``Sampler.chance``. A seed repeats the text as long as the drafts are the same.
     """
     assert len(proposals) == len(draft), (len(proposals), len(draft))

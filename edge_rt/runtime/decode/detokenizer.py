@@ -19,9 +19,6 @@ class TokenDecoder(Protocol):
 class TextStream:
     """Text of an answer, released as soon as no stop text can begin in it.
 
-    Args:
-        stop: texts that end the answer.
-
     Attributes:
         stop_string: the stop text that was found, or None.
     """

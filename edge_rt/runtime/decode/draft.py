@@ -21,7 +21,6 @@ class Draft:
     """Tokens guessed to follow the sequence, as a tree.
 
     Attributes:
-        token_ids: one per node; siblings have different tokens.
         parents: for every node the earlier node that it follows, or ``ROOT``.
     """
 
@@ -59,7 +58,6 @@ class Accepted:
     Attributes:
         token_ids: emitted tokens, at least one; all except the last were drafted.
         path: the nodes of the draft that hold these tokens, one fewer than the tokens.
-        num_drafted: nodes that were drafted and verified.
     """
 
     token_ids: tuple[int, ...]
@@ -85,7 +83,6 @@ class Drafter(Protocol):
         """Learn from a step.
 
         Args:
-            accepted: what was emitted; already part of the sequence.
             outputs: of ``len(draft) + 1`` rows: after the last known token, and after every node. They are overwritten
                 by the next pass.
         """

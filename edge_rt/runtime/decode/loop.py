@@ -29,12 +29,7 @@ class Target(Protocol):
         """Compute tokens into cache rows ``start``...; the outputs are of the last ``num_logits`` (at least 1) tokens.
 
         Args:
-            start: rows before it are the context.
-            num_logits: how many of the last tokens need logits.
             parents: for every token the earlier one that it follows, or -1 for the context's last; None for a chain.
-
-        Raises:
-            Cancelled: the run was stopped; the rows hold nothing.
         """
 
 
@@ -48,7 +43,6 @@ def prefill(
     """Compute the prompt in chunks; its last piece, at most ``chunk`` tokens, is left to the first decoding step.
 
     Args:
-        sequence: a request whose leading ``cache.length`` tokens are committed.
         chunk: most tokens of one pass; it bounds the memory of activations.
         on_progress: called with tokens computed so far and tokens of the prompt.
     """
@@ -74,7 +68,6 @@ def decode(
 
     Args:
         sampler: chooses tokens, or computes the distributions to choose them from.
-        rule: acceptance rule for the drafter's drafts.
 
     Raises:
         Cancelled: a pass was stopped; sequence and cache are as they were after the previous step.

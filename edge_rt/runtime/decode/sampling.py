@@ -59,11 +59,7 @@ class Sampler:
     drafter.
 
     Args:
-        prompt_ids: tokens of the prompt (for the repetition penalty).
         sampling: sampling values in force; None takes those of ``config``, without values that a model recommends.
-
-    Attributes:
-        chance: the random choices that tokens are drawn with.
     """
 
     def __init__(

@@ -12,10 +12,7 @@ class Sequence:
     """Prompt and answer of one request.
 
     Args:
-        prompt_ids: tokens of the prompt, at least one.
-        capacity: most tokens of prompt and answer together.
         max_tokens: most tokens of the answer, or None.
-        end_ids: tokens that end the answer.
     """
 
     def __init__(

@@ -102,11 +102,7 @@ class HiddenRows:
 
 
 class DeviceHiddenRows(HiddenRows):
-    """The same in the memory of a device.
-
-    Raises:
-        MemoryBudgetExceeded: the device has too little memory.
-    """
+    """The same in the memory of a device."""
 
     def __init__(self, device: ComputeDevice, segments: int, hidden_size: int, largest_pass: int) -> None:
         self._device = device

@@ -42,9 +42,7 @@ def open_io_binding(
     """Return the IO binding for a package's op profile, with cache memory for ``capacity`` tokens.
 
     Args:
-        capacity: rows of the cache.
         kv_format: one format for the cache, or one per layer; None takes the one that the package prefers.
-        largest_pass: rows of the largest pass that will be run.
         hidden: whether passes return hidden states (``Outputs.hidden``); the session must then be opened with the
             binding's ``more_outputs``.
         device: where the cache lies, one that the package can run on (``open_device``); None: in this process.

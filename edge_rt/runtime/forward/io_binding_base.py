@@ -27,12 +27,7 @@ FILLING: Final = 0x11
 
 
 class BoundPass(ABC):
-    """Buffers for passes of one shape, bound to the graph.
-
-    Args:
-        binding: ONNX Runtime's binding, which receives the buffers.
-        rows: tokens of the pass.
-    """
+    """Buffers for passes of one shape, bound to the graph."""
 
     def __init__(self, binding: Binding, rows: int, results: BoundResults) -> None:
         num_logits = results.num_logits
@@ -66,7 +61,6 @@ class IOBinding(ABC):
     """Inputs and outputs of one op profile's graph, and the memory of its cache.
 
     Args:
-        capacity: rows of the cache, one per token.
         kv_format: name of the cache's format, as it is shown to users.
         top_tokens: most likely tokens that the graph returns with every row of logits.
         hidden: the value of the graph that is the hidden states, if they are wanted.
@@ -76,7 +70,6 @@ class IOBinding(ABC):
         outputs: memory of the outputs of all passes; a pass is bound only when there is room for its rows.
         row_bytes: bytes of one token in all layers.
         cache_bytes: bytes of the cache, every row of every layer; see the subclasses.
-        row_map, window: see ``KVCache``.
     """
 
     profile: ClassVar[str]
@@ -112,7 +105,6 @@ class IOBinding(ABC):
         """Bind the outputs of a graph that ends with the head; ``outputs`` must have room for them.
 
         Args:
-            num_logits: rows that need logits.
             hidden: whether the graph gives the hidden states that are wanted, too.
         """
         return BoundResults(binding, self.outputs.first(num_logits), self._hidden_name if hidden else None)

@@ -26,10 +26,6 @@ class CudaIOBinding(NativeIOBinding):
     """The native binding with each layer's cache where the layer is computed; tokens, parents and row maps are here.
 
     Arguments as of ``NativeIOBinding``, and:
-
-    Args:
-        device: where the cache lies.
-        host_layers: how many layers, the first ones, the CPU computes.
     """
 
     def __init__(
@@ -125,11 +121,7 @@ class _CudaPass(NativePass):
 
 
 class DeviceIOBinding(PortableIOBinding):
-    """The portable binding with a cache that never leaves the device; tokens go there and logits come back.
-
-    Args:
-        device: where the cache lies.
-    """
+    """The portable binding with a cache that never leaves the device; tokens go there and logits come back."""
 
     def __init__(
         self,

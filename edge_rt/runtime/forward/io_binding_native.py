@@ -40,7 +40,6 @@ class NativeIOBinding(IOBinding):
     ``window_capacity(window, largest_pass, capacity)``.
 
     Args:
-        kv_format: one format for the cache, or one per layer.
         largest_pass: rows of the largest pass that will be run; layers with a sliding window reserve room for it.
         hidden: whether passes return hidden states, too; the session must be opened with ``more_outputs``.
 

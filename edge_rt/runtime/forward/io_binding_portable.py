@@ -27,7 +27,6 @@ class PortableIOBinding(IOBinding):
 
     Attributes:
         keys: per layer, float32 ``[1, kv_heads, capacity, D]``; a page takes memory only once a row in it is written.
-        values: as ``keys``.
     """
 
     profile = "portable"

@@ -193,12 +193,8 @@ class BoundResults:
     """All outputs of a graph, written in this process.
 
     Args:
-        binding: ONNX Runtime's binding, which receives the memory.
         outputs: the memory, for the rows that need logits; runs of other shapes write it as well.
         hidden_name: the output that is the hidden states; None: they are not wanted.
-
-    Attributes:
-        num_logits: the number of these rows.
     """
 
     def __init__(self, binding: Binding, outputs: Outputs, hidden_name: str | None = None) -> None:
@@ -229,11 +225,7 @@ class DeviceOutputMemory(OutputMemory):
         super().__init__(model.vocab_size, model.top_tokens, hidden_size)
 
     def place(self, name: str, array: Array) -> DeviceRows:
-        """Return where rows of an array of ``first`` are written on the device.
-
-        Args:
-            name: ``"logits"``, ``"top_ids"``, ``"top_logits"``, ``"log_sum_exp"`` or ``"hidden"``.
-        """
+        """Return where rows of an array of ``first`` are written on the device."""
         return DeviceRows(self._there[name], array.shape, array.dtype)
 
     def release(self) -> None:
@@ -252,11 +244,7 @@ class DeviceOutputMemory(OutputMemory):
 
 
 class DeviceResults(BoundResults):
-    """Results that are written on a device; of the logits a copy is made only when somebody reads them.
-
-    Args:
-        num_logits: rows that need logits.
-    """
+    """Results that are written on a device; of the logits a copy is made only when somebody reads them."""
 
     def __init__(
         self, binding: Binding, memory: DeviceOutputMemory, num_logits: int, hidden_name: str | None = None

@@ -21,11 +21,7 @@ MAX_KEPT_SHAPES: Final = 72
 
 
 class Runner(ABC):
-    """Runs passes over one cache, one at a time.
-
-    Args:
-        io_binding: inputs and outputs, the cache's memory included.
-    """
+    """Runs passes over one cache, one at a time."""
 
     def __init__(self, io_binding: IOBinding, switch: StopSwitch) -> None:
         self._io_binding = io_binding
@@ -46,7 +42,6 @@ class Runner(ABC):
         """Compute tokens into cache rows ``start`` to ``start + len(token_ids)``.
 
         Args:
-            start: rows before it are the context.
             num_logits: how many of the last tokens need logits, at least 1.
             parents: for every token the earlier one of this pass that it follows, or -1 for the context's last; None
                 for a chain. Only packages of the native op profile compute trees.
@@ -68,11 +63,7 @@ class Runner(ABC):
 
 
 class ModelRunner(Runner):
-    """One graph, one cache, one pass at a time.
-
-    Args:
-        io_binding: inputs and outputs, the cache's memory included.
-    """
+    """One graph, one cache, one pass at a time."""
 
     def __init__(self, session: Session, io_binding: IOBinding, switch: StopSwitch) -> None:
         super().__init__(io_binding, switch)

@@ -27,9 +27,7 @@ class SegmentedRunner(Runner):
 
     Args:
         sessions: the opened graphs of the segments, and last that of the head.
-        io_binding: inputs and outputs, the cache's memory included.
         ahead: the cache's rows that the first segments have computed for a draft.
-        largest_pass: rows of the largest pass that is planned.
     """
 
     def __init__(
@@ -161,7 +159,6 @@ class SegmentedRunner(Runner):
         """Put an adapter behind an exit, in place of the head; it changes drafts, never what is verified.
 
         Args:
-            segments: segments before the exit.
             adapter: guesses there; None takes it away.
         """
         with self._running:

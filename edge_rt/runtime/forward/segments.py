@@ -50,11 +50,7 @@ class PassInputs:
 
 
 class LayersGraph:
-    """The graph of a segment's layers.
-
-    Args:
-        hidden: rows behind the segments.
-    """
+    """The graph of a segment's layers."""
 
     def __init__(
         self, session: Session, segment: Segment, index: int, io_binding: NativeIOBinding, hidden: HiddenRows
@@ -107,11 +103,7 @@ class LayersGraph:
 
 
 class HeadGraph:
-    """The graph that makes logits of the hidden states at exits.
-
-    Args:
-        hidden: rows behind the segments.
-    """
+    """The graph that makes logits of the hidden states at exits."""
 
     def __init__(self, session: Session, io_binding: NativeIOBinding, hidden: HiddenRows) -> None:
         self._session: Session | None = session

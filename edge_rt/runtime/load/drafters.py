@@ -231,8 +231,6 @@ def rows_are_exact(runner: Forward, *, vocab_size: int, capacity: int, most_rows
 
     Args:
         runner: runs the passes; the first rows of its cache are overwritten.
-        capacity: rows of the cache.
-        most_rows: rows of logits that a pass may return.
 
     Returns:
         Whether all are equal; False if the cache has no room for two rows.

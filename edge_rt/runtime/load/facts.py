@@ -33,7 +33,6 @@ class GpuFacts:
     Attributes:
         figures: its memory and speed; None if it cannot be opened, cannot be taken, or its memory is not planned.
         costs: cache format -> costs of passes that were measured on it; empty: none were.
-        error: why it cannot be opened.
     """
 
     gpu: Gpu
@@ -49,15 +48,12 @@ class Facts:
     Attributes:
         machine: without the GPUs of this one; another machine with its own.
         drafter: the trained drafter that a load takes; None if it takes none.
-        draft_model: the second model that drafts.
-        is_here: whether the machine is this one.
         base_bytes: what the process holds, without the driver of GPUs; None: what ``machine`` says.
         driver_bytes: what is counted for the driver where the CPU computes; None: another machine has one of its own.
         budget_bytes: what a budget leaves that models share; None: there is none.
         gpus: the GPU that was named; with ``auto`` those that could be taken.
         cpu_costs: cache format -> costs of passes that were measured on the CPU.
         lost_costs: the same on any GPU, if the driver does not answer.
-        lost: why it does not.
         context_bytes: what this process's context holds already of a GPU that shares the machine's memory.
     """
 
@@ -94,9 +90,6 @@ def read_facts(model: Package | ModelShape, options: LoadOptions, machine: Devic
     Raises:
         ConfigError: options do not suit the package, or have no effect together, or the budget is not a size.
         InvalidCorpus: the file is not a corpus, or comes from another tokenizer.
-        InvalidDrafter: the named drafter is malformed, or for another model; see also ``open_drafter``.
-        RuntimeUnavailable, VersionMismatch: the GPU that was named is not there, or cannot be used.
-        StorageError: a file cannot be read.
     """
     package = model if isinstance(model, Package) else None
     _check(options, package)
@@ -134,11 +127,7 @@ def _this_process() -> Device:
 
 
 def _with_process(facts: Facts, options: LoadOptions, held: int) -> Facts:
-    """Return the facts with the memory of this process.
-
-    Args:
-        held: what it held before the driver was asked.
-    """
+    """Return the facts with the memory of this process."""
     provider = options.gpu_provider
     facts = replace(facts, context_bytes=CONTEXT_BYTES if provider.has_opened else 0)
     if options.base_bytes is None:

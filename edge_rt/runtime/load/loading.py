@@ -44,7 +44,6 @@ class Loaded:
     """A loaded model.
 
     Attributes:
-        load_plan: the plan that was carried out.
         runner: runs passes; owns the graph and the cache's memory.
         drafter: the trained drafter that is loaded; None if none is.
         isa: instruction set of the native operators; None for a portable package.
@@ -130,12 +129,6 @@ def open_model(
 
     Args:
         runner: returns the runner as long as the model is open.
-
-    Raises:
-        MemoryBudgetExceeded: the plan does not fit.
-        RuntimeUnavailable: the device is not available.
-        VersionMismatch: ONNX Runtime is too old for the package.
-        EdgeRTError: a part of the package cannot be used, or the system has less memory than it reported.
     """
     load_plan = claim(plan, options)
     try:

@@ -53,8 +53,6 @@ class OpenedModel:
     Attributes:
         held_runner: returns the runner as long as the model is open.
         device: where passes run; None: on the CPU.
-        facts: what costs of passes depend on.
-        cost_key: the same, with everything of this machine.
     """
 
     package: Package

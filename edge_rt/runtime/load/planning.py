@@ -150,9 +150,6 @@ def measured_speeds(
 
     That is: with the cache format of the choice, else with the one of largest rows that was measured on both; at the
     deepest measured context up to half of the choice's; and with speculation, if passes of as many rows were measured.
-
-    Args:
-        of_gpu: cache format -> costs of passes on the GPU.
     """
     from edge_rt.runtime.speculation.stored_costs import drafted_rows, tokens_per_second
 

@@ -35,9 +35,7 @@ class AdaptiveDrafter:
     """Drafts with the arm that the bandit chooses, as many tokens as pay by the cost model.
 
     Args:
-        core: grows trees and learns from them.
         bandit: chooses among the core's arms; None: always the last arm.
-        max_nodes: most nodes of a draft.
         corrects: whether its passes correct the costs, if these are live: not where sources compute a part of them.
         clock: seconds.
     """

@@ -10,12 +10,7 @@ from typing import Final, Protocol
 
 @dataclass(frozen=True)
 class Arm:
-    """One way of drafting.
-
-    Attributes:
-        name: ``"off"``, a source's name, or ``"fusion"``.
-        mask: bit i is set if source i guesses.
-    """
+    """One way of drafting."""
 
     name: str
     mask: int
@@ -31,7 +26,6 @@ def arms_of(names: Items[str], computing: Items[str] = ()) -> tuple[Arm, ...]:
     A source that computes drafts together with the others, or alone if there are no others.
 
     Args:
-        names: of all sources, in order.
         computing: of those that compute their guesses, such as a head.
     """
     masks = {name: 1 << index for index, name in enumerate(names)}
@@ -99,7 +93,6 @@ class Asking:
         """Learn from a step in which the source was asked.
 
         Args:
-            value: as given to ``wants``.
             without: expected tokens per millisecond of the texts' draft alone.
             with_it: the same of the draft with the source, its time included.
         """

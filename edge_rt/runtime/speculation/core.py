@@ -49,7 +49,6 @@ class DraftCore:
         chain: only the best guess of every position, for models that cannot verify trees.
 
     Attributes:
-        arms: the ways of drafting; see ``arms_of``.
         texts: the arm of the sources that look texts up; None if all sources do, or none.
         drafting: milliseconds of drafting and learning, by arm; the caller keeps them up to date.
     """
@@ -109,9 +108,7 @@ class DraftCore:
         """Return the tree that maximises expected tokens over cost.
 
         Args:
-            arm: which of ``arms`` drafts.
             least: nodes that are less likely to be accepted are left out.
-            whole: do not cut the tree to what pays.
         """
         for index, source, forest in self._outside:
             if self.arms[arm].mask >> index & 1 and index not in self._handed_over:
@@ -149,9 +146,6 @@ class DraftCore:
         """Learn from a step.
 
         Args:
-            draft: the last draft of ``propose``, or its first nodes.
-            outputs: of the rows of the pass; see ``DraftSource.observe``.
-            context: the last known tokens before the draft.
             arm: who drafted, for ``speeds``; None: the step does not count there.
 
         Returns:

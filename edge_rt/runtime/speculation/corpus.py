@@ -43,12 +43,9 @@ class CorpusInfo:
 
     Attributes:
         vocab_size: tokens of the vocabulary; every token id is below it.
-        num_tokens: tokens of all texts.
         num_texts: number of texts; no match extends from one text into the next.
         num_places: positions that are followed by a token of the same text.
         tokenizer_sha256: of the tokenizer file that made the ids, hexadecimal.
-        text_sha256: of the section with the text, hexadecimal.
-        order_sha256: of the section with the positions, hexadecimal.
     """
 
     vocab_size: int
@@ -309,9 +306,6 @@ class CorpusSource:
     """Guesses what follows the longest suffix of the text in a corpus.
 
     A kind is (bucket of the match's length, rank, whether the guess stands there once or more often).
-
-    Args:
-        corpus: the caller opens and closes it.
     """
 
     name = "corpus"

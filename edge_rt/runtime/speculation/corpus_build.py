@@ -45,7 +45,6 @@ def build_corpus(
 
     Args:
         texts: token ids, each ``0 <= id < vocab_size``; empty texts are left out.
-        vocab_size: tokens of the model.
     """
     if path.exists() and not force:
         raise ConfigError(f"{path} exists.", f"It has {path.stat().st_size} bytes.", "Use --force to replace it.")

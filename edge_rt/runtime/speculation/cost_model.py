@@ -47,7 +47,6 @@ class RowCosts:
 
     Attributes:
         rows: row counts, ascending, beginning with 1.
-        depths: rows of context, ascending, at least one.
         ms: ``[depths][rows]``; made to rise with both, because a measurement in which a larger pass costs less is
             noise.
         steady: whether repeated passes took the same time; on a busy machine they do not, and guesses are not.
@@ -137,9 +136,6 @@ class Costs(Protocol):
 class CostCurve:
     """The costs of passes at the current depth, computed again as a text grows and as they change.
 
-    Args:
-        most: rows of the largest pass.
-
     Attributes:
         cheapest: cost of the cheapest additional row, as a share of a pass over one row; a guess that is less likely
             than this does not pay.
@@ -188,7 +184,6 @@ def measure(
         run: ``run(rows, depth)`` computes a pass over ``rows`` rows after a context of ``depth`` rows.
         capacity: rows of the cache; what does not fit is not measured.
         rows: row counts, ascending from 1.
-        depths: rows of context, ascending.
         budget: most seconds; to keep it, first fewer rounds are measured, at least one, then fewer depths, at least
             one.
         clock: seconds.
@@ -310,7 +305,6 @@ def best_size(values: Items[float], costs: Items[float], drafting: float) -> int
     0 as well.
 
     Args:
-        values: probability of every node that it is accepted, descending.
         costs: ``t``: costs of passes over 1, 2, ... rows, at least one more than values.
     """
     best, size, expected = 1.0 / (costs[0] + drafting), 0, 1.0
@@ -330,10 +324,8 @@ class MeasuredCosts:
         store: where measured costs are stored; None stores nothing.
 
     Attributes:
-        key: everything that the costs depend on.
         is_kept: False if the last measurement could not be written, or there is no store.
         grid: numbers of rows and depths that fit the cache.
-        on_measure: called when a measurement begins.
         clock: seconds.
     """
 
@@ -377,11 +369,7 @@ class MeasuredCosts:
         return self.stored() or self.measure(runner)
 
     def measure(self, runner: Runner) -> RowCosts:
-        """Measure on the emptied cache, and store the costs.
-
-        Raises:
-            Cancelled: a pass was stopped; nothing is stored.
-        """
+        """Measure on the emptied cache, and store the costs."""
         cache, io_binding = self._cache, self._io_binding
         if self.on_measure is not None:
             self.on_measure()

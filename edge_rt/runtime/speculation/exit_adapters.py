@@ -23,9 +23,6 @@ class ExitAdapters:
 
     They share one graph, and one reduced head with the vocabulary and the tokens of the prompt.
 
-    Args:
-        job: the drafter, and what it is loaded for.
-
     Attributes:
         by_layer: layers before an exit -> its adapter, see ``ExitAdapter`` in ``edge_rt.runtime.forward.segments``.
     """

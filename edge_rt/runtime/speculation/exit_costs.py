@@ -34,11 +34,7 @@ class ExitCosts:
 
 
 class ExitCurves:
-    """The costs at the current depth of the context, computed again as a text grows.
-
-    Args:
-        most: rows of the largest pass.
-    """
+    """The costs at the current depth of the context, computed again as a text grows."""
 
     def __init__(self, costs: ExitCosts, most: int) -> None:
         self._whole = CostCurve(costs.whole, most)
@@ -78,7 +74,6 @@ class ExitMeasurement:
     """Measures the costs at a model's exits, once per machine.
 
     Args:
-        key: everything that the costs depend on, as of ``MeasuredCosts``.
         store: where measured costs are stored; None stores nothing.
         drafter_id: of the drafter whose adapters guess at the exits; None without one.
     """

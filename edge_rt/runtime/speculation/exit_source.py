@@ -38,7 +38,6 @@ class ExitPlan:
     """A draft to be made.
 
     Attributes:
-        exit_index: the exit that it ends at.
         length: most tokens of its chain, at least 1.
     """
 
@@ -95,9 +94,6 @@ class ExitController:
     What differs from it: times are measured and have the head in them, a head that a small model reads as often as many
     layers; and no draft at all is one of the choices. While nothing pays, one guess is made now and then at the exit
     that is known least: the pass goes on with its row, so that it costs a product of the head.
-
-    Attributes:
-        rates: what was learned.
     """
 
     def __init__(self, curves: ExitCurves) -> None:
@@ -155,12 +151,6 @@ def draft_chain(
 ) -> list[ChainGuess]:
     """Draft behind the last known token, which is not in the cache yet; its rows run ahead (``KVCache.ahead``).
 
-    Args:
-        token: the last known token.
-        plan: where the draft ends, and its length.
-        planner: says after each token whether another one pays.
-        end_ids: tokens that end the chain.
-
     Raises:
         Cancelled: a pass was stopped; nothing of the draft is left.
     """
@@ -202,7 +192,6 @@ class ExitSource(ForestSource):
     Args:
         runner: returns the runner as long as the model is open.
         planner: decides where drafts end; it drafts nothing where none pays.
-        end_ids: tokens that end an answer.
         adapters: what guesses at the exits, if that is not the model's head.
     """
 

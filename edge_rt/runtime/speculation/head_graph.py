@@ -24,10 +24,7 @@ class HeadShape:
     """Sizes and formats of a head.
 
     Attributes:
-        intermediate: rows of the gate of a block.
-        vocabulary: rows of the embedding.
         blocks: how many, 1 to 4.
-        nodes: most nodes of a tree.
     """
 
     hidden: int

@@ -26,7 +26,6 @@ def map_bytes(path: Path, offset: int = 0, length: int | None = None) -> npt.NDA
     """Map a file.
 
     Args:
-        offset: first byte that is mapped.
         length: bytes that are mapped; None: up to the end.
 
     Returns:
@@ -59,10 +58,6 @@ class ReducedHead:
 
     Args:
         head_ids: int32, ascending: the tokens that can always be guessed.
-        prompt_rows: most distinct tokens that ``add_tokens`` adds.
-
-    Attributes:
-        ids, tiles: of the tokens that can always be guessed.
     """
 
     def __init__(
@@ -149,7 +144,6 @@ class StoredTiles:
 
     Args:
         path: the file, which is open as long as this object lives.
-        offset: its byte where the first tile begins.
         shape: ``[tiles, units, bytes of a unit]``.
     """
 

@@ -44,7 +44,6 @@ class Guesses(NamedTuple):
     Attributes:
         parents: for every node the earlier one that it follows, -1 for the last known token.
         depths: from 1.
-        log_probs: of every node, given its parent, in nats.
     """
 
     ids: list[int]
@@ -58,11 +57,9 @@ class HeadWeights:
     """Tensors of a head and of its target, C-contiguous; matrices are tiles, uint8 ``[tiles, units, bytes]``.
 
     Attributes:
-        embedding: the target's embedding, in ``HeadShape.embedding``.
         lm_head: the target's LM head, in ``HeadShape.head``; rows of it are copied.
         fc: of the first product, ``[hidden, 2 hidden]``.
         state_norm, token_norm, output_norm: float32 ``[hidden]``.
-        blocks: norm, gate_up and down of every block.
         head_ids: int32, ascending: the tokens that can always be guessed.
     """
 
@@ -81,7 +78,6 @@ class HeadRunner:
 
     Args:
         weights: its tensors and the target's; they must live as long as the runner.
-        prompt_rows: most distinct tokens that ``add_tokens`` adds.
         isa: instruction set, None for the best.
         library: library of edge-rt's operators; None is the installed one.
         beside: a runner of the same shape and target, whose graph and reduced head it shares.
@@ -132,7 +128,6 @@ class HeadRunner:
         Args:
             state: float32 ``[hidden]``, the model's hidden state at the row that chose the token; it is copied to
                 ``self.state``, unless it is that.
-            token_id: the last token of the sequence.
             nodes: most nodes, at least 1; the tree of fewer is the beginning of that of more.
             width: most guesses after a node, 1 to 64.
             depth: steps of the head, 1 to 8.
@@ -210,10 +205,6 @@ class HeadSource(ForestSource):
     The head runs once in a step, when the guesses are asked for. It starts from the hidden state of the row that chose
     the last token, which ``observe`` finds in the outputs; without it, as in the first step behind a cache that was
     restored, nothing is guessed. A kind is a depth (1, 2, 3 and more) and a level of the head's own probability.
-
-    Args:
-        nodes: most nodes of its tree.
-        width: most guesses after a node.
     """
 
     name = "head"
@@ -278,8 +269,6 @@ class DrafterJob:
     """What a trained drafter is loaded for.
 
     Attributes:
-        drafter: the drafter, which fits it.
-        draft_max: most nodes of a draft.
         prompt_rows: most tokens of a prompt that its reduced head may take in.
         isa: instruction set of the native operators; None is the best.
     """

@@ -81,13 +81,7 @@ def draft_library() -> DraftLibrary | None:
 
 
 class Handle:
-    """Something that the library made, closed with this object.
-
-    Args:
-        address: what one of the functions that open returned.
-        close: the function that closes it.
-        keep: objects that must be closed later than this one.
-    """
+    """Something that the library made, closed with this object."""
 
     def __init__(self, address: int | None, close: Callable[[int], None], keep: Items[object] = ()) -> None:
         if address is None:

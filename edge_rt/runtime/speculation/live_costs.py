@@ -52,12 +52,7 @@ class LiveCosts:
     """The costs of a model's passes.
 
     Args:
-        costs: to begin with; without ``passes`` only their ratios count.
         save: stores what was learned; None: nobody does.
-
-    Attributes:
-        changes: grows when ``curve`` returns something else.
-        costs: what is known, as of the last change.
     """
 
     def __init__(self, costs: RowCosts, save: Callable[[RowCosts], bool] | None = None) -> None:
@@ -84,11 +79,7 @@ class LiveCosts:
         return self.costs.curve(depth, most)
 
     def wanted(self, rows: int, most: int) -> int:
-        """Return a larger number of rows, at most ``most``, whose costs are worth knowing now; 0: there is none.
-
-        Args:
-            rows: of the pass that seems to pay.
-        """
+        """Return a larger number of rows, at most ``most``, whose costs are worth knowing now; 0: there is none."""
         first, line = self.costs.ms[0][0], self.costs.ms[0]
         for index, count in enumerate(self.costs.rows):
             if count > most:

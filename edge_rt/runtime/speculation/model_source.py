@@ -49,7 +49,6 @@ class ChainCosts:
     than are accepted. The d that promises the most tokens per millisecond is taken, 0 included.
 
     Args:
-        draft: costs of passes over one row by what drafts.
         prior: share of drafted tokens that is taken to be right before any is known.
     """
 
@@ -72,7 +71,6 @@ class ChainCosts:
         """Return whether another token is to be drafted.
 
         Args:
-            depth: tokens of the context.
             values: of the tokens drafted so far, the probability that each and all before it are accepted.
         """
         count, expected = len(values), 1.0 + sum(values)
@@ -184,8 +182,6 @@ class DraftModel:
 
     Args:
         known_tokens: ids below are the same tokens in both models; others are unknown here.
-        stand_in: id that is computed in place of unknown ones.
-        chunk: most tokens of a pass.
     """
 
     def __init__(self, runner: Target, cache: KVCache, *, known_tokens: int, stand_in: int, chunk: int) -> None:
@@ -262,10 +258,6 @@ class ModelSource(ForestSource):
 
     Args:
         ways: to draft; the one that promises most is taken, of equal ones the first.
-        least_gain: speed over plain decoding that a way must promise.
-        most: most tokens of a chain.
-        end_ids: tokens that end an answer.
-        held_bytes: memory of the models, mapped weights included.
     """
 
     num_kinds = CHAIN_KINDS

@@ -83,7 +83,6 @@ class NgramSource(TextSource):
     Args:
         levels: lengths of n-grams, from 2 to 5: a level of n looks at the last n - 1 tokens.
         latest_only: keep only the latest next token: prompt lookup (Saxena 2023) with levels as its n-grams.
-        max_entries: most keys in the table.
     """
 
     name = "ngram"

@@ -47,10 +47,7 @@ class DraftSlot(NamedTuple):
     """A position in the draft for a token that is yet to be drawn.
 
     Attributes:
-        parent: index of the slot above, or ``ROOT``.
         depth: 0 directly after the known tokens.
-        rank: number of siblings drawn before.
-        value: probability that a token drawn there is accepted.
     """
 
     parent: int
@@ -149,8 +146,6 @@ class SampledDrafter:
         source: guesses whose prior is proportional to their probability among the guesses at one context.
         temperature: of the request, above 0; the probabilities are raised to its inverse, as the model's are.
         seed: of the request; None takes a new seed.
-        max_nodes: most nodes of a draft.
-        chain: no siblings, for models that cannot verify trees.
         clock: seconds; for the statistics.
     """
 

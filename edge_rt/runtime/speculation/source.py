@@ -155,7 +155,6 @@ class ChainGuess(NamedTuple):
 
     Attributes:
         token_id: the likeliest token, which goes on with the chain.
-        probability: that the network gives it.
     """
 
     token_id: int
@@ -164,11 +163,7 @@ class ChainGuess(NamedTuple):
 
 
 def chain_prior(kind: int, first: float) -> float:
-    """Return the probability that a guess is right before anything is learned.
-
-    Args:
-        first: that a guess of middling probability is right.
-    """
+    """Return the probability that a guess is right before anything is learned."""
     if kind >= _SIBLINGS:
         return _SIBLING / (1 + kind - _SIBLINGS)
     return first * (0.5 + kind % _LEVELS / (_LEVELS - 1))

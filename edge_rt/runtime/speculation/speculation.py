@@ -79,11 +79,8 @@ class Speculation:
         draft_max: most drafted tokens of a pass; the cost model usually chooses fewer.
         drafts: what may be drafted. Unless it is exact, ``auto`` is off, and a chain that is asked for may give another
             text than plain decoding.
-        costs: returns the costs of passes; called when first needed.
         corpus: further texts, of which ``auto`` and ``suffix`` draft as well.
-        bounds: bounds of the drafters' tables.
         sources: of networks that draft: mode -> function of the costs that makes its source, which ``auto`` asks too.
-        library: what drafts; without it nothing is drafted.
     """
 
     def __init__(
@@ -195,12 +192,7 @@ class Speculation:
             )
 
     def drafter(self, mode: str, reference_ids: Items[int] | None = None) -> Drafter:
-        """Return the drafter for a generation.
-
-        Args:
-            mode: as ``resolve`` returns it.
-            reference_ids: tokens of a text that the answer may copy.
-        """
+        """Return the drafter for a generation."""
         if mode == "off":
             return NullDrafter()
         names = self._source_names(mode)
@@ -224,8 +216,6 @@ class Speculation:
         """Return who drafts for a generation, and which of the drafted tokens stay.
 
         Args:
-            mode: as ``resolve`` returns it.
-            reference_ids: tokens of a text that the answer may copy.
             temperature: in force; 0 is greedy.
         """
         # Greedy decoding has no distribution to keep: both rules keep its text then.

@@ -18,11 +18,7 @@ _KEEP: Final = 0.998
 
 
 class Rates:
-    """Discounted hit rates with priors.
-
-    Args:
-        priors: rates before anything is learned.
-    """
+    """Discounted hit rates with priors."""
 
     def __init__(self, priors: Items[float], trials: float) -> None:
         self._priors = list(priors)
@@ -128,14 +124,7 @@ def decision(
     drafting_ms: float,
     verifying_ms: float,
 ) -> dict[str, Any]:
-    """Return the trace record of a step; its fields are listed in ``docs/decoding.md``.
-
-    Args:
-        sequence: the request, with the emitted tokens.
-        arm: name of the arm that drafted.
-        expected: drafted tokens that were expected to be accepted.
-        verifying_ms: time of the pass and of choosing tokens.
-    """
+    """Return the trace record of a step; its fields are listed in ``docs/decoding.md``."""
     emitted = len(accepted.token_ids)
     return {
         "position": len(sequence.token_ids) - emitted,

@@ -26,7 +26,6 @@ def costs_on_cpu(store: CostStore, package_id: str, threads: int, isa: str | Non
     """Return the measured costs of a package's passes on the CPU, by cache format; disturbed ones are left out.
 
     Args:
-        store: where they are saved.
         isa: instruction set of the native operators; None: the best, which is used unless another is requested.
     """
     usable = (None, native_status(library_path()).best) if isa is None else (isa,)
@@ -42,9 +41,6 @@ def costs_on_gpu(store: CostStore, package_id: str, gpu: Gpu, report: GpuReport)
     """Return the measured costs of a package's passes on a GPU, by cache format; disturbed ones are left out.
 
     Those that were measured with another driver do not count, nor those with some layers on the CPU.
-
-    Args:
-        store: where they are saved.
     """
     facts = {"device": str(gpu.device_name), "text": gpu.name, **report.facts(gpu)}
     found = _on_gpus(store, package_id)
@@ -59,11 +55,7 @@ def costs_on_any_gpu(store: CostStore, package_id: str) -> dict[str, RowCosts]:
 
 
 def may_be_faster(of_gpu: Mapping[str, RowCosts], of_cpu: Mapping[str, RowCosts]) -> bool:
-    """Return whether any pass that was measured on both is faster on the GPU; if none is, no choice is faster there.
-
-    Args:
-        of_gpu: cache format -> costs of passes on the GPU.
-    """
+    """Return whether any pass that was measured on both is faster on the GPU; if none is, no choice is faster there."""
     for kv in of_gpu.keys() & of_cpu.keys():
         gpu, cpu = of_gpu[kv], of_cpu[kv]
         # A draft of the most rows reads the costs of one more.
@@ -80,7 +72,6 @@ def relative_curve(
     """Return the seconds of a pass over one row, and passes over more rows relative to it, as in ``Device.row_cost``.
 
     Args:
-        choice: how tokens are drafted, which bounds the rows.
         least_rows: rows that are wanted in any case, at least 2.
     """
     line = costs.curve(depth, max(least_rows, drafted_rows(choice) + 1))
@@ -95,11 +86,7 @@ def drafted_rows(choice: Choice) -> int:
 
 
 def tokens_per_second(costs: RowCosts, depth: int, choice: Choice) -> float:
-    """Return the expected decoding speed of a choice from measured costs.
-
-    Args:
-        choice: how tokens are drafted.
-    """
+    """Return the expected decoding speed of a choice from measured costs."""
     return speculative_tokens_per_second(*relative_curve(costs, depth, choice), choice)
 
 

@@ -67,10 +67,6 @@ class NativeSource:
 
     Args:
         priors: for every kind the probability that a guess is right, before anything is learned.
-        address: what the library's function that opens it returned.
-
-    Attributes:
-        name, num_kinds: see ``Source``.
     """
 
     def __init__(self, library: DraftLibrary, name: str, priors: Items[float], address: int | None) -> None:
@@ -127,9 +123,6 @@ class NativeSuffixSource(NativeSource):
     A kind is (this text or an earlier one; bucket of the match's length; rank; whether the guess followed once or more
     often). Texts of earlier turns and conversations are used as well, until ``max_tokens`` are held; then the automaton
     is built again from the later half.
-
-    Args:
-        max_tokens: most tokens held, of all texts together.
     """
 
     def __init__(self, library: DraftLibrary, *, max_tokens: int = MAX_TOKENS) -> None:

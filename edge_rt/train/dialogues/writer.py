@@ -33,7 +33,6 @@ class Markers:
         first_user: before the first user turn, the system message included.
         answer: between a user turn and the answer to it.
         next_user: between an answer and the next user turn; empty if the template's text after an answer is not known.
-        ends: tokens that end a turn.
     """
 
     first_user: tuple[int, ...]
@@ -122,7 +121,6 @@ class WrittenAnswer:
 
     Attributes:
         token_ids: int32, of the whole dialogue up to the end of this answer.
-        begin: place of the answer's first token.
         hidden: float16 ``[rows, columns]``, the rows from ``first_row`` to the one before the last token: states behind
             the last layer, and beside them those of the exits asked for.
         temperature: that it was sampled at; 0: greedy.

@@ -40,11 +40,7 @@ def folder_name(name: str, layers: int) -> str:
 
 
 def write_folder(folder: Path, package: Package, guesses: DraftNet, rope: Mapping[str, Any]) -> None:
-    """Write a draft model with the tokenizer and the chat template of its target.
-
-    Args:
-        rope: what ``config.json`` says of rotations.
-    """
+    """Write a draft model with the tokenizer and the chat template of its target."""
     manifest = package.manifest
     layers = [layer for layer in guesses.net.layers if isinstance(layer, DraftLayer)]
     tensors = _tensors(guesses, layers, is_tied=manifest.model.is_tied)

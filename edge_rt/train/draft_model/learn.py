@@ -47,11 +47,7 @@ class ModelRecipe:
 
     Attributes:
         soft: share of the model's distribution in the loss; the rest is its most likely token.
-        tokens: of a batch, padding included.
-        context: tokens before an answer that are seen.
         others: tokens outside the reduced vocabulary that are drawn for every update.
-        warm_up: updates until the learning rate is reached.
-        fit_rows: rows that the start is fitted to.
     """
 
     soft: float = 0.6
@@ -72,7 +68,6 @@ class Vocabularies:
 
     Args:
         kept: int64, the reduced vocabulary.
-        others: tokens that are drawn.
     """
 
     def __init__(self, kept: Tensor, vocab_size: int, others: int, seed: int) -> None:
@@ -99,12 +94,7 @@ def learn_model(
     share_done: Callable[[], float],
     report: Callable[[Progress], None],
 ) -> None:
-    """Train the layers of a draft model in place until ``share_done`` returns 1.
-
-    Args:
-        vocabularies: tokens of an update.
-        share_done: which part of the training is over.
-    """
+    """Train the layers of a draft model in place until ``share_done`` returns 1."""
     run_updates(
         guesses.net,
         lambda _: _loss(guesses, next(batches), vocabularies, recipe),

@@ -25,7 +25,6 @@ class DraftLayer(nn.Module):
     """One layer, float32.
 
     Args:
-        decoder: of the target.
         weights: by ``NAMES``, matrices ``[outputs, inputs]``; they are copied.
     """
 
@@ -75,12 +74,7 @@ class DraftLayer(nn.Module):
 
 
 class DraftLayers(nn.Module):
-    """The layers of a draft model.
-
-    Args:
-        decoder: of the target.
-        layers: weights of every layer; see ``DraftLayer``.
-    """
+    """The layers of a draft model."""
 
     def __init__(self, decoder: Decoder, layers: Sequence[Mapping[str, Tensor]]) -> None:
         super().__init__()

@@ -58,8 +58,6 @@ def model_acceptance(
         states: computes the draft model's states before the final norm in the rows of dialogues, float32
             ``[rows, hidden_size]``.
         target: whose final norm and LM head it has, with the whole vocabulary.
-        held_out: dialogues that it was not trained on.
-        steps: positions that are measured.
     """
     first = torch.zeros(len(RANKS))
     right, tried, places = torch.zeros(steps), torch.zeros(steps), 0
@@ -83,11 +81,7 @@ def model_acceptance(
 def package_acceptance(
     package: Package, target: TargetModel, held_out: Sequence[Dialogue], *, kv_format: str, threads: int
 ) -> Acceptance:
-    """Measure the package of a draft model through its own passes; the arguments are those of ``model_acceptance``.
-
-    Args:
-        held_out: dialogues that it was not trained on.
-    """
+    """Measure the package of a draft model through its own passes; the arguments are those of ``model_acceptance``."""
     longest = max(len(one.token_ids) for one in held_out)
     with BatchRunner(
         package, sequences=1, capacity=longest, kv_format=kv_format, threads=threads, most_rows=longest
@@ -114,10 +108,8 @@ class TrainedModel:
     """A trained draft model.
 
     Attributes:
-        held_out: dialogues that it was not trained on.
         untrained: how often guesses of its start were right in them.
         reached: the same of the trained one, in float.
-        tokens: answer tokens that it was trained on.
     """
 
     guesses: DraftNet
@@ -136,7 +128,6 @@ class ModelReport:
     Attributes:
         exported: what the export of the draft model did; None if it was not better than its start.
         packaged: how often guesses of the package are right; None without one.
-        left_out: prompts that were too long to be answered.
     """
 
     exported: ExportReport | None
@@ -234,7 +225,6 @@ def train_draft_model(
     Args:
         folder: for answers and checkpoints, as in ``edge_rt.train.run.train_drafter``; kinds of drafters share answers.
         weights: types of the matrices, as in ``edge_rt.export.export_model``; None: like those of the model.
-        force: replace a package at ``out``.
         recipe: of the training; None: the usual one.
     """
     require_draft_model(package, options.layers)

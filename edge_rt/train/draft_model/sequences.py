@@ -92,8 +92,6 @@ class SequenceBatches:
     """Draws batches from files of answers, group by group, every answer once before any comes again.
 
     Args:
-        paths: the files, at least one.
-        context: tokens before an answer that are kept.
         tokens: of a batch, padding included, unless one sequence has more.
     """
 
