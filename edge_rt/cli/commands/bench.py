@@ -85,6 +85,13 @@ def bench(
         elif prompts.prompts is not None:
             document = measure(terminal, model, texts, prompts)
             _tell_prompts(terminal, document, facts, prompts.plot, name=name)
+            from edge_rt.runtime.speculation.live_costs import LiveCosts
+
+            known = model.speculation.known_costs
+            if output.verbose and isinstance(known, LiveCosts) and not terminal.is_json:
+                sure = "" if known.costs.steady else ", not sure yet"
+                terminal.line(f"passes, learned from {known.costs.passes}{sure}:")
+                print_row_costs(terminal, known.costs)
         else:
             report = _measure_speed(terminal, model, speed)
             facts = model.describe()

@@ -10,6 +10,8 @@ import pytest
 
 from edge_rt.runtime.speculation.cost_model import CURVE_DEPTHS, CURVE_ROWS, RowCosts, best_size
 from edge_rt.runtime.speculation.live_costs import EXPLORED, LiveCosts
+from tests.helpers.fake_sources import OracleSource
+from tests.runtime.speculation.test_adaptive import Trial
 
 TRUE = RowCosts(
     CURVE_ROWS,
@@ -162,3 +164,13 @@ def test_a_guess_that_no_pass_confirmed_is_not_stored():
     stored = []
     LiveCosts(WRONG["a guess"], lambda costs: stored.append(costs) or True).save()
     assert not stored
+
+
+@pytest.mark.parametrize("name", ["a good curve", "measured beside other work", "all passes equal"])
+def test_learning_costs_little_where_no_draft_is_right(name):
+    def wrong(text, clock):
+        return [OracleSource(text, lambda position: False, name="wrong")]
+
+    trial = Trial(wrong, costs=TRUE, measured=LiveCosts(WRONG[name]))
+    ratios = [trial.plain_ms / trial.ms] + [trial.plain_ms / trial.again().ms for _ in range(2)]
+    assert min(ratios) > 0.98
