@@ -11,7 +11,8 @@ A peer takes part if its interpreter is named:
         --llama-python llama/bin/python --openvino-python openvino/bin/python \
         --genai-python genai/bin/python --genai-model FOLDER
 
-FOLDER is what ``workers/genai_model.py`` writes from the same GGUF file.
+FOLDER is what ``workers/genai_model.py`` writes from the same GGUF file. ``--first 128 512 2048`` also measures the
+time to the first token behind prompts of so many random tokens, in ``--rounds`` rounds.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ import tempfile
 from pathlib import Path
 
 import numpy as np
-from alternating import Worker
+from alternating import Worker, ratio_text
 
 import edge_rt
 
@@ -65,6 +66,24 @@ def speed(pairs: list[tuple[int, float]]) -> float:
     return 1e3 * sum(tokens for tokens, _ in pairs) / sum(ms for _, ms in pairs)
 
 
+def first_tokens(workers: list[Worker], lengths: list[int], rounds: int) -> list[str]:
+    """Return lines on the milliseconds to a first token; all read the same new tokens in a round, so no cache helps."""
+    rng = np.random.default_rng(0)
+    lines = []
+    for length in lengths:
+        ms: dict[str, list[float]] = {worker.name: [] for worker in workers}
+        for round_ in range(rounds + 1):
+            prompt = rng.integers(17, 10_000, length).tolist()
+            for worker in workers if round_ % 2 else workers[::-1]:
+                ms[worker.name].append(worker.ask(prompt=prompt, max_tokens=1, ends=[])["first_ms"])
+        ms = {name: values[1:] for name, values in ms.items()}  # the first round warms up
+        auto = ms[workers[0].name]
+        for name, values in ms.items():
+            share = f"edge-rt, auto is {ratio_text(values, auto)} times as fast"
+            lines.append(f"{name:>32}: {np.median(values):6.1f} ms behind {length} tokens; {share}")
+    return lines
+
+
 def parser() -> argparse.ArgumentParser:
     """Return what reads the command line."""
     options = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
@@ -78,6 +97,8 @@ def parser() -> argparse.ArgumentParser:
     options.add_argument("--openvino-python", help="interpreter that has openvino-genai")
     options.add_argument("--every", type=int, default=4)
     options.add_argument("--max-tokens", type=int, default=256)
+    options.add_argument("--first", type=int, nargs="*", default=[], help="lengths of prompts to a first token")
+    options.add_argument("--rounds", type=int, default=7, help="rounds of --first")
     options.add_argument("--threads", type=int, default=2)
     return options
 
@@ -103,6 +124,7 @@ def main() -> None:
                 worker = workers[(index + turn) % len(workers)]
                 answer = worker.ask(prompt=prompt, max_tokens=args.max_tokens, ends=ends)
                 samples[worker.name].append((len(answer["ids"]) - 1, answer["ms"]))
+        firsts = first_tokens(workers, args.first, args.rounds)
         for worker in workers:
             print(f"{worker.name}: {worker.about}")
             worker.close()
@@ -119,6 +141,7 @@ def main() -> None:
         share = f"{np.median(ratios):.2f} ({low:.2f}-{high:.2f})"
         mark = " (best peer)" if name == best else ""
         print(f"{name:>32}: {speed(pairs):6.1f} tok/s; edge-rt, auto is {share} times as fast{mark}")
+    print(*firsts, sep="\n")
 
 
 if __name__ == "__main__":

@@ -17,7 +17,8 @@ def main() -> None:
         request = json.loads(line)
         options = {"temperature": 0.0, "max_tokens": request["max_tokens"], "repetition_guard": False}
         result = model.generate(request["prompt"], **options)
-        print(json.dumps({"ids": list(result.token_ids), "ms": result.timings.predicted_ms}), flush=True)
+        times = {"first_ms": result.timings.prompt_ms, "ms": result.timings.predicted_ms}
+        print(json.dumps({"ids": list(result.token_ids), **times}), flush=True)
 
 
 if __name__ == "__main__":

@@ -23,13 +23,14 @@ def main() -> None:
         llama.reset()
         ids: list[int] = []
         first = last = 0.0
+        started = time.perf_counter()
         for token in llama.generate(request["prompt"], temp=0.0, top_k=1, repeat_penalty=1.0):
             last = time.perf_counter()
             first = first or last
             ids.append(token)
             if token in request["ends"] or len(ids) >= request["max_tokens"]:
                 break
-        print(json.dumps({"ids": ids, "ms": 1e3 * (last - first)}), flush=True)
+        print(json.dumps({"ids": ids, "first_ms": 1e3 * (first - started), "ms": 1e3 * (last - first)}), flush=True)
 
 
 if __name__ == "__main__":
