@@ -5,6 +5,7 @@ The inputs and outputs of the graphs are described in ``docs/package-format.md``
 
 from __future__ import annotations
 
+import time
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import Any, ClassVar, Final
@@ -42,7 +43,9 @@ class BoundPass(ABC):
     def run(self, switch: StopSwitch) -> Outputs:
         """Run the graph on what was set; see ``Binding.run`` for what is raised."""
         self.binding.run(switch)
-        return self._results.collect()
+        outputs = self._results.collect()
+        outputs.ended = time.perf_counter()
+        return outputs
 
     def set(
         self, token_ids: Sequence[int], start: int, parents: Sequence[int] | None, logit_rows: Sequence[int] | None

@@ -52,7 +52,7 @@ class Outputs:
         fetch: copies the logits of a pass on a device into ``logits`` when they are read; None: they are there.
     """
 
-    __slots__ = ("_fetch", "_logits", "hidden", "top")
+    __slots__ = ("_fetch", "_logits", "ended", "hidden", "top")
 
     def __init__(
         self,
@@ -62,6 +62,8 @@ class Outputs:
         fetch: Callable[[], None] | None = None,
     ) -> None:
         self._logits, self.top, self.hidden, self._fetch = logits, top, hidden, fetch
+        self.ended = 0.0
+        """Moment when the pass ended, ``time.perf_counter``; 0 if nobody has noted it."""
 
     @property
     def logits(self) -> Array:

@@ -173,7 +173,9 @@ class AdaptiveDrafter:
         self._steps += 1
         if self._live is not None:
             before = len(sequence.token_ids) - emitted
-            self._live.observe(1 + len(draft), before, verifying, self._instead)
+            # Tokens are chosen for as long as they are accepted, however many rows there are: no cost of rows.
+            passed = outputs.ended if self._proposed < outputs.ended < verified else verified
+            self._live.observe(1 + len(draft), before, 1e3 * (passed - self._proposed), self._instead)
         usual = self._curve.at(len(sequence.token_ids))[len(draft)]
         self._slowness += (1 - _SPEED_KEEP) * (min(verifying / usual, _WORST) - self._slowness)
         known = self._core.drafting[arm]
