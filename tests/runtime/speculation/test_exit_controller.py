@@ -99,7 +99,8 @@ def test_costs_are_measured_kept_and_leave_nothing(agreeing, tmp_path):
     assert len(costs.drafts) == len(costs.deep) == len(EXITS)
     assert costs.drafts[0].rows == (1,)
     assert costs.deep[0].rows == (1, 2, 4, 8)
-    assert len(list(tmp_path.iterdir())) == 2 * len(EXITS)
+    assert len(store.find({"package_id": "abc"})) == 2 * len(EXITS)
+    assert len(list(tmp_path.iterdir())) == 1
     assert cut.cache.length == 0
     cut.cache.check()
     cut.append(PROMPT)
