@@ -320,7 +320,9 @@ def test_nothing_is_reported_to_anybody(small_package, tmp_path):
     home = {name: str(tmp_path / name) for name in ("HOME", "XDG_CACHE_HOME", "XDG_DATA_HOME", "XDG_STATE_HOME")}
     environment = {key: value for key, value in os.environ.items() if key != "ORT_DISABLE_TELEMETRY"} | home
     subprocess.run([sys.executable, "-c", program, str(small_package)], env=environment, check=True)
-    assert list(tmp_path.rglob("*")) == []
+    # Nothing of ONNX Runtime's; what edge-rt keeps for later loads is its own.
+    files = [path.relative_to(tmp_path) for path in tmp_path.rglob("*") if path.is_file()]
+    assert {file.parts[:2] for file in files} <= {("XDG_CACHE_HOME", "edge-rt")}
 
 
 def test_a_name_in_a_damaged_graph_that_is_not_text(tmp_path):
