@@ -417,6 +417,7 @@ class Model(ModelTexts):
             follow_cpus()
             try:
                 yield Held(runner, *drafting())
+                self._speculation.save_costs()
             except (GeneratorExit, Cancelled):
                 raise
             except BaseException as error:
@@ -526,9 +527,11 @@ class Model(ModelTexts):
         stream then ends as a cancelled one.
         """
         if self._runner.close():
-            self._speculation.close()
-            self._texts = None
-            self._load_plan.release()
+            try:
+                self._speculation.close()
+            finally:
+                self._texts = None
+                self._load_plan.release()
             # What still hangs together in cycles would keep its places in the heap until some later load.
             gc.collect()
             return_free_memory()

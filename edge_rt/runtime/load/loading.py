@@ -215,12 +215,14 @@ def _open_parts(
     drafter, sources = open_networks(opened)
     if load_plan.drafter_folder is not None or load_plan.draft_model is not None:
         tell("drafter")
+    # Said here: a closure over the sources would keep what drafts after the model is closed.
+    are_compared = bool(sources.keys() - {HEAD})
     speculation = Speculation(
         load_plan.spec_mode,
         load_plan.draft_max,
         trace=options.spec_trace,
         drafts=allowed_drafts(package, load_plan, made, io_binding, None if options.unverified else verification),
-        costs=lambda: open_costs(measured_costs, runner(), are_compared=bool(sources.keys() - {HEAD})),
+        costs=lambda: open_costs(measured_costs, runner(), are_compared=are_compared),
         corpus=corpus,
         bounds=load_plan.table_bounds,
         sources=sources,

@@ -93,8 +93,6 @@ class AdaptiveDrafter:
         """Start drafting for a sequence; what was learned from earlier ones is kept."""
         self._sequence = sequence
         self.counter = SpecCounter()
-        if self._live is not None:
-            self._live.save()
         started = self._clock()
         self._asking.begin()
         self._core.begin(sequence.token_ids)
@@ -120,7 +118,7 @@ class AdaptiveDrafter:
                     draft = self._core.propose(1, self._arm, 0.0, whole=True)
                 if self._live is not None and (more := self._live.wanted(1 + len(draft), 1 + most)):
                     self._instead = 1 + len(draft)
-                    draft = self._core.propose(more - 1, self._text_arm(), 0.0, whole=True)
+                    draft = self._core.propose(more - 1, self._text_arm(), 0.0, whole=True) if more > 1 else Draft()
         self._proposed = self._clock()
         return draft
 
@@ -171,13 +169,13 @@ class AdaptiveDrafter:
         if is_first:
             return
         self._steps += 1
+        # Tokens are chosen for as long as they are accepted, however many rows there are: no cost of rows.
+        passed = outputs.ended if self._proposed < outputs.ended < verified else verified
+        passing = 1e3 * (passed - self._proposed)
         if self._live is not None:
-            before = len(sequence.token_ids) - emitted
-            # Tokens are chosen for as long as they are accepted, however many rows there are: no cost of rows.
-            passed = outputs.ended if self._proposed < outputs.ended < verified else verified
-            self._live.observe(1 + len(draft), before, 1e3 * (passed - self._proposed), self._instead)
+            self._live.observe(1 + len(draft), len(sequence.token_ids) - emitted, passing, self._instead)
         usual = self._curve.at(len(sequence.token_ids))[len(draft)]
-        self._slowness += (1 - _SPEED_KEEP) * (min(verifying / usual, _WORST) - self._slowness)
+        self._slowness += (1 - _SPEED_KEEP) * (min(passing / usual, _WORST) - self._slowness)
         known = self._core.drafting[arm]
         spent = min(drafting / max(self._slowness, 0.1), _WORST * known)
         self._core.drafting[arm] = known + (1 - _SPEED_KEEP) * (spent - known)

@@ -28,7 +28,7 @@ CURVE_DEPTHS: Final = (64, 320, 1024)
 """Depths of context that are measured, up to the context's capacity."""
 ROUNDS: Final = 4
 BUDGET_SECONDS: Final = 1.5
-_VERSION: Final = 5
+_VERSION: Final = 6
 _MOST_MS: Final = 1e6
 _DEPTH_STEP: Final = 128
 _STEADY: Final = 1.25

@@ -1,8 +1,7 @@
 """Costs of passes, corrected by the passes that run anyway; at first those of a similar setting, or a guess.
 
-All is in logarithms, because drafts depend on ratios. A pass that took longer than expected first counts as a slower
-machine (heat, other programs), which slows passes of all sizes alike; what stays different between sizes moves the
-curve.
+All is in logarithms, because drafts depend on ratios. A pass is compared with those around it, of all sizes: heat and
+other programs slow them alike. The median of what passes of a size took longer than the others is that size's ratio.
 """
 
 from __future__ import annotations
@@ -31,21 +30,19 @@ never ran on a machine. Its milliseconds follow from the first passes.
 EXPLORED: Final = 0.01
 """Most of the time that is spent on rows which do not seem to pay."""
 _SURE: Final = 8
-"""Passes of a size in this process after which it is known, if they took as long as expected."""
-_RIGHT: Final = 0.08
-_WRONG: Final = 0.15
-_FASTER: Final = -1.0
-_SLOWER: Final = 0.3
-"""Bounds of what one pass says: one that took much longer was disturbed, one that took much less was not."""
+"""Passes of a size in this process after which it is known."""
+_KEPT: Final = 24
+"""Passes of a size whose median counts: one alone, or a moment of load, moves little."""
 _RECENT: Final = 9
-"""Passes whose median says how slow the machine is now: of all sizes, so that one that is wrong does not decide."""
-_LEAK: Final = 0.01
-_LEAST_GAIN: Final = 0.03
-_DOUBTFUL_GAIN: Final = 0.3
-_REFRESH: Final = 16
+_LONG: Final = 64
+"""Passes of all sizes whose median says how slow the machine is at the moment, and how slow it is."""
+_INHERITED: Final = 0.5
+"""What a size that never ran takes over of what is known of the next smaller one."""
+_PLAIN_STEPS: Final = 64
+_REFRESH: Final = 8
 _CHANGED: Final = 0.03
 _STEADY_PASSES: Final = 256
-_STEADY_ERROR: Final = 0.2
+_STEADY_SPREAD: Final = 0.2
 
 
 class LiveCosts:
@@ -57,21 +54,17 @@ class LiveCosts:
 
     def __init__(self, costs: RowCosts, save: Callable[[RowCosts], bool] | None = None) -> None:
         self.changes = 0
-        self.costs = self._saved = costs
+        self.costs = self._saved = self._before = costs
         self._save = save
-        self._log = [[math.log(value) for value in line] for line in costs.ms]
-        self._passes = costs.passes
-        self._steady = costs.steady
-        # Passes of a size and depth: those of this process count more than what is stored.
-        self._seen = [[2.0 if costs.passes else 0.0] * len(costs.rows) for _ in costs.depths]
-        # Passes of a size at any depth in this process, and how far off the expectation was.
-        self._size_seen = [0] * len(costs.rows)
-        self._size_error = [0.0] * len(costs.rows)
-        # Passes that scaled the curve: whatever is stored, the first ones say how fast the machine is now.
-        self._scaled = 0
-        self._recent: deque[float] = deque((0.0,) * _RECENT, _RECENT)
-        self._level = self._error = 0.0
         self._observed = 0
+        # By size: logarithms of how much longer passes took than was known before, compared with passes of all sizes
+        # around them. So a slow machine is nobody's fault, and what is learned is bounded by what was seen.
+        self._offs: list[deque[float]] = [deque(maxlen=_KEPT) for _ in costs.rows]
+        self._seen = [0] * len(costs.rows)
+        self._ratios = [0.0] * len(costs.rows)
+        self._level = 0.0
+        self._levels: deque[float] = deque(maxlen=_LONG)
+        self._spread = 0.0
         self._total = self._extra = 0.0
 
     def curve(self, depth: int, most: int) -> list[float]:
@@ -79,13 +72,14 @@ class LiveCosts:
         return self.costs.curve(depth, most)
 
     def wanted(self, rows: int, most: int) -> int:
-        """Return a larger number of rows, at most ``most``, whose costs are worth knowing now; 0: there is none."""
+        """Return another number of rows, at most ``most``, whose costs are worth knowing now; 0: there is none."""
+        if rows > 1 and self._seen[0] < _SURE and self._observed % _PLAIN_STEPS == _PLAIN_STEPS - 1:
+            return 1
         first, line = self.costs.ms[0][0], self.costs.ms[0]
         for index, count in enumerate(self.costs.rows):
             if count > most:
                 return 0
-            is_known = self._size_seen[index] >= _SURE and abs(self._size_error[index]) < _RIGHT
-            if count <= rows or is_known:
+            if count <= rows or self._seen[index] >= _SURE:
                 continue
             # What is said to be dear may be wrong: not more than usual is taken into account before it is known.
             extra = min(line[index] - first, first * (_GUESS.curve(0, count)[-1] - 1.0))
@@ -96,36 +90,31 @@ class LiveCosts:
         """Learn from a pass over ``rows`` rows after ``depth``.
 
         Args:
-            instead: rows that seemed to pay, if the pass has more to learn from it.
+            instead: rows that seemed to pay, if the pass has others to learn from them.
         """
         if ms <= 0.0:
             return
         self._total += ms
         if instead is not None:
-            self._extra += max(ms - self._expected(self._near(instead, depth)) * math.exp(self._level), 0.0)
+            self._extra += max(ms - self.costs.curve(depth, instead)[-1], 0.0)
         if rows > self.costs.rows[-1]:
             return
-        near = self._near(rows, depth)
-        off = math.log(ms / self._expected(near))
-        if self._scaled < 4:
-            self._scaled += 1
-            self._move_all(off / self._scaled)
-            off = 0.0
-        self._passes += 1
         self._observed += 1
-        rest = max(_FASTER, min(_SLOWER, off - self._level))
-        self._recent.append(off)
-        self._level = sorted(self._recent)[len(self._recent) // 2]
-        self._error += 0.02 * (abs(rest) - self._error)
-        self._learn(near, rest)
-        # In the end a machine that stays slow is what it is.
-        self._move_all(_LEAK * self._level)
-        if self._observed < 2 * _REFRESH or self._observed % _REFRESH == 0:
+        # Against the curve of now, not of before: between two sizes it depends on what is known of both.
+        off = self._level + math.log(ms / self.costs.curve(depth, rows)[-1])
+        index = _nearest(self.costs.rows, rows)
+        if self._levels:
+            rest = off - _median(list(self._levels)[-_RECENT:])
+            self._offs[index].append(self._ratios[index] + rest)
+            self._spread += 0.02 * (abs(rest) - self._spread)
+        self._seen[index] += 1
+        self._levels.append(off)
+        if self._observed < 4 * _REFRESH or self._observed % _REFRESH == 0:
             self._refresh()
 
     def save(self) -> None:
         """Store what was learned, if that is much."""
-        if self._save is None or self._scaled < 4:
+        if self._save is None or not self._observed:
             return
         self._refresh()
         pairs = [
@@ -133,65 +122,35 @@ class LiveCosts:
             for one, two in zip(self.costs.ms, self._saved.ms, strict=True)
             for a, b in zip(one, two, strict=True)
         ]
-        changed = max(abs(a - b) for a, b in pairs) > _CHANGED or self._passes >= 2 * self._saved.passes
+        changed = max(abs(a - b) for a, b in pairs) > _CHANGED or self.costs.passes >= 2 * self._saved.passes
         if changed or self.costs.steady != self._saved.steady:
             self._save(self.costs)
             self._saved = self.costs
 
-    def _near(self, rows: int, depth: int) -> list[tuple[int, int, float]]:
-        """Return (index of a depth, index of a number of rows, weight) of the known points around."""
-        return [
-            (at, index, share * part)
-            for at, share in _around(self.costs.depths, depth)
-            for index, part in _around(self.costs.rows, rows)
-            if share * part > 0.0
-        ]
-
-    def _expected(self, near: list[tuple[int, int, float]]) -> float:
-        return sum(weight * math.exp(self._log[at][index]) for at, index, weight in near)
-
-    def _learn(self, near: list[tuple[int, int, float]], rest: float) -> None:
-        """Move the points around a pass, and with them those of other depths and more rows that are less known."""
-        at, index, _ = max(near, key=lambda point: point[2])
-        error = self._size_error[index] = 0.7 * self._size_error[index] + 0.3 * max(rest, -_SLOWER)
-        self._size_seen[index] += 1
-        if error < -_WRONG:
-            self._seen[at][index] = min(self._seen[at][index], 1.0)
-        gain = max(_LEAST_GAIN, 1.0 / (1.5 + self._seen[at][index]))
-        # A slower pass may be the first ones beside other work: what is too cheap is drafted, and seen again soon.
-        move = rest * (min(gain, _DOUBTFUL_GAIN) if rest > 0.0 else gain)
-        weights = {(d, r): weight for d, r, weight in near}
-        for d, line in enumerate(self._log):
-            for r in range(len(line)):
-                weight = weights.get((d, r))
-                if weight is None:
-                    is_known = self._seen[d][r] >= _SURE or (r > index and self._size_seen[r] >= _SURE)
-                    shares = (r == index or r > index > 0) and not is_known
-                    weight = (0.5 if shares else 0.0) * (0.5 if r > index and d != at else 1.0)
-                else:
-                    self._seen[d][r] += weight
-                line[r] += weight * move
-        # A point that was seen is right; those that would contradict it are not.
-        value = self._log[at][index]
-        for d, line in enumerate(self._log):
-            for r in range(len(line)):
-                if d <= at and r <= index:
-                    line[r] = min(line[r], value)
-                elif d >= at and r >= index:
-                    line[r] = max(line[r], value)
-
-    def _move_all(self, move: float) -> None:
-        for line in self._log:
-            for index in range(len(line)):
-                line[index] += move
-
     def _refresh(self) -> None:
-        known = self.costs
+        """Compute the curve anew: what was known before, moved by what was seen of every size."""
+        known = self._before
+        ratios: list[float] = []
+        for offs in self._offs:
+            if offs:
+                # A single pass says nothing.
+                ratios.append(_median(list(offs)) * (len(offs) - 1) / (len(offs) - 0.5))
+            else:
+                ratios.append(_INHERITED * ratios[-1] if ratios else 0.0)
+        # One size stays where it is, as ratios have no level of their own: one row, or what runs most.
+        fixed = 0 if self._offs[0] else max(range(len(ratios)), key=lambda index: len(self._offs[index]))
+        self._ratios = [ratio - ratios[fixed] for ratio in ratios]
+        self._level = level = _median(list(self._levels)) if self._levels else 0.0
+        ms = tuple(
+            tuple(
+                min(value * math.exp(level + ratio), count * line[0] * math.exp(level + self._ratios[0]))
+                for count, value, ratio in zip(known.rows, line, self._ratios, strict=True)
+            )
+            for line in known.ms
+        )
         # Many passes that took as long as expected are as good as a measurement.
-        if self._passes >= _STEADY_PASSES and self._observed >= _STEADY_PASSES and self._error < _STEADY_ERROR:
-            self._steady = True
-        ms = tuple(tuple(min(max(math.exp(value), 1e-6), 9e5) for value in line) for line in self._log)
-        self.costs = RowCosts(known.rows, known.depths, ms, self._steady, self._passes)
+        steady = known.steady or (self._observed >= _STEADY_PASSES and self._spread < _STEADY_SPREAD)
+        self.costs = RowCosts(known.rows, known.depths, ms, steady, known.passes + self._observed)
         self.changes += 1
 
 
@@ -216,12 +175,11 @@ def open_costs(measured: MeasuredCosts, runner: Runner, *, are_compared: bool = 
     return LiveCosts(costs, measured.keep)
 
 
-def _around(points: tuple[int, ...], value: int) -> tuple[tuple[int, float], ...]:
-    """Return the indexes of the two points around a value, and their weights."""
-    for high, point in enumerate(points):
-        if value <= point:
-            if high == 0 or value == point:
-                return ((high, 1.0),)
-            part = (value - points[high - 1]) / (point - points[high - 1])
-            return ((high - 1, 1.0 - part), (high, part))
-    return ((len(points) - 1, 1.0),)
+def _nearest(points: tuple[int, ...], value: int) -> int:
+    """Return the index of the point that is nearest by ratio."""
+    return min(range(len(points)), key=lambda index: abs(math.log(points[index] / value)))
+
+
+def _median(values: list[float]) -> float:
+    """Return the median, of an even number the lower one: what disturbs a pass makes it longer."""
+    return sorted(values)[(len(values) - 1) // 2]

@@ -334,10 +334,14 @@ class Speculation:
         self._drop_drafters()
         self._slot_rates = None
 
-    def close(self) -> None:
-        """Release everything, the corpus included; what was learned of costs is stored."""
+    def save_costs(self) -> None:
+        """Store what answers taught of the costs of passes."""
         if isinstance(self._costs, LiveCosts):
             self._costs.save()
+
+    def close(self) -> None:
+        """Release everything, the corpus included; what was learned of costs is stored."""
+        self.save_costs()
         self.forget()
         self._corpus = None
         self._networks.clear()
