@@ -83,10 +83,12 @@ class JsonCache:
 
     Args:
         folder: folder of the files; it is created when something is stored.
+        most_bytes: of a document; larger ones are not stored.
     """
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, most_bytes: int = MAX_KEPT_BYTES) -> None:
         self._folder = folder
+        self._most_bytes = most_bytes
 
     def path(self, key: Mapping[str, Any]) -> Path:
         """Return the file for a key, which is everything that the document depends on."""
@@ -117,10 +119,12 @@ class JsonCache:
 
     def save(self, key: Mapping[str, Any], document: Mapping[str, Any]) -> bool:
         """Store a document atomically; return False if it cannot be written and will have to be made again."""
-        text = json.dumps({"key": dict(key), **document})
+        data = json.dumps({"key": dict(key), **document}).encode()
+        if len(data) > self._most_bytes:
+            return False
         try:
             # No fsync: it is not worth waiting for the disk.
-            write_atomically(self.path(key), [text.encode()], durable=False, parents=True)
+            write_atomically(self.path(key), [data], durable=False, parents=True)
         except StorageError:
             return False
         return True
@@ -131,7 +135,7 @@ class JsonCache:
 
     def _read(self, path: Path) -> dict[str, Any] | None:
         try:
-            return read_object(path, MAX_KEPT_BYTES, ValueError)
+            return read_object(path, self._most_bytes, ValueError)
         except (StorageError, ValueError):
             return None
 

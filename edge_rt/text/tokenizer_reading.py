@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from itertools import groupby
 from pathlib import Path
@@ -39,6 +40,10 @@ _MAX_COMPOSITION: Final = 8
 _FORMAT: Final = 2
 """Of kept readings; another one when what is checked or kept changes."""
 _MOST_KEPT: Final = 8
+_MOST_BYTES: Final = 32 << 20
+"""Of a kept reading: 300 bytes for each added token, of which some models have thousands."""
+_MOST_GROUPS: Final = 8
+"""The library adds tokens slowly where special ones and others alternate."""
 
 
 @dataclass(frozen=True)
@@ -165,10 +170,15 @@ class LibraryParts:
         return made is not None and _digest(made.to_str()) == whole
 
     def open(self) -> tokenizers.Tokenizer | None:
-        """Return the tokenizer; None if a file is not what was written, or is refused."""
+        """Return the tokenizer; None if a file is not what was written: what is kept is made anew next time."""
         try:
             read = [hashlib.sha256(file.read_bytes()).hexdigest() for file in (self.vocabulary, self.merges)]
+        except OSError:
+            read = []
+        try:
             if tuple(read) != self.digests:
+                with suppress(OSError):
+                    self.vocabulary.with_suffix(".json").unlink(missing_ok=True)
                 return None
             library = tokenizers.Tokenizer.from_str(self.frame)
             library.model = BPE.from_file(str(self.vocabulary), str(self.merges), **self.model)
@@ -205,7 +215,7 @@ class KeptReadings:
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
-        self._cache = JsonCache(folder)
+        self._cache = JsonCache(folder, _MOST_BYTES)
 
     def read(self, data: bytes, name: str, rows: int) -> Reading:
         """Return the reading of a ``tokenizer.json``, which is kept; arguments and errors as ``read_document``."""
@@ -220,14 +230,19 @@ class KeptReadings:
             return known
         document: Mapping[str, Any] = parse(data, name)
         reading = _reading_of(document, rows)
-        parts = LibraryParts.write(document, *self._files(key))
+        groups = groupby(document.get("added_tokens", ()), key=lambda entry: bool(entry.get("special")))
+        parts = LibraryParts.write(document, *self._files(key)) if len(list(groups)) <= _MOST_GROUPS else None
         del document  # large, and what follows needs memory
         if parts is not None and not parts.make_same(data):
             parts = None
-            for file in self._files(key):
-                file.unlink(missing_ok=True)
         kept = {**reading.to_json(), "parts": None if parts is None else parts.to_json()}
-        if self._cache.save(key, {"reading": kept, "digest": _digest(kept)}):
+        is_kept = self._cache.save(key, {"reading": kept, "digest": _digest(kept)})
+        if parts is None or not is_kept:
+            parts = None
+            with suppress(OSError):
+                for file in self._files(key):
+                    file.unlink(missing_ok=True)
+        if is_kept:
             self._drop_oldest()
         return replace(reading, parts=parts)
 

@@ -61,8 +61,41 @@ def test_what_the_library_would_read_otherwise_is_not_kept_in_parts(kept, file, 
 def test_damaged_parts_are_not_used(suffix, damage, kept, file, tmp_path):
     ids = Tokenizer.from_file(file, kept=kept).encode_text("The quick brown fox")
     [part] = (tmp_path / "kept").glob(f"*{suffix}")
-    part.unlink() if damage is None else part.write_bytes(damage(part.read_bytes()))
+    written = part.read_bytes()
+    part.unlink() if damage is None else part.write_bytes(damage(written))
     assert Tokenizer.from_file(file, kept=kept).encode_text("The quick brown fox") == ids
+    # The load after that one makes it anew.
+    assert Tokenizer.from_file(file, kept=kept).encode_text("The quick brown fox") == ids
+    assert part.read_bytes() == written
+
+
+def with_added_tokens(count, is_special):
+    document = json.loads(TEXTS["trained"])
+    first = 1 + max(document["model"]["vocab"].values())
+    first = max([first, *(entry["id"] + 1 for entry in document["added_tokens"])])
+    flags = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False}
+    document["added_tokens"] += [
+        {"id": first + number, "content": f"<unused{number}>", "special": is_special(number), **flags}
+        for number in range(count)
+    ]
+    return json.dumps(document).encode()
+
+
+def test_a_file_with_thousands_of_added_tokens_is_known_too(kept, tmp_path):
+    data = with_added_tokens(7000, lambda number: False)
+    first = kept.read(data, "tokenizer.json", 20_000)
+    (document,) = (tmp_path / "kept").glob("*.json")
+    written = document.stat().st_mtime_ns
+    again = kept.read(data, "tokenizer.json", 20_000)
+    assert (again.checked, again.parts) == (first.checked, first.parts)
+    assert document.stat().st_mtime_ns == written
+    assert first.parts is not None
+
+
+def test_parts_are_not_kept_where_special_tokens_and_others_alternate(kept, tmp_path):
+    reading = kept.read(with_added_tokens(100, lambda number: number % 2 == 0), "tokenizer.json", ROWS)
+    assert reading.parts is None
+    assert [path.suffix for path in (tmp_path / "kept").iterdir()] == [".json"]
 
 
 def test_a_known_file_is_not_checked_again(kept, file, tmp_path):
