@@ -17,11 +17,11 @@ from edge_rt.runtime.speculation.cost_model import user_costs
 from edge_rt.system.byte_size import parse_limit
 from edge_rt.system.json_files import user_cache
 from edge_rt.system.option_names import known_options
-from edge_rt.system.progress import ProgressCallback, no_progress
 
 if TYPE_CHECKING:
     from edge_rt.store.layout import RemovedReport, StoreEntry
     from edge_rt.store.pull import PullReport
+    from edge_rt.system.progress import ProgressCallback
 
 
 @known_options()
@@ -246,7 +246,7 @@ def pull(
     size: int | str | None = None,
     accept_loss: bool = False,
     force: bool = False,
-    progress: ProgressCallback = no_progress,
+    progress: ProgressCallback | None = None,
 ) -> PullReport:
     """Fetch a model and export it into the store; steps whose result is already in the store are skipped.
 
@@ -273,6 +273,7 @@ def pull(
     """
     from edge_rt.store.layout import open_store
     from edge_rt.store.pull import pull as pull_into
+    from edge_rt.system.progress import no_progress
 
     return pull_into(
         ref,
@@ -284,7 +285,7 @@ def pull(
         size=parse_limit(size),
         accept_loss=accept_loss,
         force=force,
-        progress=progress,
+        progress=progress or no_progress,
     )
 
 
