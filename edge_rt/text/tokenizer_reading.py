@@ -37,7 +37,7 @@ from edge_rt.version import VERSION
 
 # Bytes that normalisation can turn into one: at most 4 are known, 8 leaves a margin.
 _MAX_COMPOSITION: Final = 8
-_FORMAT: Final = 2
+_FORMAT: Final = 3
 """Of kept readings; another one when what is checked or kept changes."""
 _MOST_KEPT: Final = 8
 _MOST_BYTES: Final = 32 << 20
