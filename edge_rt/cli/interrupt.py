@@ -69,34 +69,42 @@ class _Raiser:
     def __init__(self) -> None:
         self._since: float | None = None
         self._waiting: int | None = None
+        self._has_thread = False
+        # Of what is sent again and of the block's end, never of the handler, which may interrupt its holder.
+        self._lock = threading.Lock()
 
     def __call__(self, signum: int, frame: FrameType | None) -> None:
         now = time.monotonic()
         self._since = now if self._since is None else self._since
         if _is_importing(frame) and now - self._since < MOST_IMPORT_SECONDS:
-            if self._waiting is None:
+            self._waiting = signum
+            if not self._has_thread:
+                self._has_thread = True
                 # Not a Timer: starting one takes locks that the interrupted code may hold.
                 _thread.start_new_thread(self._send_again, (signum,))
-            self._waiting = signum
             return
         self._since = self._waiting = None
         raise SignalReceived(signum)
 
     def raise_waiting(self) -> None:
-        """Raise for a signal that still waits."""
-        if self._waiting is not None:
-            raise SignalReceived(self._waiting)
+        """Raise for a signal that still waits; it is not sent again then."""
+        with self._lock:
+            waiting, self._waiting = self._waiting, None
+        if waiting is not None:
+            raise SignalReceived(waiting)
 
     def _send_again(self, signum: int) -> None:
         time.sleep(IMPORT_POLL_SECONDS)
-        if self._waiting is None:
-            return
-        self._waiting = None
-        if sys.platform == "win32":
-            signal.raise_signal(signum)
-        else:
-            # To the main thread itself, which may be in a system call that only this ends.
-            signal.pthread_kill(threading.main_thread().ident or 0, signum)
+        with self._lock:
+            self._has_thread = False
+            # It waits until it is raised: were it forgotten here, a block that ends now would end without it.
+            if self._waiting is None:
+                return
+            if sys.platform == "win32":
+                signal.raise_signal(signum)
+            else:
+                # To the main thread itself, which may be in a system call that only this ends.
+                signal.pthread_kill(threading.main_thread().ident or 0, signum)
 
 
 def _is_importing(frame: FrameType | None) -> bool:
