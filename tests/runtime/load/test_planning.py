@@ -167,11 +167,13 @@ class TestSharedBudget:
             assert left == AMPLE - one.plan.total_bytes
             with edge_rt.load(native_package, memory=budget, ctx=64) as two:
                 own = two.plan.total_bytes - budget.base_bytes
-                assert budget.free_bytes == left - own
-                assert own < two.plan.total_bytes
-                assert two.plan.budget_bytes == left + budget.base_bytes
+                # The process itself may grow by some MiB in between; it has hundreds.
+                growth = 16 << 20
+                assert budget.free_bytes == pytest.approx(left - own, abs=growth)
+                assert own < two.plan.total_bytes - 2 * growth
+                assert two.plan.budget_bytes == pytest.approx(left + budget.base_bytes, abs=growth)
                 assert two.describe()["memory"]["budget_bytes"] == AMPLE
-            assert budget.free_bytes == left
+            assert budget.free_bytes == pytest.approx(left, abs=growth)
         assert (budget.free_bytes, budget.claims) == (AMPLE - budget.base_bytes, ())
 
     def test_the_second_model_gets_what_is_left(self, package):
