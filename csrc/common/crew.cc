@@ -1,7 +1,7 @@
 #include "common/crew.h"
 
 #include <algorithm>
-#include <system_error>
+#include <chrono>
 
 #include "common/float_mode.h"
 
@@ -140,7 +140,6 @@ void Crew::publish(Job& job, const Phase* phases, int count, int64_t total, int 
   job.total.store(total, std::memory_order_release);
   job.claim.store((turn + 1) << 32);
   news_.fetch_add(1);
-  published_.fetch_add(1, std::memory_order_relaxed);
   for (int worker = 1; worker < threads; ++worker) {
     Helper& helper = *helpers_[worker];
     if (helper.is_asleep.load() && helper.is_asleep.exchange(false)) {

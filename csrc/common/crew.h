@@ -6,13 +6,11 @@
 #pragma once
 
 #include <atomic>
-#include <chrono>
 #include <condition_variable>
 #include <cstdint>
 #include <memory>
 #include <mutex>
 #include <thread>
-#include <vector>
 
 #include "common/parallel.h"
 
@@ -29,7 +27,6 @@ class Crew {
   // Most threads of the jobs to come.
   void resize(int threads);
   int threads() const { return threads_.load(std::memory_order_relaxed); }
-  int64_t jobs() const { return published_.load(std::memory_order_relaxed); }
 
   // Runs the phases in order; returns when all are done. `run` must not throw and must not call this. Any number of
   // threads may call it; calls beyond kJobs at a time compute alone.
@@ -76,7 +73,6 @@ class Crew {
   std::atomic<int> threads_;
   std::atomic<int> started_{1};
   std::atomic<bool> stop_{false};
-  std::atomic<int64_t> published_{0};
   Job jobs_[kJobs];
   alignas(64) std::atomic<uint32_t> news_{0};  // changes with every job
   std::mutex mutex_;                           // of all condition variables, and of `helpers_`

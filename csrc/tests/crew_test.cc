@@ -2,6 +2,7 @@
 #include "common/crew.h"
 
 #include <atomic>
+#include <chrono>
 #include <numeric>
 #include <thread>
 #include <vector>
@@ -76,6 +77,31 @@ void callers_share_a_crew() {
   for (std::thread& caller : callers) caller.join();
 }
 
+// Items that end when as many run at once: with fewer threads they never would.
+void all_threads_take_part(Crew& crew) {
+  const int threads = crew.threads();
+  std::atomic<int> running{0};
+  const auto begun = std::chrono::steady_clock::now();
+  auto meet = [&](int64_t) {
+    ++running;
+    while (running < threads) {
+      CHECK(std::chrono::steady_clock::now() - begun < std::chrono::seconds(60));
+      std::this_thread::yield();
+    }
+  };
+  run_phases(crew, {make_phase(threads, meet)});
+}
+
+void helpers_take_part_awake_and_woken() {
+  for (int threads = 2; threads <= 5; ++threads) {
+    Crew crew(threads);
+    all_threads_take_part(crew);
+    all_threads_take_part(crew);
+    std::this_thread::sleep_for(std::chrono::milliseconds(5));
+    all_threads_take_part(crew);
+  }
+}
+
 void helpers_wake_after_a_pause() {
   Crew crew(3);
   for (int repeat = 0; repeat < 20; ++repeat) {
@@ -87,10 +113,11 @@ void helpers_wake_after_a_pause() {
 void nothing_is_shared_for_single_items() {
   Crew crew(4);
   int order = 0;
-  auto first = [&](int64_t) { CHECK(order++ == 0); };
-  auto second = [&](int64_t) { CHECK(order++ == 1); };
+  const std::thread::id caller = std::this_thread::get_id();
+  auto first = [&](int64_t) { CHECK(order++ == 0 && std::this_thread::get_id() == caller); };
+  auto second = [&](int64_t) { CHECK(order++ == 1 && std::this_thread::get_id() == caller); };
   run_phases(crew, {make_phase(1, first), make_phase(0, first), make_phase(1, second)});
-  CHECK(order == 2 && crew.jobs() == 0);
+  CHECK(order == 2);
   crew.run(nullptr, 0);
 }
 
@@ -110,6 +137,7 @@ int main() {
   edge_rt::on_every_number_of_threads();
   edge_rt::jobs_follow_each_other();
   edge_rt::callers_share_a_crew();
+  edge_rt::helpers_take_part_awake_and_woken();
   edge_rt::helpers_wake_after_a_pause();
   edge_rt::nothing_is_shared_for_single_items();
   edge_rt::more_phases_than_a_list_holds();

@@ -57,7 +57,7 @@ namespace {
 // Memory that a thread keeps for its next work.
 class OwnMemory {
  public:
-  // At the start of a cache line; nullptr if there is none: an exception must not leave a thread of the pool.
+  // At the start of a cache line; nullptr if there is none: an exception must not leave a helper.
   unsigned char* get(size_t bytes) {
     if (bytes + 64 > size_) {
       memory_.reset(new (std::nothrow) unsigned char[bytes + 64]);

@@ -140,7 +140,7 @@ class LiveCosts:
         # One size stays where it is, as ratios have no level of their own: one row, or what runs most.
         fixed = 0 if self._offs[0] else max(range(len(ratios)), key=lambda index: len(self._offs[index]))
         self._ratios = [ratio - ratios[fixed] for ratio in ratios]
-        self._level = level = _median(list(self._levels)) if self._levels else 0.0
+        self._level = level = _median(list(self._levels))
         ms = tuple(
             tuple(
                 min(value * math.exp(level + ratio), count * line[0] * math.exp(level + self._ratios[0]))
@@ -166,8 +166,7 @@ def open_costs(measured: MeasuredCosts, runner: Runner, *, are_compared: bool = 
     if costs is None and (are_compared or "device" in measured.key):
         costs = measured.measure(runner)
     if costs is None:
-        similar = measured.similar()
-        shape = similar or _GUESS
+        shape = measured.similar() or _GUESS
         rows, depths = measured.grid
         lines = [shape.curve(depth, rows[-1]) for depth in depths]
         ms = tuple(tuple(line[count - 1] for count in rows) for line in lines)
