@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -84,11 +85,14 @@ class JsonCache:
     Args:
         folder: folder of the files; it is created when something is stored.
         most_bytes: of a document; larger ones are not stored.
+        most_files: documents that are kept; a new one replaces the oldest, with the files that share its name but for
+            the suffix. None: all are.
     """
 
-    def __init__(self, folder: Path, most_bytes: int = MAX_KEPT_BYTES) -> None:
+    def __init__(self, folder: Path, most_bytes: int = MAX_KEPT_BYTES, most_files: int | None = None) -> None:
         self._folder = folder
         self._most_bytes = most_bytes
+        self._most_files = most_files
 
     def path(self, key: Mapping[str, Any]) -> Path:
         """Return the file for a key, which is everything that the document depends on."""
@@ -122,11 +126,20 @@ class JsonCache:
         data = json.dumps({"key": dict(key), **document}).encode()
         if len(data) > self._most_bytes:
             return False
+        path = self.path(key)
+        is_new = not path.exists()
         try:
             # No fsync: it is not worth waiting for the disk.
-            write_atomically(self.path(key), [data], durable=False, parents=True)
+            write_atomically(path, [data], durable=False, parents=True)
         except StorageError:
             return False
+        if is_new and self._most_files is not None:
+            # Another process may drop them, too.
+            with suppress(OSError):
+                newest_first = sorted(self._folder.glob("*.json"), key=lambda file: file.stat().st_mtime, reverse=True)
+                for oldest in newest_first[self._most_files :]:
+                    for file in self._folder.glob(f"{oldest.stem}.*"):
+                        file.unlink(missing_ok=True)
         return True
 
     def remove(self, key: Mapping[str, Any]) -> None:

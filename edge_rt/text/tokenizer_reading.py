@@ -214,8 +214,7 @@ class KeptReadings:
     """
 
     def __init__(self, folder: Path) -> None:
-        self._folder = folder
-        self._cache = JsonCache(folder, _MOST_BYTES)
+        self._cache = JsonCache(folder, _MOST_BYTES, _MOST_KEPT)
 
     def read(self, data: bytes, name: str, rows: int) -> Reading:
         """Return the reading of a ``tokenizer.json``, which is kept; arguments and errors as ``read_document``."""
@@ -242,8 +241,6 @@ class KeptReadings:
             with suppress(OSError):
                 for file in self._files(key):
                     file.unlink(missing_ok=True)
-        if is_kept:
-            self._drop_oldest()
         return replace(reading, parts=parts)
 
     def _files(self, key: Mapping[str, Any]) -> tuple[Path, Path]:
@@ -262,16 +259,6 @@ class KeptReadings:
             )
         except (LookupError, TypeError, ValueError):
             return None
-
-    def _drop_oldest(self) -> None:
-        try:
-            documents = sorted(self._folder.glob("*.json"), key=lambda file: file.stat().st_mtime)
-            for document in documents[:-_MOST_KEPT]:
-                for suffix in (".json", ".vocab", ".merges"):
-                    document.with_suffix(suffix).unlink(missing_ok=True)
-        except OSError:
-            # Another process drops them, too.
-            return
 
 
 def _digest(document: Mapping[str, Any] | str) -> str:

@@ -231,8 +231,7 @@ class CostStore:
     """
 
     def __init__(self, folder: Path) -> None:
-        self._folder = folder
-        self._cache = JsonCache(folder)
+        self._cache = JsonCache(folder, most_files=MOST_FILES)
 
     def load(self, key: Mapping[str, Any]) -> RowCosts | None:
         """Return stored costs for a key, which is everything that they depend on; None: there are none."""
@@ -255,27 +254,14 @@ class CostStore:
     def save(self, key: Mapping[str, Any], costs: RowCosts) -> bool:
         """Store costs; return False if they cannot be written and will have to be learned again."""
         file_key = _file_key(key)
-        is_new = not self._cache.path(file_key).exists()
         others = [entry for entry in self._entries(file_key) if entry[0] != dict(key)]
         entries = [(dict(key), costs, time.time()), *others][:MOST_SETTINGS]
         document = {"entries": [{"key": one, "time": when, **known.to_json()} for one, known, when in entries]}
-        if not self._cache.save(file_key, document):
-            return False
-        if is_new:
-            self._drop_oldest()
-        return True
+        return self._cache.save(file_key, document)
 
     def _entries(self, file_key: Mapping[str, Any]) -> list[tuple[dict[str, Any], RowCosts, float]]:
         document = self._cache.load(file_key)
         return [] if document is None else _parsed(document)
-
-    def _drop_oldest(self) -> None:
-        try:
-            paths = sorted(self._folder.glob("*.json"), key=lambda path: path.stat().st_mtime, reverse=True)
-            for path in paths[MOST_FILES:]:
-                path.unlink(missing_ok=True)
-        except OSError:
-            pass  # Another process drops them, too, or the next one will.
 
 
 def _file_key(key: Mapping[str, Any]) -> dict[str, Any]:
