@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, Final, Protocol
 
@@ -22,7 +22,7 @@ from edge_rt.export.weights.rows import RowReader
 from edge_rt.export.weights.weights_file import WeightsFile, WeightsLayout
 from edge_rt.ort.op_library import native_status, open_library
 from edge_rt.package.decoder import Decoder
-from edge_rt.package.kv_formats import portable_head_dim
+from edge_rt.package.kv_formats import KV_FORMAT, portable_head_dim
 from edge_rt.package.op_list import MAX_HEAD_DIM, MAX_HEADS
 from edge_rt.package.rope_tables import loaded_tables
 
@@ -126,7 +126,12 @@ class PortableProfile(OpProfile):
     def feeds(self, decoder: Decoder, token_ids: Sequence[int]) -> tuple[Feeds, Feeds]:
         """Return inputs and outputs of a first pass; every layer's cache is both."""
         rows = len(token_ids)
-        inputs, outputs = _common_feeds(decoder, token_ids)
+        inputs: Feeds = {
+            "input_ids": np.asarray(token_ids, np.int64),
+            "logit_rows": np.arange(rows, dtype=np.int64),
+            **loaded_tables(decoder, rows),
+        }
+        outputs: Feeds = {"logits": np.empty((rows, decoder.vocab_size), np.float32)}
         inputs["seqlens_k"] = np.asarray([rows - 1], np.int32)
         inputs["total_sequence_length"] = np.asarray(rows, np.int32)
         for layer in range(decoder.num_layers):
@@ -167,25 +172,45 @@ class NativeProfile(OpProfile):
     def feeds(self, decoder: Decoder, token_ids: Sequence[int]) -> tuple[Feeds, Feeds]:
         """Return inputs and outputs of a first pass; the caches hold float32."""
         rows = len(token_ids)
-        inputs, outputs = _common_feeds(decoder, token_ids)
-        inputs["past_length"] = np.zeros(1, np.int32)
-        maps = [("row_map", 0 in decoder.layer_windows), ("window_row_map", any(decoder.layer_windows))]
-        inputs |= {name: np.arange(rows, dtype=np.int32) for name, is_wanted in maps if is_wanted}
-        inputs["parents"] = np.arange(-1, rows - 1, dtype=np.int32)
-        inputs["kv_formats"] = np.zeros(decoder.num_layers, np.int32)
-        outputs["top_ids"] = np.empty((rows, decoder.top_tokens), np.int32)
-        outputs["top_logits"] = np.empty((rows, decoder.top_tokens), np.float32)
-        outputs["log_sum_exp"] = np.empty(rows, np.float32)
-        for layer in range(decoder.num_layers):
-            inputs[f"cache.{layer}"] = np.zeros((2, decoder.num_kv_heads, rows, 4 * decoder.head_dim), np.uint8)
-        return inputs, outputs
+        caches = native_caches(decoder, rows, "f32")
+        return native_feeds(decoder, token_ids, np.arange(rows), 0, caches, "f32", loaded_tables(decoder, rows))
 
 
-def _common_feeds(decoder: Decoder, token_ids: Sequence[int]) -> tuple[Feeds, Feeds]:
-    rows = len(token_ids)
-    inputs = {"input_ids": np.asarray(token_ids, np.int64), "logit_rows": np.arange(rows, dtype=np.int64)}
-    inputs |= loaded_tables(decoder, rows)
-    return inputs, {"logits": np.empty((rows, decoder.vocab_size), np.float32)}
+def native_caches(decoder: Decoder, capacity: int, kv_format: str) -> list[Array]:
+    """Return empty caches of every layer for so many positions; windows have room for all of them as well."""
+    row_bytes = KV_FORMAT[kv_format].row_bytes(decoder.head_dim)
+    return [np.zeros((2, decoder.num_kv_heads, capacity, row_bytes), np.uint8) for _ in range(decoder.num_layers)]
+
+
+def native_feeds(
+    decoder: Decoder,
+    token_ids: Sequence[int],
+    logit_rows: npt.NDArray[Any],
+    begin: int,
+    caches: Sequence[Array],
+    kv_format: str,
+    loaded: Mapping[str, Array],
+) -> tuple[Feeds, Feeds]:
+    """Return inputs and outputs of a native pass over tokens behind ``begin`` others; ``loaded``: tables at a load."""
+    rows, capacity, wanted = len(token_ids), caches[0].shape[2], len(logit_rows)
+    inputs: Feeds = {
+        "input_ids": np.asarray(token_ids, np.int64),
+        "logit_rows": np.asarray(logit_rows, np.int64),
+        "past_length": np.asarray([begin], np.int32),
+        "parents": np.arange(-1, rows - 1, dtype=np.int32),
+        "kv_formats": np.full(decoder.num_layers, KV_FORMAT[kv_format].id, np.int32),
+        **{f"cache.{layer}": cache for layer, cache in enumerate(caches)},
+        **loaded,
+    }
+    maps = (("row_map", 0 in decoder.layer_windows), ("window_row_map", any(decoder.layer_windows)))
+    inputs |= {name: np.arange(capacity, dtype=np.int32) for name, is_wanted in maps if is_wanted}
+    outputs: Feeds = {
+        "logits": np.empty((wanted, decoder.vocab_size), np.float32),
+        "top_ids": np.empty((wanted, decoder.top_tokens), np.int32),
+        "top_logits": np.empty((wanted, decoder.top_tokens), np.float32),
+        "log_sum_exp": np.empty(wanted, np.float32),
+    }
+    return inputs, outputs
 
 
 class Heads(Protocol):

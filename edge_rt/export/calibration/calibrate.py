@@ -23,6 +23,7 @@ from edge_rt.export.calibration.key_constants import (
 from edge_rt.export.decoder.weights import DecoderWeights, build_graph, calibrated_layers
 from edge_rt.export.graph.builder import GraphBuilder, LayerMatrices, Residual, as_output
 from edge_rt.export.graph.native import NativeBuilder
+from edge_rt.export.op_profile import native_caches, native_feeds
 from edge_rt.export.weights.native import key_constant_names
 from edge_rt.export.weights.weights_file import WeightsFile, WeightsLayout
 from edge_rt.ort.binding import StopSwitch
@@ -148,8 +149,7 @@ def _run(
     try:
         session = Session(graph, profile="native")
         tokens = len(token_ids)
-        row_bytes = KV_FORMAT[_FORMAT].row_bytes(decoder.head_dim)
-        caches = [np.zeros((2, decoder.num_kv_heads, tokens, row_bytes), np.uint8) for _ in range(decoder.num_layers)]
+        caches = native_caches(decoder, tokens, _FORMAT)
         taken = -(-tokens // STRIDE)
         queries = np.empty((decoder.num_layers, taken, decoder.num_heads, decoder.head_dim), np.float16)
         loaded = loaded_tables(decoder, tokens)
@@ -182,26 +182,9 @@ def _pass(
     loaded: Mapping[str, Array],
 ) -> None:
     """Compute tokens after ``begin`` others; write queries, keys and values to ``products [layers, rows, width]``."""
-    rows, capacity = len(token_ids), caches[0].shape[2]
-    inputs: dict[str, Array] = {
-        "input_ids": np.asarray(token_ids, np.int64),
-        "logit_rows": np.asarray([rows - 1], np.int64),
-        "past_length": np.asarray([begin], np.int32),
-        "parents": np.arange(-1, rows - 1, dtype=np.int32),
-        "kv_formats": np.full(decoder.num_layers, KV_FORMAT[_FORMAT].id, np.int32),
-        **{f"cache.{layer}": cache for layer, cache in enumerate(caches)},
-        **loaded,
-    }
-    # Layers with a sliding window have room for all rows here as well.
-    maps = (("row_map", 0 in decoder.layer_windows), ("window_row_map", any(decoder.layer_windows)))
-    inputs |= {name: np.arange(capacity, dtype=np.int32) for name, is_wanted in maps if is_wanted}
-    outputs = {
-        "logits": np.empty((1, decoder.vocab_size), np.float32),
-        "top_ids": np.empty((1, decoder.top_tokens), np.int32),
-        "top_logits": np.empty((1, decoder.top_tokens), np.float32),
-        "log_sum_exp": np.empty(1, np.float32),
-        **{f"layer{layer}.qkv": product for layer, product in enumerate(products)},
-    }
+    last = np.asarray([len(token_ids) - 1])
+    inputs, outputs = native_feeds(decoder, token_ids, last, begin, caches, _FORMAT, loaded)
+    outputs |= {f"layer{layer}.qkv": product for layer, product in enumerate(products)}
     binding = session.binding()
     for name, array in inputs.items():
         binding.bind_input(name, array)

@@ -13,6 +13,7 @@ import numpy.typing as npt
 import onnx_ir as ir
 
 from edge_rt.errors import InvalidPackage, StorageError
+from edge_rt.export.check.predictions import Divergence
 from edge_rt.export.checkpoint import Checkpoint
 from edge_rt.export.graph.builder import as_output
 from edge_rt.export.op_profile import OpProfile
@@ -167,12 +168,13 @@ def _squares(rows: Array) -> Array:
 
 def compare(reference: Array, found: Array, activations: str, steps: StepErrors | None = None) -> CheckResult:
     """Measure the differences of two sets of logits, both ``[rows, vocabulary]``."""
-    p, q = _log_softmax(reference.astype(np.float64)), _log_softmax(found.astype(np.float64))
+    divergence = Divergence()
+    divergence.add(reference, found)
     return CheckResult(
         activations=activations,
         relative_error=float(np.sqrt(np.mean((found - reference) ** 2)) / max(float(reference.std()), 1e-12)),
-        top1_agreement=float(np.mean(reference.argmax(-1) == found.argmax(-1))),
-        mean_kl=float(np.mean(np.sum(np.exp(p) * (p - q), axis=-1))),
+        top1_agreement=divergence.same_best,
+        mean_kl=divergence.kl,
         steps=steps,
     )
 
@@ -204,12 +206,6 @@ def _wrong(numbers: str) -> InvalidPackage:
         numbers,
         "Report this with the name of the checkpoint.",
     )
-
-
-def _log_softmax(logits: Array) -> Array:
-    shifted = logits - logits.max(axis=-1, keepdims=True)
-    result: Array = shifted - np.log(np.exp(shifted).sum(axis=-1, keepdims=True))
-    return result
 
 
 def check_package(

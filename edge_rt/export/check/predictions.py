@@ -1,0 +1,94 @@
+"""A package's predictions on a text, token by token, and how far predictions are from others."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+
+from edge_rt.export.op_profile import native_caches, native_feeds
+from edge_rt.ort.binding import StopSwitch
+from edge_rt.ort.session import Session
+from edge_rt.package.decoder import Decoder
+from edge_rt.package.kv_formats import KV_FORMAT
+from edge_rt.package.rope_tables import loaded_tables
+
+PASS_ROWS: Final = 64
+"""Tokens of a pass: their logits are in memory at once."""
+_ROW_COPIES: Final = 8
+"""float64 arrays of the vocabulary alive while two rows are compared."""
+
+Array = npt.NDArray[Any]
+
+
+class Predictor:
+    """The predictions of a native graph on texts that are given, not generated; ``weights.bin`` lies beside it."""
+
+    def __init__(self, graph: Path, decoder: Decoder) -> None:
+        self._session = Session(graph, profile="native")
+        self._decoder = decoder
+
+    def logits(self, token_ids: Sequence[int], kv_format: str = "f32") -> Iterator[Array]:
+        """Yield float32 ``[rows, vocabulary]``, for ``PASS_ROWS`` tokens at a time, with a cache of a format."""
+        caches = native_caches(self._decoder, len(token_ids), kv_format)
+        loaded = loaded_tables(self._decoder, len(token_ids))
+        for begin in range(0, len(token_ids), PASS_ROWS):
+            ids = token_ids[begin : begin + PASS_ROWS]
+            rows = np.arange(len(ids))
+            inputs, outputs = native_feeds(self._decoder, ids, rows, begin, caches, kv_format, loaded)
+            binding = self._session.binding()
+            for name, array in inputs.items():
+                binding.bind_input(name, array)
+            for name, array in outputs.items():
+                binding.bind_output(name, array)
+            binding.run(StopSwitch())
+            yield outputs["logits"]
+
+
+def predicting_bytes(decoder: Decoder, tokens: int, kv_formats: Sequence[str]) -> int:
+    """Predict the memory of comparing predictions with these caches at once, beyond that of the open graph."""
+    token = sum(KV_FORMAT[name].token_bytes(decoder.num_kv_heads, decoder.head_dim) for name in kv_formats)
+    width = max(decoder.hidden_size, decoder.intermediate_size, decoder.num_heads * decoder.head_dim)
+    # Logits of the passes, and what a row of either takes in float64.
+    logits = 4 * decoder.vocab_size * PASS_ROWS * len(kv_formats) + 8 * _ROW_COPIES * decoder.vocab_size
+    return decoder.num_layers * token * tokens + logits + 4 * PASS_ROWS * 6 * width
+
+
+class Divergence:
+    """How far predictions are from others, summed piece by piece.
+
+    Attributes:
+        tokens: rows that were compared.
+    """
+
+    def __init__(self) -> None:
+        self.tokens = 0
+        self._kl = 0.0
+        self._same = 0
+
+    def add(self, reference: Array, logits: Array) -> None:
+        """Compare two sets of logits, both ``[rows, vocabulary]``."""
+        for theirs, ours in zip(reference, logits, strict=True):
+            p, q = _log_softmax(theirs.astype(np.float64)), _log_softmax(ours.astype(np.float64))
+            self._kl += float(np.exp(p) @ (p - q))
+            self._same += int(theirs.argmax() == ours.argmax())
+            self.tokens += 1
+
+    @property
+    def kl(self) -> float:
+        """Mean Kullback-Leibler divergence of the reference from the others, in nats a token."""
+        return self._kl / max(self.tokens, 1)
+
+    @property
+    def same_best(self) -> float:
+        """Share of tokens at which the most likely token is the same."""
+        return self._same / max(self.tokens, 1)
+
+
+def _log_softmax(logits: Array) -> Array:
+    shifted = logits - logits.max(axis=-1, keepdims=True)
+    result: Array = shifted - np.log(np.exp(shifted).sum(axis=-1, keepdims=True))
+    return result
