@@ -81,10 +81,12 @@ def gpu_weights(shape: ModelShape, choice: Choice) -> int:
     """Return the bytes of all matrices, and of tables of rotations, in all sessions: each has its own copies."""
     if choice.gpu_layers is not None:
         return divided_weights(shape, choice)[1] * (2 if drafts_itself(shape, choice) else 1)
-    held = shape.weights_bytes + shape.twice_mapped_bytes + shape.loaded_rope_bytes * choice.ctx
+    held = shape.weights_bytes + shape.loaded_rope_bytes * choice.ctx
     if shape.segments > 1:
-        # The head's graph is opened whatever drafts; rotations are stored once, and read by the layers of all segments.
-        held += shape.exit_head_bytes + (shape.segments - 1) * shape.rotation_bytes
+        # The head's graph is opened whatever drafts; a tied one is the first segment's embedding as well. Rotations are
+        # stored once, and read by the layers of all segments.
+        heads = 2 if shape.model.is_tied else 1
+        held += heads * shape.exit_head_bytes + (shape.segments - 1) * shape.rotation_bytes
     # The second graph's session copies whole matrices, of which it reads the upper halves.
     return held + (shape.weights_bytes if drafts_itself(shape, choice) else 0)
 

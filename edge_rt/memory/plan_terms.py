@@ -9,7 +9,7 @@ from edge_rt.memory.figures import Choice
 from edge_rt.memory.request import Request
 from edge_rt.memory.shape import DrafterShape, ModelShape
 from edge_rt.memory.sizes import Sizes
-from edge_rt.memory.terms import TableBytes, draft_mapped_bytes, drafts_itself, embedding_bytes, kv_rows
+from edge_rt.memory.terms import TableBytes, drafts_itself, embedding_bytes, kv_rows
 from edge_rt.package.kv_formats import KV_FORMAT
 from edge_rt.package.spec_modes import SELF
 from edge_rt.system.byte_size import counted, show_size
@@ -54,7 +54,7 @@ def terms_of(shape: ModelShape, choice: Choice, sizes: Sizes, request: Request) 
             f"{shape.model.vocab_size} tokens, {show_size(shape.tokenizer_bytes)} of JSON"
             + _briefly("reading", reading),
         ),
-        Term("weights", sizes.weights, "file", _weights_text(shape, choice, request)),
+        Term("weights", sizes.weights, "file", _weights_text(shape)),
         Term(
             "session", sizes.session + packing, private,
             _session_text(shape, choice) + _briefly("packing" if sizes.gpu is None else "copying weights", packing),
@@ -109,13 +109,10 @@ def _briefly(what: str, excess: int) -> str:
     return f"; {what} briefly needs {show_size(excess)} more than running" if excess else ""
 
 
-def _weights_text(shape: ModelShape, choice: Choice, request: Request) -> str:
+def _weights_text(shape: ModelShape) -> str:
     if shape.op_profile != "native":
         return f"the part of weights.bin ({show_size(shape.weights_bytes)}) that stays mapped"
-    twice = f", {show_size(shape.twice_mapped_bytes)} of it by two graphs" if shape.twice_mapped_bytes else ""
-    again = draft_mapped_bytes(shape, choice) + embedding_bytes(choice, request)
-    mapped = f", {show_size(again)} of it mapped a second time for drafts" if again else ""
-    return "weights.bin, read in place" + (", after the export" if shape.is_estimate else "") + twice + mapped
+    return "weights.bin, read in place" + (", after the export" if shape.is_estimate else "")
 
 
 def _session_text(shape: ModelShape, choice: Choice) -> str:

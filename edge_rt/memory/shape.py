@@ -30,7 +30,7 @@ class DrafterShape:
     Attributes:
         vocabulary_size: tokens that it can guess, besides those of the prompt.
         row_bytes: of a row of the model's LM head, whose rows are copied; 0 if it has a head of its own.
-        embedding_bytes: of the model's embedding in ``weights.bin``, which its graph maps once more.
+        embedding_bytes: of the model's embedding in ``weights.bin``, which it reads in the process wherever passes run.
         positions: share of first guesses that are right for the 1st, 2nd, ... token, as in ``AcceptanceRecord``.
     """
 
@@ -109,9 +109,8 @@ class ModelShape:
         activations: ``"int8"`` or ``"float"``.
         traced: what is known of a traced graph; None for the other op profiles.
         segments: graphs that the layers are cut into; with several the head is a graph of its own as well.
-        twice_mapped_bytes: of ``weights.bin``, what two segments map: a table that is embedding and head.
-        exit_head_bytes: of ``weights.bin``, what the head's own graph maps, which drafts at exits run; a GPU holds it
-            once more.
+        exit_head_bytes: of ``weights.bin``, what the head's own graph reads, which drafts at exits run: a GPU holds it
+            once more, and a third time if it is the embedding as well.
         has_upper_halves: whether its weights are nested, so that it can draft with fewer bits.
         largest_tensor_bytes: of ``weights.bin``, at most; None: not known.
         layers: what each layer takes, if they may be divided between the CPU and a GPU; None: they may not.
@@ -127,7 +126,6 @@ class ModelShape:
     activations: str = "int8"
     traced: TracedInfo | None = None
     segments: int = 1
-    twice_mapped_bytes: int = 0
     exit_head_bytes: int = 0
     has_upper_halves: bool = False
     largest_tensor_bytes: int | None = None
@@ -292,7 +290,6 @@ def shape_of_model(
         activations=activations,
         traced=traced,
         segments=segments,
-        twice_mapped_bytes=table if segments > 1 and model.is_tied else 0,
         exit_head_bytes=table if segments > 1 else 0,
         has_upper_halves=has_upper_halves,
         largest_tensor_bytes=largest_tensor_bytes,

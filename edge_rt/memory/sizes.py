@@ -17,13 +17,13 @@ from edge_rt.memory.terms import (
     corpus_bytes,
     divided_kv_bytes,
     divided_weights,
-    draft_mapped_bytes,
     drafter_bytes,
     drafts_itself,
     embedding_bytes,
     hidden_bytes,
     kv_bytes,
     logits_bytes,
+    mapped_again_bytes,
     packed_bytes,
     packing_bytes,
     passes_bytes,
@@ -165,14 +165,13 @@ def sizes_of(shape: ModelShape, device: Device, choice: Choice, request: Request
     own = thread_bytes(shape, device.threads)
     hidden = request.returns_hidden(choice)
     drafter = request.drafter if choice.drafter else None
-    embedding = embedding_bytes(choice, request)
     second = _draft_model_bytes(request.draft_model, device, choice) if choice.drafter else (0, 0)
     chunk = min(choice.prefill_chunk, choice.ctx)
     tables = table_bytes(choice.spec)
     sizes = Sizes(
         runtime=base,
         tokenizer=tokenizer,
-        weights=weights_bytes(shape, choice.ctx) + draft_mapped_bytes(shape, choice) + embedding,
+        weights=weights_bytes(shape, choice.ctx),
         corpus=corpus_bytes(choice, request),
         session=session + packed_bytes(shape) + hidden_bytes(shape, choice),
         kv_cache=kv_bytes(shape, choice),
@@ -193,7 +192,7 @@ def sizes_of(shape: ModelShape, device: Device, choice: Choice, request: Request
     )
     if device.gpu is None:
         return sizes
-    on_gpu = _on_gpu(replace(sizes, weights=embedding), shape, choice, device.gpu)
+    on_gpu = _on_gpu(replace(sizes, weights=embedding_bytes(choice, request)), shape, choice, device.gpu)
     return on_gpu if choice.gpu_layers is None else _divided(on_gpu, sizes, shape, choice)
 
 
@@ -232,10 +231,9 @@ def _divided(on_gpu: Sizes, on_cpu: Sizes, shape: ModelShape, choice: Choice) ->
     """Return the sizes with the first layers in the process, and the others on a GPU."""
     assert on_gpu.gpu is not None
     here, there = divided_kv_bytes(shape, choice)
-    weights = divided_weights(shape, choice)[0]
     return replace(
         on_gpu,
-        weights=on_gpu.weights + weights + min(weights, draft_mapped_bytes(shape, choice)),
+        weights=on_gpu.weights + divided_weights(shape, choice)[0] + mapped_again_bytes(shape, choice),
         kv_cache=here,
         chunk=GROWN * on_cpu.chunk,
         draft=GROWN * on_cpu.draft,

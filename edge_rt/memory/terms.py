@@ -16,7 +16,7 @@ from edge_rt.memory.request import Request
 from edge_rt.memory.shape import ModelShape
 from edge_rt.package.exits import SELF_KV
 from edge_rt.package.kv_formats import window_capacity
-from edge_rt.package.spec_modes import AUTO, EXIT, SELF
+from edge_rt.package.spec_modes import AUTO, SELF
 
 
 @dataclass(frozen=True)
@@ -90,11 +90,13 @@ _PACKED: Final = {"int8": 1.18, "float": 0.62}
 _MAPPED: Final = {"int8": 0.42, "float": 0.62}
 _PACKING: Final = {"int8": 1.6, "float": 0.65}
 
-_ROTATIONS_AROUND: Final = 2 * (2 << 20)
-"""Of two tables of rotations, what the kernel may map around the rows that are touched: a large folio each."""
+_ROTATIONS_AROUND: Final = 4 * (2 << 20)
+"""Of two tables of rotations, what the kernel may map around what is touched before and behind the rows that are not: a
+large folio each."""
 _SMALL_TENSORS: Final = 10
-"""Of a layer, and outside of layers: norms, biases and constants of keys, at most. Each is mapped by itself, from the
-page in which the tensor before it ends, and such a page counts twice. SmolLM2-135M: 4.7 pages a layer."""
+"""Of a layer, and outside of layers: norms, biases and constants of keys, at most. Where a GPU computes some layers,
+each is mapped by itself, from the page in which the tensor before it ends, and such a page counts twice.
+SmolLM2-135M: 4.7 pages a layer."""
 
 _MAPPED_AROUND: Final = 64 << 10  # pages that the kernel maps around each that is touched
 _LAYER_MATRICES: Final = 4
@@ -155,13 +157,13 @@ def divided_kv_bytes(shape: ModelShape, choice: Choice) -> tuple[int, int]:
 def divided_weights(shape: ModelShape, choice: Choice) -> tuple[int, int]:
     """Return the bytes of ``weights.bin`` that are read in the process and on a GPU, with a choice that divides layers.
 
-    Of the rotary tables only the context's rows are touched in the process.
+    Of the rotary tables only the context's rows are touched in the process. ONNX Runtime maps tensors one by one there.
     """
     layers, first = shape.layers, first_on_gpu(shape, choice)
     assert layers is not None
     unused = layers.rotations_before[first] * (shape.model.context_length - choice.ctx) // shape.model.context_length
     used = layers.before[first] - max(0, unused - _ROTATIONS_AROUND)
-    return used + _shared_pages(first), layers.behind[first]
+    return used + PAGESIZE * _SMALL_TENSORS * (first + 1), layers.behind[first]
 
 
 def tokenizer_bytes(shape: ModelShape, ctx: int) -> int:
@@ -240,13 +242,7 @@ def weights_bytes(shape: ModelShape, ctx: int) -> int:
     if shape.op_profile == "portable":
         return int(_MAPPED[shape.activations] * shape.weights_bytes)
     unused = shape.rotation_bytes * (shape.model.context_length - ctx) // shape.model.context_length
-    used = max(0, shape.weights_bytes - max(0, unused - _ROTATIONS_AROUND))
-    return used + shape.twice_mapped_bytes + _shared_pages(shape.model.num_layers)
-
-
-def _shared_pages(layers: int) -> int:
-    """Return the bytes of pages of ``weights.bin`` that are mapped for two tensors."""
-    return PAGESIZE * _SMALL_TENSORS * (layers + 1)
+    return max(0, shape.weights_bytes - max(0, unused - _ROTATIONS_AROUND))
 
 
 def drafts_itself(shape: ModelShape, choice: Choice) -> bool:
@@ -257,23 +253,22 @@ def drafts_itself(shape: ModelShape, choice: Choice) -> bool:
 
 
 def embedding_bytes(choice: Choice, request: Request) -> int:
-    """Return the bytes of the model's embedding that the graph of a trained drafter maps once more."""
+    """Return the bytes of the model's embedding, which a trained drafter reads in the process wherever passes run."""
     return request.drafter.embedding_bytes if choice.drafter and request.drafter is not None else 0
 
 
-def draft_mapped_bytes(shape: ModelShape, choice: Choice) -> int:
-    """Return the bytes of ``weights.bin`` that graphs of drafts map again.
+def mapped_again_bytes(shape: ModelShape, choice: Choice) -> int:
+    """Return the bytes of ``weights.bin`` that self-drafting maps again where a GPU computes some layers, at most.
 
-    Where exits may be asked that is the head; with self-drafting the head, and the upper halves of the layers; with
-    both the head twice. They are the same pages of memory, but count as resident once for every mapping.
+    That is the head, and the upper halves of the layers: the same pages of memory, but they count as resident once for
+    every mapping.
     """
-    of_exits = shape.exit_head_bytes if choice.draft_max and choice.spec in (AUTO, EXIT) else 0
     if not drafts_itself(shape, choice):
-        return of_exits
+        return 0
     head = min(shape.model.vocab_size * shape.model.hidden_size * _NESTED_BYTES // 8, shape.weights_bytes)
     upper = (shape.weights_bytes - head) * _UPPER_BYTES // _NESTED_BYTES
     around = _MAPPED_AROUND * _LAYER_MATRICES * shape.model.num_layers
-    return of_exits + min(head + upper + around, shape.weights_bytes)
+    return min(head + upper + around, divided_weights(shape, choice)[0])
 
 
 def sampling_bytes(shape: ModelShape) -> int:

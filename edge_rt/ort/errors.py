@@ -88,7 +88,8 @@ _SYSTEM_ERROR: Final = re.compile(r"SystemError : ([0-9]+)")
 """What is said where a file with weights cannot be opened or mapped: the number of the system's error."""
 
 
-def _of_system(number: int) -> EdgeRTError:
+def of_system(number: int) -> EdgeRTError:
+    """Return the error for a file with weights that the system does not open or map, given the number it says why."""
     reason = f"{os.strerror(number)}."
     if number == errno.ENOMEM:
         return MemoryBudgetExceeded("The weights cannot be mapped.", reason, "Use a smaller model, or free memory.")
@@ -103,7 +104,7 @@ def translate(error: BaseException, *, loading: bool, device: str | None = None)
     """
     text = f"{type(error).__name__}: {error}"
     if (refused := _SYSTEM_ERROR.search(text)) is not None:
-        return _of_system(int(refused[1]))
+        return of_system(int(refused[1]))
     numbers = f"{type(error).__name__}: {_cause(str(error))}"[:300].rstrip(".") + "."
     for matches, kind, what, action in _TRANSLATIONS:
         if matches(text):

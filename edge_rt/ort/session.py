@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import threading
-from collections.abc import Generator, Iterable, Sequence
+from collections.abc import Generator, Iterable, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
@@ -323,6 +323,8 @@ class Session:
         memory: memory for intermediate values, or an arena that sessions share whose passes run one after another; None
             lets ONNX Runtime allocate what it needs, and keep it.
         more_outputs: values inside the graph that become outputs behind its own, float32.
+        initializers: name -> ``onnxruntime.OrtValue`` of constants that are read where they are, see ``MappedWeights``;
+            ONNX Runtime maps or copies the others from their file.
 
     Attributes:
         placement: nodes of a graph on a device, as far as ONNX Runtime tells; empty for a graph on the CPU.
@@ -340,6 +342,7 @@ class Session:
         library: NativeLibrary | None = None,
         memory: PassMemory | Arena | None = None,
         more_outputs: Sequence[TensorSpec] = (),
+        initializers: Mapping[str, Any] | None = None,
     ) -> None:
         check_onnxruntime_version()
         _POOL.ensure(pool_threads() if threads is None else threads)
@@ -358,6 +361,9 @@ class Session:
                 f"Got {isa!r} for a graph of the op profile {profile!r}.",
                 "Leave it out, or export the model with --profile native.",
             )
+        initializers = initializers or {}
+        for name, value in initializers.items():
+            options.add_initializer(name, value)
         # A native session reads the mapped file and packs nothing; one on a device packs nothing here.
         pages = nullcontext if profile == "native" or device is not None else huge_pages_for_new_memory
         try:
@@ -374,6 +380,8 @@ class Session:
             raise
         except Exception as error:
             raise translate(error, loading=True, device=None if device is None else device.text) from error
+        # Bindings hold ONNX Runtime's session, and that does not hold what it reads.
+        self._session.initializers = initializers
         self._device = device
         self._numbers = itertools.count()
         self.placement: tuple[PlacedNode, ...] = () if device is None else placement_of(self._session)

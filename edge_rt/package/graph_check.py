@@ -3,7 +3,8 @@
 ONNX Runtime opens any file that a tensor's ``external_data`` names, in old versions even outside the package. Some
 operators make tensors as large as a number in the graph says; graphs of our own builders may not have them where they
 would be computed while the graph is opened. How much memory a run takes is not checked here. This check reads only the
-fields that lead to tensors and operators, and needs neither ONNX Runtime nor ``onnx``.
+fields that lead to tensors and operators, and needs neither ONNX Runtime nor ``onnx``. In passing it notes where the
+constants of our own graphs lie, so that all graphs of a package can be given one mapping of their file.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import re
 import struct
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple
 
 from edge_rt.errors import InvalidPackage
 from edge_rt.package.op_list import DOMAIN, OPS
@@ -50,7 +51,9 @@ _FOREIGN: Final[Mapping[str, Mapping[int, str]]] = {
 graph while it is opened, behind this check's back, and sparse tensors get the size that they say."""
 _NODE_INPUT, _NODE_OUTPUT, _NODE_OPERATOR, _NODE_ATTRIBUTE, _NODE_DOMAIN = 1, 2, 4, 5, 7
 _ATTRIBUTE_NAME, _ATTRIBUTE_INTEGER = 1, 3
-_TENSOR_NAME, _TENSOR_BYTES = 8, 9
+_TENSOR_DIMS, _TENSOR_TYPE, _TENSOR_NAME, _TENSOR_BYTES = 1, 2, 8, 9
+_CONSTANT_DEPTH: Final = 2
+"""Level of the constants of the outermost graph."""
 _MOST_PADDING: Final = 7
 """Zeros that are put behind a head, to make its size a multiple of 8."""
 _OPERATORS: Final[Mapping[bytes, frozenset[bytes]]] = {
@@ -76,11 +79,25 @@ _KEYS: Final = (b"location", b"offset", b"length")
 _NUMBER = re.compile(rb"[0-9]{1,18}")
 
 
+class StoredTensor(NamedTuple):
+    """A constant of a graph: bytes of ``weights.bin``, which nobody has compared with its type and shape.
+
+    Attributes:
+        type: a number of ONNX's ``TensorProto.DataType``.
+        shape: as the graph says; a negative number is a huge one here.
+    """
+
+    offset: int
+    length: int
+    type: int
+    shape: tuple[int, ...]
+
+
 class _Refused(Exception):
     """Carries the first two sentences of the error."""
 
 
-def check_graph(path: Path, weights_name: str, weights_bytes: int, *, is_own: bool = False) -> None:
+def check_graph(path: Path, weights_name: str, weights_bytes: int, *, is_own: bool = False) -> dict[str, StoredTensor]:
     """Refuse a graph that reads anything but the weights beside it, or is large only once it is opened.
 
     Of our own builders' graphs nothing but casts may be computed while they are opened; of others, the outputs of every
@@ -88,19 +105,23 @@ def check_graph(path: Path, weights_name: str, weights_bytes: int, *, is_own: bo
 
     Args:
         is_own: whether our own builders wrote it, with the few operators that they use.
+
+    Returns:
+        Name -> the constants of such a graph that lie in the weights; empty for others.
     """
     with path.open("rb") as stream:
         data = stream.read(MAX_GRAPH_BYTES + 1)
     try:
         if len(data) > MAX_GRAPH_BYTES:
             raise _Refused("the graph is too large.", f"The limit is {show_size(MAX_GRAPH_BYTES)}.")
-        _walk(data, weights_name.encode(), weights_bytes, is_own)
+        return _walk(data, weights_name.encode(), weights_bytes, is_own)
     except _Refused as refused:
         what, numbers = refused.args
         raise InvalidPackage(f"{path}: {what}", numbers, "Export or pull the model again.") from None
 
 
-def _walk(data: bytes, weights_name: bytes, weights_bytes: int, is_own: bool) -> None:
+def _walk(data: bytes, weights_name: bytes, weights_bytes: int, is_own: bool) -> dict[str, StoredTensor]:
+    tensors: dict[str, StoredTensor] = {}
     # A list instead of recursion: a deep hostile file cannot exhaust the interpreter's stack.
     waiting = [("model", 0, len(data), 0)]
     messages = 0
@@ -112,7 +133,9 @@ def _walk(data: bytes, weights_name: bytes, weights_bytes: int, is_own: bool) ->
         if depth > MAX_DEPTH:
             raise _Refused("the graph is nested too deeply.", f"At byte {start}: the limit is {MAX_DEPTH} messages.")
         if message == "tensor":
-            _check_tensor(data, start, end, weights_name, weights_bytes)
+            stored = _check_tensor(data, start, end, weights_name, weights_bytes)
+            if stored is not None and is_own and depth == _CONSTANT_DEPTH:
+                tensors[_name(data, start, end)] = stored
             continue
         if message == "node":
             _check_node(data, start, end, is_own)
@@ -125,6 +148,7 @@ def _walk(data: bytes, weights_name: bytes, weights_bytes: int, is_own: bool) ->
         for number, first, last in parts:
             if (child := children.get(number)) is not None:
                 waiting.append((child, first, last, depth + 1))
+    return tensors
 
 
 def _check_parts(message: str, parts: Sequence[tuple[int, int, int]]) -> None:
@@ -203,11 +227,12 @@ def _last(data: bytes, parts: Sequence[tuple[int, int, int]], wanted: int) -> by
     return found[-1] if found else b""
 
 
-def _check_tensor(data: bytes, start: int, end: int, weights_name: bytes, weights_bytes: int) -> None:
-    parts = fields(data, start, end)
+def _check_tensor(data: bytes, start: int, end: int, weights_name: bytes, weights_bytes: int) -> StoredTensor | None:
+    everything = _parts(data, start, end)
+    parts = [(number, first, last) for number, kind, first, last in everything if kind == _BYTES]
     entries = [_entry(data, first, last) for number, first, last in parts if number == _EXTERNAL_DATA]
     if not entries:
-        return
+        return None
     # This check would read the one, and ONNX Runtime the other.
     if any(number == _TENSOR_BYTES for number, _, _ in parts):
         raise _Refused(
@@ -232,6 +257,24 @@ def _check_tensor(data: bytes, start: int, end: int, weights_name: bytes, weight
         raise _Refused("the graph's external data is malformed.", numbers)
     if int(offset) + int(length) > weights_bytes:
         raise _Refused(f"a tensor of the graph lies outside '{weights_name.decode()}'.", numbers)
+    integers = [(number, value) for number, kind, value, _ in everything if kind == _VARINT]
+    return StoredTensor(
+        int(offset),
+        int(length),
+        next((value for number, value in reversed(integers) if number == _TENSOR_TYPE), 0),
+        # ONNX's own writers put a field around each number, which is what its syntax says, and not one around all.
+        tuple(value for number, value in integers if number == _TENSOR_DIMS),
+    )
+
+
+def _name(data: bytes, start: int, end: int) -> str:
+    name = _last(data, fields(data, start, end), _TENSOR_NAME)
+    try:
+        return name.decode()
+    except UnicodeDecodeError:
+        raise _Refused(
+            "a name in the graph is not text.", f"At byte {start}: a tensor is named {repr(name)[1:]:.80}."
+        ) from None
 
 
 def _entry(data: bytes, start: int, end: int) -> tuple[bytes, bytes]:

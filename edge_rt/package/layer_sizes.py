@@ -15,38 +15,12 @@ from pathlib import Path
 from typing import Final
 
 from edge_rt.errors import StorageError
+from edge_rt.package.graph_check import fields
 from edge_rt.package.reader import Package
 
 _GRAPH: Final = 7  # of ModelProto
-_NODE, _INITIALIZER = 1, 5  # of GraphProto
+_NODE: Final = 1  # of GraphProto
 _INPUT, _NODE_NAME = 1, 3  # of NodeProto
-_NAME, _EXTERNAL_DATA = 8, 13  # of TensorProto
-_KEY, _VALUE = 1, 2  # of StringStringEntryProto
-
-
-def stored_tensors(graph: Path, names: Sequence[str] = ()) -> dict[str, tuple[int, int]]:
-    """Return the offset and the bytes of every tensor that a graph reads from ``weights.bin``, by name.
-
-    Args:
-        graph: of an opened package: what is malformed was refused before.
-        names: the tensors that are wanted, found in a tenth of the time; empty: all.
-    """
-    # Imported here: most plans divide nothing.
-    from edge_rt.package.graph_check import fields
-
-    data = graph.read_bytes()
-    found = {}
-    for _, start, end in _of(data, 0, len(data), _GRAPH):
-        for _, first, last in _of(data, start, end, _INITIALIZER):
-            if names and not any(data.find(name.encode(), first, last) >= 0 for name in names):
-                continue
-            parts = fields(data, first, last)
-            entries = dict(_entry(data, *place) for number, *place in parts if number == _EXTERNAL_DATA)
-            if entries:
-                name = _text(data, [part for part in parts if part[0] == _NAME][-1:])
-                if not names or name in names:
-                    found[name] = (int(entries[b"offset"]), int(entries[b"length"]))
-    return found
 
 
 def nodes_in_order(graph: Path) -> list[tuple[str, list[str]]]:
@@ -65,16 +39,7 @@ def _text(data: bytes, places: list[tuple[int, int, int]]) -> str:
 
 
 def _of(data: bytes, start: int, end: int, number: int) -> list[tuple[int, int, int]]:
-    from edge_rt.package.graph_check import fields
-
     return [field for field in fields(data, start, end) if field[0] == number]
-
-
-def _entry(data: bytes, start: int, end: int) -> tuple[bytes, bytes]:
-    from edge_rt.package.graph_check import fields
-
-    values = {number: data[first:last] for number, first, last in fields(data, start, end)}
-    return values.get(_KEY, b""), values.get(_VALUE, b"")
 
 
 _LAYER: Final = re.compile(r"layer([0-9]+)")
@@ -106,9 +71,9 @@ def layer_sizes(package: Package) -> LayerSizes | None:
     manifest = package.manifest
     if manifest.op_profile != "native" or len(manifest.segments) != 1:
         return None
-    graph = package.file(manifest.segments[0].graph)
+    name = manifest.segments[0].graph
+    graph, tensors = package.file(name), {tensor: place.length for tensor, place in package.tensors[name].items()}
     try:
-        tensors = {name: size for name, (_, size) in stored_tensors(graph).items()}
         parts = parts_of(nodes_in_order(graph), manifest.model.num_layers)
     except OSError as error:
         raise StorageError(

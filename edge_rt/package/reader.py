@@ -6,7 +6,7 @@ import functools
 import hashlib
 import shlex
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +21,7 @@ from edge_rt.errors import (
 )
 from edge_rt.package.documents import Refusal, build, check_files, parse_document, read_bounded, verify_files
 from edge_rt.package.exits import require_exits
-from edge_rt.package.graph_check import check_graph
+from edge_rt.package.graph_check import StoredTensor, check_graph
 from edge_rt.package.manifest import (
     FORMAT_NAME,
     FORMAT_VERSION,
@@ -44,11 +44,13 @@ class Package:
         path: absolute path of the folder.
         manifest: the checked manifest.
         id: SHA-256 of ``manifest.json``. As that lists the hash of every file, it identifies the whole content.
+        tensors: graph -> name -> constant of it in ``weights.bin``; empty for traced graphs.
     """
 
     path: Path
     manifest: Manifest
     id: str
+    tensors: Mapping[str, Mapping[str, StoredTensor]] = field(repr=False, compare=False)
 
     @property
     def size_bytes(self) -> int:
@@ -123,8 +125,8 @@ def _open_package(path: Path) -> Package:
     manifest = build(Manifest, document, "manifest", refuse)
     _check_values(path, manifest)
     _check_files(path, manifest)
-    _check_graphs(path, manifest)
-    return Package(path=path, manifest=manifest, id=hashlib.sha256(data).hexdigest())
+    tensors = _check_graphs(path, manifest)
+    return Package(path, manifest, hashlib.sha256(data).hexdigest(), tensors)
 
 
 def _invalid(path: Path, what: str, numbers: str) -> InvalidPackage:
@@ -294,10 +296,12 @@ def _check_files(path: Path, manifest: Manifest) -> None:
     check_files(path, manifest.files, _refusal(path))
 
 
-def _check_graphs(path: Path, manifest: Manifest) -> None:
+def _check_graphs(path: Path, manifest: Manifest) -> dict[str, dict[str, StoredTensor]]:
+    tensors = {}
     for graph in (*manifest.graphs, *([manifest.draft_graph] if manifest.draft_graph is not None else [])):
         # Locations are relative to the graph's folder, and the suffix decides how ONNX Runtime reads the file.
         if "/" in graph or not graph.endswith(".onnx"):
             raise _invalid(path, "a graph must be an .onnx file at the top of the package.", f"Found {graph!r:.100}.")
         size, is_own = manifest.files[WEIGHTS_FILE].size, manifest.op_profile != "traced"
-        check_graph(path / graph, WEIGHTS_FILE, size, is_own=is_own)
+        tensors[graph] = check_graph(path / graph, WEIGHTS_FILE, size, is_own=is_own)
+    return tensors

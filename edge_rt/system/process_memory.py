@@ -232,18 +232,20 @@ def _advise(start: int, end: int) -> None:
         madvise(ctypes.c_void_p(start), ctypes.c_size_t(end - start), advice)
 
 
-def advise(memory: mmap.mmap, advice: str) -> bool:
-    """Give advice about a whole mapping; return whether the system accepted it.
+def advise(memory: mmap.mmap, advice: str, begin: int = 0, length: int | None = None) -> bool:
+    """Give advice about a mapping, or a part of it; return whether the system accepted it.
 
     Args:
         advice: name of one of ``mmap``'s constants, such as ``"MADV_RANDOM"``. Windows has none of them, macOS few, and
             a kernel may be built without support for one.
+        begin: byte of the mapping, the first of a page.
+        length: bytes; None: up to the end.
     """
     value, call = getattr(mmap, advice, None), getattr(memory, "madvise", None)
     if value is None or call is None:
         return False
     try:
-        call(value)
+        call(value, begin, *(() if length is None else (length,)))
     except OSError:
         return False
     return True

@@ -9,12 +9,13 @@ import numpy as np
 from edge_rt.export.weights.codes import Codes
 from edge_rt.export.weights.tile_formats import TILE_FORMATS
 from edge_rt.export.weights.tiles import pack_rows
+from edge_rt.ort.mapped_weights import MappedWeights
 from edge_rt.ort.session import pool_size
 from edge_rt.package.drafter import DraftTarget, ExitRecord
 from edge_rt.package.drafter_tensors import head_tensors
-from edge_rt.package.layer_sizes import stored_tensors
 from edge_rt.package.reader import open_package
 from edge_rt.runtime.speculation.exit_adapters import ExitAdapters
+from edge_rt.runtime.speculation.head_matrices import target_matrices
 from edge_rt.runtime.speculation.head_runner import DrafterJob
 from edge_rt.system.machine import usable_cpus
 from tests.helpers.segmented import EXITS
@@ -33,14 +34,15 @@ def tiles(matrix):
 
 def adapters_of(package, folder, exits=EXITS, *, moved=0, vocabulary=419):
     """Write adapters that say what the model's head says at an exit, of states moved by so many numbers."""
-    manifest = open_package(package).manifest
+    opened = open_package(package)
+    manifest = opened.manifest
     target = DraftTarget.of(manifest)
     head = dataclasses.replace(
         EXIT_INFO.head, formats=dict.fromkeys(("fc", "gate_up", "down"), "w4m"), vocabulary_size=vocabulary
     )
     records = tuple(ExitRecord(layer, 0.5, 0.6, 0.7) for layer in exits)
     info = dataclasses.replace(EXIT_INFO, target=target, head=head, exits=records)
-    place, length = stored_tensors(package / manifest.segments[-1].graph)["final_norm"][:2]
+    place, length = opened.tensors[manifest.segments[-1].graph]["final_norm"][:2]
     norm = (package / "weights.bin").read_bytes()[place : place + length]
     one = np.ones(HIDDEN, np.float32).tobytes()
     tensors = {}
@@ -59,4 +61,5 @@ def adapters_of(package, folder, exits=EXITS, *, moved=0, vocabulary=419):
 
 def load_adapters(package, drafter, prompt_rows=0):
     opened = open_package(package)
-    return ExitAdapters(DrafterJob(opened, drafter, 8, prompt_rows, pool_size() or usable_cpus(), None))
+    target = target_matrices(opened, MappedWeights(opened), is_resident=True)
+    return ExitAdapters(DrafterJob(opened, target, drafter, 8, prompt_rows, pool_size() or usable_cpus(), None))

@@ -18,7 +18,6 @@ from edge_rt.memory.request import Request
 from edge_rt.memory.shape import shape_of
 from edge_rt.memory.sizes import sizes_of
 from edge_rt.memory.speed import pass_seconds
-from edge_rt.package.layer_sizes import stored_tensors
 from edge_rt.package.reader import open_package
 from edge_rt.runtime.forward.io_binding_cuda import MOST_RECORDED
 from edge_rt.runtime.forward.runner import MAX_KEPT_SHAPES
@@ -108,7 +107,7 @@ def test_the_largest_tensor_of_a_package_is_found(native_package, weights, tmp_p
     package = open_package(native_package)
     shape = shape_of(package.manifest, package.id)
     (graph,) = package.manifest.graphs
-    assert shape.largest_tensor_bytes == max(length for _, length in stored_tensors(package.file(graph)).values())
+    assert shape.largest_tensor_bytes == max(place.length for place in package.tensors[graph].values())
 
 
 def test_unified_memory_is_counted_once():
@@ -248,11 +247,11 @@ def test_passes_on_a_gpu_take_more_with_more_rows_and_context():
 
 
 def test_graphs_of_a_package_with_exits_have_copies_and_pools_of_their_own():
-    shape = make_shape(segments=3, twice_mapped_bytes=30 * MIB, exit_head_bytes=20 * MIB)
+    shape = make_shape(segments=3, exit_head_bytes=20 * MIB, is_tied=True)
     sizes = sizes_of(shape, OWN, CHOICE, Request())
     assert sizes.gpu is not None
     # The embedding that is a head, and the head alone; rotations of 8192 positions by 32 pairs in two graphs more.
-    assert sizes.gpu.weights == 98_799_616 + 50 * MIB + 2 * (2 * 8192 * 32 * 4)
+    assert sizes.gpu.weights == 98_799_616 + 40 * MIB + 2 * (2 * 8192 * 32 * 4)
     # Of a row of logits a block of 6.5 KiB for 12 x 524 bytes, of a row's values one of 30 KiB; between the graphs
     # twice the rows of the largest pass.
     of_head, between = 6_656 + 30_720, 2 * 256 * 4 * 576

@@ -1,4 +1,4 @@
-"""What packages with exits take more: graphs, the rows between them, and a table that two of them map."""
+"""What packages with exits take more: graphs, and the rows between them."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ from edge_rt.memory.device import this_device
 from edge_rt.memory.plan import Request, make_plan
 from edge_rt.memory.shape import shape_of
 from edge_rt.memory.terms import hidden_bytes
-from edge_rt.package.layer_sizes import stored_tensors
 from edge_rt.package.reader import open_package
 from tests.helpers.segmented import EXITS
 
@@ -30,9 +29,9 @@ def test_what_is_more(segmented):
     session = 192 * 1024 * (cut.shape.graphs - 1) + hidden_bytes(cut.shape, cut.choice)
     # Two units of 544 bytes for each of 27 times 16 rows: the embedding, which is the head as well.
     table = 27 * 2 * 544
-    head = open_package(segmented.cut).file("head.onnx")
-    assert table == max(length for _, length in stored_tensors(head).values())
-    assert {name: size for name, size in more.items() if size} == {"session": session, "weights": table}
+    assert table == max(place.length for place in open_package(segmented.cut).tensors["head.onnx"].values())
+    assert table == cut.shape.exit_head_bytes
+    assert {name: size for name, size in more.items() if size} == {"session": session}
     assert hidden_bytes(cut.shape, cut.choice) == 4 * 64 * 2 * cut.choice.largest_pass
     assert hidden_bytes(whole.shape, whole.choice) == 0
 
@@ -42,18 +41,8 @@ def test_few_rows_have_a_place_behind_every_segment(segmented):
     assert hidden_bytes(cut.shape, cut.choice) == 4 * 64 * 64 * len(EXITS)
 
 
-def test_a_head_of_its_own_is_mapped_once(agreeing):
-    whole, cut = plans_of(agreeing, spec="off")
-    assert cut.shape.twice_mapped_bytes == 0
-    assert terms_of(cut)["weights"] == terms_of(whole)["weights"]
-
-
 def test_exits_need_no_tables(segmented):
     _, cut = plans_of(segmented, spec="exit")
     assert cut.choice.spec == "exit"
     assert cut.choice.draft_max > 0
     assert (cut.choice.suffix_tokens, cut.choice.recycling_contexts) == (0, 0)
-    _, idle = plans_of(segmented, spec="off")
-    assert terms_of(cut)["weights"] - terms_of(idle)["weights"] == cut.shape.exit_head_bytes > 0
-    _, both = plans_of(segmented, spec="auto")
-    assert terms_of(both)["weights"] == terms_of(cut)["weights"]

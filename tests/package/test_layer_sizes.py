@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from edge_rt.package.layer_sizes import layer_sizes, nodes_in_order, parts_of, stored_tensors
+from edge_rt.package.layer_sizes import layer_sizes, nodes_in_order, parts_of
 from edge_rt.package.manifest import WEIGHTS_FILE
 from edge_rt.package.reader import open_package
 
@@ -12,7 +12,7 @@ from edge_rt.package.reader import open_package
 def test_layers_of_a_package(native_package):
     package = open_package(native_package)
     found = layer_sizes(package)
-    tensors = {name: size for name, (_, size) in stored_tensors(native_package / "model.onnx").items()}
+    tensors = {name: place.length for name, place in package.tensors["model.onnx"].items()}
     rope = tensors["rope.cos"] + tensors["rope.sin"]
     size, layers = package.manifest.files[WEIGHTS_FILE].size, package.manifest.model.num_layers
     of_layers = [sum(tensors[name] for name in tensors if name.startswith(f"layer{index}.")) for index in range(layers)]
@@ -29,13 +29,6 @@ def test_layers_of_a_package(native_package):
     assert found.before[-1] == found.behind[0] == sum(tensors.values()) <= size
     assert found.rotations_before == (0, *[rope] * layers)
     assert found.windows == (0,) * layers
-
-
-def test_some_tensors_are_those_of_all(native_package):
-    graph, names = native_package / "model.onnx", ("embedding.tiles", "final_norm", "head.tiles")
-    tensors = stored_tensors(graph)
-    assert stored_tensors(graph, names) == {name: tensors[name] for name in names if name in tensors}
-    assert len(stored_tensors(graph, names)) >= 2
 
 
 def test_nodes_are_read_in_their_order(native_package):

@@ -12,7 +12,7 @@ class Deaf:
 
 
 class Refusing:
-    def madvise(self, value):
+    def madvise(self, value, begin):
         raise OSError(22, "Invalid argument")
 
 

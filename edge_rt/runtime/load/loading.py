@@ -14,6 +14,7 @@ from edge_rt.memory.budget import Budget
 from edge_rt.memory.plan import Plan, make_plan
 from edge_rt.ort.binding import StopSwitch
 from edge_rt.ort.compute_device import ComputeDevice
+from edge_rt.ort.mapped_weights import MappedWeights
 from edge_rt.ort.session import Session, TensorSpec, arena_of, check_window_support, onnxruntime_version, pool_size
 from edge_rt.package.drafter import HEAD, TrainedDrafter
 from edge_rt.package.reader import Package
@@ -173,7 +174,8 @@ def _open_parts(
     more_outputs = (hidden_output(manifest.model),) if load_plan.hidden and is_native else ()
     # Memory of a device can be asked for only when a session is open there: without a driver a provider refuses a
     # session, but ends the process if it is asked for memory first.
-    sessions = [] if device is None else _open_sessions(package, load_plan, options.isa, more_outputs, device)
+    weights = MappedWeights(package) if is_native else None
+    sessions = [] if device is None else _open_sessions(package, load_plan, options.isa, more_outputs, device, None)
     io_binding = _open_io_binding(package, load_plan, cache_device(device, sessions))
     tell("cache")
     corpus = None
@@ -181,7 +183,7 @@ def _open_parts(
         from edge_rt.runtime.speculation.corpus import Corpus
 
         corpus = Corpus.open(Path(plan.request.corpus), tokenizer=tokenizer_hash(package))
-    sessions = sessions or _open_sessions(package, load_plan, options.isa, more_outputs, None)
+    sessions = sessions or _open_sessions(package, load_plan, options.isa, more_outputs, None, weights)
     session = sessions[0]
     tell("session")
     cache = io_binding.open_cache()
@@ -210,7 +212,7 @@ def _open_parts(
     measured_costs.on_measure = options.on_measuring("passes")
     made = _open_runner(package, load_plan, sessions, io_binding, cache, switch)
     opened = OpenedModel(
-        package, load_plan, options, io_binding, cache, made, runner, switch, device, facts, measured_costs.key
+        package, weights, load_plan, options, io_binding, cache, made, runner, switch, device, facts, measured_costs.key
     )
     drafter, sources = open_networks(opened)
     if load_plan.drafter_folder is not None or load_plan.draft_model is not None:
@@ -261,8 +263,13 @@ def _open_sessions(
     isa: str | None,
     more_outputs: Sequence[TensorSpec],
     device: ComputeDevice | None,
+    weights: MappedWeights | None,
 ) -> list[Session]:
-    """Open all graphs of a package; their passes run one after another, so one arena serves them all."""
+    """Open all graphs of a package; their passes run one after another, so one arena serves them all.
+
+    Args:
+        weights: what they read in place; None: ONNX Runtime copies them to a device, or packs them.
+    """
     manifest = package.manifest
     # Hidden states are those of the last layer, whose graph is the last segment.
     last = manifest.segments[-1].graph
@@ -277,6 +284,7 @@ def _open_sessions(
                 isa=isa,
                 memory=arena,
                 more_outputs=more_outputs if graph == last else (),
+                initializers=None if weights is None else weights.initializers(graph),
             )
             for graph in manifest.graphs
         ]

@@ -15,6 +15,7 @@ from edge_rt.memory.shape import DraftModelShape
 from edge_rt.memory.terms import pass_memory_bytes
 from edge_rt.ort.binding import StopSwitch
 from edge_rt.ort.compute_device import ComputeDevice
+from edge_rt.ort.mapped_weights import MappedWeights
 from edge_rt.ort.session import PassMemory, Session, check_window_support
 from edge_rt.package.drafter import HEAD, TrainedDrafter
 from edge_rt.package.drafter_search import open_fitting
@@ -51,11 +52,13 @@ class OpenedModel:
     """What is open of a model before the networks that draft for it.
 
     Attributes:
+        weights: those of a native package, mapped; None for the other op profiles.
         held_runner: returns the runner as long as the model is open.
         device: where passes run; None: on the CPU.
     """
 
     package: Package
+    weights: MappedWeights | None
     load_plan: LoadPlan
     options: LoadOptions
     io_binding: IOBinding
@@ -96,11 +99,14 @@ def open_networks(model: OpenedModel) -> tuple[TrainedDrafter | None, dict[str, 
 
 
 def _job(model: OpenedModel, drafter: TrainedDrafter) -> DrafterJob:
+    from edge_rt.runtime.speculation.head_matrices import target_matrices
     from edge_rt.runtime.speculation.head_runner import DrafterJob
 
     plan = model.load_plan.plan
+    assert model.weights is not None, model.package.manifest.op_profile
     return DrafterJob(
         package=model.package,
+        target=target_matrices(model.package, model.weights, is_resident=model.device is None),
         drafter=drafter,
         draft_max=model.load_plan.draft_max,
         prompt_rows=0 if plan.request.drafter is None else plan.request.drafter.prompt_rows(plan.choice.ctx),
@@ -160,12 +166,14 @@ def _open_draft_model(first: OpenedModel, second: DraftModelShape) -> SourceMake
             "Load the model with a smaller context.",
         ) from error
     io_binding.outputs.plan(1, 1)
+    graph = manifest.segments[0].graph
     session = Session(
-        package.file(manifest.segments[0].graph),
+        package.file(graph),
         threads=load_plan.plan.device.threads,
         profile=manifest.op_profile,
         isa=options.isa,
         memory=PassMemory(pass_memory_bytes(second.shape, choice), is_limit=load_plan.is_strict),
+        initializers=MappedWeights(package).initializers(graph) if manifest.op_profile == "native" else None,
     )
     cache = io_binding.open_cache()
     runner = ModelRunner(session, io_binding, first.switch)
@@ -203,6 +211,7 @@ def _open_self_drafting(model: OpenedModel) -> SourceMaker:
 
     manifest, load_plan, options, cache = model.package.manifest, model.load_plan, model.options, model.cache
     assert manifest.draft_graph is not None
+    assert model.weights is not None, manifest.op_profile
     assert isinstance(model.io_binding, NativeIOBinding)
     session = Session(
         model.package.file(manifest.draft_graph),
@@ -211,6 +220,7 @@ def _open_self_drafting(model: OpenedModel) -> SourceMaker:
         profile=manifest.op_profile,
         isa=options.isa,
         memory=load_plan.pass_memory if model.device is None else None,
+        initializers=model.weights.initializers(manifest.draft_graph) if model.device is None else None,
     )
     most, size, ends = (
         min(load_plan.draft_max, MAX_CHAIN),

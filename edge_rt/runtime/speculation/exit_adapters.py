@@ -10,7 +10,6 @@ import numpy.typing as npt
 
 from edge_rt.package.drafter_tensors import exit_prefix
 from edge_rt.runtime.forward.outputs import TopTokens
-from edge_rt.runtime.speculation.head_matrices import target_matrices
 from edge_rt.runtime.speculation.head_runner import DrafterJob, HeadRunner, head_shape, head_weights, mapped_tensors
 from edge_rt.runtime.speculation.source import RANKS
 
@@ -28,15 +27,14 @@ class ExitAdapters:
     """
 
     def __init__(self, job: DrafterJob) -> None:
-        drafter, target = job.drafter, target_matrices(job.package)
-        shape, own = head_shape(job, target, _GUESSES), mapped_tensors(drafter)
+        drafter, shape, own = job.drafter, head_shape(job, _GUESSES), mapped_tensors(job.drafter)
         self._runners: list[HeadRunner] = []
         self.by_layer: Mapping[int, _Adapter] = {}
         for layer in drafter.info.layers:
             if layer in job.package.manifest.exits:
                 runner = HeadRunner(
                     shape,
-                    head_weights(drafter, target, own, exit_prefix(layer)),
+                    head_weights(drafter, job.target, own, exit_prefix(layer)),
                     threads=job.threads,
                     prompt_rows=job.prompt_rows,
                     isa=job.isa,

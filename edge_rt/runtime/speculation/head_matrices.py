@@ -3,67 +3,47 @@
 from __future__ import annotations
 
 import math
-import weakref
-from collections.abc import Iterator, Sequence as Items
+from collections.abc import Callable, Iterator, Sequence as Items
 from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any, Final, Protocol
+from functools import partial
+from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
 
-from edge_rt.errors import ConfigError, InferenceError, InvalidPackage, StorageError, is_out_of_memory, out_of_memory
+from edge_rt.errors import ConfigError, InferenceError, InvalidPackage
+from edge_rt.ort.mapped_weights import MappedWeights
 from edge_rt.ort.op_library import NativeLibrary
-from edge_rt.package.layer_sizes import FORMAT_OF_TYPE, NESTED_TILES, stored_tensors, tiles_shape
-from edge_rt.package.manifest import WEIGHTS_FILE
+from edge_rt.package.graph_check import StoredTensor
+from edge_rt.package.layer_sizes import FORMAT_OF_TYPE, NESTED_TILES, tiles_shape
 from edge_rt.package.op_list import TILE_ROWS
 from edge_rt.package.reader import Package
 from edge_rt.runtime.speculation.head_graph import HeadShape
 
-
-def map_bytes(path: Path, offset: int = 0, length: int | None = None) -> npt.NDArray[Any]:
-    """Map a file.
-
-    Args:
-        length: bytes that are mapped; None: up to the end.
-
-    Returns:
-        uint8 ``[length]``, read-only. Nothing is read until it is used.
-    """
-    try:
-        return np.memmap(path, np.uint8, "r", offset, None if length is None else (length,))
-    except (OSError, ValueError) as error:
-        if is_out_of_memory(error):
-            raise out_of_memory(error) from error
-        raise StorageError(f"{path} cannot be mapped.", f"{error}.", "Check the file, and the memory.") from error
-
-
-_MOST_COPIED: Final = 1 << 18  # bytes of tiles that rows are copied from at once, if 16 of them are not more
-
-
-class Tiles(Protocol):
-    """Tiles of a matrix: an array uint8 ``[tiles, units, bytes]``, or something that is indexed as one."""
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """``[tiles, units, bytes of a unit]``."""
-
-    def __getitem__(self, numbers: Array, /) -> Array:
-        """Return copies of the tiles of these numbers, uint8 ``[count, units, bytes]``."""
+_MOST_COPIED: Final = 1 << 18  # bytes of tiles that rows are copied from before these are given back, or 16 of them
 
 
 class ReducedHead:
     """Rows of an LM head, copied into tiles of their own.
 
     Args:
+        lm_head: tiles, uint8 ``[tiles, units, bytes]``.
         head_ids: int32, ascending: the tokens that can always be guessed.
+        give_back: called whenever some rows were copied, so that no more of the LM head stays resident.
     """
 
     def __init__(
-        self, shape: HeadShape, lm_head: Tiles, head_ids: Array, *, prompt_rows: int, library: NativeLibrary
+        self,
+        shape: HeadShape,
+        lm_head: Array,
+        head_ids: Array,
+        *,
+        prompt_rows: int,
+        library: NativeLibrary,
+        give_back: Callable[[], None] | None = None,
     ) -> None:
-        self._shape, self._lm_head, self._library = shape, lm_head, library
+        self._shape, self._lm_head, self._library, self._give_back = shape, lm_head, library, give_back
         self.ids = np.ascontiguousarray(head_ids, np.int32)
         self._can_be_guessed = np.zeros(shape.vocabulary, np.bool_)
         with misfits_refused():
@@ -102,16 +82,17 @@ class ReducedHead:
         return np.zeros((_tiles_of(rows), units, unit_bytes), np.uint8)
 
     def _rows(self, ids: Array, tiles: Array) -> Array:
-        """Copy rows of the LM head, from a few of its tiles at a time."""
+        """Copy rows of the LM head, a few at a time if its pages are given back."""
         tile_bytes = math.prod(self._lm_head.shape[1:])
-        step = TILE_ROWS * max(1, _MOST_COPIED // (TILE_ROWS * tile_bytes))
+        few = TILE_ROWS * max(1, _MOST_COPIED // (TILE_ROWS * tile_bytes))
+        step = max(1, len(ids)) if self._give_back is None else few
         for first in range(0, len(ids), step):
             part = ids[first : first + step]
-            numbers, places = np.unique(part // TILE_ROWS, return_inverse=True)
-            rows = (places * TILE_ROWS + part % TILE_ROWS).astype(np.int32)
             into = tiles[first // TILE_ROWS :][: _tiles_of(len(part))]
-            sizes = (TILE_ROWS * len(numbers), self._shape.hidden)
-            self._library.gather_rows(self._shape.head, self._lm_head[numbers], sizes, rows, into)
+            sizes = (self._shape.vocabulary, self._shape.hidden)
+            self._library.gather_rows(self._shape.head, self._lm_head, sizes, part, into)
+            if self._give_back is not None:
+                self._give_back()
         return tiles
 
 
@@ -139,52 +120,6 @@ def _tiles_of(rows: int) -> int:
     return -(-rows // TILE_ROWS)
 
 
-class StoredTiles:
-    """Tiles of a matrix, read when they are asked for. Unlike pages of a mapping, nothing of them stays resident.
-
-    Args:
-        path: the file, which is open as long as this object lives.
-        shape: ``[tiles, units, bytes of a unit]``.
-    """
-
-    def __init__(self, path: Path, offset: int, shape: tuple[int, int, int]) -> None:
-        self._path, self._offset, self.shape = path, offset, shape
-        try:
-            self._file = path.open("rb", buffering=0)
-        except OSError as error:
-            raise self._unreadable(str(error)) from error
-        weakref.finalize(self, self._file.close)
-
-    def __getitem__(self, numbers: Array) -> Array:
-        """Return copies of some tiles, as an array of all tiles would.
-
-        Args:
-            numbers: ints ``[count]``.
-
-        Returns:
-            uint8 ``[count, units, bytes of a unit]``.
-        """
-        if len(numbers) and not 0 <= numbers.min() <= numbers.max() < self.shape[0]:
-            raise IndexError(f"tiles {numbers.min()} to {numbers.max()} of {self.shape[0]}")
-        tiles = np.empty((len(numbers), *self.shape[1:]), np.uint8)
-        for tile, number in zip(tiles, numbers.tolist(), strict=True):
-            self._read(tile, self._offset + number * tile.nbytes)
-        return tiles
-
-    def _read(self, tile: Array, begin: int) -> None:
-        room = tile.data.cast("B")
-        try:
-            self._file.seek(begin)
-            count = self._file.readinto(room)
-        except OSError as error:
-            raise self._unreadable(str(error)) from error
-        if count != len(room):
-            raise self._unreadable(f"It has {count} of {len(room)} bytes from {begin} on")
-
-    def _unreadable(self, why: str) -> StorageError:
-        return StorageError(f"{self._path} cannot be read.", f"{why}.", "Check the file, or export the package again.")
-
-
 Array = npt.NDArray[Any]
 
 
@@ -193,41 +128,41 @@ class TargetMatrices:
     """Matrices of a native package with a row for every token, in ``weights.bin``.
 
     Attributes:
-        embedding: tiles, uint8 ``[tiles, units, bytes]``, mapped, read-only: a step reads the row of any token.
-        lm_head: its tiles; the file's, because rows are copied once, and pages of a mapping would stay resident.
+        embedding, lm_head: tiles, uint8 ``[tiles, units, bytes]``, mapped, read-only; the same array if they are tied.
+        give_back: lets pages of the LM head be resident no longer; None: they are anyway, because passes read them.
     """
 
     embedding: Array
-    lm_head: StoredTiles
+    lm_head: Array
     embedding_format: str
     lm_head_format: str
+    give_back: Callable[[], None] | None
 
 
-def target_matrices(package: Package) -> TargetMatrices:
-    """Return the embedding and the LM head of a native package."""
+def target_matrices(package: Package, weights: MappedWeights, *, is_resident: bool) -> TargetMatrices:
+    """Return the embedding and the LM head of a native package.
+
+    Args:
+        is_resident: whether passes read them in this process.
+    """
     manifest = package.manifest
-    places: dict[str, tuple[int, int]] = {}
-    for graph in {manifest.segments[-1].graph, manifest.segments[0].graph}:
-        places |= stored_tensors(package.file(graph), ("embedding.tiles", "head.tiles"))
+    places = {**package.tensors[manifest.segments[-1].graph], **package.tensors[manifest.segments[0].graph]}
 
-    def place_of(name: str) -> tuple[int, tuple[int, int, int], str]:
+    def matrix(name: str) -> tuple[StoredTensor, Array, str]:
         kind = manifest.quantisation.get(name, "")
         place, form = places.get(f"{name}.tiles"), FORMAT_OF_TYPE.get(kind)
         model = manifest.model
         # Rows of nested tiles cannot be copied alone.
         shape = None if form is None or form in NESTED_TILES else tiles_shape(model.vocab_size, model.hidden_size, form)
-        if place is None or form is None or shape is None or place[1] != shape[0] * shape[1] * shape[2]:
+        if place is None or form is None or shape is None or place.length != math.prod(shape):
             raise ConfigError(
                 f"A head cannot draft with the {name} of this package.",
                 f"Its type is {kind or 'not stated'}; {name}.tiles is at {place}.",
                 "Choose another mode of speculation.",
             )
-        return place[0], shape, form
+        return place, weights.file.array(place.offset, place.length, np.uint8, shape), form
 
-    weights = package.file(WEIGHTS_FILE)
-    offset, shape, form = place_of("embedding")
-    embedding = map_bytes(weights, offset, math.prod(shape)).reshape(shape)
-    if not manifest.model.is_tied:
-        offset, shape, head_form = place_of("head")
-        return TargetMatrices(embedding, StoredTiles(weights, offset, shape), form, head_form)
-    return TargetMatrices(embedding, StoredTiles(weights, offset, shape), form, form)
+    _, embedding, embedding_format = matrix("embedding")
+    place, lm_head, lm_head_format = matrix("embedding" if manifest.model.is_tied else "head")
+    give_back = None if is_resident else partial(weights.file.give_back, place.offset, place.length)
+    return TargetMatrices(embedding, lm_head, embedding_format, lm_head_format, give_back)

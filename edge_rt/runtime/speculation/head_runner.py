@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from edge_rt.ort.binding import StopSwitch
+from edge_rt.ort.mapped_weights import MappedFile
 from edge_rt.ort.op_library import NativeLibrary, native_library
 from edge_rt.ort.session import Session
 from edge_rt.package.drafter import TrainedDrafter
@@ -23,10 +24,7 @@ from edge_rt.runtime.speculation.head_graph import HeadShape, block_inputs, head
 from edge_rt.runtime.speculation.head_matrices import (
     ReducedHead,
     TargetMatrices,
-    Tiles,
-    map_bytes,
     misfits_refused,
-    target_matrices,
 )
 from edge_rt.runtime.speculation.source import NO_GUESSES, Forest, ForestSource
 
@@ -58,19 +56,21 @@ class HeadWeights:
 
     Attributes:
         lm_head: the target's LM head, in ``HeadShape.head``; rows of it are copied.
+        give_back: see ``TargetMatrices``.
         fc: of the first product, ``[hidden, 2 hidden]``.
         state_norm, token_norm, output_norm: float32 ``[hidden]``.
         head_ids: int32, ascending: the tokens that can always be guessed.
     """
 
     embedding: Array
-    lm_head: Tiles
+    lm_head: Array
     fc: Array
     state_norm: Array
     token_norm: Array
     output_norm: Array
     blocks: tuple[tuple[Array, Array, Array], ...]
     head_ids: Array
+    give_back: Callable[[], None] | None = None
 
 
 class HeadRunner:
@@ -110,7 +110,12 @@ class HeadRunner:
         if beside is None:
             library = library or native_library()
             self._reduced = ReducedHead(
-                shape, weights.lm_head, weights.head_ids, prompt_rows=prompt_rows, library=library
+                shape,
+                weights.lm_head,
+                weights.head_ids,
+                prompt_rows=prompt_rows,
+                library=library,
+                give_back=weights.give_back,
             )
             self._session = Session(head_graph(shape), threads=threads, profile="native", isa=isa, library=library)
         else:
@@ -274,6 +279,7 @@ class DrafterJob:
     """
 
     package: Package
+    target: TargetMatrices
     drafter: TrainedDrafter
     draft_max: int
     prompt_rows: int
@@ -283,14 +289,13 @@ class DrafterJob:
 
 def open_head(job: DrafterJob) -> Callable[[], HeadSource]:
     """Load a trained head; return what makes a source of its guesses that has learned nothing."""
-    target = target_matrices(job.package)
-    shape = head_shape(job, target, min(MAX_NODES, job.draft_max))
-    weights = head_weights(job.drafter, target, mapped_tensors(job.drafter))
+    shape = head_shape(job, min(MAX_NODES, job.draft_max))
+    weights = head_weights(job.drafter, job.target, mapped_tensors(job.drafter))
     runner = HeadRunner(shape, weights, threads=job.threads, prompt_rows=job.prompt_rows, isa=job.isa)
     return lambda: HeadSource(runner, nodes=shape.nodes, width=shape.nodes)
 
 
-def head_shape(job: DrafterJob, target: TargetMatrices, nodes: int) -> HeadShape:
+def head_shape(job: DrafterJob, nodes: int) -> HeadShape:
     """Return sizes and formats of the heads of a drafter, whose trees have at most ``nodes`` nodes."""
     head, config = job.drafter.info.head, job.package.manifest.model
     return HeadShape(
@@ -300,11 +305,11 @@ def head_shape(job: DrafterJob, target: TargetMatrices, nodes: int) -> HeadShape
         blocks=head.blocks,
         nodes=nodes,
         epsilon=head.epsilon,
-        embedding=target.embedding_format,
+        embedding=job.target.embedding_format,
         fc=head.formats["fc"],
         gate_up=head.formats["gate_up"],
         down=head.formats["down"],
-        head=target.lm_head_format,
+        head=job.target.lm_head_format,
     )
 
 
@@ -325,13 +330,14 @@ def head_weights(
         output_norm=own[f"{prefix}output_norm"],
         blocks=blocks,
         head_ids=np.sort(own[VOCABULARY]),
+        give_back=target.give_back,
     )
 
 
 def mapped_tensors(drafter: TrainedDrafter) -> dict[str, Array]:
     """Map the tensors of a drafter, read-only."""
-    mapped = map_bytes(drafter.weights)
+    mapped = MappedFile(drafter.weights, drafter.weights_bytes)
     return {
-        name: mapped[place.offset : place.offset + place.length].view(np.dtype(place.dtype)).reshape(place.shape)
+        name: mapped.array(place.offset, place.length, np.dtype(place.dtype), place.shape)
         for name, place in drafter.info.head.tensors.items()
     }

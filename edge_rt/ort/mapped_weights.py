@@ -1,0 +1,94 @@
+"""Files of weights, each mapped once for everything in this process that reads it: graphs on the CPU, heads that draft.
+
+ONNX Runtime would map every tensor by itself, and once more for every graph that has it. Pages of a file are in memory
+once, but count as resident for each mapping in which they were touched.
+"""
+
+from __future__ import annotations
+
+import math
+import mmap
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+
+from edge_rt.errors import InvalidPackage
+from edge_rt.ort.errors import of_system
+from edge_rt.ort.onnxruntime_import import ort
+from edge_rt.package.manifest import WEIGHTS_FILE
+from edge_rt.package.reader import Package
+from edge_rt.system.process_memory import advise
+
+Array = npt.NDArray[Any]
+
+_DTYPES: Final[Mapping[int, npt.DTypeLike]] = {1: np.float32, 2: np.uint8}
+"""Types of the constants of native graphs: numbers of ONNX's ``TensorProto.DataType``."""
+
+
+class MappedFile:
+    """A file, mapped read-only; nothing is read until it is used, and it stays mapped as long as an array of it lives.
+
+    Args:
+        size: bytes that are mapped.
+
+    Attributes:
+        bytes: uint8 ``[size]``, read-only.
+    """
+
+    def __init__(self, path: Path, size: int) -> None:
+        try:
+            with path.open("rb") as file:
+                self._mapped = _map(file.fileno(), size)
+        except OSError as error:
+            raise of_system(error.errno or 0) from error
+        except ValueError as error:
+            raise InvalidPackage(
+                f"{path} is empty, or shorter than it was.", f"{error}.", "Export or pull the model again."
+            ) from error
+        self.bytes: Array = np.frombuffer(self._mapped, np.uint8)
+
+    def array(self, offset: int, length: int, dtype: npt.DTypeLike, shape: tuple[int, ...]) -> Array:
+        """Return a part of the file as an array that was stored there; ``ValueError`` if its shape is another one's."""
+        return self.bytes[offset : offset + length].view(dtype).reshape(shape)
+
+    def give_back(self, offset: int, length: int) -> None:
+        """Let pages of a part be resident no longer; they are mapped again when they are read."""
+        begin = offset // mmap.PAGESIZE * mmap.PAGESIZE
+        advise(self._mapped, "MADV_DONTNEED", begin, offset + length - begin)
+
+
+def _map(file: int, size: int) -> mmap.mmap:
+    if sys.platform == "win32":
+        return mmap.mmap(file, size, access=mmap.ACCESS_READ)
+    # Some file systems of virtual machines and networks refuse shared mappings.
+    return mmap.mmap(file, size, flags=mmap.MAP_PRIVATE, prot=mmap.PROT_READ)
+
+
+_MOST_DIMENSIONS: Final = 8
+
+
+class MappedWeights:
+    """``weights.bin`` of a package, mapped once for all of its graphs on the CPU and the heads that draft for it."""
+
+    def __init__(self, package: Package) -> None:
+        self._tensors = package.tensors
+        self.file = MappedFile(package.file(WEIGHTS_FILE), package.manifest.files[WEIGHTS_FILE].size)
+
+    def initializers(self, graph: str) -> dict[str, Any]:
+        """Return name -> ``onnxruntime.OrtValue`` of the constants of a native graph, which lie in the mapping.
+
+        Those whose type, shape and bytes do not fit together are left to ONNX Runtime, which refuses the graph.
+        """
+        values = {}
+        for name, (offset, length, kind, shape) in self._tensors[graph].items():
+            dtype = _DTYPES.get(kind)
+            if dtype is None or length == 0 or len(shape) > _MOST_DIMENSIONS:
+                continue
+            if math.prod(shape) * np.dtype(dtype).itemsize == length:
+                array = self.file.array(offset, length, dtype, shape)
+                values[name] = ort.OrtValue.ortvalue_from_numpy(array)
+        return values
