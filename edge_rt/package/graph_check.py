@@ -73,7 +73,7 @@ _OPERATORS: Final[Mapping[bytes, frozenset[bytes]]] = {
     DOMAIN.encode(): frozenset(op.name.encode() for op in OPS),
 }
 """Operators in graphs of our own builders, by domain; ours check what they are given."""
-_EXTERNAL_DATA: Final = 13
+_EXTERNAL_DATA: Final = (13, _BYTES)
 _ENTRY_KEY, _ENTRY_VALUE = 1, 2
 _KEYS: Final = (b"location", b"offset", b"length")
 _NUMBER = re.compile(rb"[0-9]{1,18}")
@@ -91,6 +91,10 @@ class StoredTensor(NamedTuple):
     length: int
     type: int
     shape: tuple[int, ...]
+
+
+_Part = tuple[int, int, int, int]
+"""Of a message, see ``_parts``."""
 
 
 class _Refused(Exception):
@@ -133,19 +137,20 @@ def _walk(data: bytes, weights_name: bytes, weights_bytes: int, is_own: bool) ->
         if depth > MAX_DEPTH:
             raise _Refused("the graph is nested too deeply.", f"At byte {start}: the limit is {MAX_DEPTH} messages.")
         if message == "tensor":
-            stored = _check_tensor(data, start, end, weights_name, weights_bytes)
-            if stored is not None and is_own and depth == _CONSTANT_DEPTH:
-                tensors[_name(data, start, end)] = stored
+            parts = _parts(data, start, end)
+            place = _check_tensor(data, start, parts, weights_name, weights_bytes)
+            if place is not None and is_own and depth == _CONSTANT_DEPTH:
+                _note(tensors, data, start, parts, place)
             continue
         if message == "node":
             _check_node(data, start, end, is_own)
         if message == "graph" and is_own:
             _check_constants(data, start, end)
         children = _CHILDREN[message]
-        parts = fields(data, start, end)
+        found = fields(data, start, end)
         if is_own:
-            _check_parts(message, parts)
-        for number, first, last in parts:
+            _check_parts(message, found)
+        for number, first, last in found:
             if (child := children.get(number)) is not None:
                 waiting.append((child, first, last, depth + 1))
     return tensors
@@ -227,14 +232,15 @@ def _last(data: bytes, parts: Sequence[tuple[int, int, int]], wanted: int) -> by
     return found[-1] if found else b""
 
 
-def _check_tensor(data: bytes, start: int, end: int, weights_name: bytes, weights_bytes: int) -> StoredTensor | None:
-    everything = _parts(data, start, end)
-    parts = [(number, first, last) for number, kind, first, last in everything if kind == _BYTES]
-    entries = [_entry(data, first, last) for number, first, last in parts if number == _EXTERNAL_DATA]
+def _check_tensor(
+    data: bytes, start: int, parts: Sequence[_Part], weights_name: bytes, weights_bytes: int
+) -> tuple[int, int] | None:
+    """Return the offset and the bytes of a tensor in the weights; None if its values are in the graph."""
+    entries = [_entry(data, first, last) for number, kind, first, last in parts if (number, kind) == _EXTERNAL_DATA]
     if not entries:
         return None
     # This check would read the one, and ONNX Runtime the other.
-    if any(number == _TENSOR_BYTES for number, _, _ in parts):
+    if any((number, kind) == (_TENSOR_BYTES, _BYTES) for number, kind, _, _ in parts):
         raise _Refused(
             "the graph's external data is malformed.", f"At byte {start}: a tensor has its values in the graph as well."
         )
@@ -257,20 +263,25 @@ def _check_tensor(data: bytes, start: int, end: int, weights_name: bytes, weight
         raise _Refused("the graph's external data is malformed.", numbers)
     if int(offset) + int(length) > weights_bytes:
         raise _Refused(f"a tensor of the graph lies outside '{weights_name.decode()}'.", numbers)
-    integers = [(number, value) for number, kind, value, _ in everything if kind == _VARINT]
-    return StoredTensor(
-        int(offset),
-        int(length),
-        next((value for number, value in reversed(integers) if number == _TENSOR_TYPE), 0),
-        # ONNX's own writers put a field around each number, which is what its syntax says, and not one around all.
-        tuple(value for number, value in integers if number == _TENSOR_DIMS),
-    )
+    return int(offset), int(length)
 
 
-def _name(data: bytes, start: int, end: int) -> str:
-    name = _last(data, fields(data, start, end), _TENSOR_NAME)
+def _note(
+    tensors: dict[str, StoredTensor], data: bytes, start: int, parts: Sequence[_Part], place: tuple[int, int]
+) -> None:
+    """Note a constant under its name; in protobuf the last of several values wins."""
+    name, type_number = b"", 0
+    # ONNX's own writers put a field around each of these numbers, which is what its syntax says, not one around all.
+    shape = []
+    for number, kind, first, last in parts:
+        if kind == _BYTES and number == _TENSOR_NAME:
+            name = data[first:last]
+        elif kind == _VARINT and number == _TENSOR_DIMS:
+            shape.append(first)
+        elif kind == _VARINT and number == _TENSOR_TYPE:
+            type_number = first
     try:
-        return name.decode()
+        tensors[name.decode()] = StoredTensor(*place, type_number, tuple(shape))
     except UnicodeDecodeError:
         raise _Refused(
             "a name in the graph is not text.", f"At byte {start}: a tensor is named {repr(name)[1:]:.80}."
@@ -296,9 +307,9 @@ def _integers(data: bytes, position: int, end: int) -> list[tuple[int, int]]:
     return [(number, value) for number, kind, value, _ in _parts(data, position, end) if kind == _VARINT]
 
 
-def _parts(data: bytes, position: int, end: int) -> list[tuple[int, int, int, int]]:
+def _parts(data: bytes, position: int, end: int) -> list[_Part]:
     """Return number, kind, begin and end of each field of one message; for an integer its value in place of begin."""
-    found: list[tuple[int, int, int, int]] = []
+    found: list[_Part] = []
     while position < end:
         start = position
         tag = data[position]

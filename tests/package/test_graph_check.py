@@ -281,3 +281,19 @@ class TestOperators:
         for stored in (pads(0, 0, 0, 2**40), pads(0, 0, -(2**63), 0), b""):
             with pytest.raises(InvalidPackage, match="pads a tensor too far"):
                 check_own(stored, node("Pad", ["x", "p"]))
+
+
+def test_where_constants_of_our_own_graphs_lie(tmp_path):
+    path = tmp_path / "model.onnx"
+    dims = b"".join(bytes((1 << 3, size)) for size in (3, 2))
+    path.write_bytes(initializer(dims + bytes((2 << 3, 1)) + field(8, b"a") + tensor()))
+    found = check_graph(path, "weights.bin", SIZE, is_own=True)
+    assert {name: (place.type, place.shape) for name, place in found.items()} == {"a": (1, (3, 2))}
+    assert check_graph(path, "weights.bin", SIZE) == {}
+
+
+def test_a_constant_whose_name_is_not_text(tmp_path):
+    path = tmp_path / "model.onnx"
+    path.write_bytes(initializer(field(8, b"\xff") + tensor()))
+    with pytest.raises(InvalidPackage, match="a name in the graph is not text"):
+        check_graph(path, "weights.bin", SIZE, is_own=True)
