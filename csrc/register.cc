@@ -17,7 +17,7 @@ namespace edge_rt {
 namespace {
 
 // Number of the calls below and of the ops' inputs and attributes: the Python half refuses a library of another one.
-constexpr int kAbiVersion = 3;
+constexpr int kAbiVersion = 4;
 
 // The instruction set of registrations to come; -1 is the best one. It is an argument of RegisterCustomOps that ONNX
 // Runtime's fixed signature has no room for; edge_rt/ort/session.py sets it and registers under one lock.

@@ -8,6 +8,7 @@
 #include "ops/row_top_k/row_top_k.h"
 #include "ops/spec_attention/spec_attention.h"
 #include "quantise/quantise.h"
+#include "sampling/sampling_kernels.h"
 
 namespace edge_rt {
 
@@ -18,6 +19,7 @@ struct KernelTable {
   RowTopKKernels row_top_k;
   DraftHeadKernels draft_head;
   QuantiseKernels quantise;
+  SamplingKernels sampling;
 };
 
 // The table of a usable instruction set.

@@ -19,12 +19,14 @@ namespace {
 #include "ops/draft_head/draft_head_cpu.inl"
 #include "ops/spec_attention/spec_attention_cpu.inl"
 #include "quantise/quantise_cpu.inl"
+// With the minus infinity of row_top_k.
+#include "sampling/sampling_cpu.inl"
 }  // namespace
 
 extern const KernelTable kTable;
 const KernelTable kTable{
     kQuantLinearKernels, kQuantEmbedKernels, kSpecAttentionKernels,
-    kRowTopKKernels,     kDraftHeadKernels,  kQuantiseKernels,
+    kRowTopKKernels,     kDraftHeadKernels,  kQuantiseKernels,      kSamplingKernels,
 };
 
 }  // namespace edge_rt::EDGE_RT_ISA_NAMESPACE

@@ -169,6 +169,23 @@ EDGE_RT_INLINE int32_t vi_sum(VI a) {
   return _mm_cvtsi128_si32(_mm_add_epi32(d, _mm_shuffle_epi32(d, 0xb1)));
 }
 
+struct VS {
+  __m256i v;
+};
+EDGE_RT_INLINE VS vs_zero() { return {_mm256_setzero_si256()}; }
+EDGE_RT_INLINE __m256i halves256(__m256i a) {
+  const __m256i lower = _mm256_and_si256(a, _mm256_set1_epi64x(0xffffffff));
+  return _mm256_add_epi64(lower, _mm256_srli_epi64(a, 32));
+}
+EDGE_RT_INLINE VS vs_add(VS sums, VI a) {
+  return {_mm256_add_epi64(sums.v, _mm256_add_epi64(halves256(a.lo), halves256(a.hi)))};
+}
+EDGE_RT_INLINE uint64_t vs_total(VS sums) {
+  uint64_t lanes[4];
+  _mm256_storeu_si256(reinterpret_cast<__m256i*>(lanes), sums.v);
+  return lanes[0] + lanes[1] + lanes[2] + lanes[3];
+}
+
 // Sums 8 registers crosswise. A step joins two registers p and q into one: `stay` holds one half of p's groups of
 // lanes and the other half of q's, `cross` the groups that those must be added to; one shuffle a step instead of two.
 // Joining v[j] with v[j + 4], then distances 2, 1, leaves the sum of v[j] in lane j.

@@ -131,6 +131,16 @@ EDGE_RT_INLINE int32_t vi_sum(VI a) {
   return _mm_cvtsi128_si32(_mm_add_epi32(d, _mm_shuffle_epi32(d, 0xb1)));
 }
 
+struct VS {
+  __m512i v;
+};
+EDGE_RT_INLINE VS vs_zero() { return {_mm512_setzero_si512()}; }
+EDGE_RT_INLINE VS vs_add(VS sums, VI a) {
+  const __m512i lower = _mm512_and_si512(a.v, _mm512_set1_epi64(0xffffffff));
+  return {_mm512_add_epi64(sums.v, _mm512_add_epi64(lower, _mm512_srli_epi64(a.v, 32)))};
+}
+EDGE_RT_INLINE uint64_t vs_total(VS sums) { return static_cast<uint64_t>(_mm512_reduce_add_epi64(sums.v)); }
+
 // Sums 16 registers crosswise. A step joins two registers p and q into one: `stay` holds one half of p's groups of
 // lanes and the other half of q's, `cross` the groups that those must be added to; one shuffle a step instead of two.
 // Joining v[j] with v[j + 8], then distances 4, 2, 1, leaves the sum of v[j] in lane j.

@@ -182,6 +182,17 @@ EDGE_RT_INLINE float vf_hmax(VF a) {
   const float32x4_t two = greater(four, vextq_f32(four, four, 2));
   return vgetq_lane_f32(greater(two, vextq_f32(two, two, 1)), 0);
 }
+struct VS {
+  uint64x2_t v;
+};
+EDGE_RT_INLINE VS vs_zero() { return {vdupq_n_u64(0)}; }
+EDGE_RT_INLINE VS vs_add(VS sums, VI a) {
+  sums.v = vpadalq_u32(sums.v, vreinterpretq_u32_s32(a.v0));
+  sums.v = vpadalq_u32(sums.v, vreinterpretq_u32_s32(a.v1));
+  sums.v = vpadalq_u32(sums.v, vreinterpretq_u32_s32(a.v2));
+  return {vpadalq_u32(sums.v, vreinterpretq_u32_s32(a.v3))};
+}
+EDGE_RT_INLINE uint64_t vs_total(VS sums) { return vgetq_lane_u64(sums.v, 0) + vgetq_lane_u64(sums.v, 1); }
 EDGE_RT_INLINE int32_t vi_sum(VI a) { return vaddvq_s32(sum_to_4(a)); }
 
 // The last two steps of four sums at once: lane j is the sum of v[j].

@@ -174,6 +174,16 @@ EDGE_RT_INLINE int32_t vi_sum(VI a) {
   for (int l = 0; l < 16; ++l) sum += word(a.v[l]);
   return wrap(sum);
 }
+// Sums of words taken for unsigned, in 64 bits: in whatever order, they are exact.
+struct VS {
+  uint64_t v;
+};
+EDGE_RT_INLINE VS vs_zero() { return {0}; }
+EDGE_RT_INLINE VS vs_add(VS sums, VI a) {
+  for (int l = 0; l < 16; ++l) sums.v += word(a.v[l]);
+  return sums;
+}
+EDGE_RT_INLINE uint64_t vs_total(VS sums) { return sums.v; }
 // Lane j is the sum of v[j].
 EDGE_RT_INLINE VF vf_sum16(const VF v[16]) { EDGE_RT_LANES(VF, vf_sum(v[l])); }
 // Lane j: the largest lane of v[j].

@@ -140,6 +140,9 @@ void add_sums(SimdFunctions& f) {
   f.sum = [](const float* a) { return vf_sum(vf_load(a)); };
   f.hmax = [](const float* a) { return vf_hmax(vf_load(a)); };
   f.int_sum = [](const int32_t* a) { return vi_sum(vi_load(a)); };
+  f.word_sum = [](const int32_t* a, const int32_t* b) {
+    return vs_total(vs_add(vs_add(vs_zero(), vi_load(a)), vi_load(b)));
+  };
   f.sum16 = [](const float* a, float* out) {
     VF v[16];
     for (int j = 0; j < 16; ++j) v[j] = vf_load(a + 16 * j);

@@ -167,6 +167,9 @@ void check_integers(const SimdFunctions& f) {
     uint32_t sum = 0;
     for (int32_t value : a) sum += static_cast<uint32_t>(value);
     CHECK(f.int_sum(a) == static_cast<int32_t>(sum));
+    uint64_t words = 0;
+    for (int l = 0; l < 16; ++l) words += uint64_t{static_cast<uint32_t>(a[l])} + static_cast<uint32_t>(b[l]);
+    CHECK(f.word_sum(a, b) == words);
   }
 }
 

@@ -32,6 +32,7 @@ struct SimdFunctions {
   float (*sum)(const float* a);
   float (*hmax)(const float* a);
   int32_t (*int_sum)(const int32_t* a);
+  uint64_t (*word_sum)(const int32_t* a, const int32_t* b);
   void (*sum16)(const float* a /* 16 vectors */, float* out);
   void (*int_sum16)(const int32_t* a /* 16 vectors */, int32_t* out);
   void (*dot4)(const int32_t* acc, const int8_t* a /* 64 */, const int8_t* b /* 64 */, int32_t* out);

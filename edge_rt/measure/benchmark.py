@@ -89,9 +89,10 @@ def run_benchmark(
     # Every row of these passes needs a row of logits, and a small budget may allow only few.
     row_counts = [rows for rows in row_counts if rows <= (model.logit_rows or rows)]
     rng = np.random.default_rng(0)
+    vocab_size = model.package.manifest.model.vocab_size
 
     def random_ids(count: int) -> list[int]:
-        return [int(i) for i in rng.integers(0, model.package.manifest.model.vocab_size, count)]
+        return [int(i) for i in rng.integers(0, vocab_size, count)]
 
     speeds: dict[str, list[float]] = {test: [] for test in (*(f"pp{n}" for n in prompt_sizes), f"tg{generate}")}
     ttft: list[float] = []
@@ -102,7 +103,7 @@ def run_benchmark(
         with model.passes() as (target, cache):
             for size in prompt_sizes:
                 speeds[f"pp{size}"].append(size / _time_prefill(target, cache, random_ids(size), model.prefill_chunk))
-            speeds[f"tg{generate}"].append(generate / _time_decode(target, cache, random_ids(1), generate))
+            speeds[f"tg{generate}"].append(generate / _time_decode(target, cache, random_ids(1), generate, vocab_size))
             _measure_rows(target, cache, random_ids, depth, model.prefill_chunk, costs)
             cache.truncate(0)
         ttft.append(_time_to_first_token(model, random_ids(128)))
@@ -124,10 +125,10 @@ def _time_prefill(target: Target, cache: KVCache, token_ids: list[int], chunk: i
     return time.perf_counter() - started
 
 
-def _time_decode(target: Target, cache: KVCache, token_ids: list[int], count: int) -> float:
+def _time_decode(target: Target, cache: KVCache, token_ids: list[int], count: int, vocab_size: int) -> float:
     cache.truncate(0)
     request = Request(token_ids, capacity=count + 1, max_tokens=count, end_ids=())
-    sampler = Sampler(GenerationConfig(temperature=0.0), vocab_size=1)
+    sampler = Sampler(GenerationConfig(temperature=0.0), vocab_size)
     started = time.perf_counter()
     for _ in decode(request, NullDrafter(), target, cache, sampler):
         pass

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Final, cast
 from edge_rt.errors import ConfigError, RuntimeUnavailable, VersionMismatch
 from edge_rt.package.op_list import OPS, TILE_ROWS
 
-ABI_VERSION: Final = 3
+ABI_VERSION: Final = 4
 """Version of the library's functions and of the operators; changes together with ``csrc/register.cc``."""
 
 

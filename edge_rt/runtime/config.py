@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final, TypedDict, Unpack
@@ -14,6 +14,19 @@ from edge_rt.package.sampling import SAMPLING_NAMES, Sampling, SamplingAdvice, f
 from edge_rt.system.option_names import known_fields, known_options
 
 ACCEPTANCE_RULES: Final = ("match", "ratio")
+
+_NUMBERS: Final = {
+    "presence_penalty": (-100.0, 100.0),
+    "frequency_penalty": (-100.0, 100.0),
+    "top_n_sigma": (0.0, 100.0),
+    "top_h": (0.0, 1.0),
+    "xtc_probability": (0.0, 1.0),
+    "xtc_threshold": (0.0, 1.0),
+    "dry_multiplier": (0.0, 100.0),
+    "dry_base": (1.0, 100.0),
+    "fsd": (0.0, 1.0),
+}
+_WHOLE_NUMBERS: Final = {"dry_allowed_length": (1, 64), "fsd_order": (1, 8)}
 
 
 class GenerationOptions(TypedDict, total=False):
@@ -28,6 +41,17 @@ class GenerationOptions(TypedDict, total=False):
     presence_penalty: float
     frequency_penalty: float
     logit_bias: Mapping[int, float]
+    banned: Sequence[int]
+    top_n_sigma: float
+    top_h: float
+    xtc_probability: float
+    xtc_threshold: float
+    dry_multiplier: float
+    dry_base: float
+    dry_allowed_length: int
+    dry_breakers: str | Sequence[str]
+    fsd: float
+    fsd_order: int
     seed: int | None
     stop: str | Sequence[str]
     spec: str | None
@@ -41,8 +65,9 @@ class GenerationOptions(TypedDict, total=False):
 class GenerationConfig:
     """How tokens are chosen and when to stop.
 
-    The chain, in this order: repetition penalty, presence and frequency penalties, logit bias, temperature, top-k,
-    top-p, min-p, one draw. Temperature 0 takes the most likely token after penalties and bias.
+    The chain, in this order: banned tokens, repetition penalty, presence and frequency penalties, DRY, logit bias,
+    temperature, top-n-sigma, top-k, top-p, min-p, Top-H, FSD, XTC, one draw. Temperature 0 takes the most likely token
+    after penalties and bias. ``docs/decoding.md`` says what each is good for.
 
     Temperature, top-k, top-p, min-p and the repetition penalty may be None. The value that the model recommends is used
     then, or the default of ``Sampling`` if it recommends none. ``sampling`` returns the values in force.
@@ -59,6 +84,21 @@ class GenerationConfig:
         presence_penalty: subtracted from logits of tokens that occur in the answer; 0 is off.
         frequency_penalty: subtracted once for every occurrence in the answer; 0 is off.
         logit_bias: token id -> value added to its logit.
+        banned: ids of tokens that are never chosen.
+        top_n_sigma: keep tokens whose logit is at most this many standard deviations of all logits below the largest;
+            0 is off.
+        top_h: keep the most likely tokens as long as their entropy is at most this part of the whole row's; 0 is off.
+        xtc_probability: how often XTC drops all tokens of at least ``xtc_threshold`` but the least likely of them; 0 is
+            off.
+        xtc_threshold: a probability, among the tokens that are left.
+        dry_multiplier: DRY takes ``dry_multiplier * dry_base ** (n - dry_allowed_length)`` from the logit of a token
+            that would make a repetition of n tokens one longer; 0 is off.
+        dry_base: at least 1.
+        dry_allowed_length: repetitions shorter than this are free.
+        dry_breakers: texts; a token that contains one ends a repetition. A single one need not be in a list.
+        fsd: the share, below 1, of the n-grams of prompt and answer in FSD: ``(1 - fsd) * probability - fsd * theirs``;
+            0 is off.
+        fsd_order: length of its longest n-grams, 1 to 8.
         seed: makes sampling repeatable on the same machine, package and version; None takes a new seed each time.
         stop: texts that end the answer; they are not part of it. A single one need not be in a list.
         spec: the drafter, one of ``edge_rt.package.spec_modes.SPEC_MODES``; None takes the model's setting.
@@ -84,6 +124,17 @@ class GenerationConfig:
     presence_penalty: float = 0.0
     frequency_penalty: float = 0.0
     logit_bias: Mapping[int, float] = field(default_factory=dict)
+    banned: tuple[int, ...] = ()
+    top_n_sigma: float = 0.0
+    top_h: float = 0.0
+    xtc_probability: float = 0.0
+    xtc_threshold: float = 0.1
+    dry_multiplier: float = 0.0
+    dry_base: float = 1.75
+    dry_allowed_length: int = 2
+    dry_breakers: tuple[str, ...] = ("\n", ":", '"', "*")
+    fsd: float = 0.0
+    fsd_order: int = 3
     seed: int | None = None
     stop: tuple[str, ...] = ()
     spec: str | None = None
@@ -100,6 +151,11 @@ class GenerationConfig:
         _require("logit_bias", self.logit_bias, isinstance(self.logit_bias, Mapping), "a mapping")
         stop = (self.stop,) if isinstance(self.stop, str) else tuple(self.stop)
         object.__setattr__(self, "stop", stop)
+        breakers = (self.dry_breakers,) if isinstance(self.dry_breakers, str) else self.dry_breakers
+        _require("dry_breakers", breakers, isinstance(breakers, list | tuple), "a text or a list of texts")
+        object.__setattr__(self, "dry_breakers", tuple(breakers))
+        _require("banned", self.banned, isinstance(self.banned, Collection), "a list of token ids")
+        object.__setattr__(self, "banned", tuple(self.banned))
         object.__setattr__(self, "logit_bias", MappingProxyType(dict(self.logit_bias)))
         if self.max_tokens is not None:
             _require(
@@ -113,8 +169,17 @@ class GenerationConfig:
             wanted = None if value is None else fault(name, value)
             _require(name, value, wanted is None, str(wanted))
         _require("repetition_guard", self.repetition_guard, isinstance(self.repetition_guard, bool), "True or False")
-        for name in ("presence_penalty", "frequency_penalty"):
-            _require(name, getattr(self, name), is_number(getattr(self, name), -100, 100), "a number from -100 to 100")
+        for name, (least, most) in _NUMBERS.items():
+            fits = is_number(getattr(self, name), least, most)
+            _require(name, getattr(self, name), fits, f"a number from {least:g} to {most:g}")
+        for name, (least, most) in _WHOLE_NUMBERS.items():
+            fits = is_int(getattr(self, name), least, most)
+            _require(name, getattr(self, name), fits, f"a whole number from {least} to {most}")
+        _require("fsd", self.fsd, self.fsd < 1, "a number from 0 to below 1")
+        for token in self.banned:
+            _require("banned", token, is_int(token, 0), "token ids")
+        for text in self.dry_breakers:
+            _require("dry_breakers", text, isinstance(text, str) and text != "", "texts that are not empty")
         for token, bias in self.logit_bias.items():
             fits = is_int(token, 0) and is_number(bias, -1e4, 1e4)
             _require("logit_bias", {token: bias}, fits, "token ids with numbers from -10000 to 10000")

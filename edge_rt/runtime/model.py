@@ -377,8 +377,16 @@ class Model(ModelTexts):
             end_ids=self.tokenizer.eos_token_ids,
         )
         sampling = config.sampling(self.package.manifest.sampling)
-        # A chat template closes every message with an end token: the penalty would keep answers from ending.
-        penalised = [token for token in token_ids if token not in sequence.end_ids]
+        sampler = Sampler(
+            config,
+            self.package.manifest.model.vocab_size,
+            token_ids,
+            sampling,
+            # A chat template closes every message with an end token: the penalty would keep answers from ending.
+            exempt=sequence.end_ids,
+            is_breaker=partial(self._has_text, [text.encode() for text in config.dry_breakers]),
+            isa=self._isa,
+        )
         mode = self._speculation.resolve(config.spec, has_reference=config.reference is not None, accept=config.accept)
         reference = self._encode_reference(config.reference, mode)
 
@@ -389,7 +397,7 @@ class Model(ModelTexts):
             sequence,
             partial(self._hold, cancel, drafting),
             self._cache,
-            Sampler(config, self.package.manifest.model.vocab_size, penalised, sampling),
+            sampler,
             TextStream(self._require_texts().decoder(form), config.stop),
             chunk=self.prefill_chunk,
             called=called or time.perf_counter(),
@@ -403,6 +411,11 @@ class Model(ModelTexts):
         )
         # A token of its own: a stream that is left early must not cancel the caller's.
         return Stream(generation.events, CancelToken(), on_result)
+
+    def _has_text(self, texts: Items[bytes], token_id: int) -> bool:
+        """Return whether a token contains one of some texts."""
+        own = self.tokenizer.token_bytes(token_id)
+        return any(text in own for text in texts)
 
     @contextmanager
     def _hold(

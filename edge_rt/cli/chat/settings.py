@@ -19,6 +19,7 @@ from edge_rt.system.files import read_text
 
 OPTION_NAMES: Final = tuple(field.name for field in dataclasses.fields(GenerationConfig))
 SPEC_OPTIONS: Final = ("spec", "reference", "accept")
+_LISTS: Final = ("stop", "banned", "dry_breakers")
 DEFAULTS: Final = GenerationConfig()
 """Of a chat."""
 _SWITCH: Final = {"on": True, "off": False}
@@ -49,8 +50,10 @@ def parse_option(name: str, text: str) -> Any:
         return getattr(DEFAULTS, name)
     if name == "repetition_guard" and text in _SWITCH:
         return _SWITCH[text]
-    if name == "stop":
-        return _parse_stop(text)
+    if name in ("stop", "dry_breakers"):
+        return _parse_texts(name, text)
+    if name == "banned":
+        return _parse_ids(text)
     if name == "logit_bias":
         return parse_logit_bias(text.split())
     if name == "reference":
@@ -67,14 +70,23 @@ def parse_option(name: str, text: str) -> Any:
     return text
 
 
-def _parse_stop(text: str) -> tuple[str, ...]:
+def _parse_ids(text: str) -> tuple[int, ...]:
+    try:
+        return tuple(int(word) for word in text.split())
+    except ValueError as error:
+        raise ConfigError("The token ids are malformed.", f"{error}.", "Write them with spaces between.") from error
+
+
+def _parse_texts(name: str, text: str) -> tuple[str, ...]:
     """Return a plain text, a JSON string, or a JSON array of strings as a tuple of texts."""
     if not text.startswith(('"', "[")):
         return (text,)
     try:
         value = json.loads(text)
     except (ValueError, RecursionError) as error:
-        raise ConfigError("The stop texts are malformed.", f"{error}.", 'Write a text, or ["a", "b"].') from error
+        raise ConfigError(
+            f"The texts for {name} are malformed.", f"{error}.", 'Write a text, or ["a", "b"].'
+        ) from error
     return tuple(value) if isinstance(value, list) else (value,)
 
 
@@ -125,7 +137,8 @@ def check_options(options: GenerationConfig, mode: str) -> None:
 def options_to_settings(options: GenerationConfig) -> dict[str, Any]:
     """Return the options that answers depend on as a JSON object, without the options of speculation."""
     values = {name: getattr(options, name) for name in OPTION_NAMES if name not in SPEC_OPTIONS}
-    return {**values, "logit_bias": dict(options.logit_bias), "stop": list(options.stop)}
+    lists = {name: list(values[name]) for name in _LISTS}
+    return {**values, "logit_bias": dict(options.logit_bias), **lists}
 
 
 def settings_to_options(settings: Mapping[str, Any]) -> GenerationConfig:
@@ -133,7 +146,7 @@ def settings_to_options(settings: Mapping[str, Any]) -> GenerationConfig:
     values = dict(settings)
     try:
         values["logit_bias"] = {int(token): bias for token, bias in dict(values.get("logit_bias") or {}).items()}
-        values["stop"] = tuple(values.get("stop") or ())
+        values |= {name: tuple(values[name]) for name in _LISTS if name in values}
         # A chat of an older version does not say all of them.
         return DEFAULTS.with_options(**values)
     except (TypeError, ValueError) as error:

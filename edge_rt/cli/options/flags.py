@@ -191,6 +191,79 @@ LOGIT_BIAS: Final = Flag(
     metavar="ID=VALUE",
     panel=SAMPLING,
 )
+BANNED: Final = Flag(
+    ("--banned",), "Never choose the token with this id; repeatable.", metavar="ID", panel=SAMPLING, least=0
+)
+TOP_N_SIGMA: Final = Flag(
+    ("--top-n-sigma",),
+    "Drop tokens whose logit is more than this many standard deviations below the largest; 0 is off.",
+    metavar="N",
+    shown=f"{_D.top_n_sigma:g}",
+    panel=SAMPLING,
+)
+TOP_H: Final = Flag(
+    ("--top-h",),
+    "Sample from the most likely tokens up to this part of the whole entropy (Top-H); 0 is off.",
+    metavar="A",
+    shown=f"{_D.top_h:g}",
+    panel=SAMPLING,
+)
+XTC_PROBABILITY: Final = Flag(
+    ("--xtc-probability",),
+    "How often to drop all likely tokens but the least likely of them (XTC); 0 is off.",
+    metavar="P",
+    shown=f"{_D.xtc_probability:g}",
+    panel=SAMPLING,
+)
+XTC_THRESHOLD: Final = Flag(
+    ("--xtc-threshold",),
+    "Probability from which on a token is likely for XTC.",
+    metavar="P",
+    shown=f"{_D.xtc_threshold:g}",
+    panel=SAMPLING,
+)
+DRY_MULTIPLIER: Final = Flag(
+    ("--dry-multiplier",),
+    "Penalty for tokens that make a repetition of earlier text longer (DRY); 0 is off.",
+    metavar="X",
+    shown=f"{_D.dry_multiplier:g}",
+    panel=SAMPLING,
+)
+DRY_BASE: Final = Flag(
+    ("--dry-base",),
+    "Factor on DRY's penalty for every further token of the repetition.",
+    metavar="X",
+    shown=f"{_D.dry_base:g}",
+    panel=SAMPLING,
+)
+DRY_ALLOWED_LENGTH: Final = Flag(
+    ("--dry-allowed-length",),
+    "Tokens of a repetition from which on DRY counts it.",
+    metavar="N",
+    shown=f"{_D.dry_allowed_length}",
+    panel=SAMPLING,
+)
+DRY_BREAKER: Final = Flag(
+    ("--dry-breaker",),
+    "Text that ends repetitions for DRY, instead of the usual ones; repeatable.",
+    metavar="TEXT",
+    shown="newline, colon, quote, *",
+    panel=SAMPLING,
+)
+FSD: Final = Flag(
+    ("--fsd",),
+    "Share of the n-grams of prompt and answer that is subtracted from the model's probabilities (FSD); 0 is off.",
+    metavar="A",
+    shown=f"{_D.fsd:g}",
+    panel=SAMPLING,
+)
+FSD_ORDER: Final = Flag(
+    ("--fsd-order",),
+    "Tokens of FSD's longest n-grams, 1 to 8.",
+    metavar="N",
+    shown=f"{_D.fsd_order}",
+    panel=SAMPLING,
+)
 NO_REPETITION_GUARD: Final = Flag(
     ("--no-repetition-guard",), "Do not stop an answer that repeats itself or counts without end.", panel=SAMPLING
 )

@@ -16,6 +16,10 @@ NO_LIMIT: Final = -1
 """A number of tokens that means no limit, as in other programs."""
 
 _FLAG_OF: Final = {"temperature": "temp", "repetition_penalty": "repeat_penalty"}
+_SAME_NAMES: Final = (
+    "top_n_sigma", "top_h", "xtc_probability", "xtc_threshold", "dry_multiplier", "dry_base", "dry_allowed_length",
+    "fsd", "fsd_order",
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -35,6 +39,17 @@ class SamplingFlags:
     presence_penalty: Annotated[float | None, flags.PRESENCE_PENALTY] = None
     frequency_penalty: Annotated[float | None, flags.FREQUENCY_PENALTY] = None
     logit_bias: Annotated[list[str] | None, flags.LOGIT_BIAS] = None
+    banned: Annotated[list[int] | None, flags.BANNED] = None
+    top_n_sigma: Annotated[float | None, flags.TOP_N_SIGMA] = None
+    top_h: Annotated[float | None, flags.TOP_H] = None
+    xtc_probability: Annotated[float | None, flags.XTC_PROBABILITY] = None
+    xtc_threshold: Annotated[float | None, flags.XTC_THRESHOLD] = None
+    dry_multiplier: Annotated[float | None, flags.DRY_MULTIPLIER] = None
+    dry_base: Annotated[float | None, flags.DRY_BASE] = None
+    dry_allowed_length: Annotated[int | None, flags.DRY_ALLOWED_LENGTH] = None
+    dry_breaker: Annotated[list[str] | None, flags.DRY_BREAKER] = None
+    fsd: Annotated[float | None, flags.FSD] = None
+    fsd_order: Annotated[int | None, flags.FSD_ORDER] = None
 
     def completed(self, groups: Iterable[object]) -> SamplingFlags:
         """Return the flags with the values of the configuration file; errors as in ``LoadFlags.completed``."""
@@ -54,6 +69,9 @@ class SamplingFlags:
             "presence_penalty": self.presence_penalty,
             "frequency_penalty": self.frequency_penalty,
             "logit_bias": parse_logit_bias(self.logit_bias or ()) or None,
+            "banned": tuple(self.banned or ()) or None,
+            "dry_breakers": tuple(self.dry_breaker or ()) or None,
+            **{name: getattr(self, name) for name in _SAME_NAMES},
             "seed": self.seed,
             "stop": tuple(self.stop or ()) or None,
         }

@@ -1,30 +1,26 @@
-"""Sampling: from a row of logits to a token, by penalties, bias, temperature, top-k, top-p, min-p and one draw.
+"""Sampling: from a row of logits to a token, by mask, penalties, bias, temperature, sets of likely tokens and one draw.
 
-No step sorts the vocabulary, which would cost a third of a small model's speed. Candidate sets are found with
-thresholds and by bisection, and tokens are drawn in the order of their ids.
+The native library does it (``csrc/sampling/``); without one numpy does, with the same result.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Collection, Iterable
 from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
 
-from edge_rt.errors import ConfigError, InferenceError
+from edge_rt.errors import ConfigError, InferenceError, RuntimeUnavailable
 from edge_rt.package.sampling import Sampling
 from edge_rt.runtime.config import GenerationConfig
+from edge_rt.runtime.decode.native_chain import NO_NUMBERS, NOTHING_LEFT, NativeChain, has_native_chain
+from edge_rt.runtime.decode.numpy_chain import NumpyChain
 
 Array = npt.NDArray[Any]
 
-LEAST_TEMPERATURE: Final = 1e-30
-"""Temperatures between 0 and this one sample like this one."""
-_FIRST_THRESHOLD: Final = 1e-3
-_THRESHOLD_STEP: Final = 1 / 64
-_LAST_THRESHOLD: Final = 1e-12
-_TOP_K_GROUP: Final = 64
-_SORTED_AT_ONCE: Final = 256
+_STEPS: Final = 1 << 53
+"""Numbers that a draw can have: float64 below 1."""
 
 
 class Chance:
@@ -37,9 +33,13 @@ class Chance:
     def __init__(self, seed: int | None) -> None:
         self._random = np.random.Generator(np.random.PCG64(seed))
 
+    def number(self) -> float:
+        """Return the next number, at least 0 and below 1."""
+        return self._random.random()
+
     def happens(self, probability: float) -> bool:
         """Return True with this probability; one number is drawn."""
-        return bool(self._random.random() < probability)
+        return bool(self.number() < probability)
 
     def choose(self, weights: Array) -> int:
         """Return an index with a probability proportional to its weight; one number is drawn.
@@ -48,7 +48,7 @@ class Chance:
             weights: ``[n]``, each at least 0, their sum above 0.
         """
         cumulated = np.cumsum(weights, dtype=np.float64)
-        drawn = int(np.searchsorted(cumulated, self._random.random() * cumulated[-1], side="right"))
+        drawn = int(np.searchsorted(cumulated, self.number() * cumulated[-1], side="right"))
         return min(drawn, len(cumulated) - 1)
 
 
@@ -59,7 +59,11 @@ class Sampler:
     drafter.
 
     Args:
+        prompt_ids: tokens before the answer.
         sampling: sampling values in force; None takes those of ``config``, without values that a model recommends.
+        exempt: tokens without repetition penalty.
+        is_breaker: whether repetitions end at a token, for DRY; None: at none.
+        isa: the instruction set; None is the best one. It does not show in the result.
     """
 
     def __init__(
@@ -68,193 +72,170 @@ class Sampler:
         vocab_size: int,
         prompt_ids: Iterable[int] = (),
         sampling: Sampling | None = None,
+        *,
+        exempt: Collection[int] = (),
+        is_breaker: Callable[[int], bool] | None = None,
+        isa: str | None = None,
     ) -> None:
         self._config = config
         self._sampling = config.sampling() if sampling is None else sampling
         self.chance = Chance(config.seed)
-        self._bias_ids = np.asarray(list(config.logit_bias), np.int64)
-        self._bias = np.asarray(list(config.logit_bias.values()), np.float32)
-        if self._bias_ids.size and self._bias_ids.max() >= vocab_size:
-            raise ConfigError(
-                "The option 'logit_bias' names a token outside the vocabulary.",
-                f"Token {int(self._bias_ids.max())}, the vocabulary has {vocab_size}.",
-                "Use ids of this model's tokens.",
-            )
-        self._seen = _TokenSet(vocab_size) if self._sampling.repetition_penalty != 1.0 else None
-        penalises_answer = config.presence_penalty != 0.0 or config.frequency_penalty != 0.0
-        self._answered = _TokenSet(vocab_size) if penalises_answer else None
-        if self._seen is not None:
-            for token in prompt_ids:
-                self._seen.add(token)
+        _check_tokens("logit_bias", config.logit_bias, vocab_size)
+        _check_tokens("banned", config.banned, vocab_size)
+        numbers = {**_numbers(config, self._sampling), "vocabulary": vocab_size}
+        self._native: NativeChain | None = None
+        if has_native_chain():
+            prompt = list(prompt_ids)
+            self._is_breaker = is_breaker if config.dry_multiplier else None
+            lists = {
+                "prompt": prompt,
+                "exempt": [token for token in exempt if token < vocab_size],
+                "breakers": [] if self._is_breaker is None else [one for one in set(prompt) if self._is_breaker(one)],
+                "banned": config.banned,
+                "biased": list(config.logit_bias),
+            }
+            self._native = NativeChain(numbers, lists, list(config.logit_bias.values()), isa)
+            return
+        _require_no_library(config)
+        self._numpy = NumpyChain(
+            numbers, prompt=prompt_ids, exempt=exempt, banned=config.banned, bias=dict(config.logit_bias)
+        )
 
     @property
     def takes_best(self) -> bool:
         """Whether the token of the largest logit is always taken, whatever was seen."""
-        return self._sampling.temperature == 0.0 and self._keeps_logits
+        config = self._config
+        keeps_logits = (
+            self._sampling.repetition_penalty == 1.0
+            and not (config.presence_penalty or config.frequency_penalty or config.dry_multiplier or config.fsd)
+            and not (config.logit_bias or config.banned)
+        )
+        return self._sampling.temperature == 0.0 and keeps_logits
 
-    def sample(self, logits: Array) -> int:
-        """Choose a token for a row of logits, float32 ``[vocabulary]``, which is left unchanged."""
-        ids, probabilities = self.distribution(logits)
-        # Temperature 0 draws no number.
-        return int(ids[0 if self._sampling.temperature == 0.0 else self.chance.choose(probabilities)])
-
-    def distribution(self, logits: Array) -> tuple[Array, Array]:
-        """Return what ``sample`` would draw a token from: after penalties, bias, temperature, top-k, top-p and min-p.
+    def sample(self, logits: Array, mask: Array | None = None) -> int:
+        """Choose a token for a row of logits.
 
         Args:
             logits: float32 ``[vocabulary]``, left unchanged.
+            mask: uint32, a bit for every token, that of token t being bit ``t % 32`` of word ``t // 32``: whether it
+                may be chosen; None allows all.
+
+        Raises:
+            InferenceError: a logit is no number, or no token is left.
+        """
+        # Temperature 0 draws no number.
+        random = 0.0 if self._sampling.temperature == 0.0 else self.chance.number()
+        if self._native is not None:
+            token = self._native.draw(logits, mask, random)
+            return token if token >= 0 else _refuse(token, logits)
+        ids, weights = self._numpy_law(logits, mask)
+        sums = np.cumsum(weights)
+        place = int(random * _STEPS) * int(sums[-1]) >> 53
+        return int(ids[np.searchsorted(sums, place, side="right")])
+
+    def distribution(self, logits: Array, mask: Array | None = None) -> tuple[Array, Array]:
+        """Return what ``sample`` would draw a token from.
+
+        Args:
+            logits: float32 ``[vocabulary]``, left unchanged.
+            mask: as for ``sample``.
 
         Returns:
-            Token ids int64 ``[n]``, ascending, and their probabilities float64 ``[n]``, which sum to 1. At temperature
-            0 this is one token.
+            Token ids int64 ``[n]``, ascending, and their probabilities float64 ``[n]``, above 0, which sum to 1. At
+            temperature 0 this is one token.
         """
-        scores = self._adjusted(logits)
-        best = int(scores.argmax())
-        if not np.isfinite(scores[best]):
-            raise InferenceError(
-                "The model computed logits that are not numbers.",
-                f"The largest of {len(scores)} is {scores[best]}.",
-                "Export or pull the model again; report it if it repeats.",
-            )
-        if self._sampling.temperature == 0.0:
-            return np.full(1, best, np.int64), np.ones(1)
-        chain = self._sampling
-        ids, weights = candidates(scores, chain.temperature, chain.top_k, chain.top_p, chain.min_p)
-        probabilities = weights.astype(np.float64)
-        probabilities /= probabilities.sum()
-        return ids, probabilities
+        if self._native is None:
+            return _as_law(*self._numpy_law(logits, mask))
+        ids, probabilities = self._native_law(logits, mask, excludes=False)
+        share = 0.0 if self._sampling.temperature == 0.0 else self._config.xtc_probability
+        if share == 0.0:
+            return ids, probabilities
+        some, theirs = self._native_law(logits, mask, excludes=True)
+        mixed = (1.0 - share) * probabilities
+        mixed[np.searchsorted(ids, some)] += share * theirs
+        return ids[mixed > 0], mixed[mixed > 0]
 
     def observe(self, token_id: int) -> None:
-        """Remember an emitted token for the penalties."""
-        for tokens in (self._seen, self._answered):
-            if tokens is not None:
-                tokens.add(token_id)
-
-    @property
-    def _keeps_logits(self) -> bool:
-        return self._seen is None and self._answered is None and not self._bias_ids.size
-
-    def _adjusted(self, logits: Array) -> Array:
-        if self._keeps_logits:
-            return logits
-        scores = logits.copy()
-        if self._seen is not None:
-            ids = self._seen.ids
-            values, penalty = scores[ids], np.float32(self._sampling.repetition_penalty)
-            scores[ids] = np.where(values > 0, values / penalty, values * penalty)
-        if self._answered is not None:
-            ids = self._answered.ids
-            counts = self._answered.counts[ids].astype(np.float32)
-            scores[ids] -= self._config.presence_penalty + self._config.frequency_penalty * counts
-        scores[self._bias_ids] += self._bias
-        return scores
-
-
-class _TokenSet:
-    """Token ids seen so far, each once, with their counts; adding one takes constant time."""
-
-    def __init__(self, vocab_size: int) -> None:
-        self.counts = np.zeros(vocab_size, np.int32)
-        self._ids = np.empty(64, np.int64)
-        self._size = 0
-
-    @property
-    def ids(self) -> Array:
-        return self._ids[: self._size]
-
-    def add(self, token_id: int) -> None:
-        if self.counts[token_id] == 0:
-            if self._size == len(self._ids):
-                self._ids = np.concatenate([self._ids, np.empty_like(self._ids)])
-            self._ids[self._size] = token_id
-            self._size += 1
-        self.counts[token_id] += 1
-
-
-def candidates(logits: Array, temperature: float, top_k: int, top_p: float, min_p: float) -> tuple[Array, Array]:
-    """Return the tokens that may be drawn, by id, and their weights.
-
-    Weights are ``exp((logit - max) / temperature)``. top-k keeps the k largest; top-p keeps the fewest largest ones
-    whose sum reaches ``top_p`` of those that top-k kept; min-p keeps those of at least ``min_p``. Equal weights rank by
-    token id.
-
-    Args:
-        logits: float32 ``[vocabulary]``, left unchanged.
-        temperature: above 0.
-        top_k: 0 for all.
-        top_p: 1 for all.
-        min_p: 0 for all.
-
-    Returns:
-        Token ids int64 ``[n]``, ascending, and weights float32 ``[n]``.
-    """
-    # Below the bound only the largest logits have any weight, and the quotient would overflow float32.
-    weights = np.exp((logits - logits.max()) * np.float32(1.0 / max(temperature, LEAST_TEMPERATURE)))
-    # The largest weight is 1, so min-p is a plain bound; weights below it only count in the sum for top-p.
-    ids = np.flatnonzero(weights >= min_p) if min_p > 0.0 else np.arange(len(weights))
-    if 0 < top_k < len(weights):
-        kept = _top_k(weights, top_k)
-        if top_p < 1.0:
-            kept = kept[_top_p(weights[kept], top_p)]
-        return _both(ids, kept, weights)
-    if top_p < 1.0:
-        return _both(ids, _top_p(weights, top_p), weights)
-    return ids, weights[ids]
-
-
-def _both(ids: Array, kept: Array, weights: Array) -> tuple[Array, Array]:
-    if len(ids) < len(weights):
-        kept = np.intersect1d(ids, kept, assume_unique=True)
-    return kept, weights[kept]
-
-
-def _top_k(weights: Array, count: int) -> Array:
-    """Return the indices of the ``count`` largest weights, ascending.
-
-    The count-th largest maximum of small groups is a lower bound of the count-th largest weight.
-    """
-    groups = len(weights) // _TOP_K_GROUP
-    bound = np.float32(0)
-    if count <= groups:
-        maxima = weights[: groups * _TOP_K_GROUP].reshape(groups, _TOP_K_GROUP).max(axis=1)
-        bound = np.partition(maxima, groups - count)[groups - count]
-    near = np.flatnonzero(weights >= bound)
-    cut = np.partition(weights[near], len(near) - count)[len(near) - count]
-    return _above(weights, cut, count)
-
-
-def _top_p(weights: Array, top_p: float) -> Array:
-    """Return the indices of the fewest largest weights that sum to ``top_p`` of all, ascending."""
-    wanted = top_p * float(weights.sum(dtype=np.float64))
-    threshold = _FIRST_THRESHOLD
-    rest = weights[weights > threshold]
-    while threshold > _LAST_THRESHOLD and float(rest.sum(dtype=np.float64)) < wanted:
-        threshold *= _THRESHOLD_STEP
-        rest = weights[weights > threshold]
-    if threshold <= _LAST_THRESHOLD:
-        rest = weights
-    # Halve the range that contains the last weight to keep, until sorting it is cheap.
-    count = 0
-    while len(rest) > _SORTED_AT_ONCE:
-        middle = np.partition(rest, len(rest) // 2)[len(rest) // 2]
-        upper = rest[rest > middle]
-        mass = float(upper.sum(dtype=np.float64))
-        if mass >= wanted:
-            rest = upper
-        elif len(upper) == 0 or len(upper) == len(rest):
-            break
+        """Remember an emitted token."""
+        if self._native is None:
+            self._numpy.observe(token_id)
         else:
-            count, wanted, rest = count + len(upper), wanted - mass, rest[rest <= middle]
-    falling = np.sort(rest)[::-1]
-    last = min(int(np.searchsorted(np.cumsum(falling, dtype=np.float64), wanted, side="left")), len(falling) - 1)
-    return _above(weights, falling[last], count + last + 1)
+            is_breaker = self._is_breaker is not None and self._is_breaker(token_id)
+            self._native.observe(token_id, is_breaker=is_breaker)
+
+    def _native_law(self, logits: Array, mask: Array | None, *, excludes: bool) -> tuple[Array, Array]:
+        assert self._native is not None
+        law = self._native.law(logits, mask, excludes=excludes)
+        return _as_law(*law) if isinstance(law, tuple) else _refuse(law, logits)
+
+    def _numpy_law(self, logits: Array, mask: Array | None) -> tuple[Array, Array]:
+        scores = self._numpy.scores(logits, mask)
+        best = scores.max()
+        if np.isnan(best) or best == np.inf:
+            _refuse(NO_NUMBERS, logits)
+        if best == -np.inf:
+            _refuse(NOTHING_LEFT, logits)
+        return self._numpy.law(scores)
 
 
-def _above(weights: Array, cut: Any, count: int) -> Array:
-    """Return the indices of the ``count`` largest weights, at least ``cut``; of equal weights the first ones."""
-    indices = np.flatnonzero(weights >= cut)
-    surplus = len(indices) - count
-    if surplus > 0:
-        equal = indices[weights[indices] == cut]
-        indices = np.setdiff1d(indices, equal[len(equal) - surplus :], assume_unique=True)
-    return indices
+def _as_law(ids: Array, weights: Array) -> tuple[Array, Array]:
+    probabilities = weights.astype(np.float64)
+    probabilities /= probabilities.sum()
+    return ids.astype(np.int64), probabilities
+
+
+def _refuse(code: int, logits: Array) -> Any:
+    if code == NO_NUMBERS:
+        raise InferenceError(
+            "The model computed logits that are not numbers.",
+            f"The largest of {len(logits)} is {logits.max()}.",
+            "Export or pull the model again; report it if it repeats.",
+        )
+    assert code == NOTHING_LEFT, code
+    raise InferenceError(
+        "No token may follow.",
+        f"All {len(logits)} tokens are banned or do not fit.",
+        "Ban fewer tokens, or allow more by the grammar.",
+    )
+
+
+def _check_tokens(name: str, tokens: Iterable[int], vocab_size: int) -> None:
+    largest = max(tokens, default=0)
+    if largest >= vocab_size:
+        raise ConfigError(
+            f"The option {name!r} names a token outside the vocabulary.",
+            f"Token {largest}, the vocabulary has {vocab_size}.",
+            "Use ids of this model's tokens.",
+        )
+
+
+def _numbers(config: GenerationConfig, sampling: Sampling) -> dict[str, float]:
+    return {
+        "temperature": sampling.temperature,
+        "top_k": sampling.top_k,
+        "top_p": sampling.top_p,
+        "min_p": sampling.min_p,
+        "repetition": sampling.repetition_penalty,
+        "presence": config.presence_penalty,
+        "frequency": config.frequency_penalty,
+        "top_n_sigma": config.top_n_sigma,
+        "top_h": config.top_h,
+        "xtc_probability": config.xtc_probability,
+        "xtc_threshold": config.xtc_threshold,
+        "dry_multiplier": config.dry_multiplier,
+        "dry_base": config.dry_base,
+        "dry_allowed": config.dry_allowed_length,
+        "fsd": config.fsd,
+        "fsd_order": config.fsd_order,
+    }
+
+
+def _require_no_library(config: GenerationConfig) -> None:
+    """Refuse options that need the native library."""
+    for name in ("top_n_sigma", "top_h", "xtc_probability", "dry_multiplier", "fsd"):
+        if getattr(config, name):
+            raise RuntimeUnavailable(
+                f"The option {name!r} needs the native library.",
+                "This build of edge-rt has none.",
+                "Leave the option out, or install edge-rt with a C++ compiler.",
+            )

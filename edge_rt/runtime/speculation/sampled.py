@@ -18,7 +18,8 @@ import numpy.typing as npt
 
 from edge_rt.runtime.decode.accept_ratio import Proposal, accept_ratio
 from edge_rt.runtime.decode.draft import ROOT, Accepted, Draft
-from edge_rt.runtime.decode.sampling import LEAST_TEMPERATURE, Chance, Sampler
+from edge_rt.runtime.decode.numpy_chain import LEAST_TEMPERATURE
+from edge_rt.runtime.decode.sampling import Chance, Sampler
 from edge_rt.runtime.forward.outputs import Outputs
 from edge_rt.runtime.results import SpecStats
 from edge_rt.runtime.speculation.adaptive import LEAST_VALUE, Trace, context_of

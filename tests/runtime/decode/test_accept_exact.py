@@ -21,6 +21,8 @@ OPTIONS = {
         temperature=1.0, top_p=1.0, repetition_penalty=1.6, presence_penalty=0.5, frequency_penalty=0.7,
         logit_bias={0: 0.8, 2: -0.6},
     ),
+    "xtc": GenerationConfig(temperature=1.0, top_p=1.0, xtc_probability=0.4, xtc_threshold=0.15),
+    "repetitions": GenerationConfig(temperature=1.0, top_p=1.0, dry_multiplier=0.5, dry_allowed_length=1, fsd=0.3),
     "greedy": GenerationConfig(temperature=0.0),
 }  # fmt: skip
 

@@ -49,7 +49,9 @@ class RepeatingTarget(FakeTarget):
 
     @staticmethod
     def logits(history):
-        return logits_behind(*history[-2:])
+        row = np.full(VOCABULARY, -np.inf, np.float32)
+        row[:TOKENS] = logits_behind(*history[-2:])
+        return row
 
 
 class RatioRun(Run):

@@ -9,8 +9,12 @@ import pytest
 from hypothesis import assume, given, settings, strategies as st
 
 from edge_rt.errors import ConfigError, InferenceError
+from edge_rt.ort.op_library import native_library
 from edge_rt.runtime.config import GenerationConfig
-from edge_rt.runtime.decode.sampling import Chance, Sampler, candidates
+from edge_rt.runtime.decode.numpy_chain import fused
+from edge_rt.runtime.decode.sampling import Chance, Sampler
+from tests.ops.single_op import ISAS, needs_native
+from tests.reference.sampling import Case, rounded_once
 
 NEAR = 1e-5
 """Sums of float32 weights closer than this (relative) to top-p's bound are not decided here."""
@@ -49,71 +53,112 @@ def reference_set(logits, temperature, top_k, top_p, min_p):
     return sorted(order)
 
 
-class TestCandidates:
-    @settings(max_examples=150)
-    @given(
-        steps=st.lists(logit_steps, min_size=1, max_size=400),
-        temperature=temperatures,
-        top_k=st.integers(0, 40),
-        top_p=st.one_of(st.just(1.0), st.floats(0.01, 0.999)),
-        min_p=st.one_of(st.just(0.0), st.floats(0.001, 0.9)),
-    )
-    def test_exactly_the_reference_set(self, steps, temperature, top_k, top_p, min_p):
-        logits = as_logits(steps)
-        expected = reference_set(logits, temperature, top_k, top_p, min_p)
-        assume(expected is not None)
-        ids, weights = candidates(logits, temperature, top_k, top_p, min_p)
-        assert ids.tolist() == expected
-        true = np.exp((logits[ids].astype(np.float64) - float(logits.max())) / temperature)
-        np.testing.assert_allclose(weights, true, rtol=1e-6)
+def kept(logits, temperature=1.0, top_k=0, top_p=1.0, min_p=0.0):
+    """Return the tokens that may be drawn."""
+    config = GenerationConfig(temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p)
+    return Sampler(config, len(logits)).distribution(np.asarray(logits, np.float32))[0].tolist()
 
-    @settings(max_examples=25)
-    @given(
-        seed=st.integers(0, 1 << 32),
-        spread=st.sampled_from([0.0, 1.0, 8.0, 40.0]),
-        top_k=st.sampled_from([0, 1, 63, 64, 65, 900]),
-        top_p=st.sampled_from([0.03, 0.5, 0.9, 0.95, 0.9999, 1.0]),
-        min_p=st.sampled_from([0.0, 0.05]),
-    )
-    def test_large_vocabularies(self, seed, spread, top_k, top_p, min_p):
-        steps = np.round(np.random.default_rng(seed).standard_normal(5000) * spread).astype(int)
-        logits = as_logits(steps)
-        expected = reference_set(logits, 1.0, top_k, top_p, min_p)
-        assume(expected is not None)
-        assert candidates(logits, 1.0, top_k, top_p, min_p)[0].tolist() == expected
 
+class TestSets:
     @pytest.mark.parametrize(
         ("top_p", "expected"), [(0.25, [0]), (0.26, [0, 1]), (0.5, [0, 1]), (0.75, [0, 1, 2]), (0.76, [0, 1, 2, 3])]
     )
     def test_a_sum_that_equals_the_bound_is_enough(self, top_p, expected):
-        assert candidates(np.zeros(4, np.float32), 1.0, 0, top_p, 0.0)[0].tolist() == expected
+        assert kept(np.zeros(4), top_p=top_p) == expected
 
     @pytest.mark.parametrize("top_k", [1, 2, 100, 128, 511])
     def test_equal_weights_rank_by_id(self, top_k):
-        assert candidates(np.zeros(512, np.float32), 1.0, top_k, 1.0, 0.0)[0].tolist() == list(range(top_k))
+        assert kept(np.zeros(512), top_k=top_k) == list(range(top_k))
 
     def test_a_tie_at_the_cut_keeps_the_lower_ids(self):
-        logits = np.asarray([0, 1, 0, 2, 0, 1, 0], np.float32)
-        assert candidates(logits, 1.0, 4, 1.0, 0.0)[0].tolist() == [0, 1, 3, 5]
+        assert kept([0, 1, 0, 2, 0, 1, 0], top_k=4) == [0, 1, 3, 5]
 
     def test_a_flat_distribution_is_cut_where_it_should(self):
-        assert candidates(np.zeros(10_000, np.float32), 1.0, 0, 0.5, 0.0)[0].tolist() == list(range(5000))
+        assert kept(np.zeros(10_000), top_p=0.5) == list(range(5000))
 
     def test_top_k_beyond_the_vocabulary_keeps_all(self):
-        logits = np.arange(5, dtype=np.float32)
-        assert candidates(logits, 1.0, 5, 1.0, 0.0)[0].tolist() == [0, 1, 2, 3, 4]
-        assert candidates(logits, 1.0, 10**9, 1.0, 0.0)[0].tolist() == [0, 1, 2, 3, 4]
+        assert kept(range(5), top_k=5) == kept(range(5), top_k=(1 << 31) - 1) == [0, 1, 2, 3, 4]
 
     def test_something_is_always_left(self):
-        logits = as_logits([3, 9, 1])
         for top_p, min_p in ((1e-12, 0.0), (1.0, 0.999999), (1e-12, 0.999999)):
-            assert candidates(logits, 1.0, 1, top_p, min_p)[0].tolist() == [1]
+            assert kept(as_logits([3, 9, 1]), top_k=1, top_p=top_p, min_p=min_p) == [1]
 
-    def test_masked_logits_are_never_kept_before_others(self):
+    def test_a_logit_of_minus_infinity_is_never_kept(self):
         logits = np.full(1000, -np.inf, np.float32)
         logits[[7, 500]] = 1.0
-        ids, weights = candidates(logits, 0.8, 0, 0.95, 0.0)
-        assert (ids.tolist(), weights.tolist()) == ([7, 500], [1.0, 1.0])
+        assert kept(logits) == kept(logits, top_k=40) == kept(logits, top_p=0.95) == [7, 500]
+
+
+@needs_native
+class TestChain:
+    """The native chain against ``tests/reference/sampling.py``, which can compare many more rows."""
+
+    @pytest.mark.parametrize("first", range(0, 120, 30))
+    def test_laws_and_draws_are_the_references_on_every_instruction_set(self, first):
+        for seed in range(first, first + 30):
+            Case(seed, 1_000 if seed % 30 else 151_936).check(ISAS)
+
+    @pytest.mark.own_pools
+    def test_threads_do_not_show(self):
+        case = Case(3, 49_152)
+        one = case.chain().law(case.logits, case.mask, excludes=False)
+        native_library().use_threads(3)
+        for found, wanted in zip(case.chain().law(case.logits, case.mask, excludes=False), one, strict=True):
+            np.testing.assert_array_equal(found, wanted)
+
+    def test_weights_are_those_of_a_fused_multiply_add_that_rounds_once(self):
+        rng = np.random.default_rng(1)
+        a, b, c = (rng.standard_normal(2000).astype(np.float32) for _ in range(3))
+        # Where c is nearly -a * b nothing but the rest is left.
+        c[::3] = (-(a * b))[::3]
+        assert fused(a, b, c).tolist() == [float(rounded_once(*three)) for three in zip(a, b, c, strict=True)]
+
+    def test_numpy_draws_the_same_tokens(self, monkeypatch):
+        rng = np.random.default_rng(2)
+        mask = rng.integers(0, 1 << 32, 94, np.uint32)
+        for seed, options in enumerate(
+            [{}, {"top_k": 0}, {"top_k": 0, "top_p": 1.0, "min_p": 0.0}, {"temperature": 0.0}]
+        ):
+            penalties = {"repetition_penalty": 1.3, "frequency_penalty": 0.2, "logit_bias": {5: 3.0}, "banned": [8]}
+            config = GenerationConfig(**{"seed": seed, **options, **penalties})
+            native = Sampler(config, 3000, [1, 2], exempt=[0])
+            monkeypatch.setattr("edge_rt.runtime.decode.sampling.has_native_chain", lambda: False)
+            plain = Sampler(config, 3000, [1, 2], exempt=[0])
+            monkeypatch.undo()
+            for step in range(40):
+                logits = (rng.standard_normal(3000) * 3).astype(np.float32)
+                here = mask if step % 2 else None
+                for one, other in zip(native.distribution(logits, here), plain.distribution(logits, here), strict=True):
+                    np.testing.assert_array_equal(one, other)
+                token = native.sample(logits, here)
+                assert plain.sample(logits, here) == token
+                native.observe(token)
+                plain.observe(token)
+
+    def test_a_mask_and_bans_leave_what_they_leave(self):
+        mask = np.asarray([0b1010, 1], np.uint32)
+        sampler = Sampler(GenerationConfig(temperature=1.0, banned=[32]), 40)
+        assert sampler.distribution(np.zeros(40, np.float32), mask)[0].tolist() == [1, 3]
+        with pytest.raises(InferenceError, match="No token may follow"):
+            sampler.sample(np.zeros(40, np.float32), np.asarray([0, 1], np.uint32))
+
+    def test_xtc_takes_one_number_for_a_token(self):
+        logits = as_logits([64, 60, 0, -20])
+        plain, xtc = (
+            Sampler(GenerationConfig(temperature=1.0, top_p=1.0, min_p=0.0, seed=1, xtc_probability=share), 4)
+            for share in (0.0, 0.5)
+        )
+        for sampler in (plain, xtc):
+            sampler.sample(logits)
+        assert plain.chance.number() == xtc.chance.number()
+
+    def test_dry_makes_a_repetition_unlikely_but_not_behind_a_breaker(self):
+        logits = as_logits([0] * 10)
+        config = GenerationConfig(temperature=0.0, dry_multiplier=0.8)
+        prompt = [1, 2, 3, 0, 9, 1, 2]
+        assert Sampler(config.with_options(logit_bias={3: 0.5}), 10, prompt).sample(logits) == 0
+        is_breaker = frozenset([2]).__contains__
+        assert Sampler(config.with_options(logit_bias={3: 0.5}), 10, prompt, is_breaker=is_breaker).sample(logits) == 3
 
 
 def reference_scores(logits, config, prompt, answer):
@@ -170,6 +215,11 @@ class TestPenalties:
         assert Sampler(GenerationConfig(temperature=0.0, repetition_penalty=2.0), 2, [0]).sample(logits) == 1
         for options in ({"presence_penalty": 1.0}, {"frequency_penalty": 1.0}):
             assert Sampler(GenerationConfig(temperature=0.0, **options), 2, [0]).sample(logits) == 0
+
+    def test_exempt_tokens_have_no_repetition_penalty(self):
+        logits = np.asarray([1.0, 0.9], np.float32)
+        config = GenerationConfig(temperature=0.0, repetition_penalty=2.0)
+        assert Sampler(config, 2, [0], exempt=[0]).sample(logits) == 0
 
     def test_many_different_tokens(self):
         sampler = Sampler(GenerationConfig(temperature=0.0, presence_penalty=5.0), 1000)
@@ -264,6 +314,10 @@ class TestDistribution:
         scores = reference_scores(as_logits(steps), config, [1, 2], answer)
         expected = reference_set(scores, temperature, top_k, top_p, min_p)
         assume(expected is not None)
+        # Weights are whole parts of 2^30: what is less than half of one is never drawn.
+        parts = {token: math.exp((scores[token] - max(scores)) / temperature) * 2**30 for token in expected}
+        assume(all(abs(part - 0.5) > NEAR for part in parts.values()))
+        expected = [token for token, part in parts.items() if part > 0.5]
         sampler = Sampler(config, 20, [1, 2])
         for token in answer:
             sampler.observe(token)
@@ -273,7 +327,8 @@ class TestDistribution:
         assert ids.tolist() == expected
         assert probabilities.dtype == np.float64
         weights = np.exp((np.asarray(scores)[expected] - max(scores)) / temperature)
-        np.testing.assert_allclose(probabilities, weights / weights.sum(), rtol=1e-5, atol=1e-30)
+        np.testing.assert_allclose(probabilities, weights / weights.sum(), rtol=1e-5, atol=2**-30)
+        assert probabilities.min() > 0
         assert math.fsum(probabilities) == pytest.approx(1.0, abs=1e-14)
 
     @pytest.mark.parametrize("seed", range(5))
