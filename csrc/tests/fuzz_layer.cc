@@ -76,6 +76,7 @@ Case make(Random& random) {
   for (int i = 0; i < kMatrices; ++i) {
     call.inputs[static_cast<size_t>(kInputs[i])] = packed_matrix(random, {formats[i], outs[i], ins[i]});
     call.set(format_attribute(i), format_name(formats[i]));
+    if (random.one_in(4)) call.set(std::string(kNames[i]) + "_fine_blocks", fine_blocks(random, {formats[i]}, ins[i]));
   }
   call.set("hidden", hidden);
   call.set("intermediate", intermediate);
@@ -90,7 +91,7 @@ bool other_format(Case& call, Random& random) {
   const std::string name = format_name(static_cast<WeightFormat>(random.below(kWeightFormatCount)));
   if (are_alike(name, call.attribute(format_attribute(which))->text)) return false;
   call.set(format_attribute(which), name);
-  call.words = {std::string(kNames[which]) + " is [", "in_features is "};
+  call.words = {std::string(kNames[which]) + " is [", "in_features is ", "fine_blocks"};
   return true;
 }
 
@@ -115,6 +116,12 @@ bool other_size(Case& call, Random& random) {
   const char* name = is_hidden ? "hidden" : "intermediate";
   call.set(name, call.attribute(name)->integer + kBlock * random.between(1, 3));
   call.words = {is_hidden ? "x is [" : "gate_up is ["};
+  return true;
+}
+
+bool wrong_fine(Case& call, Random& random) {
+  call.set(std::string(kNames[random.below(kMatrices)]) + "_fine_blocks", wrong_fine_blocks(random));
+  call.words = {"fine_blocks"};
   return true;
 }
 
@@ -173,6 +180,7 @@ Subject decoder_layer() {
                                     {"intermediate uneven", uneven_intermediate},
                                     {"weight misaligned", shifted_matrix},
                                     {"activation, norm, scale", wrong_steps},
+                                    {"fine blocks", wrong_fine},
                                     {"epsilon", wrong_epsilon}};
   subject.own_mistakes.insert(subject.own_mistakes.end(), own.begin(), own.end());
   return subject;

@@ -75,6 +75,7 @@ Case make_linear(Random& random) {
   if (rows > 0 && random.one_in(4)) {
     for (int64_t i = 0; i < std::min<int64_t>(kBlock, sizes.inputs); ++i) call.inputs[0].set(i, 0.0f);
   }
+  if (random.one_in(3)) call.set("fine_blocks", fine_blocks(random, {sizes.format}, sizes.inputs));
   call.outputs = {{rows, width}};
   call.output_types = {abi::kFloat};
   return call;
@@ -114,6 +115,7 @@ Case make_parts(Random& random) {
   call.set("part_rows", numbers);
   call.set("out_features", outputs);
   call.set("in_features", inputs);
+  if (random.one_in(3)) call.set("fine_blocks", fine_blocks(random, formats, inputs));
   if (paired) call.set("activation", random.pick<std::string>({"swiglu", "geglu"}));
   call.inputs.resize(6);
   call.inputs[0] = floats(random, {rows, inputs}, -3.0f, 3.0f);
@@ -142,7 +144,7 @@ bool wrong_part_rows(Case& call, Random& random) {
 
 bool wrong_part_formats(Case& call, Random& random) {
   call.set("format", random.pick<std::string>({"w4k,", ",", "w4,w4,w4,w4", "w4,f16", "bf16,w4k", "w4,w9", "w4;w4k"}));
-  call.words = {"format has", "format is", "in_features is", "weight is ["};
+  call.words = {"format has", "format is", "in_features is", "weight is [", "fine_blocks"};
   return true;
 }
 
@@ -167,7 +169,7 @@ bool other_format(Case& call, Random& random) {
   const std::string name = kWeightFacts[random.below(kWeightFormatCount)].name;
   if (are_alike(name, call.attribute("format")->text)) return false;
   call.set("format", name);
-  call.words = {"weight is [", "in_features is "};
+  call.words = {"weight is [", "in_features is ", "fine_blocks"};
   return true;
 }
 
@@ -201,6 +203,12 @@ bool wrong_steps(Case& call, Random& random) {
   return true;
 }
 
+bool wrong_fine(Case& call, Random& random) {
+  call.set("fine_blocks", wrong_fine_blocks(random));
+  call.words = {"fine_blocks"};
+  return true;
+}
+
 bool uneven_inputs(Case& call, Random& random) {
   const std::string format = call.attribute("format")->text;
   if (format == "f16" || format == "f32" || format == "bf16") return false;
@@ -219,6 +227,28 @@ bool shifted_weight(Case& call, Random& random) {
 }  // namespace
 
 std::string format_name(WeightFormat format) { return facts(format).name; }
+
+std::string fine_blocks(Random& random, const std::vector<WeightFormat>& formats, int64_t inputs) {
+  int64_t unit = 1, runs = 0;
+  for (const WeightFormat format : formats) {
+    if (!rounds_activations(format)) return "";
+    unit = std::max<int64_t>(unit, facts(format).unit_blocks);
+  }
+  std::string text;
+  bool is_in = false;
+  for (int64_t block = 0; block < inputs / kBlock; block += unit) {
+    const bool wanted = random.one_in(3) && (is_in || runs < kMaxFineRuns);
+    if (wanted && !is_in) ++runs;
+    is_in = wanted;
+    for (int64_t i = block; wanted && i < block + unit; ++i) text += (text.empty() ? "" : ",") + std::to_string(i);
+  }
+  return text;
+}
+
+std::string wrong_fine_blocks(Random& random) {
+  return random.pick<std::string>({",", "0,", ",0", "0,0", "1,0", "x", "-1", "-9223372036854775808", "1e0", "0 1",
+                                   "0-1", "9999999", "99999999999999999999", "2147483648", std::string(900, '9')});
+}
 
 bool are_alike(const std::string& one, const std::string& other) {
   WeightFormat a, b;
@@ -296,6 +326,7 @@ Subject quant_linear() {
                              return true;
                            }},
                           {"norm and scales", wrong_steps},
+                          {"fine blocks", wrong_fine},
                           {"gate without an activation of gates",
                            [](Case& call, Random& random) {
                              call.inputs[5].present = true;
@@ -313,6 +344,7 @@ Subject quant_linear() {
                              call.inputs[1] = packed_matrix(random, sizes);
                              for (size_t i = 2; i < 8; ++i) call.inputs[i].present = false;
                              call.set("residual_scale", 1.0f);
+                             call.set("fine_blocks", std::string());
                              call.words = {"tile pairs"};
                              return true;
                            }}};
@@ -329,7 +361,8 @@ Subject quant_linear_parts() {
                   true,
                   {},
                   {}};
-  subject.own_mistakes = {{"rows of parts", wrong_part_rows}, {"formats of parts", wrong_part_formats}};
+  subject.own_mistakes = {
+      {"rows of parts", wrong_part_rows}, {"formats of parts", wrong_part_formats}, {"fine blocks", wrong_fine}};
   return subject;
 }
 

@@ -20,6 +20,11 @@ struct MatrixSizes {
 // Moderate weights; padding columns are 0 as the format wants, padding rows are rubbish that must not matter.
 Input packed_matrix(Random& random, const MatrixSizes& sizes);
 
+// Numbers of some blocks of a matrix's input, of whole units of all formats; empty for none, or for floats.
+std::string fine_blocks(Random& random, const std::vector<WeightFormat>& formats, int64_t inputs);
+// What is no such list.
+std::string wrong_fine_blocks(Random& random);
+
 // Inputs that SpecAttention and DecoderLayer have at the same places. Input 0, qkv or x, has a row
 // for each of the pass.
 enum AttentionInput : int {

@@ -80,6 +80,34 @@ void run_linears(const KernelTable& kernels, const Report& report, WeightFormat 
   run_linear_steps(kernels, report, prefix, matrix);
 }
 
+// Blocks that have 16 bits, with what makes them worth it: one number that is much larger than the others.
+void run_fine_linears(const KernelTable& kernels, const Report& report, WeightFormat format) {
+  constexpr int64_t kOutputs = 64;
+  const int64_t inputs = unit_inputs(format) > kBlock ? 768 : 160;
+  const std::string prefix = std::string("quant_linear.") + format_name(format) + ".fine.";
+  Random random(prefix);
+  const Matrix matrix(random, format, kOutputs, inputs);
+  Matrices fine{one_part(matrix.packed()), inputs, kOutputs};
+  fine.parts.fine = some_fine_blocks(inputs / kBlock, facts(format).unit_blocks);
+  const std::vector<float> norm = random.uniform(inputs, 2.0f), bias = random.uniform(kOutputs, 1.0f);
+  const auto run = [&](const std::string& name, int64_t rows, const LinearOptions& options, float size = 1.0f) {
+    std::vector<float> x = random.uniform(rows * inputs, size);
+    for (size_t i = 5; i < x.size(); i += kBlock) x[i] *= 100.0f;
+    for (int64_t i = 0; i < kBlock && rows > 1; ++i) x[static_cast<size_t>(i)] = 0.0f;
+    Hash hash;
+    hash.add(linear(kernels, fine, x, rows, options, &hash));
+    report(prefix + name, hash.value());
+  };
+  for (const int64_t rows : {1, 2, 7, 8, 19, 33}) run("rows_" + std::to_string(rows), rows, {});
+  run("tiny", 3, {}, 0x1p-130f);
+  run("small", 3, {}, 0x1p-114f);
+  LinearOptions options;
+  options.norm_weight = norm.data();
+  options.bias = bias.data();
+  options.paired = true;
+  run("norm_swiglu", 11, options);
+}
+
 void run_embeds(const KernelTable& kernels, const Report& report, WeightFormat format) {
   const int64_t inputs = unit_inputs(format) > kBlock ? 512 : rounds_activations(format) ? 96 : 70;
   const std::string name = std::string("quant_embed.") + format_name(format);
@@ -205,12 +233,26 @@ void run_key_constants(const AttentionRunner& runner, const Report& report, int 
 
 const char* format_name(WeightFormat format) { return facts(format).name; }
 
+FineBlocks some_fine_blocks(int64_t blocks, int64_t unit_blocks) {
+  FineBlocks fine;
+  const auto unit = static_cast<int32_t>(unit_blocks), count = static_cast<int32_t>(blocks);
+  for (int32_t begin = 0; begin < count && fine.count < kMaxFineRuns; begin += 3 * unit) {
+    // One unit, or two that touch.
+    const int32_t wanted = begin + (fine.count % 2 + 1) * unit, end = wanted < count ? wanted : count;
+    fine.begin[fine.count] = begin;
+    fine.end[fine.count++] = end;
+    fine.blocks += end - begin;
+  }
+  return fine;
+}
+
 void run_tables(const KernelTable& kernels, const Report& report) {
   for (int i = 0; i < kWeightFormatCount; ++i) {
     const auto format = static_cast<WeightFormat>(i);
     const bool is_wide = unit_inputs(format) > kBlock;
     run_linears(kernels, report, format, 64, is_wide ? 512 : 128);
     run_linears(kernels, report, format, 37, is_wide ? 256 : rounds_activations(format) ? 96 : 70);
+    if (rounds_activations(format)) run_fine_linears(kernels, report, format);
     run_embeds(kernels, report, format);
   }
   for (int k : {1, 5, kMaxTopK}) run_top_k(kernels, report, k);

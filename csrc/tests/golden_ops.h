@@ -44,6 +44,9 @@ struct Matrices {
 std::vector<float> linear(const KernelTable& kernels, const Matrices& matrices, const std::vector<float>& x,
                           int64_t rows, const LinearOptions& options, Hash* hash = nullptr);
 
+// Every third stretch of units, as far as there are any, or the last one.
+FineBlocks some_fine_blocks(int64_t blocks, int64_t unit_blocks);
+
 // One SpecAttention node: its attributes and its part of the cache.
 struct Attention {
   int heads, kv_heads, head_dim, rotary;

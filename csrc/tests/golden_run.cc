@@ -15,7 +15,7 @@ std::vector<float> linear(const KernelTable& kernels, const Matrices& matrices, 
                           int64_t rows, const LinearOptions& options, Hash* hash) {
   const QuantLinearKernels& quant_linear = kernels.quant_linear;
   const PackedParts& parts = matrices.parts;
-  const int64_t blocks = parts.blocks();
+  const int64_t blocks = parts.row_blocks();
   const size_t code_bytes = static_cast<size_t>(rows * blocks * kBlock * (parts.rounds() ? 1 : 4));
   const size_t numbers = static_cast<size_t>(rows * blocks);
   const size_t words = numbers * static_cast<size_t>(parts.kinds.words());
@@ -28,9 +28,9 @@ std::vector<float> linear(const KernelTable& kernels, const Matrices& matrices, 
   }
   const RoundRows rounding{
       x.data(), matrices.inputs,       options.norm_weight, kLinearEpsilon, parts.rounds(), parts.kinds,
-      in,       options.is_layer_norm, options.norm_bias};
+      in,       options.is_layer_norm, options.norm_bias,   parts.fine};
   for (int64_t group = 0; group < rounding.out.groups(); ++group) {
-    quant_linear.round_group(rounding, group, 0, rounding.out.blocks);
+    quant_linear.round_group(rounding, group, 0, rounding.blocks());
   }
   if (hash != nullptr) {
     hash->add(in.codes, code_bytes);

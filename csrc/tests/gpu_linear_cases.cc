@@ -47,6 +47,12 @@ class LinearCase {
   }
 
   LinearOptions& options() { return options_; }
+  // Blocks with 16 bits, in units of all formats.
+  void refine(const std::vector<WeightFormat>& formats) {
+    int64_t unit = 1;
+    for (const WeightFormat format : formats) unit = std::max<int64_t>(unit, facts(format).unit_blocks);
+    all_.parts.fine = some_fine_blocks(all_.inputs / kBlock, unit);
+  }
   const float* of_inputs(float size) { return draw(all_.inputs, size); }
   const float* of_outputs(float size) { return draw(all_.outputs, size); }
   const float* of_width(float size) { return draw(width_, size); }
@@ -85,6 +91,13 @@ class LinearCase {
 void run_plain(WeightFormat format, int rows, int seeds) {
   LinearCase one(std::string("plain.") + format_name(format), {format}, {37}, rows);
   if (rows % 2 != 0) one.options().norm_weight = one.of_inputs(2.0f);
+  one.compare(seeds);
+}
+
+void run_fine(WeightFormat format, int rows, int seeds) {
+  LinearCase one(std::string("fine.") + format_name(format), {format}, {37}, rows);
+  one.refine({format});
+  one.options().norm_weight = one.of_inputs(2.0f);
   one.compare(seeds);
 }
 
@@ -135,7 +148,11 @@ void run_parts(WeightFormat format, int rows, int seeds) {
   LinearCase qkv(std::string("qkv.") + format_name(format), {format, second, third}, {32, 16, 21}, rows);
   qkv.options().bias = qkv.of_outputs(1.0f);
   qkv.compare(seeds);
+  qkv.refine({format, second, third});
+  qkv.compare(seeds);
   LinearCase gate_up(std::string("gate_up.") + format_name(format), {format, third}, {32, 32}, rows, true);
+  gate_up.compare(seeds);
+  gate_up.refine({format, third});
   gate_up.compare(seeds);
 }
 
@@ -158,6 +175,10 @@ void run_linear_cases(WeightFormat format, int seeds, bool all) {
   index = 0;
   for (const int rows : kFewRows) {
     if (is_wanted(index++, 4)) run_parts(format, rows, seeds);
+  }
+  index = 0;
+  for (const int rows : kFewRows) {
+    if (is_wanted(index++, 4)) run_fine(format, rows, seeds);
   }
 }
 

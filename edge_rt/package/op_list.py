@@ -14,6 +14,8 @@ TILE_ROWS: Final = 16
 MAX_HEAD_DIM: Final = 512
 """Largest head size that ``SpecAttention`` supports; it must be even."""
 MAX_HEADS: Final = 1024
+MAX_FINE_RUNS: Final = 16
+"""Stretches of neighbouring blocks that one input may have in 16 bits."""
 
 MAX_HEAD_BLOCKS: Final = 4
 MAX_HEAD_DEPTH: Final = 8
@@ -95,6 +97,7 @@ OPS: Final[tuple[Op, ...]] = (
             "out_features": "int",
             "in_features": "int",
             "part_rows": "string?",
+            "fine_blocks": "string?",
             "epsilon": "float?",
             "activation": "string?",
             "norm": "string?",
@@ -170,6 +173,10 @@ OPS: Final[tuple[Op, ...]] = (
             "output_format": "string",
             "gate_up_format": "string",
             "down_format": "string",
+            "qkv_fine_blocks": "string?",
+            "output_fine_blocks": "string?",
+            "gate_up_fine_blocks": "string?",
+            "down_fine_blocks": "string?",
             "window": "int?",
             "softcap": "float?",
             "interleaved": "int?",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from tests.ops import spec_attention_reference as reference
-from tests.ops.packed import random_matrix
+from tests.ops.packed import FLOAT_FORMATS, fine_blocks, random_matrix
 from tests.ops.single_op import SingleOp
 from tests.ops.spec_attention_reference import FORMATS, Config
 
@@ -60,6 +60,7 @@ FAMILIES = {
     "relu2, biased": ({"activation": "relu2"}, BIASES, None),
     "layer norm without a bias": ({"norm": "layer"}, ("qkv_bias",), None),
     "layer norm of one sub-layer": ({}, ("mlp_norm_bias",), None),
+    "fine blocks": ({"fine": True}, ("qkv_bias",), None),
     "all": (
         {
             "activation": "geglu",
@@ -107,11 +108,18 @@ class Layer:
         numbers, given, norms = FAMILIES[family]
         self.formats = formats
         self.attributes = {name: value for name, value in options.items() if not isinstance(value, np.ndarray)}
-        self.attributes |= {name: value for name, value in numbers.items() if name != "without_norms"}
+        self.attributes |= {name: value for name, value in numbers.items() if name not in ("without_norms", "fine")}
         self.activation = numbers.get("activation", "swiglu")
         gate_up = INTERMEDIATE if self.activation == "relu2" else 2 * INTERMEDIATE
         self.shapes = {**SHAPES, "gate_up": (gate_up, HIDDEN)}
         self.weights = {name: random_matrix(rng, formats[name], *shape)[0] for name, shape in self.shapes.items()}
+        self.fine = {}
+        if "fine" in numbers:
+            fine = {name: fine_blocks(form, self.shapes[name][1]) for name, form in formats.items()}
+            self.fine = {
+                name: ",".join(map(str, blocks)) for name, blocks in fine.items() if formats[name] not in FLOAT_FORMATS
+            }
+            self.attributes |= {f"{name}_fine_blocks": blocks for name, blocks in self.fine.items()}
         self.norms = {name: rng.random(HIDDEN).astype(np.float32) for name in ("attention_norm", "mlp_norm")}
         if "without_norms" in numbers:
             self.norms = {}
@@ -167,6 +175,7 @@ class Layer:
         rows, columns = self.shapes[name]
         attributes = {"format": self.formats[name], "out_features": rows, "in_features": columns}
         attributes |= {"epsilon": ATTENTION.epsilon, "activation": "none", **numbers}
+        attributes |= {"fine_blocks": self.fine[name]} if name in self.fine else {}
         inputs = {"x": x, "weight": self.weights[name], "bias": self.more.get(f"{name}_bias"), **optional}
         given = {key: array for key, array in inputs.items() if array is not None}
         return self._run("QuantLinear", name, attributes, given, {})

@@ -59,11 +59,22 @@ def random_nested(rng, rows, columns):
     return packed, (each + (m.astype(np.float32) - d.astype(np.float32) / 2)[..., None]).reshape(rows, columns)
 
 
-def rounded_rows(x):
-    """Return x as the kernels see it: int8 per block of 32, times its scale, float64."""
+def fine_blocks(form, columns):
+    """Return numbers of some blocks of a format's input: its first unit, the last one, and those two before it."""
+    unit = 1 if form in FLOAT_FORMATS else TILE_FORMATS[form].unit_inputs // 32
+    units = columns // 32 // unit
+    return [unit * i + k for i in sorted({0, *range(max(units - 3, 0), units)}) for k in range(unit)]
+
+
+def rounded_rows(x, fine=()):
+    """Return x as the kernels see it: int8 per block of 32, times its scale, float64; 16 bits in fine blocks."""
     blocks = x.reshape(x.shape[0], -1, 32)
     peak = np.abs(blocks).max(-1, keepdims=True).astype(np.float32)
     with np.errstate(divide="ignore", invalid="ignore"):
         up = np.where(peak > 0, np.float32(127) / peak, np.float32(0))
-    codes = np.rint((blocks * up).astype(np.float32))
-    return (codes.astype(np.float64) * (peak / np.float32(127))).reshape(x.shape)
+    scale = peak / np.float32(127)
+    rounded = np.rint((blocks * up).astype(np.float32)).astype(np.float64) * scale
+    rest = (blocks - rounded).astype(np.float32)
+    more = np.rint(rest * (np.float32(254) * up)).astype(np.float64) * (scale / np.float32(254))
+    rounded[:, list(fine)] += more[:, list(fine)]
+    return rounded.reshape(x.shape)

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from edge_rt.export.weights.tile_formats import TILE_FORMATS
-from tests.ops.packed import FLOAT_FORMATS, random_matrix, rounded_rows, wide
+from tests.ops.packed import FLOAT_FORMATS, fine_blocks, random_matrix, rounded_rows, wide
 from tests.ops.single_op import ISAS, SingleOp, needs_native
 
 pytestmark = [needs_native, pytest.mark.own_pools]
@@ -162,6 +162,66 @@ def test_products_match_float64(form, rows, columns):
     seen = x.astype(np.float64) if form in FLOAT_FORMATS else rounded_rows(x)
     weights = weights.astype(np.float64)
     assert np.max(np.abs(y - seen @ weights.T) / (np.abs(seen) @ np.abs(weights).T)) < TOLERANCE
+
+
+CODED_FORMATS = [form for form in FORMATS if form not in FLOAT_FORMATS]
+
+
+def with_peaks(rng, rows, columns):
+    """Return rows in which one number of every block is far larger than the others."""
+    x = rng.standard_normal((rows, columns))
+    x[:, 5::32] *= 100
+    return x.astype(np.float32)
+
+
+@pytest.mark.parametrize("form", CODED_FORMATS)
+def test_fine_blocks_have_16_bits(form):
+    columns = wide(form, 544)
+    rng = np.random.default_rng(4)
+    packed, weights = random_matrix(rng, form, 40, columns)
+    fine, x = fine_blocks(form, columns), with_peaks(rng, 11, columns)
+    numbers = attributes(form, 40, columns, fine_blocks=",".join(map(str, fine)))
+    y = run(numbers, {"x": x, "weight": packed})
+    seen, weights = rounded_rows(x, fine), weights.astype(np.float64)
+    of_fine = [32 * block + i for block in fine for i in range(32)]
+    # At most half of a code's 254th is left of a number, where it was half of a code.
+    peaks = np.abs(x.reshape(11, -1, 32)).max(-1)[:, fine].repeat(32, axis=1)
+    assert (np.abs(seen - x)[:, of_fine] <= peaks / 127 / 254 / 1.99).all()
+    assert np.max(np.abs(y - seen @ weights.T) / (np.abs(seen) @ np.abs(weights).T)) < TOLERANCE
+
+
+@pytest.mark.parametrize("form", CODED_FORMATS)
+def test_bits_of_fine_rows_depend_on_the_row_alone(form):
+    """However many come together, on every instruction set; pairs of tiles, too."""
+    columns = wide(form, 544)
+    rng = np.random.default_rng(5)
+    packed, _ = random_matrix(rng, form, OUTPUTS, columns)
+    inputs = {"x": with_peaks(rng, 60, columns), "weight": packed}
+    fine = ",".join(map(str, fine_blocks(form, columns)))
+    for more in ({}, {"activation": "swiglu"}):
+        numbers = attributes(form, OUTPUTS, columns, fine_blocks=fine, **more)
+        single = SingleOp("QuantLinear", numbers, inputs)
+        wanted = np.concatenate([single(**inputs | {"x": inputs["x"][i : i + 1]})[0] for i in range(60)])
+        for isa in ISAS:
+            op = SingleOp("QuantLinear", numbers, inputs, isa=isa, threads=2)
+            for count in (*range(2, 18), 31, 60):
+                found = op(**inputs | {"x": inputs["x"][:count]})[0]
+                assert found.tobytes() == wanted[:count].tobytes(), (isa, count)
+
+
+def test_a_fine_block_changes_what_it_adds_alone():
+    rng = np.random.default_rng(6)
+    packed, _ = random_matrix(rng, "w4m", 16, 96)
+    x = with_peaks(rng, 3, 96)
+    x[:, 32:64] = np.clip(np.rint(x[:, 32:64]), -127, 127)
+    x[:, 32] = 127
+    plain, of_numbers, of_codes = (
+        run(attributes("w4m", 16, 96, **more), {"x": x, "weight": packed})
+        for more in ({}, {"fine_blocks": "2"}, {"fine_blocks": "1"})
+    )
+    # The codes of a block are the numbers themselves: nothing is left of them.
+    assert of_codes.tobytes() == plain.tobytes()
+    assert of_numbers.tobytes() != plain.tobytes()
 
 
 @pytest.mark.parametrize("rows", [1, 7, 20])
@@ -319,6 +379,15 @@ BAD_ATTRIBUTES = {
     "endless softcap": ({"softcap": float("inf")}, "softcap is inf"),
     "residual scale": ({"residual_scale": float("inf")}, "residual_scale is not finite"),
     "another type": ({"output_scale": 2}, "output_scale is not a float"),
+    "fine blocks of nothing": ({"fine_blocks": ","}, "fine_blocks has ''"),
+    "a fine block behind the last": ({"fine_blocks": "0,2"}, "fine_blocks has '2', must be rising numbers below 2"),
+    "fine blocks that fall": ({"fine_blocks": "1,0"}, "fine_blocks has '0'"),
+    "a fine block twice": ({"fine_blocks": "1,1"}, "fine_blocks has '1'"),
+    "a fine block of floats": ({"format": "f32", "fine_blocks": "0"}, "fine_blocks is given, but format is of floats"),
+    "half a unit of fine blocks": (
+        {"format": "w4z64", "fine_blocks": "0"},
+        "fine_blocks ends within a unit of 2 blocks",
+    ),
 }
 
 

@@ -40,6 +40,7 @@ abi::Status* DecoderLayer::create(ort::Attributes& attributes) {
   const int64_t ins[] = {hidden, queries, hidden, intermediate};
   for (int i = 0; i < kMatrixCount; ++i) {
     if (abi::Status* bad = matrices_[i].create(attributes, kPrefixes[i], outs[i], ins[i])) return bad;
+    if (abi::Status* bad = matrices_[i].read_fine(attributes, kPrefixes[i])) return bad;
   }
   kernels_ = &kernel_table(attributes.isa()).quant_linear;
   return nullptr;
@@ -91,6 +92,7 @@ RoundRows DecoderLayer::rounding(const ort::OpContext& context, const Pass& pass
   const float* const from[] = {pass.x, pass.attended, pass.sum, pass.hidden};
   const PackedParts& weight = pass.weights[which];
   RoundRows job{from[which], matrices_[which].in_features, nullptr, epsilon_, weight.rounds(), weight.kinds, to};
+  job.fine = weight.fine;
   if (which == kQkv || which == kGateUp) {
     const bool is_first = which == kQkv;
     job.norm_weight = context.input(is_first ? kAttentionNorm : kMlpNorm).as<const float>();
@@ -150,7 +152,7 @@ abi::Status* DecoderLayer::compute(ort::OpContext& context) const {
   const int lanes = lanes_.load(std::memory_order_relaxed);
   const auto rounded = [&](Matrix which) {
     const PackedParts& weight = pass.weights[which];
-    Activations out{pass.rows, weight.blocks(), nullptr, nullptr, {}};
+    Activations out{pass.rows, weight.row_blocks(), nullptr, nullptr, {}};
     if (which == kDown) {
       out = place_activations(weight, pass.rows, of_down);
     } else if (step_scratch_bytes(weight, pass.rows) > 0) {

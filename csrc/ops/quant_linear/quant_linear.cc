@@ -1,5 +1,6 @@
 #include "ops/quant_linear/quant_linear_op.h"
 
+#include <algorithm>
 #include <cmath>
 #include <cstdlib>
 #include <cstring>
@@ -85,6 +86,40 @@ abi::Status* PackedMatrix::create(ort::Attributes& attributes, const std::string
   return nullptr;
 }
 
+abi::Status* PackedMatrix::read_fine(ort::Attributes& attributes, const std::string& prefix) {
+  const std::string text = attributes.text((prefix + "fine_blocks").c_str(), "");
+  if (text.empty()) return nullptr;
+  const char* which = prefix.c_str();
+  int64_t unit = 1;
+  for (const WeightFormat format : formats_) {
+    if (!rounds_activations(format)) {
+      return attributes.error("%sfine_blocks is given, but %sformat is of floats", which, which);
+    }
+    unit = std::max<int64_t>(unit, facts(format).unit_blocks);
+  }
+  const int64_t blocks = in_features / kBlock;
+  for (const std::string& part : split_at_commas(text)) {
+    char* end = nullptr;
+    const int64_t block = std::strtoll(part.c_str(), &end, 10);
+    const int32_t last = fine_.count > 0 ? fine_.end[fine_.count - 1] : 0;
+    const bool is_next = fine_.count > 0 && block == last;
+    if (part.empty() || *end != '\0' || block < last || block >= blocks ||
+        (!is_next && (fine_.count == kMaxFineRuns || block % unit != 0 || last % unit != 0))) {
+      return attributes.error(
+          "%sfine_blocks has '%.20s', must be rising numbers below %lld, of whole units of %d, in up "
+          "to %d stretches",
+          which, part.c_str(), static_cast<long long>(blocks), static_cast<int>(unit), kMaxFineRuns);
+    }
+    if (!is_next) fine_.begin[fine_.count++] = static_cast<int32_t>(block);
+    fine_.end[fine_.count - 1] = static_cast<int32_t>(block) + 1;
+    ++fine_.blocks;
+  }
+  if (fine_.end[fine_.count - 1] % unit != 0) {
+    return attributes.error("%sfine_blocks ends within a unit of %d blocks", which, static_cast<int>(unit));
+  }
+  return nullptr;
+}
+
 abi::Status* PackedMatrix::add_part(ort::Attributes& attributes, const char* prefix, const std::string& name,
                                     int64_t rows) {
   WeightFormat format;
@@ -118,6 +153,7 @@ abi::Status* PackedMatrix::view_rows(const ort::OpContext& context, int index, i
 abi::Status* PackedMatrix::view(const ort::OpContext& context, int index, const int64_t* rows, PackedParts* out) const {
   *out = {};
   out->count = static_cast<int>(formats_.size());
+  out->fine = fine_;
   const int64_t blocks = (in_features + kBlock - 1) / kBlock;
   int64_t bytes = 0;
   unsigned alignment = 2;
@@ -187,6 +223,7 @@ abi::Status* check_norm_bias(const ort::OpContext& context, int weight, int bias
 
 abi::Status* QuantLinear::create(ort::Attributes& attributes) {
   if (abi::Status* bad = matrix_.create(attributes)) return bad;
+  if (abi::Status* bad = matrix_.read_fine(attributes, "")) return bad;
   epsilon_ = attributes.real("epsilon", 0.0f);
   const auto names = {"none", "swiglu", "geglu", "relu2"};
   if (abi::Status* bad = read_activation(attributes, names, &steps_.activation)) return bad;
@@ -248,7 +285,7 @@ abi::Status* QuantLinear::check(ort::OpContext& context, LinearRows* out) const 
   job.post_norm = context.input(6).as<const float>();
   job.post_epsilon = epsilon_;
   job.y = y.as<float>();
-  job.in = {rows, job.weight.blocks(), nullptr, nullptr, {}};
+  job.in = {rows, job.weight.row_blocks(), nullptr, nullptr, {}};
   return nullptr;
 }
 
@@ -261,7 +298,8 @@ RoundRows QuantLinear::rounding(const ort::OpContext& context, const LinearRows&
           job.weight.kinds,
           job.in,
           context.input(2).present && (is_layer_norm_ || context.input(7).present),
-          context.input(7).as<const float>()};
+          context.input(7).as<const float>(),
+          job.weight.fine};
 }
 
 abi::Status* QuantLinear::compute(ort::OpContext& context) const {

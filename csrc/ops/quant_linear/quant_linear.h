@@ -10,6 +10,13 @@
 //   f = fma(t, scale, f)                             with a minimum then: f = fma(M, scale * float(sum of codes), f)
 // to its row's one sum f, groups in ascending order. Rows never meet, so their bits depend on nothing else.
 //
+// Some blocks may be fine: what rounding leaves of them is rounded once more, to 16 bits in all. With `code` and
+// `scale` as above,
+//   rest = fma(-scale, code, x),  fine code = round(rest * min(254 * (127 / a), largest float)),  fine scale = scale /
+//   254
+// Fine codes are further blocks of the row, behind all others and in the order of those that they refine: with the
+// weights of these they go on with the sum f.
+//
 // Behind the sum f, each step rounded once and each left out where it would change nothing:
 //   v = f + bias;  v = silu(gate) * v or gelu_tanh(gate) * v, or max(v, 0)^2;  v = output_scale * v;
 //   v = softcap * tanh(v / softcap);  v = (v * rms) * post_norm, rms of the whole row;
@@ -35,6 +42,8 @@ constexpr int64_t kUnpackGroups = 3;
 constexpr int64_t kUnpackedBlockBytes = 512 + 4 * 64;
 // Matrices of several formats that one product reads: queries, keys and values.
 constexpr int kMaxParts = 3;
+// Stretches of neighbouring fine blocks.
+constexpr int kMaxFineRuns = 16;
 
 // A packed matrix. Columns behind the true number of inputs are zero.
 struct PackedWeight {
@@ -73,6 +82,26 @@ struct SumKinds {
   }
 };
 
+// The fine blocks of a row of x, in stretches [begin, end) that rise and do not touch.
+struct FineBlocks {
+  int32_t count = 0;   // stretches
+  int32_t blocks = 0;  // of all of them
+  int32_t begin[kMaxFineRuns] = {};
+  int32_t end[kMaxFineRuns] = {};
+
+  // The block whose weights block number `block` of a row is multiplied with, of `plain` that are not fine codes.
+  EDGE_RT_IN_PLACE int64_t weights_of(int64_t block, int64_t plain) const {
+    if (block < plain) return block;
+    block -= plain;
+    int run = 0;
+    while (block >= end[run] - begin[run]) {
+      block -= end[run] - begin[run];
+      ++run;
+    }
+    return begin[run] + block;
+  }
+};
+
 // Matrices that are read as one, first output rows first.
 struct PackedParts {
   PackedWeight parts[kMaxParts];
@@ -81,8 +110,11 @@ struct PackedParts {
   // Two matrices whose tiles alternate, beginning with the first one's: what `paired` wants.
   bool alternate;
   SumKinds kinds;
+  FineBlocks fine;
 
-  int64_t blocks() const { return parts[0].blocks; }
+  EDGE_RT_IN_PLACE int64_t blocks() const { return parts[0].blocks; }
+  // Of a row of x, fine codes included.
+  int64_t row_blocks() const { return parts[0].blocks + fine.blocks; }
   bool rounds() const { return rounds_activations(parts[0].format); }
   EDGE_RT_IN_PLACE int64_t tiles() const {
     int64_t all = 0;
@@ -117,7 +149,8 @@ inline PackedParts one_part(const PackedWeight& weight) {
   return out;
 }
 
-// Rows of x as the tile kernels read them, in groups of kGroupRows (the last group holds the rest, r rows):
+// Rows of x as the tile kernels read them, in groups of kGroupRows (the last group holds the rest, r rows); fine codes
+// are further blocks:
 //   codes  int8  [group][block][r][32]; with float weights float [row][blocks * 32] instead
 //   scale  float [group][block][r]
 //   sums   4 bytes each, of every kind: [group][block][group of weights][r]
@@ -145,7 +178,7 @@ struct Activations {
 //   LayerNorm  v = fma((x - mean) * scale, weight, bias), or without a bias ((x - mean) * scale) * weight
 struct RoundRows {
   const float* x;            // [rows][features]
-  int64_t features;          // at most blocks * 32; a multiple of 32 unless weights are floats
+  int64_t features;          // at most 32 times the matrix's blocks; a multiple of 32 unless weights are floats
   const float* norm_weight;  // [features] or nullptr
   float epsilon;
   bool rounds;
@@ -153,6 +186,10 @@ struct RoundRows {
   Activations out;
   bool is_layer_norm = false;
   const float* norm_bias = nullptr;  // [features] or nullptr; of LayerNorm
+  FineBlocks fine = {};
+
+  // Blocks of a row that are not fine codes.
+  EDGE_RT_IN_PLACE int64_t blocks() const { return out.blocks - fine.blocks; }
 };
 
 enum class Activation : int { kNone, kSwiglu, kGeglu, kRelu2 };
@@ -198,7 +235,7 @@ EDGE_RT_IN_PLACE inline size_t unpacked_bytes(const LinearRows& job) {
 }
 
 struct QuantLinearKernels {
-  // Blocks [begin, end) of one group of rows. Rows of a group share cache lines, blocks do not.
+  // Blocks [begin, end) of one group of rows, and their fine codes. Rows of a group share cache lines, blocks do not.
   void (*round_group)(const RoundRows& job, int64_t group, int64_t begin, int64_t end);
   // Tiles [begin, end) of all rows; pairs are never cut. Tiles up to prefetch_end may be fetched ahead of their use.
   // With a post_norm the values are left in y as they are before it.

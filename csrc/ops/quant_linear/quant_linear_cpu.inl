@@ -42,11 +42,12 @@ inline void put_halves(const SumKind& kind, VF scale, VI first, VI second, int r
 }
 
 // Rounds the blocks of a group in the order they are stored, 16 at a time, so that their divisions, sums and stores
-// fill vectors. A block of `rows` is one of block number index / rows, row index % rows.
-template <class Source>
-inline void round_blocks(const RoundRows& job, int64_t group, int rows, int64_t begin, int64_t end) {
-  Source sources[kGroupRows];
-  for (int m = 0; m < rows; ++m) sources[m] = Source(job, group * kGroupRows + m);
+// fill vectors. A block of `rows` is one of block number index / rows, row index % rows. With is_fine it is fine codes,
+// stored from block number `to` on.
+template <bool is_fine, class Source>
+inline void round_blocks(const RoundRows& job, const Source* sources, int64_t group, int rows, int64_t begin,
+                         int64_t end, int64_t to) {
+  const int64_t moved = (to - begin) * rows;
   int8_t* codes = job.out.group_codes(group);
   float* scales = job.out.group_scale(group);
   int64_t column = begin * kBlock;
@@ -54,7 +55,7 @@ inline void round_blocks(const RoundRows& job, int64_t group, int rows, int64_t 
   for (int64_t index = begin * rows; index < end * rows; index += 16) {
     const int64_t left = end * rows - index;
     const int count = left < 16 ? static_cast<int>(left) : 16;
-    float values[16 * kBlock], up[16];
+    float values[16 * kBlock];
     VF peaks[16];
     VI sums[2][16];
     for (int i = 0; i < count; ++i) {
@@ -71,27 +72,38 @@ inline void round_blocks(const RoundRows& job, int64_t group, int rows, int64_t 
       peaks[i] = vf_zero();
       sums[0][i] = sums[1][i] = vi_zero();
     }
-    const VF peak = vf_hmax16(peaks), scale = vf_div(peak, vf_set1(127.0f));
+    const VF peak = vf_hmax16(peaks), most = vf_set1(3.4028234663852886e38f);
+    VF scale = vf_div(peak, vf_set1(127.0f));
     // The bound keeps blocks that are zero, or nearly so, from infinity.
-    vf_store(up, vf_min(vf_div(vf_set1(127.0f), peak), vf_set1(3.4028234663852886e38f)));
+    const VF factor = vf_min(vf_div(vf_set1(127.0f), peak), most);
+    float up[16], down[16], more[16];
+    vf_store(up, factor);
+    if (is_fine) {
+      vf_store(down, vf_neg(scale));
+      vf_store(more, vf_min(vf_mul(factor, vf_set1(254.0f)), most));
+      scale = vf_div(scale, vf_set1(254.0f));
+    }
     for (int i = 0; i < count; ++i) {
-      const VF factor = vf_set1(up[i]);
-      const VI low = vi_round(vf_mul(vf_load(values + i * kBlock), factor));
-      const VI high = vi_round(vf_mul(vf_load(values + i * kBlock + 16), factor));
-      vf_to_i8(codes + (index + i) * kBlock, low);
-      vf_to_i8(codes + (index + i) * kBlock + 16, high);
+      const auto code_of = [&](VF v) {
+        const VI code = vi_round(vf_mul(v, vf_set1(up[i])));
+        if (!is_fine) return code;
+        return vi_round(vf_mul(vf_fma(vf_set1(down[i]), vf_from_i32(code), v), vf_set1(more[i])));
+      };
+      const VI low = code_of(vf_load(values + i * kBlock)), high = code_of(vf_load(values + i * kBlock + 16));
+      vf_to_i8(codes + (moved + index + i) * kBlock, low);
+      vf_to_i8(codes + (moved + index + i) * kBlock + 16, high);
       sums[0][i] = low;
       sums[1][i] = high;
     }
-    vf_store_n(scales + index, scale, count);
+    vf_store_n(scales + moved + index, scale, count);
     const VI first = vi_sum16(sums[0]), second = vi_sum16(sums[1]);
     for (int kind = 0; kind < job.kinds.count; ++kind) {
       const SumKind& wanted = job.kinds.kinds[kind];
-      uint32_t* to = job.out.group_sums(kind, wanted.groups, group);
+      uint32_t* to_sums = job.out.group_sums(kind, wanted.groups, group);
       if (wanted.groups == 1) {
-        put_sums(wanted, scale, vi_add(first, second), to + index, count);
+        put_sums(wanted, scale, vi_add(first, second), to_sums + moved + index, count);
       } else {
-        put_halves(wanted, scale, first, second, rows, index, to, count);
+        put_halves(wanted, scale, first, second, rows, moved + index, to_sums, count);
       }
     }
   }
@@ -101,7 +113,16 @@ template <class Source>
 inline void round_group_of(const RoundRows& job, int64_t group, int64_t begin, int64_t end) {
   const int rows = job.out.group_rows(group);
   if (job.rounds) {
-    round_blocks<Source>(job, group, rows, begin, end);
+    Source sources[kGroupRows];
+    for (int m = 0; m < rows; ++m) sources[m] = Source(job, group * kGroupRows + m);
+    round_blocks<false>(job, sources, group, rows, begin, end, begin);
+    int64_t to = job.blocks();
+    for (int run = 0; run < job.fine.count; ++run) {
+      const int64_t first = job.fine.begin[run], last = job.fine.end[run];
+      const int64_t from = first > begin ? first : begin, until = last < end ? last : end;
+      if (from < until) round_blocks<true>(job, sources, group, rows, from, until, to + from - first);
+      to += last - first;
+    }
   } else {
     for (int m = 0; m < rows; ++m) copy_row<Source>(job, group * kGroupRows + m, begin, end);
   }
@@ -127,7 +148,6 @@ template <WeightFormat format, int M>
 inline void dot_tile_float(const Tile& tile, VF* out) {
   const float* x = reinterpret_cast<const float*>(tile.codes);
   const int64_t features = tile.blocks * kBlock;
-  for (int m = 0; m < M; ++m) out[m] = vf_zero();
   for (int64_t k = 0; k < features; ++k) {
     const VF w = load_weights(format, tile.weight + k * kTileRows * facts(format).float_bytes);
     for (int m = 0; m < M; ++m) out[m] = vf_fma(vf_set1(x[m * features + k]), w, out[m]);
@@ -149,6 +169,8 @@ struct DotTiles {
   DotTile of[kWeightFormatCount][kGroupRows];
   void (*unpack[kWeightFormatCount])(const Tile&, uint8_t*);  // nullptr: not on this instruction set
   DotTile unpacked[kWeightFormatCount];                       // of kGroupRows
+  // Of a block: its share of a unit, of finer codes and, unpacked, of all.
+  int64_t packed_bytes[kWeightFormatCount], finer_bytes[kWeightFormatCount], unpacked_bytes[kWeightFormatCount];
 };
 
 template <int format>
@@ -159,10 +181,13 @@ constexpr void set_tiles_of(DotTiles* table) {
                                 dot_tile_any<kFormat, 7>, dot_tile_any<kFormat, 8>};
   static_assert(kGroupRows == 8, "one for each number of rows");
   for (int i = 0; i < kGroupRows; ++i) table->of[format][i] = kTiles[i];
+  table->packed_bytes[format] = block_bytes(kFormat);
+  table->finer_bytes[format] = finer_bytes(kFormat);
 #if defined(EDGE_RT_UNPACKS_TILES)
   if constexpr (rounds_activations(kFormat)) {
     table->unpack[format] = unpack_tile<kFormat>;
     table->unpacked[format] = dot_unpacked<kFormat>;
+    table->unpacked_bytes[format] = unpacked_block_bytes(kFormat);
   }
 #endif
   if constexpr (format + 1 < kWeightFormatCount) set_tiles_of<format + 1>(table);
@@ -215,16 +240,34 @@ inline void group_of_tile(const LinearRows& job, const JobTile& of, int64_t grou
   const int64_t row_codes = job.weight.rounds() ? kBlock : kBlock * sizeof(float);
   const int rows = job.in.group_rows(group);
   Tile tile = of.tile;
-  tile.codes = job.in.codes + group * kGroupRows * tile.blocks * row_codes;
+  tile.codes = job.in.codes + group * kGroupRows * job.in.blocks * row_codes;
   tile.scale = job.in.group_scale(group);
   tile.sums = job.in.group_sums(of.kind, of.words, group);
   // Only the first group meets weights that are not in the cache yet.
   if (!is_first || of.unpacked != nullptr) tile.fetch_nothing();
-  if (of.unpacked != nullptr && rows == kGroupRows) {
-    tile.weight = of.unpacked;
-    kDotTiles.unpacked[of.format](tile, out);
-  } else {
-    kDotTiles.of[of.format][rows - 1](tile, out);
+  for (int m = 0; m < rows; ++m) out[m] = vf_zero();
+  const bool is_unpacked = of.unpacked != nullptr && rows == kGroupRows;
+  const DotTile dot = is_unpacked ? kDotTiles.unpacked[of.format] : kDotTiles.of[of.format][rows - 1];
+  if (is_unpacked) tile.weight = of.unpacked;
+  dot(tile, out);
+  const FineBlocks& fine = job.weight.fine;
+  if (fine.count == 0) return;
+  // Units are not cut: fine blocks are whole ones.
+  const int64_t bytes = (is_unpacked ? kDotTiles.unpacked_bytes : kDotTiles.packed_bytes)[of.format];
+  const int64_t finer = kDotTiles.finer_bytes[of.format];
+  const Tile all = tile;
+  int64_t done = all.blocks;
+  for (int run = 0; run < fine.count; ++run) {
+    const int64_t first = fine.begin[run];
+    tile.weight = all.weight + first * bytes;
+    tile.finer = all.finer + first * finer;
+    tile.blocks = fine.end[run] - first;
+    tile.codes = all.codes + done * rows * kBlock;
+    tile.scale = all.scale + done * rows;
+    tile.sums = all.sums + done * rows * of.words;
+    tile.fetch_nothing();
+    dot(tile, out);
+    done += tile.blocks;
   }
 }
 

@@ -13,7 +13,7 @@ int pieces(int64_t all, int64_t of) { return static_cast<int>((all + of - 1) / o
 }  // namespace
 
 bool enqueue_round_rows(Launcher* launcher, const RoundRows& job) {
-  const int rows = static_cast<int>(job.out.rows), stretches = pieces(job.out.blocks, kRoundBlocks);
+  const int rows = static_cast<int>(job.out.rows), stretches = pieces(job.blocks(), kRoundBlocks);
   return rows == 0 || stretches == 0 || launcher->launch("quant_linear_round", rows, stretches, job);
 }
 

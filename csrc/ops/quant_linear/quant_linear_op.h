@@ -11,8 +11,9 @@
 
 namespace edge_rt {
 
-// Attributes of every op that reads a packed matrix: format, out_features, in_features; and where its parts have
-// formats of their own part_rows, numbers with commas between them, as many as formats.
+// Attributes of every op that reads a packed matrix: format, out_features, in_features; where its parts have formats of
+// their own part_rows, numbers with commas between them, as many as formats; and where blocks of its input are fine
+// fine_blocks, their numbers, rising, with commas between them: whole units of all formats, in up to 16 stretches.
 struct PackedMatrix {
   int64_t out_features = 0;
   int64_t in_features = 0;
@@ -22,6 +23,8 @@ struct PackedMatrix {
   // that consists of parts with `rows` rows each may have a format for each, with commas between them.
   abi::Status* create(ort::Attributes& attributes, const std::string& prefix, const std::vector<int64_t>& rows,
                       int64_t ins);
+  // Behind create, of ops that take them: the fine blocks of the input.
+  abi::Status* read_fine(ort::Attributes& attributes, const std::string& prefix);
   // Checks the input that holds the matrix against the attributes: uint8 [tiles, units, unit_bytes], or where parts
   // have formats of their own [bytes], one part behind the other.
   abi::Status* view(const ort::OpContext& context, int index, PackedParts* out) const;
@@ -35,6 +38,7 @@ struct PackedMatrix {
 
   std::vector<WeightFormat> formats_;
   std::vector<int64_t> rows_;
+  FineBlocks fine_;
 };
 
 // Attribute `activation`, one of `names`, the first by default.

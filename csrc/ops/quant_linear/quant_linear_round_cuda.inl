@@ -20,26 +20,24 @@ EDGE_RT_DEVICE void copy_row(const RoundRows& job, const Source& source, int64_t
   }
 }
 
-template <class Source>
-EDGE_RT_DEVICE void round_row(const RoundRows& job, const Source& source, int64_t row, int64_t begin, int64_t end) {
-  const int64_t group = row / kGroupRows, place = row % kGroupRows;
-  const int rows = job.out.group_rows(group);
-  for (int64_t first = begin; first < end; first += kRoundThreads / 16) {
-    const int64_t block = first + thread() / 16;
-    const bool exists = block < end;  // exchanges are by whole warps
-    const VF low = exists ? source.load(block * kBlock) : 0.0f;
-    const VF high = exists ? source.load(block * kBlock + 16) : 0.0f;
-    const VF peak = vf_hmax(vf_max(vf_abs(low), vf_abs(high))), scale = vf_div(peak, 127.0f);
-    // The bound keeps blocks that are zero, or nearly so, from infinity.
-    const VF factor = vf_min(vf_div(127.0f, peak), 3.4028234663852886e38f);
-    const VI low_code = vi_round(vf_mul(low, factor)), high_code = vi_round(vf_mul(high, factor));
-    const VI low_sum = vi_sum(low_code), high_sum = vi_sum(high_code);
-    if (!exists) continue;
+// Codes of a block of one row, two of the thread's own, their scale, and sums of the block's halves.
+struct RoundedBlock {
+  VI low, high;
+  VF scale;
+  VI low_sum, high_sum;
+
+  EDGE_RT_DEVICE RoundedBlock(VF low_value, VF high_value, VF factor, VF scale_of_codes)
+      : low(vi_round(vf_mul(low_value, factor))), high(vi_round(vf_mul(high_value, factor))), scale(scale_of_codes),
+        low_sum(vi_sum(low)), high_sum(vi_sum(high)) {}
+
+  // As block number `block` of the row at `place` of a group.
+  EDGE_RT_DEVICE void put(const RoundRows& job, int64_t group, int64_t place, int64_t block) const {
+    const int rows = job.out.group_rows(group);
     const int64_t index = block * rows + place;
     int8_t* codes = job.out.group_codes(group) + index * kBlock + vector_lane();
-    codes[0] = static_cast<int8_t>(low_code);
-    codes[16] = static_cast<int8_t>(high_code);
-    if (vector_lane() != 0) continue;
+    codes[0] = static_cast<int8_t>(low);
+    codes[16] = static_cast<int8_t>(high);
+    if (vector_lane() != 0) return;
     job.out.group_scale(group)[index] = scale;
     for (int number = 0; number < job.kinds.count; ++number) {
       const SumKind& kind = job.kinds.kinds[number];
@@ -52,6 +50,37 @@ EDGE_RT_DEVICE void round_row(const RoundRows& job, const Source& source, int64_
       }
     }
   }
+};
+
+// Where the fine codes of a block lie; -1: it has none.
+EDGE_RT_DEVICE int64_t fine_place(const RoundRows& job, int64_t block) {
+  int64_t to = job.blocks();
+  for (int run = 0; run < job.fine.count; ++run) {
+    if (block >= job.fine.begin[run] && block < job.fine.end[run]) return to + block - job.fine.begin[run];
+    to += job.fine.end[run] - job.fine.begin[run];
+  }
+  return -1;
+}
+
+template <class Source>
+EDGE_RT_DEVICE void round_row(const RoundRows& job, const Source& source, int64_t row, int64_t begin, int64_t end) {
+  const int64_t group = row / kGroupRows, place = row % kGroupRows;
+  for (int64_t first = begin; first < end; first += kRoundThreads / 16) {
+    const int64_t block = first + thread() / 16;
+    const bool exists = block < end;  // exchanges are by whole warps
+    const VF low = exists ? source.load(block * kBlock) : 0.0f;
+    const VF high = exists ? source.load(block * kBlock + 16) : 0.0f;
+    const VF peak = vf_hmax(vf_max(vf_abs(low), vf_abs(high))), scale = vf_div(peak, 127.0f);
+    // The bound keeps blocks that are zero, or nearly so, from infinity.
+    const VF factor = vf_min(vf_div(127.0f, peak), 3.4028234663852886e38f);
+    const RoundedBlock codes(low, high, factor, scale);
+    if (exists) codes.put(job, group, place, block);
+    if (job.fine.count == 0) continue;
+    const RoundedBlock fine(vf_fma(-scale, from_int(codes.low), low), vf_fma(-scale, from_int(codes.high), high),
+                            vf_min(vf_mul(factor, 254.0f), 3.4028234663852886e38f), vf_div(scale, 254.0f));
+    const int64_t to = exists ? fine_place(job, block) : -1;
+    if (to >= 0) fine.put(job, group, place, to);
+  }
 }
 
 // Blocks that a block of threads takes of its row.
@@ -60,7 +89,7 @@ constexpr int64_t kRoundBlocks = 64;
 template <class Source>
 EDGE_RT_DEVICE void round_blocks_of(const RoundRows& job) {
   const int64_t row = block_x(), begin = kRoundBlocks * block_y();
-  const int64_t end = begin + kRoundBlocks < job.out.blocks ? begin + kRoundBlocks : job.out.blocks;
+  const int64_t end = begin + kRoundBlocks < job.blocks() ? begin + kRoundBlocks : job.blocks();
   const Source source(job, row);
   if (job.rounds) {
     round_row(job, source, row, begin, end);

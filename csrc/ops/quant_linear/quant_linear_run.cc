@@ -31,18 +31,19 @@ FetchAhead fetch_ahead(int64_t rows) {
 constexpr int64_t kMaxOwnRows = 2 * kGroupRows;
 
 int64_t all_code_bytes(const PackedParts& weight, int64_t rows) {
-  const int64_t bytes = rows * weight.blocks() * kBlock * (weight.rounds() ? 1 : 4);
+  const int64_t bytes = rows * weight.row_blocks() * kBlock * (weight.rounds() ? 1 : 4);
   return (bytes + 63) / 64 * 64;
 }
 
 }  // namespace
 
 size_t activation_bytes(const PackedParts& weight, int64_t rows) {
-  return static_cast<size_t>(all_code_bytes(weight, rows) + 4 * (1 + weight.kinds.words()) * rows * weight.blocks());
+  return static_cast<size_t>(all_code_bytes(weight, rows) +
+                             4 * (1 + weight.kinds.words()) * rows * weight.row_blocks());
 }
 
 Activations place_activations(const PackedParts& weight, int64_t rows, void* scratch) {
-  Activations out{rows, weight.blocks(), static_cast<int8_t*>(scratch), nullptr, {}};
+  Activations out{rows, weight.row_blocks(), static_cast<int8_t*>(scratch), nullptr, {}};
   out.scale = reinterpret_cast<float*>(out.codes + all_code_bytes(weight, rows));
   auto* sums = reinterpret_cast<uint32_t*>(out.scale + rows * out.blocks);
   for (int kind = 0; kind < weight.kinds.count; ++kind) {
@@ -145,7 +146,7 @@ void LinearStep::norm_rows(int64_t item, int) {
   kernels_.post_norm(job_, begin, std::min(begin + rows_of_norm(), job_.in.rows));
 }
 
-void LinearStep::round(int64_t group, int) { kernels_.round_group(rounding_, group, 0, job_.in.blocks); }
+void LinearStep::round(int64_t group, int) { kernels_.round_group(rounding_, group, 0, rounding_.blocks()); }
 
 void LinearStep::multiply(int64_t, int worker) { run_tiles(job_, worker); }
 
@@ -157,7 +158,7 @@ void LinearStep::multiply_own(int64_t, int worker) {
     }
     RoundRows mine = rounding_;
     mine.out = own_[worker];
-    for (int64_t group = 0; group < job_.in.groups(); ++group) kernels_.round_group(mine, group, 0, job_.in.blocks);
+    for (int64_t group = 0; group < job_.in.groups(); ++group) kernels_.round_group(mine, group, 0, mine.blocks());
     is_rounded_[worker] = true;
   }
   LinearRows mine = job_;

@@ -1,6 +1,7 @@
 // What the tile kernels of all instruction sets share, and behind it those of this one.
 
-// One tile and one group of M rows, in the layouts of PackedWeight and Activations.
+// Stretches of blocks of one tile and one group of M rows, in the layouts of PackedWeight and Activations. Kernels go
+// on with the sums that they find in `out`.
 struct Tile {
   const uint8_t* weight;
   int64_t blocks;

@@ -239,7 +239,7 @@ EDGE_RT_INLINE void add_products(const Half& block, const int8_t* a, const float
   });
 }
 
-// Sums of 8 rows of a tile for rows [first, first + M) of a group of `rows`; of a tile that was unpacked, if so.
+// Goes on with sums f of 8 rows of a tile for M rows of a group of `rows`; of a tile that was unpacked, if so.
 template <WeightFormat format, int M, bool is_unpacked>
 inline void dot_half(const Tile& tile, int rows, int half, __m256* f) {
   static constexpr WeightFacts kFacts = facts(format);
@@ -249,7 +249,6 @@ inline void dot_half(const Tile& tile, int rows, int half, __m256* f) {
   const uint32_t* sums = tile.sums;
   constexpr int kBlocks = is_unpacked ? 1 : kFacts.unit_blocks;
   constexpr int64_t kBytes = is_unpacked ? unpacked_block_bytes(format) : unit_bytes(format);
-  for (int m = 0; m < M; ++m) f[m] = _mm256_setzero_ps();
   for (int64_t b = 0; b < tile.blocks; b += kBlocks, unit += kBytes) {
     // No pragma: a loop of one block is none then, and one of eight is too long to be unrolled.
     for (int place = 0; place < kBlocks; ++place) {
@@ -274,6 +273,7 @@ template <WeightFormat format, int M, bool is_unpacked>
 inline void dot_halves(const Tile& tile, int rows, VF* out) {
   for (int half = 0; half < 2; ++half) {
     __m256 f[M];
+    for (int m = 0; m < M; ++m) f[m] = half == 0 ? out[m].lo : out[m].hi;
     dot_half<format, M, is_unpacked>(tile, rows, half, f);
     for (int m = 0; m < M; ++m) {
       if (half == 0) {

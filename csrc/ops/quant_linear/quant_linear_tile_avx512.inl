@@ -151,7 +151,7 @@ inline void dot_tile(const Tile& tile, VF* out) {
   const float* scale = tile.scale;
   const uint32_t* sums = tile.sums;
   __m512 f[M];
-  each<M>([&](auto m) EDGE_RT_IN_PLACE { f[m] = _mm512_setzero_ps(); });
+  each<M>([&](auto m) EDGE_RT_IN_PLACE { f[m] = out[m].v; });
   for (int64_t b = 0; b < tile.blocks; b += kFacts.unit_blocks, unit += unit_layout(format).bytes) {
     // No pragma: a loop of one block is none then, and one of eight is too long to be unrolled.
     for (int place = 0; place < kFacts.unit_blocks; ++place) {
@@ -196,7 +196,7 @@ inline void dot_unpacked(const Tile& tile, VF* out) {
   const float* scale = tile.scale;
   const uint32_t* sums = tile.sums;
   __m512 f[M];
-  each<M>([&](auto m) EDGE_RT_IN_PLACE { f[m] = _mm512_setzero_ps(); });
+  each<M>([&](auto m) EDGE_RT_IN_PLACE { f[m] = out[m].v; });
   for (int64_t b = 0; b < tile.blocks; ++b) {
     add_products<format, M>(UnpackedBlock<format>{at}, a, scale, sums, f);
     at += unpacked_block_bytes(format);

@@ -227,8 +227,14 @@ inline void dot_tile(const Tile& tile, VF* out) {
   const uint32_t* sums = tile.sums;
   float32x4_t f[4][M], pair_f[4][kPlaces][2];
   for (int q = 0; q < 4; ++q) {
-    for (int m = 0; m < M; ++m) f[q][m] = vdupq_n_f32(0.0f);
-    for (int p = 0; p < kPlaces; ++p) pair_f[q][p][0] = pair_f[q][p][1] = vdupq_n_f32(0.0f);
+    for (int m = 0; m < M; ++m) {
+      const float32x4_t quarters[] = {out[m].v0, out[m].v1, out[m].v2, out[m].v3};
+      f[q][m] = quarters[q];
+    }
+    for (int p = 0; p < kPairs; ++p) {
+      pair_f[q][p][0] = vzip1q_f32(f[q][2 * p], f[q][2 * p + 1]);
+      pair_f[q][p][1] = vzip2q_f32(f[q][2 * p], f[q][2 * p + 1]);
+    }
   }
   for (int64_t b = 0; b < tile.blocks; b += kFacts.unit_blocks, unit += kAt.bytes) {
     // No pragma: a loop of one block is none then, and one of eight is too long to be unrolled.

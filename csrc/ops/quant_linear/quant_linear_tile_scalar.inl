@@ -35,7 +35,6 @@ inline void dot_tile(const Tile& tile, VF* out) {
   static constexpr WeightFacts kFacts = facts(format);
   static constexpr UnitLayout kAt = unit_layout(format);
   constexpr int kInputs = kBlock / kFacts.groups;
-  for (int m = 0; m < M; ++m) out[m] = vf_zero();
   for (int64_t b = 0; b < tile.blocks; ++b) {
     const uint8_t* unit = tile.weight + b / kFacts.unit_blocks * kAt.bytes;
     const uint8_t* zero = unit + kAt.scales;  // where there are zero points

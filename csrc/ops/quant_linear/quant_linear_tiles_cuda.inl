@@ -143,13 +143,14 @@ EDGE_RT_DEVICE void add_up_tile(const LinearRows& job, const FoundTile& tile, ty
   constexpr int kBlocks = Few::kEntries / kFacts.groups / Few::kWarps;  // of a warp, at once
   const Place at = place_in_warp();
   ScaleCopy<Few, format> scales(job, tile.kind);
-  const int blocks = static_cast<int>(job.in.blocks);
+  // Fine codes of x meet weights of blocks that are far apart.
+  const int blocks = static_cast<int>(job.in.blocks), plain = static_cast<int>(job.weight.blocks());
   int half = 0;
   for (int first = 0; first < blocks; first += Few::kWarps * kBlocks, half ^= 1) {
     typename Few::Shared::Half* stage = &shared->halves[half];
     const int own = warp() * kBlocks, block = first + own;
     scales.load(first);
-    if (block + kBlocks <= blocks) {
+    if (block + kBlocks <= plain) {
       const BlockPlace<format> from(tile, block);
       EDGE_RT_UNROLL(kBlocks)
       for (int i = 0; i < kBlocks; ++i) {
@@ -158,8 +159,9 @@ EDGE_RT_DEVICE void add_up_tile(const LinearRows& job, const FoundTile& tile, ty
       }
     } else {
       EDGE_RT_UNROLL(1)
-      for (int i = 0; block + i < blocks; ++i) {
-        put_terms<Few, format>(job, tile.kind, {tile, block + i}, block + i, (own + i) * kFacts.groups, at, stage);
+      for (int i = 0; i < kBlocks && block + i < blocks; ++i) {
+        const int weights = static_cast<int>(job.weight.fine.weights_of(block + i, plain));
+        put_terms<Few, format>(job, tile.kind, {tile, weights}, block + i, (own + i) * kFacts.groups, at, stage);
       }
     }
     scales.store(first, stage);
@@ -212,7 +214,7 @@ EDGE_RT_DEVICE void add_up_groups(const LinearRows& job, const FoundTile& tile, 
   EDGE_RT_UNROLL(1)
   for (int block = 0; block < static_cast<int>(job.in.blocks); ++block) {
     WeightBlock<format> weights;
-    weights.load({tile, block}, at);
+    weights.load({tile, static_cast<int>(job.weight.fine.weights_of(block, job.weight.blocks()))}, at);
     EDGE_RT_UNROLL(kManyGroups)
     for (int i = 0; i < kManyGroups; ++i) {
       // Behind the last group it is that one again, whose outputs nobody stores twice.
