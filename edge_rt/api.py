@@ -69,7 +69,7 @@ def load(
             This process then takes the memory of an export before that of the model.
         prefill_chunk: tokens of one prefill pass over a prompt; None lets the plan choose.
         kv: format of the KV cache, one of those that ``edge-rt inspect`` shows; ``"auto"`` takes the fastest that fits,
-            None the package's first, if it fits.
+            None the package's default, if it fits.
         isa: instruction set of the native operators, one of those that ``edge-rt doctor`` shows; None is the best.
         spec: speculation: ``"auto"`` (off in the portable profile), ``"off"``, or one drafter: ``"ngram"``,
             ``"suffix"``, ``"recycling"``, ``"reference"``, ``"head"``, ``"exit"``, ``"self"``, ``"model:PACKAGE"``;

@@ -35,6 +35,7 @@ def export_model(
     weights: str | None = None,
     size: int | str | None = None,
     calibration: Path | str | None = BUILT_IN_CALIBRATION,
+    kv: str | None = None,
     sampling: SamplingAdvice | None = None,
     force: bool = False,
     accept_loss: bool = False,
@@ -55,8 +56,8 @@ def export_model(
         out: folder to create.
         via: ``"transformers"``: transformers' own exporter traces the model, of any architecture, and the package has
             the op profile ``"traced"``; it needs the extra ``transformers``, and carries neither ``profile`` nor
-            ``activations``, ``size``, a file of ``calibration``, ``accept_loss``, ``exits``, ``adapters``, nor
-            ``weights`` but floats. None: edge-rt's own exporter, for the architectures that it knows.
+            ``activations``, ``size``, a file of ``calibration``, ``kv``, ``accept_loss``, ``exits``, ``adapters``,
+            nor ``weights`` but floats. None: edge-rt's own exporter, for the architectures that it knows.
         profile: ``"native"``: edge-rt's own operators, fast and exact; ``"portable"``: ONNX Runtime's; None: native if
             this machine can run it.
         activations: ``"int8"``: linear layers round their input to int8 per block of 32 (fast); ``"float"``: they do
@@ -70,7 +71,10 @@ def export_model(
         calibration: text to quantise weights with and, in the native profile, for the constants with which 4-bit keys
             (the cache formats ``int4`` and ``int4x2``) are written: ``"built-in"``; a UTF-8 file of at least 512
             tokens, or a ``.json`` file, a list of conversations, each a list of ``{"role": ..., "content": ...}``;
-            None: weights are rounded without it, and there are no constants.
+            None: weights are rounded without it, there are no constants, and no cache format is measured.
+        kv: format of the KV cache that the package is loaded with by default, one of those of the op profile. None:
+            in the native profile ``"int8"`` if it loses at most ``edge_rt.export.check.predictions.MAX_KV_LOSS`` nats
+            a token more than ``"f16"`` on the calibration text, else ``"f16"``, as without such a text.
         sampling: recommended sampling values of the model; None: those in the checkpoint's keys ``general.sampling.*``
             or, without them, a ``generation_config.json`` beside it.
         force: replace a package at ``out``.
@@ -91,8 +95,8 @@ def export_model(
         QualityLoss: quantising the weights changes the predictions too much, and ``accept_loss`` is not set.
         StorageError: the destination exists, or does not fit the disk.
         MemoryBudgetExceeded: the export does not fit the memory.
-        ConfigError: ``profile``, ``activations`` or ``weights`` are unknown, or do not go together with each other,
-            with ``size`` or with ``exits``, which must rise and lie between the layers; the model does not fit
+        ConfigError: ``profile``, ``activations``, ``kv`` or ``weights`` are unknown, or do not go together with each
+            other, with ``size`` or with ``exits``, which must rise and lie between the layers; the model does not fit
             ``size``; a ``calibration`` text is named for the portable profile and weights that are not quantised; or
             ``adapters`` are given for a checkpoint that is quantised, and no ``weights``.
         RuntimeUnavailable: the native profile was asked for, and this machine cannot run it; or the extra
@@ -105,6 +109,7 @@ def export_model(
         weights=weights,
         size=size,
         calibration=calibration,
+        kv=kv,
         sampling=sampling,
         force=force,
         accept_loss=accept_loss,

@@ -10,6 +10,7 @@ from typing import Final
 from edge_rt.errors import MemoryBudgetExceeded, StorageError
 from edge_rt.export.calibration.calibrate import calibration_bytes
 from edge_rt.export.check.compare import CHECK_ROWS
+from edge_rt.export.check.predictions import kv_losses_bytes
 from edge_rt.export.decoder.weights import DecoderWeights, LayerWeights
 from edge_rt.export.op_profile import OpProfile
 from edge_rt.export.quantise.decision import MEASURED_TOKENS, QUALITY_TOKENS, WeightChoice
@@ -181,6 +182,7 @@ def estimate_export(
     *,
     choice: WeightChoice | None = None,
     moment_tokens: int = 0,
+    kv_tokens: int = 0,
     most_bytes: int = 0,
     resident_bytes: int = 0,
     reached_bytes: int = 0,
@@ -194,6 +196,7 @@ def estimate_export(
         calibration_tokens: of the text that constants of 4-bit keys are computed from; 0 if there are none.
         choice: types of the matrices; None for those of the checkpoint.
         moment_tokens: of the text that weights are quantised with; 0 without one.
+        kv_tokens: of the text that cache formats are compared on; 0 if they are not.
         most_bytes: of ``weights.bin`` if its types are still to be measured; 0: as in ``layout``.
     """
     linears = tuple(weights.linears())
@@ -220,7 +223,9 @@ def estimate_export(
             quantising = max(quantising, arithmetic + quality_bytes(decoder, opened))
     # What adapters add is in memory while a matrix is read.
     more = LATER_BYTES + max(_held_bytes(linear) for linear in linears)
-    more += max(writing, arithmetic + calibrating, quantising, arithmetic + logits + max(opened, reference))
+    comparing = opened + kv_losses_bytes(decoder, kv_tokens) if kv_tokens else 0
+    checking = logits + max(opened, reference)
+    more += max(writing, quantising, arithmetic + max(calibrating, comparing, checking))
     return ExportEstimate(
         disk_bytes=size + GRAPH_AND_TEXT_BYTES,
         peak_memory_bytes=max(reached_bytes, resident_bytes + more),

@@ -13,6 +13,7 @@ from typing import Any, Final
 
 from edge_rt.export.calibration.calibrate import calibrate
 from edge_rt.export.check.compare import CheckResult, check_package
+from edge_rt.export.check.predictions import measure_kv_losses, preferred_kv
 from edge_rt.export.check.quality import describe_weights, measure_quality, require_quality
 from edge_rt.export.check.segmenting import cut_graph
 from edge_rt.export.checkpoint import Checkpoint
@@ -46,6 +47,7 @@ from edge_rt.package.manifest import (
     TOOL_TEMPLATE_FILE,
     WEIGHTS_FILE,
     AdapterInfo,
+    KvLosses,
     Manifest,
     Segment,
     SourceInfo,
@@ -79,6 +81,8 @@ class ExportReport:
             without calibration.
         weights: their types and errors by class of tensors; None for those of the checkpoint.
         adapters: those that were merged into the checkpoint's weights.
+        kv_formats: of the cache; the package is loaded with the first by default.
+        kv_losses: what that was chosen by; None if nothing was measured.
         warnings: sentences about weights that are not read as they are stored, about the chat template, about heads
             without constants for 4-bit keys, and about a loss of quality that was accepted.
     """
@@ -96,6 +100,8 @@ class ExportReport:
     quality: Quality | None
     weights: WeightsInfo | None
     adapters: tuple[AdapterInfo, ...]
+    kv_formats: tuple[str, ...]
+    kv_losses: KvLosses | None
     warnings: tuple[str, ...]
 
     def to_json(self) -> dict[str, Any]:
@@ -133,6 +139,7 @@ def export_checkpoint(
         results = check_package(stream, checkpoint, layout, decided.activations, writer.folder)
         gc.collect()
         return_free_memory()
+        losses = _measure_kv(checkpoint, decided, writer.folder / GRAPH_FILE, stage)
         quality = None
         if written.walk is not None:
             stage("check", message="comparing the predictions with those of the checkpoint's own weights")
@@ -142,7 +149,7 @@ def export_checkpoint(
         segments = cut_graph(checkpoint, layout, decided.exits, writer.folder)
         stage("publish")
         described = describe_weights(checkpoint, layout, written.errors, quality)
-        package = writer.publish(_manifest(checkpoint, decided, segments, advice, described))
+        package = writer.publish(_manifest(checkpoint, decided, segments, advice, described, losses))
     stage("publish", 1, 1, "done")
     return report_of(package, prepared.estimate, results, (*checkpoint.warnings, *warnings), stage.seconds())
 
@@ -168,6 +175,18 @@ def _write(
         gc.collect()
         return_free_memory()
     return written, warnings
+
+
+def _measure_kv(checkpoint: Checkpoint, decided: Decided, graph: Path, stage: Stages) -> KvLosses | None:
+    """Return what caches lose that could be the default; None where nothing decides between them."""
+    if not decided.measures_kv or checkpoint.calibration is None:
+        return None
+    stage("check", message="measuring what caches in f16 and int8 lose")
+    on_tokens = functools.partial(stage, "check", unit="tokens")
+    losses = measure_kv_losses(graph, checkpoint.decoder, checkpoint.calibration, on_tokens)
+    gc.collect()
+    return_free_memory()
+    return losses
 
 
 class Stages:
@@ -214,6 +233,8 @@ def report_of(
         quality=None if package.manifest.weights is None else package.manifest.weights.quality,
         weights=package.manifest.weights,
         adapters=package.manifest.source.adapters,
+        kv_formats=package.manifest.kv_formats,
+        kv_losses=package.manifest.kv_losses,
         warnings=warnings,
     )
 
@@ -224,6 +245,7 @@ def _manifest(
     cut: tuple[tuple[Segment, ...], str | None],
     sampling: SamplingAdvice | None,
     weights: WeightsInfo | None,
+    losses: KvLosses | None,
 ) -> Manifest:
     source, tokenizer = checkpoint.source, checkpoint.tokenizer
     calibration = None
@@ -236,7 +258,7 @@ def _manifest(
         op_profile=checkpoint.profile.name,
         activations=decided.activations,
         quantisation=_quantisation(checkpoint),
-        kv_formats=KV_FORMATS[checkpoint.profile.name],
+        kv_formats=_kv_formats(checkpoint.profile.name, decided.kv if losses is None else preferred_kv(losses)),
         segments=cut[0],
         tokenizer=TokenizerInfo(TOKENIZER_FILE, tokenizer.bos_token_id, tokenizer.eos_token_ids, tokenizer.add_bos),
         chat_template=TEMPLATE_FILE if tokenizer.chat_template is not None else None,
@@ -250,6 +272,7 @@ def _manifest(
         ),
         license=source.license,
         key_calibration=calibration,
+        kv_losses=losses,
         sampling=sampling,
         weights=weights,
         decoder=checkpoint.decoder,
@@ -257,6 +280,12 @@ def _manifest(
         draft_graph=DRAFT_GRAPH_FILE if _is_nested(checkpoint) else None,
         files={},
     )
+
+
+def _kv_formats(profile: str, preferred: str | None) -> tuple[str, ...]:
+    """Return the cache formats of an op profile, the preferred one first."""
+    formats = KV_FORMATS[profile]
+    return formats if preferred is None else tuple(dict.fromkeys((preferred, *formats)))
 
 
 def _adapter_info(adapter: Adapter) -> AdapterInfo:

@@ -42,6 +42,7 @@ class ExportOptions:
     weights: str | None = None
     size: int | str | None = None
     calibration: Path | str | None = BUILT_IN_CALIBRATION
+    kv: str | None = None
     sampling: SamplingAdvice | None = None
     force: bool = False
     accept_loss: bool = False
@@ -70,6 +71,7 @@ class ExportOptions:
             f"weights {self.weights}": self.weights not in _FLOAT_WEIGHTS,
             "size": bool(self.size_bytes),
             "calibration": self.calibration not in (None, BUILT_IN_CALIBRATION),
+            "kv": self.kv is not None,
             "exits": bool(self.exits),
             "accept_loss": self.accept_loss,
             "adapters": bool(self.adapters),

@@ -35,6 +35,7 @@ from edge_rt.ort.op_library import library_path
 from edge_rt.ort.session import check_window_support
 from edge_rt.package.decoder import Decoder
 from edge_rt.package.exits import require_exits
+from edge_rt.package.manifest import KV_FORMATS
 from edge_rt.package.reader import absolute_path
 from edge_rt.package.weights_info import TensorClass
 from edge_rt.package.writer import PackageWriter
@@ -44,7 +45,11 @@ from edge_rt.system.process_memory import peak_rss_bytes
 
 @dataclass(frozen=True)
 class Decided:
-    """What follows from the options and the checkpoint's header."""
+    """What follows from the options and the checkpoint's header.
+
+    Attributes:
+        kv: the default format of the cache, if it was stated; None: it is measured, where there is a choice and a text.
+    """
 
     profile: OpProfile
     activations: str
@@ -52,6 +57,12 @@ class Decided:
     text: CalibrationText | None
     has_constants: bool
     exits: tuple[int, ...]
+    kv: str | None
+
+    @property
+    def measures_kv(self) -> bool:
+        """Whether what caches lose decides the default format."""
+        return self.kv is None and self.text is not None and len(KV_FORMATS[self.profile.name]) > 1
 
 
 @dataclass(frozen=True)
@@ -84,9 +95,21 @@ def decide(
             "Choose --weights int4 or int8 instead.",
         )
     require_exits(options.exits, decoder.num_layers, profile.name)
+    _check_kv(options.kv, profile)
     text = calibration_text(options.calibration, profile, choice)
     has_constants = text is not None and profile.has_4_bit_keys and bool(calibrated_layers(decoder))
-    return Decided(profile, activations, choice, text, has_constants=has_constants, exits=tuple(options.exits))
+    exits = tuple(options.exits)
+    return Decided(profile, activations, choice, text, has_constants=has_constants, exits=exits, kv=options.kv)
+
+
+def _check_kv(kv: str | None, profile: OpProfile) -> None:
+    formats = KV_FORMATS[profile.name]
+    if kv is not None and kv not in formats:
+        raise ConfigError(
+            "The op profile has no such format of the KV cache.",
+            f"Got {kv!r:.40}; formats of the op profile {profile.name}: {', '.join(formats)}.",
+            "Choose one of these, or leave it out.",
+        )
 
 
 def prepare(source: Source, decoder: Decoder, decided: Decided) -> Prepared:
@@ -113,6 +136,7 @@ def prepare(source: Source, decoder: Decoder, decided: Decided) -> Prepared:
         tokens if decided.has_constants else 0,
         choice=decided.choice,
         moment_tokens=tokens if decided.choice.quantises else 0,
+        kv_tokens=tokens if decided.measures_kv else 0,
         most_bytes=most_bytes,
         resident_bytes=resident,
         reached_bytes=reached,

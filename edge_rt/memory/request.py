@@ -19,7 +19,7 @@ class Request:
     Attributes:
         budget_bytes: memory budget; None: the device's available memory.
         device_budget_bytes: budget of the memory of a GPU that has its own; None: what it has available.
-        kv: format of the KV cache. None: the package's first, or a smaller one if memory is short; ``"auto"``: the
+        kv: format of the KV cache. None: the package's default, or a smaller one if memory is short; ``"auto"``: the
             fastest that fits; a name: pinned.
         spec: mode of speculation. None: ``"auto"``, turned off if memory is short unless ``draft_max`` or a corpus is
             pinned; a mode: pinned, but its tables and drafts may be smaller.

@@ -11,7 +11,7 @@ from edge_rt.package.decoder import Decoder, Model
 from edge_rt.package.drafter import HEAD, TrainedDrafter
 from edge_rt.package.kv_formats import KV_FORMAT, portable_head_dim
 from edge_rt.package.layer_sizes import TILE_ROWS, LayerSizes, layer_sizes, row_bytes
-from edge_rt.package.manifest import KV_FORMATS, WEIGHTS_FILE, Manifest
+from edge_rt.package.manifest import KV_FORMATS, WEIGHTS_FILE, KvLosses, Manifest
 from edge_rt.package.reader import Package
 from edge_rt.package.spec_modes import OFF, Drafts, drafts_of
 from edge_rt.package.weights_info import TracedInfo
@@ -106,6 +106,7 @@ class ModelShape:
         read_bytes: bytes of weights that a pass over one row reads.
         kv_formats: cache formats that it can run with, preferred first.
         package_id: identity of the package; None if the numbers are estimated from a checkpoint.
+        kv_losses: what the first of these formats was chosen by; None if nothing was measured.
         activations: ``"int8"`` or ``"float"``.
         traced: what is known of a traced graph; None for the other op profiles.
         segments: graphs that the layers are cut into; with several the head is a graph of its own as well.
@@ -123,6 +124,7 @@ class ModelShape:
     tokenizer_bytes: int
     kv_formats: tuple[str, ...]
     package_id: str | None
+    kv_losses: KvLosses | None = None
     activations: str = "int8"
     traced: TracedInfo | None = None
     segments: int = 1
@@ -204,6 +206,7 @@ def shape_of(manifest: Manifest, package_id: str | None) -> ModelShape:
         tokenizer_bytes=manifest.files[manifest.tokenizer.file].size,
         kv_formats=usable,
         package_id=package_id,
+        kv_losses=manifest.kv_losses,
         activations=manifest.activations,
         traced=manifest.traced,
         segments=len(manifest.segments),
@@ -259,6 +262,7 @@ def shape_of_model(
     tokenizer_bytes: int,
     kv_formats: tuple[str, ...],
     package_id: str | None = None,
+    kv_losses: KvLosses | None = None,
     embedding_bytes: int | None = None,
     activations: str = "int8",
     traced: TracedInfo | None = None,
@@ -287,6 +291,7 @@ def shape_of_model(
         tokenizer_bytes=tokenizer_bytes,
         kv_formats=kv_formats,
         package_id=package_id,
+        kv_losses=kv_losses,
         activations=activations,
         traced=traced,
         segments=segments,

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Mapping
+import math
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -30,7 +31,7 @@ KV_FORMATS: Final[Mapping[str, tuple[str, ...]]] = {
     "portable": ("f32",),
     "traced": ("f32",),
 }
-"""Op profile -> cache formats that this version can run it with, preferred first."""
+"""Op profile -> cache formats that this version can run it with; the first is preferred where nothing is measured."""
 WEIGHT_LAYOUTS: Final[Mapping[str, str]] = {"native": "tile16", "portable": "matmulnbits", "traced": "initializers"}
 """Op profile -> name of the layout of its matrices in ``weights.bin``."""
 OP_PROFILES: Final = tuple(KV_FORMATS)
@@ -109,6 +110,49 @@ class KeyCalibration:
 
 
 @dataclass(frozen=True)
+class KvLoss:
+    """What a cache in one format loses.
+
+    Attributes:
+        kl: mean Kullback-Leibler divergence of the predictions with an f32 cache from those with this one, in nats a
+            token.
+        same_best: share of tokens at which the most likely token is that of an f32 cache.
+    """
+
+    kl: float
+    same_best: float
+
+
+@dataclass(frozen=True)
+class KvLosses:
+    """What caches lose that could be preferred, as the export measured it on its calibration text.
+
+    Attributes:
+        tokens: number of tokens of the text that were used.
+        bound: by how many nats a token int8 may lose more than f16 to be preferred.
+        formats: cache format -> what it loses.
+    """
+
+    source: str
+    tokens: int
+    bound: float
+    formats: Mapping[str, KvLoss]
+
+    def faults(self) -> Iterator[tuple[str, object, str]]:
+        """Yield the fields that are out of range: name, value, and what is wanted, in words."""
+        if self.tokens < 1:
+            yield "tokens", self.tokens, "a number above 0"
+        if not (math.isfinite(self.bound) and self.bound >= 0):
+            yield "bound", self.bound, "a finite number, 0 or more"
+        for name, loss in self.formats.items():
+            if not math.isfinite(loss.kl):
+                # Rounding may leave a divergence of nearly 0 below 0.
+                yield f"formats.{name}.kl", loss.kl, "a finite number"
+            if not 0 <= loss.same_best <= 1:
+                yield f"formats.{name}.same_best", loss.same_best, "a number from 0 to 1"
+
+
+@dataclass(frozen=True)
 class Manifest:
     """Contents of ``manifest.json``.
 
@@ -117,11 +161,13 @@ class Manifest:
             of another exporter).
         activations: ``"int8"`` (linear layers quantise their input per block) or ``"float"``.
         quantisation: tensor class -> stored type, for example ``{"embedding": "Q8_0"}``.
-        kv_formats: cache formats that the graph can be run with, preferred first.
+        kv_formats: cache formats that the graph can be run with; a model is loaded with the first, if nothing else is
+            asked for.
         chat_template: file of the template, or None.
         tool_template: file of a second template, for requests with tools; None without one.
         license: licence identifier given by the checkpoint, or None.
         key_calibration: calibration text of the constants of 4-bit keys; None for a package without them.
+        kv_losses: what the first was chosen by; None if nothing was measured.
         sampling: recommended sampling values; None if there are none.
         weights: how weights were quantised for the package; None if they are the checkpoint's.
         decoder: what the graphs compute; None for a traced graph of a family that edge-rt does not know.
@@ -145,6 +191,7 @@ class Manifest:
     source: SourceInfo
     license: str | None
     key_calibration: KeyCalibration | None = dataclasses.field(default=None, kw_only=True)
+    kv_losses: KvLosses | None = dataclasses.field(default=None, kw_only=True)
     tool_template: str | None = dataclasses.field(default=None, kw_only=True)
     sampling: SamplingAdvice | None = dataclasses.field(default=None, kw_only=True)
     weights: WeightsInfo | None = dataclasses.field(default=None, kw_only=True)

@@ -178,8 +178,8 @@ def stated_options(path: Path) -> dict[str, Any]:
     """Return what a manifest of any version says of the options that its package was exported with.
 
     Returns:
-        ``weights``, or ``size`` in bytes; and where they are not the usual ones ``activations``, ``exits``,
-        ``adapters`` and ``via``.
+        ``weights``, or ``size`` in bytes; and where they are not the usual ones ``activations``, ``kv-type``,
+        ``exits``, ``adapters`` and ``via``.
     """
     document = parse_document(
         _read_manifest_bytes(path), FORMAT_NAME, _refusal(path), name="manifest", owner="an edge-rt package's"
@@ -201,6 +201,11 @@ def _stated_options(document: Mapping[str, Any]) -> dict[str, Any]:
         stated["weights"] = choice
     if document.get("activations") == "float":
         stated["activations"] = "float"
+    formats = document.get("kv_formats")
+    first = formats[0] if isinstance(formats, list) and formats else None
+    usual = KV_FORMATS.get(str(document.get("op_profile")), ())
+    if first in usual[1:] and document.get("kv_losses") is None:
+        stated["kv-type"] = first
     if ends := [segment.get("end_layer") for segment in _objects(document, "segments")[:-1]]:
         stated["exits"] = ",".join(str(end) for end in ends if type(end) is int)
     return stated
@@ -234,8 +239,9 @@ def _check_values(path: Path, manifest: Manifest) -> None:
             raise _invalid(
                 path, f"'manifest.sampling.{name}' is out of range.", f"Found {as_json(value)}, wanted {wanted}."
             )
-    for name, value, wanted in () if manifest.weights is None else manifest.weights.faults():
-        raise _invalid(path, f"'manifest.weights.{name}' is out of range.", f"Found {value}, wanted {wanted}.")
+    for where, info in (("weights", manifest.weights), ("kv_losses", manifest.kv_losses)):
+        for name, value, wanted in () if info is None else info.faults():
+            raise _invalid(path, f"'manifest.{where}.{name}' is out of range.", f"Found {value}, wanted {wanted}.")
     if (manifest.traced is not None) != (manifest.op_profile == "traced"):
         numbers = f"The op profile is {manifest.op_profile}."
         raise _invalid(path, "'manifest.traced' does not fit 'manifest.op_profile'.", numbers)

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from edge_rt.package.decoder import Decoder
     from edge_rt.package.drafter import TrainedDrafter
     from edge_rt.package.drafter_search import FoundDrafter
-    from edge_rt.package.manifest import Manifest
+    from edge_rt.package.manifest import KvLosses, Manifest
     from edge_rt.package.reader import Package
     from edge_rt.package.weights_info import WeightsInfo
     from edge_rt.store.layout import Store
@@ -30,11 +30,13 @@ class Inspected:
         facts: the facts as a JSON object; ``kind`` is ``"package"``, ``"gguf"``, ``"safetensors"`` or ``"drafter"``.
         weights: what is known of a package's weights that were quantised; None: nothing.
         decoder: what the model computes; None without a description.
+        kv_losses: what caches of a package lose; None: not measured.
     """
 
     facts: dict[str, Any]
     weights: WeightsInfo | None = None
     decoder: Decoder | None = None
+    kv_losses: KvLosses | None = None
 
 
 def inspect(reference: str | Path, store: Store, *, verify: bool = False) -> Inspected:
@@ -84,6 +86,7 @@ def _of_package(package: Package, *, verify: bool) -> Inspected:
         "quantisation": dict(manifest.quantisation),
         "weights": None if manifest.weights is None else dataclasses.asdict(manifest.weights),
         "kv_formats": list(manifest.kv_formats),
+        "kv_losses": None if manifest.kv_losses is None else dataclasses.asdict(manifest.kv_losses),
         "key_calibration": _calibration(manifest),
         "sampling": dataclasses.asdict(GenerationConfig().sampling(manifest.sampling)),
         "recommended_sampling": None if manifest.sampling is None else manifest.sampling.given,
@@ -97,7 +100,7 @@ def _of_package(package: Package, *, verify: bool) -> Inspected:
         "drafters": [_found_facts(found) for found in find_drafters(package)],
         "chat_template": _template(package),
     }
-    return Inspected(facts, manifest.weights, manifest.decoder)
+    return Inspected(facts, manifest.weights, manifest.decoder, manifest.kv_losses)
 
 
 def _drafter_facts(drafter: TrainedDrafter) -> dict[str, Any]:

@@ -169,7 +169,6 @@ class TestNative:
         package.verify()
         manifest = package.manifest
         assert (manifest.activations, manifest.op_profile, manifest.weight_layout) == ("int8", "native", "tile16")
-        assert manifest.kv_formats == ("f16", "f32", "int8", "k8v4", "int4", "int4x2")
         assert manifest.quantisation == {
             "embedding": "Q8_0", "attention": "Q4_1", "feed_forward": "Q4_1", "head": "Q8_0",
         }  # fmt: skip
@@ -203,6 +202,35 @@ class TestNative:
         assert 0 < report.check[0].relative_error < 0.05
         weights = [event for event in events if event.stage == "weights"]
         assert weights[-1].done == weights[-1].total
+
+    def test_the_default_cache_is_the_one_that_was_measured_to_lose_little(self, package):
+        manifest = package.manifest
+        assert manifest.kv_formats == ("int8", "f16", "f32", "k8v4", "int4", "int4x2")
+        losses = manifest.kv_losses
+        assert (losses.source, losses.tokens) == ("built-in", 512)
+        assert 0 < losses.formats["f16"].kl < losses.formats["int8"].kl < losses.bound
+        assert all(loss.same_best > 0.5 for loss in losses.formats.values())
+        with load_package(package.path, ctx=64) as model:
+            assert model.describe()["kv_format"] == "int8"
+
+    def test_the_default_cache_can_be_stated_and_nothing_is_measured_then(self, small_gguf, tmp_path):
+        require_native()
+        export_model(small_gguf, tmp_path / "p", profile="native", kv="k8v4")
+        manifest = open_package(tmp_path / "p").manifest
+        assert (manifest.kv_formats[:3], manifest.kv_losses) == (("k8v4", "f16", "f32"), None)
+
+    def test_without_a_text_the_cache_is_f16_by_default(self, small_gguf, tmp_path):
+        require_native()
+        report = export_model(small_gguf, tmp_path / "p", profile="native", calibration=None)
+        assert (report.kv_formats[0], report.kv_losses) == ("f16", None)
+
+    @pytest.mark.parametrize(("profile", "kv"), [("portable", "int8"), ("portable", "f16"), ("native", "auto")])
+    def test_a_cache_that_the_profile_has_not_is_no_default(self, small_gguf, tmp_path, profile, kv):
+        if profile == "native":
+            require_native()
+        with pytest.raises(ConfigError, match=f"formats of the op profile {profile}"):
+            export_model(small_gguf, tmp_path / "p", profile=profile, kv=kv)
+        assert listing(tmp_path) == []
 
     def test_it_is_what_such_a_machine_gets(self, small_gguf, tmp_path):
         require_native()

@@ -59,7 +59,7 @@ def shapes(draw) -> ModelShape:
     profile = draw(st.sampled_from(["native", "native", "native", "portable"]))
     formats = ("f32",)
     if profile == "native":
-        formats = draw(st.sampled_from([NATIVE_FORMATS, ("f32", "f16", "int8"), ("int8",)]))
+        formats = draw(st.sampled_from([NATIVE_FORMATS, ("int8", "f16", "int4"), ("f32", "f16", "int8"), ("int8",)]))
     weights = draw(st.integers(1, 8 << 10)) * MIB
     return make_shape(
         op_profile=profile, num_layers=layers, num_heads=groups * kv_heads, num_kv_heads=kv_heads,

@@ -12,7 +12,7 @@ from edge_rt.memory.fallbacks import CHUNKS
 from edge_rt.memory.plan import Plan, make_plan, require_fit
 from edge_rt.memory.request import Request
 from edge_rt.memory.speed import tokens_per_second
-from tests.memory.shapes import DEVICE, MIB, make_shape, request_of, requests, shapes, windows_of
+from tests.memory.shapes import DEVICE, MIB, NATIVE_FORMATS, make_shape, request_of, requests, shapes, windows_of
 
 BUDGETS = st.integers(1, 20 << 10).map(lambda count: count * MIB // 2)
 
@@ -141,6 +141,14 @@ class TestLadder:
         drafts = [plan.choice for plan in plans if plan.choice.kv_format == "f16" and plan.fits]
         assert {choice.recycling_contexts for choice in drafts} >= {8192, 1024}
         assert len({choice.draft_max for choice in drafts} - {0, 2, 23}) > 2  # none, the smallest, the default
+
+
+def test_precision_is_given_up_from_the_package_s_default_on():
+    shape = make_shape(kv_formats=("int8", *(name for name in NATIVE_FORMATS if name != "int8")))
+    plans = [make_plan(shape, DEVICE, Request(size)) for size in range(350 * MIB, 190 * MIB, -8 * MIB)]
+    assert plans[0].given_up == ()
+    assert list(dict.fromkeys(plan.choice.kv_format for plan in plans)) == ["int8", "k8v4", "int4"]
+    assert make_plan(shape, DEVICE, Request(kv="f16")).choice.kv_format == "f16"
 
 
 @pytest.mark.parametrize("pinned", [{"draft_max": 63}, {"corpus": "texts.idx", "corpus_bytes": 30 * MIB}])

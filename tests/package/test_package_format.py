@@ -150,6 +150,9 @@ def package(tmp_path):
     return write(tmp_path / "tiny")
 
 
+LOSSES = {"source": "x", "tokens": 512, "bound": 0.0025, "formats": {}}
+
+
 class TestFormat:
     def test_the_bytes_of_the_manifest(self, package):
         assert (package.path / "manifest.json").read_bytes() == PINNED.encode()
@@ -219,9 +222,22 @@ class TestManifestRefused:
             ({"weights": {"choice": "int8", "size": 0}}, "--profile portable --weights int8"),
             ({"weights": {"choice": "size", "size": 1000}}, "--profile portable --size 1000"),
             (
-                {"op_profile": "native", "segments": [{"end_layer": 4}, {"end_layer": 6}, {"end_layer": 9}]},
+                {
+                    "op_profile": "native",
+                    "kv_formats": ["f16", "f32"],
+                    "segments": [{"end_layer": 4}, {"end_layer": 6}, {"end_layer": 9}],
+                },
                 "--profile native --weights keep --exits 4,6",
             ),
+            (
+                {"op_profile": "native", "kv_formats": ["int8", "f16"]},
+                "--profile native --weights keep --kv-type int8",
+            ),
+            (
+                {"op_profile": "native", "kv_formats": ["int8", "f16"], "kv_losses": {"tokens": 512}},
+                "--profile native --weights keep",
+            ),
+            ({"op_profile": "native", "kv_formats": ["of_a_later_version"]}, "--profile native --weights keep"),
             ({"op_profile": ["x"], "weights": [], "segments": {}, "activations": {}}, "--weights keep"),
             ({"segments": ["x"], "weights": {"choice": [], "size": "1"}}, "--profile portable"),
             (
@@ -337,6 +353,12 @@ class TestManifestRefused:
             ("key_calibration", {"tokens": "1", "source": "x"}, "key_calibration.tokens' has the wrong type"),
             ("key_calibration", [2048, "built-in"], "key_calibration' has the wrong type"),
             ("key_calibration", {"tokens": 2048, "source": "built-in"}, "portable has no 4-bit keys"),
+            ("kv_losses", {**LOSSES, "tokens": 0}, "kv_losses.tokens' is out of range"),
+            ("kv_losses", {**LOSSES, "bound": -1}, "kv_losses.bound' is out of range"),
+            ("kv_losses", {**LOSSES, "formats": {"int8": {"kl": 0.1, "same_best": 1.1}}}, "int8.same_best' is out of"),
+            ("kv_losses", {**LOSSES, "formats": {"int8": {"kl": None, "same_best": 1.0}}}, "int8.kl' has the wrong"),
+            ("kv_losses", {**LOSSES, "formats": {"int8": {"kl": float("nan")}}}, "no number of JSON"),
+            ("kv_losses", {"tokens": 512}, r"kv_losses' has the wrong fields\. Missing: bound, formats, source;"),
             *[("sampling", {"temperature": value}, "sampling") for value in (-1, 101, 10**400, "1", True)],
             *[("sampling", {"temperature": value}, "no number of JSON") for value in (float("nan"), float("inf"))],
             *[("sampling", {"top_k": value}, "sampling") for value in (-1, 1.5, 1 << 31)],

@@ -146,7 +146,7 @@ def test_a_conversation_computes_what_the_window_has_lost(package):
         assert model.generate([*TOKEN_IDS[:50], 11], max_tokens=5, **GREEDY).token_ids == far.token_ids
         model.reset()
         assert model.generate(follow, max_tokens=5, **GREEDY).token_ids == near.token_ids
-    bytes_per_token = 2 * 2 * 2 * 32
+    bytes_per_token = 2 * 2 * 2 * 18
     assert far.memory.kv_bytes == 55 * bytes_per_token
     assert near.memory.kv_bytes == 64 * bytes_per_token
 

@@ -14,7 +14,7 @@ from edge_rt.cli.options import flags, making_flags
 from edge_rt.cli.options.groups import ModelFlags, OutputFlags, PlaceFlags
 from edge_rt.cli.options.spread import only, path_of
 from edge_rt.cli.render.console import Terminal
-from edge_rt.cli.render.inspect_report import forecast_rows, over_budget, weights_rows
+from edge_rt.cli.render.inspect_report import forecast_rows, kv_text, over_budget, weights_rows
 from edge_rt.cli.render.progress import show_progress
 from edge_rt.errors import ConfigError, ModelNotFound
 from edge_rt.export.options import ExportOptions
@@ -44,6 +44,7 @@ class ExportFlags:
     weights: Annotated[str | None, making_flags.WEIGHTS] = None
     size: Annotated[str | None, making_flags.SIZE] = None
     calibration: Annotated[str | None, making_flags.CALIBRATION] = None
+    kv_type: Annotated[str | None, making_flags.KV_TYPE] = None
     exits: Annotated[str | None, making_flags.EXITS] = None
     adapter: Annotated[list[str] | None, making_flags.ADAPTER] = None
     accept_loss: Annotated[bool, making_flags.ACCEPT_LOSS] = False
@@ -62,6 +63,7 @@ class ExportFlags:
             weights=self.weights,
             size=None if self.size is None else parse_size(self.size),
             calibration=_calibration(self.calibration),
+            kv=self.kv_type,
             exits=() if self.exits is None else parse_exits(self.exits),
             adapters=_adapters(self.adapter or ()),
             accept_loss=self.accept_loss,
@@ -243,6 +245,7 @@ def _print_report(terminal: Terminal, report: ExportReport) -> None:
             f"same first choice {100 * check.top1_agreement:.1f} %, KL {check.mean_kl:.2g}"
         )
         rows.append((f"check {check.activations}", text))
+    rows.append(("KV cache", kv_text(report.kv_formats, report.kv_losses)))
     if report.weights is not None:
         rows += weights_rows(report.weights)
     terminal.table(rows)

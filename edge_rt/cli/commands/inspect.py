@@ -13,6 +13,7 @@ from edge_rt.cli.render.console import Terminal
 from edge_rt.cli.render.inspect_report import (
     decoder_rows,
     drafter_rows,
+    kv_text,
     placement_facts,
     placement_rows,
     traced_rows,
@@ -25,7 +26,7 @@ from edge_rt.system.byte_size import counted
 
 SHOWN_TEMPLATE_LINES = 12
 NO_TEMPLATE = "none: chats are written as ChatML if its tokens are in the vocabulary, and refused if not"
-_APART = ("chat_template", "placement", "weights", "decoder", "not_described", "traced", "drafters")
+_APART = ("kv_losses", "chat_template", "placement", "weights", "decoder", "not_described", "traced", "drafters")
 
 
 @dataclass(frozen=True)
@@ -86,7 +87,10 @@ def _print(terminal: Terminal, inspected: Inspected, *, whole_template: bool) ->
         }
     for heading, parts in sizes.items():
         flat[heading] = {part: human_bytes(size) for part, size in parts.items()}
-    terminal.table(facts_lines(flat))
+    rows = facts_lines(flat)
+    if facts["kind"] == "package":
+        rows.append(("KV cache", kv_text(facts["kv_formats"], inspected.kv_losses)))
+    terminal.table(rows)
     if weights is not None:
         terminal.line("\nweights")
         terminal.table(("", *row) for row in weights_rows(weights))

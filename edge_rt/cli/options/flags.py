@@ -105,7 +105,7 @@ KV_TYPE: Final = Flag(
     ("--kv-type", "--kv"),
     "Format of the KV cache, such as f16, int8 or int4 (see inspect); auto: the fastest that fits.",
     metavar="FORMAT",
-    shown="the package's first",
+    shown="the package's default, as inspect shows it",
     panel=MEMORY_PANEL,
     complete=completed_from("auto", *KV_FORMAT, "f32"),
 )

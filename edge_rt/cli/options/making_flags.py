@@ -6,6 +6,7 @@ from typing import Final
 
 from edge_rt.cli.options.flags import completed_from
 from edge_rt.cli.options.spread import Flag
+from edge_rt.package.kv_formats import KV_FORMAT
 from edge_rt.package.weights_info import WEIGHTS as WEIGHT_NAMES
 
 QUANTISING: Final = "Quantisation and graph"
@@ -45,6 +46,14 @@ CALIBRATION: Final = Flag(
     metavar="FILE|none",
     shown="a text of edge-rt's own",
     panel=QUANTISING,
+)
+KV_TYPE: Final = Flag(
+    ("--kv-type", "--kv"),
+    "Format of the KV cache that the package is loaded with by default, such as f16 or int8.",
+    metavar="FORMAT",
+    shown="int8 where it measurably loses little, else f16",
+    panel=QUANTISING,
+    complete=completed_from(*KV_FORMAT),
 )
 WEIGHTS: Final = Flag(
     ("--weights",),

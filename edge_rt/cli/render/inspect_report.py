@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from edge_rt.export import ExportForecast
     from edge_rt.ort.providers import ProviderState
     from edge_rt.package.decoder import Attention, Decoder, Layer, Rope
+    from edge_rt.package.manifest import KvLosses
     from edge_rt.package.weights_info import Quality, TensorClass, WeightsInfo
 
 Row = tuple[str, str]
@@ -162,6 +163,25 @@ def weights_rows(info: WeightsInfo) -> list[Row]:
     if info.quality is not None:
         rows += _quality_rows(info.quality)
     return rows
+
+
+def kv_text(formats: Sequence[str], losses: KvLosses | None) -> str:
+    """Return the default format of a package's cache, and what it was chosen by.
+
+    Args:
+        formats: of the package, the default first.
+    """
+    if len(formats) == 1:
+        return f"{formats[0]}, the only format"
+    if losses is None:
+        return f"{formats[0]} by default, not measured"
+    measured = "; ".join(
+        f"{name} {loss.kl:.2g} nats, {100 * loss.same_best:.1f} %" for name, loss in losses.formats.items()
+    )
+    return (
+        f"{formats[0]} by default, measured at the export on {losses.tokens} tokens ({losses.source}). KL from a cache "
+        f"in f32, same best token: {measured}. int8 may lose {losses.bound:g} nats more than f16"
+    )
 
 
 def forecast_rows(found: ExportForecast) -> list[Row]:

@@ -7,6 +7,7 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, Final
 
 from edge_rt.cli.render.console import Terminal
+from edge_rt.cli.render.inspect_report import kv_text
 from edge_rt.memory.speed import UNCERTAINTY
 from edge_rt.package.decoder import sizes
 from edge_rt.system.byte_size import counted, show_at_least, show_size
@@ -112,10 +113,13 @@ def print_plan(
         expected = _rate(made, speeds.rate(other.choice), is_here=is_here)
         needs = f"needs {show_size(other.total_bytes)}{on_gpu}, {expected}: {in_words(other.choice)}"
         terminal.indented(needs, 4)
-    if any(one.kv_format in LESS_EXACT for one in (choice, *(other.choice for other in made.alternatives))):
-        names = f"{', '.join(LESS_EXACT[:-1])} or {LESS_EXACT[-1]}"
+    usual = made.shape.kv_formats[0]
+    less = LESS_EXACT[LESS_EXACT.index(usual) + 1 :] if usual in LESS_EXACT else LESS_EXACT
+    if any(one.kv_format in less for one in (choice, *(other.choice for other in made.alternatives))):
+        *others, least = less
+        names, most = (f"{', '.join(others)} or {least}", f", {least} the most") if others else (least, "")
         terminal.line()
-        terminal.indented(f"A cache in {names} is slightly less exact than f16, {LESS_EXACT[-1]} the most.")
+        terminal.indented(f"A cache in {names} is slightly less exact than {usual}{most}.")
     if not made.fits:
         terminal.note(f"It does not fit: {_missing(made)} are missing for context {choice.ctx}.", "red")
     for text in budget_warnings(made, is_here=is_here).values():
@@ -230,7 +234,7 @@ def _decided(made: Plan, rate: Rate, *, is_here: bool) -> list[tuple[str, str]]:
         ("context", f"{choice.ctx} of {made.shape.model.context_length} tokens"),
         *_rotation(made),
         *_layers(made),
-        ("KV cache", choice.kv_format),
+        ("KV cache", _cache(made)),
         ("speculation", drafting),
         ("prefill chunk", f"{choice.prefill_chunk} tokens"),
         ("expected", speed),
@@ -240,6 +244,16 @@ def _decided(made: Plan, rate: Rate, *, is_here: bool) -> list[tuple[str, str]]:
         at = f"with context {choice.ctx} and {choice.kv_format} cache"
         rows.append(("speculation keeps 96 % from", f"{_at_least(made, made.speculation)} {at}"))
     return rows
+
+
+def _cache(made: Plan) -> str:
+    """Return the format of the cache, and why it is the default if it is."""
+    shape, name = made.shape, made.choice.kv_format
+    if name != shape.kv_formats[0]:
+        return name
+    if shape.is_estimate and len(shape.kv_formats) > 1:
+        return f"{name}; an export measures whether int8 is the package's default"
+    return kv_text(shape.kv_formats, shape.kv_losses)
 
 
 def _at_least(made: Plan, amounts: Amounts) -> str:

@@ -52,7 +52,7 @@ class LoadOptions:
             device of the plan.
         prefill_chunk: tokens of one pass over a prompt.
         kv: format of the KV cache, one of those that ``edge-rt inspect`` shows; ``"auto"`` takes the fastest that fits,
-            None the package's first, if it fits.
+            None the package's default, if it fits.
         isa: instruction set of the native operators, one of those that ``edge-rt doctor`` shows; None takes the best.
         spec: speculation: ``"auto"`` (off in the portable op profile), ``"off"``, or one drafter: ``"ngram"``,
             ``"suffix"``, ``"recycling"``, ``"reference"``, ``"head"``, ``"exit"``, ``"self"``, ``"model:PACKAGE"``;

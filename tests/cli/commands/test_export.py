@@ -53,7 +53,27 @@ def test_a_native_package_says_so(inline, native_package):
     shown = inline("inspect", native_package).stdout.decode()
     assert ["weight_layout", "tile16"] in [line.split() for line in shown.splitlines()]
     facts = json.loads(inline("inspect", native_package, "--json").stdout)
-    assert (facts["op_profile"], facts["kv_formats"]) == ("native", ["f16", "f32", "int8", "k8v4", "int4", "int4x2"])
+    assert (facts["op_profile"], facts["kv_formats"]) == ("native", ["int8", "f16", "f32", "k8v4", "int4", "int4x2"])
+
+
+def test_the_default_cache_is_shown_with_what_it_was_chosen_by(inline, native_package):
+    losses = json.loads(inline("inspect", native_package, "--json").stdout)["kv_losses"]
+    assert losses["formats"].keys() == {"f16", "int8"}
+    for command in ("inspect", "plan"):
+        (line,) = [one for one in inline(command, native_package).stdout.decode().splitlines() if "KV cache " in one]
+        assert "int8 by default, measured at the export on 512 tokens (built-in)." in line
+        assert f"int8 {losses['formats']['int8']['kl']:.2g} nats, " in line
+
+
+def test_the_default_cache_can_be_stated(inline, small_gguf, tmp_path):
+    require_native()
+    result = inline("export", "-m", small_gguf, "--out", tmp_path / "out", "--kv-type", "f16")
+    assert b"f16 by default, not measured" in result.stdout
+    assert json.loads(inline("inspect", tmp_path / "out", "--json").stdout)["kv_losses"] is None
+    planned = inline("plan", "-m", tmp_path / "out").stdout.decode()
+    assert "f16 by default, not measured" in planned
+    assert planned.count("slightly less exact than f16") == 1
+    assert "not measured" not in inline("plan", "-m", tmp_path / "out", "--kv-type", "f32").stdout.decode()
 
 
 def test_what_4_bit_keys_are_calibrated_with(inline, small_gguf, native_package, tmp_path):
@@ -78,9 +98,9 @@ def test_the_cache_and_the_instruction_set_can_be_chosen(inline, native_package)
     least = require_native()[-1]
     answers = [
         json.loads(inline(*flags, *more).stdout)
-        for more in ((), ("--isa", least), ("--kv-type", "f32"), ("--kv-type", "int8"))
+        for more in (("--kv-type", "f16"), ("--isa", least), ("--kv-type", "f32"), ())
     ]
-    assert answers[0]["token_ids"] == answers[1]["token_ids"]
+    assert answers[1]["token_ids"] == answers[3]["token_ids"]
     half, whole, narrow = (answers[i]["memory"]["kv_bytes"] / answers[i]["usage"]["total_tokens"] for i in (0, 2, 3))
     assert whole > half > narrow
     for more in (("--isa", "mmx"), ("--kv-type", "int3")):

@@ -23,8 +23,8 @@ LLAMA = {
 
 
 def test_a_gguf_file_is_planned_as_its_package_is(inline, small_gguf, native_package):
-    ahead = json.loads(inline("plan", "-m", small_gguf, "--device", "generic", "--json").stdout)
-    after = json.loads(inline("plan", "-m", native_package, "--device", "generic", "--json").stdout)
+    flags = ("--device", "generic", "--kv-type", "f16", "--json")
+    ahead, after = (json.loads(inline("plan", "-m", one, *flags).stdout) for one in (small_gguf, native_package))
     manifest = open_package(native_package).manifest
     assert ahead["is_estimate"] is True
     assert ahead["shape"]["weights_bytes"] == manifest.files["weights.bin"].size
@@ -36,16 +36,19 @@ def test_a_gguf_file_is_planned_as_its_package_is(inline, small_gguf, native_pac
 def test_a_folder_is_planned_as_its_package_is(inline, hf_model, tmp_path, files):
     require_native()
     folder = write_hf_folder(tmp_path / "m", hf_model, files=files)
-    ahead = inline("plan", "-m", f"{folder}/", "--device", "generic", "--json")
+    flags = ("--device", "generic", "--kv-type", "f16", "--json")
+    ahead = inline("plan", "-m", f"{folder}/", *flags)
     assert inline("export", "-m", folder, "--out", tmp_path / "package").returncode == 0
     manifest = open_package(tmp_path / "package").manifest
     plan = json.loads(ahead.stdout)
     assert all("4 bits" in note for note in plan["notes"])
     assert plan["shape"]["weights_bytes"] == manifest.files["weights.bin"].size
     assert plan["shape"]["tokenizer_bytes"] == manifest.files["tokenizer.json"].size
-    after = json.loads(inline("plan", "-m", tmp_path / "package", "--device", "generic", "--json").stdout)
+    after = json.loads(inline("plan", "-m", tmp_path / "package", *flags).stdout)
     assert plan["terms"] == after["terms"]
-    assert "edge-rt chat -m" in inline("plan", "-m", folder).stdout.decode()
+    shown = inline("plan", "-m", folder).stdout.decode()
+    assert "edge-rt chat -m" in shown
+    assert "f16; an export measures whether int8 is the package's default" in shown
 
 
 def test_a_plan_says_that_floats_become_4_bits_and_takes_another_choice(inline, hf_model, tmp_path):

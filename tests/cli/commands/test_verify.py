@@ -84,7 +84,7 @@ def test_without_a_file_there_are_prompts(inline, native_package):
     assert lines[0].split() == ["drafter", "prompts", "identical", "tokens", "rows", "drafted", "tok/step"]
     assert lines[1].split()[:4] == ["reference", "2", "2", "12"]
     assert lines[2] == "every answer is identical"
-    assert b"answers (f16, reference), 0 different" in result.stderr
+    assert b"answers (int8, reference), 0 different" in result.stderr
 
 
 def test_work_is_taken_up_where_it_ended(check, tmp_path):
@@ -118,7 +118,7 @@ def test_a_difference_is_told_with_its_tokens_and_exit_code(check, tmp_path):
     lines[4]["token_ids"] = lines[4]["token_ids"][:2]
     state.write_text("".join(json.dumps(line) + "\n" for line in (header, *lines)))
     told = check("--state", state, "--spec", "suffix").stdout.decode()
-    assert "suffix first differs in prompt 1 (f16) at token 2: plain " in told
+    assert "suffix first differs in prompt 1 (int8) at token 2: plain " in told
     assert "speculative the end" in told
     assert "identical" not in told.splitlines()[-1]
 

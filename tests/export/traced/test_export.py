@@ -145,6 +145,7 @@ class TestOptions:
             ({"weights": "int4"}, "weights int4"),
             ({"size": 1 << 20}, "size"),
             ({"calibration": "text.txt"}, "calibration"),
+            ({"kv": "f32"}, "kv"),
             ({"accept_loss": True}, "accept_loss"),
         ],
     )

@@ -394,7 +394,7 @@ class TestCalibration:
         # A short context cannot stand for a longer one.
         with load_package(native_package, ctx=100) as short:
             assert short.measured_costs.key != native.measured_costs.key
-        with load_package(native_package, kv="int8") as other:
+        with load_package(native_package, kv="f16") as other:
             assert other.measured_costs.key != native.measured_costs.key
 
     def test_off_measures_nothing(self, native_package, tmp_path):
