@@ -71,10 +71,12 @@ if TYPE_CHECKING:
     from edge_rt.runtime.results import (
         Event as Event,
         FinishReason as FinishReason,
+        LogProb as LogProb,
         Memory as Memory,
         Result as Result,
         SpecStats as SpecStats,
         Timings as Timings,
+        TokenLogProb as TokenLogProb,
         Usage as Usage,
     )
     from edge_rt.runtime.stream import AsyncStream as AsyncStream, Stream as Stream
@@ -108,7 +110,9 @@ _HOME = {
     "edge_rt.runtime.model": ("Model",),
     "edge_rt.runtime.load.options": ("LoadOptions",),
     "edge_rt.runtime.prompts": ("Message", "Prompt"),
-    "edge_rt.runtime.results": ("Event", "FinishReason", "Memory", "Result", "SpecStats", "Timings", "Usage"),
+    "edge_rt.runtime.results": (
+        "Event", "FinishReason", "LogProb", "Memory", "Result", "SpecStats", "Timings", "TokenLogProb", "Usage",
+    ),
     "edge_rt.store.layout": ("RemovedReport", "StoreEntry"),
     "edge_rt.store.pull": ("PullReport",),
     "edge_rt.text.template_text": ("RenderedPrompt",),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final, TypedDict, Unpack
@@ -12,6 +12,10 @@ from typing import TYPE_CHECKING, Any, Final, TypedDict, Unpack
 from edge_rt.errors import ConfigError
 from edge_rt.package.sampling import SAMPLING_NAMES, Sampling, SamplingAdvice, fault, is_int, is_number
 from edge_rt.system.option_names import known_fields, known_options
+
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
 
 ACCEPTANCE_RULES: Final = ("match", "ratio")
 
@@ -27,6 +31,10 @@ _NUMBERS: Final = {
     "fsd": (0.0, 1.0),
 }
 _WHOLE_NUMBERS: Final = {"dry_allowed_length": (1, 64), "fsd_order": (1, 8)}
+
+
+LogitsProcessor = Callable[[list[int], "npt.NDArray[np.float32]"], None]
+"""Changes a row of logits in place; see ``GenerationConfig.logits_processor``."""
 
 
 class GenerationOptions(TypedDict, total=False):
@@ -52,6 +60,8 @@ class GenerationOptions(TypedDict, total=False):
     dry_breakers: str | Sequence[str]
     fsd: float
     fsd_order: int
+    logits_processor: LogitsProcessor | None
+    logprobs: int | None
     seed: int | None
     stop: str | Sequence[str]
     spec: str | None
@@ -99,6 +109,11 @@ class GenerationConfig:
         fsd: the share, below 1, of the n-grams of prompt and answer in FSD: ``(1 - fsd) * probability - fsd * theirs``;
             0 is off.
         fsd_order: length of its longest n-grams, 1 to 8.
+        logits_processor: called as ``f(token_ids, logits)`` for every row that decides, with the tokens of prompt and
+            answer before it (a list) and float32 ``[vocabulary]``, which it may change in place, before everything
+            else. It must depend on these two alone: then the text is the same with and without speculation.
+        logprobs: how many most likely tokens the result has beside the log probability of every token, 0 to 100; None:
+            no log probabilities.
         seed: makes sampling repeatable on the same machine, package and version; None takes a new seed each time.
         stop: texts that end the answer; they are not part of it. A single one need not be in a list.
         spec: the drafter, one of ``edge_rt.package.spec_modes.SPEC_MODES``; None takes the model's setting.
@@ -135,6 +150,8 @@ class GenerationConfig:
     dry_breakers: tuple[str, ...] = ("\n", ":", '"', "*")
     fsd: float = 0.0
     fsd_order: int = 3
+    logits_processor: LogitsProcessor | None = None
+    logprobs: int | None = None
     seed: int | None = None
     stop: tuple[str, ...] = ()
     spec: str | None = None
@@ -176,6 +193,10 @@ class GenerationConfig:
             fits = is_int(getattr(self, name), least, most)
             _require(name, getattr(self, name), fits, f"a whole number from {least} to {most}")
         _require("fsd", self.fsd, self.fsd < 1, "a number from 0 to below 1")
+        is_function = self.logits_processor is None or callable(self.logits_processor)
+        _require("logits_processor", self.logits_processor, is_function, "a function")
+        fits = self.logprobs is None or is_int(self.logprobs, 0, 100)
+        _require("logprobs", self.logprobs, fits, "a whole number from 0 to 100")
         for token in self.banned:
             _require("banned", token, is_int(token, 0), "token ids")
         for text in self.dry_breakers:

@@ -12,6 +12,7 @@ from edge_rt.runtime.cache.kv_cache import KVCache
 from edge_rt.runtime.decode.accept import accept
 from edge_rt.runtime.decode.detokenizer import TextStream
 from edge_rt.runtime.decode.draft import Drafter, NullDrafter
+from edge_rt.runtime.decode.logprobs import LogProbs
 from edge_rt.runtime.decode.loop import AcceptanceRule, Target, decode, prefill
 from edge_rt.runtime.decode.repetition import RepetitionGuard
 from edge_rt.runtime.decode.sampling import Sampler
@@ -60,6 +61,7 @@ class Generation:
         guard: ends an answer that repeats itself or counts without end; None lets it go on.
         thoughts: takes thoughts and answer apart; None if all text is the answer.
         tool_names: names of the tools that it may call; None: any.
+        logprobs: receives those of every token; None leaves them out.
     """
 
     def __init__(
@@ -79,7 +81,9 @@ class Generation:
         thoughts: ThoughtStream | None = None,
         has_tools: bool = False,
         tool_names: frozenset[str] | None = None,
+        logprobs: LogProbs | None = None,
     ) -> None:
+        self._logprobs = logprobs
         self._guard = guard
         self._thoughts = thoughts or ThoughtStream(None)
         self._has_tools = has_tools
@@ -117,7 +121,10 @@ class Generation:
                     try:
                         try:
                             prefill(sequence, held.target, cache, self._chunk, self._on_prefill)
-                            for step in decode(sequence, held.drafter, held.target, cache, self._sampler, held.rule):
+                            steps = decode(
+                                sequence, held.drafter, held.target, cache, self._sampler, held.rule, self._logprobs
+                            )
+                            for step in steps:
                                 self._clock.tick()
                                 yield self._event(step.token_ids)
                                 if cancel.cancelled:
@@ -153,13 +160,16 @@ class Generation:
                 sequence = self._sequence
                 self._taken_back = len(token_ids) - count
                 sequence.end_after(sequence.num_answer_tokens - self._taken_back, reason)
+                if self._logprobs is not None:
+                    del self._logprobs.tokens[sequence.num_answer_tokens :]
                 self._cache.truncate(len(sequence.token_ids) - 1)
                 return self._made_of(pieces, token_ids[:count])
         return self._made_of(pieces, token_ids)
 
     def _made_of(self, pieces: list[str], token_ids: TokenIds[int]) -> Event:
         thought, text = self._thoughts.push("".join(pieces))
-        return Event(text, tuple(token_ids), thought)
+        logprobs = () if self._logprobs is None else tuple(self._logprobs.tokens[-len(token_ids) :])
+        return Event(text, tuple(token_ids), thought, logprobs)
 
     def _finish_text(self) -> tuple[str, str]:
         """Return the thoughts and the answer that were held back; the second time nothing."""
@@ -197,6 +207,7 @@ class Generation:
             memory=Memory(peak_rss_bytes(), self._cache.used_bytes, *self._planned()),
             reasoning=self._thoughts.reasoning,
             tool_calls=parse_tool_calls(self._thoughts.text, self._tool_names) if self._has_tools else (),
+            logprobs=None if self._logprobs is None else tuple(self._logprobs.tokens),
         )
 
     def _timings(self) -> Timings:

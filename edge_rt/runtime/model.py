@@ -22,6 +22,7 @@ from edge_rt.runtime.cache.kv_cache import KVCache
 from edge_rt.runtime.config import GenerationConfig, GenerationOptions
 from edge_rt.runtime.decode.detokenizer import TextStream
 from edge_rt.runtime.decode.draft import Drafter
+from edge_rt.runtime.decode.logprobs import LogProbs
 from edge_rt.runtime.decode.loop import AcceptanceRule
 from edge_rt.runtime.decode.repetition import RepetitionGuard
 from edge_rt.runtime.decode.sampling import Sampler
@@ -408,9 +409,13 @@ class Model(ModelTexts):
             thoughts=ThoughtStream(form.thoughts),
             has_tools=form.has_tools,
             tool_names=form.tool_names,
+            logprobs=None if config.logprobs is None else LogProbs(config.logprobs, self._token_text),
         )
         # A token of its own: a stream that is left early must not cancel the caller's.
         return Stream(generation.events, CancelToken(), on_result)
+
+    def _token_text(self, token_id: int) -> str:
+        return self.tokenizer.token_bytes(token_id).decode("utf-8", "replace")
 
     def _has_text(self, texts: Items[bytes], token_id: int) -> bool:
         """Return whether a token contains one of some texts."""

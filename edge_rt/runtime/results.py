@@ -13,6 +13,32 @@ FinishReason = Literal["stop", "length", "cancelled", "context_full", "repetitio
 
 
 @dataclass(frozen=True)
+class LogProb:
+    """A token that could follow.
+
+    Attributes:
+        text: of the token alone; bytes that are no whole character are U+FFFD.
+        logprob: natural logarithm of its probability: of the model's own logits, at temperature 1, before penalties,
+            bias, bans and everything else.
+    """
+
+    token_id: int
+    text: str
+    logprob: float
+
+
+@dataclass(frozen=True)
+class TokenLogProb(LogProb):
+    """A token that followed.
+
+    Attributes:
+        top: the most likely tokens at its place, as many as were asked for, the most likely first.
+    """
+
+    top: tuple[LogProb, ...]
+
+
+@dataclass(frozen=True)
 class Event:
     """A piece of the answer.
 
@@ -20,11 +46,13 @@ class Event:
         text: new text, whole characters only; may be empty while a character or a stop text is incomplete.
         token_ids: tokens that came with it.
         reasoning: new text of the model's thoughts, which are no part of the answer.
+        logprobs: of the tokens; empty unless they were asked for.
     """
 
     text: str
     token_ids: tuple[int, ...]
     reasoning: str = ""
+    logprobs: tuple[TokenLogProb, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -138,6 +166,7 @@ class Result:
         reasoning: the model's thoughts, between its own markers; empty if there are none, and for prompts that are not
             messages.
         tool_calls: calls of the tools that were given, in the forms of Qwen and Llama 3.
+        logprobs: one for every token; None unless they were asked for.
     """
 
     text: str
@@ -150,11 +179,12 @@ class Result:
     memory: Memory
     reasoning: str = ""
     tool_calls: tuple[ToolCall, ...] = ()
+    logprobs: tuple[TokenLogProb, ...] | None = None
 
     def to_json(self) -> dict[str, Any]:
-        """Return the result as a JSON object; thoughts and calls are left out where there are none."""
+        """Return the result as a JSON object, without thoughts, calls and log probabilities where there are none."""
         document = dataclasses.asdict(self)
-        for name in ("reasoning", "tool_calls"):
+        for name in ("reasoning", "tool_calls", "logprobs"):
             if not document[name]:
                 del document[name]
         return document

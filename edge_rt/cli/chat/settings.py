@@ -17,7 +17,10 @@ from edge_rt.package.spec_modes import REFERENCE_MODES, mode_of, require_mode
 from edge_rt.runtime.config import GenerationConfig
 from edge_rt.system.files import read_text
 
-OPTION_NAMES: Final = tuple(field.name for field in dataclasses.fields(GenerationConfig))
+_NOT_FOR_CHATS: Final = ("logits_processor", "logprobs")
+OPTION_NAMES: Final = tuple(
+    field.name for field in dataclasses.fields(GenerationConfig) if field.name not in _NOT_FOR_CHATS
+)
 SPEC_OPTIONS: Final = ("spec", "reference", "accept")
 _LISTS: Final = ("stop", "banned", "dry_breakers")
 DEFAULTS: Final = GenerationConfig()

@@ -120,6 +120,7 @@ class FormFlags:
 
     no_stream: Annotated[bool, flags.NO_STREAM] = False
     json_lines: Annotated[bool, flags.JSON_LINES] = False
+    logprobs: Annotated[int | None, flags.LOGPROBS] = None
 
 
 def generate(
@@ -138,6 +139,10 @@ def generate(
     options = sampling.config().with_options(repetition_guard=not guard.no_repetition_guard)
     if output.json and form.json_lines:
         raise ConfigError("--json and --json-lines exclude each other.", "Both were given.", "Choose one.")
+    if form.logprobs is not None:
+        if not (output.json or form.json_lines):
+            raise ConfigError("--logprobs has nowhere to go.", "The answer is text.", "Add --json or --json-lines.")
+        options = options.with_options(logprobs=form.logprobs)
     if question.raw and question.system is not None:
         raise ConfigError("--raw takes no system message.", "Both were given.", "Write it into the prompt.")
     inputs = template.inputs()
@@ -212,7 +217,8 @@ class _Writer:
     def push(self, event: Event) -> None:
         if self._is_lines:
             thoughts = {"reasoning": event.reasoning} if event.reasoning else {}
-            document = {"text": event.text, "token_ids": event.token_ids, **thoughts}
+            logprobs = {"logprobs": [dataclasses.asdict(one) for one in event.logprobs]} if event.logprobs else {}
+            document = {"text": event.text, "token_ids": event.token_ids, **thoughts, **logprobs}
             self._terminal.document(document, indent=None)
         elif self._is_streaming:
             self._view.show(event)

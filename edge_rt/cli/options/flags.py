@@ -257,6 +257,13 @@ FSD: Final = Flag(
     shown=f"{_D.fsd:g}",
     panel=SAMPLING,
 )
+LOGPROBS: Final = Flag(
+    ("--logprobs",),
+    "With --json or --json-lines: the log probability of every token, and of this many of the most likely ones.",
+    metavar="N",
+    panel=PLACES,
+    least=0,
+)
 FSD_ORDER: Final = Flag(
     ("--fsd-order",),
     "Tokens of FSD's longest n-grams, 1 to 8.",

@@ -10,6 +10,7 @@ import numpy.typing as npt
 from edge_rt.runtime.cache.kv_cache import KVCache
 from edge_rt.runtime.decode.accept import accept, accept_best
 from edge_rt.runtime.decode.draft import Accepted, Draft, Drafter
+from edge_rt.runtime.decode.logprobs import LogProbs
 from edge_rt.runtime.decode.sampling import Sampler
 from edge_rt.runtime.decode.sequence import Sequence
 from edge_rt.runtime.forward.outputs import Outputs
@@ -63,11 +64,13 @@ def decode(
     cache: KVCache,
     sampler: Sampler,
     rule: AcceptanceRule = accept,
+    logprobs: LogProbs | None = None,
 ) -> Iterator[Accepted]:
     """Generate until the sequence is finished; at every yield ``cache.length == len(sequence.token_ids) - 1``.
 
     Args:
         sampler: chooses tokens, or computes the distributions to choose them from.
+        logprobs: receives those of every token; None leaves them out.
 
     Raises:
         Cancelled: a pass was stopped; sequence and cache are as they were after the previous step.
@@ -88,5 +91,7 @@ def decode(
                 accepted = rule(draft, outputs.logits, sampler, sequence.end_ids)
             rows.commit([*pending, *accepted.token_ids[:-1]], [*range(known), *(known + n for n in accepted.path)])
         sequence.append(accepted.token_ids)
+        if logprobs is not None:
+            logprobs.add(accepted, outputs)
         drafter.observe(draft, accepted, outputs)
         yield accepted

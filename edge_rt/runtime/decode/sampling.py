@@ -80,12 +80,14 @@ class Sampler:
         self._config = config
         self._sampling = config.sampling() if sampling is None else sampling
         self.chance = Chance(config.seed)
+        prompt = list(prompt_ids)
+        self._processor = config.logits_processor
+        self._text = prompt if self._processor is not None else []
         _check_tokens("logit_bias", config.logit_bias, vocab_size)
         _check_tokens("banned", config.banned, vocab_size)
         numbers = {**_numbers(config, self._sampling), "vocabulary": vocab_size}
         self._native: NativeChain | None = None
         if has_native_chain():
-            prompt = list(prompt_ids)
             self._is_breaker = is_breaker if config.dry_multiplier else None
             lists = {
                 "prompt": prompt,
@@ -98,7 +100,7 @@ class Sampler:
             return
         _require_no_library(config)
         self._numpy = NumpyChain(
-            numbers, prompt=prompt_ids, exempt=exempt, banned=config.banned, bias=dict(config.logit_bias)
+            numbers, prompt=prompt, exempt=exempt, banned=config.banned, bias=dict(config.logit_bias)
         )
 
     @property
@@ -108,7 +110,7 @@ class Sampler:
         keeps_logits = (
             self._sampling.repetition_penalty == 1.0
             and not (config.presence_penalty or config.frequency_penalty or config.dry_multiplier or config.fsd)
-            and not (config.logit_bias or config.banned)
+            and not (config.logit_bias or config.banned or config.logits_processor)
         )
         return self._sampling.temperature == 0.0 and keeps_logits
 
@@ -123,6 +125,7 @@ class Sampler:
         Raises:
             InferenceError: a logit is no number, or no token is left.
         """
+        logits = self._processed(logits)
         # Temperature 0 draws no number.
         random = 0.0 if self._sampling.temperature == 0.0 else self.chance.number()
         if self._native is not None:
@@ -144,6 +147,7 @@ class Sampler:
             Token ids int64 ``[n]``, ascending, and their probabilities float64 ``[n]``, above 0, which sum to 1. At
             temperature 0 this is one token.
         """
+        logits = self._processed(logits)
         if self._native is None:
             return _as_law(*self._numpy_law(logits, mask))
         ids, probabilities = self._native_law(logits, mask, excludes=False)
@@ -157,11 +161,20 @@ class Sampler:
 
     def observe(self, token_id: int) -> None:
         """Remember an emitted token."""
+        if self._processor is not None:
+            self._text.append(token_id)
         if self._native is None:
             self._numpy.observe(token_id)
         else:
             is_breaker = self._is_breaker is not None and self._is_breaker(token_id)
             self._native.observe(token_id, is_breaker=is_breaker)
+
+    def _processed(self, logits: Array) -> Array:
+        if self._processor is None:
+            return logits
+        changed = logits.copy()
+        self._processor(list(self._text), changed)
+        return changed
 
     def _native_law(self, logits: Array, mask: Array | None, *, excludes: bool) -> tuple[Array, Array]:
         assert self._native is not None

@@ -71,12 +71,15 @@ def tokens(model: edge_rt.Model, prompt: edge_rt.Prompt) -> int:
 def answered(model: edge_rt.Model, prompt: edge_rt.Prompt, **options: Unpack[edge_rt.GenerationOptions]) -> str:
     config = edge_rt.GenerationConfig(stop="END", logit_bias={5: -1.0}).with_options(**options)
     model.check(prompt, config, max_tokens=5)
+    scores: tuple[edge_rt.TokenLogProb, ...] = model.generate(prompt, logprobs=1).logprobs or ()
+    best: edge_rt.LogProb = scores[0].top[0]
+    print(best.token_id, best.text, best.logprob)
     result: edge_rt.Result = model.generate(
         prompt, config, tools=[{"name": "clock"}], documents=None, template_args=None, cancel=edge_rt.CancelToken(),
         on_token=shown, on_prefill_progress=print, max_tokens=None, temperature=0, top_k=1, top_p=0.5, min_p=0,
         repetition_penalty=1.1, presence_penalty=0, frequency_penalty=0.0, logit_bias={5: 1}, seed=1, stop=["a", "b"],
         banned=[7], top_n_sigma=1, top_h=0.4, xtc_probability=0.5, xtc_threshold=0.1, dry_multiplier=0.8, dry_base=1.75,
-        dry_allowed_length=2, dry_breakers=["\n"], fsd=0.4, fsd_order=3,
+        dry_allowed_length=2, dry_breakers=["\n"], fsd=0.4, fsd_order=3, logprobs=2, logits_processor=None,
         spec="off", reference="text", repetition_guard=True, accept="match",
     )  # fmt: skip
     with model.stream([1, 2], **options) as stream:
