@@ -64,6 +64,7 @@ if TYPE_CHECKING:
     from edge_rt.runtime.chat import Chat as Chat
     from edge_rt.runtime.chat_messages import ChatMessage as ChatMessage, SavedChat as SavedChat
     from edge_rt.runtime.config import GenerationConfig as GenerationConfig, GenerationOptions as GenerationOptions
+    from edge_rt.runtime.decode.scoring import Score as Score
     from edge_rt.runtime.forward.cancel import CancelToken as CancelToken
     from edge_rt.runtime.load.options import LoadOptions as LoadOptions
     from edge_rt.runtime.model import Model as Model
@@ -113,6 +114,7 @@ _HOME = {
     "edge_rt.runtime.results": (
         "Event", "FinishReason", "LogProb", "Memory", "Result", "SpecStats", "Timings", "TokenLogProb", "Usage",
     ),
+    "edge_rt.runtime.decode.scoring": ("Score",),
     "edge_rt.store.layout": ("RemovedReport", "StoreEntry"),
     "edge_rt.store.pull": ("PullReport",),
     "edge_rt.text.template_text": ("RenderedPrompt",),

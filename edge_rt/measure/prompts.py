@@ -92,7 +92,7 @@ def texts_hash(prompts: Sequence[Prompt]) -> str:
 def _from_json(path: Path, number: int, index: int, line: str) -> Prompt:
     document = parse_object(line, lambda reason: _malformed(path, number, f"it is not a JSON object: {reason[:-1]}"))
     turns = document.get("turns")
-    text = turns[0] if isinstance(turns, list) and turns else document.get("prompt")
+    text = turns[0] if isinstance(turns, list) and turns else document.get("prompt", document.get("text"))
     if not isinstance(text, str) or not text.strip():
         raise _malformed(path, number, "it has neither 'turns' nor 'prompt' with a text")
     if not is_text(text):

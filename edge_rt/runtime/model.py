@@ -26,6 +26,7 @@ from edge_rt.runtime.decode.logprobs import LogProbs
 from edge_rt.runtime.decode.loop import AcceptanceRule
 from edge_rt.runtime.decode.repetition import RepetitionGuard
 from edge_rt.runtime.decode.sampling import Sampler
+from edge_rt.runtime.decode.scoring import PASS_ROWS, Score, score_tokens
 from edge_rt.runtime.decode.sequence import Sequence
 from edge_rt.runtime.forward.cancel import CancelToken
 from edge_rt.runtime.forward.runner import ExclusiveRunner, Runner, closed
@@ -324,6 +325,33 @@ class Model(ModelTexts):
     ) -> AsyncStream:
         """Do ``stream`` in a worker thread; leaving the ``async for`` or cancelling the task stops the generation."""
         return AsyncStream(self.stream(prompt, config, **options))
+
+    @known_options()
+    def score(
+        self,
+        text: str | Items[int],
+        *,
+        cancel: CancelToken | None = None,
+        on_progress: Callable[[int, int], None] | None = None,
+    ) -> Score:
+        """Return how likely the model finds a text: the log probability of every token, and perplexity.
+
+        A text that does not fit the context is scored in windows of it, each half a context behind the one before, so
+        that every token sees at least half a context. The KV cache is empty afterwards.
+
+        Args:
+            text: a text, taken as it is, or token ids.
+            cancel: stops it from elsewhere.
+            on_progress: called with scored and all tokens.
+
+        Raises:
+            Busy, ModelClosed, ConfigError, EncodingBudgetExceeded, InferenceError.
+            Cancelled: it was stopped.
+        """
+        token_ids = self._require_texts().whole_text(text)
+        rows = min(self.logit_rows or PASS_ROWS, PASS_ROWS, self._cache.largest_pass)
+        with self._runner.hold(CancelToken(), cancel) as runner:
+            return score_tokens(token_ids, runner, self._cache, rows=rows, on_progress=on_progress)
 
     @known_options()
     def chat(

@@ -264,6 +264,15 @@ class PromptEncoder:
         self._require_encodable(taken if isinstance(taken, str) else taken.text)
         return len(self._encoded(taken))
 
+    def whole_text(self, text: str | Items[int]) -> list[int]:
+        """Return the token ids of a text of any length, or checked token ids; errors as in ``prepare``."""
+        taken = self._taken(text)
+        if isinstance(taken, list):
+            return taken
+        assert isinstance(taken, str), "no messages"
+        self._require_encodable(taken)
+        return self._encoded(taken)
+
     def estimate_tokens(self, text: str) -> tuple[int, bool]:
         """Return the number of tokens of a text; about that number if the text does not fit the context.
 

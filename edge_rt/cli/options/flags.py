@@ -340,6 +340,12 @@ PROMPTS: Final = Flag(
     "File of prompts: JSON lines with 'turns' or 'prompt', or one prompt per line.",
     metavar="FILE",
 )
+SCORED_TEXT: Final = Argument("TEXT", "The text, in quotes; without one it is read from standard input.")
+TEXTS: Final = Flag(
+    ("--texts",),
+    "File of texts: JSON lines with 'text', 'prompt' or 'turns', or one text per line.",
+    metavar="FILE",
+)
 LIMIT: Final = Flag(("--limit",), "Take only the first N prompts.", metavar="N", shown="all", least=1)
 
 # --- measuring ---

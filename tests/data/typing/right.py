@@ -71,6 +71,8 @@ def tokens(model: edge_rt.Model, prompt: edge_rt.Prompt) -> int:
 def answered(model: edge_rt.Model, prompt: edge_rt.Prompt, **options: Unpack[edge_rt.GenerationOptions]) -> str:
     config = edge_rt.GenerationConfig(stop="END", logit_bias={5: -1.0}).with_options(**options)
     model.check(prompt, config, max_tokens=5)
+    score: edge_rt.Score = model.score("text", cancel=None, on_progress=print)
+    print(score.perplexity)
     scores: tuple[edge_rt.TokenLogProb, ...] = model.generate(prompt, logprobs=1).logprobs or ()
     best: edge_rt.LogProb = scores[0].top[0]
     print(best.token_id, best.text, best.logprob)

@@ -1,0 +1,140 @@
+"""Work that is kept in a file part by part, so that a later run goes on where it was stopped."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Final, Generic, Self, TypeVar
+
+from edge_rt.errors import ConfigError, InputError, StorageError
+from edge_rt.system.byte_size import show_size
+from edge_rt.system.files import O_BINARY, write_all
+from edge_rt.system.json_files import parse_object
+
+T = TypeVar("T")
+
+MAX_BYTES: Final = 256 << 20
+
+
+class KeptLines(Generic[T]):
+    """A file of JSON lines: a header that describes some work, then one line for every part of it that is done.
+
+    A last line without a newline was cut off when the process was killed. It is dropped, and its part done again.
+
+    Args:
+        header: what the parts depend on; a file with another one is refused.
+        form: name of the format, and version of it.
+        work: what it is, in a word.
+        part: one part, in a word.
+        read: makes a part of a JSON object; errors are KeyError, TypeError and ValueError.
+
+    Attributes:
+        parts: those in the file when it was opened.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        header: Mapping[str, Any],
+        *,
+        form: tuple[str, int],
+        work: str,
+        part: str,
+        read: Callable[[dict[str, Any]], T],
+    ) -> None:
+        self._path = path.expanduser()
+        self._form, self._work, self._part, self._read_part = form, work, part, read
+        self.parts: list[T] = []
+        wanted = {"format": form[0], "version": form[1], **header}
+        try:
+            self._descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_APPEND | O_BINARY, 0o644)
+        except OSError as error:
+            raise self._unusable(error) from error
+        try:
+            self._take_up(json.loads(json.dumps(wanted)))
+        except OSError as error:
+            os.close(self._descriptor)
+            raise self._unusable(error) from error
+        except BaseException:
+            os.close(self._descriptor)
+            raise
+
+    def add(self, document: Mapping[str, Any]) -> None:
+        """Write a part; it is passed to the system, not buffered in this process."""
+        try:
+            self._write(document)
+        except OSError as error:
+            raise self._unusable(error) from error
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        os.close(self._descriptor)
+
+    def _take_up(self, wanted: dict[str, Any]) -> None:
+        size = os.fstat(self._descriptor).st_size
+        if size > MAX_BYTES:
+            raise self._not_a_state(f"It has {show_size(size)}, the limit is {show_size(MAX_BYTES)}.")
+        data = self._read(size)
+        whole, end, cut = data.rpartition(b"\n")
+        if not end and not json.dumps(wanted).encode().startswith(cut):
+            raise self._not_a_state("Its first line does not end.")
+        if cut:
+            os.ftruncate(self._descriptor, len(whole) + len(end))
+        if not end:
+            self._write(wanted)
+            return
+        header, *lines = whole.split(b"\n")
+        self._check_header(self._parsed(1, header), wanted)
+        for number, line in enumerate(lines, start=2):
+            try:
+                self.parts.append(self._read_part(self._parsed(number, line)))
+            except (KeyError, TypeError, ValueError) as error:
+                raise self._not_a_state(f"Line {number} is not {self._part}.") from error
+
+    def _read(self, size: int) -> bytes:
+        data = bytearray()
+        os.lseek(self._descriptor, 0, os.SEEK_SET)  # appending still writes at the end
+        while part := os.read(self._descriptor, size - len(data)):
+            data += part
+        return bytes(data)
+
+    def _parsed(self, number: int, line: bytes) -> dict[str, Any]:
+        return parse_object(line, lambda reason: self._not_a_state(f"Line {number} is not a JSON object: {reason}"))
+
+    def _check_header(self, found: dict[str, Any], wanted: dict[str, Any]) -> None:
+        if found.get("format") != self._form[0]:
+            raise self._not_a_state("Its first line is not the header of one.")
+        if changes := _changes(found, wanted):
+            raise ConfigError(
+                f"{self._path} belongs to another {self._work}.",
+                f"{'; '.join(changes)}.",
+                "Give the options it was started with, or name another file.",
+            )
+
+    def _write(self, document: Mapping[str, Any]) -> None:
+        write_all(self._descriptor, json.dumps(document).encode() + b"\n")
+
+    def _not_a_state(self, reason: str) -> InputError:
+        return InputError(f"{self._path} is not the state of a {self._work}.", reason, "Name another file.")
+
+    def _unusable(self, error: OSError) -> StorageError:
+        return StorageError(f"{self._path} cannot be used.", f"{error.strerror}.", "Check path and permissions.")
+
+
+def _changes(found: Mapping[str, Any], wanted: Mapping[str, Any]) -> list[str]:
+    """Return the differences between two headers, one text per value; each option is listed separately."""
+    changes = []
+    for name in sorted({*found, *wanted}):
+        old, new = found.get(name), wanted.get(name)
+        if isinstance(old, dict) and isinstance(new, dict):
+            changes += _changes(old, new)
+        elif old != new:
+            changes.append(f"{name:.80} was {old!r:.80}, is now {new!r:.80}")
+    return changes

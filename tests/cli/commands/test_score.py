@@ -1,0 +1,38 @@
+"""``edge-rt score``: a text, a file of texts, and going on with one."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+TEXTS = ["The little boat left the harbour at dawn.", "The sea was calm.", "The sea was calm."]
+
+
+@pytest.fixture
+def texts(tmp_path):
+    path = tmp_path / "texts.jsonl"
+    path.write_text("".join(json.dumps({"text": text}) + "\n" for text in TEXTS))
+    return path
+
+
+def test_a_text_and_standard_input_say_the_same(inline, small_package):
+    document = json.loads(inline("score", TEXTS[0], "-m", small_package, "--json").stdout)
+    assert document["tokens"] == len(document["logprobs"]) == len(document["token_ids"]) - 1
+    piped = inline("score", "-m", small_package, stdin=TEXTS[0].encode()).stdout.decode()
+    assert piped.startswith(f"{document['tokens']} tokens, log probability {document['log_probability']:.4f}")
+
+
+def test_a_file_of_texts_is_gone_on_with(inline, small_package, texts, tmp_path):
+    state = tmp_path / "state"
+    arguments = ("score", "-m", small_package, "--texts", texts, "--state", state)
+    first = inline(*arguments, "--limit", "1", "--json")
+    assert [line["text"] for line in json.loads(first.stdout)["texts"]] == [0]
+    whole = json.loads(inline(*arguments, "--json").stdout)
+    assert len(state.read_text().splitlines()) == 1 + len(set(TEXTS))
+    assert whole["texts"][1]["perplexity"] == whole["texts"][2]["perplexity"]
+    assert whole["tokens"] == sum(line["tokens"] for line in whole["texts"])
+    again = inline(*arguments)
+    assert b"3 of 3 texts are scored already" in again.stderr
+    other = inline(*arguments, "--ctx", "64")
+    assert b"another scoring" in other.stderr
