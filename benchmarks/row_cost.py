@@ -27,7 +27,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n", maxsplit=1)[0])
     parser.add_argument("--package", required=True)
     parser.add_argument("--depths", type=int, nargs="+", default=[128, 2048])
-    parser.add_argument("--kv", nargs="+", default=["f32"])
+    parser.add_argument("--kv", nargs="+", default=[""], help="formats of the cache; the package's default if left out")
     parser.add_argument("--rows", type=int, nargs="+", default=list(ROWS))
     parser.add_argument("--rounds", type=int, default=240)
     parser.add_argument("--threads", type=int, default=2)
@@ -39,11 +39,12 @@ def main() -> None:
     for kv in arguments.kv:
         command = [sys.executable, str(WORKER), arguments.package, str(arguments.threads), kv, arguments.isa]
         worker = Worker(f"edge-rt {kv}", [*command, str(max(arguments.depths) + max(arguments.rows))])
-        print(f"{kv}: {worker.about}")
+        name = worker.about["kv_format"]
+        print(f"{name}: {worker.about}")
         for depth in arguments.depths:
             samples, reads = measure(worker, depth, arguments)
             report(samples, reads, depth)
-            everything[f"{kv}@{depth}"] = {"milliseconds": samples, "read": reads}
+            everything[f"{name}@{depth}"] = {"milliseconds": samples, "read": reads}
         worker.close()
     if arguments.json:
         arguments.json.write_text(json.dumps(everything, indent=1))

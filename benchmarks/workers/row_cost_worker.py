@@ -15,7 +15,7 @@ from edge_rt.runtime.decode.sequence import Sequence
 
 def main() -> None:
     package, threads, kv, isa, context = sys.argv[1], int(sys.argv[2]), sys.argv[3], sys.argv[4], int(sys.argv[5])
-    model = edge_rt.load(package, threads=threads, kv=kv, isa=isa or None, ctx=context + 1)
+    model = edge_rt.load(package, threads=threads, kv=kv or None, isa=isa or None, ctx=context + 1)
     facts = model.describe()
     print(json.dumps({name: facts[name] for name in ("op_profile", "isa", "kv_format", "threads")}), flush=True)
     rng = np.random.default_rng(0)

@@ -77,7 +77,7 @@ def opened(gpu, path, *, device="cuda", **options):
         yield model
 
 
-PINNED = {"kv": "f16", "spec": "suffix", "prefill_chunk": 16, "draft_max": 8}
+PINNED = {"kv": "int8", "spec": "suffix", "prefill_chunk": 16, "draft_max": 8}
 """Settings of a load that leave a plan nothing to give up but layers on the GPU."""
 
 
