@@ -75,35 +75,44 @@ class RepetitionGuard:
         return found
 
 
+_AT_ONCE: Final = 32
+"""Most tokens that are counted together: one by one they take ten times as long."""
+
+
 class _Cycles:
     """Counts, for cycles of 1, 2, ... tokens, how long each has lasted.
+
+    A token raises a count by one at most, so nothing has to be counted before as many tokens have come as the nearest
+    limit is away.
 
     Args:
         limits: for every cycle length, the count that is too much; int32.
     """
 
     def __init__(self, limits: npt.NDArray[np.int32]) -> None:
-        longest = len(limits)
-        # The last tokens, newest first; the index where they begin falls by one for each token.
-        self._tokens = np.full(2 * longest, NUMBER - 1, np.int64)
-        self._begin = longest
-        self._equal = np.zeros(longest, np.bool_)
-        self._change = np.zeros(longest, np.int32)
-        self._counts = np.zeros(longest, np.int32)
+        # The last tokens, as many as the longest cycle has, and behind them those that are not counted yet.
+        self._tokens = np.full(len(limits) + _AT_ONCE, NUMBER - 1, np.int64)
+        self._waiting = 0
+        self._counts = np.zeros(len(limits), np.int32)
         self._limits = limits
+        self._most_waiting = min(_AT_ONCE, int(limits.min()))
 
     def push(self, token: int) -> bool:
         """Add the next token; return whether a cycle has reached its limit."""
-        longest = len(self._limits)
-        last = self._tokens[self._begin : self._begin + longest]
-        np.equal(last, token, out=self._equal)
-        np.multiply(self._equal, SLIP + 1, out=self._change)
-        self._change -= SLIP
-        self._counts += self._change
-        np.maximum(self._counts, 0, out=self._counts)
-        if self._begin == 0:
-            self._tokens[longest:] = last
-            self._begin = longest
-        self._begin -= 1
-        self._tokens[self._begin] = token
-        return bool((self._counts >= self._limits).any())
+        self._tokens[len(self._limits) + self._waiting] = token
+        self._waiting += 1
+        return self._waiting >= self._most_waiting and self._count()
+
+    def _count(self) -> bool:
+        longest, new = len(self._limits), self._waiting
+        # For every cycle length the tokens that should be equal to the new ones.
+        before = np.lib.stride_tricks.sliding_window_view(self._tokens[: longest + new - 1], new)[::-1]
+        equal = before == self._tokens[longest : longest + new]
+        sums = np.where(equal, np.int32(1), np.int32(-SLIP)).cumsum(axis=1, dtype=np.int32)
+        # A sum that may not fall below 0 at any token.
+        self._counts = sums[:, -1] - np.minimum(sums.min(axis=1), -self._counts)
+        self._tokens[:longest] = self._tokens[new : new + longest].copy()
+        self._waiting = 0
+        left = int((self._limits - self._counts).min())
+        self._most_waiting = max(1, min(_AT_ONCE, left))
+        return left <= 0
