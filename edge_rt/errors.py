@@ -9,6 +9,7 @@
     │   ├── InvalidPackage                    a package on disk is malformed or damaged
     │   ├── InvalidTemplate                   a chat template is unsafe, too costly or wrong
     │   ├── InvalidTokenizer                  a tokenizer is malformed or too costly
+    │   ├── InvalidGrammar                    a schema or grammar is malformed, too costly or not enforceable
     │   ├── InvalidCorpus                     a corpus for drafting is malformed or from another tokenizer
     │   ├── InvalidDrafter                    a trained drafter is malformed, damaged or for another model
     │   ├── QualityLoss                       quantising changes what the model predicts too much
@@ -119,6 +120,10 @@ class InvalidTemplate(InputError):
 
 class InvalidTokenizer(InputError):
     """A tokenizer is malformed, inconsistent or too costly."""
+
+
+class InvalidGrammar(InputError):
+    """What an answer has to fit cannot be used: malformed, too costly, or with a part that cannot be enforced."""
 
 
 class InvalidCorpus(InputError):

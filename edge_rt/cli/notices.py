@@ -28,6 +28,17 @@ def note_unused_penalty(terminal: Terminal, model: Model, options: GenerationCon
     )
 
 
+def warn_of_format(terminal: Terminal, options: GenerationConfig) -> None:
+    """Say what of the answer's format is not enforced.
+
+    Raises:
+        InvalidGrammar: it cannot be used.
+    """
+    wanted = options.answer_format()
+    for warning in () if wanted is None else wanted.warnings:
+        terminal.warn(warning)
+
+
 WHY_NOTHING: Final = "with this model, tokens computed together differ slightly from tokens computed one by one"
 """Why nothing is drafted with a package, whatever is asked for."""
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Final, TypedDict, Unpack
 from edge_rt.errors import ConfigError
 from edge_rt.package.sampling import SAMPLING_NAMES, Sampling, SamplingAdvice, fault, is_int, is_number
 from edge_rt.system.option_names import known_fields, known_options
+from edge_rt.text.answer_format import AnswerFormat, answer_format
 
 if TYPE_CHECKING:
     import numpy as np
@@ -68,6 +69,10 @@ class GenerationOptions(TypedDict, total=False):
     reference: str | None
     repetition_guard: bool
     accept: str
+    response_format: Any
+    regex: str | None
+    grammar: str | None
+    json_spaces: bool
 
 
 @known_fields
@@ -125,6 +130,12 @@ class GenerationConfig:
             probabilities they were drawn with. The text then differs from that of plain decoding but has the same
             distribution, and a seed repeats it only while the drafters have learned the same. At temperature 0 both
             rules are the same.
+        response_format: what the answer has to be, as JSON: a JSON schema; ``{"type": "json_object"}`` for any object,
+            or another form of other servers, such as ``{"type": "json_schema", "json_schema": {...}}``; or, with
+            pydantic, a model, a dataclass or a type such as ``list[str]``. ``result.parsed`` holds it then.
+        regex: a regular expression that the whole answer has to match.
+        grammar: a grammar in Lark's notation that the answer has to follow; docs/structured-output.md has examples.
+        json_spaces: let JSON have spaces and line ends between its parts; without it, it is compact.
 
     Raises:
         ConfigError: a value is out of range, or an option of that name does not exist.
@@ -158,6 +169,10 @@ class GenerationConfig:
     reference: str | None = None
     repetition_guard: bool = True
     accept: str = "match"
+    response_format: Any = None
+    regex: str | None = None
+    grammar: str | None = None
+    json_spaces: bool = False
 
     if TYPE_CHECKING:
 
@@ -213,6 +228,38 @@ class GenerationConfig:
         _require("accept", self.accept, self.accept in ACCEPTANCE_RULES, " or ".join(ACCEPTANCE_RULES))
         for text in self.stop:
             _require("stop", text, isinstance(text, str) and text != "", "texts that are not empty")
+        _require("json_spaces", self.json_spaces, isinstance(self.json_spaces, bool), "True or False")
+        self._check_format()
+
+    def _check_format(self) -> None:
+        names = [name for name in ("response_format", "regex", "grammar") if getattr(self, name) is not None]
+        if len(names) > 1:
+            raise ConfigError("An answer has one format.", f"Got {' and '.join(names)}.", "Leave out all but one.")
+        if names and self.stop:
+            raise ConfigError(
+                f"The options '{names[0]}' and 'stop' exclude each other.",
+                "A stop text within the answer would end it before it is whole.",
+                "Leave out the stop texts: the format says where the answer ends.",
+            )
+        if names and self.accept != "match":
+            raise ConfigError(
+                f"The options '{names[0]}' and accept={self.accept!r} exclude each other.",
+                "Answers in a format are verified token by token.",
+                "Leave out 'accept'.",
+            )
+
+    @property
+    def has_format(self) -> bool:
+        """Whether the answer has to fit something."""
+        return any(value is not None for value in (self.response_format, self.regex, self.grammar))
+
+    def answer_format(self) -> AnswerFormat | None:
+        """Return what the answer has to fit; None: any text.
+
+        Raises:
+            InvalidGrammar, RuntimeUnavailable: as of ``edge_rt.text.answer_format.answer_format``.
+        """
+        return answer_format(self.response_format, self.regex, self.grammar, spaces=self.json_spaces)
 
     def __reduce__(self) -> tuple[Any, ...]:
         # A mapping that cannot be changed cannot be pickled either.

@@ -6,10 +6,12 @@ import time
 from collections.abc import Callable, Sequence as TokenIds
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from typing import Any
 
 from edge_rt.errors import Cancelled
 from edge_rt.runtime.cache.kv_cache import KVCache
 from edge_rt.runtime.decode.accept import accept
+from edge_rt.runtime.decode.answer_grammar import AnswerGrammar
 from edge_rt.runtime.decode.detokenizer import TextStream
 from edge_rt.runtime.decode.draft import Drafter, NullDrafter
 from edge_rt.runtime.decode.logprobs import LogProbs
@@ -21,6 +23,7 @@ from edge_rt.runtime.forward.cancel import CancelToken
 from edge_rt.runtime.results import Event, FinishReason, Memory, Result, Timings, Usage
 from edge_rt.runtime.stream import Events, Outcome
 from edge_rt.system.process_memory import peak_rss_bytes
+from edge_rt.text.answer_format import AnswerFormat
 from edge_rt.text.thoughts import ThoughtStream, parse_tool_calls
 
 
@@ -62,6 +65,7 @@ class Generation:
         thoughts: takes thoughts and answer apart; None if all text is the answer.
         tool_names: names of the tools that it may call; None: any.
         logprobs: receives those of every token; None leaves them out.
+        wanted: what the answer has to fit, and what follows its grammar; None: any text.
     """
 
     def __init__(
@@ -82,9 +86,14 @@ class Generation:
         has_tools: bool = False,
         tool_names: frozenset[str] | None = None,
         logprobs: LogProbs | None = None,
+        wanted: tuple[AnswerFormat, AnswerGrammar] | None = None,
     ) -> None:
         self._logprobs = logprobs
         self._guard = guard
+        self._format: AnswerFormat | None = None
+        self._grammar: AnswerGrammar | None = None
+        if wanted is not None:
+            self._format, self._grammar = wanted
         self._thoughts = thoughts or ThoughtStream(None)
         self._has_tools = has_tools
         self._tool_names = tool_names
@@ -122,11 +131,14 @@ class Generation:
                         try:
                             prefill(sequence, held.target, cache, self._chunk, self._on_prefill)
                             steps = decode(
-                                sequence, held.drafter, held.target, cache, self._sampler, held.rule, self._logprobs
-                            )
+                                sequence, held.drafter, held.target, cache, self._sampler, held.rule,
+                                self._logprobs, self._grammar, chunk=self._chunk,
+                            )  # fmt: skip
                             for step in steps:
                                 self._clock.tick()
-                                yield self._event(step.token_ids)
+                                event = self._event(step.token_ids)
+                                outcome.text = self._thoughts.text
+                                yield event
                                 if cancel.cancelled:
                                     sequence.finish("cancelled")
                         except Cancelled:
@@ -162,7 +174,8 @@ class Generation:
                 sequence.end_after(sequence.num_answer_tokens - self._taken_back, reason)
                 if self._logprobs is not None:
                     del self._logprobs.tokens[sequence.num_answer_tokens :]
-                self._cache.truncate(len(sequence.token_ids) - 1)
+                # Tokens that a grammar forced are in no row yet.
+                self._cache.truncate(min(self._cache.length, len(sequence.token_ids) - 1))
                 return self._made_of(pieces, token_ids[:count])
         return self._made_of(pieces, token_ids)
 
@@ -201,6 +214,7 @@ class Generation:
                 completion_tokens=sequence.num_answer_tokens,
                 total_tokens=len(sequence.token_ids),
                 cached_tokens=self._cached,
+                forced_tokens=0 if self._grammar is None else self._grammar.num_forced,
             ),
             timings=self._timings(),
             spec=self._drafter.statistics(self._spec_mode, self._taken_back),
@@ -208,7 +222,16 @@ class Generation:
             reasoning=self._thoughts.reasoning,
             tool_calls=parse_tool_calls(self._thoughts.text, self._tool_names) if self._has_tools else (),
             logprobs=None if self._logprobs is None else tuple(self._logprobs.tokens),
+            parsed=self._parsed(reason),
+            warnings=() if self._format is None else self._format.warnings,
         )
+
+    def _parsed(self, reason: FinishReason) -> Any:
+        """Return the object that a whole answer is; None for others."""
+        wanted, grammar = self._format, self._grammar
+        if wanted is None or grammar is None or wanted.convert is None or reason != "stop" or not grammar.is_whole:
+            return None
+        return wanted.convert(self._thoughts.text)
 
     def _timings(self) -> Timings:
         clock, answered = self._clock, self._sequence.num_answer_tokens

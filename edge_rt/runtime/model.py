@@ -405,6 +405,8 @@ class Model(ModelTexts):
             max_tokens=config.max_tokens,
             end_ids=self.tokenizer.eos_token_ids,
         )
+        wanted = config.answer_format()
+        grammar = None if wanted is None else (wanted, self._require_texts().grammar(wanted, form))
         sampling = config.sampling(self.package.manifest.sampling)
         sampler = Sampler(
             config,
@@ -438,6 +440,7 @@ class Model(ModelTexts):
             has_tools=form.has_tools,
             tool_names=form.tool_names,
             logprobs=None if config.logprobs is None else LogProbs(config.logprobs, self._token_text),
+            wanted=grammar,
         )
         # A token of its own: a stream that is left early must not cancel the caller's.
         return Stream(generation.events, CancelToken(), on_result)

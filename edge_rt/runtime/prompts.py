@@ -13,6 +13,7 @@ from edge_rt.errors import (
     ContextOverflow,
     EncodingBudgetExceeded,
     InvalidTemplate,
+    MemoryBudgetExceeded,
     ReferenceBudgetExceeded,
     StorageError,
 )
@@ -21,7 +22,10 @@ from edge_rt.memory.plan import Plan, make_plan
 from edge_rt.memory.terms import encodable_bytes, long_stretch_bytes, longest_stretch
 from edge_rt.package.reader import Package
 from edge_rt.runtime.config import GenerationConfig
-from edge_rt.system.byte_size import exact_size, round_up
+from edge_rt.runtime.decode.answer_grammar import AnswerGrammar, Opening
+from edge_rt.system.byte_size import exact_size, round_up, show_size
+from edge_rt.text.answer_format import AnswerFormat
+from edge_rt.text.grammar import TABLE_BYTES, TokenTable
 from edge_rt.text.template import NO_INPUTS, ChatTemplate, Inputs
 from edge_rt.text.template_text import RenderedPrompt
 from edge_rt.text.thoughts import ThoughtMarkers, find_markers, tool_names
@@ -72,6 +76,20 @@ class EncodingBudget:
         if missing:
             room = encodable_bytes(shape, ctx, more - missing)
             raise EncodingBudgetExceeded(stretch_bytes, room, self._enough(stretch_bytes, missing))
+
+    def reserve_tables(self, wanted: int) -> None:
+        """Claim memory for tables of grammars, until the model is closed.
+
+        Raises:
+            MemoryBudgetExceeded: the budget does not have it; nothing is claimed.
+        """
+        if missing := self._claim.extend(self._claim.bytes + wanted):
+            raise MemoryBudgetExceeded(
+                "The tables for answers in a format do not fit the memory budget.",
+                f"They take {show_size(wanted)}, {show_size(missing)} more than is left.",
+                "Load the model with a larger budget, or with a smaller context.",
+            )
+        self._claimed += wanted
 
     def _enough(self, stretch_bytes: int, missing: int) -> str | None:
         """Return a budget in which a plan leaves enough memory; None if no budget was given."""
@@ -158,6 +176,32 @@ class PromptEncoder:
         self._model_tokens = manifest.model.context_length
         self._vocab_size = manifest.model.vocab_size
         self._budget = budget
+        self._table: TokenTable | None = None
+
+    def grammar(self, wanted: AnswerFormat, form: AnswerForm) -> AnswerGrammar:
+        """Return what lets only answers of a format through; the first one takes some time and memory for tables.
+
+        Raises:
+            InvalidGrammar: the format is malformed, too costly, or nothing fits it.
+            MemoryBudgetExceeded: the tables do not fit the budget.
+            RuntimeUnavailable: the library that follows grammars is not installed.
+        """
+        if self._table is None:
+            if self._budget is not None:
+                self._budget.reserve_tables(TABLE_BYTES * self._vocab_size)
+            self._table = TokenTable(self.tokenizer, self._vocab_size)
+        matcher = self._table.matcher(wanted)
+        return AnswerGrammar(matcher, self.tokenizer.eos_token_ids, self._vocab_size, self._opening(form))
+
+    def _opening(self, form: AnswerForm) -> Opening | None:
+        markers = form.thoughts
+        if markers is None:
+            return None
+        begin, answer = (
+            tuple(self.tokenizer.encode_spans([(text, True)], continues=True)) if text else ()
+            for text in (markers.begin, markers.answer)
+        )
+        return Opening(begin, answer, markers.end.encode(), self.tokenizer.token_bytes, in_thoughts=markers.is_open)
 
     def has_tokenizer_of(self, package: Package) -> bool:
         """Return whether a package's tokenizer is this one."""

@@ -64,12 +64,14 @@ class Usage:
         completion_tokens: tokens generated, the end token included.
         total_tokens: the sum of both.
         cached_tokens: tokens of the prompt that were already in the cache and were not computed.
+        forced_tokens: tokens generated without asking the model, as the answer's format left no choice.
     """
 
     prompt_tokens: int
     completion_tokens: int
     total_tokens: int
     cached_tokens: int
+    forced_tokens: int = 0
 
 
 @dataclass(frozen=True)
@@ -166,7 +168,11 @@ class Result:
         reasoning: the model's thoughts, between its own markers; empty if there are none, and for prompts that are not
             messages.
         tool_calls: calls of the tools that were given, in the forms of Qwen and Llama 3.
-        logprobs: one for every token; None unless they were asked for.
+        logprobs: one for every token; None unless they were asked for. A token that the format forces has 0 and
+            no others beside it.
+        parsed: what a whole answer to ``response_format`` holds: plain data, or an object of the type that was given.
+            None where the answer was cut, and without that option.
+        warnings: what of the answer's format is not enforced, one sentence each.
     """
 
     text: str
@@ -180,11 +186,18 @@ class Result:
     reasoning: str = ""
     tool_calls: tuple[ToolCall, ...] = ()
     logprobs: tuple[TokenLogProb, ...] | None = None
+    parsed: Any = None
+    warnings: tuple[str, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
-        """Return the result as a JSON object, without thoughts, calls and log probabilities where there are none."""
-        document = dataclasses.asdict(self)
-        for name in ("reasoning", "tool_calls", "logprobs"):
-            if not document[name]:
+        """Return the result as a JSON object; what follows ``memory`` only where there is something.
+
+        An object of a type of one's own is left out as well: its text is there.
+        """
+        document = dataclasses.asdict(dataclasses.replace(self, parsed=None))
+        if isinstance(self.parsed, dict | list | str | int | float):
+            document["parsed"] = self.parsed
+        for name in ("reasoning", "tool_calls", "logprobs", "parsed", "warnings"):
+            if document[name] in ("", (), None):
                 del document[name]
         return document

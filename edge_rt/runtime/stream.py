@@ -15,6 +15,7 @@ from edge_rt.errors import ConfigError
 from edge_rt.runtime.config import GenerationOptions
 from edge_rt.runtime.forward.cancel import CancelToken
 from edge_rt.runtime.results import Event, Result
+from edge_rt.text.answer_format import partial_json
 
 if TYPE_CHECKING:
     import asyncio
@@ -44,11 +45,13 @@ class Outcome:
     Attributes:
         on_result: called once with the result, however the generation ended, unless it failed.
         result: None until it has ended.
+        text: the answer's text so far.
     """
 
     cancel: CancelToken
     on_result: Callable[[Result], None] | None
     result: Result | None = None
+    text: str = ""
 
     @contextmanager
     def telling(self, result: Callable[[], Result]) -> Generator[None]:
@@ -111,6 +114,15 @@ class Stream:
     def has_result(self) -> bool:
         """True once the generation has ended without an error."""
         return self._outcome.result is not None
+
+    @property
+    def partial(self) -> Any:
+        """What an answer in JSON holds so far: objects and texts as far as they go; None before there is anything.
+
+        It is read from the text when it is asked for; the last number may still grow. A whole answer is
+        ``result().parsed``.
+        """
+        return partial_json(self._outcome.text)
 
     def cancel(self) -> None:
         """Stop within one token; may be called from any thread. The iteration then ends by itself."""
@@ -185,6 +197,11 @@ class AsyncStream:
             await events.aclose()
         if self._worker is not None:
             await self._worker.finish()
+
+    @property
+    def partial(self) -> Any:
+        """What an answer in JSON holds so far; as ``Stream.partial``."""
+        return self._stream.partial
 
     def cancel(self) -> None:
         """Stop within one token; may be called from any thread. The iteration then ends by itself."""

@@ -69,6 +69,7 @@ class Tokenizer:
         vocab_size: ids run from 0 to ``vocab_size - 1``; not each of them need be a token.
         special_ids: ids of tokens that are not text, such as turn markers and end of text.
         special_tokens: their texts, by id.
+        mark_ids: ids of these and of other added tokens that mark something, such as ``<think>``.
         bos_token_id: token that starts a text, or None.
         eos_token_ids: tokens that end an answer.
         add_bos: whether :meth:`encode_prompt` starts with ``bos_token_id``.
@@ -96,6 +97,7 @@ class Tokenizer:
         self._marks = frozenset(token.token_id for token in added) - self._text_added
         special = {token.token_id: token.text for token in added if token.special}
         self.special_ids: frozenset[int] = frozenset(special)
+        self.mark_ids = self._marks | self.special_ids
         self.special_tokens: tuple[str, ...] = tuple(special.values())
         spelled = spelled_bytes if steps.is_byte_level else fallback_bytes
         texts = {token.token_id: token.text.encode("utf-8", "surrogatepass") for token in added}

@@ -13,7 +13,14 @@ from edge_rt.cli.chat.settings import check_options, options_to_settings
 from edge_rt.cli.chat.type_ahead import TypeAhead, no_echo
 from edge_rt.cli.interrupt import interrupt_as_cancelled, wait_for_unfinished_work
 from edge_rt.cli.loading import load_model, obtain_package, plan_model, tell_device
-from edge_rt.cli.notices import note_unused_penalty, tell_drafters, warn_of_limits, warn_of_template, why_not_auto
+from edge_rt.cli.notices import (
+    note_unused_penalty,
+    tell_drafters,
+    warn_of_format,
+    warn_of_limits,
+    warn_of_template,
+    why_not_auto,
+)
 from edge_rt.cli.options.groups import PlaceFlags
 from edge_rt.cli.render.console import SEPARATOR, Terminal, number
 from edge_rt.cli.render.stats import AnswerView, device_text, tell_stats
@@ -255,6 +262,8 @@ class Conversation:
     def set_options(self, options: GenerationConfig) -> None:
         """Change the options; warn about limits of speculation with them."""
         check_options(options, self.load.spec or AUTO)
+        if options.answer_format() != self.options.answer_format():
+            warn_of_format(self.terminal, options)
         if (options.spec, options.reference) != (self.options.spec, self.options.reference):
             with in_words_of_a_chat():
                 warn_of_limits(self.terminal, self.model, self.load, options, in_chat=True)

@@ -8,7 +8,7 @@ import json
 from collections.abc import Mapping
 from typing import Any, Final
 
-from edge_rt.cli.options.generation import NO_LIMIT, parse_logit_bias
+from edge_rt.cli.options.generation import NO_LIMIT, parse_logit_bias, read_schema_file
 from edge_rt.cli.options.spread import path_of
 from edge_rt.cli.render.console import number
 from edge_rt.errors import ConfigError, InputError
@@ -16,6 +16,7 @@ from edge_rt.package.sampling import SamplingAdvice
 from edge_rt.package.spec_modes import REFERENCE_MODES, mode_of, require_mode
 from edge_rt.runtime.config import GenerationConfig
 from edge_rt.system.files import read_text
+from edge_rt.text.answer_format import JSON_OBJECT
 
 _NOT_FOR_CHATS: Final = ("logits_processor", "logprobs")
 OPTION_NAMES: Final = tuple(
@@ -51,7 +52,7 @@ def parse_option(name: str, text: str) -> Any:
     """Return the value of ``/set NAME TEXT``; ``GenerationConfig`` checks its range."""
     if text in ("default", "none", "None"):
         return getattr(DEFAULTS, name)
-    if name == "repetition_guard" and text in _SWITCH:
+    if name in ("repetition_guard", "json_spaces") and text in _SWITCH:
         return _SWITCH[text]
     if name in ("stop", "dry_breakers"):
         return _parse_texts(name, text)
@@ -59,8 +60,12 @@ def parse_option(name: str, text: str) -> Any:
         return _parse_ids(text)
     if name == "logit_bias":
         return parse_logit_bias(text.split())
-    if name == "reference":
+    if name in ("reference", "grammar"):
         return read_text(path_of(text))
+    if name == "response_format":
+        return {"type": JSON_OBJECT} if text == JSON_OBJECT else read_schema_file(path_of(text))
+    if name == "regex":
+        return text
     if name == "spec":
         require_mode(text)
         return text
@@ -97,7 +102,7 @@ def shown(name: str, value: Any) -> str:
     """Return an option's value as displayed text."""
     if isinstance(value, bool):
         return "on" if value else "off"
-    if name == "reference" and value is not None:
+    if name in ("reference", "grammar") and value is not None:
         return f"a text of {number(len(value))} characters"
     if isinstance(value, dict | list):
         return json.dumps(value, ensure_ascii=False) if value else "none"

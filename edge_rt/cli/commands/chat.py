@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 from edge_rt.cli.answering import open_trace
 from edge_rt.cli.loading import telling_load
-from edge_rt.cli.notices import tell_calibration
+from edge_rt.cli.notices import tell_calibration, warn_of_format
 from edge_rt.cli.options import flags
-from edge_rt.cli.options.generation import GuardFlags, SamplingFlags, TemplateFlags
+from edge_rt.cli.options.generation import FormatFlags, GuardFlags, SamplingFlags, TemplateFlags
 from edge_rt.cli.options.groups import (
     AnswerFlags,
     ModelFlags,
@@ -51,6 +51,7 @@ def chat(
     begin: ChatFlags,
     sampling: SamplingFlags,
     guard: GuardFlags,
+    answers: FormatFlags,
     template: TemplateFlags,
     speculation: SpeculationFlags,
     kept: HistoryFlags,
@@ -61,7 +62,8 @@ def chat(
     from edge_rt.cli.chat.conversation import Conversation
 
     terminal = output.terminal()
-    options = sampling.config().with_options(repetition_guard=not guard.no_repetition_guard)
+    options = answers.applied_to(sampling.config().with_options(repetition_guard=not guard.no_repetition_guard))
+    warn_of_format(terminal, options)
     is_interactive = sys.stdin is not None and sys.stdin.isatty() and terminal.err_is_tty
     if is_interactive and output.json:
         raise ConfigError("--json needs piped input.", "Standard input is a terminal.", "Leave --json out.")

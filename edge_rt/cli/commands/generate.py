@@ -14,9 +14,16 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 from edge_rt.cli.answering import answering, open_trace, tell_end
 from edge_rt.cli.loading import load_model, obtain_package, tell_device, telling_load
-from edge_rt.cli.notices import note_unused_penalty, tell_calibration, tell_drafters, warn_of_limits, warn_of_template
+from edge_rt.cli.notices import (
+    note_unused_penalty,
+    tell_calibration,
+    tell_drafters,
+    warn_of_format,
+    warn_of_limits,
+    warn_of_template,
+)
 from edge_rt.cli.options import flags
-from edge_rt.cli.options.generation import GuardFlags, SamplingFlags, TemplateFlags
+from edge_rt.cli.options.generation import FormatFlags, GuardFlags, SamplingFlags, TemplateFlags
 from edge_rt.cli.options.groups import (
     AnswerFlags,
     LoadFlags,
@@ -128,6 +135,7 @@ def generate(
     load: LoadFlags,
     sampling: SamplingFlags,
     guard: GuardFlags,
+    answers: FormatFlags,
     template: TemplateFlags,
     speculation: SpeculationFlags,
     form: FormFlags,
@@ -136,7 +144,8 @@ def generate(
 ) -> int:
     """Answer one prompt, given in quotes, on standard input, or both."""
     terminal = output.terminal(is_json=form.json_lines)
-    options = sampling.config().with_options(repetition_guard=not guard.no_repetition_guard)
+    options = answers.applied_to(sampling.config().with_options(repetition_guard=not guard.no_repetition_guard))
+    warn_of_format(terminal, options)
     if output.json and form.json_lines:
         raise ConfigError("--json and --json-lines exclude each other.", "Both were given.", "Choose one.")
     if form.logprobs is not None:

@@ -20,6 +20,7 @@ DEFAULT_MODEL: Final = "smollm2-135m-instruct"
 
 MEMORY_PANEL: Final = "Memory and device"
 SAMPLING: Final = "Sampling"
+FORMAT: Final = "Format of the answer"
 PROMPTING: Final = "Prompt and template"
 SPECULATION: Final = "Speculation (tokens guessed ahead, for speed)"
 WITH_PROMPTS: Final = "With --prompts"
@@ -277,6 +278,19 @@ NO_REPETITION_GUARD: Final = Flag(
 SEED: Final = Flag(("--seed",), "Makes sampling repeatable.", metavar="N", shown="a new one each time", panel=SAMPLING)
 STOP: Final = Flag(
     ("--stop",), "Text that ends the answer, and is not part of it; repeatable.", metavar="TEXT", panel=SAMPLING
+)
+JSON_SCHEMA: Final = Flag(
+    ("--json-schema",), "JSON schema that the answer fits; the answer is JSON.", metavar="FILE", panel=FORMAT
+)
+JSON_OBJECT: Final = Flag(("--json-object",), "Let the answer be a JSON object.", panel=FORMAT)
+REGEX: Final = Flag(
+    ("--regex",), "Regular expression that the whole answer matches.", metavar="EXPRESSION", panel=FORMAT
+)
+GRAMMAR: Final = Flag(
+    ("--grammar",), "Grammar in Lark's notation that the answer follows.", metavar="FILE", panel=FORMAT
+)
+JSON_SPACES: Final = Flag(
+    ("--json-spaces",), "Let JSON have spaces and line ends between its parts; else it is compact.", panel=FORMAT
 )
 ACCEPT: Final = Flag(
     ("--accept",),

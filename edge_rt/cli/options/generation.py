@@ -5,12 +5,17 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Annotated, Any, Final
 
 from edge_rt.cli.options import flags
 from edge_rt.cli.options.groups import configured
-from edge_rt.errors import ConfigError
+from edge_rt.errors import ConfigError, InvalidGrammar
 from edge_rt.runtime.config import GenerationConfig
+from edge_rt.system.files import read_text
+from edge_rt.system.json_files import read_object
+from edge_rt.text.answer_format import JSON_OBJECT
+from edge_rt.text.json_schema import MAX_BYTES
 
 NO_LIMIT: Final = -1
 """A number of tokens that means no limit, as in other programs."""
@@ -107,6 +112,55 @@ class GuardFlags:
     """Whether an answer that repeats itself or counts without end is stopped."""
 
     no_repetition_guard: Annotated[bool, flags.NO_REPETITION_GUARD] = False
+
+
+@dataclass(frozen=True)
+class FormatFlags:
+    """What the answer has to fit."""
+
+    json_schema: Annotated[Path | None, flags.JSON_SCHEMA] = None
+    json_object: Annotated[bool, flags.JSON_OBJECT] = False
+    regex: Annotated[str | None, flags.REGEX] = None
+    grammar: Annotated[Path | None, flags.GRAMMAR] = None
+    json_spaces: Annotated[bool, flags.JSON_SPACES] = False
+
+    def applied_to(self, options: GenerationConfig) -> GenerationConfig:
+        """Return the options with what the answer has to fit, which is read and checked, so before a model is loaded.
+
+        Raises:
+            InvalidGrammar: a schema or grammar cannot be used.
+        """
+        given = {
+            "--json-schema": self.json_schema, "--json-object": self.json_object, "--regex": self.regex,
+            "--grammar": self.grammar,
+        }  # fmt: skip
+        names = [name for name, value in given.items() if value]
+        if len(names) > 1:
+            raise ConfigError("An answer has one format.", f"Got {' and '.join(names)}.", "Leave out all but one.")
+        if not names:
+            return options
+        wanted: Any = {"type": JSON_OBJECT} if self.json_object else None
+        if self.json_schema is not None:
+            wanted = read_schema_file(self.json_schema.expanduser())
+        return options.with_options(
+            response_format=wanted,
+            regex=self.regex,
+            grammar=None if self.grammar is None else read_text(self.grammar.expanduser(), MAX_BYTES),
+            json_spaces=self.json_spaces,
+        )
+
+
+def read_schema_file(path: Path) -> dict[str, Any]:
+    """Return the JSON schema of a file.
+
+    Raises:
+        InvalidGrammar: it is no JSON object, or larger than a schema may be.
+    """
+
+    def refuse(numbers: str) -> InvalidGrammar:
+        return InvalidGrammar(f"{path} is no JSON schema.", numbers, 'Write an object such as {"type": "object"}.')
+
+    return read_object(path, MAX_BYTES, refuse)
 
 
 def parse_logit_bias(texts: Sequence[str]) -> dict[int, float]:

@@ -56,13 +56,21 @@ class Accepted:
     """Outcome of one step.
 
     Attributes:
-        token_ids: emitted tokens, at least one; all except the last were drafted.
-        path: the nodes of the draft that hold these tokens, one fewer than the tokens.
+        token_ids: emitted tokens, at least one: those of the path, one that was chosen behind it, and those that a
+            grammar forces then.
+        path: the nodes of the draft that hold the first tokens.
+        unasked: indices of the tokens that a grammar forced.
     """
 
     token_ids: tuple[int, ...]
     path: tuple[int, ...]
     num_drafted: int
+    unasked: tuple[int, ...] = ()
+
+    @property
+    def forced(self) -> tuple[int, ...]:
+        """The tokens behind the chosen one, which no pass has computed."""
+        return self.token_ids[len(self.path) + 1 :]
 
     @property
     def num_accepted(self) -> int:

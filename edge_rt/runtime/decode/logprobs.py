@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import numpy as np
@@ -53,8 +53,16 @@ class LogProbs:
     def add(self, accepted: Accepted, outputs: Outputs) -> None:
         """Read the rows that decided the tokens of a step, before the next pass overwrites them."""
         rows = (0, *(node + 1 for node in accepted.path))
-        for row, token in zip(rows, accepted.token_ids, strict=True):
+        for index, token in enumerate(accepted.token_ids):
+            if index in accepted.unasked:
+                self.add_forced((token,))
+                continue
+            row = rows[index]
             logits, total = outputs.logits[row], log_sum_exp(outputs, row)
             likely = best_tokens(outputs, row, self._count)
             top = tuple(LogProb(one, self._text_of(one), float(logits[one]) - total) for one in likely)
             self.tokens.append(TokenLogProb(token, self._text_of(token), float(logits[token]) - total, top))
+
+    def add_forced(self, token_ids: Iterable[int]) -> None:
+        """Add tokens that a grammar forced: no row decided them."""
+        self.tokens += (TokenLogProb(token, self._text_of(token), 0.0, ()) for token in token_ids)

@@ -73,6 +73,8 @@ class AdaptiveDrafter:
         # Steps since the last choice of the bandit, and since the last draft.
         self._steps = self._idle = 0
         self._started = self._proposed = 0.0
+        # Whether the next pass computes a prompt as well, and how many tokens it computes that a grammar has forced.
+        self._is_first, self._forced = True, 0
         self._sequence: Sequence | None = None
 
     @property
@@ -93,6 +95,7 @@ class AdaptiveDrafter:
         """Start drafting for a sequence; what was learned from earlier ones is kept."""
         self._sequence = sequence
         self.counter = SpecCounter()
+        self._is_first, self._forced = True, 0
         started = self._clock()
         self._asking.begin()
         self._core.begin(sequence.token_ids)
@@ -103,7 +106,7 @@ class AdaptiveDrafter:
         self._started = self._clock()
         draft, self._instead = Draft(), None
         # The first pass also computes the rest of the prompt, at the cost of prefill: it gets no draft.
-        if sequence.num_answer_tokens:
+        if not self._is_first:
             if self._bandit is not None and self._steps >= BLOCK_STEPS:
                 self._close_block()
             self._core.price(self._curve.at(len(sequence.token_ids)))
@@ -116,7 +119,11 @@ class AdaptiveDrafter:
                 if self._idle >= _IDLE_STEPS:
                     self._idle = 0
                     draft = self._core.propose(1, self._arm, 0.0, whole=True)
-                if self._live is not None and (more := self._live.wanted(1 + len(draft), 1 + most)):
+                if (
+                    self._live is not None
+                    and not self._forced
+                    and (more := self._live.wanted(1 + len(draft), 1 + most))
+                ):
                     self._instead = 1 + len(draft)
                     draft = self._core.propose(more - 1, self._text_arm(), 0.0, whole=True) if more > 1 else Draft()
         self._proposed = self._clock()
@@ -156,7 +163,8 @@ class AdaptiveDrafter:
         sequence = self._sequence
         assert sequence is not None, "begin was not called"
         emitted, arm = len(accepted.token_ids), self._arm
-        is_first = sequence.num_answer_tokens == emitted
+        is_first, forced = self._is_first, self._forced
+        self._is_first, self._forced = False, len(accepted.forced)
         expected = self._core.expected(len(draft)) if self._trace is not None else 0.0
         # What is drafted to learn its costs says nothing about the arm.
         scored = None if is_first or self._instead is not None else arm
@@ -169,6 +177,15 @@ class AdaptiveDrafter:
         if is_first:
             return
         self._steps += 1
+        if not forced:
+            self._learn_costs(draft, emitted, verified, drafting, outputs)
+        if self._trace is not None:
+            self._trace(decision(sequence, self.arms[arm].name, draft, accepted, expected, drafting, verifying))
+
+    def _learn_costs(self, draft: Draft, emitted: int, verified: float, drafting: float, outputs: Outputs) -> None:
+        """Correct what passes and drafts cost by a step; ``drafting`` in milliseconds."""
+        sequence, arm = self._sequence, self._arm
+        assert sequence is not None
         # Tokens are chosen for as long as they are accepted, however many rows there are: no cost of rows.
         passed = outputs.ended if self._proposed < outputs.ended < verified else verified
         passing = 1e3 * (passed - self._proposed)
@@ -179,8 +196,6 @@ class AdaptiveDrafter:
         known = self._core.drafting[arm]
         spent = min(drafting / max(self._slowness, 0.1), _WORST * known)
         self._core.drafting[arm] = known + (1 - _SPEED_KEEP) * (spent - known)
-        if self._trace is not None:
-            self._trace(decision(sequence, self.arms[arm].name, draft, accepted, expected, drafting, verifying))
 
     def _close_block(self) -> None:
         """Give the bandit the speeds of the arms in the last steps, and let it choose the arm of the next ones."""

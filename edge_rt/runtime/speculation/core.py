@@ -6,7 +6,7 @@ from array import array
 from collections.abc import MutableSequence, Sequence as Items
 from typing import Final
 
-from edge_rt.runtime.decode.draft import Accepted, Draft
+from edge_rt.runtime.decode.draft import ROOT, Accepted, Draft
 from edge_rt.runtime.forward.outputs import Outputs, TopTokens
 from edge_rt.runtime.speculation.arms import Arm, arms_of, texts_arm
 from edge_rt.runtime.speculation.library import DraftLibrary, Handle, checked, int32s
@@ -80,6 +80,7 @@ class DraftCore:
         )  # fmt: skip
         self._handle = Handle(grower, library.grower_close, keep=handles)
         self._priced: Items[float] | None = None
+        self._proposed = 0
         self._rows: dict[int, tuple[TopTokens, object, Rows]] = {}
         self._make_room(_FIRST_ROOM)
 
@@ -122,6 +123,7 @@ class DraftCore:
                 self._tokens.buffer_info()[0], self._parents.buffer_info()[0], self._values.buffer_info()[0],
             )
         )  # fmt: skip
+        self._proposed = count
         return Draft(tuple(self._tokens[:count]), tuple(self._parents[:count])) if count else _NOTHING
 
     def _make_room(self, nodes: int) -> None:
@@ -152,20 +154,45 @@ class DraftCore:
             The number of nodes that were tested: those whose parent was accepted.
         """
         self._handed_over.clear()
-        _emitted, emitted, _ = int32s(accepted.token_ids)
-        _path, path, count = int32s(accepted.path)
-        _known, known, known_count = int32s(context)
-        rows = self._rows_of(outputs)
-        tested = checked(
-            self._library.grower_observe(
-                self._handle.address, len(draft), emitted, path, count, known, known_count, *rows,
-                -1 if arm is None else arm, self._drafting.buffer_info()[0],
-            )
-        )  # fmt: skip
+        whole, accepted = accepted, Accepted(accepted.token_ids[: 1 + len(accepted.path)], accepted.path, len(draft))
+        tested = self._learn(draft, accepted, outputs, context, arm)
         for _, source, _ in self._outside:
             source.observe(draft, accepted, outputs, context)
             source.extend(accepted.token_ids)
+        if whole.forced:
+            for source in self.sources:
+                source.extend(whole.forced)
         return tested
+
+    def _learn(
+        self, draft: Draft, accepted: Accepted, outputs: Outputs, context: tuple[int, ...], arm: int | None
+    ) -> int:
+        """Let the library learn from a step; return the number of nodes that were tested."""
+        count = len(draft)
+        if 0 < count < self._proposed and not self._is_proposed(draft):
+            # A grammar has taken nodes out: their rows do not exist, so the sources alone learn.
+            for source in self.sources:
+                if isinstance(source, NativeSource):
+                    source.observe(draft, accepted, outputs, context)
+                    source.extend(accepted.token_ids)
+            reached = {ROOT, *accepted.path}
+            return sum(parent in reached for parent in draft.parents)
+        _emitted, emitted, _ = int32s(accepted.token_ids)
+        _path, path, length = int32s(accepted.path)
+        _known, known, known_count = int32s(context)
+        rows = self._rows_of(outputs)
+        return checked(
+            self._library.grower_observe(
+                self._handle.address, count, emitted, path, length, known, known_count, *rows,
+                -1 if arm is None else arm, self._drafting.buffer_info()[0],
+            )
+        )  # fmt: skip
+
+    def _is_proposed(self, draft: Draft) -> bool:
+        """Return whether a draft is the first nodes of the last one proposed."""
+        count = len(draft)
+        same = self._tokens[:count].tolist() == list(draft.token_ids)
+        return same and self._parents[:count].tolist() == list(draft.parents)
 
     def _rows_of(self, outputs: Outputs) -> Rows:
         """Return ``likely`` of outputs; passes of the same shape have the same ones, and asking arrays takes time."""

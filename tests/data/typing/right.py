@@ -11,7 +11,8 @@ import edge_rt
 ERRORS: tuple[type[edge_rt.EdgeRTError], ...] = (
     edge_rt.Busy, edge_rt.Cancelled, edge_rt.ConfigError, edge_rt.ContextOverflow, edge_rt.DownloadError,
     edge_rt.EncodingBudgetExceeded, edge_rt.InferenceError, edge_rt.InputError, edge_rt.InvalidCorpus,
-    edge_rt.InvalidDrafter, edge_rt.InvalidModelFile, edge_rt.InvalidPackage, edge_rt.InvalidTemplate,
+    edge_rt.InvalidDrafter, edge_rt.InvalidGrammar, edge_rt.InvalidModelFile, edge_rt.InvalidPackage,
+    edge_rt.InvalidTemplate,
     edge_rt.InvalidTokenizer, edge_rt.MemoryBudgetExceeded, edge_rt.ModelClosed, edge_rt.ModelNotFound,
     edge_rt.QualityLoss, edge_rt.ReferenceBudgetExceeded, edge_rt.RuntimeUnavailable, edge_rt.StorageError,
     edge_rt.UnsupportedModel, edge_rt.VersionMismatch,
@@ -83,6 +84,7 @@ def answered(model: edge_rt.Model, prompt: edge_rt.Prompt, **options: Unpack[edg
         banned=[7], top_n_sigma=1, top_h=0.4, xtc_probability=0.5, xtc_threshold=0.1, dry_multiplier=0.8, dry_base=1.75,
         dry_allowed_length=2, dry_breakers=["\n"], fsd=0.4, fsd_order=3, logprobs=2, logits_processor=None,
         spec="off", reference="text", repetition_guard=True, accept="match",
+        response_format={"type": "object"}, regex=None, grammar=None, json_spaces=False,
     )  # fmt: skip
     with model.stream([1, 2], **options) as stream:
         known: edge_rt.Stream = stream

@@ -5,11 +5,13 @@ from __future__ import annotations
 import random
 from itertools import pairwise
 
+import numpy as np
 import pytest
 from hypothesis import given, settings, strategies as st
 
-from edge_rt.runtime.decode.draft import ROOT, Draft
+from edge_rt.runtime.decode.draft import ROOT, Accepted, Draft
 from edge_rt.runtime.decode.sequence import Sequence
+from edge_rt.runtime.forward.outputs import Outputs
 from edge_rt.runtime.speculation.adaptive import BLOCK_STEPS, AdaptiveDrafter
 from edge_rt.runtime.speculation.arms import DiscountedUCB
 from edge_rt.runtime.speculation.core import DraftCore
@@ -258,8 +260,9 @@ class TestTheRight:
         source = OracleSource(range(40), always, priors=(0.95,))
         drafter = AdaptiveDrafter(DraftCore(draft_library(), [source]), linear_costs(4.0, 0.01), None, max_nodes=8)
         sequence = Sequence([0, 1], capacity=100, max_tokens=None, end_ids=())
-        sequence.append([2])
         drafter.begin(sequence)
+        sequence.append([2])
+        drafter.observe(Draft(), Accepted((2,), (), 0), Outputs(np.zeros((1, 1))))
         assert drafter.propose(sequence, limit) == Draft.chain(range(3, 3 + min(limit, 8)))
 
     def test_the_last_rows_of_an_answer_are_not_exceeded(self):

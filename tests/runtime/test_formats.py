@@ -1,0 +1,175 @@
+"""Answers in a format, from a small model whose answers are noise: only the grammar can make them fit."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import json
+import re
+
+import jsonschema
+import pytest
+
+from edge_rt.errors import ConfigError, InvalidGrammar
+from tests.helpers.json_schemas import ENFORCED, IDLE
+from tests.helpers.models import load_package
+
+PERSON = {
+    "type": "object",
+    "properties": {
+        "name": {"type": "string", "maxLength": 6},
+        "age": {"type": "integer", "minimum": 0, "maximum": 99},
+        "tags": {"type": "array", "items": {"enum": ["new", "old", "<|im_end|>"]}, "maxItems": 3},
+    },
+    "required": ["name", "age", "tags"],
+    "additionalProperties": False,
+}
+
+
+@pytest.fixture(scope="module")
+def native(native_package):
+    with load_package(native_package) as model:
+        yield model
+
+
+@pytest.mark.parametrize("name", [*ENFORCED, *IDLE])
+def test_answers_to_every_keyword_are_valid_and_the_same_with_drafts(native, name):
+    schema = (ENFORCED | IDLE)[name]
+    for options in ({"temperature": 0.0}, {"temperature": 1.0, "seed": 7}):
+        plain, drafted = (
+            native.generate("x", response_format=schema, max_tokens=200, spec=spec, **options)
+            for spec in ("off", "suffix")
+        )
+        assert (plain.text, plain.token_ids) == (drafted.text, drafted.token_ids)
+        if plain.finish_reason == "stop":
+            assert json.loads(plain.text) == plain.parsed
+            jsonschema.Draft202012Validator(schema).validate(plain.parsed)
+
+
+@pytest.mark.parametrize("max_tokens", [1, 2, 3, 8, 20])
+def test_a_cut_answer_is_the_beginning_of_the_whole_one_and_says_so(native, max_tokens):
+    options = {"response_format": PERSON, "temperature": 1.0, "seed": 1}
+    whole = native.generate("x", max_tokens=300, **options)
+    cut = native.generate("x", max_tokens=max_tokens, **options)
+    assert whole.finish_reason == "stop"
+    assert (cut.finish_reason, cut.parsed) == ("length", None)
+    assert cut.token_ids == whole.token_ids[:max_tokens]
+
+
+def test_a_text_that_looks_like_a_marker_is_text(native):
+    schema = {"const": {"end": "<|im_end|>"}}
+    answer = native.generate("x", response_format=schema)
+    assert answer.parsed == {"end": "<|im_end|>"}
+    assert answer.usage.forced_tokens > 10
+
+
+def test_json_is_compact_unless_asked_otherwise(native):
+    schema = {"type": "array", "items": {"const": 1}, "minItems": 2, "maxItems": 2}
+    assert native.generate("x", response_format=schema).text == "[1,1]"
+    spaced = native.generate("x", response_format=schema, json_spaces=True, temperature=1.0, seed=1, max_tokens=200)
+    assert json.loads(spaced.text) == [1, 1]
+    assert spaced.text != "[1,1]"
+
+
+def test_expressions_and_grammars_are_followed(native):
+    for seed in range(3):
+        options = {"temperature": 1.0, "seed": seed, "max_tokens": 60}
+        assert re.fullmatch(r"[a-c]{2,4}-[0-9]{2}", native.generate("x", regex=r"[a-c]{2,4}-[0-9]{2}", **options).text)
+        text = native.generate("x", grammar='start: "<" WORD ">"\nWORD: /[a-z]{1,3}/', **options).text
+        assert re.fullmatch("<[a-z]{1,3}>", text)
+
+
+@dataclasses.dataclass
+class Point:
+    x: int
+    y: bool
+
+
+def test_types_come_back_as_objects(native):
+    answer = native.generate("x", response_format=Point, temperature=1.0, seed=1, max_tokens=60)
+    assert isinstance(answer.parsed, Point)
+    assert "parsed" not in answer.to_json()
+    colours = native.generate("x", response_format=list[bool], temperature=1.0, seed=2, max_tokens=60)
+    assert colours.parsed is None or all(isinstance(one, bool) for one in colours.parsed)
+
+
+def test_a_stream_shows_the_object_as_far_as_it_goes(native):
+    with native.stream("x", response_format=PERSON, temperature=1.0, seed=1, max_tokens=300) as stream:
+        seen = [stream.partial for _ in stream]
+    assert seen[-1] == stream.result().parsed
+    assert any(isinstance(one, dict) and 0 < len(one) < 3 for one in seen)
+
+
+def test_answers_that_are_awaited_fit_too(native):
+    async def ask():
+        return await native.agenerate("x", response_format=PERSON, temperature=1.0, seed=1, max_tokens=300)
+
+    jsonschema.validate(asyncio.run(ask()).parsed, PERSON)
+
+
+def test_chats_take_formats(native):
+    chat = native.chat()
+    assert chat.send("x", response_format={"enum": ["yes", "no"]}, max_tokens=30).parsed in ("yes", "no")
+    assert chat.send("x", regex="ok|no", max_tokens=30).text in ("ok", "no")
+
+
+def test_penalties_and_bias_count_within_the_format(native):
+    t, f = (native.encode(word)[0] for word in ("t", "f"))
+    for token, value in ((t, True), (f, False)):
+        options = {"logit_bias": {token: 1e4}, "temperature": 1.0, "seed": 1, "repetition_penalty": 1.3}
+        assert native.generate("x", response_format={"type": "boolean"}, **options).parsed is value
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"regex": "a", "grammar": "start: \"a\""},
+        {"regex": "a", "stop": "x"},
+        {"regex": "a", "accept": "ratio"},
+        {"regex": ""},
+        {"regex": 5},
+        {"response_format": "json"},
+        {"response_format": object()},
+    ],
+    ids=str,
+)  # fmt: skip
+def test_options_that_contradict_each_other_are_refused(native, options):
+    with pytest.raises(ConfigError):
+        native.generate("x", **options)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"regex": "("}, {"regex": r"(a)\1"}, {"grammar": "start: nobody"}, {"grammar": "start: start"},
+        {"regex": "(?=a)b"}, {"response_format": {"type": "any"}}, {"response_format": {"$ref": "#"}},
+        {"response_format": {"$ref": "https://example.com/a.json"}}, {"response_format": {"enum": []}},
+        {"response_format": {"type": "integer", "minimum": 10**400}}, {"response_format": False},
+    ],
+    ids=str,
+)  # fmt: skip
+def test_what_cannot_be_used_is_an_error_and_the_next_answer_fits(native, options):
+    with pytest.raises(InvalidGrammar) as caught:
+        native.generate("x", temperature=1.0, seed=1, **options)
+    assert len(str(caught.value)) < 700
+    assert native.generate("x", regex="ok").text == "ok"
+
+
+@pytest.mark.parametrize("spec", ["off", "suffix"])
+def test_a_grammar_that_fails_in_the_middle_of_an_answer_is_an_error_with_its_cause(native, spec):
+    wide = [
+        {"type": "object", "properties": {f"{name}{number}": {} for number in range(900)}} for name in ("a", "b", "c")
+    ]
+    begun = []
+    with pytest.raises(InvalidGrammar, match=r"too costly to follow.*items"):
+        native.generate("x", response_format={"anyOf": wide}, spec=spec, temperature=0.0, on_token=begun.append)
+    assert "{".startswith("".join(event.text for event in begun))
+    assert native.generate("x", regex="ok").text == "ok"
+
+
+def test_log_probabilities_are_those_of_what_was_chosen(native):
+    options = {"response_format": PERSON, "temperature": 1.0, "seed": 1, "max_tokens": 300, "logprobs": 2}
+    plain, drafted = (native.generate("x", spec=spec, **options).logprobs for spec in ("off", "suffix"))
+    assert plain == drafted
+    assert {one.logprob for one in plain if not one.top} == {0.0}
+    assert all(one.logprob < 0 for one in plain if one.top)

@@ -1,0 +1,154 @@
+from __future__ import annotations
+
+import itertools
+import json
+
+import jsonschema
+import pytest
+from hypothesis import given, strategies as st
+
+from edge_rt.errors import InvalidGrammar
+from edge_rt.text.answer_format import answer_format
+from edge_rt.text.json_schema import MAX_BYTES, MAX_DEPTH, read_schema
+from tests.helpers.json_schemas import ENFORCED, IDLE, REFUSED, WARNED
+
+OBJECT = {"type": "object"}
+
+
+@pytest.mark.parametrize("name", [*ENFORCED, *IDLE])
+def test_a_keyword_that_is_enforced_or_has_nothing_to_say_is_taken_without_a_warning(name):
+    assert read_schema((ENFORCED | IDLE)[name])[1] == ()
+
+
+@pytest.mark.parametrize("name", WARNED)
+def test_a_keyword_that_is_not_enforced_is_said(name):
+    (warning,) = read_schema(WARNED[name])[1]
+    assert "not enforced" in warning
+    assert name.split()[0] in warning
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_a_keyword_that_cannot_be_enforced_is_refused_with_its_place(name):
+    with pytest.raises(InvalidGrammar, match=f"'{name.replace('$', '[$]')}'") as caught:
+        read_schema({"type": "array", "items": REFUSED[name]})
+    assert "#/items" in caught.value.numbers
+    assert caught.value.action
+
+
+def test_options_of_the_engine_are_no_part_of_a_schema():
+    assert "x-guidance" not in read_schema({"x-guidance": {"lenient": True}, "type": "object"})[0]
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        "text", 5, [OBJECT], {"properties": []}, {"anyOf": []}, {"anyOf": 5}, {"items": 5}, {"const": float("nan")},
+        {"const": {1, 2}}, {"const": "\ud800"}, {"enum": ["x" * MAX_BYTES]},
+        {"properties": {f"p{index}": {} for index in range(1001)}},
+    ],
+    ids=lambda schema: str(schema)[:20],
+)  # fmt: skip
+def test_what_is_no_schema_or_too_large_is_refused(schema):
+    with pytest.raises(InvalidGrammar):
+        read_schema(schema)
+
+
+def test_a_loop_in_python_data_is_refused():
+    schema = {"type": "array"}
+    schema["items"] = schema
+    with pytest.raises(InvalidGrammar, match="too deeply"):
+        read_schema(schema)
+
+
+def test_depth_is_bounded():
+    def nested(depth):
+        return {"type": "array", "items": nested(depth - 1)} if depth else {"type": "null"}
+
+    read_schema(nested(MAX_DEPTH - 1))
+    with pytest.raises(InvalidGrammar, match="too deeply"):
+        read_schema(nested(3 * MAX_DEPTH))
+
+
+_KINDS = [{"type": name} for name in ("string", "integer", "number", "null", "array", "object", "boolean")]
+_VALUES = [
+    None,
+    True,
+    0,
+    1,
+    1.0,
+    2.5,
+    "a",
+    "",
+    [],
+    [1],
+    {},
+    {"k": "a"},
+    {"k": "b"},
+    {"k": 1},
+    {"k": "a", "v": 2},
+    {"v": 1},
+]
+_PROPERTIES = st.dictionaries(
+    st.sampled_from(["k", "v"]),
+    st.sampled_from(
+        [{"const": "a"}, {"const": "b"}, {"enum": ["a", "b"]}, {"type": "integer"}, {"type": "string"}, {}, False]
+    ),
+)
+_BRANCHES = st.one_of(
+    st.sampled_from(_KINDS),
+    st.lists(st.sampled_from(_VALUES), min_size=1, max_size=3).map(lambda values: {"enum": values}),
+    st.sampled_from(_VALUES).map(lambda value: {"const": value}),
+    st.builds(
+        lambda properties, required, closed: {"type": "object", "properties": properties, "required": required}
+        | ({"additionalProperties": False} if closed else {}),
+        _PROPERTIES, st.lists(st.sampled_from(["k", "v"]), unique=True), st.booleans(),
+    ),
+)  # fmt: skip
+
+
+@given(st.lists(_BRANCHES, min_size=2, max_size=3))
+def test_one_of_is_opened_only_where_no_value_fits_two_branches(branches):
+    schema = {"oneOf": branches}
+    try:
+        opened = read_schema(schema)[0]
+    except InvalidGrammar:
+        return
+    for value in [*_VALUES, *({"k": k, "v": v} for k, v in itertools.product(["a", "b", 1], repeat=2))]:
+        fits = [jsonschema.Draft202012Validator(one).is_valid(value) for one in (schema, opened)]
+        assert fits[0] == fits[1], (value, schema)
+
+
+@pytest.mark.parametrize(
+    "branches",
+    [
+        [{"type": "integer"}, {"type": "string"}],
+        [{"$ref": "#/$defs/a"}, {"$ref": "#/$defs/b"}],
+        [{"allOf": [{"properties": {"k": {"enum": [1]}}, "required": ["k"]}], "type": "object"}, {"$ref": "#/$defs/a"}],
+        [
+            {"type": "object", "properties": {"x": {}}, "required": ["x"]},
+            {"type": "object", "properties": {"y": {}}, "additionalProperties": False},
+        ],
+    ],
+)
+def test_disjoint_branches_of_one_of_are_accepted(branches):
+    tagged = {name: {"type": "object", "properties": {"k": {"const": name}}, "required": ["k"]} for name in "ab"}
+    assert "anyOf" in read_schema({"oneOf": branches, "$defs": tagged})[0]
+
+
+@pytest.mark.parametrize(
+    ("asked", "schema"),
+    [
+        ({"type": "json_object"}, {"type": "object"}),
+        ({"type": "json_schema", "json_schema": {"name": "n", "schema": {"const": 1}, "strict": True}}, {"const": 1}),
+        ({"type": "json_schema", "schema": {"const": 1}}, {"const": 1}),
+        ({"type": "json_object", "schema": {"const": 1}}, {"const": 1}),
+        ({"const": 1}, {"const": 1}),
+    ],
+)
+def test_forms_of_other_servers_are_known(asked, schema):
+    wanted = answer_format(asked)
+    assert json.loads(wanted.source) == schema
+
+
+def test_the_format_text_asks_for_nothing():
+    assert answer_format({"type": "text"}) is None
