@@ -203,9 +203,10 @@ struct SpecAttentionKernels {
   void (*prepare_queries)(const AttentionPass& pass, int64_t row, int kv);
   // Begins to fetch the keys of a chunk.
   void (*fetch_keys)(const AttentionPass& pass, int kv, int64_t chunk);
-  // One chunk of keys for the queries of rows [begin, end) of a kv head; at most kMaxBlockRows rows.
+  // One chunk of keys for the queries of rows [begin, end) of a kv head; at most kMaxBlockRows rows. Its state goes to
+  // `out`, or is joined to `before`, with `out` for memory.
   void (*attend_chunk)(const AttentionPass& pass, int kv, int64_t begin, int64_t end, int64_t chunk,
-                       const AttentionWork& work, const AttentionState& out);
+                       const AttentionWork& work, const AttentionState& out, const AttentionState* before);
   void (*begin)(int padded_dim, int64_t queries, const AttentionState& state);
   // Joins a chunk to what came before it.
   void (*fold)(int padded_dim, int64_t queries, const AttentionState& chunk, const AttentionState& state);

@@ -162,15 +162,15 @@ inline void weigh_tile(const ChunkView& view, int kv, int tile, int begin, int e
       r = next;
       continue;
     }
-    weigh_values(values, low, high, work.scores + query * kKvChunk + tile * kKvTile, output + query * pass.padded_dim,
-                 pass.padded_dim, tail, static_cast<int64_t>(next - r) * pass.group, ahead);
+    weigh_values(values, low, high, work.scores + query * kKvChunk + tile * kKvTile,
+                 {output + query * pass.padded_dim, false, nullptr, nullptr}, pass.padded_dim, tail,
+                 static_cast<int64_t>(next - r) * pass.group, ahead);
     r = next;
   }
 }
 
-// Tiles at the chunk's begin that every row sees whole and finds at the same place: their values are added in one go,
-// with the sums in registers. Returns their number.
-inline int weigh_tiles(const ChunkView& view, int kv, const AttentionWork& work, float* output) {
+// Tiles at the chunk's begin that every row sees whole and finds at the same place.
+inline int common_tiles(const ChunkView& view) {
   const AttentionPass& pass = view.pass;
   int first = 0, last = kKvChunk;
   for (int r = 0; r < view.rows; ++r) {
@@ -178,9 +178,12 @@ inline int weigh_tiles(const ChunkView& view, int kv, const AttentionWork& work,
     last = view.last[r] < last ? view.last[r] : last;
   }
   if (!pass.chain && pass.past - view.start < last) last = clamp_to_chunk(pass.past - view.start);
-  const int tiles = first > 0 ? 0 : last / kKvTile;
-  if (tiles < 2) return 0;
-  if (kKvKernels[pass.form().value].weigh != nullptr && view.rows * pass.group <= kMostCodedQueries) return 0;
+  return first > 0 ? 0 : last / kKvTile;
+}
+
+// Adds the values of the chunk's first tiles in one go, with the sums in registers.
+inline void weigh_tiles(const ChunkView& view, int kv, int tiles, const AttentionWork& work, const ValueSums& to) {
+  const AttentionPass& pass = view.pass;
   const float* values[kKvChunk];
   Ahead keys = look_ahead(pass, 0, kv, view.start + kKvChunk, tiles * kKvTile);
   for (int tile = 0; tile < tiles; ++tile) {
@@ -189,13 +192,13 @@ inline int weigh_tiles(const ChunkView& view, int kv, const AttentionWork& work,
     const int32_t* physical = pass.row_map + view.start + tile * kKvTile;
     kKvKernels[pass.form().value].read(pass, pass.plane(1, kv), physical, place, values + tile * kKvTile);
   }
-  weigh_values(values, 0, tiles * kKvTile, work.scores, output, pass.padded_dim, tail_of(pass, pass.form().value),
+  weigh_values(values, 0, tiles * kKvTile, work.scores, to, pass.padded_dim, tail_of(pass, pass.form().value),
                static_cast<int64_t>(view.rows) * pass.group, &keys);
-  return tiles;
 }
 
+// The chunk's state goes to `out`, and from there is joined to `before` unless that is nullptr.
 inline void attend_chunk(const AttentionPass& pass, int kv, int64_t begin, int64_t end, int64_t chunk,
-                         const AttentionWork& work, const AttentionState& out) {
+                         const AttentionWork& work, const AttentionState& out, const AttentionState* before) {
   ChunkView view{pass, begin, chunk * kKvChunk, 0, {}, {}};
   see_chunk(end, &view);
   for (int tile = 0; tile < kKvTiles; ++tile) {
@@ -205,25 +208,45 @@ inline void attend_chunk(const AttentionPass& pass, int kv, int64_t begin, int64
     });
   }
   const int64_t queries = static_cast<int64_t>(view.rows) * pass.group;
-  for (int64_t i = 0, r = 0; r < view.rows; ++r) {
-    for (int g = 0; g < pass.group; ++g, ++i) {
-      out.peak[i] = view.first[r] == view.last[r]
-                        ? kNoScore
-                        : peak_of_scores(pass, view.first[r], view.last[r], work.scores + i * kKvChunk);
+  const int common = common_tiles(view);
+  const bool one_go = common >= 2 && (kKvKernels[pass.form().value].weigh == nullptr || queries > kMostCodedQueries);
+  if (common == kKvTiles) {
+    weigh_whole_chunk(pass, queries, work.scores, out);
+    if (one_go) {
+      if (before != nullptr) join_all_sums(queries, out, *before);
+      weigh_tiles(view, kv, common, work,
+                  before != nullptr ? ValueSums{before->output, true, out.peak, out.sum}
+                                    : ValueSums{out.output, true, nullptr, nullptr});
+      return;
+    }
+  } else {
+    for (int64_t i = 0, r = 0; r < view.rows; ++r) {
+      for (int g = 0; g < pass.group; ++g, ++i) {
+        out.peak[i] = view.first[r] == view.last[r]
+                          ? kNoScore
+                          : peak_of_scores(pass, view.first[r], view.last[r], work.scores + i * kKvChunk);
+      }
+    }
+    for (int64_t i = 0, r = 0; r < view.rows; ++r) {
+      for (int g = 0; g < pass.group; ++g, ++i) {
+        out.sum[i] = weights_of_scores(view.first[r], view.last[r], out.peak[i], work.scores + i * kKvChunk);
+      }
     }
   }
-  for (int64_t i = 0, r = 0; r < view.rows; ++r) {
-    for (int g = 0; g < pass.group; ++g, ++i) {
-      out.sum[i] = weights_of_scores(view.first[r], view.last[r], out.peak[i], work.scores + i * kKvChunk);
-    }
+  int tile = 0;
+  if (one_go) {
+    weigh_tiles(view, kv, common, work, {out.output, true, nullptr, nullptr});
+    tile = common;
+  } else {
+    std::memset(out.output, 0, static_cast<size_t>(queries * pass.padded_dim) * 4);
   }
-  std::memset(out.output, 0, static_cast<size_t>(queries * pass.padded_dim) * 4);
-  for (int tile = weigh_tiles(view, kv, work, out.output); tile < kKvTiles; ++tile) {
+  for (; tile < kKvTiles; ++tile) {
     Ahead keys = look_ahead(pass, 0, kv, view.start + kKvChunk + tile * kKvTile);
     visit_tile(view, tile, [&](int from, int to, const int32_t* physical) {
       weigh_tile(view, kv, tile, from, to, physical, work, out.output, &keys);
     });
   }
+  if (before != nullptr) fold_chunk(pass.padded_dim, queries, out, *before);
 }
 
 inline void fetch_keys(const AttentionPass& pass, int kv, int64_t chunk) {

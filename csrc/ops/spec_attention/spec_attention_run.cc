@@ -179,8 +179,7 @@ void AttentionPlan::attend_span(const Block& block, int64_t span, int slot, cons
   const AttentionState chunk_state = shift(chunk_, slot * work_floats_);
   kernels_->begin(padded_dim_, queries, out);
   for (int64_t chunk = begin; chunk < end; ++chunk) {
-    kernels_->attend_chunk(*pass_, block.kv, block.begin, block.end, chunk, work(slot), chunk_state);
-    kernels_->fold(padded_dim_, queries, chunk_state, out);
+    kernels_->attend_chunk(*pass_, block.kv, block.begin, block.end, chunk, work(slot), chunk_state, &out);
   }
 }
 
@@ -264,7 +263,8 @@ void AttentionPlan::attend_chunks(int64_t item, int worker) {
   for (int64_t row = block.begin; row < block.end; ++row) kernels_->prepare_queries(pass, row, block.kv);
   for (int64_t chunk = begin; chunk < end; ++chunk) {
     const int64_t at = (chunk - chunk_begin_) * queries_ + pass.first_query;
-    kernels_->attend_chunk(pass, block.kv, block.begin, block.end, chunk, work(mine), advance(spans_, at, padded_dim_));
+    kernels_->attend_chunk(pass, block.kv, block.begin, block.end, chunk, work(mine), advance(spans_, at, padded_dim_),
+                           nullptr);
   }
   if (left_[unit].fetch_sub(1, std::memory_order_acq_rel) == 1) finish_block(block, mine);
 }

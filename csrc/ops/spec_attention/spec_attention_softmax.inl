@@ -17,16 +17,18 @@ EDGE_RT_INLINE VF edge_scores(const float* scores, int n) {
   return vf_add(vf_load_n(scores, n), vf_load(kEdge + 16 - n));
 }
 
+inline void cap_scores(float softcap, int begin, int end, float* scores) {
+  const VF cap = vf_set1(softcap);
+  for (int j = begin; j < end; j += 16) {
+    vf_store(scores + j, vf_mul(cap, vf_tanh(vf_div(vf_load(scores + j), cap))));
+  }
+}
+
 // Readies the scores of positions [first, last) and returns the largest. That, and the weights, are loops of their own
 // over all queries: chains of dependent steps of many queries then overlap.
 inline float peak_of_scores(const AttentionPass& pass, int first, int last, float* scores) {
   const int begin = first / kKvTile * kKvTile;
-  if (pass.softcap > 0) {
-    const VF cap = vf_set1(pass.softcap);
-    for (int j = begin; j < last; j += 16) {
-      vf_store(scores + j, vf_mul(cap, vf_tanh(vf_div(vf_load(scores + j), cap))));
-    }
-  }
+  if (pass.softcap > 0) cap_scores(pass.softcap, begin, last, scores);
   const int whole = last / kKvTile * kKvTile;
   if (first == begin) {
     // The usual case, without single floats: vectors would have to wait for those.
@@ -45,14 +47,6 @@ inline float peak_of_scores(const AttentionPass& pass, int first, int last, floa
 inline float weights_of_scores(int first, int last, float peak, float* scores) {
   const VF shift = vf_set1(peak);
   VF sum = vf_zero();
-  if (last - first == kKvChunk) {
-    for (int t = 0; t < kKvTiles; ++t) {
-      const VF weight = vf_exp(vf_sub(vf_load(scores + 16 * t), shift));
-      vf_store(scores + 16 * t, weight);
-      sum = vf_add(sum, weight);
-    }
-    return vf_sum(sum);
-  }
   const int begin = first / kKvTile * kKvTile;
   if (first == begin) {
     for (int j = begin; j < last; j += 16) {
@@ -72,6 +66,34 @@ inline float weights_of_scores(int first, int last, float peak, float* scores) {
   return vf_sum(sum);
 }
 
+// The same for queries all of whose scores count, 16 at a time.
+inline void weigh_whole_chunk(const AttentionPass& pass, int64_t queries, float* scores, const AttentionState& out) {
+  for (int64_t begin = 0; begin < queries; begin += 16, scores += 16 * kKvChunk) {
+    const int n = queries - begin < 16 ? static_cast<int>(queries - begin) : 16;
+    VF all[16];
+    for (int i = 0; i < n; ++i) {
+      float* row = scores + i * kKvChunk;
+      if (pass.softcap > 0) cap_scores(pass.softcap, 0, kKvChunk, row);
+      const VF low = vf_max(vf_load(row), vf_load(row + 16)), high = vf_max(vf_load(row + 32), vf_load(row + 48));
+      all[i] = vf_max(low, high);
+    }
+    for (int i = n; i < 16; ++i) all[i] = vf_zero();
+    vf_store_n(out.peak + begin, vf_hmax16(all), n);
+    for (int i = 0; i < n; ++i) {
+      const VF shift = vf_set1(out.peak[begin + i]);
+      float* row = scores + i * kKvChunk;
+      VF sum = vf_zero();
+      for (int j = 0; j < kKvChunk; j += 16) {
+        const VF weight = vf_exp(vf_sub(vf_load(row + j), shift));
+        vf_store(row + j, weight);
+        sum = vf_add(sum, weight);
+      }
+      all[i] = sum;
+    }
+    vf_store_n(out.sum + begin, vf_sum16(all), n);
+  }
+}
+
 inline void begin_state(int padded_dim, int64_t queries, const AttentionState& state) {
   for (int64_t i = 0; i < queries; ++i) {
     state.peak[i] = kNoScore;
@@ -80,15 +102,35 @@ inline void begin_state(int padded_dim, int64_t queries, const AttentionState& s
   std::memset(state.output, 0, static_cast<size_t>(queries * padded_dim) * 4);
 }
 
+// Joins peaks and sums of n queries from `begin` on, and gives the factors of their outputs.
+EDGE_RT_INLINE void join_sums(int64_t begin, int n, const AttentionState& chunk, const AttentionState& state,
+                              VF* old_factor, VF* new_factor) {
+  const VF before = vf_load_n(state.peak + begin, n), now = vf_load_n(chunk.peak + begin, n);
+  const VF peak = vf_max(before, now);
+  const VF a = vf_exp(vf_sub(before, peak)), b = vf_exp(vf_sub(now, peak));
+  vf_store_n(state.peak + begin, peak, n);
+  vf_store_n(state.sum + begin, vf_fma(vf_load_n(chunk.sum + begin, n), b, vf_mul(vf_load_n(state.sum + begin, n), a)),
+             n);
+  *old_factor = a;
+  *new_factor = b;
+}
+
+// The same for all queries; the factors take the place of the chunk's peaks and sums.
+inline void join_all_sums(int64_t queries, const AttentionState& chunk, const AttentionState& state) {
+  for (int64_t begin = 0; begin < queries; begin += 16) {
+    const int n = queries - begin < 16 ? static_cast<int>(queries - begin) : 16;
+    VF a, b;
+    join_sums(begin, n, chunk, state, &a, &b);
+    vf_store_n(chunk.peak + begin, a, n);
+    vf_store_n(chunk.sum + begin, b, n);
+  }
+}
+
 inline void fold_chunk(int padded_dim, int64_t queries, const AttentionState& chunk, const AttentionState& state) {
   for (int64_t begin = 0; begin < queries; begin += 16) {
     const int n = queries - begin < 16 ? static_cast<int>(queries - begin) : 16;
-    const VF before = vf_load_n(state.peak + begin, n), now = vf_load_n(chunk.peak + begin, n);
-    const VF peak = vf_max(before, now);
-    const VF a = vf_exp(vf_sub(before, peak)), b = vf_exp(vf_sub(now, peak));
-    vf_store_n(state.peak + begin, peak, n);
-    vf_store_n(state.sum + begin,
-               vf_fma(vf_load_n(chunk.sum + begin, n), b, vf_mul(vf_load_n(state.sum + begin, n), a)), n);
+    VF a, b;
+    join_sums(begin, n, chunk, state, &a, &b);
     float old_factor[16], new_factor[16];
     vf_store(old_factor, a);
     vf_store(new_factor, b);

@@ -134,16 +134,30 @@ inline void score_float(const float* const* keys, const float* across, int vecto
   }
 }
 
-// output += weight * value over keys [begin, end) of some tiles, for `Queries` queries and 16 * Vectors dimensions.
-// Every `every` keys a row is fetched, with 0 none. Without Vectors the values' last vector, of `tail` floats.
+// Where sums of values go: added to what `output` holds, or as a chunk of their own, which is stored, or joined to what
+// comes before it where factors of each query are given.
+struct ValueSums {
+  float* output;
+  bool is_chunk;
+  const float *before, *chunk;  // factors or nullptr
+
+  ValueSums from(int64_t query, int padded_dim) const {
+    if (before == nullptr) return {output + query * padded_dim, is_chunk, nullptr, nullptr};
+    return {output + query * padded_dim, is_chunk, before + query, chunk + query};
+  }
+};
+
+// Adds weight * value over keys [begin, end) of some tiles, for `Queries` queries and 16 * Vectors dimensions. Every
+// `every` keys a row is fetched, with 0 none. Without Vectors the values' last vector, of `tail` floats.
 template <int Queries, int Vectors>
-inline void add_values(const float* const* values, int begin, int end, const float* weights, float* output,
+inline void add_values(const float* const* values, int begin, int end, const float* weights, const ValueSums& to,
                        int padded_dim, int d, int every, Ahead* ahead, int tail = 0) {
   constexpr bool kIsTail = Vectors == 0;
   constexpr int kVectors = kIsTail ? 1 : Vectors;
+  float* output = to.output + d;
   VF sums[Queries][kVectors];
   for (int i = 0; i < Queries; ++i) {
-    for (int v = 0; v < kVectors; ++v) sums[i][v] = vf_load(output + i * padded_dim + d + 16 * v);
+    for (int v = 0; v < kVectors; ++v) sums[i][v] = to.is_chunk ? vf_zero() : vf_load(output + i * padded_dim + 16 * v);
   }
   for (int j = begin; j < end;) {
     int stop = end;
@@ -162,26 +176,34 @@ inline void add_values(const float* const* values, int begin, int end, const flo
       }
     }
   }
+  if (to.before != nullptr) {
+    for (int i = 0; i < Queries; ++i) {
+      const VF before = vf_set1(to.before[i]), chunk = vf_set1(to.chunk[i]);
+      for (int v = 0; v < kVectors; ++v) {
+        sums[i][v] = vf_fma(sums[i][v], chunk, vf_mul(vf_load(output + i * padded_dim + 16 * v), before));
+      }
+    }
+  }
   for (int i = 0; i < Queries; ++i) {
-    for (int v = 0; v < kVectors; ++v) vf_store(output + i * padded_dim + d + 16 * v, sums[i][v]);
+    for (int v = 0; v < kVectors; ++v) vf_store(output + i * padded_dim + 16 * v, sums[i][v]);
   }
 }
 
 template <int Queries>
-inline void add_all_values(const float* const* values, int begin, int end, const float* weights, float* output,
+inline void add_all_values(const float* const* values, int begin, int end, const float* weights, const ValueSums& to,
                            int padded_dim, int tail, int every, Ahead* ahead) {
   const int whole = tail > 0 ? padded_dim - 16 : padded_dim;
   int d = 0;
   for (; d + 16 * kValueVectors <= whole; d += 16 * kValueVectors) {
-    add_values<Queries, kValueVectors>(values, begin, end, weights, output, padded_dim, d, every, ahead);
+    add_values<Queries, kValueVectors>(values, begin, end, weights, to, padded_dim, d, every, ahead);
   }
   for (; d < whole; d += 16) {
-    add_values<Queries, 1>(values, begin, end, weights, output, padded_dim, d, every, ahead);
+    add_values<Queries, 1>(values, begin, end, weights, to, padded_dim, d, every, ahead);
   }
-  if (tail > 0) add_values<Queries, 0>(values, begin, end, weights, output, padded_dim, d, every, ahead, tail);
+  if (tail > 0) add_values<Queries, 0>(values, begin, end, weights, to, padded_dim, d, every, ahead, tail);
 }
 
-inline void weigh_values(const float* const* values, int begin, int end, const float* weights, float* output,
+inline void weigh_values(const float* const* values, int begin, int end, const float* weights, const ValueSums& to,
                          int padded_dim, int tail, int64_t count, Ahead* ahead) {
   // Few queries, or many keys, leave room for fetching only between keys.
   const bool few = count < 2 * kValueQueries;
@@ -190,20 +212,20 @@ inline void weigh_values(const float* const* values, int begin, int end, const f
   int64_t i = 0;
   for (; i + kValueQueries <= count; i += kValueQueries) {
     ahead->fetch(rows_between);
-    add_all_values<kValueQueries>(values, begin, end, weights + i * kKvChunk, output + i * padded_dim, padded_dim, tail,
+    add_all_values<kValueQueries>(values, begin, end, weights + i * kKvChunk, to.from(i, padded_dim), padded_dim, tail,
                                   every, ahead);
   }
   if (kValueQueries == 4 && i + 3 == count) {
-    add_all_values<3>(values, begin, end, weights + i * kKvChunk, output + i * padded_dim, padded_dim, tail, every,
+    add_all_values<3>(values, begin, end, weights + i * kKvChunk, to.from(i, padded_dim), padded_dim, tail, every,
                       ahead);
     i += 3;
   }
   for (; i + 2 <= count; i += 2) {
-    add_all_values<2>(values, begin, end, weights + i * kKvChunk, output + i * padded_dim, padded_dim, tail, every,
+    add_all_values<2>(values, begin, end, weights + i * kKvChunk, to.from(i, padded_dim), padded_dim, tail, every,
                       ahead);
   }
   for (; i < count; ++i) {
-    add_all_values<1>(values, begin, end, weights + i * kKvChunk, output + i * padded_dim, padded_dim, tail, every,
+    add_all_values<1>(values, begin, end, weights + i * kKvChunk, to.from(i, padded_dim), padded_dim, tail, every,
                       ahead);
   }
 }
