@@ -20,6 +20,14 @@ struct ChunkView {
   bool fills(int r, int tile) const { return first[r] <= tile * kKvTile && last[r] >= (tile + 1) * kKvTile; }
 };
 
+// Whether some row sees keys from a position on.
+inline bool sees_beyond(const ChunkView& view, int position) {
+  for (int r = 0; r < view.rows; ++r) {
+    if (view.last[r] > position) return true;
+  }
+  return false;
+}
+
 inline int clamp_to_chunk(int64_t position) {
   return static_cast<int>(position < 0 ? 0 : position > kKvChunk ? kKvChunk : position);
 }
@@ -37,50 +45,75 @@ inline void see_chunk(int64_t end, ChunkView* view) {
 
 // Physical rows of a tile's positions that some row of the pass sees; the others repeat a row that may be read. What
 // lies before the window may have been given to another position, which is being written.
-inline void map_rows(const AttentionPass& pass, int64_t position, int64_t limit, int32_t* out) {
-  const int64_t seen = pass.first_seen(pass.past);
+inline const int32_t* map_rows(const AttentionPass& pass, int64_t position, int32_t* memory) {
+  const int64_t seen = pass.first_seen(pass.past), limit = pass.past + pass.done + pass.rows;
+  if (position >= seen && position + kKvTile <= limit) return pass.row_map + position;
   for (int j = 0; j < kKvTile; ++j) {
     const int64_t at = position + j < limit ? position + j : limit - 1;
-    out[j] = pass.row_map[at > seen ? at : seen];
+    memory[j] = pass.row_map[at > seen ? at : seen];
   }
+  return memory;
 }
 
-// The same for one row of a tree, whose positions behind the committed ones are its ancestors. Nodes count from the
-// tree's first one, which an earlier pass may have appended.
-inline void map_ancestors(const AttentionPass& pass, int64_t position, int64_t row, int32_t* out) {
-  const int64_t seen = pass.first_seen(pass.past);
-  int64_t node = pass.done + row;
-  for (int j = kKvTile - 1; j >= 0; --j) {
-    const int64_t depth = position + j - pass.past;
-    if (depth < 0) {
-      out[j] = pass.row_map[position + j > seen ? position + j : seen];
-      continue;
-    }
-    while (pass.depths[node - pass.done] > depth) node = pass.parents[node];
-    out[j] = pass.row_map[pass.past + node];
-  }
-}
-
-// Calls use(begin, end, physical rows) for every set of the block's rows that find the same keys in a tile.
+// Calls use(begin, end, physical rows) for the block's rows that see a tile, all of which find the same keys in it.
 template <class Use>
 EDGE_RT_INLINE void visit_tile(const ChunkView& view, int tile, const Use& use) {
+  int begin = 0, end = view.rows;
+  while (begin < end && !view.touches(begin, tile)) ++begin;
+  while (end > begin && !view.touches(end - 1, tile)) --end;
+  if (begin == end) return;
+  int32_t memory[kKvTile];
+  use(begin, end, map_rows(view.pass, view.start + tile * kKvTile, memory));
+}
+
+// What rows of a tree see of a chunk from position `low` on, where the first tile begins that holds drafted nodes: a
+// row's positions behind the committed ones are its ancestors. Keys are numbered, so that rows share them.
+struct DraftedKeys {
+  int begin, end;  // the rows
+  int low, count;
+  int32_t physical[kKvChunk];
+  uint8_t key[kMaxBlockRows][kKvChunk];  // number of the key at a row's position
+};
+
+// Collects the keys of rows from `begin` on, of as many as find room. Nodes count from the tree's first one, which an
+// earlier pass may have appended.
+inline void collect_drafted(const ChunkView& view, int low, int begin, DraftedKeys* out) {
   const AttentionPass& pass = view.pass;
-  const int64_t position = view.start + tile * kKvTile;
-  int32_t physical[kKvTile];
-  if (pass.chain || position + kKvTile <= pass.past) {
-    int begin = 0, end = view.rows;
-    while (begin < end && !view.touches(begin, tile)) ++begin;
-    while (end > begin && !view.touches(end - 1, tile)) --end;
-    if (begin == end) return;
-    map_rows(pass, position, pass.chain ? pass.past + pass.done + pass.rows : pass.past, physical);
-    use(begin, end, physical);
-    return;
+  const int64_t seen = pass.first_seen(pass.past);
+  const int committed = clamp_to_chunk(pass.past - view.start);
+  int count = 0;
+  for (int j = low; j < committed; ++j, ++count) {
+    out->physical[count] = pass.row_map[view.start + j > seen ? view.start + j : seen];
   }
-  for (int r = 0; r < view.rows; ++r) {
-    if (!view.touches(r, tile)) continue;
-    map_ancestors(pass, position, view.begin + r, physical);
-    use(r, r + 1, physical);
+  const int shared = count;
+  int64_t nodes[kKvChunk];
+  int r = begin;
+  for (; r < view.rows; ++r) {
+    const int before = count, first = view.first[r] > low ? view.first[r] : low;
+    int64_t node = pass.done + view.begin + r;
+    int j = view.last[r] - 1;
+    for (; j >= first && j >= committed; --j) {
+      while (pass.depths[node - pass.done] > view.start + j - pass.past) node = pass.parents[node];
+      int number = shared;
+      while (number < count && nodes[number] != node) ++number;
+      if (number == kKvChunk) break;
+      if (number == count) {
+        nodes[count] = node;
+        out->physical[count++] = pass.row_map[pass.past + node];
+      }
+      out->key[r][j] = static_cast<uint8_t>(number);
+    }
+    if (j >= first && j >= committed) {
+      count = before;
+      break;
+    }
+    for (; j >= first; --j) out->key[r][j] = static_cast<uint8_t>(j - low);
   }
+  out->begin = begin;
+  out->end = r;
+  out->low = low;
+  out->count = count;
+  for (; count % kKvTile != 0; ++count) out->physical[count] = out->physical[count - 1];
 }
 
 // Keys or values of a tile, to be fetched while something else is computed; scales take a line or two, fetched at once.
@@ -97,13 +130,10 @@ inline Ahead look_ahead(const AttentionPass& pass, int which, int kv, int64_t po
   return {in.codes, rows, in.code_bytes, count, second};
 }
 
-inline void score_tile(const ChunkView& view, int kv, int tile, int begin, int end, const int32_t* physical,
-                       const AttentionWork& work, Ahead* ahead) {
-  const AttentionPass& pass = view.pass;
+// Scores of a tile for `count` queries from number `query` in scratch memory on.
+inline void score_tile(const AttentionPass& pass, int kv, const int32_t* physical, int64_t query, int64_t count,
+                       const AttentionWork& work, float* scores, Ahead* ahead) {
   const uint8_t* plane = pass.plane(0, kv);
-  const int64_t query = pass.query_place(kv, view.begin + begin);
-  const int64_t count = static_cast<int64_t>(end - begin) * pass.group;
-  float* scores = work.scores + static_cast<int64_t>(begin) * pass.group * kKvChunk + tile * kKvTile;
   if (pass.has_query_codes()) {
     score_coded(pass, plane, physical, query, count, work, scores, ahead);
     return;
@@ -134,6 +164,52 @@ inline void score_tile(const ChunkView& view, int kv, int tile, int begin, int e
     score_float<8>(keys, across, vectors, 0, queries, count, scores, ahead);
   } else {
     score_float<0>(keys, across, vectors, tail, queries, count, scores, ahead);
+  }
+}
+
+inline void score_drafted(const ChunkView& view, int kv, const DraftedKeys& keys, const AttentionWork& work,
+                          Ahead* ahead) {
+  constexpr int64_t kTogether = 32;
+  const AttentionPass& pass = view.pass;
+  const int64_t end = static_cast<int64_t>(keys.end) * pass.group;
+  int r = keys.begin, g = 0;
+  for (int64_t query = static_cast<int64_t>(r) * pass.group; query < end;) {
+    const int64_t count = end - query < kTogether ? end - query : kTogether;
+    float scores[kTogether * kKvChunk];  // of every key
+    int k = 0;
+    do {
+      score_tile(pass, kv, keys.physical + k, pass.query_place(kv, view.begin) + query, count, work, scores + k, ahead);
+      k += kKvTile;
+    } while (k < keys.count);
+    for (int64_t i = 0; i < count; ++i, ++query) {
+      float* to = work.scores + query * kKvChunk;
+      const int first = view.first[r] > keys.low ? view.first[r] : keys.low;
+      for (int j = first; j < view.last[r]; ++j) to[j] = scores[i * kKvChunk + keys.key[r][j]];
+      if (++g < pass.group) continue;
+      g = 0;
+      ++r;
+    }
+  }
+}
+
+inline void weigh_drafted(const ChunkView& view, int kv, const DraftedKeys& keys, const AttentionWork& work,
+                          float* output, Ahead* ahead) {
+  const AttentionPass& pass = view.pass;
+  const float* all[kKvChunk];
+  for (int k = 0; k < keys.count; k += kKvTile) {
+    AttentionWork place = work;
+    place.rows += k * pass.padded_dim;
+    kKvKernels[pass.form().value].read(pass, pass.plane(1, kv), keys.physical + k, place, all + k);
+  }
+  for (int r = keys.begin; r < keys.end; ++r) {
+    const int first = view.first[r] > keys.low ? view.first[r] : keys.low;
+    if (first >= view.last[r]) continue;
+    const float* values[kKvChunk];
+    for (int j = first; j < view.last[r]; ++j) values[j] = all[keys.key[r][j]];
+    const int64_t query = static_cast<int64_t>(r) * pass.group;
+    weigh_values(values, first, view.last[r], work.scores + query * kKvChunk,
+                 {output + query * pass.padded_dim, false, nullptr, nullptr}, pass.padded_dim,
+                 tail_of(pass, pass.form().value), pass.group, ahead);
   }
 }
 
@@ -201,11 +277,21 @@ inline void attend_chunk(const AttentionPass& pass, int kv, int64_t begin, int64
                          const AttentionWork& work, const AttentionState& out, const AttentionState* before) {
   ChunkView view{pass, begin, chunk * kKvChunk, 0, {}, {}};
   see_chunk(end, &view);
-  for (int tile = 0; tile < kKvTiles; ++tile) {
+  const int tiles = pass.chain ? kKvTiles : clamp_to_chunk(pass.past - view.start) / kKvTile;  // without drafted nodes
+  for (int tile = 0; tile < tiles; ++tile) {
     Ahead values = look_ahead(pass, 1, kv, view.start + tile * kKvTile);
     visit_tile(view, tile, [&](int from, int to, const int32_t* physical) {
-      score_tile(view, kv, tile, from, to, physical, work, &values);
+      const int64_t first = static_cast<int64_t>(from) * pass.group;
+      score_tile(pass, kv, physical, pass.query_place(kv, begin) + first, static_cast<int64_t>(to - from) * pass.group,
+                 work, work.scores + first * kKvChunk + tile * kKvTile, &values);
     });
+  }
+  const int drafted = sees_beyond(view, tiles * kKvTile) ? view.rows : 0;  // rows that see drafted nodes
+  DraftedKeys keys;
+  for (int r = 0; r < drafted; r = keys.end) {
+    Ahead values = look_ahead(pass, 1, kv, view.start + tiles * kKvTile);
+    collect_drafted(view, tiles * kKvTile, r, &keys);
+    score_drafted(view, kv, keys, work, &values);
   }
   const int64_t queries = static_cast<int64_t>(view.rows) * pass.group;
   const int common = common_tiles(view);
@@ -240,11 +326,16 @@ inline void attend_chunk(const AttentionPass& pass, int kv, int64_t begin, int64
   } else {
     std::memset(out.output, 0, static_cast<size_t>(queries * pass.padded_dim) * 4);
   }
-  for (; tile < kKvTiles; ++tile) {
-    Ahead keys = look_ahead(pass, 0, kv, view.start + kKvChunk + tile * kKvTile);
+  for (; tile < tiles; ++tile) {
+    Ahead next = look_ahead(pass, 0, kv, view.start + kKvChunk + tile * kKvTile);
     visit_tile(view, tile, [&](int from, int to, const int32_t* physical) {
-      weigh_tile(view, kv, tile, from, to, physical, work, out.output, &keys);
+      weigh_tile(view, kv, tile, from, to, physical, work, out.output, &next);
     });
+  }
+  for (int r = 0; r < drafted; r = keys.end) {
+    Ahead next = look_ahead(pass, 0, kv, view.start + kKvChunk);
+    if (keys.begin != r) collect_drafted(view, tiles * kKvTile, r, &keys);
+    weigh_drafted(view, kv, keys, work, out.output, &next);
   }
   if (before != nullptr) fold_chunk(pass.padded_dim, queries, out, *before);
 }
