@@ -111,6 +111,21 @@ def test_bits_of_a_tree_are_those_of_its_branches(name, kv_format):
         assert in_parts.stored(past + count).tobytes() == others[0].stored(past + count).tobytes()
 
 
+@pytest.mark.parametrize("kv_format", ["f16", "int8", "int4"])
+def test_rows_of_a_tree_may_see_more_keys_together_than_a_chunk_has(kv_format):
+    rng = np.random.default_rng(3)
+    past, leaves = 31, 32
+    plain, tree = make_layers(rng, "odd", kv_format, {}, {"row_map": rng.permutation(CAPACITY)})
+    prompt, rows = make_rows(rng, plain.config, past), make_rows(rng, plain.config, 2 * leaves)
+    parents = [-1] * leaves + [int(parent) for parent in rng.permutation(leaves)]
+    for layer in (plain, tree):
+        layer.run(prompt, 0)
+    tree.run(rows[:leaves], past, parents[:leaves])
+    y = tree.run(rows[leaves:], past, parents)
+    wanted = [plain.run(rows[[parents[row], row]], past)[-1] for row in range(leaves, 2 * leaves)]
+    assert y.tobytes() == np.stack(wanted).tobytes()
+
+
 @settings(max_examples=30, derandomize=True)
 @given(st.data())
 def test_any_pass_matches_the_reference_and_itself(data):
