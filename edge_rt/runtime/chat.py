@@ -17,11 +17,13 @@ from edge_rt.runtime.chat_messages import (
     ChatMessage,
     SavedChat,
     answer_message,
+    joined_answer,
     read_chat,
     result_messages,
 )
 from edge_rt.runtime.config import GenerationConfig, GenerationOptions
 from edge_rt.runtime.forward.cancel import CancelToken
+from edge_rt.runtime.forward.runner import closed
 from edge_rt.runtime.generation import usable_ids
 from edge_rt.runtime.prompts import PLAIN_ANSWER, AnswerForm
 from edge_rt.runtime.results import Result
@@ -29,6 +31,7 @@ from edge_rt.runtime.stream import AsyncStream, Stream, StreamOptions, read_whol
 from edge_rt.system.byte_size import counted
 from edge_rt.system.files import write_atomically
 from edge_rt.system.option_names import known_options
+from edge_rt.text.template import Inputs
 from edge_rt.version import VERSION
 
 if TYPE_CHECKING:
@@ -264,6 +267,23 @@ class Chat:
             raise ConfigError("There is nothing to answer.", "The chat has no user message.", "Say something first.")
         return self._answer(asked, config, cancel, None, options)
 
+    @known_options(GenerationOptions)
+    def resume(
+        self,
+        config: GenerationConfig | None = None,
+        *,
+        cancel: CancelToken | None = None,
+        **options: Unpack[GenerationOptions],
+    ) -> Stream:
+        """Continue the last answer, or its thoughts, where it ends; what is new is added to its message.
+
+        Raises:
+            ConfigError: the last message is no answer, or one that calls tools.
+        """
+        if not self.messages or self.messages[-1]["role"] != "assistant":
+            raise ConfigError("There is no answer to continue.", "The last message is none.", "Say something first.")
+        return self._answer(self.messages[:-1], config, cancel, None, options, begun=self.messages[-1])
+
     def _answer(
         self,
         asked: list[ChatMessage],
@@ -271,10 +291,11 @@ class Chat:
         cancel: CancelToken | None,
         on_prefill: Callable[[int, int], None] | None,
         options: GenerationOptions,
+        begun: ChatMessage | None = None,
     ) -> Stream:
         called = time.perf_counter()
         config = (config or GenerationConfig()).with_options(**options)
-        prompt = self._render(asked)
+        prompt = self._render(asked) if begun is None else self._render_begun([*asked, begun])
         self._model.check_prompt_fits(prompt, config)
         token_ids = self._encode(prompt)
 
@@ -285,7 +306,8 @@ class Chat:
             if result.finish_reason == "cancelled" and not result.token_ids:
                 return
             writes_calls = texts is not None and texts.writes_calls(tools)
-            self.messages = [*asked, answer_message(result, asked, form.tool_names, writes_calls=writes_calls)]
+            message = answer_message(result, asked, form.tool_names, writes_calls=writes_calls)
+            self.messages = [*asked, message if begun is None else joined_answer(begun, message)]
             self._remember(prompt, token_ids, result)
 
         return self._model.stream_ids(
@@ -306,6 +328,12 @@ class Chat:
             documents=self.documents,
             template_args=self.template_args,
         )
+
+    def _render_begun(self, messages: Items[Message]) -> RenderedPrompt:
+        texts = self._model.texts
+        if texts is None:
+            raise closed()
+        return texts.render_question(messages, Inputs(self.tools, self.documents, self.template_args))
 
     def _encode(self, prompt: RenderedPrompt) -> list[int]:
         """Return the token ids of a prompt; only the text after the part whose tokens are known is encoded."""

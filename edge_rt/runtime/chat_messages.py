@@ -77,6 +77,13 @@ def answer_message(
     return message
 
 
+def joined_answer(begun: ChatMessage, more: ChatMessage) -> ChatMessage:
+    """Return an answer with what was generated behind it."""
+    thoughts = begun.get("reasoning_content", "") + more.get("reasoning_content", "")
+    message: ChatMessage = {**more, "content": begun["content"] + more["content"]}
+    return {**message, "reasoning_content": thoughts} if thoughts else message
+
+
 def result_messages(messages: Items[ChatMessage], results: object) -> list[ChatMessage]:
     """Return the results of the calls in the last message as messages.
 

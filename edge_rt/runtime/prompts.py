@@ -27,8 +27,9 @@ from edge_rt.system.byte_size import exact_size, round_up, show_size
 from edge_rt.text.answer_format import AnswerFormat
 from edge_rt.text.grammar import TABLE_BYTES, TokenTable
 from edge_rt.text.template import NO_INPUTS, ChatTemplate, Inputs
+from edge_rt.text.template_messages import THOUGHT_FIELDS
 from edge_rt.text.template_text import RenderedPrompt
-from edge_rt.text.thoughts import ThoughtMarkers, find_markers, tool_names
+from edge_rt.text.thoughts import ThoughtMarkers, answer_so_far, find_markers, tool_names
 from edge_rt.text.token_bytes import IncrementalDecoder
 from edge_rt.text.tokenizer import Tokenizer
 from edge_rt.text.tokenizer_reading import KeptReadings
@@ -389,7 +390,7 @@ class PromptEncoder:
     ) -> str | list[int] | RenderedPrompt:
         """Return a prompt as a text, as token ids or as rendered messages; errors as in ``prepare``."""
         if is_messages(prompt):
-            return self.render(prompt, inputs)
+            return self.render_question(prompt, inputs)
         if names := inputs.names:
             raise ConfigError(
                 "The prompt is no list of messages, and only these go through the chat template.",
@@ -401,9 +402,42 @@ class PromptEncoder:
         items: Any = prompt.tolist() if isinstance(prompt, np.ndarray) else prompt
         return self._checked_ids(list(items) if isinstance(items, list | tuple) else [repr(prompt)])
 
+    def render_question(self, messages: Items[Message], inputs: Inputs = NO_INPUTS) -> RenderedPrompt:
+        """Return messages as the prompt of an answer; where they end with the assistant's turn, it is continued.
+
+        Raises:
+            ConfigError: the turn cannot be continued.
+            InvalidTemplate: there is no template, or it refuses the messages.
+        """
+        *before, last = messages
+        if last.get("role") != "assistant":
+            return self.render(messages, inputs)
+        content = last.get("content") or ""
+        reasoning = next((text for name in THOUGHT_FIELDS if (text := last.get(name))), "")
+        if not before or last.get("tool_calls") or not (isinstance(content, str) and isinstance(reasoning, str)):
+            raise ConfigError(
+                "The last message is an answer that cannot be continued.",
+                "It follows nothing." if not before else "It calls tools, or is no text.",
+                "Only texts and thoughts behind another message are continued; put a message behind others.",
+            )
+        prompt = self.render(before, inputs)
+        markers = self.thoughts_after(prompt)
+        if reasoning and markers is None:
+            raise ConfigError(
+                "The last message has thoughts, and this model marks none.",
+                f"{len(reasoning)} characters of thoughts.",
+                "Leave the thoughts out.",
+            )
+        for text, is_marker in answer_so_far(markers, reasoning, content):
+            prompt = prompt.followed_by_own(text) if is_marker else prompt.followed_by(text)
+        return replace(prompt, ends_in="answer" if content else "thought" if reasoning else "question")
+
     def form_of(self, prompt: RenderedPrompt, tools: Items[Mapping[str, Any]] | None) -> AnswerForm:
         """Return what the answer to rendered messages, which came with tools or without, may have besides its text."""
-        return AnswerForm(self.thoughts_after(prompt), bool(tools), tool_names(tools))
+        thoughts = None if prompt.ends_in == "answer" else self.thoughts_after(prompt)
+        if prompt.ends_in == "thought" and thoughts is not None:
+            thoughts = replace(thoughts, is_begun=True)
+        return AnswerForm(thoughts, bool(tools), tool_names(tools))
 
     def encode_reference(self, text: str, most: int | None) -> list[int]:
         """Return the token ids of a text that an answer may copy.

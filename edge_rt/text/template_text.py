@@ -8,13 +8,14 @@ templates do with texts. Where an operation is unknown, or the ranges cannot be 
 
 from __future__ import annotations
 
+import dataclasses
 import re
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from itertools import accumulate, pairwise
-from typing import Any, Final, Self, SupportsIndex
+from typing import Any, Final, Literal, Self, SupportsIndex
 
 Ranges = tuple[int, ...]
 """Where own ranges begin and end, in turn: increasing positions."""
@@ -213,12 +214,14 @@ class RenderedPrompt:
         special_tokens: texts of the special tokens.
         folds_system: whether the system message stands in the first user message, because the template has no place
             for it.
+        ends_in: what the answer goes on with: nothing, or thoughts or an answer that the prompt has begun.
     """
 
     text: str
     own: Ranges = field(repr=False)
     special_tokens: tuple[str, ...] = field(repr=False)
     folds_system: bool = False
+    ends_in: Literal["question", "thought", "answer"] = "question"
 
     def spans(self) -> list[tuple[str, bool]]:
         """Cut the text where somebody else's begins or ends.
@@ -259,7 +262,13 @@ class RenderedPrompt:
 
     def followed_by(self, text: str) -> RenderedPrompt:
         """Return the prompt with a text behind it that the template did not write, such as an answer."""
-        return RenderedPrompt(self.text + text, self.own, self.special_tokens, self.folds_system)
+        return dataclasses.replace(self, text=self.text + text)
+
+    def followed_by_own(self, text: str) -> RenderedPrompt:
+        """Return the prompt with a text behind it that counts as the template's, such as a marker."""
+        start = len(self.text)
+        own = (*self.own, start, start + len(text)) if text else self.own
+        return dataclasses.replace(self, text=self.text + text, own=own)
 
 
 def _within(own: Ranges, start: int, stop: int) -> Ranges:

@@ -15,13 +15,15 @@ class ThoughtMarkers:
     Attributes:
         begin: text in front of the thoughts; they begin an answer, or there are none.
         answer: text in front of an answer without thoughts; empty if there is none.
-        is_open: whether the prompt ends with ``begin``, so that the answer begins in the middle of thoughts.
+        is_open: whether the prompt ends with ``begin``, so that the answer begins with thoughts.
+        is_begun: whether the prompt ends in the middle of thoughts.
     """
 
     begin: str
     end: str
     answer: str = ""
     is_open: bool = False
+    is_begun: bool = False
 
     @property
     def texts(self) -> tuple[str, ...]:
@@ -60,6 +62,23 @@ def find_markers(source: str, token_id: Callable[[str], int | None], prompt: str
     return None
 
 
+def answer_so_far(markers: ThoughtMarkers | None, reasoning: str, content: str) -> list[tuple[str, bool]]:
+    """Return an answer that is not at its end as the model would have written it: texts, and whether one is a marker.
+
+    Args:
+        markers: of the model, behind the prompt that the answer follows.
+        reasoning: its thoughts; they are at their end if there is any content.
+    """
+    if markers is None or not (reasoning or (content and markers.is_open)):
+        return [(content, False)]
+    # Models that think between these two words write them on lines of their own.
+    line = "\n" if markers.begin == "<think>" else ""
+    begun = [] if markers.is_open else [(markers.begin + line, True)]
+    if not content:
+        return [*begun, (reasoning, False)]
+    return [*begun, (reasoning, False), (line + markers.end + 2 * line, True), (content, False)]
+
+
 class ThoughtStream:
     """Takes the text of an answer apart, into thoughts and answer, however it is cut into pieces.
 
@@ -75,7 +94,7 @@ class ThoughtStream:
         if markers is None:
             self._state = "answer"
         else:
-            self._state = "thought start" if markers.is_open else "start"
+            self._state = "thought" if markers.is_begun else "thought start" if markers.is_open else "start"
         self.reasoning = ""
         self.text = ""
 

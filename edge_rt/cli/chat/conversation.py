@@ -117,6 +117,11 @@ class Conversation:
             self.attached.clear()
         return result
 
+    def resume(self) -> Result:
+        """Continue the last answer."""
+        with in_words_of_a_chat():
+            return self._answer(lambda token, _: self.chat.resume(self.options, cancel=token))
+
     def regenerate(self) -> Result:
         """Generate a new answer to the last message."""
         with in_words_of_a_chat():

@@ -78,6 +78,7 @@ class Commands:
             "/save": Command(self._save, "FILE", "save conversation and options"),
             "/load": Command(self._load, "FILE", "load a saved conversation"),
             "/regen": Command(self._regen, "", "generate a new answer to the last message"),
+            "/continue": Command(self._continue, "", "continue the last answer where it ends"),
             "/undo": Command(self._undo, "", "drop a pending /read, else the last exchange"),
             "/read": Command(self._read, "FILE", "put a file's text in front of the next message"),
             "/model": Command(self._model, "MODEL", "change the model; memory is planned anew"),
@@ -128,6 +129,9 @@ class Commands:
 
     def _regen(self, _: str) -> None:
         self._conversation.regenerate()
+
+    def _continue(self, _: str) -> None:
+        self._conversation.resume()
 
     def _undo(self, _: str) -> None:
         names = self._conversation.attached_names()

@@ -118,6 +118,7 @@ class QuestionFlags:
     text: Annotated[str | None, flags.PROMPT_ARGUMENT] = None
     prompt: Annotated[str | None, flags.PROMPT] = None
     system: Annotated[str | None, flags.SYSTEM] = None
+    prefill: Annotated[str | None, flags.PREFILL] = None
     raw: Annotated[bool, flags.RAW.but(help="Take the prompt as it is, without the chat template.")] = False
 
 
@@ -154,6 +155,8 @@ def generate(
         options = options.with_options(logprobs=form.logprobs)
     if question.raw and question.system is not None:
         raise ConfigError("--raw takes no system message.", "Both were given.", "Write it into the prompt.")
+    if question.raw and question.prefill is not None:
+        raise ConfigError("--raw takes no --prefill.", "Both were given.", "Write it behind the prompt.")
     inputs = template.inputs()
     if question.raw and template.template_arg:
         raise ConfigError("--raw takes no --template-arg.", "Both were given.", "Leave one out.")
@@ -195,10 +198,11 @@ def generate(
 
 def _messages(model: Model, text: str, question: QuestionFlags) -> Prompt:
     """Return the prompt as messages, or unchanged with ``--raw`` and for models without a template."""
-    if question.raw or (model.template_source is None and question.system is None):
+    if question.raw or (model.template_source is None and question.system is None and question.prefill is None):
         return text
     messages = [] if question.system is None else [{"role": "system", "content": question.system}]
-    return [*messages, {"role": "user", "content": text}]
+    begun = [] if question.prefill is None else [{"role": "assistant", "content": question.prefill}]
+    return [*messages, {"role": "user", "content": text}, *begun]
 
 
 class _Writer:

@@ -340,6 +340,9 @@ SPEC_TRACE: Final = Flag(
 
 PROMPT: Final = Flag(("-p", "--prompt"), "The prompt; text on standard input follows it.", metavar="TEXT")
 SYSTEM: Final = Flag(("-s", "--system"), "System message: instructions for the whole conversation.", metavar="TEXT")
+PREFILL: Final = Flag(
+    ("--prefill",), "Beginning of the answer, which the model continues.", metavar="TEXT", panel=PROMPTING
+)
 TEMPLATE_ARG: Final = Flag(
     ("--template-arg",),
     "Argument of the chat template (JSON, else text), such as enable_thinking=false or tools=[...]; repeatable.",
