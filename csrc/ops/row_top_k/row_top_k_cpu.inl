@@ -18,11 +18,17 @@ inline float least_of_top(const TopKPart* top, int k) { return top->count < k ? 
 // The inner maximum drops what is not a number.
 inline VF numbers_of(const float* logits) { return vf_max(vf_load(logits), vf_set1(kMinusInfinity)); }
 
-// A bound that the k-th largest logit reaches: the k-th largest of the 16 lanes' maxima.
-inline float bound_of_top(const float* logits, int64_t begin, int64_t end, int k) {
-  if (k > 16 || end - begin < 16) return kMinusInfinity;
-  VF most = vf_set1(kMinusInfinity);
-  for (int64_t i = begin; i + 16 <= end; i += 16) most = vf_max(numbers_of(logits + i), most);
+// Logits of a stride; most strides hold nothing that is large enough.
+constexpr int kTopKStride = 128;
+
+// Peaks of a part's whole strides, and a bound that its k-th largest logit reaches.
+struct StridePeaks {
+  float of[kTopKPart / kTopKStride];
+  float bound;
+};
+
+// The k-th largest of 16 numbers.
+inline float bound_of_lanes(VF most, int k) {
   float lanes[16];
   vf_store(lanes, most);
   for (int i = 1; i < 16; ++i) {
@@ -34,27 +40,49 @@ inline float bound_of_top(const float* logits, int64_t begin, int64_t end, int k
   return lanes[k - 1];
 }
 
-inline void find_top(const float* logits, int64_t begin, int64_t end, int k, TopKPart* top) {
-  constexpr int kStride = 128;
-  const float bound = bound_of_top(logits, begin, end, k);
-  top->count = 0;
-  for (int64_t first = begin; first < end; first += kStride) {
-    const int64_t last = end - first < kStride ? end : first + kStride;
-    if (last - first == kStride) {
-      // Most strides hold nothing that is large enough.
-      VF most = numbers_of(logits + first);
-      for (int i = 16; i < kStride; i += 16) most = vf_max(numbers_of(logits + first + i), most);
-      const float peak = vf_hmax(most);
-      if (peak < bound || (top->count == k && peak <= top->values[k - 1])) continue;
+inline void find_peaks(const float* logits, int64_t strides, int k, StridePeaks* out) {
+  // This walk is a part's first: its logits may lie in another core's cache.
+  constexpr int kAhead = 512;
+  VF most = vf_set1(kMinusInfinity);
+  for (int64_t first = 0; first < strides; first += 16) {
+    VF peaks[16];
+    for (int s = 0; s < 16; ++s) {
+      peaks[s] = vf_set1(kMinusInfinity);
+      if (first + s >= strides) continue;
+      const float* at = logits + (first + s) * kTopKStride;
+      for (int i = 0; i < kTopKStride; i += 16) {
+        prefetch(at + i + kAhead);
+        peaks[s] = vf_max(numbers_of(at + i), peaks[s]);
+      }
+      most = vf_max(most, peaks[s]);
     }
+    vf_store(out->of + first, vf_hmax16(peaks));
+  }
+  out->bound = k <= 16 && strides > 0 ? bound_of_lanes(most, k) : kMinusInfinity;
+}
+
+inline void find_top(const float* logits, int64_t begin, int64_t end, int k, TopKPart* top) {
+  const int64_t strides = (end - begin) / kTopKStride;
+  StridePeaks peaks;
+  find_peaks(logits + begin, strides, k, &peaks);
+  top->count = 0;
+  const auto insert_from = [&](int64_t first, int64_t last) {
     for (int64_t i = first; i < last; ++i) {
       const float value = logits[i];
-      if (value < bound) continue;
+      if (value < peaks.bound) continue;
       if (value > least_of_top(top, k) || (top->count < k && value == value)) {
         insert_top(top, k, value, static_cast<int32_t>(i));
       }
     }
+  };
+  for (int64_t s = 0; s < strides; ++s) {
+    if (peaks.of[s] < peaks.bound || (top->count == k && peaks.of[s] <= top->values[k - 1])) continue;
+    const int64_t first = begin + s * kTopKStride;
+    for (int64_t i = first; i < first + kTopKStride; i += 16) {
+      if (vf_hmax(numbers_of(logits + i)) >= peaks.bound) insert_from(i, i + 16);
+    }
   }
+  insert_from(begin + strides * kTopKStride, end);
 }
 
 inline float sum_of_exp(const float* logits, int64_t begin, int64_t end, float peak) {
