@@ -12,19 +12,15 @@ namespace {
 // Least work of an item, so that claiming it costs little.
 constexpr int64_t kItemBytes = 24 << 10;
 
-// Up to so many rows the weights come later than the products could be computed.
-constexpr int64_t kMaxLightRows = 2;
-
 // Numbers that an item norms, about a microsecond's work.
 constexpr int64_t kItemNumbers = 4096;
 
 // The hardware's own prefetcher stops at every page; without ours 8 rows take two thirds longer. One level alone has
-// too few lines in flight, a tenth; but on Zen 5 two take them from each other where weights are all that is waited
-// for: one row takes a fifth longer.
-FetchAhead fetch_ahead(int64_t rows) {
-  constexpr FetchAhead kTwoLevels{12 << 10, 1536}, kOneLevel{0, 8 << 10};
+// too few lines in flight, a tenth; but on Zen 5 two take them from each other: one row takes a fifth longer, four rows
+// 4 %.
+FetchAhead fetch_ahead() {
   static const bool is_zen5 = amd_family() >= 0x1a;
-  return is_zen5 && rows <= kMaxLightRows ? kOneLevel : kTwoLevels;
+  return is_zen5 ? FetchAhead{0, 8 << 10} : FetchAhead{12 << 10, 1536};
 }
 
 // Up to so many rows every thread rounds all of them for itself.
@@ -101,7 +97,7 @@ size_t step_scratch_bytes(const PackedParts& weight, int64_t rows) {
 LinearStep::LinearStep(const QuantLinearKernels& kernels, const RoundRows& rounding, const LinearRows& job, int lanes)
     : kernels_(kernels), rounding_(rounding), job_(job), lane_count_(lanes), tile_step_(job.paired ? 2 : 1),
       lanes_(0, 0, 1) {
-  job_.fetch = fetch_ahead(job_.in.rows);
+  job_.fetch = fetch_ahead();
   split();
 }
 
