@@ -42,6 +42,7 @@ def load(
     draft_max: int | None = None,
     corpus: str | Path | None = None,
     drafter: str | Path | None = None,
+    formats: bool = False,
     spec_trace: Callable[[dict[str, Any]], None] | None = None,
     on_calibrate: Callable[[], None] | None = None,
     plan: Plan | None = None,
@@ -79,6 +80,7 @@ def load(
         drafter: folder of a trained drafter; with ``spec`` None, ``"auto"`` or the drafter's kind. None takes one that
             fits, from the package's folder or from those installed with edge-rt. With ``"auto"`` it may be a package
             with the same tokenizer, which then drafts as well. ``"none"``: no trained one is used.
+        formats: keep room in the plan for answers in a format; else their tables take what is left of the budget.
         spec_trace: called with the decision of every decoding step.
         on_calibrate: called when the first answer has to wait until the latency of passes is measured: with networks
             that draft but heads, and on a GPU. That takes a second or two, and its result is kept.
@@ -113,6 +115,7 @@ def load(
         draft_max=draft_max,
         corpus=None if corpus is None else Path(corpus),
         drafter=None if drafter is None else Path(drafter),
+        formats=formats,
         spec_trace=spec_trace,
         on_calibrate=None if on_calibrate is None else lambda _: on_calibrate(),
         costs=user_costs(),
@@ -139,6 +142,7 @@ def plan(
     draft_max: int | None = None,
     corpus: str | Path | None = None,
     drafter: str | Path | None = None,
+    formats: bool = False,
 ) -> Plan:
     """Return what ``load`` with the same arguments would decide, whether it fits or not; nothing is loaded.
 
@@ -158,6 +162,7 @@ def plan(
         draft_max: most drafted tokens of a pass.
         corpus: file that drafts are looked up in.
         drafter: folder of a trained drafter.
+        formats: whether answers in a format have room.
 
     Raises:
         ModelNotFound: there is no such package.
@@ -180,6 +185,7 @@ def plan(
         draft_max=draft_max,
         corpus=None if corpus is None else Path(corpus),
         drafter=None if drafter is None else Path(drafter),
+        formats=formats,
         costs=user_costs(),
     )
     return plan_package(_open(model, store, remakes=False), options)

@@ -23,9 +23,9 @@ class Term:
     """A part of the memory.
 
     Attributes:
-        name: one of runtime, tokenizer, weights, session, kv_cache, activations, logits, sampling, drafters; corpus if
-            there is one; drafter and drafter_head if a trained drafter is loaded, draft_weights and draft_model if a
-            second model is; gpu_context if a GPU computes.
+        name: one of runtime, tokenizer, weights, session, kv_cache, activations, logits, sampling, drafters; formats if
+            answers in a format were asked for; corpus if there is one; drafter and drafter_head if a trained drafter is
+            loaded, draft_weights and draft_model if a second model is; gpu_context if a GPU computes.
         bytes: largest size of the part in the memory of the process.
         kind: ``"file"`` (mapped: processes share it, and the kernel may drop it) or ``"private"``.
     """
@@ -65,6 +65,8 @@ def terms_of(shape: ModelShape, choice: Choice, sizes: Sizes, request: Request) 
         Term("sampling", sizes.sampling, private, f"arrays of {shape.model.vocab_size} tokens"),
         Term("drafters", sizes.drafters, private, _drafters_text(shape, choice, sizes.tables)),
     ]  # fmt: skip
+    if sizes.formats:
+        terms.append(Term("formats", sizes.formats, private, f"tables of {shape.model.vocab_size} tokens for answers"))
     if sizes.corpus:
         terms.append(Term("corpus", sizes.corpus, "file", "the index of texts; in a long run lookups touch all of it"))
     if choice.drafter and request.drafter is not None:

@@ -29,6 +29,7 @@ class Request:
         drafter: the trained drafter that fits the model, if the mode may use one.
         drafter_folder: folder of the drafter, if it was named: it is then pinned; ``NO_DRAFTER``: none is used.
         draft_model: a second model that drafts, if the mode uses one.
+        formats: whether there is room for the tables of answers in a format.
     """
 
     budget_bytes: int | None = None
@@ -42,6 +43,7 @@ class Request:
     corpus: str | None = None
     corpus_bytes: int = 0
     hidden: bool = False
+    formats: bool = False
     drafter: DrafterShape | None = None
     drafter_folder: str | None = None
     draft_model: DraftModelShape | None = None

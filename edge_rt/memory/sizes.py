@@ -20,6 +20,7 @@ from edge_rt.memory.terms import (
     drafter_bytes,
     drafts_itself,
     embedding_bytes,
+    format_bytes,
     hidden_bytes,
     kv_bytes,
     logits_bytes,
@@ -53,6 +54,7 @@ class Sizes:
         one_logit_row: bytes of the outputs of one row; prefill needs no more than one.
         gpu: what lies on a GPU, which the parts above then do not count; None: the CPU computes.
         driver: of the runtime part, what is counted for the driver of GPUs.
+        formats: tables of answers in a format.
     """
 
     runtime: int
@@ -77,6 +79,7 @@ class Sizes:
     gpu: GpuSizes | None = None
     is_unified: bool = False
     driver: int = 0
+    formats: int = 0
 
     @property
     def activations(self) -> int:
@@ -124,7 +127,8 @@ class Sizes:
         mapped = self.weights + self.corpus + self.drafter + self.draft_weights
         drafting = self.drafters + self.drafter_head + self.draft_model
         shared = self.gpu.total if self.gpu is not None and self.is_unified else 0
-        own = self.runtime + self.tokenizer + mapped + self.session + self.kv_cache + self.sampling + drafting
+        chosen = self.sampling + self.formats
+        own = self.runtime + self.tokenizer + mapped + self.session + self.kv_cache + chosen + drafting
         return own + shared
 
 
@@ -189,6 +193,7 @@ def sizes_of(shape: ModelShape, device: Device, choice: Choice, request: Request
         packing=base + session + tokenizer + packing_bytes(shape),
         one_logit_row=logits_bytes(shape, 1, hidden=hidden),
         driver=driver,
+        formats=format_bytes(shape.model.vocab_size) if request.formats else 0,
     )
     if device.gpu is None:
         return sizes

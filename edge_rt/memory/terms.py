@@ -63,6 +63,7 @@ BASE_BYTES: Final = 311 * MIB // 4
 ``generate``, 62.2 MiB for a program that imports only edge-rt; an interactive chat needs 5 MiB more for its line
 editor."""
 
+_FORMAT_TOKEN: Final = 400
 _TOKENIZER_FIXED: Final = 31 * MIB // 4
 _TOKENIZER_BUCKET: Final = 48  # bytes per bucket of the library's hash tables; their number is a power of two
 _TOKENIZER_TEXT: Final = 5  # bytes per byte of tokenizer.json, whose size grows with vocabulary and merges
@@ -274,6 +275,11 @@ def mapped_again_bytes(shape: ModelShape, choice: Choice) -> int:
 def sampling_bytes(shape: ModelShape) -> int:
     """Return the bytes to sample a token: penalties, weights, probabilities and sums of a whole row."""
     return _SAMPLING_FIXED + _SAMPLING_TOKEN * shape.model.vocab_size
+
+
+def format_bytes(vocab_size: int) -> int:
+    """Return the bytes of the tables of answers in a format: 270 for each of 49,000 tokens, 390 of 200,000."""
+    return _FORMAT_TOKEN * vocab_size
 
 
 def logits_bytes(shape: ModelShape, rows: int, *, hidden: bool = False) -> int:

@@ -19,13 +19,13 @@ from edge_rt.errors import (
 )
 from edge_rt.memory.budget import Budget, Claim
 from edge_rt.memory.plan import Plan, make_plan
-from edge_rt.memory.terms import encodable_bytes, long_stretch_bytes, longest_stretch
+from edge_rt.memory.terms import encodable_bytes, format_bytes, long_stretch_bytes, longest_stretch
 from edge_rt.package.reader import Package
 from edge_rt.runtime.config import GenerationConfig
 from edge_rt.runtime.decode.answer_grammar import AnswerGrammar, Opening
 from edge_rt.system.byte_size import exact_size, round_up, show_size
 from edge_rt.text.answer_format import AnswerFormat
-from edge_rt.text.grammar import TABLE_BYTES, TokenTable
+from edge_rt.text.grammar import TokenTable
 from edge_rt.text.template import NO_INPUTS, ChatTemplate, Inputs
 from edge_rt.text.template_messages import THOUGHT_FIELDS
 from edge_rt.text.template_text import RenderedPrompt
@@ -78,17 +78,18 @@ class EncodingBudget:
             room = encodable_bytes(shape, ctx, more - missing)
             raise EncodingBudgetExceeded(stretch_bytes, room, self._enough(stretch_bytes, missing))
 
-    def reserve_tables(self, wanted: int) -> None:
-        """Claim memory for tables of grammars, until the model is closed.
+    def reserve_tables(self, vocab_size: int) -> None:
+        """Claim memory for tables of grammars until the model is closed, if the plan has no room for them.
 
         Raises:
             MemoryBudgetExceeded: the budget does not have it; nothing is claimed.
         """
+        wanted = 0 if self._plan.request.formats else format_bytes(vocab_size)
         if missing := self._claim.extend(self._claim.bytes + wanted):
             raise MemoryBudgetExceeded(
                 "The tables for answers in a format do not fit the memory budget.",
                 f"They take {show_size(wanted)}, {show_size(missing)} more than is left.",
-                "Load the model with a larger budget, or with a smaller context.",
+                "Load the model with room for them (formats=True), or with a larger budget or a smaller context.",
             )
         self._claimed += wanted
 
@@ -189,7 +190,7 @@ class PromptEncoder:
         """
         if self._table is None:
             if self._budget is not None:
-                self._budget.reserve_tables(TABLE_BYTES * self._vocab_size)
+                self._budget.reserve_tables(self._vocab_size)
             self._table = TokenTable(self.tokenizer, self._vocab_size)
         matcher = self._table.matcher(wanted)
         return AnswerGrammar(matcher, self.tokenizer.eos_token_ids, self._vocab_size, self._opening(form))

@@ -34,8 +34,6 @@ _LIMITS: Final = {
     "verbose_errors": False,
 }
 """So that a grammar is compiled within a second and a mask takes milliseconds, or both end as an error."""
-TABLE_BYTES: Final = 400
-"""Bytes for each token of a vocabulary: the tables take 270 of them with 49,000 tokens and 390 with 200,000."""
 
 
 class _Vocabulary:

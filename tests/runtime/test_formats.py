@@ -173,3 +173,10 @@ def test_log_probabilities_are_those_of_what_was_chosen(native):
     assert plain == drafted
     assert {one.logprob for one in plain if not one.top} == {0.0}
     assert all(one.logprob < 0 for one in plain if one.top)
+
+
+def test_the_plan_keeps_room_for_tables_or_they_take_what_is_left(native_package):
+    with load_package(native_package, formats=True, spec="off") as model:
+        (term,) = (one for one in model.plan.terms if one.name == "formats")
+        assert term.bytes == 400 * model.package.manifest.model.vocab_size
+        assert model.generate("x", regex="ok").text == "ok"

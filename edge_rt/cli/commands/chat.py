@@ -77,11 +77,12 @@ def chat(
             with collector_paused():
                 import edge_rt.cli.chat.repl  # noqa: F401
         on_calibrate = functools.partial(tell_calibration, terminal)
+        asked = load.options(places, speculation, spec_trace=trace, on_calibrate=on_calibrate)
         conversation = Conversation(
             terminal,
             load.reference,
             places,
-            telling_load(terminal, load.options(places, speculation, spec_trace=trace, on_calibrate=on_calibrate)),
+            telling_load(terminal, asked.but(formats=options.has_format)),
             options,
             system=begin.system,
             show_stats=output.stats or (output.stats is None and output.verbose),

@@ -166,6 +166,7 @@ def generate(
     with open_trace(speculation.spec_trace, terminal) as trace:
         on_calibrate = functools.partial(tell_calibration, terminal)
         asked = load.options(places, speculation, spec_trace=trace, on_calibrate=on_calibrate)
+        asked = asked.but(formats=options.has_format)
         _, package = obtain_package(terminal, load.reference, places, budget=load.budget_bytes(places))
         # Not closed: the process ends with the command, and the system frees at once what it holds.
         model = load_model(package, telling_load(terminal, asked))

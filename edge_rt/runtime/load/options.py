@@ -81,6 +81,8 @@ class LoadOptions:
             None: the memory that it holds now.
         hidden: whether passes return hidden states (``Outputs.hidden``), for programs that run passes of their own;
             native packages only.
+        formats: whether the plan keeps room for answers in a format; else their tables take what is left of the budget
+            when the first is asked for.
         unverified: whether drafts are allowed on a device where no ``edge-rt verify`` of the package has passed, which
             is what ``verify`` itself needs.
         gpu_provider: edge-rt's own execution provider, for ``"cuda"``.
@@ -116,6 +118,7 @@ class LoadOptions:
     base_bytes: int | None = None
     freed_device_bytes: Mapping[DeviceName, int] = field(default_factory=dict)
     hidden: bool = False
+    formats: bool = False
     unverified: bool = False
     gpu_provider: GpuProvider = INSTALLED
     spell: Callable[[tuple[str, ...]], str] | None = None
@@ -151,7 +154,7 @@ class LoadOptions:
         given = [name for name in ("memory", *_DECIDED) if getattr(self, name) is not None]
         if isinstance(self.memory, Budget):
             given.remove("memory")
-        given += ["hidden"] * self.hidden
+        given += [name for name in ("hidden", "formats") if getattr(self, name)]
         if given:
             raise ConfigError(
                 "The plan has already decided these options.",

@@ -91,6 +91,7 @@ def _plan_on(facts: Facts, options: LoadOptions, gpu: GpuFigures | None) -> Plan
         corpus=None if options.corpus is None else str(options.corpus),
         corpus_bytes=facts.corpus_bytes,
         hidden=options.hidden,
+        formats=options.formats,
         drafter=facts.drafter,
         drafter_folder=None if options.drafter is None else str(options.drafter),
         draft_model=facts.draft_model,

@@ -48,14 +48,14 @@ def kept(store: str | Path) -> edge_rt.RemovedReport:
 def loaded(model: str | Path, memory: int | str | edge_rt.Budget | None) -> edge_rt.Model:
     plan: edge_rt.Plan = edge_rt.plan(
         model, memory=memory, device_memory="1GiB", ctx=512, threads=2, device="cpu", store=PLACES[0],
-        prefill_chunk=64, kv="int8", spec="auto", draft_max=8, corpus="c", drafter="d",
+        prefill_chunk=64, kv="int8", spec="auto", draft_max=8, corpus="c", drafter="d", formats=True,
     )  # fmt: skip
     options = edge_rt.LoadOptions(memory=memory, ctx=512, plan=plan)
     with edge_rt.Model(edge_rt.open_package(model), options) as other:
         return edge_rt.load(
             model, memory=memory, device_memory=None, ctx=None, threads=None, device="auto", store=PLACES[1],
             pull=True, prefill_chunk=None, kv=None, isa=None, spec=None, draft_max=None, corpus=Path("c"),
-            drafter="none", spec_trace=print, on_calibrate=print, plan=plan, share_tokenizer_with=other,
+            drafter="none", formats=False, spec_trace=print, on_calibrate=print, plan=plan, share_tokenizer_with=other,
         )  # fmt: skip
 
 
