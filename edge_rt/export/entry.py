@@ -60,8 +60,9 @@ def export_model(
             nor ``weights`` but floats. None: edge-rt's own exporter, for the architectures that it knows.
         profile: ``"native"``: edge-rt's own operators, fast and exact; ``"portable"``: ONNX Runtime's; None: native if
             this machine can run it.
-        activations: ``"int8"``: linear layers round their input to int8 per block of 32 (fast); ``"float"``: they do
-            not, and the profile is the portable one. None: ``"int8"``.
+        activations: ``"int8"``: linear layers round their input to int8 per block of 32 (fast); ``"auto"``: the same,
+            but in native packages the blocks that matter most, measured on the text of ``calibration``, have 16 bits;
+            ``"float"``: no rounding, and the profile is the portable one. None: ``"auto"``.
         weights: types of the matrices. ``"keep"``: the checkpoint's; ``"int4"``: floats and 8 bits become 4 bits, with
             8 for embedding and head, and about 6 for half of the attention values and feed-forward
             outputs; ``"int8"``, ``"f16"``, ``"f32"``: floats become that. None: ``"keep"`` for GGUF files and folders

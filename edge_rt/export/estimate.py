@@ -10,7 +10,7 @@ from typing import Final
 from edge_rt.errors import MemoryBudgetExceeded, StorageError
 from edge_rt.export.calibration.calibrate import calibration_bytes
 from edge_rt.export.check.compare import CHECK_ROWS
-from edge_rt.export.check.predictions import kv_losses_bytes
+from edge_rt.export.check.predictions import kv_losses_bytes, predicting_bytes
 from edge_rt.export.decoder.weights import DecoderWeights, LayerWeights
 from edge_rt.export.op_profile import OpProfile
 from edge_rt.export.quantise.decision import MEASURED_TOKENS, QUALITY_TOKENS, WeightChoice
@@ -48,8 +48,10 @@ _FACTOR_COPIES: Final = 7
 """float32 arrays alive while the factor of one block of moments is computed."""
 _FORWARD_COPIES: Final = 4
 """float32 arrays of the width of the feed-forward, and of attention weights, alive in a layer's forward pass."""
-_BACKWARD_COPIES: Final = 6
-"""The same on the way back, where attention weights are those of all heads."""
+_BACKWARD_COPIES: Final = 7
+"""The same on the way back, where attention weights are those of all heads and gradients at inputs are kept."""
+_FREED_BYTES: Final = 24 << 20
+"""What the heap keeps of a layer's arrays while those of the next are computed; measured: 10 MiB."""
 _HEAD_COPIES: Final = 4
 """float64 arrays alive for the logits of a piece of the head."""
 
@@ -71,11 +73,17 @@ def quantising_bytes(weights: DecoderWeights, decoder: Decoder, tokens: int, *, 
     walking = moments + max(layer + read + forward, converting)
     if not measures:
         return _ARITHMETIC_BYTES + streams + walking
-    rows = min(MEASURED_TOKENS, tokens)
+    measuring = gradient_bytes(weights, decoder, min(MEASURED_TOKENS, tokens))
+    return _ARITHMETIC_BYTES + max(streams + walking, measuring)
+
+
+def gradient_bytes(weights: DecoderWeights, decoder: Decoder, rows: int) -> int:
+    """Predict the memory of running so many tokens through the float model and back."""
+    read = max(_read_bytes(part) for linear in weights.linears() for part in linear.parts)
+    layer = 4 * max(sum(part.tensor.elements for part in _parts(layer)) for layer in weights.layers)
     kept = 4 * rows * decoder.hidden_size * decoder.num_layers
     head = (8 * _HEAD_COPIES * rows + 4 * decoder.hidden_size) * _head_rows(weights.head)
-    measuring = kept + max(layer + read + _BACKWARD_COPIES * _activations(decoder, rows, decoder.num_heads), head, read)
-    return _ARITHMETIC_BYTES + max(streams + walking, measuring)
+    return kept + max(layer + read + _BACKWARD_COPIES * _activations(decoder, rows, decoder.num_heads), head, read)
 
 
 def quality_bytes(decoder: Decoder, opened: int) -> int:
@@ -183,6 +191,7 @@ def estimate_export(
     choice: WeightChoice | None = None,
     moment_tokens: int = 0,
     kv_tokens: int = 0,
+    rounding_tokens: int = 0,
     most_bytes: int = 0,
     resident_bytes: int = 0,
     reached_bytes: int = 0,
@@ -197,6 +206,7 @@ def estimate_export(
         choice: types of the matrices; None for those of the checkpoint.
         moment_tokens: of the text that weights are quantised with; 0 without one.
         kv_tokens: of the text that cache formats are compared on; 0 if they are not.
+        rounding_tokens: that are run to measure which activations need 16 bits; 0 if it is not measured.
         most_bytes: of ``weights.bin`` if its types are still to be measured; 0: as in ``layout``.
     """
     linears = tuple(weights.linears())
@@ -221,11 +231,18 @@ def estimate_export(
             # Later stages run in what quantising leaves.
             arithmetic = KEPT_BYTES
             quantising = max(quantising, arithmetic + quality_bytes(decoder, opened))
+    rounding = 0
+    if rounding_tokens:
+        arithmetic = KEPT_BYTES
+        predicting = predicting_bytes(decoder, rounding_tokens, ["f32"])
+        predicting += 4 * rounding_tokens * decoder.vocab_size + opened
+        walking = _ARITHMETIC_BYTES + _FREED_BYTES + gradient_bytes(weights, decoder, rounding_tokens)
+        rounding = max(walking, arithmetic + predicting)
     # What adapters add is in memory while a matrix is read.
     more = LATER_BYTES + max(_held_bytes(linear) for linear in linears)
     comparing = opened + kv_losses_bytes(decoder, kv_tokens) if kv_tokens else 0
     checking = logits + max(opened, reference)
-    more += max(writing, quantising, arithmetic + max(calibrating, comparing, checking))
+    more += max(writing, quantising, rounding, arithmetic + max(calibrating, comparing, checking))
     return ExportEstimate(
         disk_bytes=size + GRAPH_AND_TEXT_BYTES,
         peak_memory_bytes=max(reached_bytes, resident_bytes + more),

@@ -11,14 +11,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
+from edge_rt.errors import UnsupportedModel
 from edge_rt.export.calibration.calibrate import calibrate
 from edge_rt.export.check.compare import CheckResult, check_package
 from edge_rt.export.check.predictions import measure_kv_losses, preferred_kv
 from edge_rt.export.check.quality import describe_weights, measure_quality, require_quality
+from edge_rt.export.check.rounding import measure_rounding
 from edge_rt.export.check.segmenting import cut_graph
 from edge_rt.export.checkpoint import Checkpoint
 from edge_rt.export.decoder.weights import place_weights
 from edge_rt.export.estimate import ExportEstimate, require_room
+from edge_rt.export.graph.native import NO_FINE_BLOCKS
 from edge_rt.export.options import ExportOptions
 from edge_rt.export.preparing import Decided, decide, prepare, settle_types
 from edge_rt.export.sources.adapters import Adapter
@@ -49,6 +52,7 @@ from edge_rt.package.manifest import (
     AdapterInfo,
     KvLosses,
     Manifest,
+    Rounding,
     Segment,
     SourceInfo,
     TokenizerInfo,
@@ -63,8 +67,9 @@ from edge_rt.system.process_memory import peak_rss_bytes
 from edge_rt.system.progress import ProgressCallback, ProgressEvent
 from edge_rt.version import VERSION
 
-STAGES: Final = ("read", "plan", "weights", "graph", "calibrate", "check", "publish")
-"""Names of the stages, in order. Packages without constants of 4-bit keys have no stage ``"calibrate"``."""
+STAGES: Final = ("read", "plan", "weights", "graph", "calibrate", "rounding", "check", "publish")
+"""Names of the stages, in order. Packages without constants of 4-bit keys have no stage ``"calibrate"``, and those
+whose rounding is not measured no ``"rounding"``."""
 
 
 @dataclass(frozen=True)
@@ -80,6 +85,7 @@ class ExportReport:
         quality: what quantising the weights changed in the model's predictions; None if nothing was quantised, or
             without calibration.
         weights: their types and errors by class of tensors; None for those of the checkpoint.
+        rounding: which activations have 16 bits and what that changes; None where it was not measured.
         adapters: those that were merged into the checkpoint's weights.
         kv_formats: of the cache; the package is loaded with the first by default.
         kv_losses: what that was chosen by; None if nothing was measured.
@@ -99,6 +105,7 @@ class ExportReport:
     check: tuple[CheckResult, ...]
     quality: Quality | None
     weights: WeightsInfo | None
+    rounding: Rounding | None
     adapters: tuple[AdapterInfo, ...]
     kv_formats: tuple[str, ...]
     kv_losses: KvLosses | None
@@ -116,7 +123,8 @@ def export_checkpoint(
     decided = decide(source, decoder, options)
     # Needed by the last stage, which runs the graph.
     check_window_support(decided.profile.name, decoder.sliding_window)
-    names = [name for name in STAGES if name != "calibrate" or decided.has_constants]
+    left_out = {"calibrate": not decided.has_constants, "rounding": not decided.measures_rounding}
+    names = [name for name in STAGES if not left_out.get(name)]
     stage = Stages(names, options.progress, started)
     stage("read")
     # Before anything is read, and long before minutes of measuring.
@@ -134,9 +142,12 @@ def export_checkpoint(
         is_calibrated = decided.has_constants
         layout = place_weights(checkpoint.weights, decoder, decided.profile, is_calibrated=is_calibrated)
         written, warnings = _write(stream, checkpoint, layout, decided, writer.folder, stage)
+        rounding, more = _rounding(stream, checkpoint, layout, decided, writer.folder, stage)
+        fine_blocks = NO_FINE_BLOCKS if rounding is None else rounding.fine_blocks
+        warnings += more
         stage("check")
         verify_checksums(writer.folder / WEIGHTS_FILE, layout, written.checksums)
-        results = check_package(stream, checkpoint, layout, decided.activations, writer.folder)
+        results = check_package(stream, checkpoint, layout, decided.activations, writer.folder, fine_blocks)
         gc.collect()
         return_free_memory()
         losses = _measure_kv(checkpoint, decided, writer.folder / GRAPH_FILE, stage)
@@ -146,10 +157,10 @@ def export_checkpoint(
             matrices = CheckpointMatrices(stream, checkpoint.source.tensors)
             quality = measure_quality(checkpoint, matrices, written.walk, writer.folder / GRAPH_FILE)
             warnings += require_quality(quality, accept_loss=options.accept_loss)
-        segments = cut_graph(checkpoint, layout, decided.exits, writer.folder)
+        segments = cut_graph(checkpoint, layout, decided.exits, writer.folder, fine_blocks)
         stage("publish")
         described = describe_weights(checkpoint, layout, written.errors, quality)
-        package = writer.publish(_manifest(checkpoint, decided, segments, advice, described, losses))
+        package = writer.publish(_manifest(checkpoint, decided, segments, advice, described, losses, rounding))
     stage("publish", 1, 1, "done")
     return report_of(package, prepared.estimate, results, (*checkpoint.warnings, *warnings), stage.seconds())
 
@@ -165,7 +176,7 @@ def _write(
     write_texts(checkpoint.tokenizer, folder)
     write_graph(checkpoint, layout, decided.activations, folder / GRAPH_FILE)
     if _is_nested(checkpoint):
-        write_draft_graph(checkpoint, layout, folder / DRAFT_GRAPH_FILE)
+        write_draft_graph(checkpoint, layout, folder / DRAFT_GRAPH_FILE, NO_FINE_BLOCKS)
     warnings: tuple[str, ...] = ()
     if decided.has_constants and checkpoint.calibration is not None:
         # The graph contains the positions of the constants, not their values.
@@ -187,6 +198,28 @@ def _measure_kv(checkpoint: Checkpoint, decided: Decided, graph: Path, stage: St
     gc.collect()
     return_free_memory()
     return losses
+
+
+def _rounding(
+    stream: TensorReader, checkpoint: Checkpoint, layout: WeightsLayout, decided: Decided, folder: Path, stage: Stages
+) -> tuple[Rounding | None, tuple[str, ...]]:
+    """Measure which activations need 16 bits and write the graphs anew with these; return it, and warnings."""
+    if not decided.measures_rounding:
+        return None, ()
+    stage("rounding", message="measuring which activations need 16 bits")
+    try:
+        rounding = measure_rounding(
+            stream, checkpoint, layout, folder, functools.partial(stage, "rounding", unit="steps")
+        )
+    except UnsupportedModel as error:
+        return None, (f"All activations have 8 bits: {error}",)
+    gc.collect()
+    return_free_memory()
+    if rounding is not None and rounding.fine_blocks:
+        write_graph(checkpoint, layout, decided.activations, folder / GRAPH_FILE, rounding.fine_blocks)
+        if _is_nested(checkpoint):
+            write_draft_graph(checkpoint, layout, folder / DRAFT_GRAPH_FILE, rounding.fine_blocks)
+    return rounding, ()
 
 
 class Stages:
@@ -232,6 +265,7 @@ def report_of(
         check=results,
         quality=None if package.manifest.weights is None else package.manifest.weights.quality,
         weights=package.manifest.weights,
+        rounding=package.manifest.rounding,
         adapters=package.manifest.source.adapters,
         kv_formats=package.manifest.kv_formats,
         kv_losses=package.manifest.kv_losses,
@@ -246,6 +280,7 @@ def _manifest(
     sampling: SamplingAdvice | None,
     weights: WeightsInfo | None,
     losses: KvLosses | None,
+    rounding: Rounding | None,
 ) -> Manifest:
     source, tokenizer = checkpoint.source, checkpoint.tokenizer
     calibration = None
@@ -271,6 +306,7 @@ def _manifest(
             tuple(_adapter_info(adapter) for adapter in source.adapters),
         ),
         license=source.license,
+        rounding=rounding,
         key_calibration=calibration,
         kv_losses=losses,
         sampling=sampling,

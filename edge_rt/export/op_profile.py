@@ -12,8 +12,8 @@ import numpy.typing as npt
 
 from edge_rt.errors import ConfigError, UnsupportedModel
 from edge_rt.export.graph.builder import GraphBuilder
-from edge_rt.export.graph.native import NativeBuilder
-from edge_rt.export.graph.portable import ACCURACY_LEVEL, PortableBuilder
+from edge_rt.export.graph.native import NO_FINE_BLOCKS, FineBlocks, NativeBuilder
+from edge_rt.export.graph.portable import PortableBuilder
 from edge_rt.export.sources.model_file import TensorReader
 from edge_rt.export.weights import native as native_weights, portable as portable_weights
 from edge_rt.export.weights.linear import Linear, Part, stack
@@ -23,6 +23,7 @@ from edge_rt.export.weights.weights_file import WeightsFile, WeightsLayout
 from edge_rt.ort.op_library import native_status, open_library
 from edge_rt.package.decoder import Decoder
 from edge_rt.package.kv_formats import KV_FORMAT, portable_head_dim
+from edge_rt.package.manifest import ACTIVATIONS
 from edge_rt.package.op_list import MAX_HEAD_DIM, MAX_HEADS
 from edge_rt.package.rope_tables import loaded_tables
 
@@ -86,7 +87,9 @@ class OpProfile(ABC):
         """Return the kinds of activations whose graphs are compared with the reference; the published one is last."""
 
     @abstractmethod
-    def builder(self, layout: WeightsLayout, decoder: Decoder, activations: str) -> GraphBuilder:
+    def builder(
+        self, layout: WeightsLayout, decoder: Decoder, activations: str, fine_blocks: FineBlocks = NO_FINE_BLOCKS
+    ) -> GraphBuilder:
         """Return the builder of a graph."""
 
     @abstractmethod
@@ -119,8 +122,11 @@ class PortableProfile(OpProfile):
         """Return float, which shows faults in the weights, and the published kind."""
         return tuple(dict.fromkeys(("float", activations)))
 
-    def builder(self, layout: WeightsLayout, decoder: Decoder, activations: str) -> GraphBuilder:
-        """Return the builder of a graph."""
+    def builder(
+        self, layout: WeightsLayout, decoder: Decoder, activations: str, fine_blocks: FineBlocks = NO_FINE_BLOCKS
+    ) -> GraphBuilder:
+        """Return the builder of a graph; its operators have no fine blocks."""
+        assert not fine_blocks, fine_blocks
         return PortableBuilder(layout, decoder, activations)
 
     def feeds(self, decoder: Decoder, token_ids: Sequence[int]) -> tuple[Feeds, Feeds]:
@@ -164,10 +170,12 @@ class NativeProfile(OpProfile):
         """Return the published kind."""
         return (activations,)
 
-    def builder(self, layout: WeightsLayout, decoder: Decoder, activations: str) -> GraphBuilder:
+    def builder(
+        self, layout: WeightsLayout, decoder: Decoder, activations: str, fine_blocks: FineBlocks = NO_FINE_BLOCKS
+    ) -> GraphBuilder:
         """Return the builder of a graph."""
         assert activations == "int8", activations
-        return NativeBuilder(layout, decoder)
+        return NativeBuilder(layout, decoder, fine_blocks=fine_blocks)
 
     def feeds(self, decoder: Decoder, token_ids: Sequence[int]) -> tuple[Feeds, Feeds]:
         """Return inputs and outputs of a first pass; the caches hold float32."""
@@ -230,19 +238,19 @@ PROFILES: Final[dict[str, OpProfile]] = {p.name: p for p in (NativeProfile(), Po
 
 def choose_profile(name: str | None, activations: str, library: Path | None, config: Heads) -> OpProfile:
     """Return the profile of an export; this machine must be able to run it, as the last stage does."""
-    if activations not in ACCURACY_LEVEL:
+    if activations not in ACTIVATIONS:
         raise ConfigError(
             "The kind of activations is unknown.",
             f"Got {activations!r:.40}.",
-            f"Choose one of {', '.join(ACCURACY_LEVEL)}.",
+            f"Choose one of {', '.join(ACTIVATIONS)}.",
         )
     if name is None:
-        runs_native = activations == "int8" and _fits_native(config) and native_status(library).reason is None
+        runs_native = activations != "float" and _fits_native(config) and native_status(library).reason is None
         return PROFILES["native" if runs_native else "portable"]
     if name not in PROFILES:
         raise ConfigError("The op profile is unknown.", f"Got {name!r:.40}.", f"Choose one of {', '.join(PROFILES)}.")
     if name == "native":
-        if activations != "int8":
+        if activations == "float":
             raise ConfigError(
                 "The native op profile has no float activations.",
                 f"Got profile {name!r} with activations {activations!r}.",

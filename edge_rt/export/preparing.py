@@ -12,6 +12,7 @@ import psutil
 from edge_rt.errors import ConfigError, EdgeRTError, ErrorJSON
 from edge_rt.export.calibration.text import CalibrationText
 from edge_rt.export.check.quality import tensor_classes
+from edge_rt.export.check.rounding import measured_tokens
 from edge_rt.export.checkpoint import Checkpoint, calibration_text, read_checkpoint
 from edge_rt.export.decoder.weights import calibrated_layers, collect_weights, place_weights
 from edge_rt.export.estimate import ExportEstimate, estimate_export, require_room
@@ -48,11 +49,14 @@ class Decided:
     """What follows from the options and the checkpoint's header.
 
     Attributes:
+        activations: of the graph's linear layers: ``"int8"`` or ``"float"``.
+        measures_rounding: whether it is measured which blocks of activations need 16 bits.
         kv: the default format of the cache, if it was stated; None: it is measured, where there is a choice and a text.
     """
 
     profile: OpProfile
     activations: str
+    measures_rounding: bool
     choice: WeightChoice
     text: CalibrationText | None
     has_constants: bool
@@ -85,7 +89,7 @@ def decide(
     options: ExportOptions,
 ) -> Decided:
     """Decide from the options and the header."""
-    activations = options.activations or "int8"
+    activations = options.activations or "auto"
     profile = choose_profile(options.profile, activations, library_path(), decoder)
     choice = choose_weights(source, decoder, options.weights, options.size_bytes, has_tables=profile.has_tables)
     if choice.size and profile.name != "native":
@@ -98,8 +102,16 @@ def decide(
     _check_kv(options.kv, profile)
     text = calibration_text(options.calibration, profile, choice)
     has_constants = text is not None and profile.has_4_bit_keys and bool(calibrated_layers(decoder))
-    exits = tuple(options.exits)
-    return Decided(profile, activations, choice, text, has_constants=has_constants, exits=exits, kv=options.kv)
+    return Decided(
+        profile,
+        "float" if activations == "float" else "int8",
+        activations == "auto" and profile.rounds_by_rule and text is not None,
+        choice,
+        text,
+        has_constants=has_constants,
+        exits=tuple(options.exits),
+        kv=options.kv,
+    )
 
 
 def _check_kv(kv: str | None, profile: OpProfile) -> None:
@@ -137,6 +149,7 @@ def prepare(source: Source, decoder: Decoder, decided: Decided) -> Prepared:
         choice=decided.choice,
         moment_tokens=tokens if decided.choice.quantises else 0,
         kv_tokens=tokens if decided.measures_kv else 0,
+        rounding_tokens=measured_tokens(source.num_parameters, tokens) if decided.measures_rounding else 0,
         most_bytes=most_bytes,
         resident_bytes=resident,
         reached_bytes=reached,

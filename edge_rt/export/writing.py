@@ -12,7 +12,7 @@ import onnx_ir as ir
 from edge_rt.errors import StorageError
 from edge_rt.export.checkpoint import Checkpoint
 from edge_rt.export.decoder.weights import build_graph, write_rope_tables
-from edge_rt.export.graph.native import NativeBuilder
+from edge_rt.export.graph.native import NO_FINE_BLOCKS, FineBlocks, NativeBuilder
 from edge_rt.export.quantise.moments import CalibrationWalk, InputMoments
 from edge_rt.export.quantise.rows import LimitedMatrices, PartError, QuantisedRows
 from edge_rt.export.sources.model_file import TensorReader
@@ -132,15 +132,21 @@ def write_texts(tokenizer: TokenizerBuild, folder: Path) -> None:
         raise StorageError("The tokenizer could not be written.", f"{error.strerror}.", "Free some space.") from error
 
 
-def write_graph(checkpoint: Checkpoint, layout: WeightsLayout, activations: str, path: Path) -> None:
+def write_graph(
+    checkpoint: Checkpoint,
+    layout: WeightsLayout,
+    activations: str,
+    path: Path,
+    fine_blocks: FineBlocks = NO_FINE_BLOCKS,
+) -> None:
     """Write the graph."""
-    builder = checkpoint.profile.builder(layout, checkpoint.decoder, activations)
+    builder = checkpoint.profile.builder(layout, checkpoint.decoder, activations, fine_blocks)
     save_graph(build_graph(builder, checkpoint.weights, checkpoint.decoder, PRODUCER), path)
 
 
-def write_draft_graph(checkpoint: Checkpoint, layout: WeightsLayout, path: Path) -> None:
+def write_draft_graph(checkpoint: Checkpoint, layout: WeightsLayout, path: Path, fine_blocks: FineBlocks) -> None:
     """Write the graph that reads the upper halves of nested codes alone; inputs and outputs are those of the other."""
-    builder = NativeBuilder(layout, checkpoint.decoder, reads_upper=True)
+    builder = NativeBuilder(layout, checkpoint.decoder, reads_upper=True, fine_blocks=fine_blocks)
     save_graph(build_graph(builder, checkpoint.weights, checkpoint.decoder, PRODUCER), path)
 
 

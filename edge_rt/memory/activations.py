@@ -77,7 +77,7 @@ def thread_bytes(shape: ModelShape, threads: int) -> int:
     attended = shape.model.num_heads * shape.model.head_dim
     widest = max(shape.model.hidden_size, attended, shape.model.intermediate_size)
     tiles = max(2 * shape.model.hidden_size, attended, shape.model.intermediate_size)
-    return threads * (FEW_ROWS * _rounded_bytes(widest) + _UNPACKED_BLOCK * -(-tiles // _BLOCK) + 256)
+    return threads * (FEW_ROWS * _rounded_bytes(shape, widest) + _UNPACKED_BLOCK * -(-tiles // _BLOCK) + 256)
 
 
 def _layer_row_bytes(shape: ModelShape) -> int:
@@ -86,12 +86,12 @@ def _layer_row_bytes(shape: ModelShape) -> int:
     stream = 4 * 2 * shape.model.hidden_size  # its input and its output
     steps = 4 * (shape.qkv_size + attended + shape.model.hidden_size + shape.model.intermediate_size)
     widest = max(shape.model.hidden_size, attended, shape.model.intermediate_size)
-    return stream + steps + _rounded_bytes(widest) + _rounded_bytes(shape.model.intermediate_size)
+    return stream + steps + _rounded_bytes(shape, widest) + _rounded_bytes(shape, shape.model.intermediate_size)
 
 
-def _rounded_bytes(features: int) -> int:
-    """Return the bytes of a row quantised to 8 bits, with a scale and a sum for every block."""
-    return (_BLOCK + 8) * -(-features // _BLOCK)
+def _rounded_bytes(shape: ModelShape, features: int) -> int:
+    """Return the bytes of a row quantised to 8 bits, with a scale and a sum for every block; fine ones take two."""
+    return (_BLOCK + 8) * (-(-features // _BLOCK) + shape.fine_blocks)
 
 
 def _most_block_rows(shape: ModelShape) -> int:

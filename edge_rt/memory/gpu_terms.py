@@ -175,5 +175,6 @@ def _layer_bytes(shape: ModelShape, rows: int) -> int:
     values = 2 * model.hidden_size + shape.qkv_size + attended + model.hidden_size + 2 * model.intermediate_size
     widest = max(model.hidden_size, attended, model.intermediate_size)
     element = 4 if shape.activations == "float" else 1
-    rounded = sum((element * _BLOCK + _BLOCK_FACTS) * -(-size // _BLOCK) for size in (widest, model.intermediate_size))
+    blocks = sum(-(-size // _BLOCK) + shape.fine_blocks for size in (widest, model.intermediate_size))
+    rounded = (element * _BLOCK + _BLOCK_FACTS) * blocks
     return rows * (4 * values + rounded)

@@ -108,6 +108,7 @@ class ModelShape:
         package_id: identity of the package; None if the numbers are estimated from a checkpoint.
         kv_losses: what the first of these formats was chosen by; None if nothing was measured.
         activations: ``"int8"`` or ``"float"``.
+        fine_blocks: blocks of one linear layer's input, at most, that have 16 bits.
         traced: what is known of a traced graph; None for the other op profiles.
         segments: graphs that the layers are cut into; with several the head is a graph of its own as well.
         exit_head_bytes: of ``weights.bin``, what the head's own graph reads, which drafts at exits run: a GPU holds it
@@ -126,6 +127,7 @@ class ModelShape:
     package_id: str | None
     kv_losses: KvLosses | None = None
     activations: str = "int8"
+    fine_blocks: int = 0
     traced: TracedInfo | None = None
     segments: int = 1
     exit_head_bytes: int = 0
@@ -208,6 +210,7 @@ def shape_of(manifest: Manifest, package_id: str | None) -> ModelShape:
         package_id=package_id,
         kv_losses=manifest.kv_losses,
         activations=manifest.activations,
+        fine_blocks=0 if manifest.rounding is None else manifest.rounding.most_blocks,
         traced=manifest.traced,
         segments=len(manifest.segments),
         has_upper_halves=manifest.draft_graph is not None,
@@ -265,6 +268,7 @@ def shape_of_model(
     kv_losses: KvLosses | None = None,
     embedding_bytes: int | None = None,
     activations: str = "int8",
+    fine_blocks: int = 0,
     traced: TracedInfo | None = None,
     segments: int = 1,
     has_upper_halves: bool = False,
@@ -293,6 +297,7 @@ def shape_of_model(
         package_id=package_id,
         kv_losses=kv_losses,
         activations=activations,
+        fine_blocks=fine_blocks,
         traced=traced,
         segments=segments,
         exit_head_bytes=table if segments > 1 else 0,

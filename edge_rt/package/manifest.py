@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import json
 import math
 from collections.abc import Iterator, Mapping
@@ -37,6 +38,10 @@ WEIGHT_LAYOUTS: Final[Mapping[str, str]] = {"native": "tile16", "portable": "mat
 OP_PROFILES: Final = tuple(KV_FORMATS)
 """Operators of a graph: those of ``ort.op_library``, ONNX Runtime's own, or those that another exporter writes."""
 
+ACTIVATIONS: Final = ("auto", "int8", "float")
+"""Values of the option ``activations`` of an export."""
+INPUT_BLOCK: Final = 32
+"""Numbers of a linear layer's input that are rounded with one scale."""
 BUILT_IN_CALIBRATION: Final = "built-in"
 """Name of edge-rt's own calibration text."""
 
@@ -153,6 +158,42 @@ class KvLosses:
 
 
 @dataclass(frozen=True)
+class Rounding:
+    """Which blocks of the linear layers' inputs have 16 bits where others have 8, and what that was measured to give.
+
+    Attributes:
+        tokens: of the calibration text that predictions were compared on.
+        int8_kl: mean Kullback-Leibler divergence of predictions with float activations from those with 8 bits
+            everywhere, in nats a token.
+        kl: the same with these blocks.
+        fine_blocks: name of an input, such as ``"layer3.down"`` or ``"head"`` -> numbers of its blocks of 32, rising.
+    """
+
+    tokens: int
+    int8_kl: float
+    kl: float
+    fine_blocks: Mapping[str, tuple[int, ...]]
+
+    @property
+    def most_blocks(self) -> int:
+        """Fine blocks of one input, at most."""
+        return max(map(len, self.fine_blocks.values()), default=0)
+
+    def faults(self, model: Model) -> Iterator[tuple[str, object, str]]:
+        """Yield the fields that are out of range: name, value, and what is wanted, in words."""
+        if self.tokens < 1:
+            yield "tokens", self.tokens, "a number above 0"
+        for name, kl in (("int8_kl", self.int8_kl), ("kl", self.kl)):
+            if not math.isfinite(kl):
+                yield name, kl, "a finite number"
+        widest = max(model.hidden_size, model.num_heads * model.head_dim, model.intermediate_size)
+        for name, blocks in self.fine_blocks.items():
+            follow = all(before < block for before, block in itertools.pairwise((-1, *blocks)))
+            if not blocks or not follow or blocks[-1] >= widest // INPUT_BLOCK:
+                yield f"fine_blocks.{name:.40}", list(blocks[:8]), f"rising numbers below {widest // INPUT_BLOCK}"
+
+
+@dataclass(frozen=True)
 class Manifest:
     """Contents of ``manifest.json``.
 
@@ -166,6 +207,8 @@ class Manifest:
         chat_template: file of the template, or None.
         tool_template: file of a second template, for requests with tools; None without one.
         license: licence identifier given by the checkpoint, or None.
+        rounding: of a package whose activations are mostly of 8 bits and of 16 where that was measured to matter; else
+            None.
         key_calibration: calibration text of the constants of 4-bit keys; None for a package without them.
         kv_losses: what the first was chosen by; None if nothing was measured.
         sampling: recommended sampling values; None if there are none.
@@ -190,6 +233,7 @@ class Manifest:
     chat_template: str | None
     source: SourceInfo
     license: str | None
+    rounding: Rounding | None = dataclasses.field(default=None, kw_only=True)
     key_calibration: KeyCalibration | None = dataclasses.field(default=None, kw_only=True)
     kv_losses: KvLosses | None = dataclasses.field(default=None, kw_only=True)
     tool_template: str | None = dataclasses.field(default=None, kw_only=True)
@@ -213,6 +257,11 @@ class Manifest:
     def weight_layout(self) -> str:
         """Name of the layout of the matrices in ``weights.bin``; it follows from the op profile."""
         return WEIGHT_LAYOUTS[self.op_profile]
+
+    @property
+    def activations_choice(self) -> str:
+        """The value of the export's option that gives the same activations."""
+        return self.activations if self.rounding is None else "auto"
 
     @property
     def drafts(self) -> Drafts:

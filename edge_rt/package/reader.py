@@ -234,6 +234,14 @@ def _check_values(path: Path, manifest: Manifest) -> None:
         if "int4" not in KV_FORMATS.get(manifest.op_profile, ("int4",)):
             numbers = f"The op profile {manifest.op_profile} has no 4-bit keys."
             raise _invalid(path, "'manifest.key_calibration' does not apply here.", numbers)
+    if manifest.rounding is not None:
+        if manifest.op_profile != "native" or manifest.activations != "int8":
+            numbers = (
+                f"The op profile is {manifest.op_profile!s:.80}, the activations are {manifest.activations!s:.80}."
+            )
+            raise _invalid(path, "'manifest.rounding' does not apply here.", numbers)
+        for where, found, needed in manifest.rounding.faults(manifest.model):
+            raise _invalid(path, f"'manifest.rounding.{where}' is out of range.", f"Found {found}, wanted {needed}.")
     for name, value in ({} if manifest.sampling is None else manifest.sampling.given).items():
         if (wanted := fault(name, value)) is not None:
             raise _invalid(

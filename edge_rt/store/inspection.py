@@ -83,6 +83,7 @@ def _of_package(package: Package, *, verify: bool) -> Inspected:
         "op_profile": manifest.op_profile,
         "weight_layout": manifest.weight_layout,
         "activations": manifest.activations,
+        "rounding": None if manifest.rounding is None else dataclasses.asdict(manifest.rounding),
         "quantisation": dict(manifest.quantisation),
         "weights": None if manifest.weights is None else dataclasses.asdict(manifest.weights),
         "kv_formats": list(manifest.kv_formats),

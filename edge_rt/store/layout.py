@@ -243,7 +243,7 @@ class Store:
             source_bytes=tree_bytes(source) + tree_bytes(partial),
             architecture=None if manifest is None else manifest.model.family,
             quantisation=None if manifest is None else dict(manifest.quantisation),
-            activations=None if manifest is None else manifest.activations,
+            activations=None if manifest is None else manifest.activations_choice,
             op_profile=None if manifest is None else manifest.op_profile,
             license=(record.license if record else None) or (manifest.license if manifest else None),
             origin=None if record is None else record.origin,

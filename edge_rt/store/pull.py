@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from edge_rt.export import ExportReport
     from edge_rt.package.reader import Package
 
-DEFAULT_ACTIVATIONS = "int8"
+DEFAULT_ACTIVATIONS = "auto"
 _log = logging.getLogger(__name__)
 
 
@@ -93,7 +93,7 @@ def pull(
         ref: recipe name, ``org/name``, ``org/name:file.gguf``, a local GGUF file (or a folder with just one), or a
             folder with ``config.json`` and safetensors.
         name: store name; None for the one that follows from ``ref``.
-        activations: activation type of the export; None for the recipe's, or ``int8``.
+        activations: activation type of the export; None for the recipe's, or ``auto``.
         weights: types of the matrices, as in ``edge_rt.export.export_model``; a package with others is exported again.
             None: those of the package if there is one, else the exporter's default.
         size: bytes that ``weights.bin`` may have, instead of ``weights``; a package of another size is exported again.
@@ -217,6 +217,12 @@ def _named_choice(weights: str | None, size: int) -> str:
     return f"--size {exact_size(size)}" if size else f"--weights {weights}"
 
 
+def _has_activations(package: Package, wanted: str | None) -> bool:
+    """Return whether a package has the wanted activations; measured ones may be 8 bits everywhere."""
+    found = package.manifest.activations_choice
+    return wanted in (None, found) or (wanted == "auto" and found == "int8" and package.manifest.op_profile != "native")
+
+
 def _has_weights(package: Package, options: ExportOptions) -> bool:
     """Return whether a package is what an export with these options makes; without any, every package is."""
     if options.size_bytes:
@@ -266,8 +272,8 @@ class _Request:
             self.tell(f"{self.name!r} has a newer source, exporting again")
             return None
         activations = self.options.activations
-        if activations not in (None, package.manifest.activations):
-            raise self._taken(f"It has activations {package.manifest.activations!r}, not {activations!r}.")
+        if not _has_activations(package, activations):
+            raise self._taken(f"It has activations {package.manifest.activations_choice!r}, not {activations!r}.")
         if not _has_weights(package, self.options) and not self.changes_nothing(package):
             info = package.manifest.weights
             found = _named_choice(_choice_of(package), 0 if info is None else info.size)

@@ -57,7 +57,7 @@ def test_native_operators_that_are_asked_for_and_missing(tmp_path):
         ("native", "float", "The native op profile has no float activations"),
         ("neural", "int8", r"Got 'neural'\. Choose one of native, portable"),
         ("", "int8", "The op profile is unknown"),
-        (None, "int4", r"Got 'int4'\. Choose one of int8, float"),
+        (None, "int4", r"Got 'int4'\. Choose one of auto, int8, float"),
     ],
 )
 def test_what_does_not_go_together(name, activations, message):

@@ -9,15 +9,25 @@ import sys
 PROGRAM = """
 import json, sys
 from edge_rt.export import export_model
-report = export_model(sys.argv[1], sys.argv[2], profile=sys.argv[3], weights=sys.argv[4] or None)
+options = {"weights": sys.argv[4] or None, "activations": sys.argv[5] or None}
+report = export_model(sys.argv[1], sys.argv[2], profile=sys.argv[3], **options)
 print(json.dumps(report.to_json()))
 """
 
 
-def export_apart(gguf, folder, *, profile, weights=None):
+def export_apart(gguf, folder, *, profile, weights=None, activations=None):
     """Make ``folder`` with the ``package`` of a checkpoint and the ``report.json`` of its export; return the report."""
     folder.mkdir()
-    command = [sys.executable, "-c", PROGRAM, str(gguf), str(folder / "package"), profile, weights or ""]
+    command = [
+        sys.executable,
+        "-c",
+        PROGRAM,
+        str(gguf),
+        str(folder / "package"),
+        profile,
+        weights or "",
+        activations or "",
+    ]
     report = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True).stdout
     (folder / "report.json").write_text(report)
     return json.loads(report)

@@ -9,7 +9,7 @@ import json
 import pytest
 
 from edge_rt.errors import InvalidPackage, UnsupportedModel, VersionMismatch
-from edge_rt.package.manifest import KV_FORMATS, OP_PROFILES, AdapterInfo, KeyCalibration
+from edge_rt.package.manifest import KV_FORMATS, OP_PROFILES, AdapterInfo, KeyCalibration, Rounding
 from edge_rt.package.reader import is_package, open_package
 from edge_rt.package.sampling import SamplingAdvice
 from edge_rt.package.weights_info import Quality, TensorClass, TracedInfo, WeightsInfo
@@ -450,3 +450,46 @@ def test_what_is_said_of_weights_is_checked(tmp_path, change, where):
     edit_manifest(tmp_path / "p", lambda document: (change(document["weights"]), document)[1])
     with pytest.raises(InvalidPackage, match=f"{where}|no number of JSON"):
         open_package(tmp_path / "p")
+
+
+ROUNDING = Rounding(256, 0.0033, 0.0013, {"layer0.qkv": (0,), "head": (0, 1)})
+"""Of a model whose inputs have two blocks."""
+
+
+def test_what_is_said_of_rounding_is_read_as_it_was_written(tmp_path):
+    manifest = dataclasses.replace(MANIFEST, op_profile="native", kv_formats=("f16",), rounding=ROUNDING)
+    package = write(tmp_path / "p", manifest=manifest)
+    assert open_package(package.path).manifest.rounding == ROUNDING
+    assert package.manifest.activations_choice == "auto"
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"tokens": 0}, "rounding.tokens' is out of range"),
+        ({"kl": float("1e400")}, "no number of JSON"),
+        ({"int8_kl": "0"}, "rounding.int8_kl' has the wrong type"),
+        ({"fine_blocks": [1]}, "rounding.fine_blocks' has the wrong type"),
+        ({"fine_blocks": {"head": []}}, r"rounding.fine_blocks.head' is out of range. Found \[\]"),
+        ({"fine_blocks": {"head": [1, 1]}}, r"Found \[1, 1\], wanted rising numbers below"),
+        ({"fine_blocks": {"head": [-1]}}, r"Found \[-1\], wanted rising numbers below"),
+        ({"fine_blocks": {"head": [0, 1 << 40]}}, "wanted rising numbers below"),
+        ({"fine_blocks": {"head": [0.5]}}, r"fine_blocks.head\[0\]' has the wrong type"),
+    ],
+)
+def test_what_is_wrong_with_rounding(tmp_path, change, message):
+    manifest = dataclasses.replace(MANIFEST, op_profile="native", kv_formats=("f16",), rounding=ROUNDING)
+    package = write(tmp_path / "p", manifest=manifest)
+    document = json.loads((package.path / "manifest.json").read_text())
+    document["rounding"].update(change)
+    (package.path / "manifest.json").write_text(json.dumps(document))
+    with pytest.raises(InvalidPackage, match=message):
+        open_package(package.path)
+
+
+@pytest.mark.parametrize("change", [{"op_profile": "portable", "kv_formats": ("f32",)}, {"activations": "float"}])
+def test_rounding_is_of_native_packages_with_rounded_activations(tmp_path, change):
+    native = {"op_profile": "native", "kv_formats": ("f16",), "rounding": ROUNDING}
+    manifest = dataclasses.replace(MANIFEST, **{**native, **change})
+    with pytest.raises(InvalidPackage, match=r"'manifest\.rounding' does not apply here"):
+        open_package(write(tmp_path / "p", manifest=manifest).path)

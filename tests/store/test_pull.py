@@ -255,7 +255,7 @@ def test_a_gguf_file_is_exported_once_and_shared_by_content(store, exporter, opt
     first = ensure_package(gguf, store=store, exporter=exporter, options=options)
     assert first == store.package_path(f"my-model-{sha256(MODEL)[:12]}")
     assert ensure_package(str(gguf), store=store, exporter=exporter, options=options) == first
-    assert exporter.calls == [(gguf, first, "int8", False)]
+    assert exporter.calls == [(gguf, first, "auto", False)]
     gguf.write_bytes(MODEL + b"changed")
     assert ensure_package(gguf, store=store, exporter=exporter, options=options) != first
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import shlex
 from collections.abc import Mapping, Sequence
@@ -14,7 +15,7 @@ from edge_rt.cli.options import flags, making_flags
 from edge_rt.cli.options.groups import ModelFlags, OutputFlags, PlaceFlags
 from edge_rt.cli.options.spread import only, path_of
 from edge_rt.cli.render.console import Terminal
-from edge_rt.cli.render.inspect_report import forecast_rows, kv_text, over_budget, weights_rows
+from edge_rt.cli.render.inspect_report import forecast_rows, kv_text, over_budget, rounding_rows, weights_rows
 from edge_rt.cli.render.progress import show_progress
 from edge_rt.errors import ConfigError, ModelNotFound
 from edge_rt.export.options import ExportOptions
@@ -40,7 +41,7 @@ class ExportFlags:
     out: Annotated[Path, making_flags.OUT]
     via: Annotated[str | None, making_flags.VIA] = None
     profile: Annotated[str | None, making_flags.PROFILE] = None
-    activations: Annotated[str | None, making_flags.ACTIVATIONS.but(shown="int8")] = None
+    activations: Annotated[str | None, making_flags.ACTIVATIONS.but(shown="auto")] = None
     weights: Annotated[str | None, making_flags.WEIGHTS] = None
     size: Annotated[str | None, making_flags.SIZE] = None
     calibration: Annotated[str | None, making_flags.CALIBRATION] = None
@@ -246,6 +247,8 @@ def _print_report(terminal: Terminal, report: ExportReport) -> None:
         )
         rows.append((f"check {check.activations}", text))
     rows.append(("KV cache", kv_text(report.kv_formats, report.kv_losses)))
+    if report.rounding is not None:
+        rows += rounding_rows(dataclasses.asdict(report.rounding))
     if report.weights is not None:
         rows += weights_rows(report.weights)
     terminal.table(rows)

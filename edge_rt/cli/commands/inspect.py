@@ -16,6 +16,7 @@ from edge_rt.cli.render.inspect_report import (
     kv_text,
     placement_facts,
     placement_rows,
+    rounding_rows,
     traced_rows,
     weights_rows,
 )
@@ -26,7 +27,9 @@ from edge_rt.system.byte_size import counted
 
 SHOWN_TEMPLATE_LINES = 12
 NO_TEMPLATE = "none: chats are written as ChatML if its tokens are in the vocabulary, and refused if not"
-_APART = ("kv_losses", "chat_template", "placement", "weights", "decoder", "not_described", "traced", "drafters")
+_APART = (
+    "rounding", "kv_losses", "chat_template", "placement", "weights", "decoder", "not_described", "traced", "drafters"
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -94,6 +97,9 @@ def _print(terminal: Terminal, inspected: Inspected, *, whole_template: bool) ->
     if weights is not None:
         terminal.line("\nweights")
         terminal.table(("", *row) for row in weights_rows(weights))
+    if facts.get("rounding") is not None:
+        terminal.line("\nactivations")
+        terminal.table(("", *row) for row in rounding_rows(facts["rounding"]))
     if decoder is not None:
         terminal.line("\ndecoder")
         terminal.table(("", *row) for row in decoder_rows(decoder))

@@ -27,7 +27,7 @@ class PullFlags:
     """What is fetched, and how it is exported."""
 
     name: Annotated[str | None, flags.NAME] = None
-    activations: Annotated[str | None, making_flags.ACTIVATIONS.but(help="int8 or float.")] = None
+    activations: Annotated[str | None, making_flags.ACTIVATIONS.but(help="auto, int8 or float.")] = None
     weights: Annotated[str | None, making_flags.WEIGHTS] = None
     size: Annotated[str | None, making_flags.SIZE] = None
     accept_loss: Annotated[bool, making_flags.ACCEPT_LOSS] = False

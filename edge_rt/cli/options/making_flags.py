@@ -34,10 +34,11 @@ PROFILE: Final = Flag(
 )
 ACTIVATIONS: Final = Flag(
     ("--activations",),
-    "int8 (fast) or float (closest to the checkpoint; portable only).",
+    "auto (8 bits, and 16 where measuring says that they matter), int8 (8 bits everywhere) or float (closest to the "
+    "checkpoint; portable only).",
     metavar="KIND",
     panel=QUANTISING,
-    complete=completed_from("int8", "float"),
+    complete=completed_from("auto", "int8", "float"),
 )
 CALIBRATION: Final = Flag(
     ("--calibration",),

@@ -54,6 +54,26 @@ def ranges(numbers: list[int]) -> str:
     return ", ".join(str(run[0]) if len(run) == 1 else f"{run[0]}-{run[-1]}" for run in runs)
 
 
+def rounding_rows(rounding: Mapping[str, Any]) -> list[Row]:
+    """Return the rows about activations that have 16 bits, and what rounding the others to 8 changes."""
+    fine = rounding["fine_blocks"]
+    blocks = counted(sum(map(len, fine.values())), "block")
+    layers: dict[str, list[int]] = {}
+    for name in fine:
+        layer, _, kind = name.rpartition(".")
+        layers.setdefault(kind, []).extend([int(layer.removeprefix("layer"))] if layer else [])
+    inputs = (f"{kind} {ranges(sorted(numbers))}" if numbers else kind for kind, numbers in layers.items())
+    return [
+        (
+            "KL from float activations",
+            f"{rounding['kl']:.3g} nats a token, {rounding['int8_kl']:.3g} with 8 bits alone",
+        ),
+        ("measured on", counted(rounding["tokens"], "token")),
+        ("16 bits", f"{blocks} of 32 in {counted(len(fine), 'input')}"),
+        ("of layers", "; ".join(inputs) or "-"),
+    ]
+
+
 def _layer_text(layer: Layer, decoder: Decoder) -> str:
     inner = layer.feed_forward
     parts = [_attention_text(layer.attention, decoder)]

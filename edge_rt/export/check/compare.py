@@ -15,7 +15,9 @@ import onnx_ir as ir
 from edge_rt.errors import InvalidPackage, StorageError
 from edge_rt.export.check.predictions import Divergence
 from edge_rt.export.checkpoint import Checkpoint
+from edge_rt.export.decoder.weights import DecoderWeights
 from edge_rt.export.graph.builder import as_output
+from edge_rt.export.graph.native import NO_FINE_BLOCKS, FineBlocks
 from edge_rt.export.op_profile import OpProfile
 from edge_rt.export.reference.reference import DecoderReference, Step
 from edge_rt.export.sources.model_file import TensorReader
@@ -209,7 +211,12 @@ def _wrong(numbers: str) -> InvalidPackage:
 
 
 def check_package(
-    stream: TensorReader, checkpoint: Checkpoint, layout: WeightsLayout, activations: str, folder: Path
+    stream: TensorReader,
+    checkpoint: Checkpoint,
+    layout: WeightsLayout,
+    activations: str,
+    folder: Path,
+    fine_blocks: FineBlocks = NO_FINE_BLOCKS,
 ) -> tuple[CheckResult, ...]:
     """Compare the weights with the checkpoint, and then the profile's graphs with the reference."""
     profile = checkpoint.profile
@@ -219,7 +226,13 @@ def check_package(
     plain = CheckpointMatrices(stream, checkpoint.source.tensors)
     stored = profile.stored(folder / WEIGHTS_FILE, layout)
     matrices = PackageMatrices(plain, checkpoint.weights.linears(), stored)
-    judge = DecoderReference(matrices, checkpoint.source, checkpoint.decoder, types=checkpoint.choice.types)
+    judge = DecoderReference(
+        matrices,
+        checkpoint.source,
+        checkpoint.decoder,
+        types=checkpoint.choice.types,
+        fine=_fine_by_matrix(checkpoint.weights, fine_blocks),
+    )
     if profile.rounds_by_rule:
         result = _check_steps(judge, checkpoint, activations, folder / GRAPH_FILE, ids)
         require_close(result)
@@ -237,6 +250,20 @@ def check_package(
             graph.unlink()
         gc.collect()
     return tuple(results)
+
+
+def _fine_by_matrix(weights: DecoderWeights, fine_blocks: FineBlocks) -> dict[str, Sequence[int]]:
+    """Return the fine blocks of every matrix's input, by the checkpoint's name of the matrix."""
+    inputs = {"head": (weights.head,)}
+    for number, layer in enumerate(weights.layers):
+        inputs |= {f"layer{number}.{name}": getattr(layer, name) for name in ("qkv", "output", "gate_up", "down")}
+    return {
+        part.tensor.name: fine_blocks[name]
+        for name, linears in inputs.items()
+        if name in fine_blocks
+        for linear in linears
+        for part in linear.parts
+    }
 
 
 def _check_steps(

@@ -16,7 +16,7 @@ from edge_rt.export.check.compare import CHECK_ROWS, check_token_ids, run_graph
 from edge_rt.export.checkpoint import Checkpoint
 from edge_rt.export.decoder.weights import DecoderWeights
 from edge_rt.export.graph.builder import IR_VERSION, Residual, as_output, graph_input
-from edge_rt.export.graph.native import OPSETS, NativeBuilder
+from edge_rt.export.graph.native import NO_FINE_BLOCKS, OPSETS, FineBlocks, NativeBuilder
 from edge_rt.export.weights.linear import Linear
 from edge_rt.export.weights.weights_file import WeightsLayout
 from edge_rt.export.writing import GRAPH_FILE, PRODUCER, save_graph
@@ -33,8 +33,10 @@ Array = npt.NDArray[Any]
 class SegmentBuilder(NativeBuilder):
     """Builds the graph of layers ``[first_layer, end_layer)``, or of the head if there are none."""
 
-    def __init__(self, layout: WeightsLayout, decoder: Decoder, first_layer: int, end_layer: int) -> None:
-        super().__init__(layout, decoder)
+    def __init__(
+        self, layout: WeightsLayout, decoder: Decoder, first_layer: int, end_layer: int, fine_blocks: FineBlocks
+    ) -> None:
+        super().__init__(layout, decoder, fine_blocks=fine_blocks)
         self._range = range(first_layer, end_layer)
         self._is_head = first_layer == end_layer
         rows = "logit_rows" if self._is_head else "rows"
@@ -100,7 +102,12 @@ class SegmentBuilder(NativeBuilder):
 
 
 def build_segments(
-    weights: DecoderWeights, layout: WeightsLayout, decoder: Decoder, exits: Sequence[int], producer: str
+    weights: DecoderWeights,
+    layout: WeightsLayout,
+    decoder: Decoder,
+    exits: Sequence[int],
+    producer: str,
+    fine_blocks: FineBlocks = NO_FINE_BLOCKS,
 ) -> list[tuple[int, int, ir.Model]]:
     """Return first layer, end layer and graph of every segment, and last the head's, which has no layers.
 
@@ -109,11 +116,11 @@ def build_segments(
     layers = decoder.num_layers
     segments = []
     for first, end in zip([0, *exits], [*exits, layers], strict=True):
-        build = SegmentBuilder(layout, decoder, first, end)
+        build = SegmentBuilder(layout, decoder, first, end, fine_blocks)
         x = _layers(build, weights, first, end)
         model = build.head(x, weights.head, producer) if build.is_last else build.leave(x, producer)
         segments.append((first, end, model))
-    head = SegmentBuilder(layout, decoder, layers, layers)
+    head = SegmentBuilder(layout, decoder, layers, layers, fine_blocks)
     return [*segments, (layers, layers, head.head(head.enter(), weights.head, producer))]
 
 
@@ -126,7 +133,11 @@ def _layers(build: SegmentBuilder, weights: DecoderWeights, first: int, end: int
 
 
 def cut_graph(
-    checkpoint: Checkpoint, layout: WeightsLayout, exits: Sequence[int], folder: Path
+    checkpoint: Checkpoint,
+    layout: WeightsLayout,
+    exits: Sequence[int],
+    folder: Path,
+    fine_blocks: FineBlocks = NO_FINE_BLOCKS,
 ) -> tuple[tuple[Segment, ...], str | None]:
     """Replace the whole graph by segments with the same bits; return them, and the head's file if there are any."""
     decoder = checkpoint.decoder
@@ -134,7 +145,7 @@ def cut_graph(
         return (Segment("model", GRAPH_FILE, 0, decoder.num_layers),), None
     segments = []
     for index, (first, end, model) in enumerate(
-        build_segments(checkpoint.weights, layout, decoder, exits, producer=PRODUCER)
+        build_segments(checkpoint.weights, layout, decoder, exits, PRODUCER, fine_blocks)
     ):
         is_head = first == end
         name = "head" if is_head else f"layers {first}-{end - 1}"

@@ -33,6 +33,7 @@ name                        dtype   shape                      meaning
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Final
 
 import onnx_ir as ir
@@ -58,12 +59,25 @@ _ACTIVATIONS: Final = {("silu", True): "swiglu", ("gelu", True): "geglu", ("relu
 """Activation, and whether there is a gate -> the operators' name."""
 
 
+FineBlocks = Mapping[str, Sequence[int]]
+"""Name of an input of matrices, such as ``"layer3.down"`` or ``"head"`` -> blocks of it that are rounded to 16 bits."""
+NO_FINE_BLOCKS: Final[FineBlocks] = MappingProxyType({})
+
+
 class NativeBuilder(GraphBuilder):
     """Builds a graph from edge-rt's operators, of the upper halves of nested codes alone if it reads these."""
 
-    def __init__(self, layout: WeightsLayout, decoder: Decoder, *, reads_upper: bool = False) -> None:
+    def __init__(
+        self,
+        layout: WeightsLayout,
+        decoder: Decoder,
+        *,
+        reads_upper: bool = False,
+        fine_blocks: FineBlocks = NO_FINE_BLOCKS,
+    ) -> None:
         super().__init__(layout, decoder, OPSETS)
         self._reads_upper = reads_upper
+        self._fine_blocks = fine_blocks
         self._past_length = graph_input("past_length", ir.DataType.INT32, [1])
         self._row_map = graph_input("row_map", ir.DataType.INT32, ["capacity"])
         self._window_row_map = graph_input("window_row_map", ir.DataType.INT32, ["positions"])
@@ -108,7 +122,9 @@ class NativeBuilder(GraphBuilder):
         decoder = self._decoder
         more = _given(output_scale=(decoder.logit_scale, 1.0), softcap=(decoder.logit_softcap, 0.0))
         # An error of the head meets the choice of a token directly, and nothing behind it makes up for it.
-        return self._quant_linear(x.settled, head, "logits", norm="final_norm", more={**more, "format": _format(head)})
+        return self._quant_linear(
+            x.settled, head, "logits", norm="final_norm", more={**more, "format": _format(head)}, fine="head"
+        )
 
     def hidden(self, x: Residual, layers: Linears, name: str, *, norm: str | None, layer: int) -> ir.Value:
         """Return what a feed-forward has between its matrices."""
@@ -174,6 +190,11 @@ class NativeBuilder(GraphBuilder):
             "intermediate": matrices["down"].in_features,
             "epsilon": self._decoder.norm_epsilon,
             **{f"{name}_format": self._format(matrix) for name, matrix in matrices.items()},
+            **{
+                f"{name}_{key}": blocks
+                for name, matrix in matrices.items()
+                for key, blocks in self._fine(matrix, f"layer{index}.{name}").items()
+            },
             **_given(
                 activation=(self._activation(index), "swiglu"),
                 residual_scale=(self._decoder.residual_scale, 1.0),
@@ -224,6 +245,11 @@ class NativeBuilder(GraphBuilder):
         names = _format(layer).split(",")
         return ",".join(UPPER_FORMAT.get(name, name) if self._reads_upper else name for name in names)
 
+    def _fine(self, matrix: Linear, input_name: str) -> dict[str, str]:
+        """Return the attribute that names the fine blocks of a matrix's input, if there are any."""
+        blocks = self._fine_blocks.get(input_name, ())
+        return {"fine_blocks": ",".join(map(str, blocks))} if blocks and matrix.is_quantised else {}
+
     def _product(self, x: ir.Value, layers: Linears, name: str, *, norm: str | None) -> ir.Value:
         if len(layers) == 1:
             return self._quant_linear(x, layers[0], name, norm=norm)
@@ -242,8 +268,14 @@ class NativeBuilder(GraphBuilder):
         activation: str = "none",
         post_norm: str | None = None,
         more: Mapping[str, int | float | str] | None = None,
+        fine: str | None = None,
     ) -> ir.Value:
-        """Add one QuantLinear; ``norm`` and ``post_norm`` name the weights of the norms before and behind it."""
+        """Add one QuantLinear.
+
+        Args:
+            norm, post_norm: names of the weights of the norms before and behind it.
+            fine: name of its input; None: that of the matrix, or of what it is a part of.
+        """
         norm_weight, norm_bias = self.optional(norm), None if norm is None else self.optional(f"{norm}_bias")
         inputs = [
             x,
@@ -259,6 +291,7 @@ class NativeBuilder(GraphBuilder):
             inputs.pop()
         attributes = {
             **_matrix(layer, self._format(layer)),
+            **self._fine(layer, fine or ".".join(layer.name.split(".")[:2])),
             "epsilon": self._decoder.norm_epsilon,
             "activation": activation,
             **(more or {}),

@@ -8,7 +8,7 @@ tokens that follow, by about half of the mean of ``(g e)^2``.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple
 
 import numpy as np
@@ -66,6 +66,7 @@ class Pass:
         head: for every token the sum of p (1 - p) over the vocabulary, ``[tokens]``.
         embedding: gradient at the embeddings, ``[tokens, hidden_size]``.
         labels: int64 ``[tokens]``.
+        at_inputs: name of an input of matrices, such as ``"layer3.down"`` or ``"head"`` -> the gradient there.
     """
 
     inputs: dict[str, Array]
@@ -73,6 +74,7 @@ class Pass:
     head: Array
     embedding: Array
     labels: Array
+    at_inputs: dict[str, Array] = field(default_factory=dict)
 
 
 class DecoderGradients(DecoderForward):
@@ -143,8 +145,9 @@ class DecoderGradients(DecoderForward):
             x = self.layer(x[None], layer, tables)[0]
             self._held = {}
             on_layer(layer + 1)
-        found = Pass({}, {}, *self._head(x))
-        found.inputs[self._head_name] = self.norm(x, "output_norm.weight")
+        spread, at_final, labels = self._head(x)
+        found = Pass({}, {}, spread, self._norm_back(x, at_final, "output_norm.weight"), labels)
+        found.inputs[self._head_name], found.at_inputs["head"] = self.norm(x, "output_norm.weight"), at_final
         gradient = found.embedding
         for layer in reversed(range(layers)):
             own = found if on_gradients is None else Pass({}, {}, found.head, found.embedding, found.labels)
@@ -153,7 +156,16 @@ class DecoderGradients(DecoderForward):
             if on_gradients is not None:
                 on_gradients(own)
             on_layer(2 * layers - layer)
-        return Pass(found.inputs, found.gradients, found.head, gradient, found.labels)
+        return Pass(found.inputs, found.gradients, found.head, gradient, found.labels, found.at_inputs)
+
+    def final(self, token_ids: Sequence[int]) -> Array:
+        """Run a sequence forward alone and return the head's input, ``[tokens, hidden_size]``."""
+        tables, x = self.rope(len(token_ids)), self.embed(token_ids)[None]
+        for layer in range(self._decoder.num_layers):
+            x = self.layer(x, layer, tables)
+            self._held = {}
+        final: Array = self.norm(x, "output_norm.weight")[0]
+        return final
 
     def _matrix(self, name: str) -> Array:
         if name not in self._held:
@@ -165,7 +177,7 @@ class DecoderGradients(DecoderForward):
         return product
 
     def _head(self, x: Array) -> tuple[Array, Array, Array]:
-        """Return the sums of p (1 - p), the gradient at ``x``, and the labels."""
+        """Return the sums of p (1 - p), the gradient at the head's input, and the labels."""
         final = self.norm(x, "output_norm.weight")
         best, labels = np.full(len(x), -np.inf), np.zeros(len(x), np.int64)
         sums, most, first = np.zeros(len(x)), np.full(len(x), -np.inf), 0
@@ -190,7 +202,7 @@ class DecoderGradients(DecoderForward):
             p[own, labels[own] - first] -= 1
             gradient -= ((p * slope) @ rows).astype(self._dtype)
             first += len(rows)
-        return spread, self._norm_back(x, gradient, "output_norm.weight"), labels
+        return spread, gradient, labels
 
     def _logit_slope(self, products: Array) -> Array:
         """Return the derivative of logits by the products of the head."""
@@ -245,13 +257,16 @@ class DecoderGradients(DecoderForward):
             at_normed += back("ffn_gate", at_hidden * up * slope(gate), normed_between)
         else:
             at_normed = back("ffn_up", at_hidden * slope(up), normed_between)
+        found.at_inputs.update({f"layer{layer}.down": at_hidden, f"layer{layer}.gate_up": at_normed})
         gradient = gradient + self._norm_back(between, at_normed, name("ffn_norm"))
         at_output = self._norm_back(output, self._scaled(gradient, scale), name("post_attention_norm"))
-        at_heads = self._attention_back(heads, back("attn_output", at_output, attended), layer, tables)
+        at_attended = back("attn_output", at_output, attended)
+        at_heads = self._attention_back(heads, at_attended, layer, tables)
         at_normed = sum(
             (back(kind, part, normed) for kind, part in zip(("attn_q", "attn_k", "attn_v"), at_heads, strict=True)),
             start=np.zeros_like(normed),
         )
+        found.at_inputs.update({f"layer{layer}.output": at_attended, f"layer{layer}.qkv": at_normed})
         return gradient + self._norm_back(x, at_normed, name("attn_norm"))
 
     def _heads(self, normed: Array, layer: int, tables: Tables) -> _Heads:

@@ -40,6 +40,7 @@ class DecoderReference:
 
     Args:
         types: type in the package of tensors that were quantised for it.
+        fine: name of a matrix -> blocks of its input that have 16 bits where activations are rounded.
         dtype: ``np.float64`` to check float32 arithmetic, ``np.float32`` for speed.
     """
 
@@ -50,11 +51,13 @@ class DecoderReference:
         decoder: Decoder,
         *,
         types: Mapping[str, str] | None = None,
+        fine: Mapping[str, Sequence[int]] | None = None,
         dtype: Any = np.float32,
         cache: bool = False,
     ) -> None:
         self._matrices = matrices
         self._types = {name: tensor.type_name for name, tensor in checkpoint.tensors.items()} | dict(types or {})
+        self._fine = fine or {}
         self._decoder = decoder
         self._dtype = np.dtype(dtype)
         self._kept: dict[str, Array] | None = {} if cache else None
@@ -114,7 +117,7 @@ class DecoderReference:
         """Return ``x`` with the third forward rounded, if there is one and the kernels round this matrix's input."""
         if self._types[name] in FLOAT_TYPES or len(x) == 1:
             return x
-        return np.concatenate([x[:2], _round_rows(x[2:])])
+        return np.concatenate([x[:2], _round_rows(x[2:], self._fine.get(name, ()))])
 
 
 def _step_of(x: Array) -> list[Step]:
@@ -128,11 +131,14 @@ def _times(x: Array, matrix: Array) -> Array:
     return product
 
 
-def _round_rows(x: Array) -> Array:
-    """Round every block of 32 to multiples of its largest magnitude over 127; ties go to even."""
+def _round_rows(x: Array, fine: Sequence[int]) -> Array:
+    """Round every block of 32 to its largest magnitude's 127ths, fine ones to 254ths of these; ties go to even."""
     blocks = x.reshape(*x.shape[:-1], -1, BLOCK)
     peak = np.abs(blocks).max(axis=-1, keepdims=True)
     step = peak / 127
     step = np.where(step > 0, step, 1)
-    rounded: Array = (np.rint(blocks / step) * step).reshape(x.shape)
-    return rounded
+    rounded: Array = np.rint(blocks / step) * step
+    if fine:
+        rest, small = (blocks - rounded)[..., list(fine), :], step[..., list(fine), :] / 254
+        rounded[..., list(fine), :] += np.rint(rest / small) * small
+    return rounded.reshape(x.shape)

@@ -86,7 +86,7 @@ def test_what_4_bit_keys_are_calibrated_with(inline, small_gguf, native_package,
     for option, expected in ((tmp_path / "own.txt", {"tokens": 512, "source": "own.txt"}), ("none", None)):
         result = inline(*arguments, option)
         assert result.returncode == 0
-        assert (b"/7 calibrate" in result.stderr) == (expected is not None)
+        assert (b" calibrate" in result.stderr) == (expected is not None)
         assert json.loads(inline("inspect", tmp_path / "out", "--json").stdout)["key_calibration"] == expected
     assert inline(*arguments, tmp_path / "missing.txt").returncode == 6
     refused = inline(*arguments, tmp_path / "own.txt", "--profile", "portable")
