@@ -203,7 +203,8 @@ class PromptEncoder:
             tuple(self.tokenizer.encode_spans([(text, True)], continues=True)) if text else ()
             for text in (markers.begin, markers.answer)
         )
-        return Opening(begin, answer, markers.end.encode(), self.tokenizer.token_bytes, in_thoughts=markers.is_open)
+        is_thinking = markers.is_open or markers.is_begun
+        return Opening(begin, answer, markers.end.encode(), self.tokenizer.token_bytes, in_thoughts=is_thinking)
 
     def has_tokenizer_of(self, package: Package) -> bool:
         """Return whether a package's tokenizer is this one."""
