@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from hypothesis import given, settings, strategies as st
 
-from edge_rt.memory.activations import _attention_bytes, allocated_bytes, heaviest_rows
+from edge_rt.memory.activations import _attention_bytes, allocated_bytes, heaviest_rows, thread_bytes
 from edge_rt.memory.terms import passes_bytes
 from tests.memory.shapes import make_shape, windows_of
 
@@ -92,3 +92,11 @@ def test_the_formula_asks_for_little_more_than_the_operator(ctx, rows):
         for past in {*range(0, ctx - rows, 256), min(max(256 - rows, 0), ctx - rows), ctx - rows}
     )
     assert _attention_bytes(shape, rows, ctx) <= 1.25 * most + (128 << 10)
+
+
+def test_fine_blocks_take_room_in_every_row():
+    plain, fine = (make_shape(fine_blocks=count) for count in (0, 8))
+    # Of the input that is rounded, and of the one that is rounded behind it: codes, a scale and a sum.
+    more = allocated_bytes(fine, 128, 512) - allocated_bytes(plain, 128, 512)
+    assert 128 * 2 * 8 * 40 <= more <= 1.1 * 128 * 2 * 8 * 40
+    assert thread_bytes(fine, 2) > thread_bytes(plain, 2)
