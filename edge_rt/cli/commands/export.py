@@ -45,7 +45,7 @@ class ExportFlags:
     weights: Annotated[str | None, making_flags.WEIGHTS] = None
     size: Annotated[str | None, making_flags.SIZE] = None
     calibration: Annotated[str | None, making_flags.CALIBRATION] = None
-    kv_type: Annotated[str | None, making_flags.KV_TYPE] = None
+    kv_type: Annotated[str | None, making_flags.DEFAULT_KV_TYPE] = None
     exits: Annotated[str | None, making_flags.EXITS] = None
     adapter: Annotated[list[str] | None, making_flags.ADAPTER] = None
     accept_loss: Annotated[bool, making_flags.ACCEPT_LOSS] = False

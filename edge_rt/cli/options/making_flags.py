@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from edge_rt.cli.options.flags import completed_from
+from edge_rt.cli.options.flags import KV_TYPE, completed_from
 from edge_rt.cli.options.spread import Flag
 from edge_rt.package.kv_formats import KV_FORMAT
 from edge_rt.package.weights_info import WEIGHTS as WEIGHT_NAMES
@@ -48,10 +48,8 @@ CALIBRATION: Final = Flag(
     shown="a text of edge-rt's own",
     panel=QUANTISING,
 )
-KV_TYPE: Final = Flag(
-    ("--kv-type", "--kv"),
-    "Format of the KV cache that the package is loaded with by default, such as f16 or int8.",
-    metavar="FORMAT",
+DEFAULT_KV_TYPE: Final = KV_TYPE.but(
+    help="Format of the KV cache that the package is loaded with by default, such as f16 or int8.",
     shown="int8 where it measurably loses little, else f16",
     panel=QUANTISING,
     complete=completed_from(*KV_FORMAT),
