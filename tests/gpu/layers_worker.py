@@ -108,7 +108,8 @@ def case_rotations(gpu):
     path = folder / "package"
     export_model(write_folder(folder, load_case("phi3_partial")), path, profile="native", accept_loss=True)
     assert open_package(path).manifest.decoder.loads_rope
-    with divided(gpu, path, 1, ctx=96, spec="off") as model, load_package(path, spec="off", ctx=96) as cpu:
+    asked = {"ctx": 96, "spec": "off", "kv": PINNED["kv"]}
+    with divided(gpu, path, 1, **asked) as model, load_package(path, **asked) as cpu:
         for found, expected in zip(logits(model), logits(cpu), strict=True):
             assert found.tobytes() == expected.tobytes()
 
