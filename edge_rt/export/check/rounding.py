@@ -19,7 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from edge_rt.errors import UnsupportedModel
-from edge_rt.export.check.predictions import PASS_ROWS, Divergence, Predictor
+from edge_rt.export.check.predictions import Divergence, Predictor
 from edge_rt.export.checkpoint import Checkpoint
 from edge_rt.export.decoder.weights import DecoderWeights
 from edge_rt.export.graph.native import NO_FINE_BLOCKS
@@ -104,6 +104,7 @@ def measure_rounding(
     for rows in matrices.pieces(head):
         logits[:, first : first + len(rows)] = model.logits_of(final @ rows.T)
         first += len(rows)
+    del model, rows
     int8 = _divergence(checkpoint, layout, folder, others, logits, NO_FINE_BLOCKS)
     on_step(steps - 1, steps)
     kl = _divergence(checkpoint, layout, folder, others, logits, fine) if fine else int8
@@ -212,8 +213,9 @@ def _divergence(
     write_graph(checkpoint, layout, "int8", graph, fine)
     try:
         predictor = Predictor(graph, checkpoint.decoder)
-        for number, logits in enumerate(predictor.logits(token_ids, "f32")):
-            found.add(reference[number * PASS_ROWS : number * PASS_ROWS + len(logits)], logits)
+        for logits in predictor.logits(token_ids, "f32"):
+            found.add(reference[found.tokens : found.tokens + len(logits)], logits)
+            del logits  # else they would be there beside the next ones
         del predictor
         gc.collect()
     finally:
