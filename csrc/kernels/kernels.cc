@@ -25,8 +25,8 @@ namespace {
 
 extern const KernelTable kTable;
 const KernelTable kTable{
-    kQuantLinearKernels, kQuantEmbedKernels, kSpecAttentionKernels,
-    kRowTopKKernels,     kDraftHeadKernels,  kQuantiseKernels,      kSamplingKernels,
+    kQuantLinearKernels, kQuantEmbedKernels, kSpecAttentionKernels, kRowTopKKernels,
+    kDraftHeadKernels,   kQuantiseKernels,   kSamplingKernels,
 };
 
 }  // namespace edge_rt::EDGE_RT_ISA_NAMESPACE
