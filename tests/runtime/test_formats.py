@@ -129,7 +129,7 @@ def test_penalties_and_bias_count_within_the_format(native):
         {"regex": ""},
         {"regex": 5},
         {"response_format": "json"},
-        {"response_format": object()},
+        {"response_format": 5},
     ],
     ids=str,
 )  # fmt: skip
