@@ -42,6 +42,7 @@ ACTIVATIONS: Final = ("auto", "int8", "float")
 """Values of the option ``activations`` of an export."""
 INPUT_BLOCK: Final = 32
 """Numbers of a linear layer's input that are rounded with one scale."""
+_LAYER_INPUTS: Final = ("qkv", "output", "gate_up", "down")
 BUILT_IN_CALIBRATION: Final = "built-in"
 """Name of edge-rt's own calibration text."""
 
@@ -187,7 +188,11 @@ class Rounding:
             if not math.isfinite(kl):
                 yield name, kl, "a finite number"
         widest = max(model.hidden_size, model.num_heads * model.head_dim, model.intermediate_size)
+        names = {"head", *(f"layer{layer}.{kind}" for layer in range(model.num_layers) for kind in _LAYER_INPUTS)}
         for name, blocks in self.fine_blocks.items():
+            if name not in names:
+                wanted = f"head, or layerN.{{{','.join(_LAYER_INPUTS)}}} with N below {model.num_layers}"
+                yield "fine_blocks", f"{name!r:.40}", wanted
             follow = all(before < block for before, block in itertools.pairwise((-1, *blocks)))
             if not blocks or not follow or blocks[-1] >= widest // INPUT_BLOCK:
                 yield f"fine_blocks.{name:.40}", list(blocks[:8]), f"rising numbers below {widest // INPUT_BLOCK}"

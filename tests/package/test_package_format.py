@@ -475,6 +475,10 @@ def test_what_is_said_of_rounding_is_read_as_it_was_written(tmp_path):
         ({"fine_blocks": {"head": [-1]}}, r"Found \[-1\], wanted rising numbers below"),
         ({"fine_blocks": {"head": [0, 1 << 40]}}, "wanted rising numbers below"),
         ({"fine_blocks": {"head": [0.5]}}, r"fine_blocks.head\[0\]' has the wrong type"),
+        *[
+            ({"fine_blocks": {name: [0]}}, "fine_blocks' is out of range. Found '.*, wanted head, or layerN")
+            for name in ("", "qkv", "layer0", "layer2.qkv", "layer0.other", "layer-1.qkv", "layerx.down", "\x1b[2J")
+        ],
     ],
 )
 def test_what_is_wrong_with_rounding(tmp_path, change, message):
