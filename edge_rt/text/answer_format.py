@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final, Literal
@@ -51,7 +52,11 @@ def answer_format(
         raise ConfigError("An answer has one format.", f"Got {' and '.join(given)}.", "Leave out all but one.")
     for kind, source in (("regex", regex), ("grammar", grammar)):
         if source is not None:
-            return AnswerFormat("regex" if kind == "regex" else "grammar", _checked_text(kind, source))
+            text = _checked_text(kind, source)
+            if kind == "regex":
+                return AnswerFormat("regex", text)
+            _check_schemas_in(text)
+            return AnswerFormat("grammar", text)
     if response_format is None:
         return None
     if not isinstance(response_format, Mapping | bool):
@@ -60,7 +65,19 @@ def answer_format(
     if schema is None:
         return None
     read, warnings = read_schema(schema)
-    return AnswerFormat("json", json.dumps(read), json.loads, spaces, warnings)
+    return AnswerFormat("json", json.dumps(read), _parsed, spaces, warnings)
+
+
+def _parsed(text: str) -> Any:
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError) as error:
+        # A whole number of more digits than Python reads, for example.
+        raise InvalidGrammar(
+            "The answer fits the schema, but Python cannot read it.",
+            f"{error}: {text!r:.120}.",
+            "Give the schema limits, such as 'maximum' or 'maxLength'.",
+        ) from error
 
 
 def _checked_text(kind: str, source: object) -> str:
@@ -78,6 +95,16 @@ def _checked_text(kind: str, source: object) -> str:
             "Shorten it.",
         )
     return source
+
+
+def _check_schemas_in(grammar: str) -> None:
+    """Refuse a grammar whose JSON schemas (``%json {...}``) are refused alone: they have the same limits."""
+    for match in re.finditer(r"%json\s*(?={)", grammar):
+        try:
+            schema, _ = json.JSONDecoder().raw_decode(grammar, match.end())
+        except (ValueError, RecursionError):
+            continue  # the engine says where
+        read_schema(schema)
 
 
 def _schema_in(response_format: Mapping[str, Any] | bool) -> Any:
@@ -124,7 +151,7 @@ def _of_type(wanted: Any, spaces: bool) -> AnswerFormat:
             f"{wanted!r:.60}: {str(error).splitlines()[0]:.200}.",
             "Give a pydantic model, a dataclass, or a type such as list[str].",
         ) from error
-    read, warnings = read_schema(schema)
+    read, warnings = read_schema(_closed(schema))
 
     def convert(text: str) -> Any:
         try:
@@ -138,6 +165,18 @@ def _of_type(wanted: Any, spaces: bool) -> AnswerFormat:
             ) from error
 
     return AnswerFormat("json", json.dumps(read), convert, spaces, warnings)
+
+
+def _closed(schema: Any) -> Any:
+    """Return the schema of a type without the properties that the type would ignore."""
+    if isinstance(schema, list):
+        return [_closed(one) for one in schema]
+    if not isinstance(schema, dict):
+        return schema
+    closed = {name: _closed(one) for name, one in schema.items()}
+    if closed.get("type") == "object" and "properties" in closed:
+        closed.setdefault("additionalProperties", False)
+    return closed
 
 
 def partial_json(text: str) -> Any:

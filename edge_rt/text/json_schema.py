@@ -8,8 +8,10 @@ keyword that does not exist are left out with a warning, as the standard takes t
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from fractions import Fraction
 from typing import Any, Final
 
 from edge_rt.errors import InvalidGrammar, kind_of
@@ -22,6 +24,8 @@ MAX_PROPERTIES: Final = 1000
 """Of one object."""
 MAX_ALL_PROPERTIES: Final = 3000
 """Of all objects together."""
+MAX_MULTIPLES: Final = 100_000
+"""Of the digits of all ``multipleOf`` as whole numbers, their sum: the engine looks for remainders one by one."""
 FORMATS: Final = frozenset(
     ("date-time", "time", "date", "duration", "email", "hostname", "ipv4", "ipv6", "uuid", "uri", "unknown")
 )
@@ -62,6 +66,8 @@ REFUSED: Final[Mapping[str, str]] = {
 """Keywords that cannot be enforced where they matter, and what to write instead."""
 _COMBINING: Final = frozenset(("$ref", "allOf", "anyOf", "oneOf", "not", "if", "then", "else", "dependentSchemas"))
 
+_ASIDE: Final = frozenset(("$defs", "definitions", "$id", "id", "$schema", "$anchor"))
+
 
 @dataclass
 class _Reading:
@@ -69,11 +75,15 @@ class _Reading:
 
     Attributes:
         root: the whole schema, for references.
+        multiples: values of ``multipleOf``.
+        joins: whether a value may have to fit several schemas at once.
     """
 
     root: Any
     warnings: dict[str, None] = field(default_factory=dict)
     num_properties: int = 0
+    multiples: list[Fraction] = field(default_factory=list)
+    joins: bool = False
 
     def count(self, properties: int, place: str) -> None:
         """Count the properties of an object.
@@ -90,6 +100,35 @@ class _Reading:
                 "Describe them with 'additionalProperties', or ask for the answer in several parts.",
             )
 
+    def check_multiples(self) -> None:
+        """Refuse multiples whose remainders would take seconds and gigabytes.
+
+        Raises:
+            InvalidGrammar: they are too large.
+        """
+        numbers = sum(_digits_of(value) for value in self.multiples)
+        if self.joins and self.multiples:
+            # Of a value that has to fit several, the least common multiple counts.
+            whole = math.lcm(*(value.numerator for value in self.multiples))
+            numbers = max(numbers, _digits_of(Fraction(whole, math.gcd(*(one.denominator for one in self.multiples)))))
+        if numbers > MAX_MULTIPLES:
+            raise InvalidGrammar(
+                "The JSON schema has 'multipleOf' with too many digits.",
+                f"Without their points they, or their common multiples, come to {numbers:.6g}; the limit is"
+                f" {MAX_MULTIPLES}.",
+                "Use rounder multiples, or leave them out and check the answer.",
+            )
+
+
+def _digits_of(value: Fraction) -> int:
+    """Return the digits of a decimal fraction as a whole number; without the zeros behind a single digit."""
+    number, scale = value.numerator, value.denominator
+    while scale > 1:
+        shared = math.gcd(scale, 10)
+        number, scale = number * (10 // shared), scale // shared
+    digits = str(number).rstrip("0")
+    return int(digits) if len(digits) == 1 else number
+
 
 def read_schema(schema: Any) -> tuple[dict[str, Any], tuple[str, ...]]:
     """Return a schema as the grammar engine takes it, and a sentence for everything that is not enforced.
@@ -105,7 +144,8 @@ def read_schema(schema: Any) -> tuple[dict[str, Any], tuple[str, ...]]:
         )
     _check_depth(schema)
     try:
-        size = len(json.dumps(schema, ensure_ascii=False, allow_nan=False).encode())
+        text = json.dumps(schema, ensure_ascii=False, allow_nan=False)
+        size = len(text.encode())
     except (TypeError, ValueError) as error:
         raise InvalidGrammar(
             "The JSON schema is not plain data.", f"{error}.", "Use objects, arrays, texts and numbers."
@@ -116,8 +156,11 @@ def read_schema(schema: Any) -> tuple[dict[str, Any], tuple[str, ...]]:
             f"It has {show_size(size)} as JSON, the limit is {show_size(MAX_BYTES)}.",
             "Shorten it, or ask for the answer in several parts.",
         )
-    reading = _Reading(schema)
-    return _read(schema, "#", reading), tuple(reading.warnings)
+    # As JSON has it: tuples are lists, and all names are texts.
+    reading = _Reading(json.loads(text))
+    result = _read(reading.root, "#", reading)
+    reading.check_multiples()
+    return result, tuple(reading.warnings)
 
 
 def _check_depth(schema: Any) -> None:
@@ -172,6 +215,10 @@ def _read(schema: Any, place: str, reading: _Reading) -> Any:
         elif name in _SAID or not name.startswith("x-"):
             reason = "is not enforced" if name in _SAID else "is no keyword of JSON schema and is not enforced"
             reading.warnings[f"'{name[:40]}' at {place} {reason}."] = None
+    multiple = result.get("multipleOf")
+    if isinstance(multiple, int | float) and multiple > 0:
+        reading.multiples.append(Fraction(repr(multiple)))
+    reading.joins |= "allOf" in result or (len(result.keys() - _ASIDE) > 1 and bool(result.keys() & _COMBINING))
     _drop_idle(result, reading, place)
     for name in REFUSED:
         if name in result and name != "minProperties":
@@ -300,6 +347,8 @@ def _target(reference: Any, root: Any) -> Any:
     """Return what a reference within the schema names; None for others."""
     if not isinstance(reference, str) or not reference.startswith("#"):
         return None
+    if reference != "#" and not reference.startswith("#/"):
+        return None  # an anchor
     found = root
     for part in reference[1:].split("/")[1:]:
         key = part.replace("~1", "/").replace("~0", "~")
@@ -385,6 +434,12 @@ def _values_of(views: Iterable[Mapping[str, Any]]) -> set[str] | None:
 
 
 def _spelled(value: Any) -> str:
-    if isinstance(value, float) and value.is_integer():
-        value = int(value)
-    return json.dumps(value, sort_keys=True)
+    return json.dumps(_with_whole_numbers(value), sort_keys=True)
+
+
+def _with_whole_numbers(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {name: _with_whole_numbers(one) for name, one in value.items()}
+    if isinstance(value, list):
+        return [_with_whole_numbers(one) for one in value]
+    return int(value) if isinstance(value, float) and value.is_integer() else value

@@ -53,6 +53,42 @@ def test_what_is_no_schema_or_too_large_is_refused(schema):
         read_schema(schema)
 
 
+_INTEGER = {"type": "integer"}
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {**_INTEGER, "multipleOf": 1000003},
+        {"type": "number", "multipleOf": 1.234567},
+        {"allOf": [{**_INTEGER, "multipleOf": 997}, {**_INTEGER, "multipleOf": 991}]},
+        {"$ref": "#/$defs/a", "multipleOf": 997, "$defs": {"a": {**_INTEGER, "multipleOf": 991}}},
+        {"type": "array", "prefixItems": [{**_INTEGER, "multipleOf": 9973}] * 11},
+    ],
+)
+def test_multiples_that_would_take_seconds_and_gigabytes_are_refused(schema):
+    with pytest.raises(InvalidGrammar, match="multipleOf"):
+        read_schema(schema)
+    with pytest.raises(InvalidGrammar, match="multipleOf"):
+        answer_format(grammar=f"start: %json {json.dumps(schema)}")
+
+
+@pytest.mark.parametrize("multiple", [1e-10, 0.25, 86400, 10**9, 5e15])
+def test_round_multiples_are_taken(multiple):
+    assert read_schema({"type": "number", "multipleOf": multiple})[0]["multipleOf"] == multiple
+
+
+def test_python_data_is_taken_as_json_has_it():
+    assert read_schema({"enum": ("a", "b")})[0] == {"enum": ["a", "b"]}
+    assert "'1'" in read_schema({1: 2})[1][0]
+
+
+@pytest.mark.parametrize("text", ["9" * 5000, "[" * 100_000 + "]" * 100_000])
+def test_an_answer_that_python_cannot_read_is_an_error_that_says_so(text):
+    with pytest.raises(InvalidGrammar, match="Python cannot read"):
+        answer_format({}).convert(text)
+
+
 def test_a_loop_in_python_data_is_refused():
     schema = {"type": "array"}
     schema["items"] = schema
@@ -133,6 +169,20 @@ def test_one_of_is_opened_only_where_no_value_fits_two_branches(branches):
 def test_disjoint_branches_of_one_of_are_accepted(branches):
     tagged = {name: {"type": "object", "properties": {"k": {"const": name}}, "required": ["k"]} for name in "ab"}
     assert "anyOf" in read_schema({"oneOf": branches, "$defs": tagged})[0]
+
+
+@pytest.mark.parametrize(
+    "branches",
+    [
+        # An anchor's name is no path, not even the empty one of the whole schema, which is an object.
+        [{"$ref": "#a"}, {"type": "string"}],
+        [{"const": {"a": 1}}, {"const": {"a": 1.0}}],
+    ],
+)
+def test_branches_of_one_of_that_are_the_same_in_another_spelling_are_refused(branches):
+    union = {"u": {"oneOf": branches}, "a": {"$anchor": "a", "type": "string"}}
+    with pytest.raises(InvalidGrammar, match="oneOf"):
+        read_schema({"type": "object", "properties": {"x": {"$ref": "#/$defs/u"}}, "$defs": union})
 
 
 @pytest.mark.parametrize(
