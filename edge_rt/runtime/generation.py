@@ -13,7 +13,7 @@ from edge_rt.runtime.cache.kv_cache import KVCache
 from edge_rt.runtime.decode.accept import accept
 from edge_rt.runtime.decode.answer_grammar import AnswerGrammar
 from edge_rt.runtime.decode.detokenizer import TextStream
-from edge_rt.runtime.decode.draft import Drafter, NullDrafter
+from edge_rt.runtime.decode.draft import Accepted, Drafter, NullDrafter
 from edge_rt.runtime.decode.logprobs import LogProbs
 from edge_rt.runtime.decode.loop import AcceptanceRule, Target, decode, prefill
 from edge_rt.runtime.decode.repetition import RepetitionGuard
@@ -110,7 +110,7 @@ class Generation:
         self._drafter: Drafter = NullDrafter()
         self._made: Result | None = None
         self._cached = 0
-        self._taken_back = 0
+        self._taken_back = self._forced_back = 0
 
     def events(self, outcome: Outcome) -> Events:
         """Generate, and tell the outcome.
@@ -136,7 +136,7 @@ class Generation:
                             )  # fmt: skip
                             for step in steps:
                                 self._clock.tick()
-                                event = self._event(step.token_ids)
+                                event = self._event(step)
                                 outcome.text = self._thoughts.text
                                 yield event
                                 if cancel.cancelled:
@@ -163,14 +163,15 @@ class Generation:
         """Return the result as it was when the model was released."""
         return self._result() if self._made is None else self._made
 
-    def _event(self, token_ids: TokenIds[int]) -> Event:
+    def _event(self, step: Accepted) -> Event:
         """Turn one step into text; tokens that were emitted behind a stop text or a circle are taken back."""
-        pieces = []
+        pieces, token_ids, forced = [], step.token_ids, frozenset(step.unasked)
         for count, token in enumerate(token_ids, start=1):
             pieces.append(self._text.push((token,)))
-            if (reason := self._end_at(token)) is not None:
+            if (reason := self._end_at(token, is_forced=count - 1 in forced)) is not None:
                 sequence = self._sequence
                 self._taken_back = len(token_ids) - count
+                self._forced_back = sum(index >= count for index in forced)
                 sequence.end_after(sequence.num_answer_tokens - self._taken_back, reason)
                 if self._logprobs is not None:
                     del self._logprobs.tokens[sequence.num_answer_tokens :]
@@ -189,12 +190,12 @@ class Generation:
         first, second = self._thoughts.push(self._text.finish()), self._thoughts.finish()
         return first[0] + second[0], first[1] + second[1]
 
-    def _end_at(self, token: int) -> FinishReason | None:
+    def _end_at(self, token: int, *, is_forced: bool) -> FinishReason | None:
         """Return why the answer ends with a token whose text was pushed, if the text or the guard says so."""
         if self._text.stop_string is not None:
             return "stop"
-        # An end token is the model's own way out.
-        if self._guard is None or token in self._sequence.end_ids:
+        # An end token is the model's own way out, and what a format forces is not the model's circle.
+        if self._guard is None or is_forced or token in self._sequence.end_ids:
             return None
         return "repetition" if self._guard.push(token) else None
 
@@ -214,7 +215,7 @@ class Generation:
                 completion_tokens=sequence.num_answer_tokens,
                 total_tokens=len(sequence.token_ids),
                 cached_tokens=self._cached,
-                forced_tokens=0 if self._grammar is None else self._grammar.num_forced,
+                forced_tokens=0 if self._grammar is None else self._grammar.num_forced - self._forced_back,
             ),
             timings=self._timings(),
             spec=self._drafter.statistics(self._spec_mode, self._taken_back),

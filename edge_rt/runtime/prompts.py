@@ -313,6 +313,8 @@ class PromptEncoder:
 
     def whole_text(self, text: str | Items[int]) -> list[int]:
         """Return the token ids of a text of any length, or checked token ids; errors as in ``prepare``."""
+        if is_messages(text):
+            raise ConfigError("Messages have no score.", "Texts and token ids have one.", "Pass render(messages).text.")
         taken = self._taken(text)
         if isinstance(taken, list):
             return taken

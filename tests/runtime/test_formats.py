@@ -6,6 +6,7 @@ import asyncio
 import dataclasses
 import json
 import re
+from typing import Literal
 
 import jsonschema
 import pytest
@@ -63,6 +64,18 @@ def test_a_text_that_looks_like_a_marker_is_text(native):
     assert answer.usage.forced_tokens > 10
 
 
+@pytest.mark.parametrize("spec", ["off", "suffix"])
+def test_what_is_forced_again_and_again_is_no_repetition_but_what_is_chosen_is(native, spec):
+    text = "-+" * 200
+    answer = native.generate("x", regex=re.escape(text) + "[ab]", max_tokens=500, spec=spec)
+    assert (answer.finish_reason, answer.text[:-1]) == ("stop", text)
+    assert answer.usage.forced_tokens > 320
+    options = {"grammar": 'start: (/[a]/ "b")+', "max_tokens": 500, "banned": native.tokenizer.eos_token_ids}
+    circle = native.generate("x", spec=spec, **options)
+    assert circle.finish_reason == "repetition"
+    assert circle.usage.forced_tokens < circle.usage.completion_tokens
+
+
 def test_json_is_compact_unless_asked_otherwise(native):
     schema = {"type": "array", "items": {"const": 1}, "minItems": 2, "maxItems": 2}
     assert native.generate("x", response_format=schema).text == "[1,1]"
@@ -81,13 +94,15 @@ def test_expressions_and_grammars_are_followed(native):
 
 @dataclasses.dataclass
 class Point:
-    x: int
+    x: Literal[1, 2]
     y: bool
 
 
 def test_types_come_back_as_objects(native):
+    # Nothing but what the type names: a model of noise would go on with names of its own.
     answer = native.generate("x", response_format=Point, temperature=1.0, seed=1, max_tokens=60)
     assert isinstance(answer.parsed, Point)
+    assert json.loads(answer.text) == dataclasses.asdict(answer.parsed)
     assert "parsed" not in answer.to_json()
     colours = native.generate("x", response_format=list[bool], temperature=1.0, seed=2, max_tokens=60)
     assert colours.parsed is None or all(isinstance(one, bool) for one in colours.parsed)

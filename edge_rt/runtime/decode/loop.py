@@ -88,7 +88,7 @@ def decode(
         _append(sequence, forced, grammar)
         if logprobs is not None:
             logprobs.add_forced(forced)
-        yield Accepted(forced, (), 0)
+        yield Accepted(forced, (), 0, tuple(range(len(forced))))
     drafter.begin(sequence)
     while not sequence.is_finished:
         if grammar is not None and chunk is not None:

@@ -174,6 +174,14 @@ class Sampler:
             return logits
         changed = logits.copy()
         self._processor(list(self._text), changed)
+        is_row = changed.dtype == logits.dtype and changed.shape == logits.shape and changed.flags.c_contiguous
+        if not is_row or (not changed.max() < np.inf and logits.max() < np.inf):
+            raise ConfigError(
+                "The function 'logits_processor' left no row of logits.",
+                f"It is {changed.dtype} {list(changed.shape)}, its largest number {changed.max()}; wanted numbers below"
+                f" infinity, {logits.dtype} {list(logits.shape)}.",
+                "Change the numbers of the row in place, and nothing else of it.",
+            )
         return changed
 
     def _native_law(self, logits: Array, mask: Array | None, *, excludes: bool) -> tuple[Array, Array]:

@@ -80,6 +80,20 @@ def test_what_a_processor_raises_ends_the_answer(model):
     assert model.generate(PROMPT, max_tokens=3).usage.completion_tokens == 3
 
 
+@pytest.mark.parametrize(
+    "spoil",
+    [
+        lambda row: setattr(row, "shape", (1, -1)),
+        lambda row: setattr(row, "dtype", np.int32),
+        lambda row: row.fill(np.nan),
+        lambda row: row.fill(np.inf),
+    ],
+)
+def test_a_row_that_a_processor_spoils_is_its_error_and_not_the_models(model, spoil):
+    with pytest.raises(ConfigError, match="logits_processor"):
+        model.generate(PROMPT, max_tokens=3, logits_processor=lambda token_ids, row: spoil(row))
+
+
 @pytest.mark.parametrize("options", [{"logprobs": -1}, {"logprobs": 101}, {"logits_processor": 3}])
 def test_wrong_options_are_refused(model, options):
     with pytest.raises(ConfigError, match=next(iter(options))):
