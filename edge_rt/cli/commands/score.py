@@ -64,6 +64,7 @@ def score(
     tell_device(terminal, model.device_choice)
     if scored.texts is None:
         [found] = each_in_background(lambda token: _scores(model, texts, token))
+        assert found[1] is not None, "one text alone"
         document = found[1].to_json()
         if output.json:
             terminal.document(document)
@@ -97,9 +98,11 @@ def _texts(scored: ScoredFlags, terminal: Terminal) -> list[Prompt]:
     return read_prompts(scored.texts)[: scored.limit]
 
 
-def _scores(model: Model, texts: Sequence[Prompt], token: CancelToken) -> Generator[tuple[Prompt, Score]]:
+def _scores(model: Model, texts: Sequence[Prompt], token: CancelToken) -> Generator[tuple[Prompt, Score | None]]:
+    """Yield every text with its score; of many, those of a single token have none."""
     for text in texts:
-        yield text, model.score(text.text, cancel=token)
+        is_short = len(texts) > 1 and model.count_tokens(text.text) < 2
+        yield text, None if is_short else model.score(text.text, cancel=token)
 
 
 def _run(
@@ -115,6 +118,9 @@ def _run(
     status = StatusLine(terminal, len(texts))
     try:
         for text, found in each_in_background(lambda token: _scores(model, missing, token)):
+            if found is None:
+                terminal.warn(f"text {text.index + 1} is left out: it is too short for a score")
+                continue
             line = {
                 "sha256": hashes[text.index],
                 "tokens": len(found.logprobs),
@@ -131,7 +137,9 @@ def _run(
             terminal.note("What is scored is saved: the same command continues from there")
         raise
     status.clear()
-    return [{"text": text.index, **known[digest]} for text, digest in zip(texts, hashes, strict=True)]
+    return [
+        {"text": text.index, **known[digest]} for text, digest in zip(texts, hashes, strict=True) if digest in known
+    ]
 
 
 def _read_line(document: dict[str, Any]) -> dict[str, Any]:
@@ -148,6 +156,8 @@ def _line(tokens: int, log_probability: float) -> str:
 
 
 def _tell(terminal: Terminal, lines: Sequence[dict[str, Any]], *, is_json: bool) -> None:
+    if not lines:
+        raise ConfigError("No text has a score.", "All are shorter than two tokens.", "Give longer texts.")
     tokens = sum(line["tokens"] for line in lines)
     total = math.fsum(line["log_probability"] for line in lines)
     if is_json:

@@ -134,7 +134,7 @@ class FormatFlags:
             "--json-schema": self.json_schema, "--json-object": self.json_object, "--regex": self.regex,
             "--grammar": self.grammar,
         }  # fmt: skip
-        names = [name for name, value in given.items() if value]
+        names = [name for name, value in given.items() if value not in (None, False)]
         if len(names) > 1:
             raise ConfigError("An answer has one format.", f"Got {' and '.join(names)}.", "Leave out all but one.")
         if not names:

@@ -23,6 +23,16 @@ def test_a_text_and_standard_input_say_the_same(inline, small_package):
     assert piped.startswith(f"{document['tokens']} tokens, log probability {document['log_probability']:.4f}")
 
 
+def test_a_text_of_a_file_that_is_too_short_is_left_out(inline, small_package, tmp_path):
+    path = tmp_path / "texts.txt"
+    path.write_text(f"x\n{TEXTS[0]}\n")
+    result = inline("score", "-m", small_package, "--texts", path, "--json")
+    assert [line["text"] for line in json.loads(result.stdout)["texts"]] == [1]
+    assert b"text 1 is left out" in result.stderr
+    path.write_text("x\ny\n")
+    assert b"No text has a score" in inline("score", "-m", small_package, "--texts", path).stderr
+
+
 def test_a_file_of_texts_is_gone_on_with(inline, small_package, texts, tmp_path):
     state = tmp_path / "state"
     arguments = ("score", "-m", small_package, "--texts", texts, "--state", state)
