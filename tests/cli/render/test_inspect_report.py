@@ -1,10 +1,10 @@
-"""What ``inspect`` says of a decoder."""
+"""What ``inspect`` says of a decoder, and of its activations."""
 
 from __future__ import annotations
 
 import pytest
 
-from edge_rt.cli.render.inspect_report import decoder_rows, ranges
+from edge_rt.cli.render.inspect_report import decoder_rows, ranges, rounding_rows
 from edge_rt.export.opening import open_checkpoint
 from tests.helpers.family_cases import load_case, write_folder
 
@@ -43,3 +43,12 @@ def test_the_rest(tmp_path):
     rows = rows_of("gemma2", tmp_path / "b")
     assert "soft-cap 2" in rows["layers 0, 2"]
     assert rows["soft-cap of logits"] == "5"
+
+
+def test_activations_of_16_bits_are_named_by_their_layers():
+    fine = {"head": (0,), "layer10.down": (1, 2), "layer9.down": (1,), "layer2.qkv": (3,), "layer8.down": (4,)}
+    rows = dict(rounding_rows({"kl": 0.0013, "int8_kl": 0.00333, "tokens": 256, "fine_blocks": fine}))
+    assert rows["16 bits"] == "6 blocks of 32 in 5 inputs"
+    assert rows["of layers"] == "head; down 8-10; qkv 2"
+    assert rows["KL from float activations"] == "0.0013 nats a token, 0.00333 with 8 bits alone"
+    assert dict(rounding_rows({"kl": 0.1, "int8_kl": 0.1, "tokens": 1, "fine_blocks": {}}))["of layers"] == "-"
