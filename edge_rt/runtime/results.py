@@ -192,12 +192,19 @@ class Result:
     def to_json(self) -> dict[str, Any]:
         """Return the result as a JSON object; what follows ``memory`` only where there is something.
 
-        An object of a type of one's own is left out as well: its text is there.
+        What holds an object of a type of one's own is left out as well: its text is there.
         """
         document = dataclasses.asdict(dataclasses.replace(self, parsed=None))
-        if isinstance(self.parsed, dict | list | str | int | float):
+        if _is_plain(self.parsed):
             document["parsed"] = self.parsed
         for name in ("reasoning", "tool_calls", "logprobs", "parsed", "warnings"):
             if document[name] in ("", (), None):
                 del document[name]
         return document
+
+
+def _is_plain(value: object) -> bool:
+    """Return whether JSON can say a value."""
+    if isinstance(value, dict):
+        return all(isinstance(name, str) and _is_plain(one) for name, one in value.items())
+    return all(map(_is_plain, value)) if isinstance(value, list) else isinstance(value, str | int | float | None)

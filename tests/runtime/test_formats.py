@@ -104,6 +104,10 @@ def test_types_come_back_as_objects(native):
     assert isinstance(answer.parsed, Point)
     assert json.loads(answer.text) == dataclasses.asdict(answer.parsed)
     assert "parsed" not in answer.to_json()
+    points = native.generate("x", response_format=tuple[Point], temperature=1.0, seed=1, max_tokens=60)
+    assert json.loads(json.dumps(points.to_json()))["text"] == points.text
+    listed = dataclasses.replace(points, parsed=[answer.parsed])
+    assert "parsed" not in listed.to_json()
     colours = native.generate("x", response_format=list[bool], temperature=1.0, seed=2, max_tokens=60)
     assert colours.parsed is None or all(isinstance(one, bool) for one in colours.parsed)
 

@@ -137,6 +137,12 @@ class FormatFlags:
         names = [name for name, value in given.items() if value not in (None, False)]
         if len(names) > 1:
             raise ConfigError("An answer has one format.", f"Got {' and '.join(names)}.", "Leave out all but one.")
+        if self.json_spaces and names not in (["--json-schema"], ["--json-object"]):
+            raise ConfigError(
+                "--json-spaces is for answers in JSON.",
+                f"Got {names[0] if names else 'no format'}.",
+                "Add --json-schema or --json-object, or leave it out.",
+            )
         if not names:
             return options
         wanted: Any = {"type": JSON_OBJECT} if self.json_object else None

@@ -73,6 +73,29 @@ def test_raw_skips_the_template_and_system_adds_to_it(ask):
     assert tokens == sorted(set(tokens))
 
 
+def test_flags_of_formats_are_followed_or_refused_and_never_dropped(ask, tmp_path):
+    files = {"a.json": '{"const": [7]}', "a.lark": 'start: "yes"', "bad.json": '{"const": NaN}'}
+    for name, text in files.items():
+        (tmp_path / name).write_text(text)
+    schema, grammar, bad = (tmp_path / name for name in files)
+    for flags, text in (
+        (("--json-schema", schema), "[7]"),
+        (("--grammar", grammar), "yes"),
+        (("--regex", "[c]a"), "ca"),
+    ):
+        assert ask("-p", "x", *flags).stdout.decode().strip() == text
+    for flags, said in (
+        (("--json-schema", bad), "NaN"),
+        (("--json-schema", schema, "--regex", "a"), "one format"),
+        (("--regex", ""), "not empty"),
+        (("--json-spaces",), "--json-spaces"),
+        (("--json-spaces", "--regex", "a"), "--json-spaces"),
+    ):
+        result = ask("-p", "x", *flags)
+        assert (result.returncode, result.stdout) in ((2, b""), (3, b"")), flags
+        assert said in result.stderr.decode()
+
+
 def test_stats_stand_on_stderr(ask):
     result = ask("-p", "Hello", "--stats")
     assert "first token" in result.stderr.decode()
