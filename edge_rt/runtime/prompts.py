@@ -57,6 +57,7 @@ class EncodingBudget:
         self._budget = budget
         self._claim = claim
         self._claimed = claim.bytes
+        self._tables = 0
         self._is_given = is_given
         self.planned_bytes = longest_stretch(plan.choice.ctx)
 
@@ -73,17 +74,19 @@ class EncodingBudget:
         """
         shape, ctx = self._plan.shape, self._plan.choice.ctx
         more = long_stretch_bytes(shape, ctx, stretch_bytes)
-        missing = self._claim.extend(self._claimed + more) if more else 0
+        missing = self._claim.extend(self._claimed + self._tables + more) if more else 0
         if missing:
             room = encodable_bytes(shape, ctx, more - missing)
             raise EncodingBudgetExceeded(stretch_bytes, room, self._enough(stretch_bytes, missing))
 
     def reserve_tables(self, vocab_size: int) -> None:
-        """Claim memory for tables of grammars until the model is closed, if the plan has no room for them.
+        """Claim memory for tables of grammars until the model is closed, if the plan has no room for them; but once.
 
         Raises:
             MemoryBudgetExceeded: the budget does not have it; nothing is claimed.
         """
+        if self._tables:
+            return
         wanted = 0 if self._plan.request.formats else format_bytes(vocab_size)
         if missing := self._claim.extend(self._claim.bytes + wanted):
             raise MemoryBudgetExceeded(
@@ -91,7 +94,7 @@ class EncodingBudget:
                 f"They take {show_size(wanted)}, {show_size(missing)} more than is left.",
                 "Load the model with room for them (formats=True), or with a larger budget or a smaller context.",
             )
-        self._claimed += wanted
+        self._tables = wanted
 
     def _enough(self, stretch_bytes: int, missing: int) -> str | None:
         """Return a budget in which a plan leaves enough memory; None if no budget was given."""

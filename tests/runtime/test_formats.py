@@ -6,12 +6,13 @@ import asyncio
 import dataclasses
 import json
 import re
+import sys
 from typing import Literal
 
 import jsonschema
 import pytest
 
-from edge_rt.errors import ConfigError, InvalidGrammar
+from edge_rt.errors import ConfigError, InvalidGrammar, RuntimeUnavailable
 from tests.helpers.json_schemas import ENFORCED, IDLE
 from tests.helpers.models import load_package
 
@@ -199,3 +200,11 @@ def test_the_plan_keeps_room_for_tables_or_they_take_what_is_left(native_package
         (term,) = (one for one in model.plan.terms if one.name == "formats")
         assert term.bytes == 400 * model.package.manifest.model.vocab_size
         assert model.generate("x", regex="ok").text == "ok"
+    with load_package(native_package, memory=2 << 30, spec="off") as model, pytest.MonkeyPatch.context() as patch:
+        patch.setitem(sys.modules, "llguidance", None)
+        for _ in range(2):
+            with pytest.raises(RuntimeUnavailable, match="llguidance"):
+                model.generate("x", regex="ok")
+        patch.undo()
+        planned = model.generate("x", regex="ok").memory.planned_bytes
+        assert planned == model.plan.total_bytes + term.bytes
