@@ -42,9 +42,7 @@ COMMANDS: Final = {
     "generate": Command(
         "generate", "generate", _ANSWERS, "Answer one prompt, given in quotes, on standard input, or both."
     ),
-    "score": Command(
-        "score", "score", _ANSWERS, "Say how likely a model finds a text, or every text of a file: perplexity."
-    ),
+    "score": Command("score", "score", _ANSWERS, "Say how likely a model finds a text, or every text of a file."),
     "pull": Command("models", "pull", _MODELS, "Fetch a model, and export it into the store."),
     "list": Command("models", "list_models", _MODELS, "List the models in the store."),
     "rm": Command("models", "rm", _MODELS, "Remove a model from the store: its package and its source files."),

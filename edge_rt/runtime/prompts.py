@@ -417,7 +417,7 @@ class PromptEncoder:
             InvalidTemplate: there is no template, or it refuses the messages.
         """
         *before, last = messages
-        if last.get("role") != "assistant":
+        if not isinstance(last, Mapping) or last.get("role") != "assistant":
             return self.render(messages, inputs)
         content = last.get("content") or ""
         reasoning = next((text for name in THOUGHT_FIELDS if (text := last.get(name))), "")

@@ -210,6 +210,11 @@ class _Rewrite:
         name = self._result(node)
         norm = {key: facts[key] for key in ("norm",) if key in facts}
         scale = {key: facts[key] for key in ("residual_scale",) if key in facts}
+
+        def fine(name: str) -> dict[str, str]:
+            blocks = facts.get(f"{name}_fine_blocks", "")
+            return {"fine_blocks": blocks} if blocks else {}
+
         heads, kv = (facts[key] * facts["head_dim"] for key in ("num_heads", "num_kv_heads"))
         hidden, inner = facts["hidden"], facts["intermediate"]
         activation = facts.get("activation", "swiglu")
@@ -217,23 +222,23 @@ class _Rewrite:
         stream = self._found(x)
         self._linear(
             stream, f"{name}.qkv", _Packed(qkv, (heads, kv, kv), hidden, facts["qkv_format"], biases[0]), facts,
-            norm=(attention_norm, attention_norm_bias), more=norm,
+            norm=(attention_norm, attention_norm_bias), more=norm | fine("qkv"),
         )  # fmt: skip
         attended = self._attention(
             node, f"{name}.qkv", [*inputs[1:11], *key_constants, query_scale], f"{name}.attention"
         )
         y = self._linear(
             attended, f"{name}.output", _Packed(output, (hidden,), heads, facts["output_format"], biases[1]), facts,
-            residual=stream, post_norm=post_norms[0], more=scale,
+            residual=stream, post_norm=post_norms[0], more=scale | fine("output"),
         )  # fmt: skip
         parts = (inner,) * (wide // inner)
         gated = self._linear(
             y, f"{name}.hidden", _Packed(gate_up, parts, hidden, facts["gate_up_format"], biases[2]), facts,
-            norm=(mlp_norm, mlp_norm_bias), more={"activation": activation, **norm},
+            norm=(mlp_norm, mlp_norm_bias), more={"activation": activation} | norm | fine("gate_up"),
         )  # fmt: skip
         self._linear(
             gated, name, _Packed(down, (hidden,), inner, facts["down_format"], biases[3]), facts,
-            residual=y, post_norm=post_norms[1], more=scale,
+            residual=y, post_norm=post_norms[1], more=scale | fine("down"),
         )  # fmt: skip
 
     def _linear(

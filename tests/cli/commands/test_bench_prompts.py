@@ -12,6 +12,7 @@ import pytest
 from edge_rt.cli.render.plots import draw_speculation as draw, require_plot
 from edge_rt.cli.render.progress import STATUS_LINE_SECONDS as LINE_SECONDS, StatusLine
 from edge_rt.errors import ConfigError, StorageError
+from edge_rt.package.reader import open_package
 
 FIGURES = [
     "prompts", "tokens", "speedup", "speedup_interval", "speedup_mean", "speedup_with_prefill", "tokens_per_step",
@@ -93,7 +94,7 @@ def test_the_picture_is_titled_with_the_package(inline, native_package, prompts,
     picture = tmp_path / "out.svg"
     arguments = ("--prompts", prompts, "--limit", "1", "-n", "4", "--spec", "off", "--plot", picture)
     assert inline("bench", "-m", native_package, *arguments).returncode == 0
-    title = f"{native_package.name}, native, cache f16"
+    title = f"{native_package.name}, native, cache {open_package(native_package).manifest.kv_formats[0]}"
     assert title in picture.read_text()
 
 

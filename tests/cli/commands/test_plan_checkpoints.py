@@ -22,6 +22,13 @@ LLAMA = {
 }  # fmt: skip
 
 
+def check_terms(ahead, after):
+    """All are the same but activations: the export measures how many blocks of them have 16 bits."""
+    names = ("activations",)
+    assert {k: v for k, v in ahead.items() if k not in names} == {k: v for k, v in after.items() if k not in names}
+    assert ahead["activations"] <= after["activations"] <= 1.02 * ahead["activations"]
+
+
 def test_a_gguf_file_is_planned_as_its_package_is(inline, small_gguf, native_package):
     flags = ("--device", "generic", "--kv-type", "f16", "--json")
     ahead, after = (json.loads(inline("plan", "-m", one, *flags).stdout) for one in (small_gguf, native_package))
@@ -29,7 +36,7 @@ def test_a_gguf_file_is_planned_as_its_package_is(inline, small_gguf, native_pac
     assert ahead["is_estimate"] is True
     assert ahead["shape"]["weights_bytes"] == manifest.files["weights.bin"].size
     assert ahead["shape"]["tokenizer_bytes"] == manifest.files["tokenizer.json"].size
-    assert ahead["terms"] == after["terms"]
+    check_terms(ahead["terms"], after["terms"])
 
 
 @pytest.mark.parametrize("files", [1, 3])
@@ -45,7 +52,7 @@ def test_a_folder_is_planned_as_its_package_is(inline, hf_model, tmp_path, files
     assert plan["shape"]["weights_bytes"] == manifest.files["weights.bin"].size
     assert plan["shape"]["tokenizer_bytes"] == manifest.files["tokenizer.json"].size
     after = json.loads(inline("plan", "-m", tmp_path / "package", *flags).stdout)
-    assert plan["terms"] == after["terms"]
+    check_terms(plan["terms"], after["terms"])
     shown = inline("plan", "-m", folder).stdout.decode()
     assert "edge-rt chat -m" in shown
     assert "f16; an export measures whether int8 is the package's default" in shown
