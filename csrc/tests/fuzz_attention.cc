@@ -324,7 +324,6 @@ Subject attention_subject(const char* op, std::function<Case(Random&)> make_call
                   attention_dims(key_constants),
                   {},
                   {kCache},
-                  true,
                   attention_mistakes(key_constants),
                   attention_features()};
   for (int i = kRowsIn; i < kQueryNorm; ++i) subject.required.push_back(i);

@@ -116,7 +116,6 @@ struct Subject {
   CheckedDims checked;
   std::vector<std::string> required_attributes;
   std::vector<int> packed_inputs;  // bytes that hold numbers of other types
-  bool shares_work;                // asks for threads and scratch memory
   std::vector<Mistake> own_mistakes;
   std::vector<std::string> features;  // that good calls must have had, among them
 };

@@ -270,7 +270,6 @@ Subject draft_head() {
                   {"hidden", "intermediate", "vocabulary", "nodes", "embedding_format", "fc_format", "gate_up_format",
                    "down_format", "head_format"},
                   {kEmbedding, kFc, kHead, kFirstBlock + 1, kFirstBlock + 2},
-                  true,
                   {},
                   {"more rows", "no more rows", "one step", "several steps"}};
   subject.own_mistakes = {

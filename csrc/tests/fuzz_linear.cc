@@ -305,7 +305,6 @@ Subject quant_linear() {
                   {{0, {1}}, {1, {0, 1, 2}}, {2, {0}}, {3, {0}}, {4, {0, 1}}, {5, {0, 1}}, {6, {0}}, {7, {0}}},
                   {"format", "out_features", "in_features"},
                   {1},
-                  true,
                   {},
                   {}};
   subject.own_mistakes = {{"format of other weights", other_format},
@@ -358,7 +357,6 @@ Subject quant_linear_parts() {
                   {{0, {1}}, {1, {0}}, {2, {0}}, {3, {0}}, {4, {0, 1}}, {6, {0}}, {7, {0}}},
                   {"format", "out_features", "in_features"},
                   {1},
-                  true,
                   {},
                   {}};
   subject.own_mistakes = {
@@ -367,8 +365,8 @@ Subject quant_linear_parts() {
 }
 
 Subject quant_embed() {
-  Subject subject{"QuantEmbed", make_embed, {0, 1}, {{1, {0, 1, 2}}}, {"format", "out_features", "in_features"}, {1},
-                  false,        {},         {}};
+  Subject subject{"QuantEmbed", make_embed, {0, 1}, {{1, {0, 1, 2}}}, {"format", "out_features", "in_features"},
+                  {1},          {},         {}};
   subject.own_mistakes = {{"format of other weights", other_format},
                           {"matrix attribute", matrix_value},
                           {"in_features uneven", uneven_inputs},

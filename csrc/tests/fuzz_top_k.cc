@@ -65,7 +65,7 @@ Case make(Random& random) {
 }  // namespace
 
 Subject row_top_k() {
-  Subject subject{"RowTopK", make, {0}, {}, {"k"}, {}, true, {}, {}};
+  Subject subject{"RowTopK", make, {0}, {}, {"k"}, {}, {}, {}};
   subject.own_mistakes = {
       {"k out of range",
        [](Case& call, Random& random) {
