@@ -1,4 +1,4 @@
-// Marks the functions that the library exports; csrc/exports.map lists them.
+// What the functions that the library exports are made with; csrc/exports.map lists them.
 #pragma once
 
 #if defined(_WIN32)
@@ -6,3 +6,17 @@
 #else
 #define EDGE_RT_EXPORT extern "C" __attribute__((visibility("default")))
 #endif
+
+namespace edge_rt {
+
+// Nothing is thrown through C: memory that ran out becomes `failed`.
+template <typename T, typename Work>
+T guarded(T failed, Work work) {
+  try {
+    return work();
+  } catch (...) {
+    return failed;
+  }
+}
+
+}  // namespace edge_rt

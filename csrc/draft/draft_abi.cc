@@ -5,6 +5,7 @@
 #include <utility>
 #include <vector>
 
+#include "common/export.h"
 #include "draft/forest_source.h"
 #include "draft/grower.h"
 #include "draft/recycling_source.h"
@@ -12,6 +13,7 @@
 #include "draft/suffix_source.h"
 
 using namespace edge_rt::draft;  // NOLINT: the functions below are C
+using edge_rt::guarded;
 
 namespace {
 
@@ -24,16 +26,6 @@ struct PricedGrower {
   Grower grower;
   std::vector<double> costs;
 };
-
-// Nothing is thrown through C: memory that ran out becomes `failed`.
-template <typename T, typename Work>
-T guarded(T failed, Work work) {
-  try {
-    return work();
-  } catch (...) {
-    return failed;
-  }
-}
 
 bool are_tokens(const int32_t* tokens, int64_t count) {
   if (count < 0 || count > kMostTokens || (count > 0 && tokens == nullptr)) return false;

@@ -21,16 +21,6 @@ struct OpenChain {
   int32_t vocabulary;
 };
 
-// Nothing is thrown through C: memory that ran out becomes `failed`.
-template <typename T, typename Work>
-T guarded(T failed, Work work) {
-  try {
-    return work();
-  } catch (...) {
-    return failed;
-  }
-}
-
 bool is_between(double value, double least, double most) { return value >= least && value <= most; }
 
 bool are_tokens(const Tokens& list, int32_t vocabulary) {

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import Any, Final
 
@@ -118,6 +118,13 @@ class Binding:
             return
         assert isinstance(array, DeviceArray) or array.flags.writeable, name
         self._binding.bind_ortvalue_output(name, self._value(name, array))
+
+    def bind(self, inputs: Mapping[str, np.ndarray[Any, Any]], outputs: Mapping[str, np.ndarray[Any, Any]]) -> None:
+        """Bind arrays by name, as ``bind_input`` and ``bind_output`` do."""
+        for name, array in inputs.items():
+            self.bind_input(name, array)
+        for name, array in outputs.items():
+            self.bind_output(name, array)
 
     def bind_fetched(self, name: str, rows: DeviceRows, array: np.ndarray[Any, Any]) -> None:
         """Bind rows of the device to an output, of which ``fetch`` makes a copy in this process.

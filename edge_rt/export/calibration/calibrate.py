@@ -186,10 +186,7 @@ def _pass(
     inputs, outputs = native_feeds(decoder, token_ids, last, begin, caches, _FORMAT, loaded)
     outputs |= {f"layer{layer}.qkv": product for layer, product in enumerate(products)}
     binding = session.binding()
-    for name, array in inputs.items():
-        binding.bind_input(name, array)
-    for name, array in outputs.items():
-        binding.bind_output(name, array)
+    binding.bind(inputs, outputs)
     binding.run(StopSwitch())
 
 

@@ -106,10 +106,7 @@ def _run(graph: Path, decoder: Decoder, token_ids: Sequence[int], profile: OpPro
     session = Session(graph, profile=profile.name)
     inputs, outputs = profile.feeds(decoder, token_ids)
     binding = session.binding()
-    for name, array in inputs.items():
-        binding.bind_input(name, array)
-    for name, array in (outputs | more).items():
-        binding.bind_output(name, array)
+    binding.bind(inputs, outputs | more)
     binding.run(StopSwitch())
     return outputs["logits"]
 
@@ -254,12 +251,9 @@ def check_package(
 
 def _fine_by_matrix(weights: DecoderWeights, fine_blocks: FineBlocks) -> dict[str, Sequence[int]]:
     """Return the fine blocks of every matrix's input, by the checkpoint's name of the matrix."""
-    inputs = {"head": (weights.head,)}
-    for number, layer in enumerate(weights.layers):
-        inputs |= {f"layer{number}.{name}": getattr(layer, name) for name in ("qkv", "output", "gate_up", "down")}
     return {
         part.tensor.name: fine_blocks[name]
-        for name, linears in inputs.items()
+        for name, linears in weights.by_input().items()
         if name in fine_blocks
         for linear in linears
         for part in linear.parts

@@ -61,10 +61,7 @@ class Predictor:
         rows = np.arange(len(ids))
         inputs, outputs = native_feeds(self._decoder, ids, rows, begin, caches, kv_format, loaded)
         binding = self._session.binding()
-        for name, array in inputs.items():
-            binding.bind_input(name, array)
-        for name, array in outputs.items():
-            binding.bind_output(name, array)
+        binding.bind(inputs, outputs)
         binding.run(StopSwitch())
         return outputs["logits"]
 

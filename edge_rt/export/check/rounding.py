@@ -25,7 +25,6 @@ from edge_rt.export.decoder.weights import DecoderWeights
 from edge_rt.export.graph.native import NO_FINE_BLOCKS
 from edge_rt.export.reference.gradients import DecoderGradients, Pass
 from edge_rt.export.sources.model_file import TensorReader
-from edge_rt.export.weights.linear import Linear
 from edge_rt.export.weights.matrices import CheckpointMatrices, PackageMatrices
 from edge_rt.export.weights.tile_formats import BLOCK, tile_format
 from edge_rt.export.weights.weights_file import WeightsLayout
@@ -114,16 +113,8 @@ def measure_rounding(
 
 def _inputs(weights: DecoderWeights) -> dict[str, _Input]:
     """Return the inputs that are rounded."""
-    groups: dict[str, tuple[Linear, ...]] = {"head": (weights.head,)}
-    for number, layer in enumerate(weights.layers):
-        groups |= {
-            f"layer{number}.qkv": layer.qkv,
-            f"layer{number}.output": layer.output,
-            f"layer{number}.gate_up": layer.gate_up,
-            f"layer{number}.down": layer.down,
-        }
     found = {}
-    for name, linears in groups.items():
+    for name, linears in weights.by_input().items():
         coded = [linear for linear in linears if linear.is_quantised]
         if coded:
             units = [tile_format(part.type_name).unit_inputs // BLOCK for linear in coded for part in linear.parts]

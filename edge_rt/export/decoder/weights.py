@@ -95,6 +95,18 @@ class DecoderWeights:
         if self.head is not self.embedding:
             yield self.head
 
+    def by_input(self) -> dict[str, tuple[Linear, ...]]:
+        """Return the matrices that read each input of linear layers, by the input's name."""
+        found: dict[str, tuple[Linear, ...]] = {"head": (self.head,)}
+        for number, layer in enumerate(self.layers):
+            found |= {
+                f"layer{number}.qkv": layer.qkv,
+                f"layer{number}.output": layer.output,
+                f"layer{number}.gate_up": layer.gate_up,
+                f"layer{number}.down": layer.down,
+            }
+        return found
+
 
 def collect_weights(
     source: Source, decoder: Decoder, profile: OpProfile, types: Mapping[str, str] | None = None

@@ -10,64 +10,17 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Sequence as Items
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from typing import TYPE_CHECKING
 
 import numpy as np
-import numpy.typing as npt
 
 from edge_rt.errors import InvalidGrammar
 from edge_rt.runtime.decode.draft import ROOT, Accepted, Draft
 from edge_rt.runtime.forward.outputs import Outputs
 
-Mask = npt.NDArray[np.uint32]
-
-
-class MaskedChooser(Protocol):
-    """What an ``AnswerGrammar`` needs of a sampler."""
-
-    @property
-    def takes_best(self) -> bool:
-        """Whether the token of the largest logit is always taken, whatever was seen."""
-
-    def sample(self, logits: npt.NDArray[Any], mask: Mask | None = None) -> int:
-        """Choose a token for one row of logits among those of the mask."""
-
-    def observe(self, token_id: int) -> None:
-        """Remember an emitted token."""
-
-
-class TokenMatcher(Protocol):
-    """What follows an answer by its grammar: ``edge_rt.text.grammar.Matcher``."""
-
-    @property
-    def depth(self) -> int:
-        """Tokens taken in so far."""
-
-    @property
-    def may_end(self) -> bool:
-        """Whether the answer is whole."""
-
-    @property
-    def must_end(self) -> bool:
-        """Whether the answer is whole and nothing can follow."""
-
-    def allows(self, token_id: int) -> bool:
-        """Return whether a token, no end token, may follow."""
-
-    def mask(self) -> Mask:
-        """Return which tokens may follow, end tokens among them."""
-
-    def take(self, token_ids: Items[int]) -> None:
-        """Take in tokens that may follow."""
-
-    def take_back(self, depth: int) -> None:
-        """Go back to where ``depth`` tokens were taken in."""
-
-    def forced(self) -> list[int]:
-        """Return the tokens that must follow."""
-
-    def check(self) -> None:
-        """Raise if the grammar failed."""
+if TYPE_CHECKING:
+    from edge_rt.runtime.decode.sampling import Sampler
+    from edge_rt.text.grammar import Mask, Matcher
 
 
 @dataclass(frozen=True)
@@ -140,9 +93,7 @@ class AnswerGrammar:
         is_whole: whether the answer has ended as its format wants, or could not go on.
     """
 
-    def __init__(
-        self, matcher: TokenMatcher, end_ids: Items[int], vocab_size: int, opening: Opening | None = None
-    ) -> None:
+    def __init__(self, matcher: Matcher, end_ids: Items[int], vocab_size: int, opening: Opening | None = None) -> None:
         self._matcher = matcher
         self._end_ids = tuple(end_ids)
         self._vocab_size = vocab_size
@@ -150,11 +101,11 @@ class AnswerGrammar:
         self.num_forced = 0
         self.is_whole = False
 
-    def begin(self, sampler: MaskedChooser, room: int) -> tuple[int, ...]:
+    def begin(self, sampler: Sampler, room: int) -> tuple[int, ...]:
         """Return the tokens that the answer must begin with, at most ``room``; called once, before anything else."""
         return tuple(self._emit_forced(sampler, room))
 
-    def _emit_forced(self, sampler: MaskedChooser, room: int) -> list[int]:
+    def _emit_forced(self, sampler: Sampler, room: int) -> list[int]:
         """Return the tokens that are forced now, at most ``room``."""
         tokens = self._forced()
         # An end token adds nothing to the answer's text.
@@ -220,7 +171,7 @@ class AnswerGrammar:
 
     # --- steps ---
 
-    def accept(self, draft: Draft, outputs: Outputs, sampler: MaskedChooser, room: int) -> Accepted:
+    def accept(self, draft: Draft, outputs: Outputs, sampler: Sampler, room: int) -> Accepted:
         """Accept drafted tokens as long as they are chosen or forced, and emit one token more, and what it forces.
 
         The tokens behind those of the path and the next one are forced.
@@ -256,7 +207,7 @@ class AnswerGrammar:
         # The last token is no row of the cache, wherever the room ends.
         return Accepted(tuple(emitted), tuple(path[: len(emitted) - 1]), len(draft), tuple(unasked))
 
-    def _choose(self, row: int, outputs: Outputs, sampler: MaskedChooser) -> int:
+    def _choose(self, row: int, outputs: Outputs, sampler: Sampler) -> int:
         top = outputs.top
         if sampler.takes_best and top is not None and math.isfinite(top.logits.item(row, 0)):
             # The largest logits in order, equal ones by id: the first that is allowed is the largest under the mask.
