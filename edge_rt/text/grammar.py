@@ -7,7 +7,7 @@ by a question whether it failed, and a failure becomes :class:`InvalidGrammar`.
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence as Items
+from collections.abc import Callable, Sequence as Items
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
@@ -93,10 +93,15 @@ class TokenTable:
         except ValueError as error:  # a number of hundreds of digits, for example
             raise _refusal(wanted, str(error)) from error
         limits = library.LLParserLimits(**_LIMITS)
-        matcher = library.LLMatcher(self._tokenizer, grammar, log_level=0, limits=limits)
+
+        def new() -> llguidance.LLMatcher:
+            matcher: llguidance.LLMatcher = library.LLMatcher(self._tokenizer, grammar, log_level=0, limits=limits)
+            return matcher
+
+        matcher = new()
         if matcher.is_error():
             raise _refusal(wanted, matcher.get_error())
-        result = Matcher(matcher, self._words)
+        result = Matcher(matcher, self._words, new)
         # Some grammars are found to be empty, or too costly, with their first mask.
         try:
             is_empty = not result.mask().any()
@@ -147,17 +152,28 @@ def _one_line(cause: str) -> str:
     return re.sub(r"\s+", " ", cause.replace("<non-verbose/>", "")).strip().rstrip(".")[:300]
 
 
+_LONG_RUN: Final = 1000
+"""In tokens; a run of as many bytes costs the engine a part of its limits."""
+
+
 class Matcher:
     """Follows one answer, token by token.
 
-    Attributes:
-        depth: tokens taken in so far.
+    Args:
+        words: of a mask.
+        new: returns the matcher anew, at the beginning.
     """
 
-    def __init__(self, matcher: llguidance.LLMatcher, words: int) -> None:
+    def __init__(self, matcher: llguidance.LLMatcher, words: int, new: Callable[[], llguidance.LLMatcher]) -> None:
         self._matcher = matcher
+        self._new = new
         self._words = words
-        self.depth = 0
+        self._taken: list[int] = []
+
+    @property
+    def depth(self) -> int:
+        """Tokens taken in so far."""
+        return len(self._taken)
 
     def allows(self, token_id: int) -> bool:
         """Return whether a token, no end token, may follow."""
@@ -181,19 +197,23 @@ class Matcher:
             InvalidGrammar: the grammar turned out to be too costly.
         """
         self._matcher.consume_tokens(list(token_ids))
-        self.depth += len(token_ids)
+        self._taken += token_ids
         self.check()
 
     def take_back(self, depth: int) -> None:
         """Go back to where ``depth`` tokens were taken in."""
         if depth < self.depth:
             self._matcher.rollback(self.depth - depth)
-            self.depth = depth
+            del self._taken[depth:]
 
-    def forced(self) -> list[int]:
-        """Return the tokens that must follow, spelled as the tokenizer does; none where there is a choice."""
+    def forced(self, most: int) -> list[int]:
+        """Return the next tokens that must follow, spelled as the tokenizer does; none where there is a choice."""
         tokens: list[int] = self._matcher.compute_ff_tokens()
-        return tokens
+        if len(tokens) > max(most, _LONG_RUN):
+            # Having followed a run of a million bytes, the engine is near its limits, and so are its copies.
+            self._matcher = self._new()
+            self._matcher.consume_tokens(self._taken)
+        return tokens[:most]
 
     @property
     def may_end(self) -> bool:

@@ -13,6 +13,8 @@ import jsonschema
 import pytest
 
 from edge_rt.errors import ConfigError, InvalidGrammar, RuntimeUnavailable
+from edge_rt.text.answer_format import answer_format
+from edge_rt.text.grammar import TokenTable
 from tests.helpers.json_schemas import ENFORCED, IDLE
 from tests.helpers.models import load_package
 
@@ -63,6 +65,23 @@ def test_a_text_that_looks_like_a_marker_is_text(native):
     answer = native.generate("x", response_format=schema)
     assert answer.parsed == {"end": "<|im_end|>"}
     assert answer.usage.forced_tokens > 10
+
+
+@pytest.mark.parametrize("spec", ["off", "suffix"])
+def test_a_run_that_is_forced_without_end_is_cut_where_the_budget_is(native, spec):
+    answer = native.generate("x", regex="a{1000000}", max_tokens=10, spec=spec)
+    assert (answer.finish_reason, answer.usage.completion_tokens) == ("length", 10)
+    assert answer.text == "a" * len(answer.text) != ""
+
+
+def test_a_long_run_that_was_drafted_alone_leaves_no_trace(native):
+    table = TokenTable(native.tokenizer, native.tokenizer.vocab_size)
+    matcher = table.matcher(answer_format(regex="b+c|da{1000000}"))
+    matcher.take(native.tokenizer.encode_text("d"))
+    assert len(matcher.forced(3)) == 3
+    matcher.take_back(0)
+    matcher.take(native.tokenizer.encode_text("bbbc"))
+    assert matcher.must_end
 
 
 @pytest.mark.parametrize("spec", ["off", "suffix"])

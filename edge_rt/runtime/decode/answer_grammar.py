@@ -107,7 +107,7 @@ class AnswerGrammar:
 
     def _emit_forced(self, sampler: Sampler, room: int) -> list[int]:
         """Return the tokens that are forced now, at most ``room``."""
-        tokens = self._forced()
+        tokens = self._forced(room)
         # An end token adds nothing to the answer's text.
         self.is_whole = len(tokens) > 0 and tokens[-1] in self._end_ids and len(tokens) - 1 <= room
         del tokens[room:]
@@ -159,7 +159,7 @@ class AnswerGrammar:
         if draft.token_ids[node] in self._end_ids:
             return None
         self._take(draft.token_ids[node])
-        for token in self._forced():
+        for token in self._forced(len(draft)):
             same = [child for child in children.get(node, ()) if draft.token_ids[child] == token]
             if not same:
                 return None
@@ -262,15 +262,20 @@ class AnswerGrammar:
         else:
             self._opening = opening.after(token)
 
-    def _forced(self) -> list[int]:
-        """Return the tokens that must follow, an end token last if nothing else can, and take them in."""
+    def _forced(self, most: int) -> list[int]:
+        """Return the tokens that must follow, an end token last if nothing else can, and take them in.
+
+        Where they are more than ``most``, the answer ends in the midst of them: one more is returned, and none taken.
+        """
         result: list[int] = []
         while True:
             opening = self._opening
             if opening is None:
                 if self._matcher.must_end:
                     return [*result, self._end_ids[0]]
-                tokens = self._matcher.forced()
+                tokens = self._matcher.forced(most - len(result) + 1)
+                if len(result) + len(tokens) > most:
+                    return result + tokens
                 self._matcher.take(tokens)
             elif opening.in_thoughts or opening.may_answer or len(opening.next_of_markers()) != 1:
                 return result

@@ -53,12 +53,12 @@ class Texts:
     def take_back(self, depth):
         del self._taken[depth:]
 
-    def forced(self):
+    def forced(self, most):
         rest = self._rest()
         shared = 0
         while all(len(text) > shared and text[shared] == rest[0][shared] for text in rest):
             shared += 1
-        return ids(rest[0][:shared])
+        return ids(rest[0][: min(shared, most)])
 
     def check(self):
         pass
@@ -126,7 +126,7 @@ def test_the_most_likely_token_that_is_allowed_is_chosen(sampler):
 
 def test_no_number_is_drawn_where_one_token_alone_may_follow():
     class Slow(Texts):
-        def forced(self):
+        def forced(self, most):
             return []
 
     one, sampler = AnswerGrammar(Slow("ab"), (END,), len(LETTERS)), Wishes()
@@ -222,3 +222,13 @@ def test_the_grammar_begins_in_the_middle_of_a_draft():
     assert spelled(pruned.token_ids) == "a</t>ynes"
     accepted = one.accept(pruned, outputs(*"a</t>", "y", "", "", "", ""), Wishes(), 99)
     assert spelled(accepted.token_ids) == "a</t>yes$"
+
+
+def test_a_forced_run_is_not_followed_beyond_the_room():
+    matcher = Texts("a" * 1000)
+    one = AnswerGrammar(matcher, (END,), len(LETTERS))
+    assert spelled(one.begin(Wishes(), 3)) == "aaa"
+    assert (one.is_whole, one.num_forced, matcher.depth) == (False, 3, 0)
+    branch = AnswerGrammar(Texts("b" + "a" * 1000, "c"), (END,), len(LETTERS))
+    assert spelled(branch.pruned(Draft.chain(ids("baaa"))).token_ids) == "baaa"
+    assert spelled(branch.accept(Draft.chain(ids("ba")), outputs("b", "", ""), Wishes(), 3).token_ids) == "baa"
