@@ -55,8 +55,8 @@ def answer_format(
             text = _checked_text(kind, source)
             if kind == "regex":
                 return AnswerFormat("regex", text)
-            _check_schemas_in(text)
-            return AnswerFormat("grammar", text)
+            grammar, warnings = _with_schemas_read(text)
+            return AnswerFormat("grammar", grammar, warnings=warnings)
     if response_format is None:
         return None
     if not isinstance(response_format, Mapping | bool):
@@ -97,14 +97,29 @@ def _checked_text(kind: str, source: object) -> str:
     return source
 
 
-def _check_schemas_in(grammar: str) -> None:
-    """Refuse a grammar whose JSON schemas (``%json {...}``) are refused alone: they have the same limits."""
+def _with_schemas_read(grammar: str) -> tuple[str, tuple[str, ...]]:
+    """Return a grammar whose JSON schemas (``%json {...}``) are read as they are alone, and what is not enforced.
+
+    Raises:
+        InvalidGrammar: one of them cannot be used.
+    """
+    parts: list[str] = []
+    warnings: dict[str, None] = {}
+    end = 0
     for match in re.finditer(r"%json\s*(?={)", grammar):
+        if match.start() < end:
+            continue  # a text within a schema
         try:
-            schema, _ = json.JSONDecoder().raw_decode(grammar, match.end())
+            schema, behind = json.JSONDecoder().raw_decode(grammar, match.end())
         except (ValueError, RecursionError):
             continue  # the engine says where
-        read_schema(schema)
+        read, not_enforced = read_schema(schema)
+        if "x-guidance" in schema:
+            read["x-guidance"] = schema["x-guidance"]  # how the engine spaces it
+        parts += [grammar[end : match.end()], json.dumps(read)]
+        end = behind
+        warnings |= dict.fromkeys(not_enforced)
+    return "".join([*parts, grammar[end:]]), tuple(warnings)
 
 
 def _schema_in(response_format: Mapping[str, Any] | bool) -> Any:

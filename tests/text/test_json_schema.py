@@ -60,6 +60,9 @@ _INTEGER = {"type": "integer"}
     "schema",
     [
         {**_INTEGER, "multipleOf": 1000003},
+        {"multipleOf": 604800},
+        {**_INTEGER, "multipleOf": 604800, "minimum": 0, "maximum": 10**9},
+        {"type": "number", "multipleOf": 5.001, "minimum": 0, "exclusiveMaximum": 10**9},
         {"type": "number", "multipleOf": 1.234567},
         {"allOf": [{**_INTEGER, "multipleOf": 997}, {**_INTEGER, "multipleOf": 991}]},
         {"$ref": "#/$defs/a", "multipleOf": 997, "$defs": {"a": {**_INTEGER, "multipleOf": 991}}},
@@ -76,6 +79,34 @@ def test_multiples_that_would_take_seconds_and_gigabytes_are_refused(schema):
 @pytest.mark.parametrize("multiple", [1e-10, 0.25, 86400, 10**9, 5e15])
 def test_round_multiples_are_taken(multiple):
     assert read_schema({"type": "number", "multipleOf": multiple})[0]["multipleOf"] == multiple
+
+
+@pytest.mark.parametrize(
+    ("bounds", "fit", "others"),
+    [
+        ({}, [0, 604800, -1209600], [604801, -1]),
+        ({"minimum": 1}, [604800, 1814400], [0, -604800]),
+        ({"exclusiveMaximum": 0}, [-604800], [0, 604800]),
+        ({"exclusiveMinimum": -604800, "maximum": 2000000}, [0, 1209600], [-604800, 2419200, 1]),
+        ({"minimum": 0.5, "exclusiveMaximum": 604800, "maximum": 10**7}, [], [0, 604800]),
+    ],
+)
+def test_whole_multiples_are_read_in_another_form_of_the_same_meaning(bounds, fit, others):
+    schema = {**_INTEGER, "multipleOf": 604800, **bounds}
+    read = jsonschema.Draft202012Validator(read_schema({"properties": {"x": schema}})[0])
+    assert [value for value in (*fit, *others, "604800") if read.is_valid({"x": value})] == fit
+
+
+def test_schemas_in_a_grammar_are_read_like_others():
+    schema = {"x-guidance": {"whitespace_flexible": False}, "oneOf": [{"const": "%json {"}, {"format": "colour"}]}
+    with pytest.raises(InvalidGrammar, match="oneOf"):
+        answer_format(grammar=f"start: %json {json.dumps(schema)}")
+    schema["oneOf"][1]["type"] = "integer"
+    asked = answer_format(grammar=f"start: one two\none: %json {json.dumps(schema)}\ntwo: %json {{}}")
+    assert "oneOf" not in asked.source
+    assert asked.source.endswith("two: %json {}")
+    assert json.dumps(schema["x-guidance"]) in asked.source
+    assert "colour" in asked.warnings[0]
 
 
 def test_python_data_is_taken_as_json_has_it():
@@ -177,10 +208,22 @@ def test_disjoint_branches_of_one_of_are_accepted(branches):
         # An anchor's name is no path, not even the empty one of the whole schema, which is an object.
         [{"$ref": "#a"}, {"type": "string"}],
         [{"const": {"a": 1}}, {"const": {"a": 1.0}}],
+        # Within an $id, references start from it: both are the same texts.
+        [{"$id": "u", "$defs": {"b": {"type": "string"}}, "allOf": [{"$ref": "#/$defs/b"}]}, {"type": "string"}],
+        [{"$ref": "#/$defs/inner/$defs/both"}, {"type": "string"}],
+        # A name is written with escapes: this one is "a b".
+        [{"$ref": "#/$defs/a%20b"}, {"type": "string"}],
     ],
 )
 def test_branches_of_one_of_that_are_the_same_in_another_spelling_are_refused(branches):
-    union = {"u": {"oneOf": branches}, "a": {"$anchor": "a", "type": "string"}}
+    union = {
+        "u": {"oneOf": branches}, "a": {"$anchor": "a", "type": "string"}, "b": {"type": "integer"},
+        "a b": {"type": "string"}, "a%20b": {"type": "integer"},
+        "inner": {
+            "$id": "inner",
+            "$defs": {"both": {"allOf": [{"$ref": "#/$defs/b"}]}, "b": {"type": "string"}},
+        },
+    }  # fmt: skip
     with pytest.raises(InvalidGrammar, match="oneOf"):
         read_schema({"type": "object", "properties": {"x": {"$ref": "#/$defs/u"}}, "$defs": union})
 
