@@ -13,9 +13,13 @@ from typing import Any, Final, Literal
 
 from edge_rt.errors import ConfigError, InvalidGrammar, RuntimeUnavailable
 from edge_rt.system.byte_size import show_size
-from edge_rt.text.json_schema import MAX_BYTES, read_schema
+from edge_rt.text.json_schema import MAX_BYTES, check_quantifiers, quantifiers_in, read_schema
 
 JSON_OBJECT: Final = "json_object"
+MAX_LEVELS: Final = 2000
+"""Rules, terminals and brackets of a grammar, by their marks."""
+MAX_NAMES: Final = 10_000
+"""Words of a grammar, in its texts as well: what they cost grows with their square."""
 _ENVELOPES: Final = ("text", JSON_OBJECT, "json_schema")
 
 
@@ -54,6 +58,7 @@ def answer_format(
         if source is not None:
             text = _checked_text(kind, source)
             if kind == "regex":
+                check_quantifiers(quantifiers_in(text), "regular expression")
                 return AnswerFormat("regex", text)
             grammar, warnings = _with_schemas_read(text)
             return AnswerFormat("grammar", grammar, warnings=warnings)
@@ -119,7 +124,27 @@ def _with_schemas_read(grammar: str) -> tuple[str, tuple[str, ...]]:
         parts += [grammar[end : match.end()], json.dumps(read)]
         end = behind
         warnings |= dict.fromkeys(not_enforced)
-    return "".join([*parts, grammar[end:]]), tuple(warnings)
+    parts.append(grammar[end:])
+    _check_rules("".join(parts[::2]))
+    return "".join(parts), tuple(warnings)
+
+
+def _check_rules(grammar: str) -> None:
+    """Refuse a grammar that would take the engine seconds, or more stack than there is; its schemas are left out.
+
+    Raises:
+        InvalidGrammar: it is too large.
+    """
+    check_quantifiers(quantifiers_in(grammar), "grammar")
+    # Each may be within all others. The engine needs 2 KiB of stack for one.
+    levels = sum(map(grammar.count, ":(["))
+    names = len(re.findall(r"\w+", grammar))
+    if levels > MAX_LEVELS or names > MAX_NAMES:
+        raise InvalidGrammar(
+            "The grammar is too large.",
+            f"It has {levels} rules and brackets, and {names} words; the limits are {MAX_LEVELS} and {MAX_NAMES}.",
+            "Simplify it; long lists of words are faster as 'enum' in a schema, or as one regular expression.",
+        )
 
 
 def _schema_in(response_format: Mapping[str, Any] | bool) -> Any:

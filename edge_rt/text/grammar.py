@@ -26,7 +26,7 @@ Mask = npt.NDArray[np.uint32]
 _SPACES: Final = r"[ \n]{0,20}"
 _LIMITS: Final = {
     "max_items_in_row": 5000,
-    "initial_lexer_fuel": 1_000_000,
+    "initial_lexer_fuel": 500_000,
     "step_lexer_fuel": 200_000,
     "step_max_items": 50_000,
     "max_lexer_states": 50_000,

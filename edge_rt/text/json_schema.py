@@ -8,6 +8,7 @@ keyword that does not exist are left out with a warning, as the standard takes t
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
@@ -15,7 +16,7 @@ from typing import Any, Final
 from edge_rt.errors import InvalidGrammar, kind_of
 from edge_rt.system.byte_size import show_size
 from edge_rt.text.multiple_of import Multiples
-from edge_rt.text.one_of import is_resource, may_occur, overlap_of, texts_in
+from edge_rt.text.one_of import Branches, is_resource, may_occur, target_of, texts_in
 
 MAX_BYTES: Final = 256 << 10
 """Of a schema, written as JSON, and of a regular expression or a grammar."""
@@ -24,6 +25,11 @@ MAX_PROPERTIES: Final = 1000
 """Of one object."""
 MAX_ALL_PROPERTIES: Final = 3000
 """Of all objects together."""
+MAX_REFERENCED: Final = 1000
+"""Levels of all schemas that references name: the engine goes into each within another, with 4 KiB of stack a level."""
+MAX_QUANTIFIERS: Final = 2000
+"""In all regular expressions together: what they cost grows with their square, 0.1 s and 30 MB for so many."""
+_QUANTIFIER: Final = re.compile(r"[?*+]|\{[\d,]")
 FORMATS: Final = frozenset(
     ("date-time", "time", "date", "duration", "email", "hostname", "ipv4", "ipv6", "uuid", "uri", "unknown")
 )
@@ -74,13 +80,21 @@ class _Reading:
     Attributes:
         root: the whole schema, for references.
         resources: schemas with an ``$id`` that what is read now lies within, the root aside.
+        quantifiers: of all regular expressions.
+        references: all that are named by ``$ref``.
     """
 
     root: Any
     warnings: dict[str, None] = field(default_factory=dict)
     num_properties: int = 0
     resources: int = 0
+    quantifiers: int = 0
+    references: set[str] = field(default_factory=set)
     multiples: Multiples = field(default_factory=Multiples)
+    branches: Branches = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.branches = Branches(self.root)
 
     def count(self, properties: int, place: str) -> None:
         """Count the properties of an object.
@@ -96,6 +110,43 @@ class _Reading:
                 f" and {MAX_ALL_PROPERTIES} in all.",
                 "Describe them with 'additionalProperties', or ask for the answer in several parts.",
             )
+
+    def check(self) -> None:
+        """Refuse what would take the engine seconds, or more stack than there is, although each part of it is small.
+
+        Raises:
+            InvalidGrammar: it is too much.
+        """
+        self.multiples.check()
+        check_quantifiers(self.quantifiers, "JSON schema")
+        targets = (target_of(reference, self.root) for reference in self.references)
+        # What is named in another way may lie anywhere.
+        levels = sum(_levels_of(self.root if target is None else target) for target in targets)
+        if levels > MAX_REFERENCED:
+            raise InvalidGrammar(
+                "The JSON schema is nested too deeply by its references.",
+                f"They name {len(self.references)} schemas of {levels} levels together; the limit is {MAX_REFERENCED}.",
+                "Use fewer of them, or ask for the answer in several parts.",
+            )
+
+
+def check_quantifiers(count: int, what: str) -> None:
+    """Refuse regular expressions with too many quantifiers.
+
+    Raises:
+        InvalidGrammar: they are too many.
+    """
+    if count > MAX_QUANTIFIERS:
+        raise InvalidGrammar(
+            f"The {what} has too many quantifiers.",
+            f"It has {count} of ?, *, + and {{n}} in regular expressions; the limit is {MAX_QUANTIFIERS}.",
+            "Simplify it: (word)? and a? again and again are mostly a set of characters and one quantifier.",
+        )
+
+
+def quantifiers_in(expression: str) -> int:
+    """Return how many quantifiers a regular expression may have."""
+    return len(_QUANTIFIER.findall(expression))
 
 
 def read_schema(schema: Any) -> tuple[dict[str, Any], tuple[str, ...]]:
@@ -127,7 +178,7 @@ def read_schema(schema: Any) -> tuple[dict[str, Any], tuple[str, ...]]:
     # As JSON has it: tuples are lists, and all names are texts.
     reading = _Reading(json.loads(text))
     result = _read(reading.root, "#", reading)
-    reading.multiples.check()
+    reading.check()
     return result, tuple(reading.warnings)
 
 
@@ -145,6 +196,21 @@ def _check_depth(schema: Any) -> None:
         f"The limit is {MAX_DEPTH} schemas within each other.",
         "Move parts of it to '$defs' and refer to them.",
     )
+
+
+def _levels_of(schema: Any) -> int:
+    """Return how many schemas are within each other."""
+    if not isinstance(schema, dict):
+        return 0
+    parts: list[Any] = []
+    for name, value in schema.items():
+        if name in _MAPS and isinstance(value, dict):
+            parts += value.values()
+        elif isinstance(value, list):
+            parts += value
+        elif name in _ONE:
+            parts.append(value)
+    return 1 + max(map(_levels_of, parts), default=0)
 
 
 def _inside(value: Any) -> Iterable[Any]:
@@ -166,6 +232,8 @@ def _read(schema: Any, place: str, reading: _Reading) -> Any:
                 raise _malformed(at, value, "an object")
             if name == "properties":
                 reading.count(len(value), at)
+            elif name == "patternProperties":
+                reading.quantifiers += sum(map(quantifiers_in, value))
             result[name] = {
                 key: one if name == "dependencies" and isinstance(one, list) else _read(one, f"{at}/{key}", reading)
                 for key, one in value.items()
@@ -178,6 +246,10 @@ def _read(schema: Any, place: str, reading: _Reading) -> Any:
             result[name] = _read(value, at, reading)
         elif name in _VALUES:
             result[name] = value
+            if name == "pattern" and isinstance(value, str):
+                reading.quantifiers += quantifiers_in(value)
+            elif name == "$ref" and isinstance(value, str):
+                reading.references.add(value)
         elif name in _SILENT:
             # References may name them.
             if name in ("$id", "id", "$schema", "$anchor"):
@@ -266,9 +338,8 @@ def _open_one_of(result: dict[str, Any], reading: _Reading, place: str) -> None:
     if not isinstance(branches, list):
         return
     outside = {name: value for name, value in result.items() if name != "oneOf"}
-    overlap = overlap_of(branches, outside, None if reading.resources else reading.root)
-    if overlap is not None:
-        raise _refusal("oneOf", place, f": branches {overlap[0]} and {overlap[1]} may both fit the same value")
+    if (overlap := reading.branches.overlap_of(branches, outside, follows=not reading.resources)) is not None:
+        raise _refusal("oneOf", place, f": {overlap}")
     del result["oneOf"]
     if "anyOf" in result:
         result["allOf"] = [*result.get("allOf", ()), {"anyOf": branches}]

@@ -3,27 +3,72 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Final
 from urllib.parse import unquote
 
+_TYPES: Final = frozenset(("null", "boolean", "number", "string", "array", "object"))
+_Values = set[str] | None
+"""The only values that fit, as JSON; None where that is not said. Numbers that are equal are one."""
+_ValuesOf = Callable[[Mapping[str, Any]], tuple[_Values, set[str]]]
+
+_MOST_COMPARED: Final = 100_000
+"""Pairs of branches, their required properties, and schemas that they combine; as many take half a second."""
 _MOST_VIEWS: Final = 64
 """Of one branch: a reference may lead back to where it stands."""
 
 
-def overlap_of(branches: Sequence[Any], outside: Mapping[str, Any], root: Any) -> tuple[int, int] | None:
-    """Return the numbers of two branches that may fit the same value; None if no two do.
+class Branches:
+    """Compares branches of all ``oneOf`` of a schema.
 
     Args:
-        outside: what stands beside the branches: it holds in all of them.
-        root: the schema that references lead into; None: they lead elsewhere.
+        root: the schema, which references lead into.
     """
-    views = [list(_views(branch, root)) for branch in branches]
-    for second in range(len(views)):
-        for first in range(second):
-            if not _are_disjoint(views[first], views[second], outside):
-                return first, second
-    return None
+
+    def __init__(self, root: Any) -> None:
+        self._root = root
+        self._compared = 0
+        # By the identity of schemas, which are kept so that it stays theirs.
+        self._known: dict[int, tuple[Mapping[str, Any], _Values, set[str]]] = {}
+
+    def overlap_of(self, branches: Sequence[Any], outside: Mapping[str, Any], *, follows: bool) -> str | None:
+        """Return why two branches may fit the same value; None if no two do.
+
+        Args:
+            outside: what stands beside the branches: it holds in all of them.
+            follows: whether references of the branches start from the root.
+        """
+        root = self._root if follows else None
+        all_of: list[_Branch] = []
+        for branch in branches:
+            all_of.append(_Branch([outside, *_views(branch, root)], self._values_of))
+            self._compared += all_of[-1].cost
+            if self._compared > _MOST_COMPARED:
+                return "its branches are too large to compare"
+        if _have_values_of_their_own(all_of):
+            return None
+        for second, other in enumerate(all_of):
+            for first, one in enumerate(all_of[:second]):
+                self._compared += 1 + len(one.required) + len(other.required)
+                if self._compared > _MOST_COMPARED:
+                    return "its branches are too many to compare each with each"
+                if not _are_disjoint(one, other):
+                    return f"branches {first} and {second} may both fit the same value"
+        return None
+
+    def _values_of(self, view: Mapping[str, Any]) -> tuple[_Values, set[str]]:
+        """Return the only values that fit one schema, and the types of values that do."""
+        if id(view) not in self._known:
+            types = set(_TYPES)
+            if (named := view.get("type")) is not None:
+                names = {named} if isinstance(named, str) else set(texts_in(named))
+                types &= {"number" if name == "integer" else name for name in names}
+            listed = [view["const"]] if "const" in view else view.get("enum")
+            values = {_spelled(value) for value in listed} if isinstance(listed, list) else None
+            if values is not None:
+                types &= {_type_of(value) for value in values}
+            self._known[id(view)] = view, values, types
+        return self._known[id(view)][1:]
 
 
 def may_occur(schema: Mapping[str, Any]) -> Callable[[str], bool]:
@@ -57,13 +102,13 @@ def _views(branch: Any, root: Any) -> Iterator[Mapping[str, Any]]:
         yield one
         if one is not root and is_resource(one):
             base = None
-        if (target := _target(one.get("$ref"), base)) is not None:
+        if (target := target_of(one.get("$ref"), base)) is not None:
             waiting.append((target, base))
         if isinstance(parts := one.get("allOf"), list):
             waiting.extend((part, base) for part in parts)
 
 
-def _target(reference: Any, root: Any) -> Any:
+def target_of(reference: Any, root: Any) -> Any:
     """Return what a reference names; None for an anchor, another document, and what lies in a resource of its own."""
     if not isinstance(reference, str) or not (reference == "#" or reference.startswith("#/")):
         return None
@@ -81,76 +126,84 @@ def _target(reference: Any, root: Any) -> Any:
     return target
 
 
-_TYPES: Final = frozenset(("null", "boolean", "number", "string", "array", "object"))
+class _Branch:
+    """What the schemas say that a value has to fit all of.
+
+    Attributes:
+        types: of values that fit.
+        required: properties that an object must have.
+        cost: how much was looked at.
+    """
+
+    def __init__(self, views: Sequence[Mapping[str, Any]], values_of: _ValuesOf) -> None:
+        self._views = views
+        self._values_of = values_of
+        self._properties: dict[str, _Branch] = {}
+        self.required = {name for view in views for name in texts_in(view.get("required"))}
+        self.values: _Values = None
+        self.types = set(_TYPES)
+        self.cost = len(views)
+        for view in views:
+            values, types = values_of(view)
+            self.types &= types
+            if self.values is None:
+                self.values = values
+            elif values is not None:
+                self.cost += min(len(values), len(self.values)) // 16
+                self.values = self.values & values
+
+    def property(self, name: str) -> _Branch:
+        """Return what they say of a property."""
+        if name not in self._properties:
+            properties = (view.get("properties") for view in self._views)
+            views = [one[name] for one in properties if isinstance(one, dict) and isinstance(one.get(name), dict)]
+            self._properties[name] = _Branch(views, self._values_of)
+        return self._properties[name]
+
+    def lacks(self, name: str) -> bool:
+        """Return whether an object that fits cannot have a property."""
+        return any(not may_occur(view)(name) for view in self._views)
 
 
-def _are_disjoint(
-    first: Iterable[Mapping[str, Any]], second: Iterable[Mapping[str, Any]], outside: Mapping[str, Any]
-) -> bool:
-    """Return whether no value can fit both; False where that is not certain."""
-    one, other = [outside, *first], [outside, *second]
-    types = _types_of(one) & _types_of(other)
-    if not types:
+def _have_values_of_their_own(branches: Sequence[_Branch]) -> bool:
+    """Return whether all branches differ in their values, or in those of one property; it does not compare pairs."""
+    if _are_apart([branch.values for branch in branches]):
         return True
-    values, others = _values_of(one), _values_of(other)
-    if values is not None and others is not None and not values & others:
-        return True
-    if types != {"object"}:
+    if any(branch.types != {"object"} for branch in branches):
         return False
-    shared = _required_of(one) & _required_of(other)
-    if any(_differ(_property(one, name), _property(other, name)) for name in shared):
+    shared = set.intersection(*(branch.required for branch in branches))
+    return any(_are_apart([branch.property(name).values for branch in branches]) for name in shared)
+
+
+def _are_apart(values: Sequence[_Values]) -> bool:
+    known: set[str] = set()
+    for one in values:
+        if one is None or not known.isdisjoint(one):
+            return False
+        known |= one
+    return True
+
+
+def _are_disjoint(one: _Branch, other: _Branch) -> bool:
+    """Return whether no value can fit both; False where that is not certain."""
+    if _differ(one, other):
         return True
-    return any(_is_missing(one, name) for name in _required_of(other)) or any(
-        _is_missing(other, name) for name in _required_of(one)
-    )
-
-
-def _differ(first: list[Mapping[str, Any]], second: list[Mapping[str, Any]]) -> bool:
-    if not (_types_of(first) & _types_of(second)):
+    if one.types & other.types != {"object"}:
+        return False
+    if any(_differ(one.property(name), other.property(name)) for name in one.required & other.required):
         return True
-    values, others = _values_of(first), _values_of(second)
-    return values is not None and others is not None and not values & others
+    return any(one.lacks(name) for name in other.required) or any(other.lacks(name) for name in one.required)
 
 
-def _property(views: Iterable[Mapping[str, Any]], name: str) -> list[Mapping[str, Any]]:
-    found = (view.get("properties") for view in views)
-    return [one[name] for one in found if isinstance(one, dict) and isinstance(one.get(name), dict)]
+def _differ(one: _Branch, other: _Branch) -> bool:
+    if not one.types & other.types:
+        return True
+    return one.values is not None and other.values is not None and one.values.isdisjoint(other.values)
 
 
-def _is_missing(views: Iterable[Mapping[str, Any]], name: str) -> bool:
-    """Return whether an object that fits cannot have a property."""
-    return any(not may_occur(view)(name) for view in views)
-
-
-def _required_of(views: Iterable[Mapping[str, Any]]) -> set[str]:
-    return {name for view in views for name in texts_in(view.get("required"))}
-
-
-def _types_of(views: Iterable[Mapping[str, Any]]) -> set[str]:
-    result = set(_TYPES)
-    for view in views:
-        if (named := view.get("type")) is not None:
-            names = {named} if isinstance(named, str) else set(texts_in(named))
-            result &= {"number" if name == "integer" else name for name in names}
-        if (values := _values_of([view])) is not None:
-            result &= {_type_of(json.loads(value)) for value in values}
-    return result
-
-
-def _type_of(value: Any) -> str:
-    names = {bool: "boolean", type(None): "null", str: "string", list: "array", dict: "object"}
-    return names.get(type(value), "number")
-
-
-def _values_of(views: Iterable[Mapping[str, Any]]) -> set[str] | None:
-    """Return the only values that fit, as JSON; None where that is not said. Numbers that are equal are one."""
-    result: set[str] | None = None
-    for view in views:
-        listed = [view["const"]] if "const" in view else view.get("enum")
-        if isinstance(listed, list):
-            values = {_spelled(value) for value in listed}
-            result = values if result is None else result & values
-    return result
+def _type_of(value: str) -> str:
+    kinds = {'"': "string", "[": "array", "{": "object", "t": "boolean", "f": "boolean", "n": "null"}
+    return kinds.get(value[0], "number")
 
 
 def _spelled(value: Any) -> str:

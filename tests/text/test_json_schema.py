@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import time
 
 import jsonschema
 import pytest
@@ -74,6 +75,57 @@ def test_multiples_that_would_take_seconds_and_gigabytes_are_refused(schema):
         read_schema(schema)
     with pytest.raises(InvalidGrammar, match="multipleOf"):
         answer_format(grammar=f"start: %json {json.dumps(schema)}")
+
+
+def _chain(count, link, last):
+    names = {f"d{number}": link({"$ref": f"#/$defs/d{number + 1}"}) for number in range(count)}
+    return {"$ref": "#/$defs/d0", "$defs": {**names, f"d{count}": last}}
+
+
+def _tagged(count):
+    tags = ({"const": number} for number in range(count))
+    return {"oneOf": [{"type": "object", "properties": {"k": tag}, "required": ["k"]} for tag in tags]}
+
+
+def _others(count):
+    names = (f"a{number}" for number in range(count))
+    return [{"type": "object", "properties": {n: {}}, "required": [n], "additionalProperties": False} for n in names]
+
+
+_LARGE = {"enum": [*range(30_000)]}
+
+
+@pytest.mark.parametrize(
+    ("form", "message"),
+    [
+        # These would end the process: the engine has no limit on its stack.
+        ({"response_format": _chain(2500, lambda link: {"type": "array", "items": link}, {})}, "nested too deeply"),
+        ({"response_format": _chain(1200, lambda link: {"anyOf": [link, {"type": "null"}]}, {})}, "nested too deeply"),
+        ({"grammar": "start: r0\n" + "".join(f"r{n}: r{n + 1} | /a/\n" for n in range(5000))}, "too large"),
+        ({"grammar": "start: r0\n" + "".join(f"r{n}: (([r{n + 1}]))\n" for n in range(600))}, "too large"),
+        # These would take seconds.
+        ({"regex": "a?" * 16_000}, "quantifiers"),
+        ({"response_format": {"pattern": "^" + "(a|bc){0,1}" * 16_000}}, "quantifiers"),
+        ({"response_format": {"patternProperties": {"a*" * 1500: {}, "b?" * 1500: {}}}}, "quantifiers"),
+        ({"grammar": "start: " + "/a?/ " * 16_000}, "quantifiers"),
+        ({"grammar": "start: " + '"ab" ' * 40_000}, "too large"),
+        ({"response_format": {"oneOf": _others(400)}}, "too many to compare"),
+        ({"response_format": {**_LARGE, "oneOf": [{"$ref": "#/$defs/a"}] * 900, "$defs": {"a": _LARGE}}}, "too large"),
+        ({"response_format": {**_LARGE, "oneOf": [{"type": "string"}] * 2000}}, "too many to compare"),
+    ],
+)  # fmt: skip
+def test_formats_that_would_take_seconds_or_too_much_stack_are_refused_within_one(form, message):
+    started = time.process_time()
+    with pytest.raises(InvalidGrammar, match=message):
+        answer_format(**form)
+    assert time.process_time() - started < 1.5
+
+
+@pytest.mark.parametrize("schema", [_tagged(3000), {"oneOf": [{"const": number} for number in range(10_000)]}])
+def test_branches_with_a_value_of_their_own_are_not_compared_in_pairs(schema):
+    started = time.process_time()
+    assert "anyOf" in read_schema(schema)[0]
+    assert time.process_time() - started < 1.5
 
 
 @pytest.mark.parametrize("multiple", [1e-10, 0.25, 86400, 10**9, 5e15])
