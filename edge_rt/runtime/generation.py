@@ -168,7 +168,7 @@ class Generation:
         pieces, token_ids, forced = [], step.token_ids, frozenset(step.unasked)
         for count, token in enumerate(token_ids, start=1):
             pieces.append(self._text.push((token,)))
-            if (reason := self._end_at(token, is_forced=count - 1 in forced)) is not None:
+            if (reason := self._end_at(token_ids, count, is_forced=count - 1 in forced)) is not None:
                 sequence = self._sequence
                 self._taken_back = len(token_ids) - count
                 self._forced_back = sum(index >= count for index in forced)
@@ -190,14 +190,20 @@ class Generation:
         first, second = self._thoughts.push(self._text.finish()), self._thoughts.finish()
         return first[0] + second[0], first[1] + second[1]
 
-    def _end_at(self, token: int, *, is_forced: bool) -> FinishReason | None:
-        """Return why the answer ends with a token whose text was pushed, if the text or the guard says so."""
+    def _end_at(self, token_ids: TokenIds[int], count: int, *, is_forced: bool) -> FinishReason | None:
+        """Return why the answer ends with the token ``count`` of a step, if the text or the guard says so."""
         if self._text.stop_string is not None:
             return "stop"
+        token, end_ids = token_ids[count - 1], self._sequence.end_ids
         # An end token is the model's own way out, and what a format forces is not the model's circle.
-        if self._guard is None or is_forced or token in self._sequence.end_ids:
+        if self._guard is None or is_forced or token in end_ids or not self._guard.push(token):
             return None
-        return "repetition" if self._guard.push(token) else None
+        if self._grammar is not None:
+            behind = sum(one not in end_ids for one in token_ids[count:])
+            if not self._grammar.is_circle(self._text.text[-1000:].encode(), behind):
+                self._guard.forget()
+                return None
+        return "repetition"
 
     def _result(self) -> Result:
         sequence = self._sequence

@@ -7,7 +7,7 @@ by a question whether it failed, and a failure becomes :class:`InvalidGrammar`.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence as Items
+from collections.abc import Callable, Mapping, Sequence as Items
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
@@ -80,6 +80,10 @@ class TokenTable:
         vocabulary: Any = _Vocabulary(tokenizer, rows)
         self._tokenizer = library.LLTokenizer(vocabulary, n_vocab=rows, eos_token=list(tokenizer.eos_token_ids))
         self._words = (rows + 31) // 32
+        spelled = (
+            (text[0], token) for token, text in enumerate(vocabulary.tokens) if len(text) == 1 and text < b"\x80"
+        )
+        self._letters = dict(spelled)
 
     def matcher(self, wanted: AnswerFormat) -> Matcher:
         """Return what follows an answer of this format from its first token on.
@@ -101,7 +105,7 @@ class TokenTable:
         matcher = new()
         if matcher.is_error():
             raise _refusal(wanted, matcher.get_error())
-        result = Matcher(matcher, self._words, new)
+        result = Matcher(matcher, self._words, self._letters, new)
         # Some grammars are found to be empty, or too costly, with their first mask.
         try:
             is_empty = not result.mask().any()
@@ -161,11 +165,19 @@ class Matcher:
 
     Args:
         words: of a mask.
+        letters: the token of every byte of ASCII that is one.
         new: returns the matcher anew, at the beginning.
     """
 
-    def __init__(self, matcher: llguidance.LLMatcher, words: int, new: Callable[[], llguidance.LLMatcher]) -> None:
+    def __init__(
+        self,
+        matcher: llguidance.LLMatcher,
+        words: int,
+        letters: Mapping[int, int],
+        new: Callable[[], llguidance.LLMatcher],
+    ) -> None:
         self._matcher = matcher
+        self._letters = letters
         self._new = new
         self._words = words
         self._taken: list[int] = []
@@ -214,6 +226,38 @@ class Matcher:
             self._matcher = self._new()
             self._matcher.consume_tokens(self._taken)
         return tokens[:most]
+
+    def may_leave(self, cycle: bytes, behind: int) -> bool:
+        """Return whether something else than a cycle of text could have followed, ``behind`` tokens ago.
+
+        A character that differs is no way out if the cycle may go on behind it, or behind one more: so it is within the
+        text of a string, and with other items of a list that needs more of them.
+        """
+        if behind >= self.depth or not set(cycle) <= self._letters.keys():
+            return True
+        probe = self._matcher.deep_copy()
+        probe.rollback(behind)
+        for at, byte in enumerate(cycle):
+            if probe.is_accepting():
+                return True
+            rest = [self._letters[one] for one in cycle[at:] + cycle[:at]]
+            if any(self._leads_out(probe, token, rest) for other, token in self._letters.items() if other != byte):
+                return True
+            if not probe.consume_token(rest[0]):
+                return False
+        return False
+
+    def _leads_out(self, probe: llguidance.LLMatcher, token: int, rest: list[int]) -> bool:
+        def goes_on(*tokens: int) -> bool:
+            if probe.validate_tokens(list(tokens)) < len(tokens):
+                return False
+            wanted = len(tokens) + len(rest)
+            turned = (rest[at:] + rest[:at] for at in range(len(rest)))
+            return any(probe.validate_tokens([*tokens, *one]) == wanted for one in turned)
+
+        if not probe.validate_tokens([token]):
+            return False
+        return not goes_on(token) and not any(goes_on(token, second) for second in self._letters.values())
 
     @property
     def may_end(self) -> bool:

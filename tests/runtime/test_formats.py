@@ -96,6 +96,28 @@ def test_what_is_forced_again_and_again_is_no_repetition_but_what_is_chosen_is(n
     assert circle.usage.forced_tokens < circle.usage.completion_tokens
 
 
+@pytest.mark.parametrize("spec", ["off", "suffix"])
+@pytest.mark.parametrize(
+    ("form", "reason"),
+    [
+        # Items or characters that are wanted, with a choice for each.
+        ({"response_format": {"type": "array", "items": {"enum": [0, 1]}, "minItems": 230, "maxItems": 230}}, "stop"),
+        ({"response_format": {"type": "string", "minLength": 400, "maxLength": 420, "pattern": "^[ab]*$"}}, "stop"),
+        ({"regex": "([ab] ){240}"}, "stop"),
+        # A way out in every place.
+        ({"response_format": {"type": "array", "items": {"enum": [0, 1]}, "maxItems": 240}}, "repetition"),
+        ({"response_format": {"type": "object", "additionalProperties": {"type": "string"}}}, "repetition"),
+        ({"regex": "([ab] )*c"}, "repetition"),
+    ],
+    ids=str,
+)
+def test_what_a_format_demands_is_no_circle_but_what_is_free_is(native, form, reason, spec):
+    # A bias that makes the model write one letter for as long as it may.
+    wishes = dict.fromkeys((native.tokenizer.encode_text(text)[0] for text in ("b", "1", ",", " ")), 90.0)
+    answer = native.generate("x", **form, spec=spec, temperature=0.0, logit_bias=wishes, max_tokens=510)
+    assert answer.finish_reason == reason, answer.text
+
+
 def test_json_is_compact_unless_asked_otherwise(native):
     schema = {"type": "array", "items": {"const": 1}, "minItems": 2, "maxItems": 2}
     assert native.generate("x", response_format=schema).text == "[1,1]"

@@ -16,6 +16,7 @@ import numpy as np
 
 from edge_rt.errors import InvalidGrammar
 from edge_rt.runtime.decode.draft import ROOT, Accepted, Draft
+from edge_rt.runtime.decode.repetition import cycle_of
 from edge_rt.runtime.forward.outputs import Outputs
 
 if TYPE_CHECKING:
@@ -233,6 +234,15 @@ class AnswerGrammar:
             mask = mask & ~_mask_of((token,), self._vocab_size)
             token = sampler.sample(outputs.logits[row], mask)
         return token
+
+    def is_circle(self, text: bytes, behind: int) -> bool:
+        """Return whether an answer that repeats itself could have done otherwise, ``behind`` tokens ago.
+
+        Args:
+            text: the end of what was written then.
+        """
+        cycle = cycle_of(text)
+        return not cycle or self._opening is not None or self._matcher.may_leave(cycle, behind)
 
     # --- one position ---
 

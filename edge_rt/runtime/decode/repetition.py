@@ -24,6 +24,19 @@ NUMBER: Final = -1
 """Stands for any number; no token's id."""
 
 
+_LONGEST_TEXT: Final = 64
+"""Of a cycle that is looked for in a text, in bytes."""
+
+
+def cycle_of(text: bytes) -> bytes:
+    """Return what the end of a text repeats, at least four times; nothing if it is longer than 64 bytes."""
+    for length in range(1, min(_LONGEST_TEXT, len(text) // 4) + 1):
+        end = text[-4 * length :]
+        if end[length:] == end[:-length]:
+            return end[:length]
+    return b""
+
+
 class RepetitionGuard:
     """Detects an answer that has become periodic: the same tokens in the same order, or the same but for its numbers.
 
@@ -66,6 +79,11 @@ class RepetitionGuard:
             return is_endless
         return self._counting.push(NUMBER) or is_endless
 
+    def forget(self) -> None:
+        """Begin to count anew."""
+        self._exact.forget()
+        self._counting.forget()
+
     def _digits_of(self, token_id: int) -> tuple[bool, bool]:
         """Return whether a token is digits, and whether a space is before them."""
         found = self._digits.get(token_id)
@@ -102,6 +120,10 @@ class _Cycles:
         self._tokens[len(self._limits) + self._waiting] = token
         self._waiting += 1
         return self._waiting >= self._most_waiting and self._count()
+
+    def forget(self) -> None:
+        """Begin to count anew."""
+        self._counts[:] = 0
 
     def _count(self) -> bool:
         longest, new = len(self._limits), self._waiting
