@@ -42,6 +42,8 @@ def load(
     draft_max: int | None = None,
     corpus: str | Path | None = None,
     drafter: str | Path | None = None,
+    prompt_cache: str | Path | None = None,
+    prompt_cache_size: int | str | None = None,
     formats: bool = False,
     spec_trace: Callable[[dict[str, Any]], None] | None = None,
     on_calibrate: Callable[[], None] | None = None,
@@ -80,6 +82,10 @@ def load(
         drafter: folder of a trained drafter; with ``spec`` None, ``"auto"`` or the drafter's kind. None takes one that
             fits, from the package's folder or from those installed with edge-rt. With ``"auto"`` it may be a package
             with the same tokenizer, which then drafts as well. ``"none"``: no trained one is used.
+        prompt_cache: folder in which rows of prompts are kept on disk, for this user only: a later prompt that begins
+            like one of them, in this process or another, computes what is new. None: nothing is written.
+        prompt_cache_size: bytes that the folder may have, or a text; what was not used for the longest time goes.
+            None: 2 GiB.
         formats: keep room in the plan for answers in a format; else their tables take what is left of the budget.
         spec_trace: called with the decision of every decoding step.
         on_calibrate: called when the first answer has to wait until the latency of passes is measured: with networks
@@ -115,6 +121,8 @@ def load(
         draft_max=draft_max,
         corpus=None if corpus is None else Path(corpus),
         drafter=None if drafter is None else Path(drafter),
+        prompt_cache=None if prompt_cache is None else Path(prompt_cache),
+        prompt_cache_size=prompt_cache_size,
         formats=formats,
         spec_trace=spec_trace,
         on_calibrate=None if on_calibrate is None else lambda _: on_calibrate(),
@@ -142,6 +150,7 @@ def plan(
     draft_max: int | None = None,
     corpus: str | Path | None = None,
     drafter: str | Path | None = None,
+    prompt_cache: str | Path | None = None,
     formats: bool = False,
 ) -> Plan:
     """Return what ``load`` with the same arguments would decide, whether it fits or not; nothing is loaded.
@@ -162,6 +171,7 @@ def plan(
         draft_max: most drafted tokens of a pass.
         corpus: file that drafts are looked up in.
         drafter: folder of a trained drafter.
+        prompt_cache: folder of stored prompts, which is only planned for.
         formats: whether answers in a format have room.
 
     Raises:
@@ -185,6 +195,7 @@ def plan(
         draft_max=draft_max,
         corpus=None if corpus is None else Path(corpus),
         drafter=None if drafter is None else Path(drafter),
+        prompt_cache=None if prompt_cache is None else Path(prompt_cache),
         formats=formats,
         costs=user_costs(),
     )

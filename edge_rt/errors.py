@@ -12,6 +12,7 @@
     │   ├── InvalidGrammar                    a schema or grammar is malformed, too costly or not enforceable
     │   ├── InvalidCorpus                     a corpus for drafting is malformed or from another tokenizer
     │   ├── InvalidDrafter                    a trained drafter is malformed, damaged or for another model
+    │   ├── InvalidPromptCache                a file of stored rows is malformed, damaged or of another package
     │   ├── QualityLoss                       quantising changes what the model predicts too much
     │   ├── UnsupportedModel                  well-formed, but edge-rt cannot run it
     │   ├── ModelNotFound                     no such package, store name or file
@@ -132,6 +133,10 @@ class InvalidCorpus(InputError):
 
 class InvalidDrafter(InputError):
     """A trained drafter on disk is malformed or damaged, or was trained for another model."""
+
+
+class InvalidPromptCache(InputError):
+    """A file of stored rows is malformed or damaged, or belongs to another package or format of the cache."""
 
 
 class UnsupportedModel(InputError):

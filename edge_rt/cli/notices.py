@@ -14,6 +14,7 @@ from edge_rt.system.machine import usable_cpus
 if TYPE_CHECKING:
     from edge_rt.runtime.load.options import LoadOptions
     from edge_rt.runtime.model import Model
+    from edge_rt.runtime.results import Result
 
 
 def note_unused_penalty(terminal: Terminal, model: Model, options: GenerationConfig, *, in_chat: bool = False) -> None:
@@ -159,6 +160,16 @@ THOUGHT_SWITCHES: Final = ("enable_thinking", "thinking")
 def thought_switch(model: Model) -> str | None:
     """Return the argument that turns a model's thoughts on and off; None if its template has none."""
     return next((name for name in THOUGHT_SWITCHES if name in model.template_variables), None)
+
+
+def warn_of_prompt_cache(terminal: Terminal, options: GenerationConfig, result: Result) -> None:
+    """Say what went wrong with a prompt cache; what is said of a format was said before the answer."""
+    if not result.warnings:
+        return
+    wanted = options.answer_format()
+    for warning in result.warnings:
+        if wanted is None or warning not in wanted.warnings:
+            terminal.warn(warning)
 
 
 def warn_of_template(terminal: Terminal, model: Model, arguments: Mapping[str, Any]) -> None:

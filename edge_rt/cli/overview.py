@@ -77,6 +77,12 @@ COMMANDS: Final = {
         _SPEED,
         "Report what this machine offers; exit code 5 if something required is missing.",
     ),
+    "cache": Command(
+        "cache",
+        "cache_app",
+        _FASTER,
+        "List or clear a prompt cache: what --prompt-cache keeps of prompts, so that they are read, not computed.",
+    ),
     "corpus": Command(
         "corpus",
         "corpus_app",

@@ -24,8 +24,9 @@ class Term:
 
     Attributes:
         name: one of runtime, tokenizer, weights, session, kv_cache, activations, logits, sampling, drafters; formats if
-            answers in a format were asked for; corpus if there is one; drafter and drafter_head if a trained drafter is
-            loaded, draft_weights and draft_model if a second model is; gpu_context if a GPU computes.
+            answers in a format were asked for; prompt_cache if stored prompts need memory of their own; corpus if there
+            is one; drafter and drafter_head if a trained drafter is loaded, draft_weights and draft_model if a second
+            model is; gpu_context if a GPU computes.
         bytes: largest size of the part in the memory of the process.
         kind: ``"file"`` (mapped: processes share it, and the kernel may drop it) or ``"private"``.
     """
@@ -67,6 +68,8 @@ def terms_of(shape: ModelShape, choice: Choice, sizes: Sizes, request: Request) 
     ]  # fmt: skip
     if sizes.formats:
         terms.append(Term("formats", sizes.formats, private, f"tables of {shape.model.vocab_size} tokens for answers"))
+    if sizes.prompt_cache:
+        terms.append(Term("prompt_cache", sizes.prompt_cache, private, "rows of 64 tokens, from or to a file"))
     if sizes.corpus:
         terms.append(Term("corpus", sizes.corpus, "file", "the index of texts; in a long run lookups touch all of it"))
     if choice.drafter and request.drafter is not None:

@@ -30,6 +30,7 @@ class Request:
         drafter_folder: folder of the drafter, if it was named: it is then pinned; ``NO_DRAFTER``: none is used.
         draft_model: a second model that drafts, if the mode uses one.
         formats: whether there is room for the tables of answers in a format.
+        prompt_cache: whether rows of stored prompts are read and written.
     """
 
     budget_bytes: int | None = None
@@ -44,6 +45,7 @@ class Request:
     corpus_bytes: int = 0
     hidden: bool = False
     formats: bool = False
+    prompt_cache: bool = False
     drafter: DrafterShape | None = None
     drafter_folder: str | None = None
     draft_model: DraftModelShape | None = None

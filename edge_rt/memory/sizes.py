@@ -32,6 +32,7 @@ from edge_rt.memory.terms import (
     runtime_bytes,
     sampling_bytes,
     session_bytes,
+    stored_block_bytes,
     table_bytes,
     tokenizer_bytes,
     weights_bytes,
@@ -55,6 +56,7 @@ class Sizes:
         gpu: what lies on a GPU, which the parts above then do not count; None: the CPU computes.
         driver: of the runtime part, what is counted for the driver of GPUs.
         formats: tables of answers in a format.
+        prompt_cache: a block of rows on its way from or to a file.
     """
 
     runtime: int
@@ -80,6 +82,7 @@ class Sizes:
     is_unified: bool = False
     driver: int = 0
     formats: int = 0
+    prompt_cache: int = 0
 
     @property
     def activations(self) -> int:
@@ -127,7 +130,7 @@ class Sizes:
         mapped = self.weights + self.corpus + self.drafter + self.draft_weights
         drafting = self.drafters + self.drafter_head + self.draft_model
         shared = self.gpu.total if self.gpu is not None and self.is_unified else 0
-        chosen = self.sampling + self.formats
+        chosen = self.sampling + self.formats + self.prompt_cache
         own = self.runtime + self.tokenizer + mapped + self.session + self.kv_cache + chosen + drafting
         return own + shared
 
@@ -194,6 +197,7 @@ def sizes_of(shape: ModelShape, device: Device, choice: Choice, request: Request
         one_logit_row=logits_bytes(shape, 1, hidden=hidden),
         driver=driver,
         formats=format_bytes(shape.model.vocab_size) if request.formats else 0,
+        prompt_cache=stored_block_bytes(shape, choice) if request.prompt_cache else 0,
     )
     if device.gpu is None:
         return sizes

@@ -15,7 +15,7 @@ from edge_rt.memory.figures import Choice, Device
 from edge_rt.memory.request import Request
 from edge_rt.memory.shape import ModelShape
 from edge_rt.package.exits import SELF_KV
-from edge_rt.package.kv_formats import window_capacity
+from edge_rt.package.kv_formats import BLOCK_TOKENS, window_capacity
 from edge_rt.package.spec_modes import AUTO, SELF
 
 
@@ -280,6 +280,12 @@ def sampling_bytes(shape: ModelShape) -> int:
 def format_bytes(vocab_size: int) -> int:
     """Return the bytes of the tables of answers in a format: 270 for each of 49,000 tokens, 390 of 200,000."""
     return _FORMAT_TOKEN * vocab_size
+
+
+def stored_block_bytes(shape: ModelShape, choice: Choice) -> int:
+    """Return the memory for a block of rows from or to a file, beyond that for texts, which nobody encodes then."""
+    block = BLOCK_TOKENS * shape.model.num_layers * shape.token_bytes(choice.kv_format)
+    return max(0, block - _encoding_room(shape, choice.ctx))
 
 
 def logits_bytes(shape: ModelShape, rows: int, *, hidden: bool = False) -> int:

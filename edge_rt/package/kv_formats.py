@@ -11,8 +11,9 @@ from typing import Final
 
 GROUP: Final = 32
 """Elements of a row that share one scale."""
-WINDOW_ROUNDING: Final = 64
-"""The rows of layers with a sliding window are a multiple of this: the positions that attention processes at a time."""
+BLOCK_TOKENS: Final = 64
+"""Positions that attention processes at a time. The rows of layers with a sliding window are a multiple of it, and rows
+are stored in blocks of it."""
 
 
 PORTABLE_STEP: Final = 8
@@ -30,7 +31,7 @@ def window_capacity(window: int, largest_pass: int, positions: int) -> int:
     Args:
         largest_pass: rows of the largest pass: the prefill chunk, or a draft and the token before it.
     """
-    rows = -(-(window + largest_pass) // WINDOW_ROUNDING) * WINDOW_ROUNDING
+    rows = -(-(window + largest_pass) // BLOCK_TOKENS) * BLOCK_TOKENS
     return min(positions, rows)
 
 

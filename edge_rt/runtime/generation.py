@@ -10,6 +10,7 @@ from typing import Any
 
 from edge_rt.errors import Cancelled
 from edge_rt.runtime.cache.kv_cache import KVCache
+from edge_rt.runtime.cache.prompt_cache import PromptCache
 from edge_rt.runtime.decode.accept import accept
 from edge_rt.runtime.decode.answer_grammar import AnswerGrammar
 from edge_rt.runtime.decode.detokenizer import TextStream
@@ -66,6 +67,7 @@ class Generation:
         tool_names: names of the tools that it may call; None: any.
         logprobs: receives those of every token; None leaves them out.
         wanted: what the answer has to fit, and what follows its grammar; None: any text.
+        prompts: rows of earlier prompts; None: none are stored.
     """
 
     def __init__(
@@ -87,7 +89,9 @@ class Generation:
         tool_names: frozenset[str] | None = None,
         logprobs: LogProbs | None = None,
         wanted: tuple[AnswerFormat, AnswerGrammar] | None = None,
+        prompts: PromptCache | None = None,
     ) -> None:
+        self._prompts = prompts
         self._logprobs = logprobs
         self._guard = guard
         self._format: AnswerFormat | None = None
@@ -127,6 +131,8 @@ class Generation:
                     self._clock.begun = time.perf_counter()
                     # What is kept can be less than what is shared: see KVCache.truncate.
                     self._cached = cache.truncate(cache.common_prefix(sequence.token_ids[:-1]))
+                    if self._prompts is not None:
+                        self._cached = self._prompts.restore(cache, sequence.token_ids)
                     try:
                         try:
                             prefill(sequence, held.target, cache, self._chunk, self._on_prefill)
@@ -153,6 +159,8 @@ class Generation:
                         sequence.finish("cancelled")
                         self._made = self._result()
                         raise
+                    if self._prompts is not None:
+                        self._prompts.store(cache)
                     # Made while the model is held: drafter and cache are the next generation's afterwards.
                     self._made = self._result()
             except Cancelled:
@@ -230,7 +238,7 @@ class Generation:
             tool_calls=parse_tool_calls(self._thoughts.text, self._tool_names) if self._has_tools else (),
             logprobs=None if self._logprobs is None else tuple(self._logprobs.tokens),
             parsed=self._parsed(reason),
-            warnings=() if self._format is None else self._format.warnings,
+            warnings=self._warnings(),
         )
 
     def _parsed(self, reason: FinishReason) -> Any:
@@ -239,6 +247,10 @@ class Generation:
         if wanted is None or grammar is None or wanted.convert is None or reason != "stop" or not grammar.is_whole:
             return None
         return wanted.convert(self._thoughts.text)
+
+    def _warnings(self) -> tuple[str, ...]:
+        of_format = () if self._format is None else self._format.warnings
+        return of_format if self._prompts is None else (*of_format, *self._prompts.take_warnings())
 
     def _timings(self) -> Timings:
         clock, answered = self._clock, self._sequence.num_answer_tokens

@@ -222,6 +222,7 @@ class Model(ModelTexts):
         self._texts = parts.texts
         self._runner.open(parts.runner)
         self._cache, self._speculation, self.measured_costs = parts.cache, parts.speculation, parts.measured_costs
+        self._prompts = parts.prompts
         self._providers, self._isa, self._kv_format = parts.providers, parts.isa, parts.kv_format
         self.drafter = parts.drafter
         self.device, self._cpu_nodes, self.verification = parts.device, parts.cpu_nodes, parts.verification
@@ -441,6 +442,7 @@ class Model(ModelTexts):
             tool_names=form.tool_names,
             logprobs=None if config.logprobs is None else LogProbs(config.logprobs, self._token_text),
             wanted=grammar,
+            prompts=self._prompts,
         )
         # A token of its own: a stream that is left early must not cancel the caller's.
         return Stream(generation.events, CancelToken(), on_result)

@@ -172,7 +172,7 @@ class Result:
             no others beside it.
         parsed: what a whole answer to ``response_format`` holds: plain data, or an object of the type that was given.
             None where the answer was cut, and without that option.
-        warnings: what of the answer's format is not enforced, one sentence each.
+        warnings: what of the answer's format is not enforced, and what went wrong with a prompt cache.
     """
 
     text: str

@@ -76,7 +76,12 @@ def in_use(path: Path, error: OSError, *, is_read: bool = False) -> StorageError
 
 
 def write_atomically(
-    path: Path, parts: Iterable[bytes], *, private: bool = False, durable: bool = True, parents: bool = False
+    path: Path,
+    parts: Iterable[bytes | memoryview],
+    *,
+    private: bool = False,
+    durable: bool = True,
+    parents: bool = False,
 ) -> None:
     """Write a file atomically; until it is complete, the old file stays, or the file is absent.
 

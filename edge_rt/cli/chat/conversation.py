@@ -18,6 +18,7 @@ from edge_rt.cli.notices import (
     tell_drafters,
     warn_of_format,
     warn_of_limits,
+    warn_of_prompt_cache,
     warn_of_template,
     why_not_auto,
 )
@@ -147,6 +148,7 @@ class Conversation:
 
     def _tell_end(self, result: Result) -> None:
         tell_end(self.terminal, self.model, result, in_chat=True)
+        warn_of_prompt_cache(self.terminal, self.options, result)
         if result.finish_reason == "cancelled" and not result.token_ids:
             return
         self.last = result

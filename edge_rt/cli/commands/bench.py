@@ -13,6 +13,7 @@ from edge_rt.cli.loading import load_model, obtain_package, tell_device, telling
 from edge_rt.cli.notices import warn_of_profile
 from edge_rt.cli.options import flags
 from edge_rt.cli.options.groups import ModelFlags, OutputFlags, PlaceFlags
+from edge_rt.cli.options.spread import only
 from edge_rt.cli.render.console import Terminal, number
 from edge_rt.cli.render.stats import device_text
 from edge_rt.cli.render.verify_report import markdown, print_row_costs, tell_left_out
@@ -58,7 +59,10 @@ class CalibrateFlags:
 
 
 def bench(
-    load: ModelFlags,
+    load: Annotated[
+        ModelFlags,
+        only("named", "model", "memory", "device_memory", "ctx", "threads", "device", "kv_type", "isa"),
+    ],
     speed: SpeedFlags,
     costs: CalibrateFlags,
     prompts: PromptFlags,

@@ -20,6 +20,7 @@ from edge_rt.cli.notices import (
     tell_drafters,
     warn_of_format,
     warn_of_limits,
+    warn_of_prompt_cache,
     warn_of_template,
 )
 from edge_rt.cli.options import flags
@@ -192,6 +193,7 @@ def generate(
             result = answer.result()
         writer.finish(result)
         tell_end(terminal, model, result)
+        warn_of_prompt_cache(terminal, options, result)
     if output.stats or (output.stats is None and output.verbose):
         tell_stats(terminal, result, device_text(facts["device"]))
     return EXIT_INTERRUPTED if result.finish_reason == "cancelled" else 0

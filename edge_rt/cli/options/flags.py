@@ -96,6 +96,20 @@ DEVICE_MEMORY: Final = Flag(
     shown="what is free there",
     panel=MEMORY_PANEL,
 )
+PROMPT_CACHE: Final = Flag(
+    ("--prompt-cache",),
+    "Folder that keeps what was computed of prompts, so that later ones that begin alike are read, not computed.",
+    metavar="DIR",
+    shown="none: nothing is written",
+    panel=MEMORY_PANEL,
+)
+PROMPT_CACHE_SIZE: Final = Flag(
+    ("--prompt-cache-size",),
+    "Most bytes of it on disk; what was not used for the longest time is removed.",
+    metavar="SIZE",
+    shown="2GiB",
+    panel=MEMORY_PANEL,
+)
 CTX: Final = Flag(
     ("-c", "--ctx"),
     "Size of the context, in tokens: the conversation with its answers.",
@@ -427,4 +441,5 @@ MODEL_ARGUMENT: Final = Argument(
 PROMPT_ARGUMENT: Final = Argument("PROMPT", "The prompt, in quotes; the same as -p.")
 NAME_ARGUMENT: Final = Argument("NAME", "Name in the store.", complete=_model_names)
 TEXTS_ARGUMENT: Final = Argument("TEXT", "UTF-8 text files; each is a separate text.")
+PROMPT_CACHE_ARGUMENT: Final = Argument("DIR", "Folder that was given with --prompt-cache.")
 CORPUS_ARGUMENT: Final = Argument("FILE", "Index made by 'edge-rt corpus build'.")

@@ -214,6 +214,8 @@ class LoadFlags:
     device: Annotated[str, flags.DEVICE] = "auto"
     kv_type: Annotated[str | None, flags.KV_TYPE] = None
     isa: Annotated[str | None, flags.ISA] = None
+    prompt_cache: Annotated[Path | None, flags.PROMPT_CACHE] = None
+    prompt_cache_size: Annotated[str | None, flags.PROMPT_CACHE_SIZE] = None
     usual_model: str = flags.DEFAULT_MODEL
     own_bytes: int = field(default_factory=own_bytes)
 
@@ -281,6 +283,8 @@ class LoadFlags:
             draft_max=drafts.draft_max,
             corpus=drafts.corpus,
             drafter=drafts.placed_drafter(places) if is_package else drafts.drafter,
+            prompt_cache=None if self.prompt_cache is None else path_of(str(self.prompt_cache)),
+            prompt_cache_size=self.prompt_cache_size,
             spec_trace=spec_trace,
             on_calibrate=on_calibrate,
             costs=user_costs(),

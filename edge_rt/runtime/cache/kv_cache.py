@@ -227,6 +227,10 @@ class KVCache:
         """Return how many leading tokens of ``token_ids`` are committed already."""
         return common_prefix(self._token_ids, list(token_ids))
 
+    def rows(self, begin: int, end: int) -> npt.NDArray[Any]:
+        """Return where positions lie in memory, in layers without a sliding window."""
+        return np.arange(begin, end, dtype=np.int32) if self._row_map is None else self._row_map[begin:end]
+
     def truncate(self, length: int) -> int:
         """Roll back to the first ``length`` rows.
 

@@ -121,6 +121,25 @@ class NativeIOBinding(IOBinding):
             for begin, end in KV_FORMAT[name].places(heads, head_dim, capacity, min(rows, capacity)):
                 layer[begin:end] = FILLING
 
+    def row_parts(self) -> list[Array]:
+        """Return the cache's memory by what rows consist of: for every layer its keys, then its values.
+
+        Returns:
+            Codes, then scales where the format has them, uint8 ``[kv_heads, rows, bytes]``; nothing after ``release``.
+        """
+        heads, parts = self.model.num_kv_heads, []
+        for buffer, name in zip(self.buffers, self.kv_formats, strict=False):
+            capacity, layer, begin = buffer.shape[2], buffer.reshape(-1), 0
+            for row in (KV_FORMAT[name].key, KV_FORMAT[name].value):
+                sizes = row.parts(self.model.head_dim)
+                end = begin + heads * capacity * sum(sizes)
+                planes = layer[begin:end].reshape(heads, -1)
+                for at, size in zip(accumulate(sizes, initial=0), sizes, strict=False):
+                    part = planes[:, at * capacity : (at + size) * capacity]
+                    parts.append(part.reshape(heads, capacity, size))
+                begin = end
+        return parts
+
     def _host_buffers(self) -> list[Array]:
         return self.buffers
 

@@ -23,6 +23,7 @@ from edge_rt.system.process_memory import own_bytes, read_memory
 
 if TYPE_CHECKING:
     from edge_rt.device.driver import Gpu
+    from edge_rt.package.manifest import Manifest
     from edge_rt.runtime.speculation.cost_model import RowCosts
 
 
@@ -176,6 +177,8 @@ def _check(options: LoadOptions, package: Package | None) -> None:
             from edge_rt.runtime.forward.io_binding import check_kv_format
 
             check_kv_format(package.manifest, str(options.kv))
+        if options.prompt_cache is not None and (why := why_rows_are_not_stored(package.manifest)) is not None:
+            raise ConfigError("A prompt cache cannot be used with this package.", why, "Leave it out.")
     elif options.drafter is not None or mode_of(spec) in COMPUTED_MODES:
         flag = f"--spec {spec}" if options.drafter is None else "--drafter"
         raise ConfigError(
@@ -199,6 +202,15 @@ def _check(options: LoadOptions, package: Package | None) -> None:
 def tokenizer_hash(package: Package) -> str:
     """Return the SHA-256 of a package's tokenizer, which a corpus has to be built with."""
     return package.manifest.files[package.manifest.tokenizer.file].sha256
+
+
+def why_rows_are_not_stored(manifest: Manifest) -> str | None:
+    """Return why rows of a package's cache cannot be stored; None: they can."""
+    if manifest.op_profile != "native":
+        return f"Results of the op profile {manifest.op_profile} depend on how a prompt is cut into passes."
+    if manifest.model.sliding_window:
+        return "Layers with a sliding window keep the last rows only."
+    return None
 
 
 def _with_gpus(facts: Facts, options: LoadOptions, *, is_process: bool) -> Facts:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from edge_rt.device.provider import GpuProvider
-from edge_rt.errors import MemoryBudgetExceeded, RuntimeUnavailable, StorageError, UnsupportedModel
+from edge_rt.errors import ConfigError, MemoryBudgetExceeded, RuntimeUnavailable, StorageError, UnsupportedModel
 from edge_rt.memory.budget import Budget
 from edge_rt.memory.plan import Plan, make_plan
 from edge_rt.ort.binding import StopSwitch
@@ -17,14 +17,17 @@ from edge_rt.ort.compute_device import ComputeDevice
 from edge_rt.ort.mapped_weights import MappedWeights
 from edge_rt.ort.session import Session, TensorSpec, arena_of, check_window_support, onnxruntime_version, pool_size
 from edge_rt.package.drafter import HEAD, TrainedDrafter
-from edge_rt.package.reader import Package
+from edge_rt.package.reader import Package, absolute_path
+from edge_rt.runtime.cache.block_folder import USUAL_SIZE, BlockFolder
 from edge_rt.runtime.cache.kv_cache import KVCache
+from edge_rt.runtime.cache.prompt_cache import PromptCache
+from edge_rt.runtime.cache.row_blocks import RowBlocks, rows_key
 from edge_rt.runtime.forward.io_binding import open_io_binding
 from edge_rt.runtime.forward.io_binding_base import IOBinding
 from edge_rt.runtime.forward.io_binding_native import NativeIOBinding, hidden_output
 from edge_rt.runtime.forward.runner import ModelRunner, Runner
 from edge_rt.runtime.load.drafters import allowed_drafts
-from edge_rt.runtime.load.facts import tokenizer_hash
+from edge_rt.runtime.load.facts import tokenizer_hash, why_rows_are_not_stored
 from edge_rt.runtime.load.load_plan import LoadPlan, claim, require_carried_out
 from edge_rt.runtime.load.networks import OpenedModel, open_networks
 from edge_rt.runtime.load.options import LoadOptions
@@ -34,6 +37,7 @@ from edge_rt.runtime.speculation.cost_model import MeasuredCosts
 from edge_rt.runtime.speculation.library import draft_library
 from edge_rt.runtime.speculation.live_costs import open_costs
 from edge_rt.runtime.speculation.speculation import Speculation
+from edge_rt.system.byte_size import parse_size
 from edge_rt.text.tokenizer_reading import KeptReadings
 
 _ATTENTION: Final = "GroupQueryAttention"
@@ -48,6 +52,7 @@ class Loaded:
         runner: runs passes; owns the graph and the cache's memory.
         drafter: the trained drafter that is loaded; None if none is.
         isa: instruction set of the native operators; None for a portable package.
+        prompts: reads and writes rows of prompts; None where they cannot be stored.
         device: where passes run; None: on the CPU.
         cpu_nodes: with a device, nodes that the CPU computes nevertheless, as ``"name (operator)"``.
         verification: what a verification of speculation on the device depends on; None for the CPU.
@@ -63,6 +68,7 @@ class Loaded:
     providers: list[str]
     isa: str | None
     kv_format: str
+    prompts: PromptCache | None
     device: ComputeDevice | None
     cpu_nodes: tuple[str, ...]
     verification: dict[str, Any] | None
@@ -187,6 +193,7 @@ def _open_parts(
     session = sessions[0]
     tell("session")
     cache = io_binding.open_cache()
+    prompts = _open_prompts(package, options, io_binding, device)
     facts: dict[str, Any] = {
         "package_id": package.id,
         "op_profile": manifest.op_profile,
@@ -241,10 +248,37 @@ def _open_parts(
         session.providers,
         session.isa,
         io_binding.kv_format,
+        prompts,
         device,
         tuple(f"{node.name} ({node.operator})" for one in sessions for node in one.placement if node.is_on_cpu),
         verification,
     )
+
+
+def _open_prompts(
+    package: Package, options: LoadOptions, io_binding: IOBinding, device: ComputeDevice | None
+) -> PromptCache | None:
+    """Return what reads and writes rows of prompts, in a folder if that is asked for; None where rows are not stored.
+
+    Raises:
+        ConfigError: it is asked for, and a GPU computes.
+        StorageError: the folder cannot be used.
+    """
+    if device is not None and options.prompt_cache is not None:
+        raise ConfigError(
+            "A prompt cache cannot be used on a GPU.", "Its rows are not in this process.", "Compute on the CPU."
+        )
+    if device is not None or why_rows_are_not_stored(package.manifest) is not None:
+        return None
+    assert isinstance(io_binding, NativeIOBinding), package.manifest.op_profile
+    key = rows_key(package.manifest, io_binding.kv_formats, io_binding.capacity)
+    blocks = RowBlocks(key, io_binding.row_parts)
+    if options.prompt_cache is None:
+        return PromptCache(blocks)
+    limit = USUAL_SIZE if options.prompt_cache_size is None else parse_size(options.prompt_cache_size)
+    about = {"model": package.manifest.model.name, "kv_format": io_binding.kv_format}
+    folder = absolute_path(options.prompt_cache)
+    return PromptCache(blocks, BlockFolder(folder, key, about, size=blocks.size, limit=limit))
 
 
 def cache_device(device: ComputeDevice | None, sessions: Sequence[Session]) -> ComputeDevice | None:

@@ -16,6 +16,7 @@ from edge_rt.memory.budget import Budget
 from edge_rt.memory.device import refuse_preset
 from edge_rt.memory.plan import Plan
 from edge_rt.package.spec_modes import require_draft_max, require_mode
+from edge_rt.system.byte_size import parse_size
 from edge_rt.system.option_names import known_fields
 
 if TYPE_CHECKING:
@@ -83,6 +84,9 @@ class LoadOptions:
             native packages only.
         formats: whether the plan keeps room for answers in a format; else their tables take what is left of the budget
             when the first is asked for.
+        prompt_cache: folder that keeps rows of prompts, for later ones that begin alike; None: nothing is written.
+        prompt_cache_size: bytes that the folder may have, or a text; what was not used for the longest time goes.
+            None: 2 GiB.
         unverified: whether drafts are allowed on a device where no ``edge-rt verify`` of the package has passed, which
             is what ``verify`` itself needs.
         gpu_provider: edge-rt's own execution provider, for ``"cuda"``.
@@ -119,13 +123,15 @@ class LoadOptions:
     freed_device_bytes: Mapping[DeviceName, int] = field(default_factory=dict)
     hidden: bool = False
     formats: bool = False
+    prompt_cache: Path | None = None
+    prompt_cache_size: int | str | None = None
     unverified: bool = False
     gpu_provider: GpuProvider = INSTALLED
     spell: Callable[[tuple[str, ...]], str] | None = None
     device_name: DeviceName = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
-        for name in ("corpus", "drafter"):
+        for name in ("corpus", "drafter", "prompt_cache"):
             if isinstance(path := getattr(self, name), str):
                 object.__setattr__(self, name, Path(path))
         device = self.device
@@ -143,6 +149,14 @@ class LoadOptions:
             require_mode(self.spec)
         if self.draft_max is not None:
             require_draft_max(self.draft_max)
+        if self.prompt_cache_size is not None:
+            if self.prompt_cache is None:
+                raise ConfigError(
+                    "A size of a prompt cache is given, but no prompt cache.",
+                    f"Got {self.prompt_cache_size!r:.40}.",
+                    "Give its folder as well.",
+                )
+            parse_size(self.prompt_cache_size)
         if self.plan is not None:
             self._refuse_twice(self.plan)
 
@@ -155,6 +169,12 @@ class LoadOptions:
         if isinstance(self.memory, Budget):
             given.remove("memory")
         given += [name for name in ("hidden", "formats") if getattr(self, name)]
+        if self.prompt_cache is not None and not plan.request.prompt_cache:
+            raise ConfigError(
+                "The plan has no room for rows of stored prompts.",
+                "It was made without 'prompt_cache'.",
+                "Give that to edge_rt.plan, too.",
+            )
         if given:
             raise ConfigError(
                 "The plan has already decided these options.",

@@ -12,6 +12,7 @@ ERRORS: tuple[type[edge_rt.EdgeRTError], ...] = (
     edge_rt.Busy, edge_rt.Cancelled, edge_rt.ConfigError, edge_rt.ContextOverflow, edge_rt.DownloadError,
     edge_rt.EncodingBudgetExceeded, edge_rt.InferenceError, edge_rt.InputError, edge_rt.InvalidCorpus,
     edge_rt.InvalidDrafter, edge_rt.InvalidGrammar, edge_rt.InvalidModelFile, edge_rt.InvalidPackage,
+    edge_rt.InvalidPromptCache,
     edge_rt.InvalidTemplate,
     edge_rt.InvalidTokenizer, edge_rt.MemoryBudgetExceeded, edge_rt.ModelClosed, edge_rt.ModelNotFound,
     edge_rt.QualityLoss, edge_rt.ReferenceBudgetExceeded, edge_rt.RuntimeUnavailable, edge_rt.StorageError,
@@ -48,14 +49,15 @@ def kept(store: str | Path) -> edge_rt.RemovedReport:
 def loaded(model: str | Path, memory: int | str | edge_rt.Budget | None) -> edge_rt.Model:
     plan: edge_rt.Plan = edge_rt.plan(
         model, memory=memory, device_memory="1GiB", ctx=512, threads=2, device="cpu", store=PLACES[0],
-        prefill_chunk=64, kv="int8", spec="auto", draft_max=8, corpus="c", drafter="d", formats=True,
+        prefill_chunk=64, kv="int8", spec="auto", draft_max=8, corpus="c", drafter="d", formats=True, prompt_cache="p",
     )  # fmt: skip
     options = edge_rt.LoadOptions(memory=memory, ctx=512, plan=plan)
     with edge_rt.Model(edge_rt.open_package(model), options) as other:
         return edge_rt.load(
             model, memory=memory, device_memory=None, ctx=None, threads=None, device="auto", store=PLACES[1],
             pull=True, prefill_chunk=None, kv=None, isa=None, spec=None, draft_max=None, corpus=Path("c"),
-            drafter="none", formats=False, spec_trace=print, on_calibrate=print, plan=plan, share_tokenizer_with=other,
+            drafter="none", formats=False, prompt_cache="p", prompt_cache_size="1GiB",
+            spec_trace=print, on_calibrate=print, plan=plan, share_tokenizer_with=other,
         )  # fmt: skip
 
 

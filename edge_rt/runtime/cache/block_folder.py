@@ -1,0 +1,237 @@
+"""A folder of blocks of rows: private, bounded in size, shared by processes, with files that are absent or whole.
+
+::
+
+    DIR/KEY/about.json      what the blocks belong to, for listings
+    DIR/KEY/NAME.rows       a block
+
+A file is written under another name and renamed, and never changes, so that processes need no locks. Whatever else is
+in the folder is left alone.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import stat
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+
+from edge_rt.errors import StorageError
+from edge_rt.package.kv_formats import BLOCK_TOKENS
+from edge_rt.system.files import O_BINARY, storage_errors, write_atomically
+from edge_rt.system.json_files import read_object
+
+USUAL_SIZE: Final = 2 << 30
+"""Bytes of a folder at most, if nothing else is asked for."""
+_ABOUT: Final = "about.json"
+_FORMAT: Final = "edge-rt prompt cache"
+_MOST_ABOUT: Final = 64 << 10
+_KEY: Final = re.compile(r"[0-9a-f]{16}")
+_BLOCK: Final = re.compile(r"[0-9a-f]{32}\.rows")
+_UNFINISHED: Final = re.compile(r"\.[0-9a-f.a-z]{1,40}\.[0-9a-f]{12}\.tmp")
+_STALE_SECONDS: Final = 3600.0
+_READ: Final = os.O_RDONLY | O_BINARY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)
+
+
+class BlockFolder:
+    """The blocks of one key in a folder, which is made if it is absent.
+
+    Args:
+        about: what the blocks belong to, in words.
+        size: bytes of a block.
+        limit: bytes of all blocks in the folder at most, those of other keys included.
+
+    Attributes:
+        most_blocks: how many blocks of this size there is room for.
+
+    Raises:
+        StorageError: it cannot be made, is no folder, or is another user's.
+    """
+
+    def __init__(self, root: Path, key: bytes, about: Mapping[str, Any], *, size: int, limit: int) -> None:
+        self.root, self._size, self._limit = root, size, limit
+        self.most_blocks = limit // size
+        self._path = root / key.hex()[:16]
+        with storage_errors(root, "cannot be used as a prompt cache"):
+            for folder in (root, self._path):
+                folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+                _require_own(folder, is_root=folder == root)
+            if not (self._path / _ABOUT).exists():
+                document = {"format": _FORMAT, **about, "block_bytes": size}
+                write_atomically(self._path / _ABOUT, [json.dumps(document).encode()], private=True, durable=False)
+
+    def _file(self, name: bytes) -> Path:
+        return self._path / f"{name.hex()[:32]}.rows"
+
+    def has(self, name: bytes) -> bool:
+        """Return whether there is a block of that name, intact or not."""
+        try:
+            return self._file(name).lstat().st_size == self._size
+        except OSError:
+            return False
+
+    def read(self, name: bytes, block: npt.NDArray[np.uint8]) -> bool:
+        """Read a block of some name; return whether there is one, of this user and of the size that it must have."""
+        try:
+            with os.fdopen(os.open(self._file(name), _READ), "rb", buffering=0) as file:
+                return _is_own(os.fstat(file.fileno()), self._size) and file.readinto(block.data) == self._size
+        except OSError:
+            return False
+
+    def spoilt(self, name: bytes, why: str) -> str:
+        """Return what is said of a block that turned out to be damaged; it is removed."""
+        path = self._file(name)
+        with suppress(OSError):
+            path.unlink()
+        return f"{path} was damaged, and is removed; a part of the prompt was computed again. {why}"
+
+    def write(self, name: bytes, block: npt.NDArray[np.uint8]) -> None:
+        """Write a block of some name.
+
+        Raises:
+            StorageError: it cannot be written.
+        """
+        # Not synced: what a power failure leaves has not its hash, and is computed again.
+        write_atomically(self._file(name), [block.data], private=True, durable=False)
+
+    def touch(self, names: Sequence[bytes]) -> None:
+        """Note that blocks were used now; of a prompt the first ones count as used last, because all need them."""
+        now = time.time_ns()
+        for index, name in enumerate(names):
+            with suppress(OSError):
+                os.utime(self._file(name), ns=(now - index, now - index), **_NO_FOLLOW)
+
+    def make_room(self, count: int) -> None:
+        """Remove the blocks that were not used for the longest time, until ``count`` more fit the limit."""
+        files = sorted(_blocks(self.root), key=lambda file: file.used)
+        total = sum(file.size for file in files) + count * self._size
+        for file in files:
+            if total <= self._limit:
+                break
+            with suppress(OSError):
+                file.path.unlink()
+            total -= file.size
+
+
+_NO_FOLLOW: Final[dict[str, Any]] = {"follow_symlinks": False} if os.utime in os.supports_follow_symlinks else {}
+
+
+def _is_own(facts: os.stat_result, size: int) -> bool:
+    """Return whether a file is a regular one of this user's, with a number of bytes."""
+    is_users = not hasattr(os, "geteuid") or facts.st_uid == os.geteuid()
+    return stat.S_ISREG(facts.st_mode) and is_users and facts.st_size == size
+
+
+def _require_own(folder: Path, *, is_root: bool) -> None:
+    """Refuse a folder that is another user's, or below the root a link: its files could be exchanged."""
+    facts = folder.stat() if is_root else folder.lstat()
+    if not stat.S_ISDIR(facts.st_mode):
+        raise StorageError(f"{folder} is not a folder.", "A prompt cache is kept in one.", "Choose another name.")
+    if hasattr(os, "geteuid") and facts.st_uid != os.geteuid():
+        raise StorageError(
+            f"{folder} belongs to another user.",
+            f"Its owner has the number {facts.st_uid}, this is {os.geteuid()}.",
+            "Choose a folder of your own: a prompt cache holds prompts.",
+        )
+
+
+@dataclass(frozen=True)
+class _File:
+    path: Path
+    size: int
+    used: int
+
+
+def _key_folders(root: Path) -> Iterator[Path]:
+    with storage_errors(root, "cannot be read"):
+        for entry in sorted(os.scandir(root), key=lambda entry: entry.name) if root.is_dir() else ():
+            if _KEY.fullmatch(entry.name) and entry.is_dir(follow_symlinks=False):
+                yield Path(entry.path)
+
+
+def _blocks(root: Path) -> Iterator[_File]:
+    """Yield all blocks of a folder; what killed writers have left is removed."""
+    for folder in _key_folders(root):
+        yield from _blocks_of(folder)
+
+
+def _blocks_of(folder: Path) -> Iterator[_File]:
+    with suppress(OSError), os.scandir(folder) as entries:
+        for entry in entries:
+            with suppress(OSError):
+                facts = entry.stat(follow_symlinks=False)
+                if _BLOCK.fullmatch(entry.name):
+                    yield _File(Path(entry.path), facts.st_size, facts.st_mtime_ns)
+                elif _UNFINISHED.fullmatch(entry.name) and time.time() - facts.st_mtime > _STALE_SECONDS:
+                    Path(entry.path).unlink()
+
+
+@dataclass(frozen=True)
+class StoredPrompts:
+    """What a prompt cache holds of one model with one format of the cache.
+
+    Attributes:
+        path: its folder.
+        model: name of the model.
+        kv_format: format of the KV cache.
+        tokens: tokens whose rows are stored.
+        bytes: of their files.
+        used: when one of them was last used, in seconds since 1970; 0 if there is none.
+    """
+
+    path: Path
+    model: str
+    kv_format: str
+    tokens: int
+    bytes: int
+    used: float
+
+
+def list_prompts(root: Path) -> list[StoredPrompts]:
+    """Return what a prompt cache holds, model by model; nothing if it is absent.
+
+    Raises:
+        StorageError: the folder cannot be read.
+    """
+    result = []
+    for folder in _key_folders(root):
+        try:
+            about = read_object(folder / _ABOUT, _MOST_ABOUT, ValueError)
+        except (StorageError, ValueError):
+            about = {}
+        files = list(_blocks_of(folder))
+        if about.get("format") != _FORMAT and not files:
+            continue
+        model, kv = str(about.get("model", "?"))[:200], str(about.get("kv_format", "?"))[:80]
+        used = max((file.used for file in files), default=0) / 1e9
+        tokens = BLOCK_TOKENS * len(files)
+        result.append(StoredPrompts(folder, model, kv, tokens, sum(file.size for file in files), used))
+    return result
+
+
+def clear_prompts(root: Path) -> int:
+    """Remove all that a prompt cache holds, and return its bytes; other files in the folder stay.
+
+    Raises:
+        StorageError: something cannot be removed.
+    """
+    freed = 0
+    for folder in _key_folders(root):
+        with storage_errors(folder, "cannot be removed"):
+            for entry in list(os.scandir(folder)):
+                if entry.name == _ABOUT or _BLOCK.fullmatch(entry.name) or _UNFINISHED.fullmatch(entry.name):
+                    freed += entry.stat(follow_symlinks=False).st_size
+                    with suppress(FileNotFoundError):
+                        Path(entry.path).unlink()
+            with suppress(OSError):
+                folder.rmdir()
+    return freed

@@ -1,0 +1,346 @@
+"""Prompts that are remembered on disk: answers are as if they were computed, whatever lies in the folder."""
+
+from __future__ import annotations
+
+import os
+import resource
+import shutil
+import stat
+import threading
+
+import numpy as np
+import pytest
+
+from edge_rt.errors import ConfigError, InvalidPromptCache, StorageError
+from edge_rt.memory.plan import Plan
+from edge_rt.package.kv_formats import KV_FORMAT
+from edge_rt.package.reader import open_package
+from edge_rt.runtime.cache.block_folder import clear_prompts, list_prompts
+from edge_rt.runtime.cache.prompt_cache import PromptCache
+from edge_rt.runtime.cache.row_blocks import RowBlocks, RowsFile, block_names
+from edge_rt.runtime.load.options import LoadOptions
+from edge_rt.runtime.load.planning import plan_package
+from tests.helpers.models import load_package
+from tests.helpers.small import GREEDY, NO_SPECIALS
+
+PROMPT = [(5 + 41 * i) % 419 for i in range(300)]
+SAMPLED = {"temperature": 1.0, "seed": 3, "logit_bias": NO_SPECIALS}
+
+
+def facts(result):
+    return result.token_ids, result.finish_reason, result.logprobs
+
+
+def answer(model, prompt=PROMPT, tokens=20, **options):
+    return model.generate(prompt, max_tokens=tokens, logprobs=2, **(options or GREEDY))
+
+
+def files(folder):
+    return sorted(folder.glob("*/*.rows"))
+
+
+@pytest.fixture(scope="module")
+def stored(native_package, tmp_path_factory):
+    """A folder with the blocks of ``PROMPT``, and the answer to it; nobody may change it."""
+    folder = tmp_path_factory.mktemp("stored") / "prompts"
+    with load_package(native_package, kv="int8", prompt_cache=folder) as model:
+        return folder, answer(model)
+
+
+@pytest.fixture
+def folder(stored, tmp_path):
+    return shutil.copytree(stored[0], tmp_path / "prompts")
+
+
+@pytest.mark.parametrize("sampling", [GREEDY, SAMPLED], ids=["greedy", "sampled"])
+@pytest.mark.parametrize("kv", KV_FORMAT)
+def test_answers_after_a_restart_are_the_same(native_package, tmp_path, kv, sampling):
+    with load_package(native_package, kv=kv, spec="off") as model:
+        plain = answer(model, tokens=60, **sampling)
+        # What a chat client sends next: all of it, and a new message.
+        longer = [*PROMPT, *plain.token_ids, *range(70)]
+        plain_next = answer(model, longer, **sampling)
+    cached = []
+    for spec in ("auto", "auto", "off"):
+        with load_package(native_package, kv=kv, spec=spec, prompt_cache=tmp_path) as model:
+            first, then = answer(model, tokens=60, **sampling), answer(model, longer, **sampling)
+            model.reset()
+            again = answer(model, longer, **sampling)
+        assert facts(first) == facts(plain)
+        assert facts(then) == facts(again) == facts(plain_next)
+        cached.append((first.usage.cached_tokens, again.usage.cached_tokens))
+    assert cached == [(0, 384), (256, 384), (256, 384)]
+
+
+def test_with_exits_too(segmented, tmp_path):
+    prompt = PROMPT[:200]
+    with load_package(segmented.cut, spec="off") as model:
+        plain = answer(model, prompt)
+    for cached in (0, 192):
+        with load_package(segmented.cut, spec="exit", prompt_cache=tmp_path) as model:
+            result = answer(model, prompt)
+        assert (facts(result), result.usage.cached_tokens) == (facts(plain), cached)
+
+
+def test_the_longest_beginning_is_read_and_stored_once(native_package, folder):
+    before = files(folder)
+    assert len(before) == 4
+    other = [*PROMPT[:200], *range(180)]
+    with load_package(native_package, kv="int8", prompt_cache=folder) as model:
+        assert answer(model, other).usage.cached_tokens == 192
+        assert len(files(folder)) == 7
+        # What is in memory is not read again, but what lies behind it is.
+        answer(model, PROMPT[:100], tokens=1)
+        assert answer(model).usage.cached_tokens == 256
+        # The last token has to be computed, so a prompt of whole blocks lacks one.
+        model.reset()
+        assert answer(model, PROMPT[:256], tokens=1).usage.cached_tokens == 192
+        model.reset()
+        assert answer(model, PROMPT[:64], tokens=1).usage.cached_tokens == 0
+
+
+def test_short_texts_are_not_stored_and_nothing_is_written_unasked(native_package, tmp_path):
+    with load_package(native_package, prompt_cache=tmp_path) as model:
+        answer(model, PROMPT[:100])
+    assert files(tmp_path) == []
+    with load_package(native_package) as model:
+        answer(model)
+    assert [path.name for path in tmp_path.glob("*/*")] == ["about.json"]
+
+
+@pytest.mark.skipif(os.name == "nt", reason="Windows has no such permissions")
+def test_files_are_their_owners_alone(native_package, tmp_path):
+    before = os.umask(0)
+    try:
+        with load_package(native_package, prompt_cache=tmp_path / "new") as model:
+            answer(model)
+    finally:
+        os.umask(before)
+    modes = {
+        path.is_dir(): stat.S_IMODE(path.stat().st_mode) for path in [tmp_path / "new", *tmp_path.glob("new/**/*")]
+    }
+    assert modes == {True: 0o700, False: 0o600}
+
+
+def test_other_formats_and_packages_share_nothing(native_package, segmented, folder):
+    for package, kv in ((native_package, "f16"), (segmented.cut, "int8")):
+        with load_package(package, kv=kv, prompt_cache=folder) as model:
+            assert answer(model, PROMPT[:250]).usage.cached_tokens == 0
+    assert [(one.kv_format, one.tokens) for one in list_prompts(folder)].count(("int8", 256)) == 2
+
+
+def flip(at):
+    def change(data):
+        data[at] ^= 1
+
+    return change
+
+
+def number(at, value, size=4):
+    def change(data):
+        data[at : at + size] = value.to_bytes(size, "little")
+
+    return change
+
+
+DAMAGES = {
+    "magic": flip(0), "version": number(16, 7), "count": number(20, 0xFFFFFFFF), "key": flip(24), "before": flip(60),
+    "length": number(88, 1 << 60, 8), "hash": flip(100), "token": number(128, 418), "first row": flip(390),
+    "last row": flip(-1), "zeros": lambda data: data.__setitem__(slice(None), bytes(len(data))),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_a_damaged_block_is_computed_again_and_removed(native_package, stored, folder, damage):
+    with load_package(native_package, kv="int8") as model:
+        names = block_names(model._prompts._blocks.key, PROMPT)
+    (spoilt,) = folder.glob(f"*/{names[2].hex()[:32]}.rows")
+    data = bytearray(spoilt.read_bytes())
+    DAMAGES[damage](data)
+    spoilt.write_bytes(data)
+    with load_package(native_package, kv="int8", prompt_cache=folder) as model:
+        result = answer(model)
+        assert (facts(result), result.usage.cached_tokens) == (facts(stored[1]), 128)
+        (warning,) = result.warnings
+        assert f"{spoilt} was damaged, and is removed" in warning
+        model.reset()
+        # It was stored again.
+        again = answer(model)
+        assert (again.usage.cached_tokens, again.warnings) == (256, ())
+
+
+def test_what_is_no_block_is_not_read(native_package, stored, folder, tmp_path):
+    blocks = files(folder)
+    secret = shutil.copy(blocks[0], tmp_path / "secret")
+    for path, change in zip(
+        blocks, (lambda p: p.symlink_to(secret), os.mkfifo, lambda p: p.mkdir(), lambda p: p.write_bytes(b"short")),
+        strict=True,
+    ):  # fmt: skip
+        path.unlink()
+        change(path)
+    with load_package(native_package, kv="int8", prompt_cache=folder) as model:
+        result = answer(model)
+    assert facts(result) == facts(stored[1])
+    assert result.usage.cached_tokens == 0
+
+
+@pytest.mark.skipif(not hasattr(os, "geteuid") or os.geteuid() != 0, reason="only root gives files away")
+def test_files_of_other_users_are_not_trusted(native_package, folder):
+    for path in files(folder):
+        os.chown(path, 12345, -1)
+    with load_package(native_package, kv="int8", prompt_cache=folder) as model:
+        assert answer(model).usage.cached_tokens == 0
+    os.chown(folder, 12345, -1)
+    with pytest.raises(StorageError, match="belongs to another user"):
+        load_package(native_package, kv="int8", prompt_cache=folder)
+
+
+def test_a_full_disk_does_not_stop_an_answer(native_package, stored, tmp_path):
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    with load_package(native_package, kv="int8", prompt_cache=tmp_path) as model:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (5000, limits[1]))
+        try:
+            result = answer(model)
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+        assert facts(result) == facts(stored[1])
+        (warning,) = result.warnings
+        assert warning.startswith("The prompt was not stored. ")
+        assert "the disk is full or a limit is reached" in warning
+    assert [path.name for path in tmp_path.glob("*/*")] == ["about.json"]
+
+
+def test_the_folder_keeps_its_size_and_what_was_used_last(native_package, tmp_path):
+    with load_package(native_package, kv="int8", prompt_cache=tmp_path) as model:
+        size = model._prompts._blocks.size
+    others = [[(seed + 7 * i) % 419 for i in range(257)] for seed in (1, 2)]
+    with load_package(native_package, kv="int8", prompt_cache=tmp_path, prompt_cache_size=6 * size) as model:
+        answer(model, others[0], tokens=1)
+        answer(model, others[1], tokens=1)
+        assert len(files(tmp_path)) == 6
+        for prompt, cached in ((others[1], 256), (others[0], 128)):
+            model.reset()
+            # Of the other the blocks behind were removed, and the first stay useful.
+            assert answer(model, prompt, tokens=1).usage.cached_tokens == cached, prompt[0]
+            assert len(files(tmp_path)) <= 6
+
+
+def test_leftovers_of_killed_writers_are_removed(native_package, folder):
+    left = files(folder)[0].with_name(f".{files(folder)[0].name[:32]}.0123456789ab.tmp")
+    left.write_bytes(b"half")
+    os.utime(left, (0, 0))
+    kept = folder / "notes.txt"
+    kept.write_text("mine")
+    with load_package(native_package, kv="int8", prompt_cache=folder) as model:
+        answer(model, PROMPT[::-1])
+    assert not left.exists()
+    assert clear_prompts(folder) > 0
+    assert list(folder.iterdir()) == [kept]
+    assert list_prompts(folder) == []
+
+
+def test_writers_of_one_prompt_do_not_disturb_each_other(native_package, stored, tmp_path):
+    results = []
+
+    def work():
+        with load_package(native_package, kv="int8", prompt_cache=tmp_path) as model:
+            results.append(answer(model))
+
+    threads = [threading.Thread(target=work) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert [(facts(one), one.warnings) for one in results] == [(facts(stored[1]), ())] * 3
+    assert [path.read_bytes() for path in files(tmp_path)] == [path.read_bytes() for path in files(stored[0])]
+
+
+def test_packages_whose_rows_cannot_be_stored_are_refused(small_package, segmented_window, tmp_path):
+    for package, why in ((small_package, "portable"), (segmented_window.cut, "sliding window")):
+        with pytest.raises(ConfigError, match=why):
+            load_package(package, prompt_cache=tmp_path / "new")
+    assert not (tmp_path / "new").exists()
+
+
+def test_what_does_not_go_together_is_refused(native_package, tmp_path):
+    with pytest.raises(ConfigError, match="no prompt cache"):
+        LoadOptions(prompt_cache_size="1GiB")
+    package = open_package(native_package)
+    plan: Plan = plan_package(package, LoadOptions())
+    with pytest.raises(ConfigError, match="no room for rows of stored prompts"):
+        LoadOptions(plan=plan, prompt_cache=tmp_path)
+    (tmp_path / "file").write_text("")
+    with pytest.raises(StorageError, match="file"):
+        load_package(native_package, prompt_cache=tmp_path / "file")
+
+
+class TestRowsFile:
+    """A file that was named is right, or an error."""
+
+    KEY = bytes(range(32))
+
+    @pytest.fixture
+    def blocks(self):
+        return RowBlocks(self.KEY, lambda: [np.arange(2 * 256 * 6, dtype=np.uint8).reshape(2, 256, 6)])
+
+    @pytest.fixture
+    def path(self, blocks, tmp_path):
+        path, block, before, parts = tmp_path / "prompt.rows", blocks.buffer(), self.KEY, []
+        for index, name in enumerate(block_names(self.KEY, PROMPT[:192])):
+            token_ids = PROMPT[64 * index : 64 * index + 64]
+            assert blocks.pack(before, token_ids, np.arange(64 * index, 64 * index + 64), block)
+            parts.append(block.tobytes())
+            before = name
+        path.write_bytes(b"".join(parts))
+        return path
+
+    def test_its_blocks_are_those_of_a_prompt(self, blocks, path):
+        opened, block = RowsFile(path, blocks), blocks.buffer()
+        assert opened.tokens == 192
+        names = block_names(self.KEY, PROMPT)
+        assert [opened.read(name, block) for name in names] == [True, True, True, False]
+        assert opened.read(names[1], block)
+        blocks.check(names[0], PROMPT[64:128], block)
+        with pytest.raises(InvalidPromptCache, match="tokens are others"):
+            blocks.check(names[0], PROMPT[:64], block)
+
+    @pytest.mark.parametrize(
+        ("change", "words"),
+        [
+            (lambda data: data[:-1], "a block has"),
+            (lambda data: data[:50], "does not begin"),
+            (lambda data: b"", "does not begin"),
+            (lambda data: data * 2, "Block 3 does not follow"),
+            (lambda data: data[len(data) // 3 :], "Block 0 does not follow"),
+            (lambda data: b"X" + data[1:], "does not begin"),
+            (lambda data: data[:16] + b"\x09" + data[17:], "version is 9"),
+            (lambda data: data[:30] + b"\x09" + data[31:], "another package"),
+            (lambda data: data[:88] + b"\xff" * 8 + data[96:], "Block 0 does not follow"),
+            (lambda data: data[:130] + b"\xff" * 8 + data[138:], "Block 1 does not follow"),
+        ],
+    )
+    def test_malformed_ones_are_refused(self, blocks, path, change, words):
+        path.write_bytes(change(path.read_bytes()))
+        with pytest.raises(InvalidPromptCache, match=words):
+            RowsFile(path, blocks)
+
+    def test_so_are_links_and_what_is_not_there(self, blocks, path, tmp_path):
+        (tmp_path / "link").symlink_to(path)
+        for name in ("link", "absent", "."):
+            with pytest.raises((InvalidPromptCache, StorageError)):
+                RowsFile(tmp_path / name, blocks)
+
+    def test_damaged_rows_are_a_warning_when_they_are_read(self, native_package, tmp_path):
+        with load_package(native_package, kv="int8") as model:
+            plain, prompts = answer(model), model._prompts
+            assert isinstance(prompts, PromptCache)
+            assert prompts.write_file(tmp_path / "rows", model._cache, PROMPT) == 256
+            data = bytearray((tmp_path / "rows").read_bytes())
+            data[-1] ^= 1
+            (tmp_path / "rows").write_bytes(data)
+            prompts.read_from(tmp_path / "rows")
+            for warned in (True, False):
+                model.reset()
+                result = answer(model)
+                assert (facts(result), result.usage.cached_tokens) == (facts(plain), 192)
+                assert [f"{tmp_path / 'rows'} is damaged" in text for text in result.warnings] == [True] * warned
