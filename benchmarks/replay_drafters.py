@@ -6,10 +6,9 @@ says plus a given time for drafting. Rows of rejected nodes were never computed 
 than in earnest.
 
     python benchmarks/replay_drafters.py record --package PACKAGE --prompts question.jsonl --out traces.jsonl
-    python benchmarks/replay_drafters.py replay traces.jsonl --policy suffix recycling cost ucb exp3
+    python benchmarks/replay_drafters.py replay traces.jsonl --policy suffix recycling cost
 
-Policies: a drafter alone with the cost model; ``cost``: all together with the cost model, no bandit; ``ucb`` and
-``exp3``: the bandit chooses among nothing, each alone and all together.
+Policies: a drafter alone, or all together (``cost``), as many tokens as pay by the cost model.
 """
 
 from __future__ import annotations
@@ -23,14 +22,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from research.exp3 import EXP3
 
 from edge_rt.runtime.decode.accept import accept
 from edge_rt.runtime.decode.draft import Draft
 from edge_rt.runtime.decode.sequence import Sequence
 from edge_rt.runtime.forward.outputs import Outputs, TopTokens
 from edge_rt.runtime.speculation.adaptive import AdaptiveDrafter
-from edge_rt.runtime.speculation.arms import Bandit, DiscountedUCB, arms_of
 from edge_rt.runtime.speculation.core import DraftCore
 from edge_rt.runtime.speculation.cost_model import RowCosts
 from edge_rt.runtime.speculation.library import DraftLibrary, draft_library
@@ -133,10 +130,8 @@ def drafter_of(policy: str, clock: Clock, max_nodes: int, tables: Tables = TABLE
     library = draft_library()
     assert library is not None, "edge-rt is installed without its native library"
     sources = [SOURCES[name](library, tables) for name in names]
-    arms = len(arms_of(names))
-    bandits: dict[str, Bandit] = {"exp3": EXP3(arms), "ucb": DiscountedUCB((0.8, 1.0, 1.0, 1.0))}
     core = DraftCore(library, sources)
-    return AdaptiveDrafter(core, CURVE, bandits.get(policy), max_nodes=max_nodes, clock=clock)
+    return AdaptiveDrafter(core, CURVE, None, max_nodes=max_nodes, clock=clock)
 
 
 def replay(
@@ -200,7 +195,7 @@ def main() -> None:
     recorder.add_argument("--max-tokens", type=int, default=256)
     player = commands.add_parser("replay")
     player.add_argument("traces", type=Path)
-    player.add_argument("--policy", nargs="+", default=["suffix", "recycling", "cost", "ucb", "exp3"])
+    player.add_argument("--policy", nargs="+", default=["suffix", "recycling", "cost"])
     player.add_argument("--max-nodes", type=int, default=15)
     player.add_argument("--drafting-ms", type=float, default=0.03)
     player.add_argument("--every", type=int, default=1, help="take every n-th answer")

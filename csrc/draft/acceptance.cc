@@ -11,8 +11,6 @@ constexpr double kPriorTrials = 6.0;
 constexpr double kWidest = 5.0;
 constexpr int kStepsPerUnit = 2;
 constexpr int kCells = 21;
-// Added to the sum of log odds for every further source that guesses the same token.
-constexpr double kAgreement = 1.4;
 constexpr double kLeadBounds[] = {0.25, 0.5, 0.75};
 constexpr int kLevels = 5;
 
@@ -22,18 +20,15 @@ double logit(double p) {
   return std::log(p / (1 - p));
 }
 
-std::vector<double> cell_priors(size_t num_sources) {
+std::vector<double> cell_priors(const std::vector<Line>& joint) {
   constexpr double kBelow[] = {0.0, 0.25, 0.5, 0.75};
   std::vector<double> priors;
-  for (uint32_t mask = 0; mask < 1u << num_sources; ++mask) {
-    int sources = 0;
-    for (uint32_t rest = mask; rest != 0; rest &= rest - 1) ++sources;
-    const double agreement = kAgreement * (sources > 1 ? sources - 1 : 0);
+  for (const Line& line : joint) {
     for (int lead = 0; lead < kLevels; ++lead) {
       // Share of the probability that the leading guess of the position leaves.
       const double share = lead == 0 ? 1.0 : 1.0 - kBelow[lead - 1] - 0.1;
       for (int cell = 0; cell < kCells; ++cell) {
-        const double x = static_cast<double>(cell) / kStepsPerUnit - kWidest + agreement;
+        const double x = line.start + line.slope * (static_cast<double>(cell) / kStepsPerUnit - kWidest);
         priors.push_back(share / (1 + std::exp(-x)));
       }
     }
@@ -66,8 +61,8 @@ void Rates::relax(double keep) {
   }
 }
 
-AcceptanceModel::AcceptanceModel(std::vector<std::vector<double>> priors)
-    : cells_(cell_priors(priors.size()), kPriorTrials) {
+AcceptanceModel::AcceptanceModel(std::vector<std::vector<double>> priors, const std::vector<Line>& joint)
+    : cells_(cell_priors(joint), kPriorTrials) {
   for (std::vector<double>& own : priors) {
     odds_.emplace_back();
     odds_.back().reserve(own.size());

@@ -10,6 +10,11 @@ namespace edge_rt::draft {
 
 constexpr int kMaxSources = 8;
 
+// Log odds by the sum of those of the sources.
+struct Line {
+  double start, slope;
+};
+
 // Hit rates with priors that fade.
 class Rates {
  public:
@@ -35,7 +40,8 @@ class Rates {
 class AcceptanceModel {
  public:
   // `priors[i]`: for every kind of source i the probability that such a guess is right; at most kMaxSources.
-  explicit AcceptanceModel(std::vector<std::vector<double>> priors);
+  // `joint`: for every set of sources what their common guess is worth before anything is learned.
+  AcceptanceModel(std::vector<std::vector<double>> priors, const std::vector<Line>& joint);
 
   // Log odds of a source's guess alone.
   double odds(int source, int32_t kind) const { return odds_[source][kind]; }

@@ -154,9 +154,10 @@ int edge_rt_draft_forest_set(void* source, int32_t count, const int32_t* tokens,
 }
 
 void* edge_rt_draft_grower_open(void* const* sources, int32_t num_sources, const int32_t* num_kinds,
-                                const double* priors, const uint32_t* arms, int32_t num_arms, int32_t chain) {
+                                const double* priors, const double* joint, const uint32_t* arms, int32_t num_arms,
+                                int32_t chain) {
   if (num_sources < 0 || num_sources > kMaxSources || num_arms < 1 || num_arms > kMaxArms || arms == nullptr ||
-      (num_sources > 0 && (sources == nullptr || num_kinds == nullptr || priors == nullptr))) {
+      joint == nullptr || (num_sources > 0 && (sources == nullptr || num_kinds == nullptr || priors == nullptr))) {
     return nullptr;
   }
   for (int32_t i = 0; i < num_sources; ++i) {
@@ -177,8 +178,13 @@ void* edge_rt_draft_grower_open(void* const* sources, int32_t num_sources, const
         if (!(rate >= 0 && rate <= 1)) return nullptr;
       }
     }
+    std::vector<Line> lines;
+    for (uint32_t set = 0; set < 1u << num_sources; ++set) {
+      lines.push_back(Line{joint[2 * set], joint[2 * set + 1]});
+      if (!std::isfinite(lines.back().start) || !std::isfinite(lines.back().slope)) return nullptr;
+    }
     std::vector<uint32_t> masks(arms, arms + num_arms);
-    return new PricedGrower{Grower(std::move(used), std::move(rates), std::move(masks), chain != 0), {}};
+    return new PricedGrower{Grower(std::move(used), std::move(rates), lines, std::move(masks), chain != 0), {}};
   });
 }
 

@@ -17,7 +17,7 @@
 namespace edge_rt::draft {
 
 // Number of these functions' arguments and meaning: the Python half does without a library of another one.
-constexpr int kDraftVersion = 1;
+constexpr int kDraftVersion = 2;
 constexpr int kRefused = -1;
 constexpr int kNoMemory = -2;
 
@@ -55,10 +55,13 @@ EDGE_RT_DRAFT_EXPORT int64_t edge_rt_draft_suffix_size(void* source);
 EDGE_RT_DRAFT_EXPORT int edge_rt_draft_forest_set(void* source, int32_t count, const int32_t* tokens,
                                                   const int32_t* parents, const int32_t* kinds);
 
-// A grower: `priors` are those of all kinds of the first source, then of the second, ...
+// A grower: `priors` are those of all kinds of the first source, then of the second, ...; `joint` are, for every set of
+// sources (bit i is source i, the empty set first), start and slope of the log odds of a common guess by the sum of
+// theirs.
 EDGE_RT_DRAFT_EXPORT void* edge_rt_draft_grower_open(void* const* sources, int32_t num_sources,
                                                      const int32_t* num_kinds, const double* priors,
-                                                     const uint32_t* arms, int32_t num_arms, int32_t chain);
+                                                     const double* joint, const uint32_t* arms, int32_t num_arms,
+                                                     int32_t chain);
 // Sets the costs of passes over 1, 2, ... rows, in milliseconds.
 EDGE_RT_DRAFT_EXPORT int edge_rt_draft_grower_price(void* grower, const double* costs, int32_t count);
 // Lets what was learned fade, and starts a generation in every source.

@@ -18,9 +18,9 @@ void Tree::first(int count) {
   evidence.resize(count);
 }
 
-Grower::Grower(std::vector<Source*> sources, std::vector<std::vector<double>> priors, std::vector<uint32_t> arms,
-               bool chain)
-    : sources_(std::move(sources)), model_(std::move(priors)), arms_(std::move(arms)), chain_(chain) {
+Grower::Grower(std::vector<Source*> sources, std::vector<std::vector<double>> priors, const std::vector<Line>& joint,
+               std::vector<uint32_t> arms, bool chain)
+    : sources_(std::move(sources)), model_(std::move(priors), joint), arms_(std::move(arms)), chain_(chain) {
   clear_ledger();
 }
 

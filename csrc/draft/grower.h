@@ -31,9 +31,11 @@ struct Tree {
 
 class Grower {
  public:
-  // The sources belong to the caller and outlive the grower; `priors` as of AcceptanceModel. `arms`: of every way of
-  // drafting the set of its sources; the first drafts nothing. `chain`: only the best guess of every position.
-  Grower(std::vector<Source*> sources, std::vector<std::vector<double>> priors, std::vector<uint32_t> arms, bool chain);
+  // The sources belong to the caller and outlive the grower; `priors` and `joint` as of AcceptanceModel. `arms`: of
+  // every way of drafting the set of its sources; the first drafts nothing. `chain`: only the best guess of every
+  // position.
+  Grower(std::vector<Source*> sources, std::vector<std::vector<double>> priors, const std::vector<Line>& joint,
+         std::vector<uint32_t> arms, bool chain);
 
   const std::vector<Source*>& sources() const { return sources_; }
   const std::vector<uint32_t>& arms() const { return arms_; }

@@ -48,8 +48,10 @@ struct Core {
     for (const int32_t count : num_kinds) {
       for (int32_t kind = 0; kind < count; ++kind) priors.push_back(random.share());
     }
+    std::vector<double> joint;
+    for (int number = 0; number < 2 * 16; ++number) joint.push_back(2 * random.share() - 0.5);
     const uint32_t arms[] = {0, 1, 2, 4, 8, 15};
-    grower = edge_rt_draft_grower_open(sources.data(), 4, num_kinds, priors.data(), arms, 6, chain);
+    grower = edge_rt_draft_grower_open(sources.data(), 4, num_kinds, priors.data(), joint.data(), arms, 6, chain);
     CHECK(grower != nullptr);
   }
   ~Core() {
@@ -208,11 +210,13 @@ void refusals() {
   CHECK(observe(0, good, 0, path, 0, 1) == 0);
 
   const int32_t kinds[] = {1};
-  const double sure[] = {1.5};
+  const double sure[] = {1.5}, share[] = {0.5}, joint[] = {0, 1, 0, 1}, endless[] = {0, 1, 0, INFINITY};
   const uint32_t arms[] = {0, 2};
-  CHECK(edge_rt_draft_grower_open(&suffix, 1, kinds, sure, arms, 1, 0) == nullptr);
-  CHECK(edge_rt_draft_grower_open(&suffix, 1, kinds, costs, arms, 2, 0) == nullptr);
-  CHECK(edge_rt_draft_grower_open(&suffix, kMaxSources + 1, kinds, costs, arms, 1, 0) == nullptr);
+  CHECK(edge_rt_draft_grower_open(&suffix, 1, kinds, sure, joint, arms, 1, 0) == nullptr);
+  CHECK(edge_rt_draft_grower_open(&suffix, 1, kinds, share, nullptr, arms, 1, 0) == nullptr);
+  CHECK(edge_rt_draft_grower_open(&suffix, 1, kinds, share, endless, arms, 1, 0) == nullptr);
+  CHECK(edge_rt_draft_grower_open(&suffix, 1, kinds, share, joint, arms, 2, 0) == nullptr);
+  CHECK(edge_rt_draft_grower_open(&suffix, kMaxSources + 1, kinds, share, joint, arms, 1, 0) == nullptr);
 }
 
 void copies() {

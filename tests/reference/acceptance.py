@@ -7,7 +7,7 @@ from bisect import bisect
 from collections.abc import Sequence as Items
 from typing import Final
 
-from edge_rt.runtime.speculation.core import KEEP_GENERATION
+from edge_rt.runtime.speculation.core import KEEP_GENERATION, joint_priors
 from edge_rt.runtime.speculation.source import DraftSource
 from edge_rt.runtime.speculation.statistics import Rates
 
@@ -17,8 +17,6 @@ _CELL_TRIALS: Final = 6.0
 _WIDEST: Final = 5.0
 _STEPS_PER_UNIT: Final = 2
 _CELLS: Final = int(2 * _WIDEST * _STEPS_PER_UNIT) + 1
-# Sources that guess the same token confirm each other: this is added to the sum of their log odds per further source.
-_AGREEMENT: Final = 1.4
 _LEADS: Final = (0.25, 0.5, 0.75)
 _LEVELS: Final = len(_LEADS) + 2
 
@@ -45,13 +43,12 @@ class AcceptanceModel:
         ]
         self._odds = [[_logit(value) for value in rates.value] for rates in self._kinds]
         priors = []
-        for mask in range(1 << len(sources)):
-            agreement = _AGREEMENT * max(0, mask.bit_count() - 1)
+        for start, slope in joint_priors([source.name for source in sources]):
             for lead in range(_LEVELS):
                 # Share of the probability that the leading guess of the position leaves.
                 share = 1.0 if lead == 0 else 1.0 - (0.0, *_LEADS)[lead - 1] - 0.1
                 for cell in range(_CELLS):
-                    x = cell / _STEPS_PER_UNIT - _WIDEST + agreement
+                    x = start + slope * (cell / _STEPS_PER_UNIT - _WIDEST)
                     priors.append(share / (1 + math.exp(-x)))
         self._cells = Rates(priors, _CELL_TRIALS)
 

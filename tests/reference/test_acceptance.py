@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given, strategies as st
 
 from edge_rt.runtime.decode.draft import Accepted
+from edge_rt.runtime.speculation.core import joint_priors
 from edge_rt.runtime.speculation.source import Guess
 from tests.helpers.fake_sources import RandomSource, SourceBase, accept_all
 from tests.reference.acceptance import AcceptanceModel
@@ -143,6 +144,12 @@ def test_agreement_counts_before_anything_is_learned():
     odds = model.odds[0][0]
     both = model.probabilities[model.cell(0b11, 2 * odds, None)]
     assert both > model.probabilities[model.cell(0b01, odds, None)] == pytest.approx(0.5)
+
+
+def test_what_recycling_says_alone_is_believed_less_beside_a_head():
+    alone, both = joint_priors(["suffix", "recycling"])[0b10], joint_priors(["suffix", "recycling", "head"])[0b10]
+    assert alone == (0.0, 1.0)
+    assert both[0] < 0.0 < both[1] < 1.0
 
 
 def test_a_change_is_followed():

@@ -32,10 +32,10 @@ Trace = Callable[[dict[str, Any]], None]
 
 
 class AdaptiveDrafter:
-    """Drafts with the arm that the bandit chooses, as many tokens as pay by the cost model.
+    """Drafts as many tokens as pay by the cost model, from all sources.
 
     Args:
-        bandit: chooses among the core's arms; None: always the last arm.
+        bandit: chooses among the core's arms, where asking the sources takes time; None: always the last arm.
         corrects: whether its passes correct the costs, if these are live: not where sources compute a part of them.
         clock: seconds.
     """

@@ -1,4 +1,4 @@
-"""The bandit's arms (ways of drafting), where a source that computes is asked, and the bandit."""
+"""Ways of drafting (arms), where a source that computes is asked, and the bandit for sources that take time."""
 
 from __future__ import annotations
 
@@ -21,30 +21,24 @@ OFF = 0
 
 
 def arms_of(names: Items[str], computing: Items[str] = ()) -> tuple[Arm, ...]:
-    """Return the arms of a bandit: no drafting, sources of texts alone, all of these together, all sources together.
-
-    A source that computes drafts together with the others, or alone if there are no others.
+    """Return the arms of sources: no drafting, those that look texts up if others compute, and all together.
 
     Args:
         computing: of those that compute their guesses, such as a head.
     """
     masks = {name: 1 << index for index, name in enumerate(names)}
     texts = [name for name in names if name not in computing]
-    alone = [Arm(name, masks[name]) for name in texts or names]
-    arms = [Arm("off", 0), *alone]
-    if len(texts) > 1 and len(texts) < len(names):
-        arms.append(Arm("texts", sum(masks[name] for name in texts)))
-    if len(names) > 1:
-        arms.append(Arm("fusion", sum(masks.values())))
+    arms = [Arm("off", 0)]
+    if 0 < len(texts) < len(names):
+        arms.append(Arm(texts[0] if len(texts) == 1 else "texts", sum(masks[name] for name in texts)))
+    if names:
+        arms.append(Arm(names[0] if len(names) == 1 else "fusion", sum(masks.values())))
     return tuple(arms)
 
 
-def texts_arm(arms: Items[Arm], names: Items[str], computing: Items[str]) -> int | None:
-    """Return the arm of all sources of texts; None where no source computes, or no other does not."""
-    mask = sum(1 << index for index, name in enumerate(names) if name not in computing)
-    whole = (1 << len(names)) - 1
-    found = (index for index, arm in enumerate(arms) if arm.mask == mask)
-    return next(found) if 0 < mask < whole else None
+def texts_arm(arms: Items[Arm]) -> int | None:
+    """Return the arm of all sources that look texts up; None where no source computes, or no other does not."""
+    return 1 if len(arms) > 2 else None
 
 
 _LEVELS: Final = 10

@@ -13,7 +13,7 @@ from edge_rt.runtime.speculation.library import DraftLibrary, Handle, checked, i
 from edge_rt.runtime.speculation.source import AnySource, DraftSource, ForestSource, forest_of
 from edge_rt.runtime.speculation.text_sources import NativeSource, Rows, likely
 
-KEEP_GENERATION: Final = 0.9
+KEEP_GENERATION: Final = 0.95
 """Factor on all counts from one generation to the next."""
 _DRAFTING_MS: Final = (0.02, 0.05)
 """Milliseconds of learning alone, and of drafting and learning, before they are measured."""
@@ -24,13 +24,40 @@ def arms_for(sources: Items[DraftSource]) -> tuple[tuple[Arm, ...], int | None]:
     names = [source.name for source in sources]
     computing = [source.name for source in sources if isinstance(source, ForestSource)]
     arms = arms_of(names, computing)
-    return arms, texts_arm(arms, names, computing)
+    return arms, texts_arm(arms)
 
 
 def first_estimates(arms: Items[Arm]) -> list[float]:
     """Return milliseconds of drafting by arm, before anything is measured."""
     off, drafting = _DRAFTING_MS
     return [off, *[drafting] * (len(arms) - 1)]
+
+
+_AGREEMENT: Final = 1.4
+"""Added to the sum of log odds for every further source that guesses the same token."""
+_JOINT: Final = {
+    frozenset({"suffix"}): (-0.75, 1.0),
+    frozenset({"recycling"}): (-1.6, 0.25),
+    frozenset({"head"}): (-0.5, 1.0),
+    frozenset({"suffix", "recycling"}): (-0.95, 1.0),
+    frozenset({"suffix", "head"}): (1.1, 0.87),
+    frozenset({"recycling", "head"}): (0.0, 0.3),
+    frozenset({"suffix", "recycling", "head"}): (0.9, 0.4),
+}
+"""Where these three draft together: fits to the guesses of 109 answers of SmolLM2-135M. What recycling says alone is
+seldom true, as the others have said something else.
+"""
+
+
+def joint_priors(names: Items[str]) -> list[tuple[float, float]]:
+    """Return, for every set of sources, start and slope of the log odds of their common guess by the sum of theirs."""
+    are_measured = {"suffix", "recycling", "head"} <= set(names)
+    lines = []
+    for mask in range(1 << len(names)):
+        guessing = frozenset(name for index, name in enumerate(names) if mask >> index & 1)
+        usual = (_AGREEMENT * max(0, mask.bit_count() - 1), 1.0)
+        lines.append(_JOINT.get(guessing, usual) if are_measured else usual)
+    return lines
 
 
 _NOTHING: Final = Draft()
@@ -73,10 +100,13 @@ class DraftCore:
         addresses = array("Q", [handle.address for handle in handles])
         num_kinds = array("i", [source.num_kinds for source in self.sources])
         priors = array("d", [source.prior(kind) for source in self.sources for kind in range(source.num_kinds)])
+        joint = array(
+            "d", (number for line in joint_priors([source.name for source in self.sources]) for number in line)
+        )
         masks = array("I", [arm.mask for arm in self.arms])
         grower = library.grower_open(
             addresses.buffer_info()[0], len(handles), num_kinds.buffer_info()[0], priors.buffer_info()[0],
-            masks.buffer_info()[0], len(masks), int(chain),
+            joint.buffer_info()[0], masks.buffer_info()[0], len(masks), int(chain),
         )  # fmt: skip
         self._handle = Handle(grower, library.grower_close, keep=handles)
         self._priced: Items[float] | None = None

@@ -69,24 +69,32 @@ class RowCosts:
 
     def curve(self, depth: int, most: int) -> list[float]:
         """Return the milliseconds of passes over 1 to ``most`` rows, interpolated; index 0 is 1 row."""
+        at = self._at(depth)
+        # Extrapolated lines may cross beyond the last depth.
+        return list(accumulate((self._between(at, count) for count in range(1, most + 1)), max))
+
+    def cost(self, depth: int, rows: int) -> float:
+        """Return the milliseconds of a pass: the last number of ``curve(depth, rows)``, in less time."""
+        at = self._at(depth)
+        return max(*at[: bisect_right(self.rows, rows)], self._between(at, rows))
+
+    def _at(self, depth: int) -> list[float]:
+        """Return the milliseconds at a depth for all of ``rows``."""
         low = min(max(bisect_right(self.depths, depth) - 1, 0), max(len(self.depths) - 2, 0))
         high = min(low + 1, len(self.depths) - 1)
         # The cost of attention grows with depth beyond the measured range as well.
         span = self.depths[high] - self.depths[low]
         share = max((depth - self.depths[low]) / span, 0.0) if span else 0.0
-        at = [a + share * (b - a) for a, b in zip(self.ms[low], self.ms[high], strict=True)]
-        result: list[float] = []
-        for count in range(1, most + 1):
-            place = bisect_right(self.rows, count) - 1
-            if place + 1 < len(self.rows):
-                part = (count - self.rows[place]) / (self.rows[place + 1] - self.rows[place])
-                value = at[place] + part * (at[place + 1] - at[place])
-            else:
-                slope = (at[-1] - at[-2]) / (self.rows[-1] - self.rows[-2]) if len(at) > 1 else at[-1]
-                value = at[-1] + (count - self.rows[-1]) * slope
-            # Extrapolated lines may cross beyond the last depth.
-            result.append(max(value, result[-1]) if result else value)
-        return result
+        return [a + share * (b - a) for a, b in zip(self.ms[low], self.ms[high], strict=True)]
+
+    def _between(self, at: list[float], count: int) -> float:
+        """Return the milliseconds of a number of rows from those of ``rows``."""
+        place = bisect_right(self.rows, count) - 1
+        if place + 1 < len(self.rows):
+            part = (count - self.rows[place]) / (self.rows[place + 1] - self.rows[place])
+            return at[place] + part * (at[place + 1] - at[place])
+        slope = (at[-1] - at[-2]) / (self.rows[-1] - self.rows[-2]) if len(at) > 1 else at[-1]
+        return at[-1] + (count - self.rows[-1]) * slope
 
     def to_json(self) -> dict[str, Any]:
         """Return the costs as a JSON object."""

@@ -13,7 +13,7 @@ from typing import Any, Final
 from edge_rt.errors import InferenceError, MemoryBudgetExceeded, RuntimeUnavailable
 from edge_rt.ort.op_library import NativeLibrary, native_library
 
-VERSION: Final = 1
+VERSION: Final = 2
 """Version of these functions; changes together with ``csrc/draft/draft_abi.h``."""
 MAX_GUESSES: Final = 64
 """Most guesses of a source for one cursor."""
@@ -36,7 +36,7 @@ _FUNCTIONS: Final[dict[str, tuple[Any, tuple[Any, ...]]]] = {
     "suffix_limit": (c_int, (c_void_p, c_int32)),
     "suffix_size": (c_int64, (c_void_p,)),
     "forest_set": (c_int, (c_void_p, c_int32, c_void_p, c_void_p, c_void_p)),
-    "grower_open": (c_void_p, (c_void_p, c_int32, c_void_p, c_void_p, c_void_p, c_int32, c_int32)),
+    "grower_open": (c_void_p, (c_void_p, c_int32, c_void_p, c_void_p, c_void_p, c_void_p, c_int32, c_int32)),
     "grower_price": (c_int, (c_void_p, c_void_p, c_int32)),
     "grower_begin": (c_int, (c_void_p, c_double, *_IDS)),
     "grower_propose": (c_int, (c_void_p, c_int32, c_int32, c_double, c_double, c_void_p, c_void_p, c_void_p)),

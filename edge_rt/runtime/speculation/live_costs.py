@@ -66,6 +66,7 @@ class LiveCosts:
         self._levels: deque[float] = deque(maxlen=_LONG)
         self._spread = 0.0
         self._total = self._extra = 0.0
+        self._usual = [_GUESS.cost(0, count) - 1.0 for count in costs.rows]
 
     def curve(self, depth: int, most: int) -> list[float]:
         """Return the milliseconds of passes over 1 to ``most`` rows; index 0 is 1 row."""
@@ -82,7 +83,7 @@ class LiveCosts:
             if count <= rows or self._seen[index] >= _SURE:
                 continue
             # What is said to be dear may be wrong: not more than usual is taken into account before it is known.
-            extra = min(line[index] - first, first * (_GUESS.curve(0, count)[-1] - 1.0))
+            extra = min(line[index] - first, first * self._usual[index])
             return count if self._extra + extra <= EXPLORED * self._total else 0
         return 0
 
@@ -96,12 +97,12 @@ class LiveCosts:
             return
         self._total += ms
         if instead is not None:
-            self._extra += max(ms - self.costs.curve(depth, instead)[-1], 0.0)
+            self._extra += max(ms - self.costs.cost(depth, instead), 0.0)
         if rows > self.costs.rows[-1]:
             return
         self._observed += 1
         # Against the curve of now, not of before: between two sizes it depends on what is known of both.
-        off = self._level + math.log(ms / self.costs.curve(depth, rows)[-1])
+        off = self._level + math.log(ms / self.costs.cost(depth, rows))
         index = _nearest(self.costs.rows, rows)
         if self._levels:
             rest = off - _median(list(self._levels)[-_RECENT:])

@@ -38,6 +38,7 @@ from edge_rt.runtime.speculation.text_sources import (
     MIN_TOKENS,
     NativeRecyclingSource,
     NativeReferenceSource,
+    NativeSource,
     NativeSuffixSource,
 )
 
@@ -393,11 +394,14 @@ class Speculation:
 
     def _assemble(self, sources: tuple[AnySource, ...]) -> AdaptiveDrafter:
         core = DraftCore(self._drafting, sources, chain=self.drafts is not Drafts.TREES)
-        priors = [_PRIOR_OFF] + [_PRIOR_DRAFTING] * (len(core.arms) - 1)
+        # The library looks texts up in microseconds: the costs of rows alone decide whether a draft pays.
+        looks_up = any(isinstance(source, NativeSource) for source in sources)
+        is_quick = looks_up and all(isinstance(source, (NativeSource, ForestSource)) for source in sources)
+        priors = (_PRIOR_OFF, *[_PRIOR_DRAFTING] * (len(core.arms) - 1))
         return AdaptiveDrafter(
             core,
             self.costs,
-            DiscountedUCB(tuple(priors)),
+            None if is_quick else DiscountedUCB(priors),
             max_nodes=self.draft_max,
             corrects=all(source.name != EXIT for source in sources),
             trace=self.trace,

@@ -132,7 +132,7 @@ class TestLoad:
     def test_auto_asks_it_beside_the_text_drafters(self, packages):
         with self.load(packages[0], ctx=128) as model:
             arms = [arm.name for arm in model.speculation.drafter("auto").arms]
-            assert arms == ["off", "suffix", "recycling", "texts", "fusion"]
+            assert arms == ["off", "texts", "fusion"]
             assert [arm.name for arm in model.speculation.drafter("head").arms] == ["off", "head"]
             assert model.speculation.memory_bytes >= 1000
 

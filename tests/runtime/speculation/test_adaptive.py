@@ -78,11 +78,10 @@ class Trial:
         self.answer = plain.token_ids
         self.steps = []
         self.sources = make_sources([*PROMPT, *self.answer], self.clock)
-        arms = 1 + len(self.sources) + (len(self.sources) > 1)
         self.drafter = AdaptiveDrafter(
             DraftCore(draft_library(), self.sources, chain=chain),
             measured or costs,
-            DiscountedUCB((0.8, *[1.0] * (arms - 1))) if bandit else None,
+            DiscountedUCB((0.8, 1.0)) if bandit else None,
             max_nodes=max_nodes,
             trace=self.steps.append,
             clock=self.clock,
@@ -170,7 +169,7 @@ class TestSameText:
         )
         clock = Clock()
         core = DraftCore(draft_library(), trial.sources)
-        drafter = AdaptiveDrafter(core, COSTS, DiscountedUCB((0.8, 1.0, 1.0, 1.0)), max_nodes=8, clock=clock)
+        drafter = AdaptiveDrafter(core, COSTS, DiscountedUCB((0.8, 1.0)), max_nodes=8, clock=clock)
         run = Run(PROMPT, target=RepeatingTarget(clock, COSTS), cache=fake_cache(4096), drafter=drafter, max_tokens=400)
         assert run.result().token_ids == trial.answer
 
@@ -237,7 +236,7 @@ class TestTheRight:
         beside = Trial(lambda text, clock: [OracleSource(text, never, name="liar"), OracleSource(text, always)])
         assert beside.ms < 1.1 * alone.ms
 
-    def test_the_better_of_two_is_chosen(self):
+    def test_two_that_are_right_by_turns_are_worth_their_price(self):
         """Both are asked at a price; one is right half as often."""
         trial = Trial(
             lambda text, clock: [
@@ -247,8 +246,6 @@ class TestTheRight:
             max_tokens=1500,
         )
         assert trial.ms < 0.75 * trial.plain_ms
-        choices = trial.spec.choices
-        assert choices.get("good", 0) + choices.get("fusion", 0) > 5 * choices.get("half", 0)
 
     def test_never_more_than_asked_for(self):
         trial = Trial(lambda text, clock: [OracleSource(text, always)], max_nodes=5)
@@ -411,13 +408,8 @@ class TestSources:
         assert len(trial.used.passes[1][1]) > 1
 
     def test_those_not_chosen_keep_up(self):
-        trial = Trial(
-            lambda text, clock: [
-                OracleSource(text, always, name="right", clock=clock, ms=0.5),
-                OracleSource(text, never, name="liar", clock=clock, ms=2.0),
-            ]
-        )
-        assert {step["arm"] for step in trial.steps} != {"fusion"}
+        trial = Trial(liars(2, ms=2.0))
+        assert {step["arm"] for step in trial.steps} == {"off", "fusion"}
         assert all(source.known == [*PROMPT, *trial.answer] for source in trial.sources)
         assert {len(source.observed) for source in trial.sources} == {trial.spec.steps + 1}
 

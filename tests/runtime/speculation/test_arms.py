@@ -27,27 +27,26 @@ def outcome(*path, drafted=0):
 
 @pytest.fixture
 def ledger():
-    return Ledger(arms_of(["first", "second"]))
+    return Ledger([Arm("off", 0), Arm("first", 1), Arm("second", 2), Arm("both", 3)])
 
 
-def test_arms_are_nothing_every_source_and_all():
+def test_arms_are_nothing_and_all():
+    assert arms_of([]) == (Arm("off", 0),)
     assert arms_of(["a"]) == (Arm("off", 0), Arm("a", 1))
-    names = [(arm.name, arm.mask) for arm in arms_of(["a", "b", "c"])]
-    assert names == [("off", 0), ("a", 1), ("b", 2), ("c", 4), ("fusion", 7)]
+    assert arms_of(["a", "b", "c"]) == (Arm("off", 0), Arm("fusion", 7))
+    assert arms_of(["head"], ["head"]) == (Arm("off", 0), Arm("head", 1))
     assert arms_of(["a"])[OFF].name == "off"
 
 
-def test_a_source_that_computes_has_no_arm_beside_texts():
+def test_texts_beside_a_source_that_computes_are_an_arm():
     arms = arms_of(["a", "b", "head"], ["head"])
-    assert [(arm.name, arm.mask) for arm in arms] == [("off", 0), ("a", 1), ("b", 2), ("texts", 3), ("fusion", 7)]
-    assert texts_arm(arms, ["a", "b", "head"], ["head"]) == 3
+    assert arms == (Arm("off", 0), Arm("texts", 3), Arm("fusion", 7))
+    assert texts_arm(arms) == 1
     arms = arms_of(["a", "head"], ["head"])
-    assert [(arm.name, arm.mask) for arm in arms] == [("off", 0), ("a", 1), ("fusion", 3)]
-    assert texts_arm(arms, ["a", "head"], ["head"]) == 1
-    arms = arms_of(["head"], ["head"])
-    assert [(arm.name, arm.mask) for arm in arms] == [("off", 0), ("head", 1)]
-    assert texts_arm(arms, ["head"], ["head"]) is None
-    assert texts_arm(arms_of(["a", "b"]), ["a", "b"], []) is None
+    assert arms == (Arm("off", 0), Arm("a", 1), Arm("fusion", 3))
+    assert texts_arm(arms) == 1
+    assert texts_arm(arms_of(["head"], ["head"])) is None
+    assert texts_arm(arms_of(["a", "b"])) is None
 
 
 def test_nothing_is_known_at_first(ledger):

@@ -237,11 +237,7 @@ def test_longer_matches_and_repeated_ones_are_trusted_more(small):
 def test_it_joins_the_tree_of_the_text(small):
     suffix = NativeSuffixSource(draft_library())
     core = DraftCore(draft_library(), [suffix, CorpusSource(small)])
-    assert [arm.name for arm in core.arms] == ["off", "suffix", "corpus", "fusion"]
     core.begin([11, 12, 40, 11, 12])
     core.price([1.0] * 21)
-    drafts = [core.propose(20, arm, 0.0, whole=True) for arm in (1, 2, 3)]
-    text, corpus, both = (set(zip(draft.parents, draft.token_ids, strict=True)) for draft in drafts)
-    assert (ROOT, 40) in text
-    assert {(ROOT, 13), (ROOT, 15)} <= corpus
-    assert {(ROOT, 40), (ROOT, 13), (ROOT, 15)} <= both
+    draft = core.propose(20, len(core.arms) - 1, 0.0, whole=True)
+    assert {(ROOT, 40), (ROOT, 13), (ROOT, 15)} <= set(zip(draft.parents, draft.token_ids, strict=True))

@@ -133,7 +133,7 @@ def test_the_model_drafts_and_says_so(agreeing):
         assert result.spec.mode == "exit"
         assert model.generate("The little boat", spec="auto", **options).token_ids == expected
         arms = [arm.name for arm in model.speculation.drafter("auto").arms]
-        assert arms == ["off", "suffix", "recycling", "texts", "fusion"]
+        assert arms == ["off", "texts", "fusion"]
         assert model.describe()["speculation"] == "exit"
 
 

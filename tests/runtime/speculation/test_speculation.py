@@ -153,8 +153,10 @@ class TestDrafters:
 
     def test_auto(self):
         found = speculation()
-        assert names(found.drafter("auto")) == ["off", "suffix", "recycling", "fusion"]
-        assert names(found.drafter("auto", [1, 2])) == ["off", "suffix", "recycling", "reference", "fusion"]
+        assert names(found.drafter("auto")) == ["off", "fusion"]
+        assert [source.name for source in found.drafter("auto").sources] == ["suffix", "recycling"]
+        referring = found.drafter("auto", [1, 2])
+        assert [source.name for source in referring.sources] == ["suffix", "recycling", "reference"]
         assert names(found.drafter("reference", [1, 2])) == ["off", "reference"]
 
     def test_drafters_stay_and_a_text_has_its_own(self):
