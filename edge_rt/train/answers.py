@@ -154,7 +154,6 @@ def write_answers(
         package,
         sequences=_SEQUENCES,
         capacity=capacity,
-        kv_format=options.kv_format,
         threads=options.threads or torch.get_num_threads(),
         most_rows=_SEQUENCES + _PREFILL_ROWS,
     ) as runner:

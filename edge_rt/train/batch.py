@@ -43,6 +43,9 @@ class Rows(NamedTuple):
 class BatchRunner:
     """Sequences of one package that are computed together, each with its own part of one cache.
 
+    Args:
+        kv_format: of the cache; None: the package's default, with which its answers are written.
+
     Attributes:
         lengths: int32 ``[sequences]``, tokens of every sequence; set one to 0 to begin it anew.
     """
@@ -53,9 +56,9 @@ class BatchRunner:
         *,
         sequences: int,
         capacity: int,
-        kv_format: str,
         threads: int,
         most_rows: int,
+        kv_format: str | None = None,
     ) -> None:
         config = package.manifest.model
         self.sequences, self.capacity, self.most_rows = sequences, capacity, most_rows
@@ -75,7 +78,7 @@ class BatchRunner:
         except BaseException:
             self._folder.cleanup()
             raise
-        form = KV_FORMAT[kv_format]
+        form = KV_FORMAT[kv_format or package.manifest.kv_formats[0]]
         total, kv = sequences * capacity, config.num_kv_heads
         row_bytes = form.token_bytes(kv, config.head_dim) // (2 * kv)
         self._switch, self._binding = StopSwitch(), session.binding()

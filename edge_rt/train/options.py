@@ -41,7 +41,6 @@ class TrainOptions:
     intermediate_size: int | None = None
     blocks: int = 1
     layers: int = DEFAULT_LAYERS
-    kv_format: str = "f16"
     prompts: tuple[str, ...] | None = None
     exits: tuple[int, ...] = ()
 

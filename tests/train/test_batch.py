@@ -27,6 +27,15 @@ def package(native_package):
     return open_package(native_package)
 
 
+def test_the_cache_has_the_format_that_the_package_is_run_with(package):
+    usual = package.manifest.kv_formats[0]
+    assert usual == "int8"
+    (text,) = texts(1, 20)
+    with batch(package, 1, kv_format=None) as runner:
+        (rows,) = runner.forward([text], [True])
+        assert np.array_equal(rows.hidden, Alone(package, usual).compute(text)[0])
+
+
 def batch(package, sequences, **more):
     options = {"capacity": CAPACITY, "kv_format": "f16", "threads": pool_size() or THREADS, "most_rows": 64, **more}
     return BatchRunner(package, sequences=sequences, **options)

@@ -79,13 +79,11 @@ def model_acceptance(
 
 
 def package_acceptance(
-    package: Package, target: TargetModel, held_out: Sequence[Dialogue], *, kv_format: str, threads: int
+    package: Package, target: TargetModel, held_out: Sequence[Dialogue], *, threads: int
 ) -> Acceptance:
     """Measure the package of a draft model through its own passes; the arguments are those of ``model_acceptance``."""
     longest = max(len(one.token_ids) for one in held_out)
-    with BatchRunner(
-        package, sequences=1, capacity=longest, kv_format=kv_format, threads=threads, most_rows=longest
-    ) as runner:
+    with BatchRunner(package, sequences=1, capacity=longest, threads=threads, most_rows=longest) as runner:
 
         def states(dialogues: Sequence[Dialogue]) -> Tensor:
             found = []
@@ -260,7 +258,6 @@ def train_draft_model(
         open_package(exported.path),
         trained.guesses.target,
         trained.held_out,
-        kv_format=options.kv_format,
         # The pool of the process may be there already, as large as the machine.
         threads=pool_size() or options.threads or torch.get_num_threads(),
     )
