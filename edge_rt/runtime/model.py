@@ -437,7 +437,7 @@ class Model(ModelTexts):
             spec_mode=mode,
             planned=lambda: self._load_plan.totals,
             guard=RepetitionGuard(self.tokenizer.token_bytes) if config.repetition_guard else None,
-            thoughts=ThoughtStream(form.thoughts),
+            thoughts=ThoughtStream(form.thoughts, is_exact=grammar is not None),
             has_tools=form.has_tools,
             tool_names=form.tool_names,
             logprobs=None if config.logprobs is None else LogProbs(config.logprobs, self._token_text),

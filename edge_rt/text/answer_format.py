@@ -208,7 +208,7 @@ def _of_type(wanted: Any, spaces: bool) -> AnswerFormat:
 
 
 def _closed(schema: Any) -> Any:
-    """Return the schema of a type without the properties that the type would ignore."""
+    """Return the schema of a type without the properties that the type would ignore, and with sets as lists."""
     if isinstance(schema, list):
         return [_closed(one) for one in schema]
     if not isinstance(schema, dict):
@@ -216,6 +216,8 @@ def _closed(schema: Any) -> Any:
     closed = {name: _closed(one) for name, one in schema.items()}
     if closed.get("type") == "object" and "properties" in closed:
         closed.setdefault("additionalProperties", False)
+    # A set takes a value that comes twice.
+    closed.pop("uniqueItems", None)
     return closed
 
 

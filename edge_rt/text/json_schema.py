@@ -56,7 +56,7 @@ REFUSED: Final[Mapping[str, str]] = {
     "if": "Write the cases as branches of 'anyOf', each whole.",
     "contains": "Describe all items with 'items', or the first ones with 'prefixItems'.",
     "uniqueItems": "Leave it out and check the answer, or make an object with one property for each item.",
-    "propertyNames": "Write the expression as a key of 'patternProperties', with 'additionalProperties': false.",
+    "propertyNames": "Use 'enum', 'const' or 'pattern' alone in it, or 'patternProperties'.",
     "dependentRequired": "Write the cases as branches of 'anyOf', each with its 'required'.",
     "dependentSchemas": "Write the cases as branches of 'anyOf', each whole.",
     "dependencies": "Write the cases as branches of 'anyOf', each whole.",
@@ -294,8 +294,7 @@ def _drop_idle(result: dict[str, Any], reading: _Reading, place: str) -> None:
     most = result.get("maxItems")
     if result.get("uniqueItems") is False or (isinstance(most, int) and most < 2):
         result.pop("uniqueItems", None)
-    if result.get("propertyNames") in (True, {}, {"type": "string"}):
-        del result["propertyNames"]
+    _open_property_names(result, reading, place)
     for name, plain, beside in (
         ("unevaluatedProperties", "additionalProperties", ()),
         ("unevaluatedItems", "items", ("contains",)),
@@ -308,6 +307,29 @@ def _drop_idle(result: dict[str, Any], reading: _Reading, place: str) -> None:
     _check_fewest_properties(result, place)
     if "oneOf" in result:
         _open_one_of(result, reading, place)
+
+
+def _open_property_names(result: dict[str, Any], reading: _Reading, place: str) -> None:
+    """Say in another way which names properties have: none but listed ones, or those of an expression."""
+    names = result.get("propertyNames")
+    if names in (True, {}, {"type": "string"}):
+        del result["propertyNames"]
+        return
+    if not isinstance(names, dict) or "patternProperties" in result:
+        return
+    names = {name: value for name, value in names.items() if (name, value) != ("type", "string")}
+    listed = [names["const"]] if names.keys() == {"const"} else names.get("enum")
+    others, known = result.get("additionalProperties", True), result.get("properties", {})
+    if names.keys() <= {"const", "enum"} and isinstance(listed, list) and isinstance(known, dict):
+        reading.count(len(listed), f"{place}/propertyNames")
+        more = {name: others for name in texts_in(listed) if name not in known}
+        result["properties"] = {**{name: value if name in listed else False for name, value in known.items()}, **more}
+    elif names.keys() == {"pattern"} and not known:
+        result["patternProperties"] = {names["pattern"]: others}
+    else:
+        return
+    result["additionalProperties"] = False
+    del result["propertyNames"]
 
 
 def _drop_dependencies(result: dict[str, Any]) -> None:

@@ -82,14 +82,16 @@ def answer_so_far(markers: ThoughtMarkers | None, reasoning: str, content: str) 
 class ThoughtStream:
     """Takes the text of an answer apart, into thoughts and answer, however it is cut into pieces.
 
-    White space around the thoughts, between the markers, belongs to neither.
+    White space around the thoughts belongs to neither.
 
     Args:
         markers: of the model; None for one without thoughts, whose text passes as it is.
+        is_exact: whether white space behind the thoughts is a part of the answer, as where that has a format.
     """
 
-    def __init__(self, markers: ThoughtMarkers | None) -> None:
+    def __init__(self, markers: ThoughtMarkers | None, *, is_exact: bool = False) -> None:
         self._markers = markers
+        self._behind = "answer" if is_exact else "answer start"
         self._held = ""
         if markers is None:
             self._state = "answer"
@@ -149,7 +151,7 @@ class ThoughtStream:
         at = self._held.find(end)
         if at >= 0:
             shown, self._held = self._held[:at].rstrip(), self._held[at + len(end) :]
-            self._state = "answer start"
+            self._state = self._behind
             return shown
         held = self._held if is_end else self._held[: len(self._held) - _overlap(self._held, end)]
         shown = held.rstrip()

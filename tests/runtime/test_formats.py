@@ -150,6 +150,11 @@ def test_types_come_back_as_objects(native):
     assert json.loads(json.dumps(points.to_json()))["text"] == points.text
     listed = dataclasses.replace(points, parsed=[answer.parsed])
     assert "parsed" not in listed.to_json()
+    wanted = set[Literal[1, 2, 3]]
+    numbers = native.generate("x", response_format=wanted, logit_bias={native.tokenizer.eos_token_ids[0]: 50.0})
+    assert isinstance(numbers.parsed, set)
+    counts = native.generate("x", response_format=dict[Literal["a", "b"], bool], temperature=1.0, seed=1, max_tokens=60)
+    assert counts.parsed is None or counts.parsed.keys() <= {"a", "b"}
     colours = native.generate("x", response_format=list[bool], temperature=1.0, seed=2, max_tokens=60)
     assert colours.parsed is None or all(isinstance(one, bool) for one in colours.parsed)
 

@@ -161,6 +161,22 @@ def test_schemas_in_a_grammar_are_read_like_others():
     assert "colour" in asked.warnings[0]
 
 
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"propertyNames": {"enum": ["a", "b", 3]}, "additionalProperties": {"type": "integer"}},
+        {"propertyNames": {"const": "a", "type": "string"}, "properties": {"a": {"const": 1}, "b": {}}},
+        {"propertyNames": {"pattern": "^a"}, "additionalProperties": {"type": "integer"}},
+    ],
+)
+def test_names_of_properties_are_listed_or_follow_an_expression(schema):
+    read = read_schema(schema)[0]
+    assert "propertyNames" not in read
+    for value in ({}, {"a": 1}, {"a": 2}, {"a": "1"}, {"b": 1}, {"ab": 1}, {"a": 1, "c": 1}, 5):
+        fits = [jsonschema.Draft202012Validator(one).is_valid(value) for one in (schema, read)]
+        assert fits[0] == fits[1], value
+
+
 def test_python_data_is_taken_as_json_has_it():
     assert read_schema({"enum": ("a", "b")})[0] == {"enum": ["a", "b"]}
     assert "'1'" in read_schema({1: 2})[1][0]

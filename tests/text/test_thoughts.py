@@ -25,6 +25,12 @@ def split(markers, pieces):
     return stream.reasoning, stream.text
 
 
+def test_white_space_behind_thoughts_belongs_to_an_answer_in_a_format():
+    stream = ThoughtStream(THINK, is_exact=True)
+    assert [stream.push(piece) for piece in ("<think>a\n</think>", " ", "\n b")] == [("a", ""), ("", " "), ("", "\n b")]
+    assert stream.finish() == ("", "")
+
+
 CASES = [
     (None, "<think>a</think>b", ("", "<think>a</think>b")),
     (THINK, "<think>\nhm, so\nit is\n</think>\n\n7 o'clock\n", ("hm, so\nit is", "7 o'clock\n")),

@@ -63,7 +63,7 @@ class Opening:
         # What follows the marker in the same token would be the beginning of the answer.
         text = self.tail + self.token_bytes(token_id)
         at = text.find(self.end)
-        return at < 0 or not text[at + len(self.end) :].strip()
+        return at < 0 or at + len(self.end) == len(text)
 
     def after(self, token_id: int) -> Opening | None:
         """Return what may be written behind an allowed token; None: the answer."""

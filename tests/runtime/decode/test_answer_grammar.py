@@ -208,6 +208,16 @@ def test_the_grammar_begins_behind_thoughts_and_thoughts_do_not_end_the_answer()
     assert text == "hm </t>no$"
 
 
+def test_white_space_in_the_token_that_ends_the_thoughts_is_none_of_the_answers():
+    texts = {END - 1: "> ", END - 3: ">"}
+    opening = Opening((), (), b"</t>", lambda token: texts.get(token, LETTERS[token]).encode(), in_thoughts=True)
+    one = grammar("yes", "no", opening=opening)
+    for letter in "</t":
+        one.accept(Draft(), outputs(letter), Wishes(), 1)
+    # The token "> " is wished for most.
+    assert spelled(one.accept(Draft(), outputs(" >"), Wishes(), 1).token_ids) == ">"
+
+
 def test_a_model_may_begin_to_think_or_answer_at_once():
     assert run(grammar("yes", "no", opening=thinking(is_open=False)), lambda _: "y", Wishes()) == "yes$"
     wanted = "<t>q</t>"
