@@ -20,6 +20,7 @@ from edge_rt.runtime.chat_messages import (
     joined_answer,
     read_chat,
     result_messages,
+    rows_path,
 )
 from edge_rt.runtime.config import GenerationConfig, GenerationOptions
 from edge_rt.runtime.forward.cancel import CancelToken
@@ -80,6 +81,12 @@ class ChatModel(Protocol):
         form: AnswerForm = PLAIN_ANSWER,
     ) -> Stream:
         """Generate the continuation of token ids."""
+
+    def save_rows(self, path: Path, token_ids: Items[int]) -> int:
+        """Write what was computed of a prompt into a file; return of how many tokens."""
+
+    def load_rows(self, path: Path) -> None:
+        """Read what was computed of a prompt when it comes."""
 
 
 @dataclass(frozen=True)
@@ -388,17 +395,23 @@ class Chat:
         return f"<edge_rt.Chat with {name!r}, {count}>"
 
     @known_options()
-    def save(self, path: str | Path, *, settings: Mapping[str, Any] | None = None) -> None:
+    def save(self, path: str | Path, *, settings: Mapping[str, Any] | None = None, with_cache: bool = False) -> None:
         """Write the conversation as JSON, readable by its owner only.
 
         Args:
             path: file to write; replaced whole or not at all.
             settings: options to save with it, as a JSON object.
+            with_cache: write what the model has computed of it as well, into a file beside it that is called like it,
+                with ``.rows`` behind. Of a conversation that is not the last one that the model answered, that may be
+                its beginning alone.
 
         Raises:
-            StorageError: the file cannot be written.
+            StorageError: a file cannot be written.
+            ConfigError: ``with_cache``, and rows of this model's cache cannot be stored.
+            Busy: ``with_cache``, and the model is generating.
         """
-        document = {
+        path = Path(path).expanduser()
+        document: dict[str, Any] = {
             "format": CHAT_FORMAT,
             "version": CHAT_VERSION,
             "producer": f"edge-rt {VERSION}",
@@ -407,13 +420,22 @@ class Chat:
             "settings": dict(settings or {}),
             "messages": self.messages,
         }
+        if with_cache:
+            token_ids = self._encode(self._render(self.messages, add_generation_prompt=False)) if self.messages else []
+            document["cached_tokens"] = self._model.save_rows(rows_path(path), token_ids)
+            document["token_ids"] = [] if self._context is None else self._context.token_ids
         text = json.dumps(document, ensure_ascii=False, indent=2) + "\n"
         if not is_text(text):
             text = json.dumps(document, indent=2) + "\n"
-        write_atomically(Path(path).expanduser(), [text.encode()], private=True)
+        write_atomically(path, [text.encode()], private=True)
 
-    def load(self, path: str | Path) -> SavedChat:
+    @known_options()
+    def load(self, path: str | Path, *, with_cache: bool = True) -> SavedChat:
         """Replace the conversation by a saved one; nothing changes if it cannot be read.
+
+        Args:
+            path: the file.
+            with_cache: read what was saved ``with_cache`` of it when the next answer begins; False: compute it.
 
         Returns:
             The other contents of the file; compare ``package_id`` to see whether it was a conversation with another
@@ -422,10 +444,30 @@ class Chat:
         Raises:
             StorageError: the file cannot be read.
             InputError: it is not a saved chat, or the model's template refuses it.
+            InvalidPromptCache: what was saved with it is damaged, or of another package or format of the cache.
+            ConfigError: the same, where this model's cache cannot have it.
         """
-        saved = read_chat(Path(path).expanduser())
+        path = Path(path).expanduser()
+        saved = read_chat(path)
         if any(message["role"] == "user" for message in saved.messages):
             self._render(saved.messages)
+        if with_cache and saved.cached_tokens:
+            self._model.load_rows(rows_path(path))
         self.messages = [message.copy() for message in saved.messages]
-        self._context = None
+        self._context = self._saved_context(saved.token_ids)
         return saved
+
+    def _saved_context(self, token_ids: tuple[int, ...]) -> _Context | None:
+        """Return what the model saw, as it was saved; None if these tokens are not the conversation up to now.
+
+        A model may cut an answer into other tokens than its tokenizer does.
+        """
+        if not token_ids or not self.messages or self.messages[-1]["role"] != "assistant":
+            return None
+        prompt = self._render(self.messages[:-1]).followed_by(self.messages[-1]["content"])
+        tokenizer = self._model.tokenizer
+        if any(not 0 <= token < tokenizer.vocab_size for token in token_ids):
+            return None
+        usual = tokenizer.encode_rendered(prompt)
+        spelt, expected = (tokenizer.decode(ids, skip_special=False) for ids in (token_ids, usual))
+        return _Context(prompt, token_ids) if spelt == expected else None

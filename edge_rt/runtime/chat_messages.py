@@ -137,12 +137,24 @@ _FIELDS: Final = frozenset(ChatMessage.__annotations__)
 
 @dataclass(frozen=True)
 class SavedChat:
-    """Contents of a saved conversation."""
+    """Contents of a saved conversation.
+
+    Attributes:
+        cached_tokens: of how many tokens the rows are beside it; 0 if there are none.
+        token_ids: those of the conversation as the model saw and chose them; empty if they were not saved.
+    """
 
     messages: tuple[ChatMessage, ...]
     settings: Mapping[str, Any]
     model: str
     package_id: str
+    cached_tokens: int = 0
+    token_ids: tuple[int, ...] = ()
+
+
+def rows_path(path: Path) -> Path:
+    """Return the file for what was computed of a conversation, which lies beside it."""
+    return path.with_name(f"{path.name}.rows")
 
 
 def read_chat(path: Path) -> SavedChat:
@@ -157,7 +169,15 @@ def read_chat(path: Path) -> SavedChat:
     messages, settings = document.get("messages"), document.get("settings")
     if not isinstance(messages, list) or not isinstance(settings, dict):
         raise _no_chat(path, "'messages' must be an array and 'settings' an object.")
+    cached = document.get("cached_tokens", 0)
+    if type(cached) is not int or cached < 0:
+        raise _no_chat(path, "'cached_tokens' must be a number of tokens.")
+    token_ids = document.get("token_ids", [])
+    if not isinstance(token_ids, list) or any(type(token) is not int for token in token_ids):
+        raise _no_chat(path, "'token_ids' must be an array of whole numbers.")
     return SavedChat(
+        cached_tokens=cached,
+        token_ids=tuple(token_ids),
         messages=tuple(_checked(path, index, message) for index, message in enumerate(messages)),
         settings=settings,
         model=str(document.get("model")),

@@ -9,16 +9,18 @@ from collections.abc import Callable, Generator, Iterable, Mapping, Sequence as 
 from contextlib import contextmanager
 from dataclasses import asdict
 from functools import partial
+from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, Self, Unpack
 
 from edge_rt.device.names import ON_CPU, DeviceChoice
-from edge_rt.errors import Cancelled, out_of_memory
+from edge_rt.errors import Cancelled, ConfigError, out_of_memory
 from edge_rt.memory.plan import Plan
 from edge_rt.ort.session import follow_cpus, onnxruntime_version, pool_size
 from edge_rt.package.reader import Package
 from edge_rt.package.spec_modes import REFERENCE_MODES
 from edge_rt.runtime.cache.kv_cache import KVCache
+from edge_rt.runtime.cache.prompt_cache import PromptCache
 from edge_rt.runtime.config import GenerationConfig, GenerationOptions
 from edge_rt.runtime.decode.detokenizer import TextStream
 from edge_rt.runtime.decode.draft import Drafter
@@ -31,6 +33,7 @@ from edge_rt.runtime.decode.sequence import Sequence
 from edge_rt.runtime.forward.cancel import CancelToken
 from edge_rt.runtime.forward.runner import ExclusiveRunner, Runner, closed
 from edge_rt.runtime.generation import Generation, Held
+from edge_rt.runtime.load.facts import why_rows_are_not_stored
 from edge_rt.runtime.load.loading import load
 from edge_rt.runtime.load.options import LoadOptions
 from edge_rt.runtime.prompts import PLAIN_ANSWER, AnswerForm, Message, Prompt, PromptEncoder
@@ -446,6 +449,33 @@ class Model(ModelTexts):
         )
         # A token of its own: a stream that is left early must not cancel the caller's.
         return Stream(generation.events, CancelToken(), on_result)
+
+    def save_rows(self, path: Path, token_ids: Items[int]) -> int:
+        """Write the rows that the cache holds of a prompt into a file; return of how many tokens, 0 if it is short.
+
+        Raises:
+            ConfigError: rows of this model's cache cannot be stored.
+            Busy, ModelClosed, StorageError: it is generating, it is closed, the file cannot be written.
+        """
+        prompts = self._require_prompts()
+        with self.passes() as (_, cache):
+            return prompts.write_file(path, cache, token_ids)
+
+    def load_rows(self, path: Path) -> None:
+        """Read rows of a file of ``save_rows`` when a prompt begins with its tokens.
+
+        Raises:
+            InvalidPromptCache: it is malformed or damaged, or of another package or format of the cache.
+            ConfigError, StorageError: rows of this model cannot be stored, the file cannot be read.
+        """
+        self._require_prompts().read_from(path)
+
+    def _require_prompts(self) -> PromptCache:
+        if self._prompts is None:
+            manifest = self.package.manifest
+            why = why_rows_are_not_stored(manifest) or f"They lie on {self.device_choice.device}."
+            raise ConfigError("Rows of this model's cache cannot be stored.", why, "Give with_cache=False.")
+        return self._prompts
 
     def _token_text(self, token_id: int) -> str:
         return self.tokenizer.token_bytes(token_id).decode("utf-8", "replace")

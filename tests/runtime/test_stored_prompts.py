@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import resource
 import shutil
@@ -11,12 +12,11 @@ import threading
 import numpy as np
 import pytest
 
-from edge_rt.errors import ConfigError, InvalidPromptCache, StorageError
+from edge_rt.errors import ConfigError, InputError, InvalidPromptCache, StorageError
 from edge_rt.memory.plan import Plan
 from edge_rt.package.kv_formats import KV_FORMAT
 from edge_rt.package.reader import open_package
 from edge_rt.runtime.cache.block_folder import clear_prompts, list_prompts
-from edge_rt.runtime.cache.prompt_cache import PromptCache
 from edge_rt.runtime.cache.row_blocks import RowBlocks, RowsFile, block_names
 from edge_rt.runtime.load.options import LoadOptions
 from edge_rt.runtime.load.planning import plan_package
@@ -330,17 +330,77 @@ class TestRowsFile:
             with pytest.raises((InvalidPromptCache, StorageError)):
                 RowsFile(tmp_path / name, blocks)
 
-    def test_damaged_rows_are_a_warning_when_they_are_read(self, native_package, tmp_path):
+    def test_damaged_rows_are_refused_or_a_warning_when_the_damage_comes_later(self, native_package, tmp_path):
         with load_package(native_package, kv="int8") as model:
-            plain, prompts = answer(model), model._prompts
-            assert isinstance(prompts, PromptCache)
-            assert prompts.write_file(tmp_path / "rows", model._cache, PROMPT) == 256
-            data = bytearray((tmp_path / "rows").read_bytes())
+            plain, path = answer(model), tmp_path / "rows"
+            assert model.save_rows(path, PROMPT) == 256
+            model.load_rows(path)
+            data = bytearray(path.read_bytes())
             data[-1] ^= 1
-            (tmp_path / "rows").write_bytes(data)
-            prompts.read_from(tmp_path / "rows")
+            path.write_bytes(data)
+            with pytest.raises(InvalidPromptCache, match="Block 3: Its SHA-256"):
+                model.load_rows(path)
             for warned in (True, False):
                 model.reset()
                 result = answer(model)
                 assert (facts(result), result.usage.cached_tokens) == (facts(plain), 192)
-                assert [f"{tmp_path / 'rows'} is damaged" in text for text in result.warnings] == [True] * warned
+                assert [f"{path} is damaged" in text for text in result.warnings] == [True] * warned
+
+
+class TestSavedChats:
+    """A conversation with what was computed of it."""
+
+    @pytest.fixture
+    def chat(self, native_package, tmp_path):
+        """The path of a saved chat, and what its next answer is."""
+        with load_package(native_package, kv="int8") as model:
+            chat = model.chat()
+            chat.send("The little boat left the harbour. " * 10, max_tokens=20, **GREEDY)
+            chat.save(tmp_path / "chat.json", with_cache=True)
+            return tmp_path / "chat.json", chat.send("And then?", max_tokens=20, **GREEDY)
+
+    def test_the_next_answer_goes_on_from_there(self, native_package, chat):
+        path, expected = chat
+        assert sorted(one.name for one in path.parent.iterdir()) == ["chat.json", "chat.json.rows"]
+        with load_package(native_package, kv="int8") as model:
+            again = model.chat()
+            saved = again.load(path)
+            result = again.send("And then?", max_tokens=20, **GREEDY)
+            assert (result.token_ids, result.usage.prompt_tokens) == (expected.token_ids, expected.usage.prompt_tokens)
+            assert result.usage.cached_tokens == saved.cached_tokens == 128
+            # Tokens that are not those of the text are not believed.
+            document = json.loads(path.read_text())
+            for wrong in ([5] * 150, [-1], [1 << 40]):
+                path.write_text(json.dumps({**document, "token_ids": wrong}))
+                again.load(path)
+                assert again._context is None
+            for name, value in (("token_ids", ["x"]), ("token_ids", 3), ("cached_tokens", -1), ("cached_tokens", "1")):
+                path.write_text(json.dumps({**document, name: value}))
+                with pytest.raises(InputError, match=name):
+                    again.load(path)
+
+    def test_damage_and_other_formats_are_errors_that_change_nothing(self, native_package, chat):
+        path, _ = chat
+        rows = path.with_name("chat.json.rows")
+        with load_package(native_package, kv="f16") as model:
+            other = model.chat(system="Stay.")
+            with pytest.raises(InvalidPromptCache, match="another format of the cache"):
+                other.load(path)
+            assert [message["content"] for message in other.messages] == ["Stay."]
+            other.load(path, with_cache=False)
+        data = bytearray(rows.read_bytes())
+        data[-1] ^= 1
+        rows.write_bytes(data)
+        with load_package(native_package, kv="int8") as model:
+            with pytest.raises(InvalidPromptCache, match="SHA-256"):
+                model.chat().load(path)
+            rows.unlink()
+            with pytest.raises((InvalidPromptCache, StorageError)):
+                model.chat().load(path)
+
+    def test_models_whose_rows_cannot_be_stored_say_so(self, small_package, chat, tmp_path):
+        with load_package(small_package) as model:
+            for act in (lambda c: c.load(chat[0]), lambda c: c.save(tmp_path / "new.json", with_cache=True)):
+                with pytest.raises(ConfigError, match="portable"):
+                    act(model.chat())
+        assert not (tmp_path / "new.json").exists()

@@ -22,7 +22,7 @@ from edge_rt.cli.notices import thought_switch
 from edge_rt.cli.options.spread import path_of
 from edge_rt.cli.render.console import joined_lines, number
 from edge_rt.cli.render.stats import device_text, tell_table
-from edge_rt.errors import ConfigError, InputError
+from edge_rt.errors import ConfigError, InputError, InvalidPromptCache, StorageError
 from edge_rt.system.byte_size import counted, show_share, show_size
 from edge_rt.system.files import read_text
 
@@ -309,7 +309,11 @@ class Commands:
         own = {name: getattr(conversation.options, name) for name in SPEC_OPTIONS}
         options = settings_to_options({**read_chat(path).settings, **own})
         conversation.set_options(options)
-        saved = conversation.chat.load(path)
+        try:
+            saved = conversation.chat.load(path)
+        except (ConfigError, InvalidPromptCache, StorageError) as error:
+            saved = conversation.chat.load(path, with_cache=False)
+            self._terminal.warn(f"the conversation will be computed again. {error.what} {error.numbers}")
         self._own_files.add(path.resolve())
         conversation.attached.clear()
         if saved.package_id != conversation.model.package.id:

@@ -48,12 +48,14 @@ class PromptCache:
         return taken
 
     def read_from(self, path: Path) -> None:
-        """Read from a file as well, instead of the one that was named before.
+        """Read from a file as well, instead of the one that was named before; every byte of it is checked.
 
         Raises:
             InvalidPromptCache, StorageError: as ``RowsFile``.
         """
-        self._named = RowsFile(path, self._blocks)
+        named = RowsFile(path, self._blocks)
+        named.verify(self._blocks)
+        self._named = named
 
     def restore(self, cache: KVCache, token_ids: Sequence[int]) -> int:
         """Read rows of a prompt that begins with what the cache holds; return how many tokens it holds then.

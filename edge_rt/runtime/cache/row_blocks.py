@@ -120,6 +120,11 @@ class RowBlocks:
         block[len(header) : _TOKENS_AT] = np.frombuffer(_digest(block), np.uint8)
         return bool(end == self.size)
 
+    def check_hash(self, block: Array) -> None:
+        """Refuse a block that is not as it was written; see ``check``."""
+        if block[_HEADER.size : _TOKENS_AT].tobytes() != _digest(block):
+            raise InvalidPromptCache("Its SHA-256 is not that of its content.")
+
     def check(self, before: bytes, token_ids: Sequence[int], block: Array) -> None:
         """Refuse a block that is not that of some tokens behind another block, or not as it was written.
 
@@ -131,8 +136,7 @@ class RowBlocks:
             raise InvalidPromptCache("Its header is another one.")
         if block[_TOKENS_AT:_ROWS_AT].tobytes() != _packed(token_ids):
             raise InvalidPromptCache("Its tokens are others.")
-        if block[len(header) : _TOKENS_AT].tobytes() != _digest(block):
-            raise InvalidPromptCache("Its SHA-256 is not that of its content.")
+        self.check_hash(block)
 
     def unpack(self, block: Array, rows: Array) -> None:
         """Write the rows of a block, which was checked, into the cache."""
@@ -213,6 +217,22 @@ class RowsFile:
                     raise self._refusal(f"Block {index} does not follow the one before it.")
                 before = _name(before, begin[_TOKENS_AT:])
                 yield index * blocks.size, before
+
+    def verify(self, blocks: RowBlocks) -> None:
+        """Compare the rows with their hashes.
+
+        Raises:
+            InvalidPromptCache: they differ.
+            StorageError: the file cannot be read.
+        """
+        block = blocks.buffer()
+        with storage_errors(self._path, NOT_READ):
+            for index, name in enumerate(self._places):
+                try:
+                    if self.read(name, block):
+                        blocks.check_hash(block)
+                except InvalidPromptCache as error:
+                    raise self._refusal(f"Block {index}: {error}") from error
 
     def _refusal(self, numbers: str) -> InvalidPromptCache:
         return InvalidPromptCache(f"{self._path} cannot be used.", numbers, "Leave it out, or write it again.")

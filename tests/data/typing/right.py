@@ -117,7 +117,7 @@ def talked(model: edge_rt.Model, path: str | Path) -> list[edge_rt.ChatMessage]:
     chat.send_tool_results(["noon"], max_tokens=3)
     chat.stream_tool_results([{"hour": 12}], seed=3).close()
     chat.regenerate(top_k=3).cancel()
-    chat.save(path, settings={"seed": 3})
+    chat.save(path, settings={"seed": 3}, with_cache=True)
     saved: edge_rt.SavedChat = chat.load(path)
     print(saved.model)
     return chat.messages
