@@ -9,7 +9,7 @@ import typer
 
 from edge_rt.cli.options.typer_commands import PlainCommand, PlainGroup, typer_command
 from edge_rt.cli.overview import ABOUT, COMMANDS, EXIT_CODES, overview
-from edge_rt.cli.render.console import Terminal
+from edge_rt.cli.render.console import OutputClosed, Terminal
 from edge_rt.version import VERSION
 
 
@@ -20,7 +20,13 @@ def run(arguments: list[str]) -> int:
         Exception: what the command raises, and typer's own errors about the arguments.
     """
     command = typer.main.get_command(command_line(arguments))
-    code = command.main(args=arguments, prog_name="edge-rt", standalone_mode=False)
+    try:
+        code = command.main(args=arguments, prog_name="edge-rt", standalone_mode=False)
+    except SystemExit as stop:
+        # The libraries that write a page of help end the process themselves where nobody reads it.
+        if isinstance(stop.__context__, BrokenPipeError):
+            raise OutputClosed from stop
+        raise
     return code if isinstance(code, int) else 0
 
 

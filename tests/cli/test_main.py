@@ -216,6 +216,13 @@ def test_a_closed_stdout_is_quiet(start, slow_package):
     assert process.wait() == 141
 
 
+def test_a_page_of_help_that_nobody_reads_is_quiet(start):
+    process = start("generate", "--help")
+    process.stdout.close()
+    assert process.stderr.read() == b""
+    assert process.wait() == 141
+
+
 @pytest.mark.parametrize(("signum", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)])
 def test_signals_while_bench_measures(signum, code, start, slow_package):
     process = start("bench", "-m", slow_package, "-r", "100", "--json")
