@@ -355,7 +355,8 @@ class Model(ModelTexts):
         token_ids = self._require_texts().whole_text(text)
         rows = min(self.logit_rows or PASS_ROWS, PASS_ROWS, self._cache.largest_pass)
         with self._runner.hold(CancelToken(), cancel) as runner:
-            return score_tokens(token_ids, runner, self._cache, rows=rows, on_progress=on_progress)
+            chunk = min(self.prefill_chunk, self._cache.largest_pass)
+            return score_tokens(token_ids, runner, self._cache, rows=rows, chunk=chunk, on_progress=on_progress)
 
     @known_options()
     def chat(

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Generator, Sequence
+import time
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -16,7 +17,7 @@ from edge_rt.cli.options import flags
 from edge_rt.cli.options.groups import ModelFlags, OutputFlags, PlaceFlags
 from edge_rt.cli.options.spread import only
 from edge_rt.cli.render.console import Terminal, number
-from edge_rt.cli.render.progress import StatusLine
+from edge_rt.cli.render.progress import LINE_SECONDS, StatusLine
 from edge_rt.errors import ConfigError
 from edge_rt.runtime.forward.cancel import CancelToken
 from edge_rt.version import VERSION
@@ -58,12 +59,16 @@ def score(
     terminal = output.terminal()
     scored.check()
     texts = _texts(scored, terminal)
-    asked = load.options(places).but(spec="off")
-    _, package = obtain_package(terminal, load.reference, places, budget=load.budget_bytes(places))
+    budget = load.budget_bytes(places)
+    # A plan has rows of logits for drafts: those of a text are computed as many at once.
+    asked = load.options(places).but(spec="off" if budget is None else "suffix")
+    _, package = obtain_package(terminal, load.reference, places, budget=budget)
     model = load_model(package, telling_load(terminal, asked))
     tell_device(terminal, model.device_choice)
     if scored.texts is None:
-        [found] = each_in_background(lambda token: _scores(model, texts, token))
+        progress = ScoreProgress(terminal, 1)
+        [found] = each_in_background(lambda token: _scores(model, texts, token, progress))
+        progress.clear()
         assert found[1] is not None, "one text alone"
         document = found[1].to_json()
         if output.json:
@@ -98,11 +103,34 @@ def _texts(scored: ScoredFlags, terminal: Terminal) -> list[Prompt]:
     return read_prompts(scored.texts)[: scored.limit]
 
 
-def _scores(model: Model, texts: Sequence[Prompt], token: CancelToken) -> Generator[tuple[Prompt, Score | None]]:
+class ScoreProgress:
+    """How far the scores are; also within a text that takes long."""
+
+    def __init__(self, terminal: Terminal, total: int, *, clock: Callable[[], float] = time.monotonic) -> None:
+        self._status = StatusLine(terminal, total)
+        self._clock = clock
+        self._begun = clock()
+        self._done = 0
+        self.clear = self._status.clear
+
+    def texts(self, done: int) -> None:
+        """Show that so many texts are scored."""
+        self._done, self._begun = done, self._clock()
+        self._status.show(done, "texts")
+
+    def tokens(self, done: int, total: int) -> None:
+        """Show that so many tokens of the next text are scored."""
+        if self._clock() - self._begun >= LINE_SECONDS:
+            self._status.show(self._done, f"texts; {number(done)} of {number(total)} tokens of the next one")
+
+
+def _scores(
+    model: Model, texts: Sequence[Prompt], token: CancelToken, progress: ScoreProgress
+) -> Generator[tuple[Prompt, Score | None]]:
     """Yield every text with its score; of many, those of a single token have none."""
     for text in texts:
         is_short = len(texts) > 1 and model.count_tokens(text.text) < 2
-        yield text, None if is_short else model.score(text.text, cancel=token)
+        yield text, None if is_short else model.score(text.text, cancel=token, on_progress=progress.tokens)
 
 
 def _run(
@@ -115,9 +143,9 @@ def _run(
     missing = [text for digest, text in dict(zip(hashes, texts, strict=True)).items() if digest not in known]
     if known:
         terminal.note(f"{sum(digest in known for digest in hashes)} of {len(texts)} texts are scored already", "dim")
-    status = StatusLine(terminal, len(texts))
+    progress = ScoreProgress(terminal, len(texts))
     try:
-        for text, found in each_in_background(lambda token: _scores(model, missing, token)):
+        for text, found in each_in_background(lambda token: _scores(model, missing, token, progress)):
             if found is None:
                 terminal.warn(f"text {text.index + 1} is left out: it is too short for a score")
                 continue
@@ -130,13 +158,13 @@ def _run(
             known[line["sha256"]] = line
             if kept is not None:
                 kept.add(line)
-            status.show(sum(digest in known for digest in hashes), "texts")
+            progress.texts(sum(digest in known for digest in hashes))
     except SignalReceived:
-        status.clear()
+        progress.clear()
         if kept is not None:
             terminal.note("What is scored is saved: the same command continues from there")
         raise
-    status.clear()
+    progress.clear()
     return [
         {"text": text.index, **known[digest]} for text, digest in zip(texts, hashes, strict=True) if digest in known
     ]

@@ -12,7 +12,7 @@ from edge_rt.runtime.cache.kv_cache import KVCache
 from edge_rt.runtime.decode.logprobs import log_sum_exp
 from edge_rt.runtime.decode.loop import Target
 
-PASS_ROWS: Final = 32
+PASS_ROWS: Final = 64
 """Most tokens of a pass: each needs a row of logits."""
 
 
@@ -62,12 +62,14 @@ def score_tokens(
     cache: KVCache,
     *,
     rows: int,
+    chunk: int,
     on_progress: Callable[[int, int], None] | None = None,
 ) -> Score:
     """Compute the log probability of every token but the first; the cache is empty before and afterwards.
 
     Args:
-        rows: most tokens of a pass.
+        rows: most tokens of a pass that are scored.
+        chunk: most tokens of a pass that another window has scored.
         on_progress: called with the tokens that are scored, and with all.
     """
     if len(token_ids) < 2:
@@ -80,16 +82,18 @@ def score_tokens(
     try:
         for begin, scored, end in windows_of(len(token_ids), cache.capacity):
             cache.truncate(0)
-            for at in range(begin, end, rows):
-                ids = list(token_ids[at : min(at + rows, end)])
+            at = begin
+            while at < end:
+                is_known = at < scored - 1
+                ids = list(token_ids[at : min(at + chunk, scored - 1) if is_known else min(at + rows, end)])
                 with cache.reserve(len(ids)) as reserved:
-                    outputs = target.forward(ids, reserved.start, len(ids))
-                    # Row i says what follows token at + i, which is scored if an earlier window has not scored it.
-                    for place in range(max(at, scored - 1), min(at + len(ids), end - 1)):
-                        row = place - at
-                        logit = float(outputs.logits[row, token_ids[place + 1]])
+                    outputs = target.forward(ids, reserved.start, 1 if is_known else len(ids))
+                    # Row i says what follows token at + i.
+                    for row in range(0 if is_known else min(len(ids), end - 1 - at)):
+                        logit = float(outputs.logits[row, token_ids[at + row + 1]])
                         logprobs.append(logit - log_sum_exp(outputs, row))
                     reserved.commit(ids)
+                at += len(ids)
                 if on_progress is not None:
                     on_progress(len(logprobs) + 1, len(token_ids))
     finally:

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import io
 import json
 
 import pytest
+
+from edge_rt.cli.commands.score import ScoreProgress
+from edge_rt.cli.render.console import Terminal, number
 
 TEXTS = ["The little boat left the harbour at dawn.", "The sea was calm.", "The sea was calm."]
 
@@ -21,6 +25,16 @@ def test_a_text_and_standard_input_say_the_same(inline, small_package):
     assert document["tokens"] == len(document["logprobs"]) == len(document["token_ids"]) - 1
     piped = inline("score", "-m", small_package, stdin=TEXTS[0].encode()).stdout.decode()
     assert piped.startswith(f"{document['tokens']} tokens, log probability {document['log_probability']:.4f}")
+
+
+def test_a_text_that_takes_long_shows_its_tokens():
+    err, now = io.StringIO(), [0.0]
+    progress = ScoreProgress(Terminal(io.StringIO(), err), 2, clock=lambda: now[0])
+    progress.tokens(10, 5000)
+    assert err.getvalue() == ""
+    now[0] = 5.0
+    progress.tokens(1500, 5000)
+    assert f"0/2 texts; {number(1500)} of {number(5000)} tokens of the next one" in err.getvalue()
 
 
 def test_a_text_of_a_file_that_is_too_short_is_left_out(inline, small_package, tmp_path):

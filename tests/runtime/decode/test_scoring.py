@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from edge_rt.errors import Cancelled, ConfigError
-from edge_rt.runtime.decode.scoring import windows_of
+from edge_rt.runtime.decode.scoring import score_tokens, windows_of
 from edge_rt.runtime.forward.cancel import CancelToken
 from tests.helpers.plain_answers import PROMPT
 from tests.helpers.small import GREEDY
@@ -44,6 +44,22 @@ def test_a_text_beyond_the_context_is_scored_in_windows(model):
     for begin, scored, end in windows_of(len(ids), size):
         wanted += expected(model, ids[begin:end])[max(0, scored - 1 - begin) :].tolist()
     np.testing.assert_allclose(score.logprobs, wanted, atol=1e-4)
+
+
+def test_rows_that_an_earlier_window_has_scored_need_no_logits(model):
+    size = model.context_tokens
+    ids = np.random.default_rng(1).integers(0, 200, 2 * size).tolist()
+    asked = []
+
+    class Target:
+        def forward(self, token_ids, start, num_logits, *, parents=None):
+            asked.append(num_logits)
+            return target.forward(token_ids, start, num_logits, parents=parents)
+
+    with model.passes() as (target, cache):
+        score = score_tokens(ids, Target(), cache, rows=8, chunk=32)
+    assert score == model.score(ids)
+    assert sum(asked) <= len(ids) + 2 + 2 * size // 2 // 32 + 2
 
 
 @pytest.mark.parametrize(("count", "size"), [(5, 10), (10, 10), (11, 10), (14, 10), (16, 10), (37, 8), (3, 2)])
