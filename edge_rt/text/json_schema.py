@@ -29,6 +29,14 @@ MAX_REFERENCED: Final = 1000
 """Levels of all schemas that references name: the engine goes into each within another, with 4 KiB of stack a level."""
 MAX_QUANTIFIERS: Final = 2000
 """In all regular expressions together: what they cost grows with their square, 0.1 s and 30 MB for so many."""
+_OPERATIONS: Final = ("&&", "--", "~~")
+_CLASS_MARK: Final = re.compile(
+    r"\\[xu](?:\{\w*\}|\w{2,4})|\\[pP](?:\{[^}]*\}|.)|\\.|\[:\^?\w+:\]|\[\^?\]?|\]|&&|--|~~|\x00", re.DOTALL
+)
+_ODD: Final = re.compile(
+    r"\x00|\\0|\\[xu]\{?0+\}?$|\\p\{?\^?(?:C|Other|Control|cntrl|Any|ASCII|Assigned)|\[:(?:\^|cntrl|ascii)",
+    re.IGNORECASE,
+)
 _QUANTIFIER: Final = re.compile(r"[?*+]|\{[\d,]")
 FORMATS: Final = frozenset(
     ("date-time", "time", "date", "duration", "email", "hostname", "ipv4", "ipv6", "uuid", "uri", "unknown")
@@ -149,6 +157,39 @@ def quantifiers_in(expression: str) -> int:
     return len(_QUANTIFIER.findall(expression))
 
 
+def exact_pattern(pattern: str, place: str) -> str:
+    r"""Return an expression whose classes of characters lack NUL.
+
+    The engine writes characters as JSON does, and takes a class with all control characters for one with every escape:
+    ``[^"]`` let ``\\"`` through.
+
+    Raises:
+        InvalidGrammar: it may have such a class in another way.
+    """
+    parts: list[str] = []
+    open_classes: list[bool] = []  # whether each is negated
+    end = 0
+    for match in _CLASS_MARK.finditer(pattern):
+        parts.append(pattern[end : match.start()])
+        end = match.end()
+        mark = match[0]
+        if mark == "]":
+            del open_classes[-1:]
+        elif mark.startswith("[") and not mark.startswith("[:"):
+            open_classes.append("^" in mark)
+            # A bracket right behind the beginning is a character.
+            mark = mark[:-1] + "\\]" if mark.endswith("]") else mark
+            mark = mark.replace("^", "^\\x00", 1)
+        elif (mark in _OPERATIONS and open_classes) or (_ODD.match(mark) and not any(open_classes)):
+            raise InvalidGrammar(
+                "The pattern has a class of characters that cannot be enforced.",
+                f"It has {mark!r:.20} at {place}: NUL, control characters, or an operation on classes.",
+                "List the characters that are wanted, or those that are not, as in [^a-z].",
+            )
+        parts.append(mark)
+    return "".join([*parts, pattern[end:]])
+
+
 def read_schema(schema: Any) -> tuple[dict[str, Any], tuple[str, ...]]:
     """Return a schema as the grammar engine takes it, and a sentence for everything that is not enforced.
 
@@ -235,7 +276,9 @@ def _read(schema: Any, place: str, reading: _Reading) -> Any:
             elif name == "patternProperties":
                 reading.quantifiers += sum(map(quantifiers_in, value))
             result[name] = {
-                key: one if name == "dependencies" and isinstance(one, list) else _read(one, f"{at}/{key}", reading)
+                exact_pattern(key, at) if name == "patternProperties" else key: (
+                    one if name == "dependencies" and isinstance(one, list) else _read(one, f"{at}/{key}", reading)
+                )
                 for key, one in value.items()
             }
         elif name in _LISTS or (name == "items" and isinstance(value, list)):
@@ -248,6 +291,7 @@ def _read(schema: Any, place: str, reading: _Reading) -> Any:
             result[name] = value
             if name == "pattern" and isinstance(value, str):
                 reading.quantifiers += quantifiers_in(value)
+                result[name] = exact_pattern(value, place)
             elif name == "$ref" and isinstance(value, str):
                 reading.references.add(value)
         elif name in _SILENT:

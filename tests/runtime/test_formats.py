@@ -84,6 +84,18 @@ def test_a_long_run_that_was_drafted_alone_leaves_no_trace(native):
     assert matcher.must_end
 
 
+@pytest.mark.parametrize(
+    "pattern", ['[^"]', r"[^\\]", r'[^a"\\\n]', "[^]a]", r"[^\x00-\x1f]", r"(?:[^\x22]|b)", r"\[?[[:alpha:]]"]
+)
+def test_classes_of_a_pattern_hold_for_characters_that_json_escapes(native, pattern):
+    table = TokenTable(native.tokenizer, native.tokenizer.vocab_size)
+    for letter in 'a"\\\nb\té€]':
+        matcher = table.matcher(answer_format({"type": "string", "pattern": f"^{pattern}$"}))
+        token_ids = native.tokenizer.encode_text(json.dumps(letter, ensure_ascii=False))
+        fits = matcher._matcher.try_consume_tokens(token_ids) == len(token_ids)
+        assert fits == (re.search(f"^{pattern.replace('[[:alpha:]]', '[a-z]')}$", letter) is not None), letter
+
+
 @pytest.mark.parametrize("spec", ["off", "suffix"])
 def test_what_is_forced_again_and_again_is_no_repetition_but_what_is_chosen_is(native, spec):
     text = "-+" * 200

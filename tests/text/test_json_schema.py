@@ -177,6 +177,16 @@ def test_names_of_properties_are_listed_or_follow_an_expression(schema):
         assert fits[0] == fits[1], value
 
 
+@pytest.mark.parametrize(
+    "pattern", [r"[\x00-\x1f]", r"a\u0000", "[[:cntrl:]]", "[[:^alpha:]]", "[a&&[^b]]", "[^a--b]", r"\p{Cc}", "[\0-a]"]
+)
+def test_classes_that_the_engine_would_take_for_others_are_refused(pattern):
+    with pytest.raises(InvalidGrammar, match="class of characters"):
+        read_schema({"properties": {"a": {"pattern": pattern}}})
+    with pytest.raises(InvalidGrammar, match="class of characters"):
+        read_schema({"patternProperties": {pattern: {}}})
+
+
 def test_python_data_is_taken_as_json_has_it():
     assert read_schema({"enum": ("a", "b")})[0] == {"enum": ["a", "b"]}
     assert "'1'" in read_schema({1: 2})[1][0]
