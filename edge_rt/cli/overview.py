@@ -81,7 +81,7 @@ COMMANDS: Final = {
         "cache",
         "cache_app",
         _FASTER,
-        "List or clear a prompt cache: what --prompt-cache keeps of prompts, so that they are read, not computed.",
+        "Show or clear what --prompt-cache keeps of prompts; or give a package its system message, computed.",
     ),
     "corpus": Command(
         "corpus",

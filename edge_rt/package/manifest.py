@@ -26,6 +26,8 @@ MANIFEST_FILE: Final = "manifest.json"
 WEIGHTS_FILE: Final = "weights.bin"
 TOKENIZER_FILE: Final = "tokenizer.json"
 TEMPLATE_FILE: Final = "chat_template.jinja"
+PROMPTS_FOLDER: Final = "prompts"
+"""Folder in a package, outside of the manifest, with what was computed of prompts that come with it."""
 TOOL_TEMPLATE_FILE: Final = "chat_template.tool_use.jinja"
 KV_FORMATS: Final[Mapping[str, tuple[str, ...]]] = {
     "native": ("f16", "f32", "int8", "k8v4", "int4", "int4x2"),

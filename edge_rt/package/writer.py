@@ -18,7 +18,7 @@ from edge_rt.package.documents import FileInfo, is_file_name
 from edge_rt.package.drafter import DRAFTER_FILE, DRAFTERS_FOLDER, WEIGHTS_FILE, DrafterInfo, TrainedDrafter
 from edge_rt.package.drafter_reader import open_drafter
 from edge_rt.package.drafter_tensors import head_tensors, placed
-from edge_rt.package.manifest import MANIFEST_FILE, Manifest
+from edge_rt.package.manifest import MANIFEST_FILE, PROMPTS_FOLDER, Manifest
 from edge_rt.package.reader import Package, absolute_path, open_package
 from edge_rt.system.files import occupied, replace, replace_folder, sha256_file, storage_errors, sync
 from edge_rt.system.machine import is_running
@@ -217,14 +217,14 @@ class DrafterWriter(FolderWriter):
 class PackageWriter(FolderWriter):
     """Creates a package in a private folder beside its destination and renames it when complete.
 
-    Use as a context manager: write files below ``folder``, then call ``publish``. Trained drafters in the folder of a
-    package that is replaced are kept.
+    Use as a context manager: write files below ``folder``, then call ``publish``. Trained drafters and computed
+    prompts in the folder of a package that is replaced are kept.
     """
 
     noun: ClassVar[str] = "package"
     description: ClassVar[str] = MANIFEST_FILE
-    # Drafters take hours to train, and the new package may well be the same model.
-    kept: ClassVar[tuple[str, ...]] = (DRAFTERS_FOLDER,)
+    # Drafters take hours to train, and the new package may well be the same model; prompts of another are not read.
+    kept: ClassVar[tuple[str, ...]] = (DRAFTERS_FOLDER, PROMPTS_FOLDER)
 
     def publish(self, manifest: Manifest) -> Package:
         """Write the manifest last, flush everything to the disk, and put the folder in its place.

@@ -17,9 +17,11 @@ from edge_rt.device.names import ON_CPU, DeviceChoice
 from edge_rt.errors import Cancelled, ConfigError, out_of_memory
 from edge_rt.memory.plan import Plan
 from edge_rt.ort.session import follow_cpus, onnxruntime_version, pool_size
+from edge_rt.package.kv_formats import BLOCK_TOKENS
+from edge_rt.package.manifest import PROMPTS_FOLDER
 from edge_rt.package.reader import Package
 from edge_rt.package.spec_modes import REFERENCE_MODES
-from edge_rt.runtime.cache.kv_cache import KVCache
+from edge_rt.runtime.cache.kv_cache import KVCache, common_prefix
 from edge_rt.runtime.cache.prompt_cache import PromptCache
 from edge_rt.runtime.config import GenerationConfig, GenerationOptions
 from edge_rt.runtime.decode.detokenizer import TextStream
@@ -461,6 +463,43 @@ class Model(ModelTexts):
         prompts = self._require_prompts()
         with self.passes() as (_, cache):
             return prompts.write_file(path, cache, token_ids)
+
+    @known_options()
+    def carry_prompt(self, system: str) -> tuple[Path, int]:
+        """Compute a system message and keep its rows in the package, so that chats that begin with it need not.
+
+        The package's folder ``prompts`` goes with it to other machines; every load with the same format of the cache
+        reads it.
+
+        Args:
+            system: the message, as chats will have it.
+
+        Returns:
+            The file, and of how many tokens it holds the rows.
+
+        Raises:
+            ConfigError: the message has too few tokens, or rows of this model's cache cannot be stored.
+            Busy, ModelClosed, StorageError, InvalidTemplate, ContextOverflow: as in ``generate``, or the package's
+                folder cannot be written.
+        """
+        prompts = self._require_prompts()
+        first, second = (
+            self.tokenizer.encode_rendered(
+                self.render([{"role": "system", "content": system}, {"role": "user", "content": text}])
+            )
+            for text in ("a", "1")
+        )
+        count = common_prefix(first, second) // BLOCK_TOKENS * BLOCK_TOKENS
+        if not count:
+            raise ConfigError(
+                "The system message is too short to be worth a file.",
+                f"Chats have {common_prefix(first, second)} tokens in common; a block has {BLOCK_TOKENS}.",
+                "Leave it to be computed.",
+            )
+        self.generate(first[:count], max_tokens=1, temperature=0.0, spec="off")
+        path = self.package.path / PROMPTS_FOLDER / f"{prompts.name_of(first[:count])}.rows"
+        with self.passes() as (_, cache):
+            return path, prompts.write_file(path, cache, first[:count], private=False)
 
     def load_rows(self, path: Path) -> None:
         """Read rows of a file of ``save_rows`` when a prompt begins with its tokens.

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 from edge_rt.errors import ConfigError, InputError, InvalidPromptCache, StorageError
+from edge_rt.export import export_model
 from edge_rt.memory.plan import Plan
 from edge_rt.package.kv_formats import KV_FORMAT
 from edge_rt.package.reader import open_package
@@ -404,3 +405,55 @@ class TestSavedChats:
                 with pytest.raises(ConfigError, match="portable"):
                     act(model.chat())
         assert not (tmp_path / "new.json").exists()
+
+
+class TestPackagesOwnPrompts:
+    """A package carries what was computed of a system message."""
+
+    SYSTEM = "You are the keeper of the lighthouse, and you answer in short sentences. " * 5
+
+    @pytest.fixture
+    def package(self, native_package, tmp_path):
+        path = shutil.copytree(native_package, tmp_path / "package")
+        with load_package(path, kv="int8") as model:
+            before = model.package.id
+            rows, tokens = model.carry_prompt(self.SYSTEM)
+        assert (rows.parent, tokens, open_package(path).id) == (path / "prompts", 192, before)
+        return shutil.move(path, tmp_path / "elsewhere")
+
+    def ask(self, package, **options):
+        with load_package(package, **{"kv": "int8", **options}) as model:
+            return model.chat(system=self.SYSTEM).send("What do you see?", max_tokens=8, logprobs=1, **GREEDY)
+
+    def test_every_load_reads_them(self, native_package, package, tmp_path):
+        plain = self.ask(native_package)
+        for options in ({}, {"isa": "scalar"}, {"prompt_cache": tmp_path / "too"}):
+            result = self.ask(package, **options)
+            assert (facts(result), result.usage.cached_tokens) == (facts(plain), 192)
+        assert self.ask(package, kv="f16").usage.cached_tokens == 0
+
+    def test_what_is_damaged_or_hostile_there_stops_nothing(self, native_package, package):
+        plain = facts(self.ask(native_package))
+        (path,) = (package / "prompts").iterdir()
+        data = path.read_bytes()
+        os.mkfifo(package / "prompts" / "pipe.rows")
+        (package / "prompts" / "link.rows").symlink_to("/dev/zero")
+        for changed, cached, warned in (
+            (data[:-1], 0, "a block has"),
+            (data[:-1] + bytes([data[-1] ^ 1]), 128, "is damaged"),
+            (data[:40], 0, None),
+            (data[:70] + b"x" + data[71:], 0, "does not follow"),
+        ):
+            path.write_bytes(changed)
+            result = self.ask(package)
+            assert (facts(result), result.usage.cached_tokens) == (plain, cached)
+            assert [str(warned) in text for text in result.warnings] == ([] if warned is None else [True])
+
+    def test_they_stay_when_the_package_is_made_again(self, small_gguf, package):
+        export_model(small_gguf, package, profile="native", force=True)
+        assert self.ask(package).usage.cached_tokens == 192
+
+    def test_a_short_message_is_refused(self, native_package):
+        with load_package(native_package) as model, pytest.raises(ConfigError, match="too short"):
+            model.carry_prompt("Be brief.")
+        assert not (native_package / "prompts").exists()

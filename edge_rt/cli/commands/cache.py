@@ -1,4 +1,4 @@
-"""``edge-rt cache list`` and ``clear``: what a prompt cache holds."""
+"""``edge-rt cache``: what a prompt cache holds, and prompts that come with a package."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from typing import Annotated
 import typer
 
 from edge_rt.cli.options import flags
-from edge_rt.cli.options.groups import OutputFlags
-from edge_rt.cli.options.spread import path_of
+from edge_rt.cli.options.groups import LoadFlags, OutputFlags, PlaceFlags
+from edge_rt.cli.options.spread import only, path_of
 from edge_rt.cli.options.typer_commands import PlainCommand, PlainGroup, typer_command
 from edge_rt.cli.overview import COMMANDS
 from edge_rt.errors import ConfigError, StorageError
@@ -63,6 +63,37 @@ def list_cache(where: FolderFlags, output: OutputFlags) -> int:
         used = time.strftime("%Y-%m-%d %H:%M", time.localtime(entry.used)) if entry.used else "-"
         rows.append((entry.model, entry.kv_format, f"{entry.tokens:,}", human_bytes(entry.bytes), used))
     terminal.table(rows, right=(2, 3))
+    return 0
+
+
+@dataclass(frozen=True)
+class AddFlags:
+    """What is computed."""
+
+    system: Annotated[str, flags.SYSTEM.but(help="System message, as chats will have it.")]
+
+
+@cache_app.command(cls=PlainCommand)
+@typer_command
+def add(
+    wanted: AddFlags,
+    load: Annotated[LoadFlags, only("model", "memory", "ctx", "threads", "kv_type")],
+    output: OutputFlags,
+    places: PlaceFlags,
+) -> int:
+    """Compute a system message and keep the result in the package: chats that begin with it read it, anywhere."""
+    from edge_rt.cli.loading import load_model, obtain_package
+
+    terminal = output.terminal()
+    asked = load.options(places).but(device="cpu", spec="off")
+    _, package = obtain_package(terminal, load.reference, places, budget=load.budget_bytes(places))
+    model = load_model(package, asked)
+    path, tokens = model.carry_prompt(wanted.system)
+    kv, size = model.plan.choice.kv_format, path.stat().st_size
+    if output.json:
+        terminal.document({"path": str(path), "tokens": tokens, "bytes": size, "kv_format": kv})
+    else:
+        terminal.line(f"the package has {tokens} tokens of it now ({kv} cache, {human_bytes(size)}): {path}")
     return 0
 
 

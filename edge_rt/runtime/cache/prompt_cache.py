@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Final
 
-from edge_rt.errors import EdgeRTError, InvalidPromptCache
+from edge_rt.errors import EdgeRTError, InvalidPromptCache, StorageError
 from edge_rt.package.kv_formats import BLOCK_TOKENS
 from edge_rt.runtime.cache.block_folder import BlockFolder
 from edge_rt.runtime.cache.kv_cache import KVCache
@@ -16,12 +16,15 @@ from edge_rt.runtime.cache.row_blocks import (
     RowBlocks,
     RowsFile,
     block_names,
+    key_of,
 )
 from edge_rt.system.files import write_atomically
 
 LEAST_TOKENS: Final = 128
 """Shorter texts are not stored: small talk would fill the folder. Measured with SmolLM2 and an int8 cache: 64 tokens
 are read in 0.9 ms and written in 1 ms; computing them takes 17 ms."""
+_MOST_FILES: Final = 256
+"""Of a package's folder."""
 
 
 class PromptCache:
@@ -32,15 +35,27 @@ class PromptCache:
     Args:
         blocks: of the model's cache.
         folder: where prompts are kept; None: nowhere.
-        files: prompts that are there already, such as a package's own.
     """
 
-    def __init__(self, blocks: RowBlocks, folder: BlockFolder | None = None, files: Sequence[RowsFile] = ()) -> None:
+    def __init__(self, blocks: RowBlocks, folder: BlockFolder | None = None) -> None:
         self._blocks = blocks
         self._folder = folder
-        self._files = tuple(files)
+        self._files: list[RowsFile] = []
         self._named: RowsFile | None = None
         self._warnings: list[str] = []
+
+    def add_folder(self, folder: Path) -> None:
+        """Read from the files of a package's folder as well, as far as they belong to this model and its cache."""
+        files = [] if folder.is_symlink() else sorted(folder.glob("*.rows"))[:_MOST_FILES]
+        for path in (path for path in files if key_of(path) == self._blocks.key):
+            try:
+                self._files.append(RowsFile(path, self._blocks))
+            except (InvalidPromptCache, StorageError) as error:
+                self._warnings.append(str(error))
+
+    def name_of(self, token_ids: Sequence[int]) -> str:
+        """Return a name for the file of a prompt, in letters and digits."""
+        return block_names(self._blocks.key, token_ids)[-1].hex()[:16]
 
     def take_warnings(self) -> tuple[str, ...]:
         """Return what went wrong since it was asked last, one sentence each."""
@@ -119,10 +134,13 @@ class PromptCache:
         begin, end = index * BLOCK_TOKENS, (index + 1) * BLOCK_TOKENS
         return self._blocks.pack(before, token_ids[begin:end], cache.rows(begin, end), block)
 
-    def write_file(self, path: Path, cache: KVCache, token_ids: Sequence[int]) -> int:
-        """Write the rows that the cache holds of a prompt into one file, for its owner only; return their tokens.
+    def write_file(self, path: Path, cache: KVCache, token_ids: Sequence[int], *, private: bool = True) -> int:
+        """Write the rows that the cache holds of a prompt into one file; return their tokens.
 
         Nothing is written if there is no whole block of them.
+
+        Args:
+            private: for its owner only.
 
         Raises:
             StorageError: the file cannot be written.
@@ -137,5 +155,5 @@ class PromptCache:
                 yield block.data
 
         if count:
-            write_atomically(path, parts(), private=True)
+            write_atomically(path, parts(), private=private, parents=True)
         return count * BLOCK_TOKENS

@@ -161,6 +161,18 @@ def _digest(block: Array) -> bytes:
     return digest.digest()
 
 
+def key_of(path: Path) -> bytes | None:
+    """Return the key of a file of blocks; None if it is none, a link, or of another version."""
+    if path.is_symlink() or not path.is_file():
+        return None
+    try:
+        with path.open("rb") as file:
+            magic, version, count, key, _, _ = _HEADER.unpack(file.read(_HEADER.size))
+    except (OSError, struct.error):
+        return None
+    return key if magic.startswith(_MAGIC) and (version, count) == (ROWS_VERSION, BLOCK_TOKENS) else None
+
+
 class BlockSource(Protocol):
     """Where blocks are read from."""
 

@@ -14,6 +14,7 @@ from edge_rt.memory.figures import CONTEXT_BYTES, DRIVER_BYTES, Device, GpuFigur
 from edge_rt.memory.plan import GPU_OP_PROFILE
 from edge_rt.memory.shape import DrafterShape, DraftModelShape, ModelShape, shape_of, shape_on
 from edge_rt.package.exits import require_self_mode
+from edge_rt.package.manifest import PROMPTS_FOLDER, Manifest
 from edge_rt.package.reader import Package
 from edge_rt.package.spec_modes import AUTO, COMPUTED_MODES, CORPUS_MODES, mode_of
 from edge_rt.runtime.load.drafters import drafting_shapes
@@ -23,7 +24,6 @@ from edge_rt.system.process_memory import own_bytes, read_memory
 
 if TYPE_CHECKING:
     from edge_rt.device.driver import Gpu
-    from edge_rt.package.manifest import Manifest
     from edge_rt.runtime.speculation.cost_model import RowCosts
 
 
@@ -56,6 +56,7 @@ class Facts:
         cpu_costs: cache format -> costs of passes that were measured on the CPU.
         lost_costs: the same on any GPU, if the driver does not answer.
         context_bytes: what this process's context holds already of a GPU that shares the machine's memory.
+        has_prompts: whether prompts come with the package, computed.
     """
 
     shape: ModelShape
@@ -72,6 +73,7 @@ class Facts:
     lost_costs: Mapping[str, RowCosts] = field(default_factory=dict)
     lost: str | None = None
     context_bytes: int = 0
+    has_prompts: bool = False
 
 
 def read_facts(model: Package | ModelShape, options: LoadOptions, machine: Device | None = None) -> Facts:
@@ -107,6 +109,7 @@ def read_facts(model: Package | ModelShape, options: LoadOptions, machine: Devic
         corpus_bytes=file_size(options.corpus),
         base_bytes=here.base_bytes,
         is_here=is_here,
+        has_prompts=package is not None and (package.path / PROMPTS_FOLDER).is_dir(),
     )
     if is_here:
         facts = _with_gpus(facts, options, is_process=machine is None)

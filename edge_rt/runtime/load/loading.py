@@ -17,6 +17,7 @@ from edge_rt.ort.compute_device import ComputeDevice
 from edge_rt.ort.mapped_weights import MappedWeights
 from edge_rt.ort.session import Session, TensorSpec, arena_of, check_window_support, onnxruntime_version, pool_size
 from edge_rt.package.drafter import HEAD, TrainedDrafter
+from edge_rt.package.manifest import PROMPTS_FOLDER
 from edge_rt.package.reader import Package, absolute_path
 from edge_rt.runtime.cache.block_folder import USUAL_SIZE, BlockFolder
 from edge_rt.runtime.cache.kv_cache import KVCache
@@ -273,12 +274,14 @@ def _open_prompts(
     assert isinstance(io_binding, NativeIOBinding), package.manifest.op_profile
     key = rows_key(package.manifest, io_binding.kv_formats, io_binding.capacity)
     blocks = RowBlocks(key, io_binding.row_parts)
-    if options.prompt_cache is None:
-        return PromptCache(blocks)
-    limit = USUAL_SIZE if options.prompt_cache_size is None else parse_size(options.prompt_cache_size)
-    about = {"model": package.manifest.model.name, "kv_format": io_binding.kv_format}
-    folder = absolute_path(options.prompt_cache)
-    return PromptCache(blocks, BlockFolder(folder, key, about, size=blocks.size, limit=limit))
+    folder = None
+    if options.prompt_cache is not None:
+        limit = USUAL_SIZE if options.prompt_cache_size is None else parse_size(options.prompt_cache_size)
+        about = {"model": package.manifest.model.name, "kv_format": io_binding.kv_format}
+        folder = BlockFolder(absolute_path(options.prompt_cache), key, about, size=blocks.size, limit=limit)
+    prompts = PromptCache(blocks, folder)
+    prompts.add_folder(package.path / PROMPTS_FOLDER)
+    return prompts
 
 
 def cache_device(device: ComputeDevice | None, sessions: Sequence[Session]) -> ComputeDevice | None:

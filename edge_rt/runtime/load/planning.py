@@ -92,7 +92,7 @@ def _plan_on(facts: Facts, options: LoadOptions, gpu: GpuFigures | None) -> Plan
         corpus_bytes=facts.corpus_bytes,
         hidden=options.hidden,
         formats=options.formats,
-        prompt_cache=options.prompt_cache is not None,
+        prompt_cache=options.prompt_cache is not None or facts.has_prompts,
         drafter=facts.drafter,
         drafter_folder=None if options.drafter is None else str(options.drafter),
         draft_model=facts.draft_model,
