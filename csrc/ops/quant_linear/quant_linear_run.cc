@@ -9,7 +9,7 @@
 namespace edge_rt {
 namespace {
 
-// Least work of an item, so that claiming it costs little.
+// Least work of an item, so that claiming it costs little: bytes of weights, times groups of rows.
 constexpr int64_t kItemBytes = 24 << 10;
 
 // Numbers that an item norms, about a microsecond's work.
@@ -95,8 +95,8 @@ size_t step_scratch_bytes(const PackedParts& weight, int64_t rows) {
 }
 
 LinearStep::LinearStep(const QuantLinearKernels& kernels, const RoundRows& rounding, const LinearRows& job, int lanes)
-    : kernels_(kernels), rounding_(rounding), job_(job), lane_count_(lanes), tile_step_(job.paired ? 2 : 1),
-      lanes_(0, 0, 1) {
+    : kernels_(kernels), rounding_(rounding), job_(job), lane_count_(lanes),
+      tile_step_(job.paired || job.in.groups() >= kUnpackGroups ? 2 : 1), lanes_(0, 0, 1) {
   job_.fetch = fetch_ahead();
   split();
 }
@@ -109,7 +109,8 @@ void LinearStep::split() {
     const int64_t finer = is_nested(part.format) ? part.blocks * finer_bytes(part.format) : 0;
     tile_bytes = std::max(tile_bytes, part.tile_bytes() + finer);
   }
-  const int64_t units = (weight.tiles() + tile_step_ - 1) / tile_step_, unit = tile_step_ * tile_bytes;
+  const int64_t groups = job_.in.groups() >= kUnpackGroups ? job_.in.groups() : 1;
+  const int64_t units = (weight.tiles() + tile_step_ - 1) / tile_step_, unit = tile_step_ * tile_bytes * groups;
   lanes_ = TileLanes(units, (kItemBytes + unit - 1) / unit, lane_count_);
 }
 

@@ -37,62 +37,74 @@ EDGE_RT_INLINE VI first_dot(int32_t sum) {
   return vi_set1(static_cast<int32_t>(static_cast<uint32_t>(sum) * static_cast<uint32_t>(kMissing)));
 }
 
-// Groups is their number, or 0 where it is only known at run time.
-template <int Queries, CodeKind Kind, int Groups>
-inline void score_codes(const TileCodes& keys, const QueryCodes& queries, float* scores) {
-  const int groups = Groups > 0 ? Groups : keys.groups;
-  VF sums[Queries];
-  for (int i = 0; i < Queries; ++i) sums[i] = vf_zero();
+// Groups is their number, or 0 where it is only known at run time. What is loaded of a query serves all tiles.
+template <int Queries, int Tiles, CodeKind Kind, int Groups>
+inline void score_codes(const TileCodes* keys, const QueryCodes& queries, float* scores) {
+  const int groups = Groups > 0 ? Groups : keys->groups;
+  VF sums[Tiles][Queries];
+  for (int t = 0; t < Tiles; ++t) {
+    for (int i = 0; i < Queries; ++i) sums[t][i] = vf_zero();
+  }
   for (int g = 0; g < groups; ++g) {
-    VI dots[Queries];
-    for (int i = 0; i < Queries; ++i) dots[i] = first_dot<Kind>(queries.sums[i * groups + g]);
+    VI dots[Tiles][Queries];
+    for (int i = 0; i < Queries; ++i) {
+      const VI first = first_dot<Kind>(queries.sums[i * groups + g]);
+      for (int t = 0; t < Tiles; ++t) dots[t][i] = first;
+    }
     for (int w = 0; w < kGroupWords; ++w) {
-      const VB codes = vb_load(keys.across + (g * kGroupWords + w) * 64);
+      VB codes[Tiles];
+      for (int t = 0; t < Tiles; ++t) codes[t] = vb_load(keys[t].across + (g * kGroupWords + w) * 64);
       for (int i = 0; i < Queries; ++i) {
-        dots[i] = dot_codes<Kind>(dots[i], codes, vb_set1_4(queries.codes + i * queries.stride + g * kKvGroup + 4 * w));
+        const VB query = vb_set1_4(queries.codes + i * queries.stride + g * kKvGroup + 4 * w);
+        for (int t = 0; t < Tiles; ++t) dots[t][i] = dot_codes<Kind>(dots[t][i], codes[t], query);
       }
     }
-    const VF scale = vf_load(keys.scales + g * kKvTile);
-    if constexpr (Kind == CodeKind::kSigned) {
-      for (int i = 0; i < Queries; ++i) {
-        sums[i] = vf_fma(vf_mul(vf_from_i32(dots[i]), scale), vf_set1(queries.scales[i * groups + g]), sums[i]);
-      }
-    } else {
-      const VF minimum = vf_load(keys.minimums + g * kKvTile);
-      for (int i = 0; i < Queries; ++i) {
-        const VF below = vf_mul(minimum, vf_from_i32(vi_set1(queries.sums[i * groups + g])));
-        const VF sum = vf_fma(scale, vf_from_i32(dots[i]), below);
-        sums[i] = vf_fma(vf_set1(queries.scales[i * groups + g]), sum, sums[i]);
+    for (int t = 0; t < Tiles; ++t) {
+      const VF scale = vf_load(keys[t].scales + g * kKvTile);
+      if constexpr (Kind == CodeKind::kSigned) {
+        for (int i = 0; i < Queries; ++i) {
+          const VF sum = vf_mul(vf_from_i32(dots[t][i]), scale);
+          sums[t][i] = vf_fma(sum, vf_set1(queries.scales[i * groups + g]), sums[t][i]);
+        }
+      } else {
+        const VF minimum = vf_load(keys[t].minimums + g * kKvTile);
+        for (int i = 0; i < Queries; ++i) {
+          const VF below = vf_mul(minimum, vf_from_i32(vi_set1(queries.sums[i * groups + g])));
+          const VF sum = vf_fma(scale, vf_from_i32(dots[t][i]), below);
+          sums[t][i] = vf_fma(vf_set1(queries.scales[i * groups + g]), sum, sums[t][i]);
+        }
       }
     }
   }
-  for (int i = 0; i < Queries; ++i) vf_store(scores + i * kKvChunk, sums[i]);
+  for (int i = 0; i < Queries; ++i) {
+    for (int t = 0; t < Tiles; ++t) vf_store(scores + i * kKvChunk + t * kKvTile, sums[t][i]);
+  }
 }
 
-template <CodeKind Kind, int Groups>
-inline void score_some_codes(const TileCodes& keys, const QueryCodes& queries, int64_t count, float* scores,
+template <int Tiles, CodeKind Kind, int Groups>
+inline void score_some_codes(const TileCodes* keys, const QueryCodes& queries, int64_t count, float* scores,
                              Ahead* ahead) {
   const int rows = ahead->share((count + 3) / 4);
   for (int64_t i = 0; i < count; i += 4) {
     ahead->fetch(rows);
-    const QueryCodes some = queries.from(i, keys.groups);
+    const QueryCodes some = queries.from(i, keys->groups);
     float* to = scores + i * kKvChunk;
     switch (count - i) {
-      case 1: score_codes<1, Kind, Groups>(keys, some, to); break;
-      case 2: score_codes<2, Kind, Groups>(keys, some, to); break;
-      case 3: score_codes<3, Kind, Groups>(keys, some, to); break;
-      default: score_codes<4, Kind, Groups>(keys, some, to); break;
+      case 1: score_codes<1, Tiles, Kind, Groups>(keys, some, to); break;
+      case 2: score_codes<2, Tiles, Kind, Groups>(keys, some, to); break;
+      case 3: score_codes<3, Tiles, Kind, Groups>(keys, some, to); break;
+      default: score_codes<4, Tiles, Kind, Groups>(keys, some, to); break;
     }
   }
 }
 
-template <CodeKind Kind>
-inline void score_all_codes(const TileCodes& keys, const QueryCodes& queries, int64_t count, float* scores,
+template <CodeKind Kind, int Tiles = 1>
+inline void score_all_codes(const TileCodes* keys, const QueryCodes& queries, int64_t count, float* scores,
                             Ahead* ahead) {
-  if (keys.groups == 2) {
-    score_some_codes<Kind, 2>(keys, queries, count, scores, ahead);
+  if (keys->groups == 2) {
+    score_some_codes<Tiles, Kind, 2>(keys, queries, count, scores, ahead);
   } else {
-    score_some_codes<Kind, 0>(keys, queries, count, scores, ahead);
+    score_some_codes<Tiles, Kind, 0>(keys, queries, count, scores, ahead);
   }
 }
 
@@ -159,10 +171,9 @@ inline void spread_rest(const MappedRows<0>& at, int64_t offset, int n, int8_t* 
   spread_half([&](int j) { return reinterpret_cast<const uint8_t*>(copies[j]); }, 0, across);
 }
 
-inline void gather_int8(const AttentionPass& pass, const uint8_t* plane, const int32_t* rows,
-                        const AttentionWork& work) {
+inline void gather_int8(const AttentionPass& pass, const uint8_t* plane, const int32_t* rows, int8_t* across,
+                        float* scales) {
   const int dim = pass.head_dim, groups = pass.groups();
-  int8_t* across = reinterpret_cast<int8_t*>(work.across);
   if (dim == 64) {
     if (are_adjacent(rows)) {
       spread_int8(AdjacentRows<64>{plane + int64_t{rows[0]} * 64}, 4, across);
@@ -176,7 +187,7 @@ inline void gather_int8(const AttentionPass& pass, const uint8_t* plane, const i
     for (int d = dim / 16 * 16; d < groups * kKvGroup; d += 16)
       spread_rest(at, d, dim > d ? dim - d : 0, across + d * 16);
   }
-  read_scales(pass, plane, rows, work.scales);
+  read_scales(pass, plane, rows, scales);
 }
 
 template <KvCoding Coding>
@@ -209,20 +220,37 @@ inline void score_coded(const AttentionPass& pass, const uint8_t* plane, const i
   const QueryCodes queries = all.from(query, groups);
   switch (pass.form().key) {
     case kCodedInt8:
-      gather_int8(pass, plane, physical, work);
-      score_all_codes<CodeKind::kSigned>(keys, queries, count, scores, ahead);
+      gather_int8(pass, plane, physical, reinterpret_cast<int8_t*>(work.across), work.scales);
+      score_all_codes<CodeKind::kSigned>(&keys, queries, count, scores, ahead);
       break;
     case kCodedPairs:
       gather_coded<kCodedPairs>(pass, plane, physical, work);
-      score_all_codes<CodeKind::kBytes>(keys, queries, count, scores, ahead);
+      score_all_codes<CodeKind::kBytes>(&keys, queries, count, scores, ahead);
       break;
     case kCodedUpper:
       gather_coded<kCodedUpper>(pass, plane, physical, work);
-      score_all_codes<CodeKind::kNibbles>(keys, queries, count, scores, ahead);
+      score_all_codes<CodeKind::kNibbles>(&keys, queries, count, scores, ahead);
       break;
     default:
       gather_coded<kCodedNibbles>(pass, plane, physical, work);
-      score_all_codes<CodeKind::kNibbles>(keys, queries, count, scores, ahead);
+      score_all_codes<CodeKind::kNibbles>(&keys, queries, count, scores, ahead);
       break;
   }
+}
+
+// Scores of kScoreTiles tiles whose keys are bytes: of these as many lie across where one of floats does, and those of
+// the second have their scales where minimums would be.
+inline void score_int8_tiles(const AttentionPass& pass, const uint8_t* plane, const int32_t* physical, int64_t query,
+                             int64_t count, const AttentionWork& work, float* scores, Ahead* ahead) {
+  static_assert(kScoreTiles <= 2, "more find no room for their scales");
+  const int groups = pass.groups();
+  TileCodes keys[kScoreTiles];
+  for (int t = 0; t < kScoreTiles; ++t) {
+    int8_t* across = reinterpret_cast<int8_t*>(work.across) + t * groups * kGroupWords * 64;
+    float* scales = work.scales + t * groups * kKvTile;
+    gather_int8(pass, plane, physical + t * kKvTile, across, scales);
+    keys[t] = {across, scales, nullptr, groups};
+  }
+  const QueryCodes all{pass.query_codes, padded_codes(pass.head_dim), pass.query_scales, pass.query_sums};
+  score_all_codes<CodeKind::kSigned, kScoreTiles>(keys, all.from(query, groups), count, scores, ahead);
 }

@@ -130,6 +130,21 @@ inline Ahead look_ahead(const AttentionPass& pass, int which, int kv, int64_t po
   return {in.codes, rows, in.code_bytes, count, second};
 }
 
+// Transposes a tile of float keys, of whose last vector `tail` floats are there, or all if that is 0.
+inline void lay_across(const float* const* keys, int padded_dim, int tail, float* across) {
+  const void* rows[kKvTile];
+  for (int j = 0; j < kKvTile; ++j) rows[j] = keys[j];
+  int d = 0;
+  for (; d + (tail > 0 ? 16 : 0) < padded_dim; d += 16) transpose16(rows, d, across + 16 * d);
+  if (tail == 0) return;
+  float ends[kKvTile][16];
+  for (int j = 0; j < kKvTile; ++j) {
+    vf_store(ends[j], vf_load_n(keys[j] + d, tail));
+    rows[j] = ends[j];
+  }
+  transpose16(rows, 0, across + 16 * d);
+}
+
 // Scores of a tile for `count` queries from number `query` in scratch memory on.
 inline void score_tile(const AttentionPass& pass, int kv, const int32_t* physical, int64_t query, int64_t count,
                        const AttentionWork& work, float* scores, Ahead* ahead) {
@@ -143,18 +158,7 @@ inline void score_tile(const AttentionPass& pass, int kv, const int32_t* physica
   const float* across = nullptr;
   const int vectors = pass.padded_dim / 16, tail = tail_of(pass, pass.form().key);
   if (count >= kAcrossQueries) {
-    const void* rows[kKvTile];
-    for (int j = 0; j < kKvTile; ++j) rows[j] = keys[j];
-    int d = 0;
-    for (; d + (tail > 0 ? 16 : 0) < pass.padded_dim; d += 16) transpose16(rows, d, work.across + 16 * d);
-    if (tail > 0) {
-      float ends[kKvTile][16];
-      for (int j = 0; j < kKvTile; ++j) {
-        vf_store(ends[j], vf_load_n(keys[j] + d, tail));
-        rows[j] = ends[j];
-      }
-      transpose16(rows, 0, work.across + 16 * d);
-    }
+    lay_across(keys, pass.padded_dim, tail, work.across);
     across = work.across;
   }
   const float* queries = pass.queries + query * pass.padded_dim;
@@ -165,6 +169,57 @@ inline void score_tile(const AttentionPass& pass, int kv, const int32_t* physica
   } else {
     score_float<0>(keys, across, vectors, tail, queries, count, scores, ahead);
   }
+}
+
+// The same of kScoreTiles tiles of float keys, which lie across in work.across and behind the rows that are read.
+inline void score_float_tiles(const AttentionPass& pass, const uint8_t* plane, const int32_t* physical, int64_t query,
+                              int64_t count, const AttentionWork& work, float* scores, Ahead* ahead) {
+  static_assert(kScoreTiles * kKvTile <= kKvChunk, "rows of all tiles but the first are free");
+  const int vectors = pass.padded_dim / 16, tail = tail_of(pass, pass.form().key);
+  AcrossTiles<kScoreTiles> across;
+  for (int t = 0; t < kScoreTiles; ++t) {
+    const float* keys[kKvTile];
+    float* to = t == 0 ? work.across : work.rows + t * kKvTile * pass.padded_dim;
+    kKvKernels[pass.form().key].read(pass, plane, physical + t * kKvTile, work, keys);
+    lay_across(keys, pass.padded_dim, tail, to);
+    across.tiles[t] = to;
+  }
+  const float* queries = pass.queries + query * pass.padded_dim;
+  if (vectors == 4) {
+    score_tiles_across<kScoreTiles, 4>(across, vectors, queries, count, scores, ahead);
+  } else if (vectors == 8) {
+    score_tiles_across<kScoreTiles, 8>(across, vectors, queries, count, scores, ahead);
+  } else {
+    score_tiles_across<kScoreTiles, 0>(across, vectors, queries, count, scores, ahead);
+  }
+}
+
+// Tiles at the chunk's begin that every row sees whole and finds at the same place.
+inline int common_tiles(const ChunkView& view) {
+  const AttentionPass& pass = view.pass;
+  int first = 0, last = kKvChunk;
+  for (int r = 0; r < view.rows; ++r) {
+    first = view.first[r] > first ? view.first[r] : first;
+    last = view.last[r] < last ? view.last[r] : last;
+  }
+  if (!pass.chain && pass.past - view.start < last) last = clamp_to_chunk(pass.past - view.start);
+  return first > 0 ? 0 : last / kKvTile;
+}
+
+// Scores common tiles several at a time, where that takes less time. Returns how many it scored.
+inline int score_common(const ChunkView& view, int kv, int tiles, const AttentionWork& work) {
+  const AttentionPass& pass = view.pass;
+  const int64_t count = static_cast<int64_t>(view.rows) * pass.group;
+  const bool of_bytes = pass.form().key == kCodedInt8;
+  if (kScoreTiles == 1 || count < kAcrossQueries || (pass.has_query_codes() && !of_bytes)) return 0;
+  const auto score = of_bytes ? score_int8_tiles : score_float_tiles;
+  int tile = 0;
+  for (; tile + kScoreTiles <= tiles; tile += kScoreTiles) {
+    Ahead values = look_ahead(pass, 1, kv, view.start + tile * kKvTile, kScoreTiles * kKvTile);
+    score(pass, pass.plane(0, kv), pass.row_map + view.start + tile * kKvTile, pass.query_place(kv, view.begin), count,
+          work, work.scores + tile * kKvTile, &values);
+  }
+  return tile;
 }
 
 inline void score_drafted(const ChunkView& view, int kv, const DraftedKeys& keys, const AttentionWork& work,
@@ -245,18 +300,6 @@ inline void weigh_tile(const ChunkView& view, int kv, int tile, int begin, int e
   }
 }
 
-// Tiles at the chunk's begin that every row sees whole and finds at the same place.
-inline int common_tiles(const ChunkView& view) {
-  const AttentionPass& pass = view.pass;
-  int first = 0, last = kKvChunk;
-  for (int r = 0; r < view.rows; ++r) {
-    first = view.first[r] > first ? view.first[r] : first;
-    last = view.last[r] < last ? view.last[r] : last;
-  }
-  if (!pass.chain && pass.past - view.start < last) last = clamp_to_chunk(pass.past - view.start);
-  return first > 0 ? 0 : last / kKvTile;
-}
-
 // Adds the values of the chunk's first tiles in one go, with the sums in registers.
 inline void weigh_tiles(const ChunkView& view, int kv, int tiles, const AttentionWork& work, const ValueSums& to) {
   const AttentionPass& pass = view.pass;
@@ -278,7 +321,8 @@ inline void attend_chunk(const AttentionPass& pass, int kv, int64_t begin, int64
   ChunkView view{pass, begin, chunk * kKvChunk, 0, {}, {}};
   see_chunk(end, &view);
   const int tiles = pass.chain ? kKvTiles : clamp_to_chunk(pass.past - view.start) / kKvTile;  // without drafted nodes
-  for (int tile = 0; tile < tiles; ++tile) {
+  const int common = common_tiles(view);
+  for (int tile = score_common(view, kv, common, work); tile < tiles; ++tile) {
     Ahead values = look_ahead(pass, 1, kv, view.start + tile * kKvTile);
     visit_tile(view, tile, [&](int from, int to, const int32_t* physical) {
       const int64_t first = static_cast<int64_t>(from) * pass.group;
@@ -294,7 +338,6 @@ inline void attend_chunk(const AttentionPass& pass, int kv, int64_t begin, int64
     score_drafted(view, kv, keys, work, &values);
   }
   const int64_t queries = static_cast<int64_t>(view.rows) * pass.group;
-  const int common = common_tiles(view);
   const bool one_go = common >= 2 && (kKvKernels[pass.form().value].weigh == nullptr || queries > kMostCodedQueries);
   if (common == kKvTiles) {
     weigh_whole_chunk(pass, queries, work.scores, out);

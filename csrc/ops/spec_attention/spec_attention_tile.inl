@@ -1,13 +1,13 @@
 // Scores of 16 keys, and the sum of 16 weighted values. Two ways to a score of float keys give the same bits: key by
 // key (16 registers of lanes, then the tree by vf_sum16), or, for many queries, over transposed keys (a lane per key).
 
-// Queries and vectors that fit the registers together.
+// Queries, tiles and vectors that fit the registers together.
 #if defined(EDGE_RT_SIMD_AVX512)
-constexpr int kScoreQueries = 4, kValueQueries = 4, kValueVectors = 4;
+constexpr int kScoreQueries = 4, kScoreTiles = 2, kValueQueries = 4, kValueVectors = 4;
 #elif defined(EDGE_RT_SIMD_AVX2)
-constexpr int kScoreQueries = 1, kValueQueries = 2, kValueVectors = 2;
+constexpr int kScoreQueries = 1, kScoreTiles = 1, kValueQueries = 2, kValueVectors = 2;
 #else
-constexpr int kScoreQueries = 2, kValueQueries = 2, kValueVectors = 2;
+constexpr int kScoreQueries = 2, kScoreTiles = 1, kValueQueries = 2, kValueVectors = 2;
 #endif
 // From this number of queries on, transposing a tile of keys is worth it.
 constexpr int kAcrossQueries = 8;
@@ -76,55 +76,74 @@ inline void score_rows_with_tail(const float* const* keys, int vectors, int tail
   vf_store(scores, vf_sum16(sums));
 }
 
-// The tree of vf_sum over lanes lane, lane + Step, lane + 2 Step ... of several queries.
-template <int Queries, int Vectors, int Step>
-EDGE_RT_INLINE void sum_across(const float* across, int vectors, const float* queries, int stride, int lane, VF* out) {
-  VF other[Queries];
+// Tiles of float keys that lie across: 16 keys' words to each of padded_dim dimensions.
+template <int Tiles>
+struct AcrossTiles {
+  const float* tiles[Tiles];
+};
+
+// The tree of vf_sum over lanes lane, lane + Step, lane + 2 Step ... of several queries and tiles, queries of the first
+// tile first. What is loaded of a query serves all tiles.
+template <int Queries, int Tiles, int Vectors, int Step>
+EDGE_RT_INLINE void sum_across(const AcrossTiles<Tiles>& across, int vectors, const float* queries, int lane, VF* out) {
+  VF other[Tiles * Queries];
   if constexpr (Step == 8) {
-    const float *a = across + 16 * lane, *b = a + 16 * 8;
-    queries += lane;
-    VF x = vf_load(a), y = vf_load(b);
-    for (int i = 0; i < Queries; ++i) {
-      out[i] = vf_mul(vf_set1(queries[i * stride]), x);
-      other[i] = vf_mul(vf_set1(queries[i * stride + 8]), y);
-    }
-    for (int c = 1; c < vectors; ++c) {
-      x = vf_load(a + 256 * c);
-      y = vf_load(b + 256 * c);
-      for (int i = 0; i < Queries; ++i) {
-        out[i] = vf_fma(vf_set1(queries[i * stride + 16 * c]), x, out[i]);
-        other[i] = vf_fma(vf_set1(queries[i * stride + 16 * c + 8]), y, other[i]);
+    const int stride = 16 * vectors;
+    for (int c = 0; c < vectors; ++c) {
+      for (int half = 0; half < 2; ++half) {
+        VF* const to = half == 0 ? out : other;
+        const int d = 16 * c + lane + 8 * half;
+        VF keys[Tiles];
+        for (int t = 0; t < Tiles; ++t) keys[t] = vf_load(across.tiles[t] + 16 * d);
+        for (int i = 0; i < Queries; ++i) {
+          const VF query = vf_set1(queries[i * stride + d]);
+          for (int t = 0; t < Tiles; ++t) {
+            VF& sum = to[t * Queries + i];
+            sum = c == 0 ? vf_mul(query, keys[t]) : vf_fma(query, keys[t], sum);
+          }
+        }
       }
     }
   } else {
-    sum_across<Queries, Vectors, 2 * Step>(across, vectors, queries, stride, lane, out);
-    sum_across<Queries, Vectors, 2 * Step>(across, vectors, queries, stride, lane + Step, other);
+    sum_across<Queries, Tiles, Vectors, 2 * Step>(across, vectors, queries, lane, out);
+    sum_across<Queries, Tiles, Vectors, 2 * Step>(across, vectors, queries, lane + Step, other);
   }
-  for (int i = 0; i < Queries; ++i) out[i] = vf_add(out[i], other[i]);
+  for (int i = 0; i < Tiles * Queries; ++i) out[i] = vf_add(out[i], other[i]);
 }
 
-template <int Queries, int Vectors>
-inline void score_across(const float* across, int vectors, const float* queries, float* scores) {
+template <int Queries, int Tiles, int Vectors>
+inline void score_across(const AcrossTiles<Tiles>& across, int vectors, const float* queries, float* scores) {
   if (Vectors > 0) vectors = Vectors;
-  VF sums[Queries];
-  sum_across<Queries, Vectors, 1>(across, vectors, queries, 16 * vectors, 0, sums);
-  for (int i = 0; i < Queries; ++i) vf_store(scores + i * kKvChunk, sums[i]);
+  VF sums[Tiles * Queries];
+  sum_across<Queries, Tiles, Vectors, 1>(across, vectors, queries, 0, sums);
+  for (int t = 0; t < Tiles; ++t) {
+    for (int i = 0; i < Queries; ++i) vf_store(scores + i * kKvChunk + t * kKvTile, sums[t * Queries + i]);
+  }
+}
+
+template <int Tiles, int Vectors>
+inline void score_tiles_across(const AcrossTiles<Tiles>& across, int vectors, const float* queries, int64_t count,
+                               float* scores, Ahead* ahead) {
+  const int stride = 16 * vectors, rows = ahead->share((count + kScoreQueries - 1) / kScoreQueries);
+  int64_t i = 0;
+  for (; i + kScoreQueries <= count; i += kScoreQueries) {
+    ahead->fetch(rows);
+    score_across<kScoreQueries, Tiles, Vectors>(across, vectors, queries + i * stride, scores + i * kKvChunk);
+  }
+  for (; i < count; ++i) {
+    score_across<1, Tiles, Vectors>(across, vectors, queries + i * stride, scores + i * kKvChunk);
+  }
 }
 
 template <int Vectors>
 inline void score_float(const float* const* keys, const float* across, int vectors, int tail, const float* queries,
                         int64_t count, float* scores, Ahead* ahead) {
-  const int stride = 16 * vectors;
-  const int rows = ahead->share(across != nullptr ? (count + kScoreQueries - 1) / kScoreQueries : count);
-  int64_t i = 0;
   if (across != nullptr) {
-    for (; i + kScoreQueries <= count; i += kScoreQueries) {
-      ahead->fetch(rows);
-      score_across<kScoreQueries, Vectors>(across, vectors, queries + i * stride, scores + i * kKvChunk);
-    }
-    for (; i < count; ++i) score_across<1, Vectors>(across, vectors, queries + i * stride, scores + i * kKvChunk);
+    score_tiles_across<1, Vectors>(AcrossTiles<1>{{across}}, vectors, queries, count, scores, ahead);
+    return;
   }
-  for (; i < count; ++i) {
+  const int stride = 16 * vectors, rows = ahead->share(count);
+  for (int64_t i = 0; i < count; ++i) {
     ahead->fetch(rows);
     if (Vectors == 0 && tail > 0) {
       score_rows_with_tail(keys, vectors, tail, queries + i * stride, scores + i * kKvChunk);
