@@ -14,11 +14,10 @@ from edge_rt.package.kv_formats import portable_head_dim
 _BLOCK: Final = 32  # elements per scale
 _UNPACKED_BLOCK: Final = 768  # bytes of a block of a tile, at most
 _CHUNK, _TILE, _SPAN = 64, 16, 256  # keys that attention processes together
-_BLOCK_QUERIES: Final = 48
+_BLOCK_QUERIES, _MANY_QUERIES = 48, 96  # of a block, and of one in a pass of many rows
 _MAX_BLOCK_ROWS: Final = 32
 FEW_ROWS: Final = 16
 _WORKER_SLOTS, _MAX_WORKERS = 4, 64
-_APPEND_ITEMS: Final = 32
 _SPAN_ITEMS, _CHUNK_ITEMS, _MOST_SPANS = 12, 9, 4  # work items wanted for few rows; most spans per item
 
 _FIXED: Final = 512 << 10
@@ -59,9 +58,9 @@ def heaviest_rows(shape: ModelShape, most: int) -> tuple[int, ...]:
     and keeps a state for each span, which takes more memory than many rows do. Attention also computes rows in blocks
     of equal size, so one more row may make all blocks smaller.
     """
-    full = _most_block_rows(shape)
-    few = min(most, FEW_ROWS)
+    few, full = min(most, FEW_ROWS), _most_block_rows(shape, FEW_ROWS)
     ends = {min(block, few) for block in range(full, few + full, full)}
+    full = _most_block_rows(shape, most)
     ends |= {most, max(few, (most - 1) // full * full)}
     return tuple(sorted(ends))
 
@@ -94,13 +93,14 @@ def _rounded_bytes(shape: ModelShape, features: int) -> int:
     return (_BLOCK + 8) * (-(-features // _BLOCK) + shape.fine_blocks)
 
 
-def _most_block_rows(shape: ModelShape) -> int:
-    return min(max(_BLOCK_QUERIES // (shape.model.num_heads // shape.model.num_kv_heads), 1), _MAX_BLOCK_ROWS)
+def _most_block_rows(shape: ModelShape, rows: int) -> int:
+    queries = _MANY_QUERIES if rows > FEW_ROWS else _BLOCK_QUERIES
+    return min(max(queries // (shape.model.num_heads // shape.model.num_kv_heads), 1), _MAX_BLOCK_ROWS)
 
 
 def _block_rows(shape: ModelShape, rows: int) -> tuple[int, int]:
     """Return the number of rows in a block that attention computes together, and the number of blocks."""
-    blocks = -(-rows // _most_block_rows(shape))
+    blocks = -(-rows // _most_block_rows(shape, rows))
     block_rows = -(-rows // blocks)
     return block_rows, -(-rows // block_rows)
 
@@ -115,10 +115,8 @@ def _spans(shape: ModelShape, rows: int, ctx: int) -> int:
 
 def _slots(shape: ModelShape, rows: int, blocks: int, spans: int) -> int:
     """Return how many parts of a pass have separate memory: as many as threads can work on at once."""
-    units = shape.model.num_kv_heads * blocks
-    if rows > FEW_ROWS:
-        items = max(units, min(rows, _APPEND_ITEMS))
-    else:
+    units = items = shape.model.num_kv_heads * blocks
+    if rows <= FEW_ROWS:
         # A work item has up to four spans, or fewer where there would be too few items, in any shorter context too.
         items = max(min(units * spans, 2 * _SPAN_ITEMS - 1), units * -(-spans // _MOST_SPANS), _CHUNK_ITEMS)
     return _WORKER_SLOTS + min(_MAX_WORKERS, items)

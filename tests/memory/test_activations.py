@@ -25,14 +25,14 @@ def operator_bytes(shape, rows, past, window=0):
     spans = (past + rows - 1) // 256 + 1 - first // 256
     chunks = (past + rows - 1) // 64 + 1 - first // 64
     way = "blocks" if rows > 16 else "chunks" if spans == 1 else "spans"
-    blocks = up(rows, clamp(48 // group, 1, 32))
+    blocks = up(rows, clamp((96 if way == "blocks" else 48) // group, 1, 32))
     block_rows = up(rows, blocks)
     blocks = up(rows, block_rows)
     if way == "spans":
         items = kv * blocks * up(spans, clamp(spans * kv * blocks // 12, 1, 4))
     else:
         items = kv * blocks * (clamp(9 // (kv * blocks), 1, chunks) if way == "chunks" else 1)
-    slots = 4 + min(64, max(items, up(rows, up(rows, 32)) if way == "blocks" else 6))
+    slots = 4 + min(64, items if way == "blocks" else max(items, 6))
 
     def piece(count, size=4):
         return up(count * size, 64) * 64

@@ -105,7 +105,7 @@ def test_speculation_keeps_its_speed_at_its_lower_bound(data, shape):
 @functools.cache
 def shrinking_plans() -> tuple[Plan, ...]:
     shape = make_shape()
-    return tuple(make_plan(shape, DEVICE, Request(size)) for size in range(430 * MIB + MIB // 2, 190 * MIB, -MIB))
+    return tuple(make_plan(shape, DEVICE, Request(size)) for size in range(430 * MIB + MIB // 2, 190 * MIB, -MIB // 2))
 
 
 class TestLadder:

@@ -9,7 +9,9 @@ namespace edge_rt {
 namespace {
 
 constexpr int64_t kFewRows = 16;
-constexpr int64_t kBlockQueries = 48;  // queries of a block: their scores and outputs fit the first-level cache
+// Queries of a block: their scores and outputs fit the first-level cache; in passes of many rows more, which share the
+// reading of keys and values.
+constexpr int64_t kBlockQueries = 48, kManyQueries = 96;
 // Items wanted of a phase: claiming one takes a few hundred nanoseconds.
 constexpr int64_t kSpanItems = 12;
 constexpr int64_t kChunkItems = 9;  // of a phase whose items are chunks, which are short
@@ -62,7 +64,8 @@ AttentionState shift(const AttentionState& state, int64_t floats) {
 }  // namespace
 
 AttentionPlan::AttentionPlan(const AttentionPass& pass) : padded_dim_(pass.padded_dim) {
-  const int64_t most = std::clamp<int64_t>(kBlockQueries / pass.group, 1, kMaxBlockRows);
+  const int64_t of_block = pass.rows > kFewRows ? kManyQueries : kBlockQueries;
+  const int64_t most = std::clamp<int64_t>(of_block / pass.group, 1, kMaxBlockRows);
   queries_ = pass.rows * pass.heads;
   // A row of depth 0 attends to the earliest positions, one of the greatest depth to the last.
   span_begin_ = first_span(pass, pass.past);
@@ -85,7 +88,7 @@ AttentionPlan::AttentionPlan(const AttentionPass& pass) : padded_dim_(pass.padde
   unit_items_ = divide_up(units_, unit_share_);
   const int64_t parts = way_ == Way::kSpans ? groups_ : way_ == Way::kChunks ? pieces_ : 1;
   const int64_t items = pass.kv_heads * blocks_ * parts;
-  const int64_t others = way_ == Way::kBlocks ? append_items_ : kSmallItems;
+  const int64_t others = way_ == Way::kBlocks ? 0 : kSmallItems;  // appending needs no memory
   slots_ = kWorkerSlots + std::min<int64_t>(kMaxWorkers, std::max(items, others));
   AttentionPass unused = pass;
   scratch_bytes_ = lay_out(nullptr, &unused);
