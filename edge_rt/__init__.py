@@ -87,8 +87,8 @@ if TYPE_CHECKING:
     from edge_rt.store.pull import PullReport as PullReport
     from edge_rt.system.progress import ProgressEvent as ProgressEvent
     from edge_rt.text.template_text import RenderedPrompt as RenderedPrompt
-    from edge_rt.text.thoughts import ToolCall as ToolCall
     from edge_rt.text.tokenizer import Tokenizer as Tokenizer
+    from edge_rt.text.tool_calls import ToolCall as ToolCall
 
 _HOME = {
     "edge_rt.api": ("inspect_model", "list_models", "load", "plan", "pull", "remove_model"),
@@ -121,7 +121,7 @@ _HOME = {
     "edge_rt.store.pull": ("PullReport",),
     "edge_rt.text.template_text": ("RenderedPrompt",),
     "edge_rt.text.tokenizer": ("Tokenizer",),
-    "edge_rt.text.thoughts": ("ToolCall",),
+    "edge_rt.text.tool_calls": ("ToolCall",),
 }  # fmt: skip
 _MODULE_OF = {name: module for module, names in _HOME.items() for name in names}
 

@@ -186,10 +186,9 @@ def faults_of(model: edge_rt.Model, schema: Any, seed: int, report: collections.
 
 def _is_prefix(model: edge_rt.Model, schema: Any, token_ids: tuple[int, ...]) -> bool:
     assert model.texts is not None
-    assert model.texts._table is not None
     wanted = answer_format(schema)
     assert wanted is not None
-    matcher = model.texts._table.matcher(wanted)
+    matcher = model.texts.grammars.table.matcher(wanted)
     return matcher._matcher.try_consume_tokens(list(token_ids)) == len(token_ids)
 
 

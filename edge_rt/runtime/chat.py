@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING, Any, Protocol, Unpack
 
 from edge_rt.errors import ConfigError
 from edge_rt.package.documents import is_text
+from edge_rt.runtime.answer_forms import PLAIN_ANSWER, AnswerForm
 from edge_rt.runtime.chat_messages import (
     CHAT_FORMAT,
     CHAT_VERSION,
     ChatMessage,
     SavedChat,
     answer_message,
-    joined_answer,
     read_chat,
     result_messages,
     rows_path,
@@ -26,7 +26,6 @@ from edge_rt.runtime.config import GenerationConfig, GenerationOptions
 from edge_rt.runtime.forward.cancel import CancelToken
 from edge_rt.runtime.forward.runner import closed
 from edge_rt.runtime.generation import usable_ids
-from edge_rt.runtime.prompts import PLAIN_ANSWER, AnswerForm
 from edge_rt.runtime.results import Result
 from edge_rt.runtime.stream import AsyncStream, Stream, StreamOptions, read_whole
 from edge_rt.system.byte_size import counted
@@ -136,7 +135,7 @@ class Chat:
         self._context: _Context | None = None
         self.messages: list[ChatMessage] = []
         self.system = system
-        self._render([{"role": "user", "content": "x"}])
+        self._render([{"role": "user", "content": "x"}], tools)
 
     @property
     def system(self) -> str | None:
@@ -302,19 +301,20 @@ class Chat:
     ) -> Stream:
         called = time.perf_counter()
         config = (config or GenerationConfig()).with_options(**options)
-        prompt = self._render(asked) if begun is None else self._render_begun([*asked, begun])
+        tools = config.shown(self.tools)
+        prompt = self._render(asked, tools) if begun is None else self._render_begun([*asked, begun], tools)
         self._model.check_prompt_fits(prompt, config)
         token_ids = self._encode(prompt)
 
-        texts, tools = self._model.texts, self.tools
+        texts = self._model.texts
         form = PLAIN_ANSWER if texts is None else texts.form_of(prompt, tools)
 
         def on_result(result: Result) -> None:
             if result.finish_reason == "cancelled" and not result.token_ids:
                 return
             writes_calls = texts is not None and texts.writes_calls(tools)
-            message = answer_message(result, asked, form.tool_names, writes_calls=writes_calls)
-            self.messages = [*asked, message if begun is None else joined_answer(begun, message)]
+            names = None if form.tools is None else form.tools.names
+            self.messages = [*asked, answer_message(result, asked, names, writes_calls=writes_calls, begun=begun)]
             self._remember(prompt, token_ids, result)
 
         return self._model.stream_ids(
@@ -327,20 +327,26 @@ class Chat:
             form=form,
         )
 
-    def _render(self, messages: Items[Message], *, add_generation_prompt: bool = True) -> RenderedPrompt:
+    def _render(
+        self,
+        messages: Items[Message],
+        tools: Items[Mapping[str, Any]] | None,
+        *,
+        add_generation_prompt: bool = True,
+    ) -> RenderedPrompt:
         return self._model.render(
             messages,
             add_generation_prompt=add_generation_prompt,
-            tools=self.tools,
+            tools=tools,
             documents=self.documents,
             template_args=self.template_args,
         )
 
-    def _render_begun(self, messages: Items[Message]) -> RenderedPrompt:
+    def _render_begun(self, messages: Items[Message], tools: Items[Mapping[str, Any]] | None) -> RenderedPrompt:
         texts = self._model.texts
         if texts is None:
             raise closed()
-        return texts.render_question(messages, Inputs(self.tools, self.documents, self.template_args))
+        return texts.render_question(messages, Inputs(tools, self.documents, self.template_args))
 
     def _encode(self, prompt: RenderedPrompt) -> list[int]:
         """Return the token ids of a prompt; only the text after the part whose tokens are known is encoded."""
@@ -388,7 +394,7 @@ class Chat:
         """Return how many tokens the conversation takes, without the tokens that begin an answer."""
         if not self.messages:
             return 0
-        return len(self._encode(self._render(self.messages, add_generation_prompt=False)))
+        return len(self._encode(self._render(self.messages, self.tools, add_generation_prompt=False)))
 
     def __repr__(self) -> str:
         name, count = self._model.package.path.name, counted(len(self.messages), "message")
@@ -421,7 +427,11 @@ class Chat:
             "messages": self.messages,
         }
         if with_cache:
-            token_ids = self._encode(self._render(self.messages, add_generation_prompt=False)) if self.messages else []
+            token_ids = (
+                self._encode(self._render(self.messages, self.tools, add_generation_prompt=False))
+                if self.messages
+                else []
+            )
             document["cached_tokens"] = self._model.save_rows(rows_path(path), token_ids)
             document["token_ids"] = [] if self._context is None else self._context.token_ids
         text = json.dumps(document, ensure_ascii=False, indent=2) + "\n"
@@ -450,7 +460,7 @@ class Chat:
         path = Path(path).expanduser()
         saved = read_chat(path)
         if any(message["role"] == "user" for message in saved.messages):
-            self._render(saved.messages)
+            self._render(saved.messages, self.tools)
         if with_cache and saved.cached_tokens:
             self._model.load_rows(rows_path(path))
         self.messages = [message.copy() for message in saved.messages]
@@ -464,7 +474,7 @@ class Chat:
         """
         if not token_ids or not self.messages or self.messages[-1]["role"] != "assistant":
             return None
-        prompt = self._render(self.messages[:-1]).followed_by(self.messages[-1]["content"])
+        prompt = self._render(self.messages[:-1], self.tools).followed_by(self.messages[-1]["content"])
         tokenizer = self._model.tokenizer
         if any(not 0 <= token < tokenizer.vocab_size for token in token_ids):
             return None

@@ -13,7 +13,7 @@ from edge_rt.errors import ConfigError, InputError
 from edge_rt.runtime.results import Result
 from edge_rt.system.byte_size import counted
 from edge_rt.system.json_files import read_object
-from edge_rt.text.thoughts import split_tool_calls
+from edge_rt.text.tool_calls import split_tool_calls
 
 
 class CalledFunction(TypedDict):
@@ -48,20 +48,29 @@ class ChatMessage(TypedDict):
 
 
 def answer_message(
-    result: Result, before: Items[ChatMessage], tool_names: frozenset[str] | None, *, writes_calls: bool
+    result: Result,
+    before: Items[ChatMessage],
+    tool_names: frozenset[str] | None,
+    *,
+    writes_calls: bool,
+    begun: ChatMessage | None = None,
 ) -> ChatMessage:
     """Return an answer as a message.
 
     Args:
         tool_names: names of the tools that it may call; None: any.
         writes_calls: whether the template writes ``tool_calls``; else the text of the calls stays in the content.
+        begun: the message that the answer continues.
     """
-    message: ChatMessage = {"role": "assistant", "content": result.text}
-    if result.reasoning:
-        message["reasoning_content"] = result.reasoning
+    text, thoughts = result.text, result.reasoning
+    if begun is not None:
+        text, thoughts = begun["content"] + text, begun.get("reasoning_content", "") + thoughts
+    message: ChatMessage = {"role": "assistant", "content": text}
+    if thoughts:
+        message["reasoning_content"] = thoughts
     if result.tool_calls:
         if writes_calls:
-            message["content"] = split_tool_calls(result.text, tool_names)[0]
+            message["content"] = split_tool_calls(text, tool_names)[0]
         first = sum(len(one.get("tool_calls") or ()) for one in before)
         # Some templates demand an id of nine letters and digits.
         message["tool_calls"] = [
@@ -75,13 +84,6 @@ def answer_message(
     if result.finish_reason == "cancelled":
         message["interrupted"] = True
     return message
-
-
-def joined_answer(begun: ChatMessage, more: ChatMessage) -> ChatMessage:
-    """Return an answer with what was generated behind it."""
-    thoughts = begun.get("reasoning_content", "") + more.get("reasoning_content", "")
-    message: ChatMessage = {**more, "content": begun["content"] + more["content"]}
-    return {**message, "reasoning_content": thoughts} if thoughts else message
 
 
 def result_messages(messages: Items[ChatMessage], results: object) -> list[ChatMessage]:

@@ -13,6 +13,7 @@ from edge_rt.errors import ConfigError
 from edge_rt.package.sampling import SAMPLING_NAMES, Sampling, SamplingAdvice, fault, is_int, is_number
 from edge_rt.system.option_names import known_fields, known_options
 from edge_rt.text.answer_format import AnswerFormat, answer_format
+from edge_rt.text.tool_grammar import ToolChoice, read_choice
 
 if TYPE_CHECKING:
     import numpy as np
@@ -73,6 +74,8 @@ class GenerationOptions(TypedDict, total=False):
     regex: str | None
     grammar: str | None
     json_spaces: bool
+    tool_choice: Any
+    parallel_tool_calls: bool
 
 
 @known_fields
@@ -136,6 +139,10 @@ class GenerationConfig:
         regex: a regular expression that the whole answer has to match.
         grammar: a grammar in Lark's notation that the answer has to follow; docs/structured-output.md has examples.
         json_spaces: let JSON have spaces and line ends between its parts; without it, it is compact.
+        tool_choice: whether the answer calls the tools that were given. ``"auto"`` or None: if the model begins a call,
+            which then fits the parameters of its tool; ``"required"``: it is a call; the name of a tool, or
+            ``{"type": "function", "function": {"name": ...}}``: a call of this one; ``"none"``: tools are not shown.
+        parallel_tool_calls: let an answer have several calls where the model's syntax has room for them.
 
     Raises:
         ConfigError: a value is out of range, or an option of that name does not exist.
@@ -173,6 +180,8 @@ class GenerationConfig:
     regex: str | None = None
     grammar: str | None = None
     json_spaces: bool = False
+    tool_choice: Any = None
+    parallel_tool_calls: bool = True
 
     if TYPE_CHECKING:
 
@@ -229,12 +238,23 @@ class GenerationConfig:
         for text in self.stop:
             _require("stop", text, isinstance(text, str) and text != "", "texts that are not empty")
         _require("json_spaces", self.json_spaces, isinstance(self.json_spaces, bool), "True or False")
+        _require(
+            "parallel_tool_calls", self.parallel_tool_calls, isinstance(self.parallel_tool_calls, bool), "True or False"
+        )
         self._check_format()
 
     def _check_format(self) -> None:
         names = [name for name in ("response_format", "regex", "grammar") if getattr(self, name) is not None]
         if len(names) > 1:
             raise ConfigError("An answer has one format.", f"Got {' and '.join(names)}.", "Leave out all but one.")
+        if self.choice.kind == "required":
+            if names:
+                raise ConfigError(
+                    f"The options '{names[0]}' and 'tool_choice' exclude each other.",
+                    f"The answer cannot be a call ({self.tool_choice!r:.60}) and of another format.",
+                    "Leave out one of them.",
+                )
+            names = ["tool_choice"]
         if names and self.stop:
             raise ConfigError(
                 f"The options '{names[0]}' and 'stop' exclude each other.",
@@ -247,6 +267,15 @@ class GenerationConfig:
                 "Answers in a format are verified token by token.",
                 "Leave out 'accept'.",
             )
+
+    @property
+    def choice(self) -> ToolChoice:
+        """Whether the answer calls tools."""
+        return read_choice(self.tool_choice)
+
+    def shown(self, tools: Sequence[Mapping[str, Any]] | None) -> Sequence[Mapping[str, Any]] | None:
+        """Return the tools that the model is shown: none where it may not call any."""
+        return None if self.choice.kind == "none" else tools
 
     @property
     def has_format(self) -> bool:

@@ -25,7 +25,8 @@ from edge_rt.runtime.results import Event, FinishReason, Memory, Result, Timings
 from edge_rt.runtime.stream import Events, Outcome
 from edge_rt.system.process_memory import peak_rss_bytes
 from edge_rt.text.answer_format import AnswerFormat
-from edge_rt.text.thoughts import ThoughtStream, parse_tool_calls
+from edge_rt.text.thoughts import ThoughtStream
+from edge_rt.text.tool_calls import ToolCall, Tools, parse_tool_calls
 
 
 @dataclass
@@ -64,7 +65,8 @@ class Generation:
         planned: bytes of the memory plan and of the budget when the generation has ended, for the result.
         guard: ends an answer that repeats itself or counts without end; None lets it go on.
         thoughts: takes thoughts and answer apart; None if all text is the answer.
-        tool_names: names of the tools that it may call; None: any.
+        tools: functions that it may call; None: none.
+        begun: text of the answer that the prompt ends with.
         logprobs: receives those of every token; None leaves them out.
         wanted: what the answer has to fit, and what follows its grammar; None: any text.
         prompts: rows of earlier prompts; None: none are stored.
@@ -85,10 +87,10 @@ class Generation:
         planned: Callable[[], tuple[int | None, int | None]] = lambda: (None, None),
         guard: RepetitionGuard | None = None,
         thoughts: ThoughtStream | None = None,
-        has_tools: bool = False,
-        tool_names: frozenset[str] | None = None,
+        tools: Tools | None = None,
+        begun: str = "",
         logprobs: LogProbs | None = None,
-        wanted: tuple[AnswerFormat, AnswerGrammar] | None = None,
+        wanted: tuple[AnswerFormat | None, AnswerGrammar] | None = None,
         prompts: PromptCache | None = None,
     ) -> None:
         self._prompts = prompts
@@ -99,8 +101,8 @@ class Generation:
         if wanted is not None:
             self._format, self._grammar = wanted
         self._thoughts = thoughts or ThoughtStream(None)
-        self._has_tools = has_tools
-        self._tool_names = tool_names
+        self._tools = tools
+        self._begun = begun
         self._sequence = sequence
         self._hold = hold
         self._cache = cache
@@ -235,11 +237,18 @@ class Generation:
             spec=self._drafter.statistics(self._spec_mode, self._taken_back),
             memory=Memory(peak_rss_bytes(), self._cache.used_bytes, *self._planned()),
             reasoning=self._thoughts.reasoning,
-            tool_calls=parse_tool_calls(self._thoughts.text, self._tool_names) if self._has_tools else (),
+            tool_calls=self._tool_calls(),
             logprobs=None if self._logprobs is None else tuple(self._logprobs.tokens),
             parsed=self._parsed(reason),
             warnings=self._warnings(),
         )
+
+    def _tool_calls(self) -> tuple[ToolCall, ...]:
+        # An answer in a format calls nothing, though it may look like a call.
+        is_other = self._format is not None and self._format.kind != "calls"
+        if self._tools is None or is_other:
+            return ()
+        return parse_tool_calls(self._begun + self._thoughts.text, self._tools.names)
 
     def _parsed(self, reason: FinishReason) -> Any:
         """Return the object that a whole answer is; None for others."""
@@ -249,7 +258,7 @@ class Generation:
         return wanted.convert(self._thoughts.text)
 
     def _warnings(self) -> tuple[str, ...]:
-        of_format = () if self._format is None else self._format.warnings
+        of_format = () if self._grammar is None else self._grammar.warnings
         return of_format if self._prompts is None else (*of_format, *self._prompts.take_warnings())
 
     def _timings(self) -> Timings:

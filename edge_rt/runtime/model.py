@@ -21,6 +21,7 @@ from edge_rt.package.kv_formats import BLOCK_TOKENS
 from edge_rt.package.manifest import PROMPTS_FOLDER
 from edge_rt.package.reader import Package
 from edge_rt.package.spec_modes import REFERENCE_MODES
+from edge_rt.runtime.answer_forms import PLAIN_ANSWER, AnswerForm
 from edge_rt.runtime.cache.kv_cache import KVCache, common_prefix
 from edge_rt.runtime.cache.prompt_cache import PromptCache
 from edge_rt.runtime.config import GenerationConfig, GenerationOptions
@@ -38,7 +39,7 @@ from edge_rt.runtime.generation import Generation, Held
 from edge_rt.runtime.load.facts import why_rows_are_not_stored
 from edge_rt.runtime.load.loading import load
 from edge_rt.runtime.load.options import LoadOptions
-from edge_rt.runtime.prompts import PLAIN_ANSWER, AnswerForm, Message, Prompt, PromptEncoder
+from edge_rt.runtime.prompts import Message, Prompt, PromptEncoder
 from edge_rt.runtime.results import Event, Result
 from edge_rt.runtime.speculation.cost_model import RowCosts
 from edge_rt.runtime.speculation.live_costs import LiveCosts
@@ -289,7 +290,8 @@ class Model(ModelTexts):
         """Generate an answer piece by piece; arguments and errors as in ``generate``."""
         called = time.perf_counter()
         config = (config or GenerationConfig()).with_options(**options)
-        token_ids, form = self._require_texts().prepare(prompt, config, Inputs(tools, documents, template_args))
+        inputs = Inputs(config.shown(tools), documents, template_args)
+        token_ids, form = self._require_texts().prepare(prompt, config, inputs)
         return self.stream_ids(
             token_ids, config, cancel=cancel, on_prefill_progress=on_prefill_progress, called=called, form=form
         )
@@ -412,8 +414,7 @@ class Model(ModelTexts):
             max_tokens=config.max_tokens,
             end_ids=self.tokenizer.eos_token_ids,
         )
-        wanted = config.answer_format()
-        grammar = None if wanted is None else (wanted, self._require_texts().grammar(wanted, form))
+        grammar = self._require_texts().grammar(config, form)
         sampling = config.sampling(self.package.manifest.sampling)
         sampler = Sampler(
             config,
@@ -443,9 +444,10 @@ class Model(ModelTexts):
             spec_mode=mode,
             planned=lambda: self._load_plan.totals,
             guard=RepetitionGuard(self.tokenizer.token_bytes) if config.repetition_guard else None,
-            thoughts=ThoughtStream(form.thoughts, is_exact=grammar is not None),
-            has_tools=form.has_tools,
-            tool_names=form.tool_names,
+            # Free text that may call tools is as without them.
+            thoughts=ThoughtStream(form.thoughts, is_exact=grammar is not None and grammar[0] is not None),
+            tools=form.tools,
+            begun=form.begun,
             logprobs=None if config.logprobs is None else LogProbs(config.logprobs, self._token_text),
             wanted=grammar,
             prompts=self._prompts,

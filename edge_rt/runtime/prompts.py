@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence as Items
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from functools import partial
 from typing import Any, Final, TypeGuard
 
 import numpy as np
@@ -21,18 +22,19 @@ from edge_rt.memory.budget import Budget, Claim
 from edge_rt.memory.plan import Plan, make_plan
 from edge_rt.memory.terms import encodable_bytes, format_bytes, long_stretch_bytes, longest_stretch
 from edge_rt.package.reader import Package
+from edge_rt.runtime.answer_forms import PLAIN_ANSWER, AnswerForm, AnswerGrammars
 from edge_rt.runtime.config import GenerationConfig
-from edge_rt.runtime.decode.answer_grammar import AnswerGrammar, Opening
+from edge_rt.runtime.decode.answer_grammar import AnswerGrammar
 from edge_rt.system.byte_size import exact_size, round_up, show_size
 from edge_rt.text.answer_format import AnswerFormat
-from edge_rt.text.grammar import TokenTable
 from edge_rt.text.template import NO_INPUTS, ChatTemplate, Inputs
 from edge_rt.text.template_messages import THOUGHT_FIELDS
 from edge_rt.text.template_text import RenderedPrompt
-from edge_rt.text.thoughts import ThoughtMarkers, answer_so_far, find_markers, tool_names
+from edge_rt.text.thoughts import ThoughtMarkers, answer_so_far, find_markers
 from edge_rt.text.token_bytes import IncrementalDecoder
 from edge_rt.text.tokenizer import Tokenizer
 from edge_rt.text.tokenizer_reading import KeptReadings
+from edge_rt.text.tool_calls import Tools, find_syntax
 
 _STEPS = 50  # a budget that is large enough is searched in steps of one fiftieth
 _DRIFT = 1 << 20  # the memory of a process before a load varies a little between starts
@@ -118,31 +120,6 @@ Message = Mapping[str, Any]
 Prompt = str | Items[int] | Items[Message]
 _COUNTED_CHARACTERS: Final = 1 << 16
 """Characters of a prompt that does not fit, up to which its tokens are counted: less than a tenth of a second."""
-_TOOL_MARKERS: Final = ("<tool_call>", "</tool_call>")
-
-
-@dataclass(frozen=True)
-class AnswerForm:
-    """What an answer may have besides its text.
-
-    Attributes:
-        thoughts: how thoughts are marked; None without thoughts.
-        tool_names: their names; None if they are not known.
-    """
-
-    thoughts: ThoughtMarkers | None = None
-    has_tools: bool = False
-    tool_names: frozenset[str] | None = None
-
-    @property
-    def markers(self) -> str:
-        """The markers that have to be seen in the answer's text, in one text."""
-        marks = () if self.thoughts is None else self.thoughts.texts
-        return " ".join((*marks, *(_TOOL_MARKERS if self.has_tools else ())))
-
-
-PLAIN_ANSWER: Final = AnswerForm()
-"""An answer that is text and nothing else: to a prompt that is no list of messages."""
 
 
 class PromptEncoder:
@@ -181,33 +158,12 @@ class PromptEncoder:
         self._model_tokens = manifest.model.context_length
         self._vocab_size = manifest.model.vocab_size
         self._budget = budget
-        self._table: TokenTable | None = None
+        reserve = None if budget is None else partial(budget.reserve_tables, self._vocab_size)
+        self.grammars = AnswerGrammars(self.tokenizer, self._vocab_size, reserve)
 
-    def grammar(self, wanted: AnswerFormat, form: AnswerForm) -> AnswerGrammar:
-        """Return what lets only answers of a format through; the first one takes some time and memory for tables.
-
-        Raises:
-            InvalidGrammar: the format is malformed, too costly, or nothing fits it.
-            MemoryBudgetExceeded: the tables do not fit the budget.
-            RuntimeUnavailable: the library that follows grammars is not installed.
-        """
-        if self._table is None:
-            if self._budget is not None:
-                self._budget.reserve_tables(self._vocab_size)
-            self._table = TokenTable(self.tokenizer, self._vocab_size)
-        matcher = self._table.matcher(wanted)
-        return AnswerGrammar(matcher, self.tokenizer.eos_token_ids, self._vocab_size, self._opening(form))
-
-    def _opening(self, form: AnswerForm) -> Opening | None:
-        markers = form.thoughts
-        if markers is None:
-            return None
-        begin, answer = (
-            tuple(self.tokenizer.encode_spans([(text, True)], continues=True)) if text else ()
-            for text in (markers.begin, markers.answer)
-        )
-        is_thinking = markers.is_open or markers.is_begun
-        return Opening(begin, answer, markers.end.encode(), self.tokenizer.token_bytes, in_thoughts=is_thinking)
+    def grammar(self, config: GenerationConfig, form: AnswerForm) -> tuple[AnswerFormat | None, AnswerGrammar] | None:
+        """Return what an answer has to fit, and what lets only such answers through; see ``AnswerGrammars.of``."""
+        return self.grammars.of(config, form)
 
     def has_tokenizer_of(self, package: Package) -> bool:
         """Return whether a package's tokenizer is this one."""
@@ -437,14 +393,18 @@ class PromptEncoder:
             )
         for text, is_marker in answer_so_far(markers, reasoning, content):
             prompt = prompt.followed_by_own(text) if is_marker else prompt.followed_by(text)
-        return replace(prompt, ends_in="answer" if content else "thought" if reasoning else "question")
+        return replace(prompt, ends_in="answer" if content else "thought" if reasoning else "question", begun=content)
 
     def form_of(self, prompt: RenderedPrompt, tools: Items[Mapping[str, Any]] | None) -> AnswerForm:
         """Return what the answer to rendered messages, which came with tools or without, may have besides its text."""
         thoughts = None if prompt.ends_in == "answer" else self.thoughts_after(prompt)
         if prompt.ends_in == "thought" and thoughts is not None:
             thoughts = replace(thoughts, is_begun=True)
-        return AnswerForm(thoughts, bool(tools), tool_names(tools))
+        if not tools:
+            return AnswerForm(thoughts)
+        template = self._template_with(tools)
+        syntax = find_syntax(template.source) if isinstance(template, ChatTemplate) else None
+        return AnswerForm(thoughts, Tools(tuple(tools), syntax), prompt.begun)
 
     def encode_reference(self, text: str, most: int | None) -> list[int]:
         """Return the token ids of a text that an answer may copy.

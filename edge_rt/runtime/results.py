@@ -6,7 +6,7 @@ import dataclasses
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from edge_rt.text.thoughts import ToolCall
+from edge_rt.text.tool_calls import ToolCall
 
 FinishReason = Literal["stop", "length", "cancelled", "context_full", "repetition"]
 """Why an answer ended."""
@@ -167,7 +167,7 @@ class Result:
         memory: memory of the process.
         reasoning: the model's thoughts, between its own markers; empty if there are none, and for prompts that are not
             messages.
-        tool_calls: calls of the tools that were given, in the forms of Qwen and Llama 3.
+        tool_calls: calls of the tools that were given.
         logprobs: one for every token; None unless they were asked for. A token that the format forces has 0 and
             no others beside it.
         parsed: what a whole answer to ``response_format`` holds: plain data, or an object of the type that was given.

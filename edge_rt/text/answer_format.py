@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Container, Mapping
 from dataclasses import dataclass
 from typing import Any, Final, Literal
 
@@ -28,13 +28,13 @@ class AnswerFormat:
     """What an answer has to fit.
 
     Attributes:
-        source: the schema as JSON, the regular expression, or the grammar in Lark's notation.
+        source: the schema as JSON, the regular expression, or the grammar (of calls, too) in Lark's notation.
         convert: makes an object of the text of a whole answer; None: there is none.
         spaces: whether JSON may have white space between its parts.
         warnings: what is not enforced, one sentence each.
     """
 
-    kind: Literal["json", "regex", "grammar"]
+    kind: Literal["json", "regex", "grammar", "calls"]
     source: str
     convert: Callable[[str], Any] | None = None
     spaces: bool = False
@@ -191,7 +191,8 @@ def _of_type(wanted: Any, spaces: bool) -> AnswerFormat:
             f"{wanted!r:.60}: {str(error).splitlines()[0]:.200}.",
             "Give a pydantic model, a dataclass, or a type such as list[str].",
         ) from error
-    read, warnings = read_schema(_closed(schema))
+    # A set takes a value that comes twice.
+    read, warnings = read_schema(closed(schema, ("uniqueItems",)))
 
     def convert(text: str) -> Any:
         try:
@@ -207,18 +208,20 @@ def _of_type(wanted: Any, spaces: bool) -> AnswerFormat:
     return AnswerFormat("json", json.dumps(read), convert, spaces, warnings)
 
 
-def _closed(schema: Any) -> Any:
-    """Return the schema of a type without the properties that the type would ignore, and with sets as lists."""
+def closed(schema: Any, dropped: Container[str] = ()) -> Any:
+    """Return a schema whose objects have no other properties than are named, unless it says so.
+
+    Args:
+        dropped: keywords that are left out.
+    """
     if isinstance(schema, list):
-        return [_closed(one) for one in schema]
+        return [closed(one, dropped) for one in schema]
     if not isinstance(schema, dict):
         return schema
-    closed = {name: _closed(one) for name, one in schema.items()}
-    if closed.get("type") == "object" and "properties" in closed:
-        closed.setdefault("additionalProperties", False)
-    # A set takes a value that comes twice.
-    closed.pop("uniqueItems", None)
-    return closed
+    result = {name: closed(one, dropped) for name, one in schema.items() if name not in dropped}
+    if result.get("type") == "object" and "properties" in result:
+        result.setdefault("additionalProperties", False)
+    return result
 
 
 def partial_json(text: str) -> Any:

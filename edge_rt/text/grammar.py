@@ -133,13 +133,15 @@ def _grammar_of(wanted: AnswerFormat) -> str:
     library = _library()
     if wanted.kind == "regex":
         return str(library.LLMatcher.grammar_from_regex(wanted.source))
-    if wanted.kind == "grammar":
+    if wanted.kind in ("grammar", "calls"):
         return str(library.LLMatcher.grammar_from_lark(wanted.source))
     spaces: dict[str, Any] = {"whitespace_pattern": _SPACES} if wanted.spaces else {"whitespace_flexible": False}
     return str(library.LLMatcher.grammar_from_json_schema(wanted.source, overrides=spaces))
 
 
-_NAMES: Final = {"json": "JSON schema", "regex": "regular expression", "grammar": "grammar"}
+_NAMES: Final = {
+    "json": "JSON schema", "regex": "regular expression", "grammar": "grammar", "calls": "grammar of calls",
+}  # fmt: skip
 
 
 def _refusal(wanted: AnswerFormat, cause: str) -> InvalidGrammar:
@@ -190,6 +192,11 @@ class Matcher:
     def allows(self, token_id: int) -> bool:
         """Return whether a token, no end token, may follow."""
         allowed: bool = self._matcher.validate_tokens([token_id]) == 1
+        return allowed
+
+    def allows_all(self, token_ids: Items[int]) -> bool:
+        """Return whether tokens, no end tokens, may follow one after the other."""
+        allowed: bool = self._matcher.validate_tokens(list(token_ids)) == len(token_ids)
         return allowed
 
     def mask(self) -> Mask:

@@ -215,6 +215,7 @@ class RenderedPrompt:
         folds_system: whether the system message stands in the first user message, because the template has no place
             for it.
         ends_in: what the answer goes on with: nothing, or thoughts or an answer that the prompt has begun.
+        begun: the answer that it has begun.
     """
 
     text: str
@@ -222,6 +223,7 @@ class RenderedPrompt:
     special_tokens: tuple[str, ...] = field(repr=False)
     folds_system: bool = False
     ends_in: Literal["question", "thought", "answer"] = "question"
+    begun: str = ""
 
     def spans(self) -> list[tuple[str, bool]]:
         """Cut the text where somebody else's begins or ends.

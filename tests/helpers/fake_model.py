@@ -210,8 +210,7 @@ class Run:
         cancel=None,
         decoder=None,
         thoughts=None,
-        has_tools=False,
-        tool_names=None,
+        tools=None,
         **options,
     ):
         config = GenerationConfig(**({"temperature": 0.0} | options))
@@ -225,7 +224,7 @@ class Run:
             self.sequence, lambda _: nullcontext(Held(self.target, drafter or NullDrafter())), self.cache,
             Sampler(config, VOCABULARY, prompt), self.text, chunk=chunk, called=time.perf_counter(),
             on_prefill=on_prefill, guard=RepetitionGuard(lambda token_id: b"word") if config.repetition_guard else None,
-            thoughts=thoughts, has_tools=has_tools, tool_names=tool_names,
+            thoughts=thoughts, tools=tools,
         )  # fmt: skip
 
     def check(self):

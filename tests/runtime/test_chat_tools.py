@@ -9,7 +9,7 @@ import pytest
 
 from edge_rt.errors import ConfigError
 from edge_rt.runtime.chat import Chat
-from edge_rt.text.thoughts import parse_tool_calls
+from edge_rt.text.tool_calls import parse_tool_calls
 from tests.helpers.gguf_factory import CHATML
 from tests.helpers.models import load_package
 from tests.helpers.packages import copied, replace_file
@@ -36,7 +36,7 @@ class Answering:
 
     def stream_ids(self, token_ids, config, *, on_result, form, **options):
         text = self._answers.pop(0)
-        calls = parse_tool_calls(text, form.tool_names) if form.has_tools else ()
+        calls = () if form.tools is None else parse_tool_calls(text, form.tools.names)
         return self._model.stream_ids(
             *(token_ids, config),
             on_result=lambda result: on_result(dataclasses.replace(result, text=text, tool_calls=calls)),

@@ -8,7 +8,8 @@ from contextlib import contextmanager
 from edge_rt.runtime.decode.draft import NullDrafter
 from edge_rt.runtime.generation import Held
 from edge_rt.runtime.stream import Outcome
-from edge_rt.text.thoughts import KNOWN_MARKERS, ThoughtStream, ToolCall
+from edge_rt.text.thoughts import KNOWN_MARKERS, ThoughtStream
+from edge_rt.text.tool_calls import ToolCall, Tools
 from tests.helpers.fake_model import Run, ScriptedTarget, WordDecoder
 
 
@@ -87,13 +88,13 @@ class TestToolCalls:
     CALL = ("<tool_call>", '{"name": "clock", ', '"arguments": {"z": 1}}', "</tool_call>")
 
     def test_with_tools(self):
-        result = answered(list(self.CALL), has_tools=True)
+        result = answered(list(self.CALL), tools=Tools(({"name": "clock"},)))
         assert result.tool_calls == (ToolCall("clock", {"z": 1}),)
         assert result.text == "".join(self.CALL)
         assert json.loads(json.dumps(result.to_json()))["tool_calls"] == [{"name": "clock", "arguments": {"z": 1}}]
 
     def test_another_function_is_not_called(self):
-        assert answered(list(self.CALL), has_tools=True, tool_names=frozenset({"search"})).tool_calls == ()
+        assert answered(list(self.CALL), tools=Tools(({"name": "search"},))).tool_calls == ()
 
     def test_without_tools_nothing_is_a_call(self):
         assert answered(list(self.CALL)).tool_calls == ()

@@ -1,11 +1,13 @@
-"""Calls in answers, in the forms of Qwen and Llama 3."""
+"""Calls in answers, in every syntax, and which syntax a template teaches."""
 
 from __future__ import annotations
 
 import pytest
 from hypothesis import given, strategies as st
 
-from edge_rt.text.thoughts import ToolCall, parse_tool_calls, split_tool_calls, tool_names
+from edge_rt.text.tool_calls import ToolCall, find_syntax, parse_tool_calls, split_tool_calls, tool_names
+from tests.helpers.tool_templates import TOOL_TEMPLATES
+from tests.text.family_templates import DEEPSEEK, LLAMA3, QWEN3
 
 A = ToolCall("a", {"x": 1})
 B = ToolCall("b", {})
@@ -30,12 +32,28 @@ B = ToolCall("b", {})
         ('{"name": "a", "parameters": [1]}', ()),
         ('{"name": "a", "arguments": "now"}', ()),
         ('I would call {"name": "a"}', ()),
+        ('{"name": "b", "parameters": {"x": "<tool_call>"}}', (ToolCall("b", {"x": "<tool_call>"}),)),
+        ('[TOOL_CALLS] [{"name": "a", "arguments": {"x": 1}, "id": "abc123DEF"}, {"name": "b"}]', (A, B)),
+        ('Well. [TOOL_CALLS]a[CALL_ID]abc123DEF[ARGS]{"x": 1}[TOOL_CALLS]b{}', (A, B)),
+        ("[TOOL_CALLS]a", ()),
+        ('<|tool_call|>[{"name": "a", "arguments": {"x": 1}}, {"name": "b"', (A,)),
+        ('<|tool_call|>[{"name": "a", "arguments": {"x": 1}}]<|/tool_call|>', (A,)),
+        ('<|tool_call|>[{"name": "a"} {"name": "b"}]', ()),
+        ("<|tool_call>call:a{x:1}<tool_call|><|tool_call>call:b{}<tool_call|>", (A, B)),
+        ("<start_function_call>call:a{x:1}<end_function_call>", (A,)),
+        (
+            '<|tool_call>call:b{s:<|"|>}<tool_call|>"<|"|>,t:[true,null,{k:<|"|><|"|>}],"u":"v"}',
+            (ToolCall("b", {"s": '}<tool_call|>"', "t": [True, None, {"k": ""}], "u": "v"}),),
+        ),
+        ("<|tool_call>call:a{x:1} then<tool_call|><|tool_call>call:b{}", (B,)),
+        ('<|tool_call>call:b{s:<|"|>open}<tool_call|>', ()),
         ("[1]", ()),
         ("<tool_call>[1]</tool_call>", ()),
         ('{"name": "a"', ()),
         ("", ()),
         ("{" * 100_000, ()),
         ("<tool_call>" + "[" * 100_000, ()),
+        ("<|tool_call>call:a{x:" + "[" * 100_000, ()),
     ],
 )
 def test_calls(text, calls):
@@ -83,6 +101,30 @@ def test_calls_are_bounded():
     assert len(parse_tool_calls('<tool_call>{"name": "a"}</tool_call>' * 1000)) == 128
 
 
-@given(st.text('{}[]":,;<tool_call>/|pythgname \\1'))
-def test_no_text_fails(text):
-    assert all(isinstance(call, ToolCall) for call in parse_tool_calls(text))
+@given(
+    st.sampled_from(("", "<tool_call>", "[TOOL_CALLS]", "<|tool_call|>", "<|tool_call>call:a{", "<|python_tag|>")),
+    st.text('{}[]":,;<tool_call>/|pythgname \\1'),
+)
+def test_no_text_fails(mark, text):
+    assert all(isinstance(call, ToolCall) for call in parse_tool_calls(mark + text))
+
+
+@pytest.mark.parametrize(
+    ("source", "name"),
+    [
+        *((source, name.split(" 11")[0]) for name, source in TOOL_TEMPLATES.items()),
+        (r"""{{ "<tool_call>\n{\"name\": <name>, \"arguments\": <args>}\n</tool_call>" }}""", "Qwen"),
+        ("<tool_call>\n<function=name>\n<parameter=x>", None),
+        (QWEN3, "Qwen"),
+        (LLAMA3, "Llama"),
+        (DEEPSEEK, None),
+        ("{{ '[TOOL_CALLS] [' }}", "Mistral"),
+        ("{{ '<start_function_call>call:' }}", "FunctionGemma"),
+        ("{{ '<|tool_call|>[' ~ ']<|/tool_call|>' }}", "Phi 4"),
+        ('{{ \'{"name": "f", "arguments": {}}\' }}', "JSON"),
+        ("{{ messages }}", None),
+    ],
+)
+def test_a_template_shows_its_syntax(source, name):
+    syntax = find_syntax(source)
+    assert syntax is None if name is None else syntax.name.startswith(name)

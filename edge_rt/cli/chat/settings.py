@@ -52,7 +52,7 @@ def parse_option(name: str, text: str) -> Any:
     """Return the value of ``/set NAME TEXT``; ``GenerationConfig`` checks its range."""
     if text in ("default", "none", "None"):
         return getattr(DEFAULTS, name)
-    if name in ("repetition_guard", "json_spaces") and text in _SWITCH:
+    if name in ("repetition_guard", "json_spaces", "parallel_tool_calls") and text in _SWITCH:
         return _SWITCH[text]
     if name in ("stop", "dry_breakers"):
         return _parse_texts(name, text)

@@ -82,7 +82,7 @@ def chat(
             terminal,
             load.reference,
             places,
-            telling_load(terminal, asked.but(formats=options.has_format)),
+            telling_load(terminal, asked.but(formats=options.has_format or bool(inputs["tools"]))),
             options,
             system=begin.system,
             show_stats=output.stats or (output.stats is None and output.verbose),

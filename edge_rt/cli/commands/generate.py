@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import json
 import os
 import stat
 import sys
 import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Any, Final
+from typing import TYPE_CHECKING, Annotated, Any, Final, cast
 
 from edge_rt.cli.answering import answering, open_trace, tell_end
 from edge_rt.cli.loading import load_model, obtain_package, tell_device, telling_load
@@ -24,7 +25,7 @@ from edge_rt.cli.notices import (
     warn_of_template,
 )
 from edge_rt.cli.options import flags
-from edge_rt.cli.options.generation import FormatFlags, GuardFlags, SamplingFlags, TemplateFlags
+from edge_rt.cli.options.generation import FormatFlags, GuardFlags, SamplingFlags, TemplateFlags, ToolFlags
 from edge_rt.cli.options.groups import (
     AnswerFlags,
     LoadFlags,
@@ -36,6 +37,8 @@ from edge_rt.cli.render.console import Terminal
 from edge_rt.cli.render.stats import AnswerView, device_text, tell_stats
 from edge_rt.errors import ConfigError, InputError
 from edge_rt.system.byte_size import show_size
+from edge_rt.text.tool_calls import SYNTAXES, Tools, split_tool_calls, tool_names
+from edge_rt.text.tool_grammar import chosen_tools
 
 if TYPE_CHECKING:
     from edge_rt.runtime.config import GenerationConfig
@@ -139,6 +142,7 @@ def generate(
     guard: GuardFlags,
     answers: FormatFlags,
     template: TemplateFlags,
+    tool_flags: ToolFlags,
     speculation: SpeculationFlags,
     form: FormFlags,
     output: AnswerFlags,
@@ -146,7 +150,8 @@ def generate(
 ) -> int:
     """Answer one prompt, given in quotes, on standard input, or both."""
     terminal = output.terminal(is_json=form.json_lines)
-    options = answers.applied_to(sampling.config().with_options(repetition_guard=not guard.no_repetition_guard))
+    options = sampling.config().with_options(repetition_guard=not guard.no_repetition_guard)
+    options = answers.applied_to(tool_flags.applied_to(options))
     warn_of_format(terminal, options)
     if output.json and form.json_lines:
         raise ConfigError("--json and --json-lines exclude each other.", "Both were given.", "Choose one.")
@@ -161,13 +166,14 @@ def generate(
     inputs = template.inputs()
     if question.raw and template.template_arg:
         raise ConfigError("--raw takes no --template-arg.", "Both were given.", "Leave one out.")
+    tools = _tools(question, tool_flags, options, inputs)
     speculation.check()
     options = speculation.applied_to(options)
     text = read_prompt(one_of(question.text, question.prompt, "The prompt"), terminal)
     with open_trace(speculation.spec_trace, terminal) as trace:
         on_calibrate = functools.partial(tell_calibration, terminal)
         asked = load.options(places, speculation, spec_trace=trace, on_calibrate=on_calibrate)
-        asked = asked.but(formats=options.has_format)
+        asked = asked.but(formats=options.has_format or bool(options.shown(tools)))
         _, package = obtain_package(terminal, load.reference, places, budget=load.budget_bytes(places))
         # Not closed: the process ends with the command, and the system frees at once what it holds.
         model = load_model(package, telling_load(terminal, asked))
@@ -176,7 +182,7 @@ def generate(
         note_unused_penalty(terminal, model, options)
         tell_drafters(terminal, model, asked)
         facts = model.describe()
-        writer = _Writer(terminal, model, facts, options, is_json=output.json, form=form)
+        writer = _Writer(terminal, model, facts, options, is_json=output.json, form=form, tools=tools)
         prompt = _messages(model, text, question)
         if not isinstance(prompt, str):
             warn_of_template(terminal, model, inputs["template_args"])
@@ -192,11 +198,30 @@ def generate(
                 writer.end()
             result = answer.result()
         writer.finish(result)
+        if tools:
+            for warning in result.warnings:
+                terminal.warn(warning)
         tell_end(terminal, model, result)
         warn_of_prompt_cache(terminal, options, result)
     if output.stats or (output.stats is None and output.verbose):
         tell_stats(terminal, result, device_text(facts["device"]))
     return EXIT_INTERRUPTED if result.finish_reason == "cancelled" else 0
+
+
+def _tools(
+    question: QuestionFlags, tool_flags: ToolFlags, options: GenerationConfig, inputs: dict[str, Any]
+) -> list[dict[str, Any]] | None:
+    """Return the tools of the answer; those of a file become part of the template's inputs."""
+    tools = tool_flags.read()
+    if question.raw and tools is not None:
+        raise ConfigError("--raw takes no --tools.", "Both were given.", "Leave one out.")
+    if tools is not None and inputs["tools"] is not None:
+        raise ConfigError("Tools were given twice.", "With --tools and with --template-arg.", "Leave one out.")
+    inputs["tools"] = inputs["tools"] if tools is None else tools
+    if options.choice.kind == "required":
+        # Before a model is loaded.
+        chosen_tools(Tools(tuple(inputs["tools"]), SYNTAXES[0]) if inputs["tools"] else None, options.choice)
+    return cast("list[dict[str, Any]] | None", inputs["tools"])
 
 
 def _messages(model: Model, text: str, question: QuestionFlags) -> Prompt:
@@ -220,6 +245,7 @@ class _Writer:
         *,
         is_json: bool,
         form: FormFlags,
+        tools: list[dict[str, Any]] | None,
     ) -> None:
         self._terminal = terminal
         self._options = options
@@ -227,7 +253,9 @@ class _Writer:
         self._facts = facts
         self._is_json = is_json
         self._is_lines = form.json_lines
-        self._is_streaming = not (is_json or form.json_lines or form.no_stream)
+        self._tools = tools
+        # Calls are shown as JSON, once they are whole.
+        self._is_streaming = not (is_json or form.json_lines or form.no_stream or tools)
         self._view = AnswerView(terminal)
 
     def push(self, event: Event) -> None:
@@ -250,6 +278,11 @@ class _Writer:
             self._terminal.document(self._document(result))
         else:
             rest = "" if self._is_streaming else result.text
+            if result.tool_calls:
+                rest = split_tool_calls(result.text, tool_names(self._tools))[0]
+                calls = [json.dumps(dataclasses.asdict(call), ensure_ascii=False) for call in result.tool_calls]
+                self._terminal.answer("\n".join([rest, *calls] if rest else calls) + "\n")
+                return
             # The last line needs a newline, on a screen and in a file.
             self._terminal.answer(rest if result.text.endswith("\n") else rest + "\n")
 

@@ -363,6 +363,21 @@ TEMPLATE_ARG: Final = Flag(
     metavar="KEY=VALUE",
     panel=PROMPTING,
 )
+TOOLS: Final = Flag(
+    ("--tools",),
+    "Functions that the answer may call: a JSON list of tools as OpenAI's API has them. Calls are printed as JSON.",
+    metavar="FILE",
+    panel=PROMPTING,
+)
+TOOL_CHOICE: Final = Flag(
+    ("--tool-choice",),
+    "Whether it calls one: auto, required, none, or the name of the one to call.",
+    metavar="CHOICE",
+    shown="auto",
+    panel=PROMPTING,
+    complete=completed_from("auto", "required", "none"),
+)
+NO_PARALLEL_TOOL_CALLS: Final = Flag(("--no-parallel-tool-calls",), "At most one call in the answer.", panel=PROMPTING)
 RAW: Final = Flag(("--raw",), "Take prompts as they are, without the chat template.", panel=PROMPTING)
 NO_STREAM: Final = Flag(("--no-stream",), "Write the answer when it is complete.", panel=PLACES)
 NO_HISTORY: Final = Flag(("--no-history",), "Do not save typed lines.", panel=PLACES)

@@ -13,7 +13,7 @@ from edge_rt.cli.options.groups import configured
 from edge_rt.errors import ConfigError, InvalidGrammar
 from edge_rt.runtime.config import GenerationConfig
 from edge_rt.system.files import read_text
-from edge_rt.system.json_files import read_object
+from edge_rt.system.json_files import parse_json, read_bytes, read_object
 from edge_rt.text.answer_format import JSON_OBJECT
 from edge_rt.text.json_schema import MAX_BYTES
 
@@ -105,6 +105,40 @@ class TemplateFlags:
                 )
         # Refused here, before the model is loaded and a warning says that the template does not read them.
         return {**lists, "template_args": checked_arguments(arguments)}
+
+
+@dataclass(frozen=True)
+class ToolFlags:
+    """The functions that an answer may call, and whether it does."""
+
+    tools: Annotated[Path | None, flags.TOOLS] = None
+    tool_choice: Annotated[str | None, flags.TOOL_CHOICE] = None
+    no_parallel_tool_calls: Annotated[bool, flags.NO_PARALLEL_TOOL_CALLS] = False
+
+    def read(self) -> list[dict[str, Any]] | None:
+        """Return the tools of the file; None without one.
+
+        Raises:
+            ConfigError: it has no tools.
+        """
+        if self.tools is None:
+            return None
+        path = self.tools.expanduser()
+
+        def refuse(numbers: str) -> ConfigError:
+            wanted = '[{"type": "function", "function": {"name": ..., "parameters": {...}}}]'
+            return ConfigError(f"{path} is no list of tools.", numbers, f"Write {wanted}.")
+
+        tools = parse_json(read_bytes(path, MAX_BYTES, refuse), refuse)
+        if not tools or not isinstance(tools, list) or not all(isinstance(tool, dict) for tool in tools):
+            raise refuse("It holds no list of objects, or an empty one.")
+        return tools
+
+    def applied_to(self, options: GenerationConfig) -> GenerationConfig:
+        """Return the options with the choice among the tools."""
+        if self.tool_choice is not None:
+            options = options.with_options(tool_choice=self.tool_choice)
+        return options.with_options(parallel_tool_calls=not self.no_parallel_tool_calls)
 
 
 @dataclass(frozen=True)

@@ -88,14 +88,25 @@ class AnswerGrammar:
     Args:
         end_ids: tokens that end the answer, the usual one first.
         opening: what may be written in front of the answer; None: nothing.
+        matcher: None for one that begins later.
 
     Attributes:
+        warnings: what of the format is not enforced, one sentence each.
         num_forced: tokens that were emitted without asking the model.
         is_whole: whether the answer has ended as its format wants, or could not go on.
     """
 
-    def __init__(self, matcher: Matcher, end_ids: Items[int], vocab_size: int, opening: Opening | None = None) -> None:
-        self._matcher = matcher
+    def __init__(
+        self,
+        matcher: Matcher | None,
+        end_ids: Items[int],
+        vocab_size: int,
+        opening: Opening | None = None,
+        warnings: Items[str] = (),
+    ) -> None:
+        if matcher is not None:
+            self._matcher = matcher
+        self.warnings = tuple(warnings)
         self._end_ids = tuple(end_ids)
         self._vocab_size = vocab_size
         self._opening = opening
@@ -140,7 +151,7 @@ class AnswerGrammar:
                         waiting += [(child, self._position()) for child in children.get(last, ())]
         finally:
             self._go_back(start)
-        self._matcher.check()
+        self._check()
         if len(kept) == len(draft):
             return draft
         number = {node: count for count, node in enumerate(sorted(kept))}
@@ -204,19 +215,14 @@ class AnswerGrammar:
                     node = None if token in self._end_ids else children.get((node, token))
                     if node is not None:
                         path.append(node)
-        self._matcher.check()
+        self._check()
         # The last token is no row of the cache, wherever the room ends.
         return Accepted(tuple(emitted), tuple(path[: len(emitted) - 1]), len(draft), tuple(unasked))
 
     def _choose(self, row: int, outputs: Outputs, sampler: Sampler) -> int:
-        top = outputs.top
-        if sampler.takes_best and top is not None and math.isfinite(top.logits.item(row, 0)):
-            # The largest logits in order, equal ones by id: the first that is allowed is the largest under the mask.
-            for token, logit in zip(top.ids[row].tolist(), top.logits[row].tolist(), strict=True):
-                if logit == -math.inf:
-                    break
-                if self._allows(token):
-                    return int(token)
+        best = self._best(row, outputs, sampler)
+        if best is not None:
+            return best
         mask = self._mask()
         words = np.flatnonzero(mask)
         if not len(words):
@@ -228,10 +234,25 @@ class AnswerGrammar:
         word = int(mask[words[0]])
         if len(words) == 1 and word & (word - 1) == 0:
             return int(words[0]) * 32 + word.bit_length() - 1
+        return self._draw(row, outputs, sampler, mask)
+
+    def _best(self, row: int, outputs: Outputs, sampler: Sampler) -> int | None:
+        """Return the largest logit that is allowed; None if it has to be looked for, or drawn."""
+        top = outputs.top
+        if sampler.takes_best and top is not None and math.isfinite(top.logits.item(row, 0)):
+            # The largest logits in order, equal ones by id: the first that is allowed is the largest under the mask.
+            for token, logit in zip(top.ids[row].tolist(), top.logits[row].tolist(), strict=True):
+                if logit == -math.inf:
+                    break
+                if self._allows(token):
+                    return int(token)
+        return None
+
+    def _draw(self, row: int, outputs: Outputs, sampler: Sampler, mask: Mask) -> int:
         token = sampler.sample(outputs.logits[row], mask)
         while not self._allows(token):
-            # A rare token that ends the thoughts and begins the answer in one.
-            mask = mask & ~_mask_of((token,), self._vocab_size)
+            # A rare token that ends what stands in front of the answer's format and begins that in one.
+            mask = mask & ~mask_of((token,), self._vocab_size)
             token = sampler.sample(outputs.logits[row], mask)
         return token
 
@@ -243,6 +264,9 @@ class AnswerGrammar:
         """
         cycle = cycle_of(text)
         return not cycle or self._opening is not None or self._matcher.may_leave(cycle, behind)
+
+    def _check(self) -> None:
+        self._matcher.check()
 
     # --- one position ---
 
@@ -260,8 +284,8 @@ class AnswerGrammar:
         if opening is None:
             return self._matcher.mask()
         if opening.in_thoughts:
-            return ~_mask_of(self._end_ids, self._vocab_size) & _mask_of(range(self._vocab_size), self._vocab_size)
-        mask = _mask_of(opening.next_of_markers(), self._vocab_size)
+            return ~mask_of(self._end_ids, self._vocab_size) & mask_of(range(self._vocab_size), self._vocab_size)
+        mask = mask_of(opening.next_of_markers(), self._vocab_size)
         return mask | self._matcher.mask() if opening.may_answer else mask
 
     def _take(self, token: int) -> None:
@@ -304,7 +328,8 @@ class AnswerGrammar:
         self._matcher.take_back(position.depth)
 
 
-def _mask_of(tokens: Iterable[int], vocab_size: int) -> Mask:
+def mask_of(tokens: Iterable[int], vocab_size: int) -> Mask:
+    """Return the mask that lets some tokens through."""
     flags = np.zeros((vocab_size + 31) // 32 * 32, np.bool_)
     flags[list(tokens)] = True
     return np.packbits(flags, bitorder="little").view(np.uint32)

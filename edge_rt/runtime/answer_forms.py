@@ -1,0 +1,131 @@
+"""What an answer may have besides its text, and the grammars that hold it to a format or to calls of tools."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence as Items
+from dataclasses import dataclass
+from typing import Final
+
+from edge_rt.runtime.config import GenerationConfig
+from edge_rt.runtime.decode.answer_grammar import AnswerGrammar, Opening
+from edge_rt.runtime.decode.call_grammar import CallGrammar, FreeText
+from edge_rt.text.answer_format import AnswerFormat
+from edge_rt.text.grammar import Matcher, TokenTable
+from edge_rt.text.thoughts import ThoughtMarkers
+from edge_rt.text.tokenizer import Tokenizer
+from edge_rt.text.tool_calls import Tools
+from edge_rt.text.tool_grammar import call_start, calls_format, chosen_tools
+
+
+@dataclass(frozen=True)
+class AnswerForm:
+    """What an answer may have besides its text.
+
+    Attributes:
+        thoughts: how thoughts are marked; None without thoughts.
+        tools: functions that it may call; None: none.
+        begun: text of the answer that the prompt ends with.
+    """
+
+    thoughts: ThoughtMarkers | None = None
+    tools: Tools | None = None
+    begun: str = ""
+
+    @property
+    def markers(self) -> str:
+        """The markers that have to be seen in the answer's text, in one text."""
+        marks = () if self.thoughts is None else self.thoughts.texts
+        return " ".join((*marks, *(() if self.tools is None else self.tools.marks)))
+
+
+PLAIN_ANSWER: Final = AnswerForm()
+"""An answer that is text and nothing else: to a prompt that is no list of messages."""
+
+
+class AnswerGrammars:
+    """Makes what follows the answers of one model; tables of its tokens are made once.
+
+    Args:
+        vocab_size: rows of the model.
+        reserve: claims the memory of the tables; None: there is no limit.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, vocab_size: int, reserve: Callable[[], None] | None = None) -> None:
+        self._tokenizer = tokenizer
+        self._vocab_size = vocab_size
+        self._reserve = reserve
+        self._table: TokenTable | None = None
+
+    @property
+    def table(self) -> TokenTable:
+        """The tables; made when they are asked for first, which takes some time.
+
+        Raises:
+            InvalidGrammar: the model has no end token.
+            MemoryBudgetExceeded: they do not fit the budget.
+            RuntimeUnavailable: the library that follows grammars is not installed.
+        """
+        if self._table is None:
+            if self._reserve is not None:
+                self._reserve()
+            self._table = TokenTable(self._tokenizer, self._vocab_size)
+        return self._table
+
+    def of(self, config: GenerationConfig, form: AnswerForm) -> tuple[AnswerFormat | None, AnswerGrammar] | None:
+        """Return what an answer has to fit, and what lets only such answers through; None: any text.
+
+        Raises:
+            ConfigError: a call is asked for that there cannot be.
+            InvalidGrammar: the format is malformed, too costly, or nothing fits it.
+            MemoryBudgetExceeded, RuntimeUnavailable: as of ``table``.
+        """
+        choice = config.choice
+        if choice.kind == "required":
+            tools = chosen_tools(form.tools, choice)
+            # A named function is called once.
+            several = config.parallel_tool_calls and choice.name is None
+            wanted = calls_format(tools, self._tokens(tools), several=several, is_forced=True, is_strict=True)
+            return wanted, self._whole(wanted, form)
+        wanted_format = config.answer_format()
+        if wanted_format is not None:
+            return wanted_format, self._whole(wanted_format, form)
+        may_call = choice.kind == "auto" and form.tools is not None and config.accept == "match"
+        if not may_call or form.tools is None or form.tools.syntax is None or form.tools.names is None:
+            return None
+        return None, self._free(form.tools, form, several=config.parallel_tool_calls)
+
+    def _whole(self, wanted: AnswerFormat, form: AnswerForm) -> AnswerGrammar:
+        matcher = self.table.matcher(wanted)
+        if wanted.kind == "calls" and matcher.allows_all(begun := self._begun(form)):
+            matcher.take(begun)
+        ends = self._tokenizer.eos_token_ids
+        return AnswerGrammar(matcher, ends, self._vocab_size, self._opening(form), wanted.warnings)
+
+    def _free(self, tools: Tools, form: AnswerForm, *, several: bool) -> AnswerGrammar:
+        tokens = self._tokens(tools)
+
+        def calls() -> tuple[Matcher, tuple[str, ...]]:
+            wanted = calls_format(tools, tokens, several=several, is_forced=False, is_strict=False)
+            return self.table.matcher(wanted), wanted.warnings
+
+        free = FreeText(call_start(tools, tokens), form.thoughts, self._tokenizer.token_bytes)
+        return CallGrammar(free, calls, self._tokenizer.eos_token_ids, self._vocab_size, self._begun(form))
+
+    def _tokens(self, tools: Tools) -> dict[str, int]:
+        """Return the ids of those marks of calls that are control tokens."""
+        found = {mark: self._tokenizer.token_to_id(mark) for mark in tools.marks}
+        return {mark: token for mark, token in found.items() if token is not None and token in self._tokenizer.mark_ids}
+
+    def _begun(self, form: AnswerForm) -> Items[int]:
+        return self._tokenizer.encode_spans([(form.begun, True)], continues=True) if form.begun else ()
+
+    def _opening(self, form: AnswerForm) -> Opening | None:
+        markers = form.thoughts
+        if markers is None:
+            return None
+        begin, answer = (
+            tuple(self._tokenizer.encode_spans([(text, True)], continues=True)) if text else ()
+            for text in (markers.begin, markers.answer)
+        )
+        is_thinking = markers.is_open or markers.is_begun
+        return Opening(begin, answer, markers.end.encode(), self._tokenizer.token_bytes, in_thoughts=is_thinking)

@@ -1,0 +1,408 @@
+"""Calls of functions in answers: the syntaxes that chat templates teach, one entry each, and how they are read.
+
+:mod:`edge_rt.text.tool_grammar` makes grammars of the same entries.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Container, Iterable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any, Final
+
+MAX_CALLS: Final = 128
+"""Most calls that are read from one answer."""
+PYTHON_TAG: Final = "<|python_tag|>"
+_MAX_DEPTH: Final = 64
+
+
+@dataclass(frozen=True)
+class ToolCall:
+    """A function that the model wants to have called.
+
+    Attributes:
+        name: the function.
+        arguments: its arguments, a JSON object.
+    """
+
+    name: str
+    arguments: dict[str, Any]
+
+
+Values = tuple[list[Any], int]
+"""Calls as objects with ``name`` and ``arguments``, not yet checked, and where the text behind them begins."""
+
+
+@dataclass(frozen=True)
+class CallSyntax:
+    """How calls are written.
+
+    Attributes:
+        signs: texts of a chat template that teaches it.
+        call: texts in front of a name, in front of the arguments, and behind them.
+        marks: texts in it that may be control tokens; the first one begins a call, wherever it comes. Without any, a
+            call begins where the answer does.
+        begin, between, end: texts in front of all calls, between two, and behind all.
+        close: the mark behind a call, or behind all of them.
+        quote: what stands around texts in Gemma's notation of arguments; empty: they are JSON.
+        several: whether an answer may have several calls.
+        unlike: texts of templates that have the signs and teach something else.
+        read: reads what follows the first mark, of one call or all.
+    """
+
+    name: str
+    signs: tuple[str, ...]
+    call: tuple[str, str, str]
+    marks: tuple[str, ...] = ()
+    begin: str = ""
+    between: str = ""
+    end: str = ""
+    close: str = ""
+    quote: str = ""
+    several: bool = True
+    unlike: tuple[str, ...] = ()
+    read: Callable[[str, int], Values] | None = None
+
+    @property
+    def mark(self) -> str:
+        """The text that begins a call; empty if nothing but the beginning of the answer does."""
+        return self.marks[0] if self.read is not None else ""
+
+    @property
+    def has_plain_names(self) -> bool:
+        """Whether names stand without quotes."""
+        return not self.call[0].endswith('"')
+
+    def end_of(self, text: str, at: int) -> int | None:
+        """Return where the text goes on behind a call whose arguments end at ``at``; None: it is not closed."""
+        at = _skip_blanks(text, at)
+        if text.startswith(self.close, at):
+            return at + len(self.close)
+        return at if at == len(text) or self.close not in self.call[2] else None
+
+
+@dataclass(frozen=True)
+class Tools:
+    """The functions that an answer may call.
+
+    Attributes:
+        items: their descriptions: ``{"type": "function", "function": {"name": ...}}`` or ``{"name": ...}``.
+        syntax: how the template writes calls; None: in no known way.
+    """
+
+    items: tuple[Mapping[str, Any], ...]
+    syntax: CallSyntax | None = None
+
+    @property
+    def names(self) -> frozenset[str] | None:
+        """Their names; None if one of them has none that is known."""
+        return tool_names(self.items)
+
+    @property
+    def marks(self) -> tuple[str, ...]:
+        """Control tokens that have to be seen in the text of an answer."""
+        return _QWEN.marks if self.syntax is None else self.syntax.marks
+
+
+def function_of(tool: object) -> Mapping[str, Any] | None:
+    """Return the part of a tool's description that has its name; None if it has none."""
+    function = tool.get("function", tool) if isinstance(tool, Mapping) else None
+    return function if isinstance(function, Mapping) and isinstance(function.get("name"), str) else None
+
+
+def tool_names(tools: Iterable[object] | None) -> frozenset[str] | None:
+    """Return the names of tools; None if one of them has none that is known, or there are no tools."""
+    functions = [function_of(tool) for tool in tools or ()]
+    if None in functions:
+        return None
+    return frozenset(function["name"] for function in functions if function is not None) or None
+
+
+# --- reading ---
+
+
+def parse_tool_calls(text: str, names: Container[str] | None = None) -> tuple[ToolCall, ...]:
+    """Return the calls in an answer; what is malformed, or names a function that there is not, is no call.
+
+    All syntaxes of :data:`SYNTAXES` are known. Arguments may be absent or null, or an object in a JSON text.
+
+    Args:
+        names: of the functions; None: any.
+    """
+    return split_tool_calls(text, names)[1]
+
+
+def split_tool_calls(text: str, names: Container[str] | None = None) -> tuple[str, tuple[ToolCall, ...]]:
+    """Return the text of an answer without its calls and the white space around it, and the calls.
+
+    Without calls the text is the answer as it is. Arguments are those of ``parse_tool_calls``.
+    """
+    # An answer that is nothing but objects may have marks in their texts.
+    rest, calls = _bare(text, names)
+    marked = [one for one in _MARKED if one.mark in text]
+    if not calls and marked:
+        rest, calls = _marked(text, names, min(marked, key=lambda one: text.index(one.mark)))
+    return (rest.strip(), calls) if calls else (text, ())
+
+
+def _marked(text: str, names: Container[str] | None, syntax: CallSyntax) -> tuple[str, tuple[ToolCall, ...]]:
+    assert syntax.read is not None
+    rest: list[str] = []
+    calls: list[ToolCall] = []
+    done = at = 0
+    for _ in range(MAX_CALLS):
+        begin = text.find(syntax.mark, at)
+        if begin < 0:
+            break
+        body = begin + len(syntax.mark)
+        # The end may occur in a text within the arguments, so these are read first.
+        try:
+            values, at = syntax.read(text, body)
+        except (ValueError, RecursionError):
+            values, at = [], body
+        end = syntax.end_of(text, at)
+        read = [_call(value, names) for value in values]
+        whole = [call for call in read if call is not None]
+        if end is None or not whole or len(whole) < len(read):
+            behind = text.find(syntax.close, at) if syntax.close in syntax.call[2] else at
+            at = len(text) if behind < 0 else behind + len(syntax.close)
+            continue
+        rest.append(text[done:begin])
+        calls += whole
+        done = at = end
+    return "".join([*rest, text[done:]]), tuple(calls[:MAX_CALLS])
+
+
+def _bare(text: str, names: Container[str] | None) -> tuple[str, tuple[ToolCall, ...]]:
+    """Read an answer that is one JSON object or several with ``;`` between them, as Llama 3 writes calls."""
+    before, tag, rest = text.partition(PYTHON_TAG)
+    if not tag:
+        before, rest = "", text
+    rest = rest.strip()
+    calls: list[ToolCall] = []
+    decoder = json.JSONDecoder()
+    while rest.startswith("{") and len(calls) < MAX_CALLS:
+        try:
+            value, end = decoder.raw_decode(rest)
+        except (ValueError, RecursionError):
+            return text, ()
+        call = _call(value, names)
+        if call is None:
+            return text, ()
+        calls.append(call)
+        rest = rest[end:].lstrip().removeprefix(";").lstrip()
+    # Text behind the objects means that they were part of an explanation.
+    return (text, ()) if rest else (before, tuple(calls))
+
+
+def _call(value: Any, names: Container[str] | None) -> ToolCall | None:
+    if not isinstance(value, dict) or not isinstance(value.get("name"), str):
+        return None
+    if names is not None and value["name"] not in names:
+        return None
+    arguments: Any = next((value[key] for key in ("arguments", "parameters") if value.get(key) is not None), {})
+    if isinstance(arguments, str):
+        try:
+            arguments = json.loads(arguments)
+        except (ValueError, RecursionError):
+            return None
+        arguments = {} if arguments is None else arguments
+    return ToolCall(value["name"], arguments) if isinstance(arguments, dict) else None
+
+
+def _skip_blanks(text: str, at: int) -> int:
+    while at < len(text) and text[at].isspace():
+        at += 1
+    return at
+
+
+_DECODER: Final = json.JSONDecoder()
+
+
+def _read_json(text: str, at: int) -> Values:
+    """Read one call, or a list of calls; of a list that is cut, those that are whole."""
+    at = _skip_blanks(text, at)
+    if not text.startswith("[", at):
+        value, at = _DECODER.raw_decode(text, at)
+        return [value], at
+    values: list[Any] = []
+    at = _skip_blanks(text, at + 1)
+    while not text.startswith("]", at):
+        try:
+            value, at = _DECODER.raw_decode(text, at)
+        except ValueError:
+            if not values:
+                raise
+            return values, at
+        values.append(value)
+        at = _skip_blanks(text, at)
+        if text.startswith(",", at):
+            at = _skip_blanks(text, at + 1)
+        elif at == len(text):
+            return values, at
+        elif not text.startswith("]", at):
+            raise ValueError("no list")
+    return values, at + 1
+
+
+_NAME: Final = re.compile(r"\s*([^\s\[\]{}]+)\s*(?:\[CALL_ID\][^\s\[\]{}]*)?\s*(?:\[ARGS\])?")
+
+
+def _read_mistral(text: str, at: int) -> Values:
+    """Read a list of calls, or a name, an id that may be missing, and arguments."""
+    named = _NAME.match(text, at)
+    if named is None:
+        return _read_json(text, at)
+    arguments, at = _DECODER.raw_decode(text, _skip_blanks(text, named.end()))
+    return [{"name": named[1], "arguments": arguments}], at
+
+
+_CALL: Final = re.compile(r"\s*call:([^\s{}]+)\s*")
+_KEY: Final = re.compile(r"\s*([^\s:{}\[\],\"<]+)\s*:")
+_QUOTES: Final = ('<|"|>', "<escape>")
+
+
+def _read_gemma(text: str, at: int) -> Values:
+    """Read ``call:name{key:value,...}``."""
+    named = _CALL.match(text, at)
+    if named is None:
+        raise ValueError("no name")
+    arguments, at = _read_value(text, named.end(), 0)
+    return [{"name": named[1], "arguments": arguments}], at
+
+
+def _read_value(text: str, at: int, depth: int) -> tuple[Any, int]:
+    """Read a value in Gemma's notation: JSON with texts in quotes of its own, and keys without any."""
+    at = _skip_blanks(text, at)
+    if depth > _MAX_DEPTH:
+        raise ValueError("nested too deeply")
+    for quote in _QUOTES:
+        if text.startswith(quote, at):
+            end = text.index(quote, at + len(quote))
+            return text[at + len(quote) : end], end + len(quote)
+    if text.startswith("{", at):
+        entries: dict[str, Any] = {}
+        at = _skip_blanks(text, at + 1)
+        while not text.startswith("}", at):
+            key, at = _read_key(text, at, depth)
+            entries[key], at = _read_value(text, at, depth + 1)
+            at = _skip_comma(text, at, "}")
+        return entries, at + 1
+    if text.startswith("[", at):
+        items: list[Any] = []
+        at = _skip_blanks(text, at + 1)
+        while not text.startswith("]", at):
+            item, at = _read_value(text, at, depth + 1)
+            items.append(item)
+            at = _skip_comma(text, at, "]")
+        return items, at + 1
+    return _DECODER.raw_decode(text, at)
+
+
+def _read_key(text: str, at: int, depth: int) -> tuple[str, int]:
+    plain = _KEY.match(text, at)
+    if plain is not None:
+        return plain[1], plain.end()
+    key, at = _read_value(text, at, depth + 1)
+    at = _skip_blanks(text, at)
+    if not isinstance(key, str) or not text.startswith(":", at):
+        raise ValueError("no key")
+    return key, at + 1
+
+
+def _skip_comma(text: str, at: int, end: str) -> int:
+    at = _skip_blanks(text, at)
+    if text.startswith(",", at):
+        return _skip_blanks(text, at + 1)
+    if not text.startswith(end, at):
+        raise ValueError("no end")
+    return at
+
+
+# --- the syntaxes ---
+
+_JSON: Final = ('{"name": "', '", "arguments": ', "}")
+_QWEN: Final = CallSyntax(
+    "Qwen, Hermes, Granite 4",
+    signs=("<tool_call>",),
+    unlike=("<function=", "<arg_key>"),
+    call=("<tool_call>\n" + _JSON[0], _JSON[1], "}\n</tool_call>"),
+    marks=("<tool_call>", "</tool_call>"),
+    close="</tool_call>",
+    between="\n",
+    read=_read_json,
+)
+_MISTRAL: Final = CallSyntax(
+    "Mistral",
+    signs=("[TOOL_CALLS]", "[ARGS]"),
+    call=("[TOOL_CALLS]", "[ARGS]", ""),
+    marks=("[TOOL_CALLS]", "[CALL_ID]", "[ARGS]"),
+    read=_read_mistral,
+)
+_MISTRAL_LIST: Final = replace(
+    _MISTRAL, signs=("[TOOL_CALLS]",), begin="[TOOL_CALLS][", call=_JSON, between=", ", end="]", marks=("[TOOL_CALLS]",)
+)
+_GRANITE: Final = replace(
+    _MISTRAL_LIST,
+    name="Granite 3",
+    signs=("<|tool_call|>",),
+    begin="<|tool_call|>[",
+    marks=("<|tool_call|>",),
+    close="<|/tool_call|>",
+    read=_read_json,
+)
+_GEMMA: Final = CallSyntax(
+    "Gemma 4",
+    signs=("<|tool_call>",),
+    call=("<|tool_call>call:", "", "<tool_call|>"),
+    marks=("<|tool_call>", '<|"|>', "<tool_call|>"),
+    close="<tool_call|>",
+    quote='<|"|>',
+    read=_read_gemma,
+)
+_LLAMA: Final = CallSyntax(
+    "Llama 3",
+    signs=('"name":', '"parameters":'),
+    call=('{"name": "', '", "parameters": ', "}"),
+    marks=(PYTHON_TAG,),
+    several=False,
+)
+SYNTAXES: Final = (
+    replace(
+        _GEMMA,
+        name="FunctionGemma",
+        signs=("<start_function_call>",),
+        call=("<start_function_call>call:", "", "<end_function_call>"),
+        marks=("<start_function_call>", "<escape>", "<end_function_call>"),
+        close="<end_function_call>",
+        quote="<escape>",
+    ),
+    _GEMMA,
+    _MISTRAL,
+    replace(_MISTRAL_LIST, signs=("[TOOL_CALLS] [",), begin="[TOOL_CALLS] ["),
+    _MISTRAL_LIST,
+    replace(
+        _GRANITE,
+        name="Phi 4 mini",
+        signs=("<|/tool_call|>",),
+        end="]<|/tool_call|>",
+        marks=("<|tool_call|>", "<|/tool_call|>"),
+        close="<|/tool_call|>",
+    ),
+    _GRANITE,
+    _QWEN,
+    _LLAMA,
+    replace(_LLAMA, name="JSON", signs=('"name":', '"arguments":'), call=_JSON),
+)
+"""The known syntaxes; of those whose signs a template has, the first one is meant."""
+_MARKED: Final = tuple({one.mark: one for one in SYNTAXES if one.mark}.values())
+
+
+def find_syntax(source: str) -> CallSyntax | None:
+    """Return how a chat template writes calls; None: in no known way."""
+    source = source.replace('\\"', '"')
+    for syntax in SYNTAXES:
+        if all(sign in source for sign in syntax.signs):
+            return None if any(text in source for text in syntax.unlike) else syntax
+    return None
