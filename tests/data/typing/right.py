@@ -87,6 +87,7 @@ def answered(model: edge_rt.Model, prompt: edge_rt.Prompt, **options: Unpack[edg
         dry_allowed_length=2, dry_breakers=["\n"], fsd=0.4, fsd_order=3, logprobs=2, logits_processor=None,
         spec="off", reference="text", repetition_guard=True, accept="match",
         response_format={"type": "object"}, regex=None, grammar=None, json_spaces=False,
+        tool_choice="auto", parallel_tool_calls=True,
     )  # fmt: skip
     with model.stream([1, 2], **options) as stream:
         known: edge_rt.Stream = stream
