@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 
 import pytest
 
 from edge_rt.ort.op_library import library_path, native_status
+from edge_rt.package.kv_formats import BLOCK_TOKENS
 from edge_rt.runtime.decode.repetition import RepetitionGuard
 from edge_rt.store.recipes import load_recipes
 from tests.golden.answers import RECIPE, greedy_answer, recorded
@@ -21,6 +23,10 @@ ISAS = native_status(library_path()).instruction_sets or (None,)
 WAYS = [*((isa, None) for isa in ISAS if isa != "scalar"), (ISAS[0], 5)]
 """Instruction set and tokens of a pass: neither may show in an answer. Plain C++ would take minutes; a small model is
 compared on it in ``tests/runtime/test_native_model.py``."""
+
+
+ROWS = "37946fbaf459aea4a1979817083b617f5888b881819665bb62cfa6682fbacd71"
+"""SHA-256 of the rows of some tokens, with the cache's recorded format."""
 
 
 def answers(op_profile):
@@ -54,6 +60,15 @@ def native_model(request, smollm2_native_package):
 def test_native_answers_are_the_recorded_ones_on_every_instruction_set(native_model, answer):
     found = greedy_answer(native_model, answer["prompt"], recorded("native")["max_tokens"])
     assert found == answer["token_ids"], "after a change of the order of a sum: python -m tests.golden.record"
+
+
+def test_stored_rows_have_these_bits(native_model, tmp_path):
+    native_model.reset()
+    token_ids = list(range(1000, 1064))
+    native_model.generate([*token_ids, 5], max_tokens=1)
+    assert native_model.save_rows(tmp_path / "rows", token_ids) == BLOCK_TOKENS
+    rows = (tmp_path / "rows").read_bytes()[-BLOCK_TOKENS * native_model.describe()["kv_bytes_per_token"] :]
+    assert hashlib.sha256(rows).hexdigest() == ROWS, "stored prompts would change answers: raise ROWS_VERSION"
 
 
 def test_recording_spells_a_recipe_as_it_is_written():

@@ -111,6 +111,15 @@ def test_a_corpus_is_a_mapped_file_where_suffixes_are_looked_up():
     assert sizes_of(make_shape(), DEVICE, other, request).corpus == 0
 
 
+def test_a_block_of_stored_rows_counts_beyond_the_memory_for_texts():
+    large = make_shape(num_layers=36, num_kv_heads=8, head_dim=128, vocab_size=151936)
+    for shape, more in ((make_shape(), 0), (large, 64 * 36 * 2 * 2 * 8 * 128 - 54 * 151936)):
+        plain, stored = (sizes_of(shape, DEVICE, CHOICE, Request(prompt_cache=is_asked)) for is_asked in (False, True))
+        assert (stored.prompt_cache, stored.total - plain.total) == (more, more)
+        terms = terms_of(shape, CHOICE, stored, Request(prompt_cache=True))
+        assert [term.bytes for term in terms if term.name == "prompt_cache"] == ([more] if more else [])
+
+
 def test_a_longer_context_may_have_a_longer_stretch_that_cannot_be_cut():
     assert [longest_stretch(ctx) for ctx in (64, 8192, 20000, 131072)] == [8192, 8192, 20000, 32768]
     shape = make_shape()

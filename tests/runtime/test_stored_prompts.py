@@ -22,7 +22,7 @@ from edge_rt.runtime.cache.row_blocks import RowBlocks, RowsFile, block_names
 from edge_rt.runtime.load.options import LoadOptions
 from edge_rt.runtime.load.planning import plan_package
 from tests.helpers.models import load_package
-from tests.helpers.small import GREEDY, NO_SPECIALS
+from tests.helpers.small import FREE_ROWS, GREEDY, NO_SPECIALS
 
 PROMPT = [(5 + 41 * i) % 419 for i in range(300)]
 SAMPLED = {"temperature": 1.0, "seed": 3, "logit_bias": NO_SPECIALS}
@@ -81,6 +81,14 @@ def test_with_exits_too(segmented, tmp_path):
         with load_package(segmented.cut, spec="exit", prompt_cache=tmp_path) as model:
             result = answer(model, prompt)
         assert (facts(result), result.usage.cached_tokens) == (facts(plain), cached)
+
+
+def test_with_a_second_model_that_drafts(native_package, stored, folder):
+    with load_package(native_package, kv="int8", spec=f"model:{native_package}", prompt_cache=folder) as model:
+        model.speculation.costs = FREE_ROWS
+        result = answer(model)
+        assert (facts(result), result.usage.cached_tokens) == (facts(stored[1]), 256)
+        assert result.spec.rows_drafted > 0
 
 
 def test_the_longest_beginning_is_read_and_stored_once(native_package, folder):
