@@ -28,6 +28,9 @@ SHAPE = {
 }
 
 
+_LETTERS = str.maketrans("0123456789", "qrstuvwxyz")
+
+
 def random_q4_1(rng: np.random.Generator, rows: int, columns: int) -> np.ndarray:
     """Return uint8 ``[rows, bytes per row]``: random codes, scales that make weights of about 0.02."""
     blocks = np.empty((rows, columns // 32, 20), np.uint8)
@@ -46,8 +49,12 @@ def random_q8_0(rng: np.random.Generator, rows: int, columns: int) -> np.ndarray
     return blocks.reshape(rows, -1)
 
 
-def byte_tokens(count: int) -> tuple[list[str], list[int]]:
-    """Return a vocabulary of the 256 bytes, two special tokens and fillers, and the kinds of its tokens."""
+def byte_tokens(count: int, *, words: bool = False) -> tuple[list[str], list[int]]:
+    """Return a vocabulary of the 256 bytes, two special tokens and fillers, and the kinds of its tokens.
+
+    Args:
+        words: the fillers are words, with a space in front of every second one, instead of tokens that are not used.
+    """
     printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
     letters = {byte: chr(byte) for byte in printable}
     for byte in range(256):
@@ -55,12 +62,15 @@ def byte_tokens(count: int) -> tuple[list[str], list[int]]:
     tokens = ["<|begin|>", "<|end|>", *(letters[byte] for byte in range(256)), "ab", "cd"]
     kinds = [int(gguf.TokenType.CONTROL)] * 2 + [int(gguf.TokenType.NORMAL)] * 258
     fillers = count - len(tokens)
+    if words:
+        named = ("\u0120" * (i % 2) + "w" + np.base_repr(i, 26).lower().translate(_LETTERS) for i in range(fillers))
+        return tokens + list(named), kinds + [int(gguf.TokenType.NORMAL)] * fillers
     return tokens + [f"<|filler_{i}|>" for i in range(fillers)], kinds + [int(gguf.TokenType.UNUSED)] * fillers
 
 
-def write_tokenizer(writer: gguf.GGUFWriter, count: int, pre: str) -> None:
+def write_tokenizer(writer: gguf.GGUFWriter, count: int, pre: str, *, words: bool = False) -> None:
     """Write the tokenizer of ``byte_tokens``; ``pre`` names how text is cut."""
-    tokens, kinds = byte_tokens(count)
+    tokens, kinds = byte_tokens(count, words=words)
     writer.add_tokenizer_model("gpt2")
     writer.add_tokenizer_pre(pre)
     writer.add_token_list(tokens)
@@ -78,6 +88,7 @@ def main() -> None:
         parser.add_argument(f"--{name}", type=int, default=default)
     parser.add_argument("--head-dim", type=int, help="default: hidden size over heads")
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--words", action="store_true", help="a vocabulary of words, for masks of grammars")
     shape = parser.parse_args()
     rng = np.random.default_rng(shape.seed)
     head_dim = shape.head_dim or shape.hidden // shape.heads
@@ -96,7 +107,7 @@ def main() -> None:
     writer.add_rope_freq_base(10000.0)
     writer.add_layer_norm_rms_eps(1e-5)
     writer.add_vocab_size(shape.vocabulary)
-    write_tokenizer(writer, shape.vocabulary, "smollm")
+    write_tokenizer(writer, shape.vocabulary, "smollm", words=shape.words)
 
     def matrix(name: str, rows: int, columns: int) -> None:
         writer.add_tensor(name, random_q4_1(rng, rows, columns), raw_dtype=gguf.GGMLQuantizationType.Q4_1)

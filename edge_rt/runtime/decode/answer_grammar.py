@@ -224,16 +224,18 @@ class AnswerGrammar:
         if best is not None:
             return best
         mask = self._mask()
-        words = np.flatnonzero(mask)
-        if not len(words):
+        count = np.count_nonzero(mask)
+        if not count:
             raise InvalidGrammar(
                 "No token of the model can continue the answer in its format.",
                 f"{self._matcher.depth} tokens of it were written.",
                 "Change the schema or grammar, or use another model.",
             )
-        word = int(mask[words[0]])
-        if len(words) == 1 and word & (word - 1) == 0:
-            return int(words[0]) * 32 + word.bit_length() - 1
+        if count == 1:
+            at = int(np.flatnonzero(mask)[0])
+            word = int(mask[at])
+            if word & (word - 1) == 0:
+                return at * 32 + word.bit_length() - 1
         return self._draw(row, outputs, sampler, mask)
 
     def _best(self, row: int, outputs: Outputs, sampler: Sampler) -> int | None:
@@ -308,7 +310,7 @@ class AnswerGrammar:
                 if self._matcher.must_end:
                     return [*result, self._end_ids[0]]
                 tokens = self._matcher.forced(most - len(result) + 1)
-                if len(result) + len(tokens) > most:
+                if not tokens or len(result) + len(tokens) > most:
                     return result + tokens
                 self._matcher.take(tokens)
             elif opening.in_thoughts or opening.may_answer or len(opening.next_of_markers()) != 1:
