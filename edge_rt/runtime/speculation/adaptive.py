@@ -28,6 +28,14 @@ _USUAL_KEEP: Final = 0.75
 _IDLE_STEPS: Final = 64
 _WORST: Final = 5.0
 """Longer steps are blamed on other programs, and count as this many times the usual time."""
+_GAIN_KEEP: Final = 0.95
+_LEAST_GAIN: Final = 0.03
+"""Accepted tokens per step that looking texts up and learning cost, about."""
+_FIRST_GAINS: Final = (0.15, 0.045)
+"""Accepted tokens per step that are assumed at first, and at least when an answer begins."""
+_REST_STEPS: Final = 24
+_AWAKE_STEPS: Final = 8
+"""Where nothing is accepted, steps without and with drafting."""
 Trace = Callable[[dict[str, Any]], None]
 
 
@@ -76,6 +84,8 @@ class AdaptiveDrafter:
         # Whether the next pass computes a prompt as well, and how many tokens it computes that a grammar has forced.
         self._is_first, self._forced = True, 0
         self._sequence: Sequence | None = None
+        # Accepted tokens per step; steps of rest that are left, below 0: steps since the last rest.
+        self._gain, self._rest = _FIRST_GAINS[0], -_AWAKE_STEPS
 
     @property
     def sources(self) -> tuple[AnySource, ...]:
@@ -96,6 +106,7 @@ class AdaptiveDrafter:
         self._sequence = sequence
         self.counter = SpecCounter()
         self._is_first, self._forced = True, 0
+        self._gain, self._rest = max(self._gain, _FIRST_GAINS[1]), -_AWAKE_STEPS
         started = self._clock()
         self._asking.begin()
         self._core.begin(sequence.token_ids)
@@ -106,7 +117,7 @@ class AdaptiveDrafter:
         self._started = self._clock()
         draft, self._instead = Draft(), None
         # The first pass also computes the rest of the prompt, at the cost of prefill: it gets no draft.
-        if not self._is_first:
+        if not self._is_first and not self._is_resting():
             if self._bandit is not None and self._steps >= BLOCK_STEPS:
                 self._close_block()
             self._core.price(self._curve.at(len(sequence.token_ids)))
@@ -128,6 +139,12 @@ class AdaptiveDrafter:
                     draft = self._core.propose(more - 1, self._text_arm(), 0.0, whole=True) if more > 1 else Draft()
         self._proposed = self._clock()
         return draft
+
+    def _is_resting(self) -> bool:
+        """Return whether nothing is drafted or learned for some steps, because nothing was right for many."""
+        if self._rest <= -_AWAKE_STEPS and self._gain < _LEAST_GAIN and self._bandit is None:
+            self._rest = _REST_STEPS
+        return self._rest > 0
 
     def _text_arm(self) -> int:
         """Return the arm, or that of all texts if sources of this one compute."""
@@ -165,6 +182,12 @@ class AdaptiveDrafter:
         emitted, arm = len(accepted.token_ids), self._arm
         is_first, forced = self._is_first, self._forced
         self._is_first, self._forced = False, len(accepted.forced)
+        if not is_first:
+            self._rest -= 1
+            if self._rest >= 0:
+                self._pass_over(draft, accepted, verified)
+                return
+            self._gain += (1.0 - _GAIN_KEEP) * (len(accepted.path) - self._gain)
         expected = self._core.expected(len(draft)) if self._trace is not None else 0.0
         # What is drafted to learn its costs says nothing about the arm.
         scored = None if is_first or self._instead is not None else arm
@@ -181,6 +204,17 @@ class AdaptiveDrafter:
             self._learn_costs(draft, emitted, verified, drafting, outputs)
         if self._trace is not None:
             self._trace(decision(sequence, self.arms[arm].name, draft, accepted, expected, drafting, verifying))
+
+    def _pass_over(self, draft: Draft, accepted: Accepted, verified: float) -> None:
+        """Count a step of rest; the sources get its tokens and no more."""
+        assert self._sequence is not None
+        self._idle += 1
+        for source in self.sources:
+            source.extend(accepted.token_ids)
+        drafting, verifying = 1e3 * (self._proposed - self._started), 1e3 * (verified - self._proposed)
+        self.counter.add(draft, accepted, 0, drafting, verifying, "off", is_first=False)
+        if self._trace is not None:
+            self._trace(decision(self._sequence, "off", draft, accepted, 0.0, drafting, verifying))
 
     def _learn_costs(self, draft: Draft, emitted: int, verified: float, drafting: float, outputs: Outputs) -> None:
         """Correct what passes and drafts cost by a step; ``drafting`` in milliseconds."""

@@ -73,11 +73,6 @@ class RowCosts:
         # Extrapolated lines may cross beyond the last depth.
         return list(accumulate((self._between(at, count) for count in range(1, most + 1)), max))
 
-    def cost(self, depth: int, rows: int) -> float:
-        """Return the milliseconds of a pass: the last number of ``curve(depth, rows)``, in less time."""
-        at = self._at(depth)
-        return max(*at[: bisect_right(self.rows, rows)], self._between(at, rows))
-
     def _at(self, depth: int) -> list[float]:
         """Return the milliseconds at a depth for all of ``rows``."""
         low = min(max(bisect_right(self.depths, depth) - 1, 0), max(len(self.depths) - 2, 0))

@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Final
 
-from edge_rt.runtime.speculation.cost_model import CURVE_DEPTHS, CURVE_ROWS, RowCosts
+from edge_rt.runtime.speculation.cost_model import CURVE_DEPTHS, CURVE_ROWS, CostCurve, RowCosts
 
 if TYPE_CHECKING:
     from edge_rt.runtime.forward.runner import Runner
@@ -64,9 +64,13 @@ class LiveCosts:
         self._ratios = [0.0] * len(costs.rows)
         self._level = 0.0
         self._levels: deque[float] = deque(maxlen=_LONG)
+        self._recent: deque[float] = deque(maxlen=_RECENT)
         self._spread = 0.0
         self._total = self._extra = 0.0
-        self._usual = [_GUESS.cost(0, count) - 1.0 for count in costs.rows]
+        # What every step asks is looked up: behind a pass the caches are cold.
+        self._usual = [_GUESS.curve(0, count)[-1] - 1.0 for count in costs.rows]
+        self._nearest = [_nearest(costs.rows, count) for count in range(1, costs.rows[-1] + 1)]
+        self._curve = CostCurve(self, costs.rows[-1])
 
     def curve(self, depth: int, most: int) -> list[float]:
         """Return the milliseconds of passes over 1 to ``most`` rows; index 0 is 1 row."""
@@ -97,19 +101,20 @@ class LiveCosts:
             return
         self._total += ms
         if instead is not None:
-            self._extra += max(ms - self.costs.cost(depth, instead), 0.0)
+            self._extra += max(ms - self.costs.curve(depth, instead)[-1], 0.0)
         if rows > self.costs.rows[-1]:
             return
         self._observed += 1
         # Against the curve of now, not of before: between two sizes it depends on what is known of both.
-        off = self._level + math.log(ms / self.costs.cost(depth, rows))
-        index = _nearest(self.costs.rows, rows)
+        off = self._level + math.log(ms / self._curve.at(depth)[rows - 1])
+        index = self._nearest[rows - 1]
         if self._levels:
-            rest = off - _median(list(self._levels)[-_RECENT:])
+            rest = off - _median(self._recent)
             self._offs[index].append(self._ratios[index] + rest)
             self._spread += 0.02 * (abs(rest) - self._spread)
         self._seen[index] += 1
         self._levels.append(off)
+        self._recent.append(off)
         if self._observed < 4 * _REFRESH or self._observed % _REFRESH == 0:
             self._refresh()
 
@@ -135,13 +140,13 @@ class LiveCosts:
         for offs in self._offs:
             if offs:
                 # A single pass says nothing.
-                ratios.append(_median(list(offs)) * (len(offs) - 1) / (len(offs) - 0.5))
+                ratios.append(_median(offs) * (len(offs) - 1) / (len(offs) - 0.5))
             else:
                 ratios.append(_INHERITED * ratios[-1] if ratios else 0.0)
         # One size stays where it is, as ratios have no level of their own: one row, or what runs most.
         fixed = 0 if self._offs[0] else max(range(len(ratios)), key=lambda index: len(self._offs[index]))
         self._ratios = [ratio - ratios[fixed] for ratio in ratios]
-        self._level = level = _median(list(self._levels))
+        self._level = level = _median(self._levels)
         ms = tuple(
             tuple(
                 min(value * math.exp(level + ratio), count * line[0] * math.exp(level + self._ratios[0]))
@@ -180,6 +185,6 @@ def _nearest(points: tuple[int, ...], value: int) -> int:
     return min(range(len(points)), key=lambda index: abs(math.log(points[index] / value)))
 
 
-def _median(values: list[float]) -> float:
+def _median(values: deque[float]) -> float:
     """Return the median, of an even number the lower one: what disturbs a pass makes it longer."""
     return sorted(values)[(len(values) - 1) // 2]

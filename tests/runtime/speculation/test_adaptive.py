@@ -322,6 +322,22 @@ class TestChange:
         assert sum(size for position, size in sizes if position > 900) < 30
 
 
+class TestRest:
+    def test_where_nothing_is_right_sources_mostly_rest(self):
+        trial = Trial(liars(2), bandit=False, max_tokens=1000)
+        assert trial.ms < 1.02 * trial.plain_ms
+        assert {len(source.observed) < 0.5 * trial.spec.steps for source in trial.sources} == {True}
+        assert sum(trial.spec.choices.values()) == len(trial.steps) == trial.spec.steps
+
+    def test_text_that_becomes_foreseeable_is_noticed(self):
+        trial = Trial(lambda text, clock: [OracleSource(text, lambda at: at > 400)], bandit=False, max_tokens=1500)
+        sizes = [(step["position"], step["drafted"]) for step in trial.steps]
+        assert len(trial.sources[0].observed) < len(sizes)
+        assert sum(size for position, size in sizes if 100 < position < 400) < 10
+        assert min(size for position, size in sizes[:-2] if position > 1000) > 10
+        assert trial.sources[0].known == [*PROMPT, *trial.answer]
+
+
 class TestBookkeeping:
     @pytest.fixture(params=["oracles", "real"])
     def trial(self, request):
