@@ -30,6 +30,7 @@ from edge_rt.text.template import ChatTemplate
 from edge_rt.text.tool_calls import PYTHON_TAG, find_syntax, split_tool_calls
 from tests.helpers.tool_templates import TOOL_TEMPLATES
 
+MODES = ("forced", "begun", "free")
 WORDS = (
     "city",
     "unit",
@@ -197,6 +198,7 @@ def main() -> int:
     parser.add_argument("--count", type=int, default=100)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--model", default="smollm2-135m-instruct")
+    parser.add_argument("--mode", action="append", choices=MODES)
     parser.add_argument("--syntax", action="append", choices=tuple(TOOL_TEMPLATES))
     given = parser.parse_args()
     wrong = 0
@@ -206,7 +208,7 @@ def main() -> int:
             template = TOOL_TEMPLATES[name]
             assert model.texts is not None
             model.texts._template = ChatTemplate(template, special_tokens=model.tokenizer.special_tokens)
-            for mode in ("forced", "begun", "free"):
+            for mode in given.mode or MODES:
                 report: collections.Counter[str] = collections.Counter()
                 for number in range(given.count):
                     case = Case(model, template, random.Random(f"{given.seed} {name} {mode} {number}"))
@@ -228,7 +230,7 @@ def answer(case: Case, mode: str, seed: int, report: collections.Counter[str]) -
         report[f"refused: {error.numbers}"] += 1
         return 0
     options: dict[str, Any] = {"temperature": 1.0, "seed": seed} if seed % 2 else {"temperature": 0.0}
-    most = 60 if mode == "free" else 2000
+    most = 60 if mode == "free" else 600
     given = {**asked, **options, "tools": case.tools, "max_tokens": most}
     try:
         plain = case.model.generate(case.messages, spec="off", **given)

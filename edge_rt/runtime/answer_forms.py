@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence as Items
 from dataclasses import dataclass
 from typing import Final
 
+from edge_rt.errors import InvalidGrammar
 from edge_rt.runtime.config import GenerationConfig
 from edge_rt.runtime.decode.answer_grammar import AnswerGrammar, Opening
 from edge_rt.runtime.decode.call_grammar import CallGrammar, FreeText
@@ -14,7 +15,7 @@ from edge_rt.text.grammar import Matcher, TokenTable
 from edge_rt.text.thoughts import ThoughtMarkers
 from edge_rt.text.tokenizer import Tokenizer
 from edge_rt.text.tool_calls import Tools
-from edge_rt.text.tool_grammar import call_start, calls_format, chosen_tools
+from edge_rt.text.tool_grammar import call_start, calls_format, chosen_tools, faulty_tool
 
 
 @dataclass(frozen=True)
@@ -85,7 +86,7 @@ class AnswerGrammars:
             # A named function is called once.
             several = config.parallel_tool_calls and choice.name is None
             wanted = calls_format(tools, self._tokens(tools), several=several, is_forced=True, is_strict=True)
-            return wanted, self._whole(wanted, form)
+            return wanted, self._whole(wanted, form, tools)
         wanted_format = config.answer_format()
         if wanted_format is not None:
             return wanted_format, self._whole(wanted_format, form)
@@ -94,9 +95,9 @@ class AnswerGrammars:
             return None
         return None, self._free(form.tools, form, several=config.parallel_tool_calls)
 
-    def _whole(self, wanted: AnswerFormat, form: AnswerForm) -> AnswerGrammar:
-        matcher = self.table.matcher(wanted)
-        if wanted.kind == "calls" and matcher.allows_all(begun := self._begun(form)):
+    def _whole(self, wanted: AnswerFormat, form: AnswerForm, tools: Tools | None = None) -> AnswerGrammar:
+        matcher = self.table.matcher(wanted) if tools is None else self._of_calls(wanted, tools)
+        if tools is not None and matcher.allows_all(begun := self._begun(form)):
             matcher.take(begun)
         ends = self._tokenizer.eos_token_ids
         return AnswerGrammar(matcher, ends, self._vocab_size, self._opening(form), wanted.warnings)
@@ -106,10 +107,29 @@ class AnswerGrammars:
 
         def calls() -> tuple[Matcher, tuple[str, ...]]:
             wanted = calls_format(tools, tokens, several=several, is_forced=False, is_strict=False)
-            return self.table.matcher(wanted), wanted.warnings
+            return self._of_calls(wanted, tools), wanted.warnings
 
         free = FreeText(call_start(tools, tokens), form.thoughts, self._tokenizer.token_bytes)
         return CallGrammar(free, calls, self._tokenizer.eos_token_ids, self._vocab_size, self._begun(form))
+
+    def _of_calls(self, wanted: AnswerFormat, tools: Tools) -> Matcher:
+        """Return what follows calls; an error of their grammar names the tool, if it is one alone."""
+        table = self.table
+
+        def refuses(parameters: AnswerFormat) -> str | None:
+            try:
+                table.matcher(parameters)
+            except InvalidGrammar as error:
+                return error.numbers
+            return None
+
+        try:
+            return table.matcher(wanted)
+        except InvalidGrammar as error:
+            why = faulty_tool(tools, refuses)
+            if why is None:
+                raise
+            raise InvalidGrammar("The parameters of a tool cannot be enforced.", why, error.action) from error
 
     def _tokens(self, tools: Tools) -> dict[str, int]:
         """Return the ids of those marks of calls that are control tokens."""

@@ -24,6 +24,7 @@ _OF_TYPE: Final[Mapping[str, frozenset[str]]] = {
     "object": frozenset(("properties", "required", "additionalProperties")),
 }
 _KNOWN: Final = frozenset(("type", "enum", "const", "anyOf", "$ref")).union(_ASIDE, *_OF_TYPE.values())
+_COUNTS: Final = ("minLength", "maxLength", "minItems", "maxItems")
 _KEY: Final = re.compile(r"[^\s:{}\[\],\"<]+")
 _ANY: Final = """
 {p}any: {p}text | {p}plain | {p}list | {p}map
@@ -71,6 +72,7 @@ class _Writer:
         """Return what fits a schema."""
         if schema is True or not isinstance(schema, dict):
             return f"{self._prefix}any"
+        _check(schema, place)
         given = schema.keys() - _ASIDE
         for name in sorted(given - _KNOWN):
             raise _refusal(name, place)
@@ -194,6 +196,21 @@ class _Writer:
             entries = sorted(value.items(), key=_in_order)
             return f'"{{" {comma.join(f"{_key(key)} {self._written(one)}" for key, one in entries)} "}}"'
         return _literal(json.dumps(value))
+
+
+def _check(schema: dict[str, Any], place: str) -> None:
+    """Refuse keywords whose values the standard does not allow, as the grammar engine does in JSON."""
+    types = schema.get("type", [])
+    kinds = [types] if isinstance(types, str) else types
+    wrong = [name for name in _COUNTS if not (type(schema.get(name, 0)) is int and schema.get(name, 0) >= 0)]
+    wrong += [name for name in ("required", "enum") if not isinstance(schema.get(name, []), list)]
+    wrong += ["pattern"] if not isinstance(schema.get("pattern", ""), str) else []
+    wrong += ["type"] if not isinstance(kinds, list) or any(kind not in _OF_TYPE for kind in kinds) else []
+    if wrong:
+        value = repr(schema[wrong[0]])
+        raise InvalidGrammar(
+            "The JSON schema is malformed.", f"At {place} '{wrong[0]}' is {value:.40}.", "Correct the schema."
+        )
 
 
 def _literal(text: str) -> str:

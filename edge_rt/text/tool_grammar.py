@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Final, Literal
 
@@ -20,6 +20,7 @@ from edge_rt.text.tool_calls import PYTHON_TAG, SYNTAXES, CallSyntax, Tools, fun
 
 MOST_CALLS: Final = 16
 """Of one answer: small models find no end."""
+MAX_TOOLS: Final = 512
 _ANY_OBJECT: Final = {"type": "object"}
 _NO_ARGUMENTS: Final = {"type": "object", "properties": {}, "additionalProperties": False}
 # As templates write them, with ``tojson``.
@@ -126,6 +127,10 @@ def calls_format(
     assert syntax is not None
     warnings: list[str] = []
     functions = [function for tool in tools.items if (function := function_of(tool)) is not None]
+    if len(functions) > MAX_TOOLS:
+        raise InvalidGrammar(
+            "There are too many tools.", f"Got {len(functions)}, the limit is {MAX_TOOLS}.", "Give those that matter."
+        )
     spelled = _Spelling(tokens)
     rules: list[str] = []
     for number, function in enumerate(functions):
@@ -264,6 +269,25 @@ def _arguments(
         said = (f"Its arguments are any object: {why}",)
     warnings += [f"Tool {name!r:.60}: {one}" for one in (*said, *more)]
     return rules
+
+
+def faulty_tool(tools: Tools, refuses: Callable[[AnswerFormat], str | None]) -> str | None:
+    """Return the first of several tools whose parameters the grammar engine refuses, and why, as a sentence.
+
+    Args:
+        refuses: what the engine says of a format; None: it takes it.
+    """
+    for tool in tools.items:
+        function = function_of(tool)
+        if function is None:
+            continue
+        try:
+            schema, _ = read_schema(_parameters(function))
+        except InvalidGrammar:
+            continue
+        if (why := refuses(AnswerFormat("json", json.dumps(schema)))) is not None:
+            return f"Tool {function['name']!r:.60}: {why}"
+    return None
 
 
 def _rules(schema: dict[str, Any], syntax: CallSyntax, spelled: _Spelling, number: int) -> tuple[list[str], list[str]]:
