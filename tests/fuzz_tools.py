@@ -247,6 +247,8 @@ def answer(case: Case, mode: str, seed: int, report: collections.Counter[str]) -
     report["calls"] += len(plain.tool_calls)
     for warning in plain.warnings:
         report[f"warned: {warning[:60]}"] += 1
+    if mode != "free" and not plain.tool_calls and not faults:
+        print(f"{mode} {options} {plain.finish_reason}: cut before a call was whole: {plain.text[-200:]!r}")
     for fault in faults:
         print(f"{mode} {options} {plain.finish_reason} {plain.text!r:.400}\n    {fault}\n    {case.tools}"[:1500])
     return len(faults)

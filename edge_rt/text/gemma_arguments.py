@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from edge_rt.errors import InvalidGrammar
+from edge_rt.text.answer_format import MAX_LEVELS
 
 _ASIDE: Final = frozenset(("$defs", "definitions", "$id", "id", "$schema", "$anchor"))
 _OF_TYPE: Final[Mapping[str, frozenset[str]]] = {
@@ -47,6 +48,12 @@ def arguments_rules(schema: dict[str, Any], name: str, quote: str, quote_text: s
     """
     writer = _Writer(schema, f"{name}_", quote, quote_text)
     first = f"{name}: {writer.item(schema, '#')}"
+    if len(writer.rules) > MAX_LEVELS:
+        raise InvalidGrammar(
+            "The JSON schema is too large for Gemma's notation of arguments.",
+            f"It becomes {len(writer.rules)} rules, the limit is {MAX_LEVELS}.",
+            "Give the tool fewer parameters.",
+        )
     return [first, *writer.rules, *_ANY.format(p=f"{name}_").strip().splitlines()], writer.warnings
 
 
