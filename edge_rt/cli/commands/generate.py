@@ -182,7 +182,9 @@ def generate(
         note_unused_penalty(terminal, model, options)
         tell_drafters(terminal, model, asked)
         facts = model.describe()
-        writer = _Writer(terminal, model, facts, options, is_json=output.json, form=form, tools=tools)
+        writer = _Writer(
+            terminal, model, facts, options, is_json=output.json, form=form, tools=tools, begun=question.prefill or ""
+        )
         prompt = _messages(model, text, question)
         if not isinstance(prompt, str):
             warn_of_template(terminal, model, inputs["template_args"])
@@ -246,6 +248,7 @@ class _Writer:
         is_json: bool,
         form: FormFlags,
         tools: list[dict[str, Any]] | None,
+        begun: str,
     ) -> None:
         self._terminal = terminal
         self._options = options
@@ -254,6 +257,7 @@ class _Writer:
         self._is_json = is_json
         self._is_lines = form.json_lines
         self._tools = tools
+        self._begun = begun
         # Calls are shown as JSON, once they are whole.
         self._is_streaming = not (is_json or form.json_lines or form.no_stream or tools)
         self._view = AnswerView(terminal)
@@ -279,7 +283,7 @@ class _Writer:
         else:
             rest = "" if self._is_streaming else result.text
             if result.tool_calls:
-                rest = split_tool_calls(result.text, tool_names(self._tools))[0]
+                rest = split_tool_calls(self._begun + result.text, tool_names(self._tools))[0]
                 calls = [json.dumps(dataclasses.asdict(call), ensure_ascii=False) for call in result.tool_calls]
                 self._terminal.answer("\n".join([rest, *calls] if rest else calls) + "\n")
                 return

@@ -13,6 +13,8 @@ import pytest
 from edge_rt.runtime.decode.repetition import LEAST_SHORT_COPIES, LEAST_SHORT_TOKENS
 from tests.cli.conftest import ENDLESS, GREEDY_AND_LONG, PROGRAM
 from tests.helpers.clock import Told
+from tests.helpers.packages import copied, replace_file
+from tests.helpers.tool_templates import TOOL_TEMPLATES
 
 GREEDY = ("--temp", "0", "-n", "8")
 
@@ -93,6 +95,30 @@ def test_flags_of_formats_are_followed_or_refused_and_never_dropped(ask, tmp_pat
     ):
         result = ask("-p", "x", *flags)
         assert (result.returncode, result.stdout) in ((2, b""), (3, b"")), flags
+        assert said in result.stderr.decode()
+
+
+def test_calls_are_printed_as_json(inline, small_package, tmp_path):
+    made = copied(small_package, tmp_path)
+    replace_file(made, "chat_template.jinja", TOOL_TEMPLATES["Qwen"].encode())
+    (tmp_path / "tools.json").write_text('[{"name": "clock", "parameters": {"type": "object", "properties": {}}}]')
+    (tmp_path / "bad.json").write_text('{"name": "clock"}')
+
+    def ask(*flags, tools="tools.json"):
+        return inline("generate", "Time?", "-m", made, "--tools", tmp_path / tools, *flags)
+
+    call = {"name": "clock", "arguments": {}}
+    for flags in ((), ("--prefill", '<tool_call>\n{"name": "clo')):
+        assert json.loads(ask("--tool-choice", "clock", *flags).stdout) == call
+    assert json.loads(ask("--tool-choice", "clock", "--json").stdout)["tool_calls"] == [call]
+    for result, said in (
+        (ask("--tool-choice", "cluck"), "'cluck'; the tools are clock"),
+        (ask("--tool-choice", "clock", "--json-object"), "exclude each other"),
+        (ask("--template-arg", 'tools=[{"name": "a"}]'), "given twice"),
+        (ask(tools="bad.json"), "no list of tools"),
+        (ask("--raw"), "takes no --tools"),
+    ):
+        assert (result.returncode, result.stdout) == (2, b"")
         assert said in result.stderr.decode()
 
 
