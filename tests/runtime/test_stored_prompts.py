@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import json
 import os
-import resource
 import shutil
 import stat
+import tempfile
 import threading
+from pathlib import Path
 
 import numpy as np
 import pytest
+from hypothesis import given, settings, strategies as st
 
 from edge_rt.errors import ConfigError, InputError, InvalidPromptCache, StorageError
 from edge_rt.export import export_model
@@ -178,6 +180,7 @@ def test_a_damaged_block_is_computed_again_and_removed(native_package, stored, f
         assert (again.usage.cached_tokens, again.warnings) == (256, ())
 
 
+@pytest.mark.skipif(os.name == "nt", reason="needs pipes and links")
 def test_what_is_no_block_is_not_read(native_package, stored, folder, tmp_path):
     blocks = files(folder)
     secret = shutil.copy(blocks[0], tmp_path / "secret")
@@ -204,7 +207,10 @@ def test_files_of_other_users_are_not_trusted(native_package, folder):
         load_package(native_package, kv="int8", prompt_cache=folder)
 
 
+@pytest.mark.skipif(os.name == "nt", reason="needs resource limits")
 def test_a_full_disk_does_not_stop_an_answer(native_package, stored, tmp_path):
+    import resource
+
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     with load_package(native_package, kv="int8", prompt_cache=tmp_path) as model:
         resource.setrlimit(resource.RLIMIT_FSIZE, (5000, limits[1]))
@@ -288,20 +294,27 @@ class TestRowsFile:
 
     KEY = bytes(range(32))
 
+    def blocks_of(self):
+        memory = np.arange(2 * 256 * 6).astype(np.uint8).reshape(2, 256, 6)
+        return RowBlocks(self.KEY, lambda: [memory])
+
     @pytest.fixture
     def blocks(self):
-        return RowBlocks(self.KEY, lambda: [np.arange(2 * 256 * 6, dtype=np.uint8).reshape(2, 256, 6)])
+        return self.blocks_of()
 
     @pytest.fixture
     def path(self, blocks, tmp_path):
-        path, block, before, parts = tmp_path / "prompt.rows", blocks.buffer(), self.KEY, []
+        self.write(blocks, tmp_path / "prompt.rows")
+        return tmp_path / "prompt.rows"
+
+    def write(self, blocks, path):
+        block, before, parts = blocks.buffer(), self.KEY, []
         for index, name in enumerate(block_names(self.KEY, PROMPT[:192])):
             token_ids = PROMPT[64 * index : 64 * index + 64]
             assert blocks.pack(before, token_ids, np.arange(64 * index, 64 * index + 64), block)
             parts.append(block.tobytes())
             before = name
         path.write_bytes(b"".join(parts))
-        return path
 
     def test_its_blocks_are_those_of_a_prompt(self, blocks, path):
         opened, block = RowsFile(path, blocks), blocks.buffer()
@@ -332,6 +345,27 @@ class TestRowsFile:
         path.write_bytes(change(path.read_bytes()))
         with pytest.raises(InvalidPromptCache, match=words):
             RowsFile(path, blocks)
+
+    @settings(max_examples=40)
+    @given(st.lists(st.tuples(st.floats(0, 1), st.integers(0, 255)), max_size=4), st.floats(0, 1), st.booleans())
+    def test_whatever_is_changed_is_noticed(self, changes, length, is_cut):
+        blocks, block = self.blocks_of(), self.blocks_of().buffer()
+        with tempfile.TemporaryDirectory() as folder:
+            path = Path(folder) / "prompt.rows"
+            self.write(blocks, path)
+            whole = path.read_bytes()
+            data = bytearray(whole)
+            for at, byte in changes:
+                data[int(at * (len(data) - 1))] = byte
+            path.write_bytes(data[: int(length * len(data))] if is_cut else data)
+            try:
+                opened = RowsFile(path, blocks)
+                opened.verify(blocks)
+            except InvalidPromptCache:
+                assert path.read_bytes() != whole
+                return
+            assert (path.read_bytes(), opened.tokens) == (whole, 192)
+            assert opened.read(block_names(self.KEY, PROMPT)[2], block)
 
     def test_so_are_links_and_what_is_not_there(self, blocks, path, tmp_path):
         (tmp_path / "link").symlink_to(path)
@@ -440,6 +474,7 @@ class TestPackagesOwnPrompts:
             assert (facts(result), result.usage.cached_tokens) == (facts(plain), 192)
         assert self.ask(package, kv="f16").usage.cached_tokens == 0
 
+    @pytest.mark.skipif(os.name == "nt", reason="needs pipes and links")
     def test_what_is_damaged_or_hostile_there_stops_nothing(self, native_package, package):
         plain = facts(self.ask(native_package))
         (path,) = (package / "prompts").iterdir()
