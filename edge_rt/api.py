@@ -261,6 +261,7 @@ def pull(
     activations: str | None = None,
     weights: str | None = None,
     size: int | str | None = None,
+    kv: str | None = None,
     accept_loss: bool = False,
     force: bool = False,
     progress: ProgressCallback | None = None,
@@ -273,12 +274,12 @@ def pull(
         store: folder of the store; None takes the configured one.
         name: name in the store; None for the one that follows from ``ref``.
         offline: use what is on this machine only.
-        activations: ``"int8"`` or ``"float"`` (portable op profile); None for the recipe's, or ``"int8"``.
+        activations: ``"auto"``, ``"int8"`` or ``"float"`` (portable op profile); None for the recipe's, or ``"auto"``.
         weights: types of the matrices, as in ``export_model``; a package with others is exported again. None: those of
             the package if there is one, else the default of ``export_model``.
         size: most bytes of ``weights.bin``, or a text such as ``"700MiB"``, as in ``export_model``; a package of
             another size is exported again. None: that of the package if there is one, else no limit.
-        accept_loss: as in ``export_model``.
+        kv, accept_loss: as in ``export_model``.
         force: fetch and export again, and replace another model of that name.
         progress: called with the stages.
 
@@ -300,6 +301,7 @@ def pull(
         activations=activations,
         weights=weights,
         size=parse_limit(size),
+        kv=kv,
         accept_loss=accept_loss,
         force=force,
         progress=progress or no_progress,

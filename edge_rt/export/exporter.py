@@ -306,6 +306,7 @@ def _manifest(
             tuple(_adapter_info(adapter) for adapter in source.adapters),
         ),
         license=source.license,
+        chosen=decided.chosen,
         rounding=rounding,
         key_calibration=calibration,
         kv_losses=losses,

@@ -36,7 +36,7 @@ from edge_rt.ort.op_library import library_path
 from edge_rt.ort.session import check_window_support
 from edge_rt.package.decoder import Decoder
 from edge_rt.package.exits import require_exits
-from edge_rt.package.manifest import KV_FORMATS
+from edge_rt.package.manifest import KV_FORMATS, ChosenOptions
 from edge_rt.package.reader import absolute_path
 from edge_rt.package.weights_info import TensorClass
 from edge_rt.package.writer import PackageWriter
@@ -51,6 +51,7 @@ class Decided:
     Attributes:
         activations: of the graph's linear layers: ``"int8"`` or ``"float"``.
         measures_rounding: whether it is measured which blocks of activations need 16 bits.
+        chosen: options that a package tells, if any was given.
         kv: the default format of the cache, if it was stated; None: it is measured, where there is a choice and a text.
     """
 
@@ -61,6 +62,7 @@ class Decided:
     text: CalibrationText | None
     has_constants: bool
     exits: tuple[int, ...]
+    chosen: ChosenOptions | None
     kv: str | None
 
     @property
@@ -102,6 +104,7 @@ def decide(
     _check_kv(options.kv, profile)
     text = calibration_text(options.calibration, profile, choice)
     has_constants = text is not None and profile.has_4_bit_keys and bool(calibrated_layers(decoder))
+    chosen = ChosenOptions(None if activations == "auto" else activations, options.kv)
     return Decided(
         profile,
         "float" if activations == "float" else "int8",
@@ -110,6 +113,7 @@ def decide(
         text,
         has_constants=has_constants,
         exits=tuple(options.exits),
+        chosen=None if chosen == ChosenOptions() else chosen,
         kv=options.kv,
     )
 

@@ -161,6 +161,14 @@ class KvLosses:
 
 
 @dataclass(frozen=True)
+class ChosenOptions:
+    """Options of an export as far as they were given; what is None was measured, or is the usual."""
+
+    activations: str | None = None
+    kv_type: str | None = None
+
+
+@dataclass(frozen=True)
 class Rounding:
     """Which blocks of the linear layers' inputs have 16 bits where others have 8, and what that was measured to give.
 
@@ -208,6 +216,7 @@ class Manifest:
         op_profile: ``"native"`` (edge-rt's operators), ``"portable"`` (ONNX Runtime's own) or ``"traced"`` (the graph
             of another exporter).
         activations: ``"int8"`` (linear layers quantise their input per block) or ``"float"``.
+        chosen: None if no option of these was given.
         quantisation: tensor class -> stored type, for example ``{"embedding": "Q8_0"}``.
         kv_formats: cache formats that the graph can be run with; a model is loaded with the first, if nothing else is
             asked for.
@@ -240,6 +249,7 @@ class Manifest:
     chat_template: str | None
     source: SourceInfo
     license: str | None
+    chosen: ChosenOptions | None = dataclasses.field(default=None, kw_only=True)
     rounding: Rounding | None = dataclasses.field(default=None, kw_only=True)
     key_calibration: KeyCalibration | None = dataclasses.field(default=None, kw_only=True)
     kv_losses: KvLosses | None = dataclasses.field(default=None, kw_only=True)
@@ -268,7 +278,8 @@ class Manifest:
     @property
     def activations_choice(self) -> str:
         """The value of the export's option that gives the same activations."""
-        return self.activations if self.rounding is None else "auto"
+        usual = "float" if self.activations == "float" else "auto"
+        return usual if self.chosen is None else self.chosen.activations or usual
 
     @property
     def drafts(self) -> Drafts:

@@ -23,6 +23,7 @@ from edge_rt.package.documents import Refusal, build, check_files, parse_documen
 from edge_rt.package.exits import require_exits
 from edge_rt.package.graph_check import StoredTensor, check_graph
 from edge_rt.package.manifest import (
+    ACTIVATIONS,
     FORMAT_NAME,
     FORMAT_VERSION,
     KV_FORMATS,
@@ -206,6 +207,9 @@ def _stated_options(document: Mapping[str, Any]) -> dict[str, Any]:
     usual = KV_FORMATS.get(str(document.get("op_profile")), ())
     if first in usual[1:] and document.get("kv_losses") is None:
         stated["kv-type"] = first
+    for name, choices in (("activations", ACTIVATIONS), ("kv-type", usual)):
+        if (choice := _object(document, "chosen").get(name.replace("-", "_"))) in choices:
+            stated[name] = choice
     if ends := [segment.get("end_layer") for segment in _objects(document, "segments")[:-1]]:
         stated["exits"] = ",".join(str(end) for end in ends if type(end) is int)
     return stated

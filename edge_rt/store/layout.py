@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 
 _PARTIAL: Final = ".part-"
-PULL_OPTIONS: Final = {"weights", "size", "activations"}
+PULL_OPTIONS: Final = {"weights", "size", "activations", "kv-type"}
 """Options of an export that a pull has, too."""
 
 

@@ -79,6 +79,7 @@ def pull(
     activations: str | None = None,
     weights: str | None = None,
     size: int = 0,
+    kv: str | None = None,
     accept_loss: bool = False,
     force: bool = False,
     keep_source: bool = True,
@@ -98,20 +99,23 @@ def pull(
             None: those of the package if there is one, else the exporter's default.
         size: bytes that ``weights.bin`` may have, instead of ``weights``; a package of another size is exported again.
             0: that of the package if there is one, else no limit.
+        kv: format of the cache that the package is loaded with by default; None: that of the package if there is one,
+            else what the exporter measures.
         accept_loss: export even if quantising changes the model's predictions more than is allowed.
         force: fetch and export again, and replace another model of that name.
         progress: receives the stages of fetching, then those of the export.
         options: servers, recipes and programs to use instead of the real ones.
 
     Raises:
-        ConfigError: malformed reference or name; the name belongs to another model, or to one with other activations;
+        ConfigError: malformed reference or name; the name belongs to another model, or to one with other activations
+            or another cache;
             ``weights`` are unknown, or given beside ``size``.
         InputError: the model does not exist or cannot be exported.
     """
     started = time.monotonic()
     require_known(weights, size)
     wanted = ExportOptions(
-        activations=activations, weights=weights, size=size, accept_loss=accept_loss, progress=progress
+        activations=activations, weights=weights, size=size, kv=kv, accept_loss=accept_loss, progress=progress
     )
     options = FetchOptions() if options is None else options
     try:
@@ -127,7 +131,7 @@ def pull(
     name = check_name(default if name is None else name)
     if stated := {} if force or not export else _options_of_older(name, store):
         activations = activations or stated.get("activations")
-        wanted = replace(wanted, activations=activations)
+        wanted = replace(wanted, activations=activations, kv=kv or stated.get("kv-type"))
         if weights is None and not size:
             # What was accepted then is no news.
             weights, size = stated.get("weights"), stated.get("size", 0)
@@ -217,12 +221,6 @@ def _named_choice(weights: str | None, size: int) -> str:
     return f"--size {exact_size(size)}" if size else f"--weights {weights}"
 
 
-def _has_activations(package: Package, wanted: str | None) -> bool:
-    """Return whether a package has the wanted activations; measured ones may be 8 bits everywhere."""
-    found = package.manifest.activations_choice
-    return wanted in (None, found) or (wanted == "auto" and found == "int8" and package.manifest.op_profile != "native")
-
-
 def _has_weights(package: Package, options: ExportOptions) -> bool:
     """Return whether a package is what an export with these options makes; without any, every package is."""
     if options.size_bytes:
@@ -272,8 +270,11 @@ class _Request:
             self.tell(f"{self.name!r} has a newer source, exporting again")
             return None
         activations = self.options.activations
-        if not _has_activations(package, activations):
+        if activations not in (None, package.manifest.activations_choice):
             raise self._taken(f"It has activations {package.manifest.activations_choice!r}, not {activations!r}.")
+        first = package.manifest.kv_formats[0]
+        if self.options.kv not in (None, first):
+            raise self._taken(f"Its KV cache is {first!r} by default, not {self.options.kv!r}.")
         if not _has_weights(package, self.options) and not self.changes_nothing(package):
             info = package.manifest.weights
             found = _named_choice(_choice_of(package), 0 if info is None else info.size)

@@ -230,6 +230,18 @@ class TestManifestRefused:
                 "--profile native --weights keep --exits 4,6",
             ),
             (
+                {
+                    "op_profile": "native",
+                    "kv_formats": ["f16", "int8"],
+                    "chosen": {"activations": "int8", "kv_type": "f16", "x": "y"},
+                },
+                "--profile native --weights keep --activations int8 --kv-type f16",
+            ),
+            (
+                {"op_profile": "native", "kv_formats": ["f16"], "chosen": {"activations": "; rm", "kv_type": 5}},
+                "--profile native --weights keep",
+            ),
+            (
                 {"op_profile": "native", "kv_formats": ["int8", "f16"]},
                 "--profile native --weights keep --kv-type int8",
             ),

@@ -11,6 +11,7 @@ from pathlib import Path
 from edge_rt.export.entry import open_checkpoint
 from edge_rt.package.manifest import (
     FORMAT_VERSION,
+    ChosenOptions,
     Manifest,
     Segment,
     SourceInfo,
@@ -93,8 +94,11 @@ def options_with(pip=None, *, recipe=None, missing=None, hub=None):
     return FetchOptions(pip=pip_options, recipes={"tiny": recipe}, **arguments)
 
 
-def write_package(path, *, source=b"source", digest=None, activations="int8", weights=None, size=0, force=False):
+def write_package(
+    path, *, source=b"source", digest=None, activations="int8", weights=None, size=0, kv=None, force=False
+):
     """Write a package that opens; it does not run."""
+    chosen = ChosenOptions(None if activations == "auto" else activations, kv)
     files = {"model.onnx": b"\x12\x05graph", "weights.bin": b"weights", "tokenizer.json": b"{}"}
     with PackageWriter(path, force=force) as writer:
         for name, data in files.items():
@@ -105,7 +109,8 @@ def write_package(path, *, source=b"source", digest=None, activations="int8", we
                 producer="test",
                 num_parameters=100,
                 op_profile="portable",
-                activations=activations,
+                activations="float" if activations == "float" else "int8",
+                chosen=None if chosen == ChosenOptions() else chosen,
                 quantisation={"linear": "Q4_1"},
                 kv_formats=("f32",),
                 segments=(Segment("all", "model.onnx", 0, 1),),
@@ -141,7 +146,9 @@ class FakeExporter:
         self.sampling = options.sampling
         is_one = source.is_file() and parse_split_name(source.name) is None
         digest = sha256(source.read_bytes()) if is_one else sha256_files(open_checkpoint(source)[0].paths)
-        write_package(out, digest=digest, activations=activations, weights=weights, size=size, force=options.force)
+        write_package(
+            out, digest=digest, activations=activations, weights=weights, size=size, kv=options.kv, force=options.force
+        )
         return "report"
 
 

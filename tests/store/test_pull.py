@@ -153,6 +153,19 @@ def test_other_activations_are_not_mixed_up(store, exporter, options):
     assert store.list()[0].activations == "int8"
 
 
+def test_activations_that_are_measured_are_there_whatever_was_measured(store, exporter, options):
+    pull("tiny", store=store, exporter=exporter, options=options, weights="f16", activations="auto")
+    assert pull("tiny", store=store, exporter=exporter, options=options, weights="f16", activations="auto").was_present
+    assert store.list()[0].activations == "auto"
+
+
+def test_another_cache_is_not_mixed_up(store, exporter, options):
+    pull("tiny", store=store, exporter=exporter, options=options, kv="f32")
+    assert pull("tiny", store=store, exporter=exporter, options=options, kv="f32").was_present
+    with pytest.raises(ConfigError, match="'f32' by default, not 'f16'"):
+        pull("tiny", store=store, exporter=exporter, options=options, kv="f16")
+
+
 def test_other_weights_are_exported_again(store, exporter, options):
     pull("tiny", store=store, exporter=exporter, options=options, keep_source=False)
     for wanted, count in ((None, 1), ("keep", 1), ("int8", 2), ("int8", 2), (None, 2), ("int4", 3), ("keep", 4)):

@@ -30,6 +30,7 @@ class PullFlags:
     activations: Annotated[str | None, making_flags.ACTIVATIONS.but(help="auto, int8 or float.")] = None
     weights: Annotated[str | None, making_flags.WEIGHTS] = None
     size: Annotated[str | None, making_flags.SIZE] = None
+    kv_type: Annotated[str | None, making_flags.DEFAULT_KV_TYPE] = None
     accept_loss: Annotated[bool, making_flags.ACCEPT_LOSS] = False
     force: Annotated[bool, flags.FORCE.but(help="Fetch and export again.")] = False
 
@@ -62,6 +63,7 @@ def pull(
             activations=wanted.activations,
             weights=wanted.weights,
             size=size,
+            kv=wanted.kv_type,
             accept_loss=wanted.accept_loss,
             force=wanted.force,
             progress=progress,
