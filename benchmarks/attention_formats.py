@@ -60,7 +60,7 @@ class Subject:
         self.width = (self.heads + 2 * self.kv_heads) * self.dim
         angles = np.arange(self.capacity)[:, None] * 10000.0 ** -(np.arange(self.dim // 2) / (self.dim // 2))
         self.fixed: dict[str, Any] = {"cos": np.cos(angles, dtype=np.float32), "sin": np.sin(angles, dtype=np.float32)}
-        self.fixed |= {"row_map": np.arange(self.capacity, dtype=np.int32)}
+        self.fixed |= {"row_map": np.arange(self.capacity, dtype=np.int32)[None]}
         self.fixed |= {"kv_formats": np.array([FORMATS[kv_format]], np.int32)}
         session_options = ort.SessionOptions()
         session_options.use_per_session_threads = False
@@ -113,7 +113,8 @@ class Subject:
         number, integer = ir.DataType.FLOAT, ir.DataType.INT32
         nodes = []
         for layer in range(layers):
-            passes = [value(name, integer, 1) for name in ("past_length", "row_map", "parents", "kv_formats")]
+            ranks = {"past_length": 1, "row_map": 2, "parents": 1, "kv_formats": 1}
+            passes = [value(name, integer, rank) for name, rank in ranks.items()]
             inputs: list[ir.Value | None] = [
                 value("qkv", number, 2),
                 value(f"cache{layer}", ir.DataType.UINT8, 4),
@@ -121,9 +122,9 @@ class Subject:
             ]
             inputs += [value("cos", number, 2), value("sin", number, 2)]
             if self.has_constants:
-                ranks = (2, 2, 3)
-                constants = [value(f"{name}{layer}", number, rank) for name, rank in zip(CONSTANTS, ranks, strict=True)]
-                inputs += [None, None, None, *constants]
+                pairs = zip(CONSTANTS, (2, 2, 3), strict=True)
+                inputs += [None, None, None, *(value(f"{name}{layer}", number, rank) for name, rank in pairs)]
+            inputs += [None] * (15 - len(inputs)) + [value("sequence_rows", integer, 1)]
             attributes = {"num_heads": self.heads, "num_kv_heads": self.kv_heads, "head_dim": self.dim}
             attributes |= {"layer": 0, "scale": self.dim**-0.5}
             nodes.append(ir.node("SpecAttention", inputs, attributes, domain=DOMAIN))
@@ -139,6 +140,7 @@ class Subject:
             **self.fixed,
             "qkv": np.random.default_rng(past).standard_normal((rows, self.width)).astype(np.float32),
             "past_length": np.array([past], np.int32),
+            "sequence_rows": np.array([rows], np.int32),
             "parents": np.arange(-1, rows - 1, dtype=np.int32),
         }
         binding = session.io_binding()

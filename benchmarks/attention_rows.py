@@ -83,8 +83,10 @@ class Subject:
                 for kind, output in zip(("y", "new_key", "new_value"), nodes[-1].outputs, strict=True):
                     output.name, output.type = f"{kind}{layer}", ir.TensorType(number)
                 continue
-            passes = [value(name, integer, 1) for name in ("past_length", "row_map", "parents", "kv_formats")]
+            ranks = {"past_length": 1, "row_map": 2, "parents": 1, "kv_formats": 1}
+            passes = [value(name, integer, rank) for name, rank in ranks.items()]
             inputs = [value("qkv", number, 2), value(f"cache{layer}", ir.DataType.UINT8, 4), *passes, *tables]
+            inputs += [*[None] * 7, value("sequence_rows", integer, 1)]
             attributes = {"num_heads": self.heads, "num_kv_heads": self.kv_heads, "head_dim": self.dim}
             nodes.append(ir.node("SpecAttention", inputs, {**attributes, "layer": 0, "scale": scale}, domain=DOMAIN))
             nodes[-1].outputs[0].name, nodes[-1].outputs[0].type = f"y{layer}", ir.TensorType(number)
@@ -104,7 +106,8 @@ class Subject:
         else:
             arrays |= {"qkv": qkv, "past_length": np.array([past], np.int32)}
             arrays |= {
-                "row_map": np.arange(CAPACITY, dtype=np.int32),
+                "row_map": np.arange(CAPACITY, dtype=np.int32)[None],
+                "sequence_rows": np.array([rows], np.int32),
                 "parents": np.arange(-1, rows - 1, dtype=np.int32),
             }
             arrays["kv_formats"] = np.array([FORMATS.index(self.kv_format)], np.int32)

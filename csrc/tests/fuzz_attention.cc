@@ -14,7 +14,9 @@ constexpr int64_t kMostDeepProducts = 100000;
 constexpr const char *kOneSpan = "good, one span", *kSpans = "good, several spans",
                      *kCutSpan = "good, window that cuts a span", *kTreeOverEnd = "good, tree over a span's end",
                      *kPromptOverEnd = "good, prompt over a span's end", *kRing = "good, fewer rows than positions",
-                     *kRingBehindSpan = "good, such rows and spans not seen";
+                     *kRingBehindSpan = "good, such rows and spans not seen", *kSeveral = "good, several sequences",
+                     *kShared = "good, sequences that begin alike", *kSeveralSpans = "good, several of several spans";
+constexpr int64_t kMostSequences = 8;
 
 KvCoding coding_of(const AttentionShape& shape, int64_t plane) {
   return kKvFormats[shape.format].coding(plane < shape.kv_heads ? 0 : 1);
@@ -27,26 +29,90 @@ int64_t in_blocks(int64_t heads, int64_t dim) {
 }
 
 // A few rows behind several spans, often at the end of one.
-void choose_deep_rows(AttentionShape& shape, Random& random) {
-  shape.past = random.one_in(3) ? random.between(200, 900) : kKvSpan * random.between(1, 3) - random.below(3);
+SequenceShape deep_rows(const AttentionShape& shape, Random& random, int64_t share) {
+  SequenceShape rows{};
+  rows.past = random.one_in(3) ? random.between(200, 900) : kKvSpan * random.between(1, 3) - random.below(3);
   // A head takes at least 16 lanes.
-  const int64_t products = shape.heads * std::max<int64_t>(shape.dim, 16) * shape.past;
-  shape.rows = std::clamp<int64_t>(kMostDeepProducts / products, 3, 3 + random.size(37));
+  const int64_t products = share * shape.heads * std::max<int64_t>(shape.dim, 16) * rows.past;
+  rows.rows = std::clamp<int64_t>(kMostDeepProducts / products, share > 1 ? 1 : 3, 3 + random.size(37));
+  return rows;
 }
 
-void choose_rows(AttentionShape& shape, Random& random) {
-  shape.rows = random.one_in(40) ? random.between(41, 80) : random.size(40);
-  shape.past = random.pick<int64_t>({0, random.below(20), random.below(64), 63, 64, random.below(300)});
-  const int64_t head_products = shape.heads * shape.dim;
-  shape.rows = std::clamp<int64_t>(kMostProducts / (head_products * (shape.past / 2 + 8)), 1, shape.rows);
-  shape.past = std::min<int64_t>(shape.past, std::max<int64_t>(kMostProducts / (head_products * shape.rows), 4));
+SequenceShape any_rows(const AttentionShape& shape, Random& random, int64_t share) {
+  SequenceShape rows{};
+  rows.rows = random.one_in(40) ? random.between(41, 80) : random.size(40);
+  rows.past = random.pick<int64_t>({0, random.below(20), random.below(64), 63, 64, random.below(300)});
+  const int64_t head_products = share * shape.heads * shape.dim;
+  rows.rows = std::clamp<int64_t>(kMostProducts / (head_products * (rows.past / 2 + 8)), 1, rows.rows);
+  rows.past = std::min<int64_t>(rows.past, std::max<int64_t>(kMostProducts / (head_products * rows.rows), 4));
+  return rows;
+}
+
+// Others beside the first, which may begin with its committed rows.
+void add_sequences(AttentionShape& shape, Random& random, bool is_deep) {
+  const int64_t count = random.between(2, kMostSequences);
+  shape.sequences.clear();
+  for (int64_t i = 0; i < count; ++i) {
+    SequenceShape rows = is_deep && random.one_in(3) ? deep_rows(shape, random, 2) : any_rows(shape, random, count);
+    if (random.one_in(2)) rows.rows = 1;
+    const int64_t most = i == 0 ? 0 : std::min(rows.past, shape.first().past);
+    rows.shared = random.one_in(2) ? random.below(most + 1) : 0;
+    shape.sequences.push_back(rows);
+  }
+}
+
+// Room for all rows.
+void make_room(AttentionShape& shape, Random& random) {
+  shape.capacity = shape.positions = 0;
+  for (const SequenceShape& sequence : shape.sequences) {
+    shape.capacity += sequence.used() - sequence.shared;
+    shape.positions = std::max(shape.positions, sequence.used());
+  }
+  if (random.one_in(2)) shape.capacity += random.below(30);
+  if (random.one_in(2)) shape.positions += random.below(30);
 }
 
 // With room for what the first row of the pass sees and for the pass, and little more.
 void make_it_a_ring(AttentionShape& shape, Random& random) {
-  shape.ring_window = random.one_in(2) ? random.size(shape.past) : random.between(1, shape.past);
-  shape.capacity = shape.ring_window - 1 + shape.rows + (random.one_in(2) ? 0 : random.below(4));
+  const SequenceShape& rows = shape.first();
+  shape.ring_window = random.one_in(2) ? random.size(rows.past) : random.between(1, rows.past);
+  shape.capacity = shape.ring_window - 1 + rows.rows + (random.one_in(2) ? 0 : random.below(4));
   shape.positions = std::max(shape.positions, shape.capacity + 1);
+}
+
+// What a committed row may hold.
+void fill_row(Random& random, const AttentionShape& shape, int64_t row, Input* cache) {
+  for (int64_t plane = 0; plane < 2 * shape.kv_heads; ++plane) {
+    const std::vector<ByteRange> at = places_in_cache(shape, plane, row);
+    const KvCoding coding = coding_of(shape, plane);
+    const bool has_minimums = coding >= kCodedNibbles;
+    const auto begin = static_cast<int64_t>(at[0].begin);
+    if (has_minimums) {
+      for (size_t part = 0; part + 1 < at.size(); ++part) {
+        for (size_t b = at[part].begin; b < at[part].end; ++b) {
+          cache->bytes[b] = static_cast<uint8_t>(random.below(256));
+        }
+      }
+    }
+    for (int64_t d = 0; d < shape.dim && !has_minimums; ++d) {
+      const auto place = static_cast<size_t>(begin);
+      if (coding == kCodedF32) {
+        const float value = random.uniform(-2.0f, 2.0f);
+        std::memcpy(&cache->bytes[place + static_cast<size_t>(d) * 4], &value, sizeof value);
+      } else if (coding == kCodedF16) {
+        const uint16_t value = moderate_half(random);
+        std::memcpy(&cache->bytes[place + static_cast<size_t>(d) * 2], &value, sizeof value);
+      } else {
+        cache->set(begin + d, static_cast<int8_t>(random.between(-127, 127)));
+      }
+    }
+    // A scale is positive and small.
+    for (size_t b = at.back().begin; b < at.back().end; b += 2) {
+      const bool is_minimum = has_minimums && (b - at.back().begin) % 4 == 2;
+      const auto half = static_cast<uint16_t>(is_minimum ? moderate_half(random) : moderate_half(random) % 0x2000);
+      std::memcpy(&cache->bytes[b], &half, sizeof half);
+    }
+  }
 }
 
 // All bits set, which is no number as float or half: what is not committed, or a ring has lost, must not be looked at.
@@ -54,37 +120,10 @@ Input make_cache(Random& random, const AttentionShape& shape, const Input& row_m
   Input cache = bytes(random, {0});
   cache.dims = {2, shape.kv_heads, shape.capacity, shape.row_bytes};
   cache.bytes.assign(static_cast<size_t>(cache.count()), 0xff);
-  for (int64_t plane = 0; plane < 2 * shape.kv_heads; ++plane) {
-    for (int64_t i = shape.first_seen(); i < shape.past; ++i) {
-      const std::vector<ByteRange> at = places_in_cache(shape, plane, row_map.get<int32_t>(i));
-      const KvCoding coding = coding_of(shape, plane);
-      const bool has_minimums = coding >= kCodedNibbles;
-      const auto begin = static_cast<int64_t>(at[0].begin);
-      if (has_minimums) {
-        for (size_t part = 0; part + 1 < at.size(); ++part) {
-          for (size_t b = at[part].begin; b < at[part].end; ++b) {
-            cache.bytes[b] = static_cast<uint8_t>(random.below(256));
-          }
-        }
-      }
-      for (int64_t d = 0; d < shape.dim && !has_minimums; ++d) {
-        const auto place = static_cast<size_t>(begin);
-        if (coding == kCodedF32) {
-          const float value = random.uniform(-2.0f, 2.0f);
-          std::memcpy(&cache.bytes[place + static_cast<size_t>(d) * 4], &value, sizeof value);
-        } else if (coding == kCodedF16) {
-          const uint16_t value = moderate_half(random);
-          std::memcpy(&cache.bytes[place + static_cast<size_t>(d) * 2], &value, sizeof value);
-        } else {
-          cache.set(begin + d, static_cast<int8_t>(random.between(-127, 127)));
-        }
-      }
-      // A scale is positive and small.
-      for (size_t b = at.back().begin; b < at.back().end; b += 2) {
-        const bool is_minimum = has_minimums && (b - at.back().begin) % 4 == 2;
-        const auto half = static_cast<uint16_t>(is_minimum ? moderate_half(random) : moderate_half(random) % 0x2000);
-        std::memcpy(&cache.bytes[b], &half, sizeof half);
-      }
+  for (size_t b = 0; b < shape.sequences.size(); ++b) {
+    const int64_t begin = static_cast<int64_t>(b) * shape.positions;
+    for (int64_t i = std::max(shape.first_seen(), shape.sequences[b].shared); i < shape.sequences[b].past; ++i) {
+      fill_row(random, shape, row_map.get<int32_t>(begin + i), &cache);
     }
   }
   const auto least = static_cast<size_t>(kKvFormats[shape.format].alignment);
@@ -95,7 +134,7 @@ Input make_cache(Random& random, const AttentionShape& shape, const Input& row_m
 // Rows in any order, which every `capacity` positions take again. What stands behind the pass is not read, nor is a
 // span that is not seen; other entries before the window must be rows, but any will do.
 Input make_ring(Random& random, const AttentionShape& shape) {
-  Input map = int32s({shape.positions});
+  Input map = int32s({1, shape.positions});
   std::vector<int32_t> rows(static_cast<size_t>(shape.capacity));
   std::iota(rows.begin(), rows.end(), 0);
   for (size_t i = rows.size() - 1; i > 0; --i) {
@@ -105,7 +144,7 @@ Input make_ring(Random& random, const AttentionShape& shape) {
   for (int64_t i = 0; i < shape.positions; ++i) {
     int32_t row = rows[static_cast<size_t>(i % shape.capacity)];
     if (is_wild && i < shape.first_seen()) row = static_cast<int32_t>(random.below(shape.capacity));
-    if (is_wild && (i < shape.first_mapped() || i >= shape.past + shape.rows)) {
+    if (is_wild && (i < shape.first_mapped() || i >= shape.first().used())) {
       row = random.pick({INT32_MIN, INT32_MAX, -1});
     }
     map.set(i, row);
@@ -118,18 +157,22 @@ Input make_ring(Random& random, const AttentionShape& shape) {
 // stands behind the pass is not read.
 Input make_row_map(Random& random, const AttentionShape& shape) {
   if (shape.is_ring()) return make_ring(random, shape);
-  Input map = int32s({shape.capacity});
+  Input map = int32s({static_cast<int64_t>(shape.sequences.size()), shape.positions});
   std::vector<int32_t> rows(static_cast<size_t>(shape.capacity));
   std::iota(rows.begin(), rows.end(), 0);
   const int64_t kind = random.below(3);
-  const int64_t first = kind == 0 ? shape.capacity : kind == 1 ? 0 : random.below(shape.past + 1);
+  const int64_t first = kind == 0 ? shape.capacity : kind == 1 ? 0 : random.below(shape.first().past + 1);
   for (int64_t i = first; i < shape.capacity; ++i) {
     std::swap(rows[static_cast<size_t>(i)], rows[static_cast<size_t>(random.between(first, shape.capacity - 1))]);
   }
-  for (int64_t i = 0; i < shape.capacity; ++i) map.set(i, rows[static_cast<size_t>(i)]);
-  if (random.one_in(2)) {
-    for (int64_t i = shape.past + shape.rows; i < shape.capacity; ++i) {
-      map.set(i, random.pick({INT32_MIN, INT32_MAX, -1}));
+  const bool is_wild = random.one_in(2);
+  size_t next = 0;
+  for (int64_t b = 0; b < map.dims[0]; ++b) {
+    const SequenceShape& sequence = shape.sequences[static_cast<size_t>(b)];
+    for (int64_t i = 0; i < shape.positions; ++i) {
+      int32_t row = is_wild ? random.pick({INT32_MIN, INT32_MAX, -1}) : 0;
+      if (i < sequence.used()) row = i < sequence.shared ? map.get<int32_t>(i) : rows[next++];
+      map.set(b * shape.positions + i, row);
     }
   }
   map.alignment = random.pick<size_t>({64, 4});
@@ -150,16 +193,15 @@ void add_key_constants(Case& call, Random& random, const AttentionShape& shape, 
   if (call.inputs[kSinks].present || softcap != 0) at(0).present = false;
 }
 
-// The parents of `done` nodes of earlier passes and of the rows. Returns the greatest depth.
-int64_t make_parents(Random& random, int64_t nodes, Input* out) {
-  *out = int32s({nodes});
+// Adds the parents of the nodes of a sequence, `begin` being the first. Returns the greatest depth.
+int64_t add_parents(Random& random, int64_t begin, int64_t nodes, Input* out) {
   const int64_t kind = random.below(4);  // a chain, a chain with few branches, any tree, all children of the last token
   std::vector<int64_t> depths;
   for (int64_t i = 0; i < nodes; ++i) {
     int64_t parent = i - 1;
     if (kind == 3) parent = -1;
     if (kind == 2 || (kind == 1 && random.one_in(5))) parent = random.between(-1, i - 1);
-    out->set(i, static_cast<int32_t>(parent));
+    out->set(begin + i, static_cast<int32_t>(parent));
     depths.push_back(parent < 0 ? 0 : depths[static_cast<size_t>(parent)] + 1);
   }
   return *std::max_element(depths.begin(), depths.end());
@@ -173,9 +215,54 @@ bool cuts_span(int64_t window, int64_t last) {
 const char* feature_of(const AttentionShape& shape, const Input& parents, int64_t window, int64_t last) {
   if (last < kKvSpan) return kOneSpan;
   bool is_chain = true;
-  for (int64_t i = 0; i < shape.rows; ++i) is_chain = is_chain && parents.get<int32_t>(i) == i - 1;
-  if (shape.past / kKvSpan != last / kKvSpan) return is_chain ? kPromptOverEnd : kTreeOverEnd;
+  for (int64_t i = 0; i < shape.first().rows; ++i) is_chain = is_chain && parents.get<int32_t>(i) == i - 1;
+  if (shape.first().past / kKvSpan != last / kKvSpan) return is_chain ? kPromptOverEnd : kTreeOverEnd;
   return cuts_span(window, last) ? kCutSpan : kSpans;
+}
+
+// Rows of the cache that the pass writes.
+std::vector<int32_t> rows_written(const Case& call, const AttentionShape& shape) {
+  std::vector<int32_t> rows;
+  for (size_t b = 0; b < shape.sequences.size(); ++b) {
+    const SequenceShape& sequence = shape.sequences[b];
+    const int64_t begin = static_cast<int64_t>(b) * shape.positions;
+    for (int64_t i = sequence.past; i < sequence.used(); ++i) {
+      rows.push_back(call.inputs[kRowMap].get<int32_t>(begin + i));
+    }
+  }
+  return rows;
+}
+
+// The sequences of a call, which are its parts.
+std::vector<Case> take_apart(const Case& call, int sequence_rows) {
+  const int64_t sequences = call.inputs[kPast].dims[0];
+  const auto cut = [](const Input& from, int64_t begin, int64_t count) {
+    Input part = from;
+    const size_t bytes = from.bytes.size() / static_cast<size_t>(from.dims[0]);
+    part.dims[0] = count;
+    part.bytes.assign(from.bytes.begin() + begin * static_cast<int64_t>(bytes),
+                      from.bytes.begin() + (begin + count) * static_cast<int64_t>(bytes));
+    return part;
+  };
+  std::vector<Case> parts;
+  int64_t first = 0;
+  for (int64_t b = 0; sequences > 1 && b < sequences; ++b) {
+    Case part = call;
+    const Input& counts = call.inputs[static_cast<size_t>(sequence_rows)];
+    const int64_t rows = counts.get<int32_t>(b),
+                  ranges = static_cast<int64_t>(call.writable.size()) / call.outputs[0][0];
+    part.inputs[kRowsIn] = cut(call.inputs[kRowsIn], first, rows);
+    part.inputs[kParents] = cut(call.inputs[kParents], first, rows);
+    part.inputs[kPast] = cut(call.inputs[kPast], b, 1);
+    part.inputs[kRowMap] = cut(call.inputs[kRowMap], b, 1);
+    part.inputs[static_cast<size_t>(sequence_rows)] = cut(counts, b, 1);
+    part.outputs[0][0] = rows;
+    part.writable.assign(call.writable.begin() + first * ranges, call.writable.begin() + (first + rows) * ranges);
+    part.written.clear();
+    parts.push_back(std::move(part));
+    first += rows;
+  }
+  return parts;
 }
 
 Case make(Random& random) {
@@ -183,19 +270,20 @@ Case make(Random& random) {
   call.op = "SpecAttention";
   const AttentionShape shape = any_attention(random, false);
   const int64_t width = (shape.heads + 2 * shape.kv_heads) * shape.dim;
-  call.inputs = {floats(random, {shape.rows, width}, -3.0f, 3.0f)};
+  call.inputs = {floats(random, {shape.rows(), width}, -3.0f, 3.0f)};
   add_attention(call, random, shape, kKeyConstants);
   // Float values are copied as they are.
-  for (int64_t i = 0; shape.format == kKvF32 && i < shape.rows; ++i) {
-    const int32_t row = call.inputs[kRowMap].get<int32_t>(shape.past + i);
+  int64_t i = 0;
+  for (const int32_t row : shape.format == kKvF32 ? rows_written(call, shape) : std::vector<int32_t>{}) {
     for (int64_t kv = 0; kv < shape.kv_heads; ++kv) {
       const size_t at = places_in_cache(shape, shape.kv_heads + kv, row)[0].begin;
       const int64_t value = (i * width + (shape.heads + shape.kv_heads + kv) * shape.dim) * 4;
       const uint8_t* from = call.inputs[kRowsIn].bytes.data() + value;
       call.written.push_back({at, std::vector<uint8_t>(from, from + shape.dim * 4)});
     }
+    ++i;
   }
-  call.outputs = {{shape.rows, shape.heads * shape.dim}};
+  call.outputs = {{shape.rows(), shape.heads * shape.dim}};
   call.output_types = {abi::kFloat};
   return call;
 }
@@ -214,16 +302,15 @@ AttentionShape any_attention(Random& random, bool is_in_blocks) {
   if (is_prompt) shape.heads = shape.kv_heads = 1;
   if (is_in_blocks) shape.dim = in_blocks(shape.heads, shape.dim);
   if (is_prompt) {
-    shape.past = random.below(120);
-    shape.rows = random.between(200, 300);
-  } else if (is_deep) {
-    choose_deep_rows(shape, random);
+    shape.sequences = {{random.between(200, 300), random.below(120)}};
   } else {
-    choose_rows(shape, random);
+    shape.sequences = {is_deep ? deep_rows(shape, random, 1) : any_rows(shape, random, 1)};
   }
-  shape.capacity = shape.positions = shape.past + shape.rows + (random.one_in(2) ? 0 : random.below(30));
   shape.ring_window = 0;
-  if (shape.past > 1 && random.one_in(3)) make_it_a_ring(shape, random);
+  const int64_t kind = random.below(3);
+  if (kind == 0 && !is_prompt) add_sequences(shape, random, is_deep);
+  make_room(shape, random);
+  if (kind == 1 && shape.first().past > 1) make_it_a_ring(shape, random);
   shape.format = static_cast<KvFormatId>(random.below(kKvFormatCount));
   const KvFormat& format = kKvFormats[shape.format];
   shape.row_bytes = kv_row_bytes(format, shape.dim) + format.alignment * (random.one_in(3) ? random.below(9) : 0);
@@ -254,12 +341,26 @@ void add_attention(Case& call, Random& random, const AttentionShape& shape, int 
   call.inputs.resize(std::max<size_t>(call.inputs.size(), kSinks + 1));
   call.inputs[kRowMap] = make_row_map(random, shape);
   call.inputs[kCache] = make_cache(random, shape, call.inputs[kRowMap]);
-  call.inputs[kPast] = int32s({1});
-  // The last committed rows may be nodes of the tree instead.
-  const int64_t most_done = shape.is_ring() || random.one_in(2) ? 0 : std::min<int64_t>(shape.past, 9);
-  const int64_t done = random.between(0, most_done), past = shape.past - done;
-  call.inputs[kPast].set(0, static_cast<int32_t>(past));
-  const int64_t deepest = make_parents(random, done + shape.rows, &call.inputs[kParents]);
+  const auto sequences = static_cast<int64_t>(shape.sequences.size());
+  const auto sequence_rows = static_cast<size_t>(sequence_rows_of(key_constants));
+  // The last committed rows of one sequence may be nodes of the tree instead.
+  const bool has_done = sequences == 1 && !shape.is_ring() && random.one_in(2);
+  const int64_t done = has_done ? random.between(0, std::min<int64_t>(shape.first().past, 9)) : 0;
+  call.inputs.resize(std::max(call.inputs.size(), sequence_rows + 1));
+  call.inputs[kPast] = int32s({sequences});
+  call.inputs[sequence_rows] = int32s({sequences});
+  call.inputs[kParents] = int32s({done + shape.rows()});
+  int64_t last = 0, first = 0, many_spans = 0;
+  for (int64_t b = 0; b < sequences; ++b) {
+    const SequenceShape& sequence = shape.sequences[static_cast<size_t>(b)];
+    const int64_t past = sequence.past - done;
+    call.inputs[kPast].set(b, static_cast<int32_t>(past));
+    call.inputs[sequence_rows].set(b, static_cast<int32_t>(sequence.rows));
+    const int64_t deepest = add_parents(random, first, done + sequence.rows, &call.inputs[kParents]);
+    last = std::max(last, past + deepest);
+    many_spans += past + deepest >= kKvSpan ? 1 : 0;
+    first += sequence.rows;
+  }
   // Other layers' formats are not this node's business.
   const int64_t layer = random.below(3), layers = layer + random.between(1, 3);
   call.inputs[kFormats] = int32s({layers});
@@ -267,7 +368,7 @@ void add_attention(Case& call, Random& random, const AttentionShape& shape, int 
     call.inputs[kFormats].set(i, i == layer ? static_cast<int32_t>(shape.format) : random.pick({-1, 99, 0, INT32_MIN}));
   }
   const int64_t half = random.one_in(2) ? shape.dim / 2 : random.between(0, shape.dim / 2);
-  const int64_t last = past + deepest, positions = last + 1 + (random.one_in(2) ? 0 : random.below(9));
+  const int64_t positions = last + 1 + (random.one_in(2) ? 0 : random.below(9));
   call.inputs[kCos] = floats(random, {positions, half}, -1.0f, 1.0f);
   call.inputs[kSin] = floats(random, {positions, half}, -1.0f, 1.0f);
   const bool of_rows = random.one_in(3);
@@ -282,7 +383,7 @@ void add_attention(Case& call, Random& random, const AttentionShape& shape, int 
   call.set("head_dim", shape.dim);
   call.set("layer", layer);
   call.set("scale", 1.0f / std::sqrt(static_cast<float>(shape.dim)));
-  const int64_t end = shape.past + shape.rows;
+  const int64_t end = shape.first().used();
   int64_t window = 0;
   if (shape.is_ring()) {
     window = shape.ring_window;
@@ -298,15 +399,19 @@ void add_attention(Case& call, Random& random, const AttentionShape& shape, int 
   if (random.one_in(2)) call.set("epsilon", random.pick({1e-6f, 1e-5f, 0.25f}));
   add_key_constants(call, random, shape, softcap, key_constants);
   const auto query_scale = static_cast<size_t>(query_scale_of(key_constants));
-  call.inputs.resize(std::max(call.inputs.size(), query_scale + 1));
   call.inputs[query_scale] = floats(random, {positions}, -2.0f, 2.0f);
   call.inputs[query_scale].present = random.one_in(3);
-  call.features = {feature_of(shape, call.inputs[kParents], window, last)};
+  if (sequences == 1) {
+    call.features = {feature_of(shape, call.inputs[kParents], window, last)};
+  } else {
+    const auto shares = [](const SequenceShape& sequence) { return sequence.shared > 0; };
+    call.features = {many_spans > 1 ? kSeveralSpans : kSeveral};
+    if (std::any_of(shape.sequences.begin(), shape.sequences.end(), shares)) call.features.emplace_back(kShared);
+  }
   if (shape.is_ring()) call.features.emplace_back(shape.first_mapped() > 0 ? kRingBehindSpan : kRing);
   call.in_place = kCache;
-  for (int64_t i = 0; i < shape.rows; ++i) {
+  for (const int32_t row : rows_written(call, shape)) {
     for (int64_t plane = 0; plane < 2 * shape.kv_heads; ++plane) {
-      const int32_t row = call.inputs[kRowMap].get<int32_t>(shape.past + i);
       const std::vector<ByteRange> at = places_in_cache(shape, plane, row);
       call.writable.insert(call.writable.end(), at.begin(), at.end());
     }
@@ -314,7 +419,8 @@ void add_attention(Case& call, Random& random, const AttentionShape& shape, int 
 }
 
 std::vector<std::string> attention_features() {
-  return {kOneSpan, kSpans, kCutSpan, kTreeOverEnd, kPromptOverEnd, kRing, kRingBehindSpan};
+  return {kOneSpan, kSpans,          kCutSpan, kTreeOverEnd, kPromptOverEnd,
+          kRing,    kRingBehindSpan, kSeveral, kShared,      kSeveralSpans};
 }
 
 Subject attention_subject(const char* op, std::function<Case(Random&)> make_call, int key_constants) {
@@ -327,6 +433,8 @@ Subject attention_subject(const char* op, std::function<Case(Random&)> make_call
                   attention_mistakes(key_constants),
                   attention_features()};
   for (int i = kRowsIn; i < kQueryNorm; ++i) subject.required.push_back(i);
+  subject.required.push_back(sequence_rows_of(key_constants));
+  subject.take_apart = [key_constants](const Case& call) { return take_apart(call, sequence_rows_of(key_constants)); };
   subject.checked.push_back({kRowsIn, {1}});
   subject.required_attributes = {"num_heads", "num_kv_heads", "head_dim", "layer", "scale"};
   return subject;

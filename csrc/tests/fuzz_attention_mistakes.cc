@@ -7,15 +7,33 @@
 namespace edge_rt::fuzz {
 namespace {
 
-int64_t rows_of(const Case& call) { return call.inputs[kRowsIn].dims[0]; }
-int64_t nodes_of(const Case& call) { return call.inputs[kParents].dims[0]; }
-// The position of the first row that the pass writes: behind the nodes of earlier passes.
-int64_t past_of(const Case& call) { return call.inputs[kPast].get<int32_t>(0) + nodes_of(call) - rows_of(call); }
+// A sequence of a call: where its rows and its part of row_map begin.
+struct Sequence {
+  int64_t index, rows, nodes, first_row, map_begin;
+  int64_t seen, past, used;  // positions: the first that it must not overwrite, that of its first row, and behind it
+};
+
+int64_t sequences_of(const Case& call) { return call.inputs[kPast].dims[0]; }
+int64_t positions_of(const Case& call) { return call.inputs[kRowMap].dims[1]; }
 int64_t capacity_of(const Case& call) { return call.inputs[kCache].dims[2]; }
-int64_t positions_of(const Case& call) { return call.inputs[kRowMap].dims[0]; }
-bool is_ring(const Case& call) { return positions_of(call) != capacity_of(call); }
-// The first position whose row the pass must not overwrite.
-int64_t first_seen(Case& call) { return is_ring(call) ? past_of(call) + 1 - call.attribute("window")->integer : 0; }
+
+Sequence sequence_of(Case& call, int64_t index) {
+  const Input& counts = call.inputs.back();
+  Sequence sequence{};
+  sequence.index = index;
+  for (int64_t i = 0; i < index; ++i) sequence.first_row += counts.get<int32_t>(i);
+  sequence.rows = counts.get<int32_t>(index);
+  const int64_t done = call.inputs[kParents].dims[0] - call.inputs[kRowsIn].dims[0];  // with one sequence only
+  const int64_t committed = call.inputs[kPast].get<int32_t>(index), window = call.attribute("window")->integer;
+  sequence.nodes = done + sequence.rows;
+  sequence.map_begin = index * positions_of(call);
+  sequence.seen = window > 0 && window <= committed ? committed + 1 - window : 0;
+  sequence.past = committed + done;
+  sequence.used = sequence.past + sequence.rows;
+  return sequence;
+}
+
+Sequence any_sequence(Case& call, Random& random) { return sequence_of(call, random.below(sequences_of(call))); }
 
 bool wrong_attribute(Case& call, Random& random) {
   const int64_t heads = call.attribute("num_heads")->integer;
@@ -41,9 +59,9 @@ bool wrong_attribute(Case& call, Random& random) {
 }
 
 bool wrong_row(Case& call, Random& random) {
-  const int64_t used = past_of(call) + rows_of(call), begin = first_seen(call) / kKvSpan * kKvSpan;
+  const Sequence sequence = any_sequence(call, random);
   const auto capacity = static_cast<int32_t>(capacity_of(call));
-  call.inputs[kRowMap].set(random.between(begin, used - 1),
+  call.inputs[kRowMap].set(sequence.map_begin + random.between(sequence.seen / kKvSpan * kKvSpan, sequence.used - 1),
                            random.pick({-1, capacity, INT32_MIN, INT32_MAX, capacity + 7}));
   call.words = {"row_map holds"};
   return true;
@@ -51,27 +69,58 @@ bool wrong_row(Case& call, Random& random) {
 
 // A row of the pass that another position has, be it committed and seen or of the pass.
 bool double_row(Case& call, Random& random) {
-  const int64_t past = past_of(call), used = past + rows_of(call);
-  const int64_t at = random.between(past, used - 1), other = random.between(first_seen(call), used - 1);
+  const Sequence sequence = any_sequence(call, random);
+  const int64_t at = random.between(sequence.past, sequence.used - 1);
+  const int64_t other = random.between(sequence.seen, sequence.used - 1);
   if (at == other) return false;
   Input& map = call.inputs[kRowMap];
-  map.set(at, map.get<int32_t>(other));
+  map.set(sequence.map_begin + at, map.get<int32_t>(sequence.map_begin + other));
+  call.words = {"row_map gives row"};
+  return true;
+}
+
+// A row of the pass that another sequence reads or writes.
+bool foreign_row(Case& call, Random& random) {
+  const Sequence writer = any_sequence(call, random), other = any_sequence(call, random);
+  if (writer.index == other.index) return false;
+  Input& map = call.inputs[kRowMap];
+  map.set(writer.map_begin + random.between(writer.past, writer.used - 1),
+          map.get<int32_t>(other.map_begin + random.between(other.seen, other.used - 1)));
   call.words = {"row_map gives row"};
   return true;
 }
 
 bool wrong_past(Case& call, Random& random) {
-  const int64_t most = positions_of(call) - nodes_of(call);
-  call.inputs[kPast].set(0, random.pick({-1, INT32_MIN, INT32_MAX, static_cast<int32_t>(most + 1)}));
+  const Sequence sequence = any_sequence(call, random);
+  const int64_t most = positions_of(call) - sequence.nodes;
+  call.inputs[kPast].set(sequence.index, random.pick({-1, INT32_MIN, INT32_MAX, static_cast<int32_t>(most + 1)}));
   call.words = {"past_length"};
   return true;
 }
 
+bool wrong_sequence_rows(Case& call, Random& random) {
+  const Sequence sequence = any_sequence(call, random);
+  const auto rows = static_cast<int32_t>(sequence.rows);
+  call.inputs.back().set(sequence.index, random.pick({0, -1, INT32_MIN, INT32_MAX, rows - 1, rows + 1}));
+  call.words = {"sequence_rows["};
+  return true;
+}
+
 bool wrong_parent(Case& call, Random& random) {
-  const int64_t nodes = nodes_of(call), node = random.below(nodes);
+  const Sequence sequence = any_sequence(call, random);
+  const int64_t nodes = sequence.nodes, node = random.below(nodes);
   call.inputs[kParents].set(
-      node, static_cast<int32_t>(random.pick<int64_t>({-2, INT32_MIN, INT32_MAX, node, node + 1, nodes, nodes + 9})));
+      sequence.first_row + node,
+      static_cast<int32_t>(random.pick<int64_t>({-2, INT32_MIN, INT32_MAX, node, node + 1, nodes, nodes + 9})));
   call.words = {"parents["};
+  return true;
+}
+
+bool many_parents(Case& call, Random& random) {
+  if (sequences_of(call) == 1) return false;
+  call.inputs[kParents].dims[0] += random.between(1, 5);
+  call.inputs[kParents].resize();
+  call.words = {"parents is"};
   return true;
 }
 
@@ -144,33 +193,21 @@ bool layer_without_format(Case& call, Random& random) {
   return true;
 }
 
-// Positions that end before the pass does, or fewer rows than it and what it sees, or more rows than positions.
-bool other_ring_size(Case& call, Random& random) {
-  const int64_t used = past_of(call) + rows_of(call), needed = used - first_seen(call), mapped = positions_of(call);
+// Positions that end before a sequence does, or fewer rows of the cache than it writes and sees.
+bool too_little_room(Case& call, Random& random) {
+  int64_t most_used = 0, most_needed = 0;
+  for (int64_t i = 0; i < sequences_of(call); ++i) {
+    const Sequence sequence = sequence_of(call, i);
+    most_used = std::max(most_used, sequence.used);
+    most_needed = std::max(most_needed, sequence.used - sequence.seen);
+  }
   const bool of_map = random.one_in(2);
   Input& input = call.inputs[of_map ? kRowMap : kCache];
-  int64_t& dim = input.dims[of_map ? 0 : 2];
-  dim = of_map ? random.pick<int64_t>({0, used - 1, used / 2})
-               : random.pick<int64_t>({0, needed - 1, needed / 2, mapped + 1, mapped + 5});
-  if (of_map) {
-    call.words = {"row_map is", "past_length"};
-  } else {
-    call.words = {dim > mapped ? "row_map is" : "cache has"};
-  }
+  const int64_t most = of_map ? most_used : most_needed;
+  input.dims[of_map ? 1 : 2] = random.pick<int64_t>({0, most - 1, most / 2});
   input.resize();
-  return true;
-}
-
-// Another number of rows than positions. With a window there may be fewer.
-bool other_row_count(Case& call, Random& random) {
-  if (is_ring(call)) return other_ring_size(call, random);
-  const bool has_window = call.attribute("window")->integer > 0, of_map = random.one_in(2);
-  Input& input = call.inputs[of_map ? kRowMap : kCache];
-  int64_t& dim = input.dims[of_map ? 0 : 2];
-  const int64_t fewer = random.pick<int64_t>({0, dim - 1, dim / 2});
-  const int64_t more = random.pick<int64_t>({dim + 1, dim + 5, dim * 2});
-  dim = has_window ? (of_map ? fewer : more) : random.one_in(2) ? fewer : more;
-  input.resize();
+  // A shorter map has other rows for the sequences behind the first.
+  call.words = {"row_map has", "row_map holds", "row_map gives", "cache has"};
   return true;
 }
 
@@ -214,6 +251,8 @@ bool no_rows(Case& call, Random&) {
 CheckedDims attention_dims(int key_constants) {
   return {{kCache, {0, 1}},
           {kPast, {0}},
+          {kRowMap, {0}},
+          {sequence_rows_of(key_constants), {0}},
           {kCos, {0, 1}},
           {kSin, {0, 1}},
           {kSinks, {0}},
@@ -237,9 +276,12 @@ std::vector<Mistake> attention_mistakes(int key_constants) {
   return {{"attention attribute", wrong_attribute},
           {"row_map out of range", wrong_row},
           {"row_map twice", double_row},
-          {"rows unlike positions", other_row_count},
+          {"row_map gives a row to others", foreign_row},
+          {"too little room", too_little_room},
           {"past_length", wrong_past},
+          {"sequence_rows", wrong_sequence_rows},
           {"parents", wrong_parent},
+          {"nodes of earlier passes of several", many_parents},
           {"fewer parents than rows", few_parents},
           {"kv format unknown", wrong_format},
           {"cos too short", short_rope},

@@ -118,6 +118,9 @@ struct Subject {
   std::vector<int> packed_inputs;  // bytes that hold numbers of other types
   std::vector<Mistake> own_mistakes;
   std::vector<std::string> features;  // that good calls must have had, among them
+  // The parts of a good call, in the order of their rows of the output, as calls of their own that write what it
+  // writes; empty: it has no parts.
+  std::function<std::vector<Case>(const Case&)> take_apart = {};
 };
 
 // The mistakes that any op can be called with.

@@ -28,7 +28,7 @@ void add_steps(Case& call, Random& random, int64_t hidden, const int64_t* outs) 
     call.inputs[static_cast<size_t>(index)] = floats(random, {size}, low, high);
     call.inputs[static_cast<size_t>(index)].present = random.one_in(3);
   };
-  call.inputs.resize(kNormBiases + 2);
+  call.inputs.resize(kNormBiases + 3);
   for (int i = 0; i < kMatrices; ++i) put(kBiases + i, outs[i], -1.0f, 1.0f);
   for (int i = 0; i < 2; ++i) put(kPostNorms + i, hidden, -2.0f, 2.0f);
   for (int i = 0; i < 2; ++i) put(kNormBiases + i, hidden, -1.0f, 1.0f);
@@ -54,14 +54,14 @@ Case make(Random& random) {
     } while (unit_inputs(format) > kBlock);
   }
   if (attended % kBlock != 0) formats[kOutput] = random.pick({WeightFormat::kF16, WeightFormat::kF32});
-  const int64_t row_products = kMostProducts / shape.rows;
+  const int64_t row_products = kMostProducts / shape.rows();
   const int64_t most_hidden = std::clamp<int64_t>(row_products / 2 / (width + attended), kBlock, 128);
   const bool any_hidden = !rounds_activations(formats[kQkv]) && !rounds_activations(formats[kGateUp]);
   const int64_t hidden = any_hidden ? random.size(most_hidden) : steps(random, kBlock, most_hidden);
   const int64_t inner_step = rounds_activations(formats[kDown]) ? kBlock : kTileRows;
   const int64_t intermediate = steps(random, inner_step, std::min<int64_t>(row_products / 2 / (3 * hidden), 160));
 
-  call.inputs = {floats(random, {shape.rows, hidden}, -3.0f, 3.0f)};
+  call.inputs = {floats(random, {shape.rows(), hidden}, -3.0f, 3.0f)};
   add_attention(call, random, shape, kLayerKeyConstants);
   call.inputs[kAttentionNorm] = floats(random, {hidden}, -2.0f, 2.0f);
   call.inputs[kMlpNorm] = floats(random, {hidden}, -2.0f, 2.0f);
@@ -81,7 +81,7 @@ Case make(Random& random) {
   call.set("hidden", hidden);
   call.set("intermediate", intermediate);
   add_steps(call, random, hidden, outs);
-  call.outputs = {{shape.rows, hidden}};
+  call.outputs = {{shape.rows(), hidden}};
   call.output_types = {abi::kFloat};
   return call;
 }

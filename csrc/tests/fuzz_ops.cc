@@ -92,6 +92,28 @@ void spoil(Case& call, Random& random, const std::vector<Mistake>& mistakes, con
   }
 }
 
+// What differs where the parts of a call that worked are calls of their own; "" if nothing. A part finds the tensor
+// that is written as the call found it: it reads nothing that other parts write.
+std::string compare_parts(const Case& call, const Outcome& whole, const std::vector<Case>& parts,
+                          const abi::OpRecord& record, Random& random) {
+  size_t begin = 0;
+  for (const Case& part : parts) {
+    std::string problem;
+    const Outcome alone = run(part, record, Conditions::any(random), &problem);
+    if (problem.empty()) problem = judge(part, alone);
+    if (!problem.empty()) return "a part by itself: " + problem;
+    const std::vector<uint8_t>& y = alone.outputs[0];
+    if (std::memcmp(y.data(), whole.outputs[0].data() + begin, y.size()) != 0) return "a part by itself has other bits";
+    begin += y.size();
+    for (const ByteRange& range : part.writable) {
+      if (std::memcmp(&alone.in_place[range.begin], &whole.in_place[range.begin], range.end - range.begin) != 0) {
+        return "a part by itself writes other bits";
+      }
+    }
+  }
+  return parts.empty() || begin == whole.outputs[0].size() ? "" : "parts have other rows than " + call.op;
+}
+
 [[noreturn]] void fail(const Options& options, int64_t number, const Case& call, const std::string& problem,
                        const Registered& registered) {
   std::fprintf(stderr, "fuzz_ops: %s\n  %s, %s, on %s\n", problem.c_str(), call.op.c_str(),
@@ -168,6 +190,9 @@ void run_one(const Options& options, int64_t number, const std::vector<Registere
     }
     if (problem.empty() && must_agree && outcome.message != first.message) {
       problem = "another message: " + outcome.message;
+    }
+    if (problem.empty() && kind == kGood && !has_fault && subject.take_apart) {
+      problem = compare_parts(call, outcome, subject.take_apart(call), record, random);
     }
     if (!problem.empty()) fail(options, number, call, problem, registered[i]);
     if (has_fault) kind = outcome.message.empty() ? kFaultSurvived : kFaultMet;

@@ -41,16 +41,29 @@ enum AttentionInput : int {
   kSinks
 };
 
+// One of a pass's sequences: rows behind `past` positions, the first of which may be those of the first sequence.
+struct SequenceShape {
+  int64_t rows, past, shared = 0;
+
+  int64_t used() const { return past + rows; }
+};
+
 struct AttentionShape {
-  int64_t kv_heads, heads, dim, rows, past, capacity, row_bytes;
-  // Entries of row_map; more than `capacity` make a ring, which needs a window.
-  int64_t positions;
+  int64_t kv_heads, heads, dim, capacity, row_bytes;
+  std::vector<SequenceShape> sequences;
+  int64_t positions;    // of row_map; more than `capacity` make a ring, which needs a window
   int64_t ring_window;  // 0: no ring, and any window or none
   KvFormatId format;
 
+  const SequenceShape& first() const { return sequences.front(); }
+  int64_t rows() const {
+    int64_t sum = 0;
+    for (const SequenceShape& sequence : sequences) sum += sequence.rows;
+    return sum;
+  }
   bool is_ring() const { return ring_window > 0; }
   // The first position of a ring that the pass sees, and the first whose row is looked at.
-  int64_t first_seen() const { return is_ring() ? past + 1 - ring_window : 0; }
+  int64_t first_seen() const { return is_ring() ? first().past + 1 - ring_window : 0; }
   int64_t first_mapped() const { return first_seen() / kKvSpan * kKvSpan; }
 };
 
@@ -60,14 +73,15 @@ AttentionShape any_attention(Random& random, bool is_in_blocks);
 // Where a row of a plane lies: its elements, in one or two parts, and last its scales and minimums, if there are any.
 std::vector<ByteRange> places_in_cache(const AttentionShape& shape, int64_t plane, int64_t row);
 
-// Adds inputs 1 to 10, the constants of keys, the attributes, which bytes of the cache the call writes, and what the
-// call is about.
+// Adds inputs 1 to 10, the constants of keys, what follows them, the attributes, which bytes of the cache the call
+// writes, and what the call is about.
 void add_attention(Case& call, Random& random, const AttentionShape& shape, int key_constants);
 
 // Where the constants of keys begin: behind all other inputs.
 constexpr int kKeyConstants = kSinks + 1, kLayerKeyConstants = kSinks + 7;
-// query_scale of SpecAttention, and of DecoderLayer.
+// query_scale of SpecAttention, and of DecoderLayer; and sequence_rows.
 constexpr int query_scale_of(int key_constants) { return key_constants + (key_constants == kKeyConstants ? 3 : 9); }
+constexpr int sequence_rows_of(int key_constants) { return key_constants + (key_constants == kKeyConstants ? 4 : 12); }
 
 // Dimensions of those inputs that are checked.
 CheckedDims attention_dims(int key_constants);

@@ -115,10 +115,11 @@ class Layer {
     const auto capacity = static_cast<int64_t>(attention_.row_map.size());
     const int64_t row_bytes = kv_row_bytes(kKvFormats[attention_.format], shape_.head_dim);
     const auto before = static_cast<int32_t>(past), format = static_cast<int32_t>(attention_.format);
+    const auto all_rows = static_cast<int32_t>(rows);
     std::vector<Tensor> inputs = {tensor_of({rows, hidden}, x.data()),
                                   tensor_of({2, shape_.kv_heads, capacity, row_bytes}, attention_.cache.as<uint8_t>()),
                                   tensor_of({1}, &before),
-                                  tensor_of({capacity}, attention_.row_map.data()),
+                                  tensor_of({1, capacity}, attention_.row_map.data()),
                                   tensor_of({rows}, parents.data()),
                                   tensor_of({1}, &format),
                                   tensor_of({capacity, angles}, attention_.cos.data()),
@@ -132,21 +133,23 @@ class Layer {
                                   family_.has_norms ? row_of(norm_) : Tensor{},
                                   tensor_of(gate_up_),
                                   tensor_of(down_)};
-    const bool is_llama = std::strcmp(family_.name, kLlama.name) == 0;
     if (!attention_.key_centre.empty()) {
       const int64_t heads = shape_.kv_heads, dim = shape_.head_dim;
       inputs.push_back(tensor_of({heads, dim}, attention_.key_centre.data()));
       inputs.push_back(tensor_of({heads, dim}, attention_.key_balance.data()));
       inputs.push_back(tensor_of({heads, dim, dim}, attention_.key_feedback.data()));
-    } else if (!is_llama) {
+    } else {
       inputs.insert(inputs.end(), 3, Tensor{});
     }
-    if (!is_llama) {
+    if (std::strcmp(family_.name, kLlama.name) == 0) {
+      inputs.insert(inputs.end(), 9, Tensor{});
+    } else {
       for (const std::vector<float>& bias : biases_) inputs.push_back(row_of(bias));
       for (const std::vector<float>& norm : post_norms_) inputs.push_back(row_of(norm));
       inputs.push_back(row_of(attention_.query_scale));
       inputs.insert(inputs.end(), 2, row_of(norm_bias_));
     }
+    inputs.push_back(tensor_of({1}, &all_rows));
     return run_node("DecoderLayer", attributes(), inputs, 1, 3);
   }
 

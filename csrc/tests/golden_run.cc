@@ -151,11 +151,10 @@ std::vector<float> Attention::run(const KernelTable& kernels, const std::vector<
 }
 
 void run_attention(const KernelTable& kernels, AttentionPass pass) {
-  AttentionPlan plan(pass);
-  Memory scratch(plan.scratch_bytes());
-  plan.place(scratch.as<void>(), &pass);
+  AttentionPlans plans(&pass, 1);
+  Memory scratch(plans.scratch_bytes());
   PhaseList phases;
-  plan.add_phases(kernels.spec_attention, pass, &phases);
+  plans.add_phases(scratch.as<void>(), kernels.spec_attention, &phases);
   Crew crew(1);
   run_phases(crew, phases);
 }

@@ -206,12 +206,13 @@ def native_feeds(
         "logit_rows": np.asarray(logit_rows, np.int64),
         "past_length": np.asarray([begin], np.int32),
         "parents": np.arange(-1, rows - 1, dtype=np.int32),
+        "sequence_rows": np.asarray([rows], np.int32),
         "kv_formats": np.full(decoder.num_layers, KV_FORMAT[kv_format].id, np.int32),
         **{f"cache.{layer}": cache for layer, cache in enumerate(caches)},
         **loaded,
     }
     maps = (("row_map", 0 in decoder.layer_windows), ("window_row_map", any(decoder.layer_windows)))
-    inputs |= {name: np.arange(capacity, dtype=np.int32) for name, is_wanted in maps if is_wanted}
+    inputs |= {name: np.arange(capacity, dtype=np.int32)[None] for name, is_wanted in maps if is_wanted}
     outputs: Feeds = {
         "logits": np.empty((wanted, decoder.vocab_size), np.float32),
         "top_ids": np.empty((wanted, decoder.top_tokens), np.int32),

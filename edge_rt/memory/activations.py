@@ -32,10 +32,11 @@ _PADDED_QKV: Final = 2
 """The same of queries, keys and values that are copied to pad heads. Measured: 1.3."""
 
 
-def allocated_bytes(shape: ModelShape, rows: int, ctx: int) -> int:
+def allocated_bytes(shape: ModelShape, rows: int, ctx: int, sequences: int = 1) -> int:
     """Return an upper limit of the bytes that a pass over ``rows`` tokens allocates after a context of ``ctx`` tokens.
 
-    Attention allocates scratch memory for the largest number of threads; only the running threads touch theirs.
+    Several sequences, of native packages, divide the rows in any way, and each has such a context. Attention allocates
+    scratch memory for the largest number of threads; only the running threads touch theirs.
     """
     if shape.traced is not None:
         return int(_TRACED_MARGIN * shape.traced.pass_bytes(rows, ctx)) + _FIXED
@@ -48,7 +49,7 @@ def allocated_bytes(shape: ModelShape, rows: int, ctx: int) -> int:
         )
         whole = 4 * shape.model.vocab_size * shape.model.hidden_size if shape.activations == "float" else 0
         return int(_MARGIN * (4 * floats * rows + whole)) + 8 * _FIXED
-    return int(_MARGIN * (_layer_row_bytes(shape) * rows + _attention_bytes(shape, rows, ctx))) + _FIXED
+    return int(_MARGIN * (_layer_row_bytes(shape) * rows + _attention_bytes(shape, rows, ctx, sequences))) + _FIXED
 
 
 def heaviest_rows(shape: ModelShape, most: int) -> tuple[int, ...]:
@@ -122,23 +123,52 @@ def _slots(shape: ModelShape, rows: int, blocks: int, spans: int) -> int:
     return _WORKER_SLOTS + min(_MAX_WORKERS, items)
 
 
-def _attention_bytes(shape: ModelShape, rows: int, ctx: int) -> int:
+def _attention_bytes(shape: ModelShape, rows: int, ctx: int, sequences: int = 1) -> int:
     spans = _spans(shape, rows, ctx)
     # The context starts at a span boundary.
-    return max(_spread_bytes(shape, rows, count, ctx) for count in {1, spans})
+    one = max(_spread_bytes(shape, rows, count, ctx) for count in {1, spans})
+    return one if sequences == 1 else max(one, _several_bytes(shape, rows, spans, sequences))
+
+
+def _several_bytes(shape: ModelShape, rows: int, spans: int, sequences: int) -> int:
+    """Return the scratch memory of attention for several sequences, whatever number of rows each of them has.
+
+    Results of a few rows of each wait until all spans, or the chunks of the only one, are done.
+    """
+    waiting = min(rows, FEW_ROWS * sequences) * max(spans, _SPAN // _CHUNK)
+    queries = rows * _query_bytes(shape) + waiting * _state_bytes(shape)
+    of_block = min(rows, _most_block_rows(shape, rows)) * (shape.model.num_heads // shape.model.num_kv_heads)
+    slot = _slot_bytes(shape, of_block) + of_block * _query_bytes(shape)
+    return shape.model.num_heads * queries + 1024 * sequences + (_WORKER_SLOTS + _MAX_WORKERS) * slot
+
+
+def _query_bytes(shape: ModelShape) -> int:
+    """Return the bytes of a query, also of its codes.
+
+    16-bit and 32-bit caches do not need these, but so a smaller cache never needs more.
+    """
+    padded = -(-shape.model.head_dim // _TILE) * _TILE
+    return 4 * padded + -(-shape.model.head_dim // _CHUNK) * _CHUNK + 8 * -(-shape.model.head_dim // _BLOCK)
+
+
+def _state_bytes(shape: ModelShape) -> int:
+    """Return the bytes of what is known of a query: maximum, sum and output."""
+    return 4 * -(-shape.model.head_dim // _TILE) * _TILE + 8
+
+
+def _slot_bytes(shape: ModelShape, of_block: int) -> int:
+    """Return the memory of a work item under way, for the queries of a block."""
+    padded, groups = -(-shape.model.head_dim // _TILE) * _TILE, -(-shape.model.head_dim // _BLOCK)
+    floats = of_block * _CHUNK + (_CHUNK + _TILE) * padded + 2 * _TILE * groups
+    return 4 * floats + 3 * of_block * _state_bytes(shape) + 1024
 
 
 def _spread_bytes(shape: ModelShape, rows: int, spans: int, ctx: int) -> int:
     """Return the scratch memory of attention over ``spans`` spans of keys, in bytes."""
-    padded = -(-shape.model.head_dim // _TILE) * _TILE
-    groups = -(-shape.model.head_dim // _BLOCK)
-    state = 4 * padded + 8  # of a query: maximum, sum and output
-    queries = rows * shape.model.num_heads
-    # Counts quantised queries, which 16-bit and 32-bit caches do not need, so that a smaller cache never needs more.
-    query = 4 * padded + -(-shape.model.head_dim // _CHUNK) * _CHUNK + 8 * groups
+    state, query, queries = _state_bytes(shape), _query_bytes(shape), rows * shape.model.num_heads
     block_rows, blocks = _block_rows(shape, rows)
     of_block = block_rows * (shape.model.num_heads // shape.model.num_kv_heads)
-    slot = 4 * (of_block * _CHUNK + (_CHUNK + _TILE) * padded + 2 * _TILE * groups) + 3 * of_block * state + 1024
+    slot = _slot_bytes(shape, of_block)
     shared = queries * query
     if rows <= FEW_ROWS:
         # With few rows every span of keys keeps a state until all are done. With a single span every chunk keeps one,

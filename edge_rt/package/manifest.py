@@ -17,7 +17,7 @@ from edge_rt.package.spec_modes import Drafts, drafts_of
 from edge_rt.package.weights_info import TracedInfo, WeightsInfo
 
 FORMAT_NAME: Final = "edge-rt package"
-FORMAT_VERSION: Final = 2
+FORMAT_VERSION: Final = 3
 """Layout of the folder and of ``manifest.json``, and what graphs take and return; raised when any of it changes."""
 NESTED_TYPES: Final = frozenset({"W8N"})
 """Types of nested codes."""

@@ -55,9 +55,9 @@ _WEIGHT: Final = Port("weight", "uint8", "[tiles, blocks, bytes]")
 
 _ATTENTION_PORTS: Final = (
     Port("cache", "uint8", "[2, KV, C, row bytes]"),
-    Port("past_length", "int32", "[1]"),
-    Port("row_map", "int32", "[C], with a window [P] as well"),
-    Port("parents", "int32", "[S], or longer by nodes of earlier passes"),
+    Port("past_length", "int32", "[B]"),
+    Port("row_map", "int32", "[B, P]"),
+    Port("parents", "int32", "[S], or with one sequence longer by nodes of earlier passes"),
     Port("kv_formats", "int32", "[layers]"),
     Port("cos", "float", "[P, R / 2]"),
     Port("sin", "float", "[P, R / 2]"),
@@ -74,6 +74,8 @@ _KEY_CONSTANT_PORTS: Final = (
 )
 """Constants of 4-bit keys; ``key_centre`` only without softcap and sinks."""
 
+_SEQUENCE_ROWS: Final = Port("sequence_rows", "int32", "[B]")
+"""The last input of every operator that attends."""
 _QUERY_SCALE: Final = Port("query_scale", "float", "[P]", is_optional=True)
 
 OPS: Final[tuple[Op, ...]] = (
@@ -121,6 +123,7 @@ OPS: Final[tuple[Op, ...]] = (
             *_ATTENTION_PORTS,
             *_KEY_CONSTANT_PORTS,
             _QUERY_SCALE,
+            _SEQUENCE_ROWS,
         ),
         (Port("y", "float", "[S, H D]"),),
         {
@@ -159,6 +162,7 @@ OPS: Final[tuple[Op, ...]] = (
             _QUERY_SCALE,
             Port("attention_norm_bias", "float", "[K]", is_optional=True),
             Port("mlp_norm_bias", "float", "[K]", is_optional=True),
+            _SEQUENCE_ROWS,
         ),
         (Port("y", "float", "[S, K]"),),
         {

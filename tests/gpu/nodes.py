@@ -72,7 +72,7 @@ class PlacedLayer(_Placed, Layer):
     def node(self, **options):
         """Return a session over the whole layer, and its inputs but for those of a pass."""
         numbers = {**ATTRIBUTES, **self.attributes, **{f"{name}_format": form for name, form in self.formats.items()}}
-        inputs = {**self.place(0, [-1]), **self.norms, **self.weights}
+        inputs = {**self.place(0, [-1]), "sequence_rows": np.ones(1, np.int32), **self.norms, **self.weights}
         x = np.zeros((1, ATTRIBUTES["hidden"]), np.float32)
         return Node(self._gpu, "DecoderLayer", numbers, {"x": x, **inputs}, **options), inputs
 

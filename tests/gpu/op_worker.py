@@ -111,7 +111,7 @@ def case_ring(gpu):
     compare(layers, [(18, past, chain(18)) for past in (0, 18, 36, 54)] + [(len(TREE), 72, TREE), (1, 290, [-1])])
     x = random_rows(np.random.default_rng(3), 24)
     for layer in layers:
-        expect(lambda layer=layer: layer.whole(x, 72, chain(24)), "a window of 9 and 24 rows of the pass")
+        expect(lambda layer=layer: layer.whole(x, 72, chain(24)), "9 positions seen and 24 rows of the pass")
 
 
 def case_families(gpu):

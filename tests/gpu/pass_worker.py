@@ -21,8 +21,9 @@ class Bound:
         self.session, self._binding, self._options = node.session, node.session.io_binding(), ort.RunOptions()
         self._options.log_severity_level = 4
         self._options.add_run_config_entry("gpu_graph_id", str(rows))
-        self.host = {name: inputs[name].copy() for name in ("past_length", "row_map", "kv_formats")}
+        self.host = {name: inputs[name].copy() for name in ("past_length", "row_map", "kv_formats", "sequence_rows")}
         self.host["parents"] = np.zeros(rows, np.int32)
+        self.host["sequence_rows"][0] = rows
         self._x, self._y = (on_gpu(np.zeros((rows, HIDDEN), np.float32)) for _ in range(2))
         self._cache = on_gpu(layer.cache)
         device = {name: on_gpu(array) for name, array in inputs.items() if name not in (*self.host, "cache")}
@@ -59,7 +60,7 @@ def case_replayed(gpu):
         for past, parents in ((4, chain(ROWS)), (10, TREE), (4, TREE), (300, chain(ROWS)), (9, (-1,) * ROWS)):
             x = random_rows(random, ROWS)
             if past == 9:
-                for row_map in (bound.host["row_map"], plain.shared["row_map"]):
+                for row_map in (bound.host["row_map"][0], plain.shared["row_map"]):
                     row_map[[10, 60]] = row_map[[60, 10]]
             with gpu.starts(graphs=1):
                 found = bound.run(x, past, parents)
@@ -79,8 +80,9 @@ def case_replays_checked(gpu):
         expect(lambda: bound.run(x, -1, TREE), "past_length -1")
         expect(lambda: bound.run(x, PAST, (-1, 1, 0, 0, 0, 0)), "parents[1] is 1, must be -1 to 0")
         for name, place, wrong, text in (
-            ("row_map", PAST + 1, CAPACITY, f"row_map holds {CAPACITY}"),
-            ("row_map", PAST + 1, bound.host["row_map"][3], "of position 3 to the pass"),
+            ("row_map", (0, PAST + 1), CAPACITY, f"row_map holds {CAPACITY}"),
+            ("row_map", (0, PAST + 1), bound.host["row_map"][0, 3], "of position 3 to the pass"),
+            ("sequence_rows", 0, 2, f"sequence_rows[0] is 2, the pass has {ROWS} rows"),
             ("kv_formats", 1, 4, "kv_formats[1] is 4, was 5 when the pass was recorded"),
         ):
             right = bound.host[name][place]

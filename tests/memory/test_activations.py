@@ -18,7 +18,20 @@ def clamp(value, low, high):
 
 
 def operator_bytes(shape, rows, past, window=0):
-    """Return what ``AttentionPlan::lay_out`` takes for rows of a chain behind ``past``, with rounded queries."""
+    """Return what ``AttentionPlans`` takes for rows of a chain behind ``past``, with rounded queries."""
+    return plans_bytes(shape, [(rows, past)], window)
+
+
+def plans_bytes(shape, sequences, window=0):
+    """Return the same for several sequences, of so many rows behind so many others."""
+    plans = [plan_of(shape, rows, past, window, len(sequences)) for rows, past in sequences]
+    own, slots, items = zip(*plans, strict=True)
+    most = max(sum(stage) for stage in zip(*items, strict=True))
+    return sum(own) + (4 + min(64, most)) * max(slots)
+
+
+def plan_of(shape, rows, past, window, count):
+    """Return the bytes of a sequence, those of an item under way, and the items that attend and finish."""
     group, kv, dim = shape.model.num_heads // shape.model.num_kv_heads, shape.model.num_kv_heads, shape.model.head_dim
     padded, codes, groups = up(dim, 16) * 16, up(dim, 64) * 64, up(dim, 32)
     first = max(past + 1 - window, 0) if window else 0
@@ -28,20 +41,22 @@ def operator_bytes(shape, rows, past, window=0):
     blocks = up(rows, clamp((96 if way == "blocks" else 48) // group, 1, 32))
     block_rows = up(rows, blocks)
     blocks = up(rows, block_rows)
+    units = kv * blocks * count
     if way == "spans":
-        items = kv * blocks * up(spans, clamp(spans * kv * blocks // 12, 1, 4))
+        items = kv * blocks * up(spans, clamp(spans * units // 12, 1, 4))
+        finished = up(kv * rows, min(up(kv * rows * count, 6), kv * rows))
     else:
-        items = kv * blocks * (clamp(9 // (kv * blocks), 1, chunks) if way == "chunks" else 1)
-    slots = 4 + min(64, items if way == "blocks" else max(items, 6))
+        items = kv * blocks * (clamp(9 // units, 1, chunks) if way == "chunks" else 1)
+        finished = 0
 
-    def piece(count, size=4):
-        return up(count * size, 64) * 64
+    def piece(size, of=4):
+        return up(size * of, 64) * 64
 
-    def queries_of(count):
-        return piece(count * padded) + piece(count * codes, 1) + 2 * piece(count * groups)
+    def queries_of(size):
+        return piece(size * padded) + piece(size * codes, 1) + 2 * piece(size * groups)
 
-    def state_of(count):
-        return 2 * piece(count) + piece(count * padded)
+    def state_of(size):
+        return 2 * piece(size) + piece(size * padded)
 
     queries, of_block = rows * shape.model.num_heads, block_rows * group
     shared = queries_of(queries) if way != "chunks" else piece(kv * blocks, 8)
@@ -49,7 +64,7 @@ def operator_bytes(shape, rows, past, window=0):
     words = max(padded, codes // 4)
     one = queries_of(of_block) if way == "chunks" else 0
     one += piece(of_block * 64) + piece(64 * words) + piece(16 * words) + piece(32 * groups) + 3 * state_of(of_block)
-    return shared + one * slots
+    return shared, one, (items, finished)
 
 
 @st.composite
@@ -65,6 +80,14 @@ def test_no_pass_over_any_context_takes_more_than_the_formula(shape, rows, ctx, 
     rows = min(rows, ctx)
     past = min(past, ctx - rows)
     assert operator_bytes(shape, rows, past) <= _attention_bytes(shape, rows, ctx)
+
+
+@settings(max_examples=300)
+@given(attentions(), st.data(), st.integers(2, 40000), st.lists(st.integers(1, 60), min_size=2, max_size=8))
+def test_no_pass_of_several_sequences_takes_more_either(shape, data, ctx, counts):
+    rows = [min(count, ctx) for count in counts]
+    sequences = [(count, data.draw(st.integers(0, ctx - count))) for count in rows]
+    assert plans_bytes(shape, sequences) <= _attention_bytes(shape, sum(rows), ctx, len(rows))
 
 
 @given(attentions(), st.integers(1, 600), st.sampled_from([16, 512, 1000, 4096]), st.integers(0, 40000))

@@ -166,6 +166,7 @@ class Layer:
             "cache": self.cache,
             "past_length": np.array([past], np.int32),
             "row_map": self.row_map,
+            "sequence_rows": np.array([len(qkv)], np.int32),
             "parents": np.array(chain if parents is None else parents, np.int32),
             "kv_formats": np.array([-1, FORMATS.index(self.kv_format)], np.int32),
             "cos": self.tables.cos,
@@ -175,6 +176,7 @@ class Layer:
 
     def run(self, qkv, past, parents=None, /, **changed):
         inputs = {**self.inputs(qkv, past, parents), **changed}
+        inputs["row_map"] = np.atleast_2d(inputs["row_map"])
         if self.op is None:
             self.op = SingleOp("SpecAttention", self.config.attributes, inputs, **self.options)
         try:

@@ -145,18 +145,20 @@ class Layer:
             "past_length": np.array([past], np.int32),
             "parents": np.array(parents, np.int32),
             **self.shared,
+            "row_map": self.shared["row_map"][None],
         }
 
     def whole(self, x, past, parents, *, changed=None, attributes=None, **options):
         """Run the one operator; ``changed`` inputs and ``attributes`` replace the layer's own."""
         numbers = {**ATTRIBUTES, **self.attributes, **{f"{name}_format": form for name, form in self.formats.items()}}
-        inputs = {"x": x, **self.place(past, parents), **self.norms, **self.weights, **self.more, **(changed or {})}
+        inputs = {"x": x, **self.place(past, parents), "sequence_rows": INT(len(x))}
+        inputs |= {**self.norms, **self.weights, **self.more, **(changed or {})}
         return self._run("DecoderLayer", "whole", {**numbers, **(attributes or {})}, inputs, options)
 
     def in_parts(self, x, past, parents):
         numbers = {name: self.attributes[name] for name in OF_ATTENTION if name in self.attributes}
         qkv = self._normed("qkv", x, "attention_norm")
-        inputs = {"qkv": qkv, **self.place(past, parents)}
+        inputs = {"qkv": qkv, **self.place(past, parents), "sequence_rows": INT(len(x))}
         attended = self._run("SpecAttention", "attention", {**ATTENTION.attributes, **numbers}, inputs, {})
         middle = self._added("output", attended, x, "attention_post_norm")
         hidden = self._normed("gate_up", middle, "mlp_norm", activation=self.activation)
@@ -220,9 +222,12 @@ BAD_INPUTS = {
     "parent of the future": ({"parents": INT(-1, 1)}, r"parents\[1\] is 1"),
     "past beyond the cache": ({"past_length": INT(CAPACITY - 1)}, "past_length 449 and 2 rows"),
     "negative past": ({"past_length": INT(-1)}, "past_length -1"),
-    "row beyond the cache": ({"row_map": INT(*range(6), *[CAPACITY] * (CAPACITY - 6))}, "row_map holds 450"),
-    "row given twice": ({"row_map": np.zeros(CAPACITY, np.int32)}, "row_map gives row 0"),
-    "row map of another length": ({"row_map": INT(0, 1, 2)}, "row_map is"),
+    "row beyond the cache": ({"row_map": INT([*range(6), *[CAPACITY] * (CAPACITY - 6)])}, "row_map holds 450"),
+    "row given twice": ({"row_map": np.zeros((1, CAPACITY), np.int32)}, "row_map gives row 0"),
+    "row map of fewer positions": ({"row_map": INT([0, 1, 2])}, "past_length 5 and 2 rows of the pass"),
+    "row maps of more sequences": ({"row_map": np.zeros((2, CAPACITY), np.int32)}, r"row_map is \[2, 450\]"),
+    "sequence without rows": ({"sequence_rows": INT(0)}, r"sequence_rows\[0\] is 0"),
+    "rows of no sequence": ({"sequence_rows": INT(1)}, r"sequence_rows\[0\] is 1, the pass has 2 rows"),
     "unknown kv format": ({"kv_formats": INT(0, 7)}, r"kv_formats\[1\] is 7"),
     "no format for the layer": ({"kv_formats": INT(0)}, "kv_formats has 1 entries"),
     "positions end": ({"cos": ZEROS(6, 16), "sin": ZEROS(6, 16)}, "position 6 has no row"),

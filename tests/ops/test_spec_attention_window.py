@@ -122,18 +122,21 @@ def test_a_pass_that_is_larger_than_the_ring_has_room_for_is_an_error():
     ring, _ = prepared()
     rng = np.random.default_rng(0)
     ring.run(make_rows(rng, ring.config, 4), 40)
-    with pytest.raises(Exception, match="a window of 7 and 5 rows of the pass, cache has 11 rows"):
+    with pytest.raises(Exception, match="7 positions seen and 5 rows of the pass, cache has 11 rows"):
         ring.run(make_rows(rng, ring.config, 5), 40)
 
 
 def test_a_map_that_ends_before_the_pass_is_an_error():
     ring, rows = prepared()
-    with pytest.raises(Exception, match="past_length 40 and 3 rows of the pass, row_map has 42 rows"):
+    with pytest.raises(Exception, match="past_length 40 and 3 rows of the pass, row_map has 42 positions"):
         ring.run(rows, 40, row_map=ring.row_map[:42].copy())
 
 
-def test_without_a_window_there_are_as_many_rows_as_positions():
+def test_without_a_window_a_cache_needs_as_many_rows_as_positions_are_used():
     config = Config(dim=24)
     layer = Layer(config, make_tables(np.random.default_rng(0), Case(config)), capacity=20)
-    with pytest.raises(Exception, match="row_map"):
-        layer.run(make_rows(np.random.default_rng(0), config, 3), 0, row_map=np.arange(21, dtype=np.int32))
+    rows, row_map = make_rows(np.random.default_rng(0), config, 3), np.zeros(40, np.int32)
+    row_map[:20] = np.arange(20)
+    layer.run(rows, 17, row_map=row_map)
+    with pytest.raises(Exception, match="18 positions seen and 3 rows of the pass, cache has 20 rows"):
+        layer.run(rows, 18, row_map=row_map)

@@ -20,7 +20,7 @@ from tests.helpers.tiny_package import DIMENSIONS, FILES, GRAPH, MANIFEST, write
 PINNED = """\
 {
   "format": "edge-rt package",
-  "format_version": 2,
+  "format_version": 3,
   "producer": "edge-rt 0.1.0",
   "num_parameters": 100864,
   "op_profile": "portable",
@@ -206,10 +206,10 @@ class TestManifestRefused:
         with pytest.raises(InvalidPackage, match=message):
             open_package(package.path)
 
-    @pytest.mark.parametrize("version", [0, 1, 3, 10**10])
+    @pytest.mark.parametrize("version", [0, 2, 4, 10**10])
     def test_versions(self, package, version):
         edit_manifest(package.path, manifest_setter("format_version", version))
-        with pytest.raises(VersionMismatch, match=f"format_version {version}, this edge-rt reads 2") as caught:
+        with pytest.raises(VersionMismatch, match=f"format_version {version}, this edge-rt reads 3") as caught:
             open_package(package.path)
         assert caught.value.exit_code == 5
 

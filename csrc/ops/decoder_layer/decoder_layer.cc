@@ -17,8 +17,8 @@ constexpr const char* kPrefixes[] = {"qkv_", "output_", "gate_up_", "down_"};
 constexpr int kKeyConstants = kMlpNorm + 3;
 constexpr int kBiases = kKeyConstants + static_cast<int>(std::size(kKeyConstantPorts));  // in the order of the matrices
 constexpr int kAttentionPostNorm = kBiases + 4, kMlpPostNorm = kBiases + 5;
-constexpr SpecAttention::Places kPlaces{kKeyConstants, kBiases + 6};
 constexpr int kAttentionNormBias = kBiases + 7, kMlpNormBias = kBiases + 8;
+constexpr SpecAttention::Places kPlaces{kKeyConstants, kBiases + 6, kMlpNormBias + 1};
 constexpr int64_t kMaxIntermediate = int64_t{1} << 23;  // gate_up has twice as many rows
 
 }  // namespace
@@ -83,8 +83,6 @@ void DecoderLayer::take_floats(Pieces* pieces, Pass* pass) const {
   pass->attended = pieces->take<float>(pass->rows * attention_.out_features());
   pass->sum = pieces->take<float>(pass->rows * matrices_[kOutput].out_features);
   pass->hidden = pieces->take<float>(pass->rows * matrices_[kDown].in_features);
-  pass->attention.qkv = pass->qkv;
-  pass->attention.y = pass->attended;
 }
 
 RoundRows DecoderLayer::rounding(const ort::OpContext& context, const Pass& pass, Matrix which,
@@ -134,20 +132,20 @@ abi::Status* DecoderLayer::compute(ort::OpContext& context) const {
   }
   // The input of down is rounded while that of gate_up is still read.
   const size_t fed = activation_bytes(pass.weights[kDown], pass.rows);
-  AttentionPlan plan(pass.attention);
+  AttentionPlans plans(pass.attention.data(), static_cast<int64_t>(pass.attention.size()));
   char *shared = nullptr, *of_down = nullptr, *of_attention = nullptr;
   const auto lay_out = [&](char* base) {
     Pieces pieces(base);
     take_floats(&pieces, &pass);
     shared = pieces.take<char>(static_cast<int64_t>(activations));
     of_down = pieces.take<char>(static_cast<int64_t>(fed));
-    of_attention = pieces.take<char>(static_cast<int64_t>(plan.scratch_bytes()));
+    of_attention = pieces.take<char>(static_cast<int64_t>(plans.scratch_bytes()));
     return pieces.used();
   };
   ort::Scratch scratch;
   if (abi::Status* bad = context.scratch(lay_out(nullptr), &scratch)) return bad;
   lay_out(scratch.as<char>());
-  plan.place(of_attention, &pass.attention);
+  attention_.point_to_rows(pass.qkv, pass.attended, &pass.attention);
 
   const int lanes = lanes_.load(std::memory_order_relaxed);
   const auto rounded = [&](Matrix which) {
@@ -169,7 +167,7 @@ abi::Status* DecoderLayer::compute(ort::OpContext& context) const {
   gate_up.feed(&down);
   PhaseList phases;
   qkv.add_phases(&phases);
-  plan.add_phases(attention_.kernels(), pass.attention, &phases);
+  plans.add_phases(of_attention, attention_.kernels(), &phases);
   output.add_phases(&phases);
   gate_up.add_phases(&phases);
   down.add_phases(&phases);

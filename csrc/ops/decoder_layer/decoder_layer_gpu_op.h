@@ -10,7 +10,7 @@ struct GpuDecoderLayer {
   static constexpr const char* kName = DecoderLayer::kName;
   static constexpr const auto& kInputs = DecoderLayer::kInputs;
   static constexpr const auto& kOutputs = DecoderLayer::kOutputs;
-  static constexpr const auto& kOnHost = kAttentionOnHost;
+  static constexpr const auto& kOnHost = kAttentionOnHost<DecoderLayer>;
 
   abi::Status* create(ort::Attributes& attributes) { return op_.create(attributes); }
   abi::Status* enqueue(ort::OpContext& context, PassStream& stream) const;

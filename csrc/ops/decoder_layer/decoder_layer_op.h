@@ -30,6 +30,7 @@ namespace edge_rt {
 //   attention_post_norm, mlp_post_norm [hidden]: RMSNorm of what the sub-layer adds
 //   query_scale: of SpecAttention
 //   attention_norm_bias, mlp_norm_bias [hidden]: ask for LayerNorm, as attribute `norm` "layer" does for both
+//   sequence_rows: of SpecAttention
 // Without attention_norm or mlp_norm the input of that sub-layer is not normed.
 // Attribute `activation`: "swiglu", "geglu", or "relu2", with which gate_up has up rows only. `residual_scale`: s
 // above. A post-norm needs whole rows, which is a phase more; nothing else costs layers that do without.
@@ -48,7 +49,8 @@ struct DecoderLayer {
                                         {"query_scale", abi::kFloat, abi::kOptional},
                                         {"attention_norm_bias", abi::kFloat, abi::kOptional},
                                         {"mlp_norm_bias", abi::kFloat, abi::kOptional}};
-  static constexpr auto kInputs = ort::join_ports(kRows, kAttentionPorts, kWeights, kKeyConstantPorts, kMore);
+  static constexpr auto kInputs =
+      ort::join_ports(kRows, kAttentionPorts, kWeights, kKeyConstantPorts, kMore, kSequencePorts);
   static constexpr ort::Port kOutputs[] = {{"y", abi::kFloat}};
 
   abi::Status* create(ort::Attributes& attributes);
@@ -61,7 +63,7 @@ struct DecoderLayer {
   struct Pass {
     int64_t rows;
     PackedParts weights[kMatrixCount];
-    AttentionPass attention;
+    SpecAttention::Passes attention;
     SpecAttention::Depths depths;
     const float* x;
     float *qkv, *attended, *sum, *hidden;  // scratch memory
@@ -69,7 +71,7 @@ struct DecoderLayer {
   };
 
   // For whoever runs it elsewhere: reads and checks the inputs and makes the output. What is left to fill in: scratch
-  // memory, of attention too.
+  // memory, of attention too, and attention's rows.
   abi::Status* check(ort::OpContext& context, Pass* pass) const;
   // Takes the pass's own scratch memory.
   void take_floats(Pieces* pieces, Pass* pass) const;

@@ -14,7 +14,8 @@ namespace {
 constexpr int64_t kMaxHeads = 1024;
 constexpr int64_t kMaxRows = int64_t{1} << 28;
 constexpr int kKeyConstants = static_cast<int>(1 + std::size(kAttentionPorts));  // the first input of them
-constexpr SpecAttention::Places kPlaces{kKeyConstants, kKeyConstants + static_cast<int>(std::size(kKeyConstantPorts))};
+constexpr int kQueryScale = kKeyConstants + static_cast<int>(std::size(kKeyConstantPorts));
+constexpr SpecAttention::Places kPlaces{kKeyConstants, kQueryScale, kQueryScale + 1};
 
 long long printable(int64_t value) { return static_cast<long long>(value); }
 
@@ -66,11 +67,12 @@ abi::Status* SpecAttention::create(ort::Attributes& attributes) {
   return nullptr;
 }
 
-abi::Status* SpecAttention::check_shapes(const ort::OpContext& context, AttentionPass* pass) const {
+abi::Status* SpecAttention::check_shapes(const ort::OpContext& context, const Places& places,
+                                         AttentionPass* pass) const {
   const int64_t dim = pass->head_dim;
   abi::Status* bad = nullptr;
   if ((bad = context.check_shape(1, {2, pass->kv_heads, -1, -1})) != nullptr ||
-      (bad = context.check_shape(2, {1})) != nullptr || (bad = context.check_shape(5, {-1})) != nullptr ||
+      (bad = context.check_shape(2, {-1})) != nullptr || (bad = context.check_shape(5, {-1})) != nullptr ||
       (bad = context.check_shape(6, {-1, -1})) != nullptr || (bad = check_norms(context, pass)) != nullptr ||
       (bad = context.check_shape(10, {pass->heads})) != nullptr) {
     return bad;
@@ -81,19 +83,20 @@ abi::Status* SpecAttention::check_shapes(const ort::OpContext& context, Attentio
     return context.error("cache has %lld rows, must be 1 to %lld", printable(pass->capacity), printable(kMaxRows));
   }
   const ort::TensorView& cos = context.input(6);
-  // With a window, rows of positions that are no longer seen can be given to new ones: then there are more positions
-  // than rows, and `row_map` says where each lies.
-  const int64_t mapped = context.input(3).rank == 1 ? context.input(3).dims[0] : 0;
-  const bool is_ring = pass->window > 0 && mapped > pass->capacity;
-  if ((bad = context.check_shape(3, {is_ring ? mapped : pass->capacity})) != nullptr ||
-      (bad = context.check_shape(4, {-1})) != nullptr ||
+  const int64_t sequences = context.input(2).dims[0];
+  if (sequences < 1 || sequences > pass->rows) {
+    return context.error("past_length has %lld sequences, must be 1 to %lld, as many as there are rows",
+                         printable(sequences), printable(pass->rows));
+  }
+  if ((bad = context.check_shape(3, {sequences, -1})) != nullptr || (bad = context.check_shape(4, {-1})) != nullptr ||
+      (bad = context.check_shape(places.sequence_rows, {sequences})) != nullptr ||
       (bad = context.check_shape(7, {cos.dims[0], cos.dims[1]})) != nullptr) {
     return bad;
   }
   const int64_t nodes = context.input(4).dims[0];
-  if (nodes < pass->rows) {
-    return context.error("parents is [%lld], must be [%lld], or longer by the nodes of earlier passes",
-                         printable(nodes), printable(pass->rows));
+  if (nodes < pass->rows || (sequences > 1 && nodes > pass->rows)) {
+    return context.error("parents is [%lld], must be [%lld]%s", printable(nodes), printable(pass->rows),
+                         sequences > 1 ? " with more than one sequence" : ", or longer by the nodes of earlier passes");
   }
   pass->done = nodes - pass->rows;
   if (2 * cos.dims[1] > dim) {
@@ -168,51 +171,88 @@ abi::Status* SpecAttention::check_key_constants(const ort::OpContext& context, i
   return nullptr;
 }
 
-abi::Status* SpecAttention::check(const ort::OpContext& context, int64_t rows, const Places& places,
-                                  AttentionPass* pass, Depths* depths) const {
-  *pass = fixed_;
-  pass->rows = rows;
-  if (abi::Status* bad = check_shapes(context, pass)) return bad;
-  if (abi::Status* bad = check_cache(context, pass)) return bad;
-  pass->past = context.input(2).as<const int32_t>()[0];
-  pass->row_map = context.input(3).as<const int32_t>();
-  pass->parents = context.input(4).as<const int32_t>();
-  std::string problem = find_bad_rows(*pass, context.input(3).dims[0]);
-  if (problem.empty()) {
-    problem = find_depths(context.input(6).dims[0], depths->take(pass->done + pass->rows), pass);
+abi::Status* SpecAttention::check_sequences(const ort::OpContext& context, int sequence_rows, const AttentionPass& all,
+                                            Passes* passes, Depths* depths) const {
+  const int32_t* const past = context.input(2).as<const int32_t>();
+  const int32_t* const rows_of = context.input(sequence_rows).as<const int32_t>();
+  const int64_t sequences = context.input(2).dims[0], mapped = context.input(3).dims[1];
+  int64_t sum = 0;
+  for (int64_t i = 0; i < sequences; ++i) {
+    sum += rows_of[i];
+    if (rows_of[i] < 1 || sum > all.rows || (i + 1 == sequences && sum != all.rows)) {
+      return context.error("sequence_rows[%lld] is %d, the pass has %lld rows and every sequence one of them at least",
+                           printable(i), rows_of[i], printable(all.rows));
+    }
   }
-  if (!problem.empty()) return context.error("%s", problem.c_str());
-  if (abi::Status* bad = context.check_shape(places.query_scale, {context.input(6).dims[0]})) return bad;
-  pass->cos = context.input(6).as<const float>();
-  pass->sin = context.input(7).as<const float>();
-  pass->q_norm = context.input(8).as<const float>();
-  pass->k_norm = context.input(9).as<const float>();
-  pass->sinks = context.input(10).as<const float>();
-  pass->query_scale = context.input(places.query_scale).as<const float>();
-  return check_key_constants(context, places.key_constants, pass);
+  int32_t* of_nodes = depths->take(all.done + all.rows);
+  passes->reserve(static_cast<size_t>(sequences));
+  for (int64_t i = 0, first = 0; i < sequences; ++i) {
+    AttentionPass& pass = passes->emplace_back(all);
+    pass.rows = rows_of[i];
+    pass.past = past[i];
+    pass.row_map += i * mapped;
+    pass.parents += first;
+    std::string problem = find_bad_rows(pass, mapped);
+    if (problem.empty()) problem = find_depths(context.input(6).dims[0], of_nodes, &pass);
+    if (!problem.empty()) {
+      return sequences == 1 ? context.error("%s", problem.c_str())
+                            : context.error("sequence %lld: %s", printable(i), problem.c_str());
+    }
+    of_nodes += pass.done + pass.rows;
+    first += pass.rows;
+  }
+  if (sequences == 1) return nullptr;
+  const std::string problem = find_foreign_rows(*passes);
+  return problem.empty() ? nullptr : context.error("%s", problem.c_str());
 }
 
-abi::Status* SpecAttention::check(ort::OpContext& context, AttentionPass* pass, Depths* depths) const {
+abi::Status* SpecAttention::check(const ort::OpContext& context, int64_t rows, const Places& places, Passes* passes,
+                                  Depths* depths) const {
+  AttentionPass all = fixed_;
+  all.rows = rows;
+  if (abi::Status* bad = check_shapes(context, places, &all)) return bad;
+  if (abi::Status* bad = check_cache(context, &all)) return bad;
+  all.row_map = context.input(3).as<const int32_t>();
+  all.parents = context.input(4).as<const int32_t>();
+  all.cos = context.input(6).as<const float>();
+  all.sin = context.input(7).as<const float>();
+  all.q_norm = context.input(8).as<const float>();
+  all.k_norm = context.input(9).as<const float>();
+  all.sinks = context.input(10).as<const float>();
+  all.query_scale = context.input(places.query_scale).as<const float>();
+  if (abi::Status* bad = check_key_constants(context, places.key_constants, &all)) return bad;
+  if (abi::Status* bad = check_sequences(context, places.sequence_rows, all, passes, depths)) return bad;
+  return context.check_shape(places.query_scale, {context.input(6).dims[0]});
+}
+
+void SpecAttention::point_to_rows(const float* qkv, float* y, Passes* passes) const {
+  for (AttentionPass& pass : *passes) {
+    pass.qkv = qkv;
+    pass.y = y;
+    qkv += pass.rows * qkv_features();
+    y += pass.rows * out_features();
+  }
+}
+
+abi::Status* SpecAttention::check(ort::OpContext& context, Passes* passes, Depths* depths) const {
   if (abi::Status* bad = context.check_shape(0, {-1, qkv_features()})) return bad;
   const int64_t rows = context.input(0).dims[0];
-  if (abi::Status* bad = check(context, rows, kPlaces, pass, depths)) return bad;
-  pass->qkv = context.input(0).as<const float>();
+  if (abi::Status* bad = check(context, rows, kPlaces, passes, depths)) return bad;
   ort::TensorView y;
   if (abi::Status* bad = context.output(0, {rows, out_features()}, &y)) return bad;
-  pass->y = y.as<float>();
+  point_to_rows(context.input(0).as<const float>(), y.as<float>(), passes);
   return nullptr;
 }
 
 abi::Status* SpecAttention::compute(ort::OpContext& context) const {
   Depths depths;
-  AttentionPass pass;
-  if (abi::Status* bad = check(context, &pass, &depths)) return bad;
-  AttentionPlan plan(pass);
+  Passes passes;
+  if (abi::Status* bad = check(context, &passes, &depths)) return bad;
+  AttentionPlans plans(passes.data(), static_cast<int64_t>(passes.size()));
   ort::Scratch scratch;
-  if (abi::Status* bad = context.scratch(plan.scratch_bytes(), &scratch)) return bad;
-  plan.place(scratch.data(), &pass);
+  if (abi::Status* bad = context.scratch(plans.scratch_bytes(), &scratch)) return bad;
   PhaseList phases;
-  plan.add_phases(*kernels_, pass, &phases);
+  plans.add_phases(scratch.data(), *kernels_, &phases);
   run_phases(process_crew(), phases);
   return nullptr;
 }

@@ -22,14 +22,21 @@ bool is_well(std::string problem, DriverError* error) {
 // Layers alike are checked once.
 void check_replays(const ort::OpContext& context, const AttentionPass& pass, PassStream& stream) {
   const int32_t* const past_length = context.input(2).as<const int32_t>();
-  const int64_t mapped = context.input(3).dims[0], positions = context.input(6).dims[0];
-  if (!stream.inputs().is_first({number_of(past_length), number_of(pass.row_map), number_of(pass.parents), mapped,
-                                 positions, pass.rows, pass.done, pass.capacity, pass.window})) {
+  const int32_t* const sequence_rows = context.input(context.input_count() - 1).as<const int32_t>();
+  const int64_t mapped = context.input(3).dims[1], positions = context.input(6).dims[0];
+  if (!stream.inputs().is_first({number_of(past_length), number_of(pass.row_map), number_of(pass.parents),
+                                 number_of(sequence_rows), mapped, positions, pass.rows, pass.done, pass.capacity,
+                                 pass.window})) {
     return;
   }
   stream.check_replays([=](DriverError* error) {
     AttentionPass now = pass;
     now.past = *past_length;
+    if (*sequence_rows != now.rows) {
+      return is_well("sequence_rows[0] is " + std::to_string(*sequence_rows) + ", the pass has " +
+                         std::to_string(now.rows) + " rows",
+                     error);
+    }
     if (!is_well(find_bad_rows(now, mapped), error)) return false;
     std::vector<int32_t> depths(static_cast<size_t>(now.done + now.rows));
     return is_well(find_depths(positions, depths.data(), &now), error);
@@ -48,7 +55,10 @@ void check_format(const int32_t* formats, int64_t layer, int format, PassStream&
 
 }  // namespace
 
-abi::Status* GpuAttention::check(const ort::OpContext& context) const {
+abi::Status* GpuAttention::check(const ort::OpContext& context, const SpecAttention::Passes& passes) const {
+  if (passes.size() > 1) {
+    return context.error("past_length has %zu sequences, a GPU computes one in a pass", passes.size());
+  }
   return check_alignment(context, 1, kCacheAlignment);
 }
 
@@ -77,10 +87,11 @@ bool GpuAttention::enqueue(PassStream& stream, const AttentionPass& pass, void* 
 
 abi::Status* GpuSpecAttention::enqueue(ort::OpContext& context, PassStream& stream) const {
   SpecAttention::Depths depths;
-  AttentionPass pass;
+  SpecAttention::Passes passes;
   GpuAttention attention;
-  if (abi::Status* bad = op_.check(context, &pass, &depths)) return bad;
-  if (abi::Status* bad = attention.check(context)) return bad;
+  if (abi::Status* bad = op_.check(context, &passes, &depths)) return bad;
+  if (abi::Status* bad = attention.check(context, passes)) return bad;
+  AttentionPass& pass = passes.front();
   ort::Scratch scratch;
   if (abi::Status* bad = context.scratch(attention_scratch_bytes(pass), &scratch)) return bad;
   // An error stays in the stream, where whoever runs the kernel finds it.

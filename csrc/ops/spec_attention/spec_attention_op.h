@@ -25,16 +25,22 @@ inline constexpr ort::Port kKeyConstantPorts[] = {{"key_centre", abi::kFloat, ab
                                                   {"key_balance", abi::kFloat, abi::kOptional},
                                                   {"key_feedback", abi::kFloat, abi::kOptional}};
 
-// The last input of SpecAttention; other ops have it elsewhere.
+// Of SpecAttention, behind them; other ops have it elsewhere.
 inline constexpr ort::Port kQueryScalePorts[] = {{"query_scale", abi::kFloat, abi::kOptional}};
+// The last input of every op that attends.
+inline constexpr ort::Port kSequencePorts[] = {{"sequence_rows", abi::kInt32}};
 
-// y [S, H * D] = attention of S rows over the cache, which the op appends to (`cache` is written in place).
-//   row_map: physical row of every logical position; row i of the pass is written to row_map[past_length + i]. With a
-//     window there may be more positions than rows: those that are no longer seen share theirs with later ones.
-//   parents: -1 for the last committed token, else an earlier row of the pass; a row's position is past_length + depth.
-//     It may have more entries than the pass has rows: the first ones are then nodes that earlier passes have appended
-//     behind the same past_length, which rows may follow. Row i of N such nodes is written to
-//     row_map[past_length + N + i].
+// y [S, H * D] = attention of S rows over the cache, which the op appends to (`cache` is written in place). The rows
+// are those of B sequences, one behind the other, which see nothing of each other.
+//   sequence_rows [B]: how many rows each has, 1 at least.
+//   past_length [B]: how many of each are committed.
+//   row_map [B, P]: row of the cache of every position of a sequence; row i of it is written to
+//     row_map[past_length + i]. Sequences may have committed rows in common, but none writes a row that another reads
+//     or writes. With a window, positions that are no longer seen may share their rows with later ones.
+//   parents [S]: -1 for the last committed token, else an earlier row of the sequence, counted from its first; a row's
+//     position is past_length + depth. With one sequence it may have more entries than the pass has rows: the first
+//     ones are then nodes that earlier passes have appended behind the same past_length, which rows may follow. Row i
+//     of N such nodes is written to row_map[past_length + N + i].
 //   kv_formats: the format of every layer's cache, at index `layer` (spec_attention.h lists them).
 //   key_centre, key_balance [KV, D], key_feedback [KV, D, D]: constants of every kv head for keys of 4 bits
 //     (spec_attention.h says how they count); other formats do without. A centre moves all scores of a query alike,
@@ -47,13 +53,14 @@ inline constexpr ort::Port kQueryScalePorts[] = {{"query_scale", abi::kFloat, ab
 struct SpecAttention {
   static constexpr const char* kName = "SpecAttention";
   static constexpr ort::Port kRows[] = {{"qkv", abi::kFloat}};
-  static constexpr auto kInputs = ort::join_ports(kRows, kAttentionPorts, kKeyConstantPorts, kQueryScalePorts);
+  static constexpr auto kInputs =
+      ort::join_ports(kRows, kAttentionPorts, kKeyConstantPorts, kQueryScalePorts, kSequencePorts);
   static constexpr ort::Port kOutputs[] = {{"y", abi::kFloat}};
 
   abi::Status* create(ort::Attributes& attributes);
   abi::Status* compute(ort::OpContext& context) const;
 
-  // Depths of a tree's nodes, on the stack for few.
+  // Depths of all sequences' nodes, on the stack for few.
   class Depths {
    public:
     int32_t* take(int64_t count) {
@@ -68,28 +75,36 @@ struct SpecAttention {
     std::vector<int32_t> many_;
   };
 
-  // Inputs that operators have at places of their own: the first of the constants of keys, and query_scale.
+  // Inputs that operators have at places of their own: the first of the constants of keys, and two more.
   struct Places {
-    int key_constants, query_scale;
+    int key_constants, query_scale, sequence_rows;
   };
 
+  // One for each sequence.
+  using Passes = std::vector<AttentionPass>;
+
   // For operators that compute qkv themselves and have the other inputs at the same places, but for those of `places`:
-  // reads and checks them for a pass of `rows` rows. `depths` must outlive the pass. What is left to fill in: qkv, y,
-  // and scratch memory.
-  abi::Status* check(const ort::OpContext& context, int64_t rows, const Places& places, AttentionPass* pass,
+  // reads and checks them for `rows` rows. `depths` must outlive the passes. What is left to fill in: qkv, y, and
+  // scratch memory.
+  abi::Status* check(const ort::OpContext& context, int64_t rows, const Places& places, Passes* passes,
                      Depths* depths) const;
   // The same of this operator's own inputs, with qkv and y, for whoever runs it elsewhere.
-  abi::Status* check(ort::OpContext& context, AttentionPass* pass, Depths* depths) const;
+  abi::Status* check(ort::OpContext& context, Passes* passes, Depths* depths) const;
+  // Points passes to their rows of qkv and y.
+  void point_to_rows(const float* qkv, float* y, Passes* passes) const;
   int64_t qkv_features() const { return (fixed_.heads + 2 * fixed_.kv_heads) * int64_t{fixed_.head_dim}; }
   int64_t out_features() const { return fixed_.heads * int64_t{fixed_.head_dim}; }
   int64_t layer() const { return layer_; }
   const SpecAttentionKernels& kernels() const { return *kernels_; }
 
  private:
-  abi::Status* check_shapes(const ort::OpContext& context, AttentionPass* pass) const;
+  abi::Status* check_shapes(const ort::OpContext& context, const Places& places, AttentionPass* pass) const;
   abi::Status* check_norms(const ort::OpContext& context, AttentionPass* pass) const;
   abi::Status* check_cache(const ort::OpContext& context, AttentionPass* pass) const;
   abi::Status* check_key_constants(const ort::OpContext& context, int first, AttentionPass* pass) const;
+  // Makes the passes of `all`, which holds what they have in common, and all rows.
+  abi::Status* check_sequences(const ort::OpContext& context, int sequence_rows, const AttentionPass& all,
+                               Passes* passes, Depths* depths) const;
 
   AttentionPass fixed_{};  // what the attributes say
   int64_t layer_ = 0;

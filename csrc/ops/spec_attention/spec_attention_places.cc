@@ -67,15 +67,15 @@ std::string find_shared_row(const AttentionPass& pass, int64_t seen) {
 }  // namespace
 
 std::string find_bad_rows(const AttentionPass& pass, int64_t mapped) {
-  const bool is_ring = mapped != pass.capacity;  // of a layer with a window: see SpecAttention::check_shapes
   const int64_t nodes = pass.done + pass.rows;
   if (pass.past < 0 || pass.past > mapped || nodes > mapped - pass.past) {
-    return printed("past_length %lld and %lld rows of the pass, %s has %lld rows", printable(pass.past),
-                   printable(nodes), is_ring ? "row_map" : "cache", printable(mapped));
+    return printed("past_length %lld and %lld rows of the pass, row_map has %lld positions", printable(pass.past),
+                   printable(nodes), printable(mapped));
   }
-  const int64_t seen = is_ring ? pass.first_seen(pass.past) : 0;
+  // Rows of positions that are no longer seen may have been given to new ones.
+  const int64_t seen = pass.first_seen(pass.past);
   if (pass.past + nodes - seen > pass.capacity) {
-    return printed("a window of %lld and %lld rows of the pass, cache has %lld rows", printable(pass.past - seen),
+    return printed("%lld positions seen and %lld rows of the pass, cache has %lld rows", printable(pass.past - seen),
                    printable(nodes), printable(pass.capacity));
   }
   // Spans are looked at from their beginning on, so that entries before the window must be in range too.
@@ -86,6 +86,31 @@ std::string find_bad_rows(const AttentionPass& pass, int64_t mapped) {
                    printable(pass.capacity - 1));
   }
   return find_shared_row(pass, seen);
+}
+
+std::string find_foreign_rows(const std::vector<AttentionPass>& passes) {
+  std::vector<uint8_t> is_written(static_cast<size_t>(passes.front().capacity));
+  for (const AttentionPass& pass : passes) {
+    for (int64_t i = pass.past; i < pass.past + pass.rows; ++i) {
+      uint8_t& mark = is_written[static_cast<size_t>(pass.row_map[i])];
+      if (mark != 0) return printed("row_map gives row %d to two sequences of the pass", pass.row_map[i]);
+      mark = 1;
+    }
+  }
+  // A sequence does not read what it writes itself, as find_bad_rows says: whoever wrote it, it is not the reader.
+  for (size_t sequence = 0; sequence < passes.size(); ++sequence) {
+    const AttentionPass& pass = passes[sequence];
+    uint8_t any = 0;
+    for (int64_t i = pass.first_seen(pass.past); i < pass.past; ++i) {
+      any |= is_written[static_cast<size_t>(pass.row_map[i])];
+    }
+    if (any == 0) continue;
+    int64_t i = pass.first_seen(pass.past);
+    while (is_written[static_cast<size_t>(pass.row_map[i])] == 0) ++i;
+    return printed("row_map gives row %d of position %lld of sequence %zu to another sequence", pass.row_map[i],
+                   printable(i), sequence);
+  }
+  return {};
 }
 
 std::string find_depths(int64_t positions, int32_t* depths, AttentionPass* pass) {

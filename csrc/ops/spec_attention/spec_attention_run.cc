@@ -63,7 +63,7 @@ AttentionState shift(const AttentionState& state, int64_t floats) {
 
 }  // namespace
 
-AttentionPlan::AttentionPlan(const AttentionPass& pass) : padded_dim_(pass.padded_dim) {
+AttentionPlan::AttentionPlan(const AttentionPass& pass, int64_t sequences) : padded_dim_(pass.padded_dim) {
   const int64_t of_block = pass.rows > kFewRows ? kManyQueries : kBlockQueries;
   const int64_t most = std::clamp<int64_t>(of_block / pass.group, 1, kMaxBlockRows);
   queries_ = pass.rows * pass.heads;
@@ -71,38 +71,54 @@ AttentionPlan::AttentionPlan(const AttentionPass& pass) : padded_dim_(pass.padde
   span_begin_ = first_span(pass, pass.past);
   const int64_t deepest = *std::max_element(pass.depths, pass.depths + pass.rows);
   span_end_ = (pass.past + deepest) / kKvSpan + 1;
-  const int64_t spans = span_end_ - span_begin_;
-  way_ = pass.rows > kFewRows ? Way::kBlocks : spans == 1 ? Way::kChunks : Way::kSpans;
+  way_ = pass.rows > kFewRows ? Way::kBlocks : span_end_ - span_begin_ == 1 ? Way::kChunks : Way::kSpans;
   blocks_ = divide_up(pass.rows, most);
   block_rows_ = divide_up(pass.rows, blocks_);  // blocks of like size
   blocks_ = divide_up(pass.rows, block_rows_);
-  group_ = std::clamp<int64_t>(spans * pass.kv_heads * blocks_ / kSpanItems, 1, kMostSpans);
-  groups_ = divide_up(spans, group_);
   chunk_begin_ = std::max(span_begin_ * kSpanChunks, pass.first_seen(pass.past) / kKvChunk);
   chunk_end_ = (pass.past + deepest) / kKvChunk + 1;
-  pieces_ = std::clamp<int64_t>(kChunkItems / (pass.kv_heads * blocks_), 1, chunk_end_ - chunk_begin_);
-  append_rows_ = divide_up(pass.rows, kAppendItems);
-  append_items_ = divide_up(pass.rows, append_rows_);
-  units_ = pass.kv_heads * pass.rows;
-  unit_share_ = divide_up(units_, kSmallItems);
-  unit_items_ = divide_up(units_, unit_share_);
-  const int64_t parts = way_ == Way::kSpans ? groups_ : way_ == Way::kChunks ? pieces_ : 1;
-  const int64_t items = pass.kv_heads * blocks_ * parts;
-  const int64_t others = way_ == Way::kBlocks ? 0 : kSmallItems;  // appending needs no memory
-  slots_ = kWorkerSlots + std::min<int64_t>(kMaxWorkers, std::max(items, others));
+  choose_items(pass, sequences);
   AttentionPass unused = pass;
-  scratch_bytes_ = lay_out(nullptr, &unused);
+  lay_out(nullptr, nullptr, &unused);
+}
+
+void AttentionPlan::choose_items(const AttentionPass& pass, int64_t sequences) {
+  const int64_t units = pass.kv_heads * blocks_, all_units = units * sequences, spans = span_end_ - span_begin_;
+  group_ = std::clamp<int64_t>(spans * all_units / kSpanItems, 1, kMostSpans);
+  groups_ = divide_up(spans, group_);
+  pieces_ = std::clamp<int64_t>(kChunkItems / all_units, 1, chunk_end_ - chunk_begin_);
+  units_ = pass.kv_heads * pass.rows;
+  unit_share_ = std::min(divide_up(units_ * sequences, kSmallItems), units_);
+  append_rows_ = std::min(divide_up(pass.rows * sequences, kAppendItems), pass.rows);
+  std::fill_n(items_, kStages, 0);
+  switch (way_) {
+    case Way::kChunks:
+      // A block alone appends as it goes; several need each other's rows. One item: it is done before another thread
+      // has woken up.
+      append_rows_ = pass.rows;
+      items_[kPrepare] = blocks_ > 1 ? 1 : 0;
+      items_[kAttend] = units * pieces_;
+      break;
+    case Way::kSpans:
+      items_[kPrepare] = items_[kFinish] = divide_up(units_, unit_share_);
+      items_[kAttend] = units * groups_;
+      break;
+    case Way::kBlocks:
+      items_[kPrepare] = divide_up(pass.rows, append_rows_);
+      items_[kAttend] = units;
+      break;
+  }
 }
 
 int64_t AttentionPlan::first_span(const AttentionPass& pass, int64_t position) const {
   return pass.first_seen(position) / kKvSpan;
 }
 
-size_t AttentionPlan::lay_out(char* base, AttentionPass* pass) {
-  Pieces pieces(base);
+void AttentionPlan::lay_out(char* own, char* slots, AttentionPass* pass) {
+  Pieces of_pass(own), of_slot(slots);
   const int codes = padded_codes(pass->head_dim), groups = pass->groups();
   const int64_t block_queries = block_rows_ * pass->group;
-  const auto take_queries = [&](int64_t count) {
+  const auto take_queries = [&](Pieces& pieces, int64_t count) {
     pass->queries = pieces.take<float>(count * padded_dim_);
     const int64_t coded = pass->has_query_codes() ? count : 0;
     pass->query_codes = pieces.take<int8_t>(coded * codes);
@@ -110,34 +126,49 @@ size_t AttentionPlan::lay_out(char* base, AttentionPass* pass) {
     pass->query_sums = pieces.take<int32_t>(coded * groups);
   };
   pass->first_query = 0;
-  if (way_ != Way::kChunks) take_queries(queries_);
-  if (way_ == Way::kSpans) spans_ = take_state(pieces, (span_end_ - span_begin_) * queries_, padded_dim_);
+  if (way_ != Way::kChunks) take_queries(of_pass, queries_);
+  if (way_ == Way::kSpans) spans_ = take_state(of_pass, (span_end_ - span_begin_) * queries_, padded_dim_);
   if (way_ == Way::kChunks) {
-    spans_ = take_state(pieces, (chunk_end_ - chunk_begin_) * queries_, padded_dim_);
-    left_ = pieces.take<std::atomic<int64_t>>(pass->kv_heads * blocks_);
+    spans_ = take_state(of_pass, (chunk_end_ - chunk_begin_) * queries_, padded_dim_);
+    left_ = of_pass.take<std::atomic<int64_t>>(pass->kv_heads * blocks_);
+    take_queries(of_slot, block_queries);
   }
-  const size_t shared = pieces.used();
-  if (way_ == Way::kChunks) take_queries(block_queries);
-  first_work_.scores = pieces.take<float>(block_queries * kKvChunk);
+  pass_bytes_ = of_pass.used();
+  first_work_.scores = of_slot.take<float>(block_queries * kKvChunk);
   const int64_t row_words = std::max<int64_t>(padded_dim_, codes / 4);
-  first_work_.rows = pieces.take<float>(kKvChunk * row_words);
-  first_work_.across = pieces.take<float>(kKvTile * row_words);
-  first_work_.scales = pieces.take<float>(2 * kKvTile * groups);
-  for (AttentionState* state : {&chunk_, &span_, &state_}) *state = take_state(pieces, block_queries, padded_dim_);
-  const size_t one = pieces.used() - shared;
-  work_floats_ = static_cast<int64_t>(one / sizeof(float));
-  return shared + one * static_cast<size_t>(slots_);
+  first_work_.rows = of_slot.take<float>(kKvChunk * row_words);
+  first_work_.across = of_slot.take<float>(kKvTile * row_words);
+  first_work_.scales = of_slot.take<float>(2 * kKvTile * groups);
+  for (AttentionState* state : {&chunk_, &span_, &state_}) *state = take_state(of_slot, block_queries, padded_dim_);
+  work_bytes_ = of_slot.used();
 }
 
-void AttentionPlan::place(void* scratch, AttentionPass* pass) {
-  lay_out(static_cast<char*>(scratch), pass);
+void AttentionPlan::place(char* own, char* slots, int64_t slot_floats, const SpecAttentionKernels& kernels,
+                          AttentionPass* pass) {
+  lay_out(own, slots, pass);
+  work_floats_ = slot_floats;
+  kernels_ = &kernels;
+  pass_ = pass;
   if (way_ != Way::kChunks) return;
   for (int64_t i = 0; i < pass->kv_heads * blocks_; ++i) new (left_ + i) std::atomic<int64_t>(pieces_);
 }
 
-int AttentionPlan::slot(int64_t items, int64_t item, int worker) const {
-  if (worker < kWorkerSlots) return worker;
-  return kWorkerSlots + (items <= slots_ - kWorkerSlots ? static_cast<int>(item) : worker);
+void AttentionPlan::run(Stage stage, int64_t item, int slot) {
+  switch (way_) {
+    case Way::kChunks:
+      if (stage == kPrepare) append_some(item);
+      if (stage == kAttend) attend_chunks(item, slot);
+      break;
+    case Way::kSpans:
+      if (stage == kPrepare) prepare_units(item);
+      if (stage == kAttend) attend_spans(item, slot);
+      if (stage == kFinish) finish_units(item, slot);
+      break;
+    case Way::kBlocks:
+      if (stage == kPrepare) append_some(item);
+      if (stage == kAttend) attend_blocks(item, slot);
+      break;
+  }
 }
 
 AttentionWork AttentionPlan::work(int slot) const {
@@ -209,35 +240,11 @@ void AttentionPlan::finish_row(int kv, int64_t row, int slot) const {
   kernels_->finish(*pass_, kv, row, row + 1, state);
 }
 
-void AttentionPlan::add_phases(const SpecAttentionKernels& kernels, const AttentionPass& pass, PhaseList* phases) {
-  kernels_ = &kernels;
-  pass_ = &pass;
-  switch (way_) {
-    case Way::kChunks:
-      // A block alone appends as it goes; several need each other's rows. One item: it is done before another thread
-      // has woken up.
-      if (blocks_ > 1) phases->add(make_phase_of<&AttentionPlan::append_all>(1, this));
-      phases->add(make_phase_of<&AttentionPlan::attend_chunks>(pass.kv_heads * blocks_ * pieces_, this));
-      break;
-    case Way::kSpans:
-      phases->add(make_phase_of<&AttentionPlan::prepare_units>(unit_items_, this));
-      phases->add(make_phase_of<&AttentionPlan::attend_spans>(pass.kv_heads * blocks_ * groups_, this));
-      phases->add(make_phase_of<&AttentionPlan::finish_units>(unit_items_, this));
-      break;
-    case Way::kBlocks:
-      phases->add(make_phase_of<&AttentionPlan::append_some>(append_items_, this));
-      phases->add(make_phase_of<&AttentionPlan::attend_blocks>(pass.kv_heads * blocks_, this));
-      break;
-  }
-}
-
-void AttentionPlan::append_all(int64_t, int) { append_rows(0, pass_->rows); }
-
-void AttentionPlan::append_some(int64_t item, int) {
+void AttentionPlan::append_some(int64_t item) {
   append_rows(item * append_rows_, std::min((item + 1) * append_rows_, pass_->rows));
 }
 
-void AttentionPlan::prepare_units(int64_t item, int) {
+void AttentionPlan::prepare_units(int64_t item) {
   Appending appending(*kernels_, *pass_);
   for (int64_t unit = item * unit_share_; unit < std::min((item + 1) * unit_share_, units_); ++unit) {
     const int kv = static_cast<int>(unit / pass_->rows);  // rows of a kv head share its constants
@@ -246,18 +253,17 @@ void AttentionPlan::prepare_units(int64_t item, int) {
   }
 }
 
-void AttentionPlan::attend_chunks(int64_t item, int worker) {
+void AttentionPlan::attend_chunks(int64_t item, int slot) {
   const int64_t heads = pass_->kv_heads, units = heads * blocks_, chunks = chunk_end_ - chunk_begin_;
   const int64_t unit = item % units, piece = item / units;
   const Block block = block_of(static_cast<int>(unit % heads), unit / heads);
   const int64_t begin = chunk_begin_ + piece * chunks / pieces_;
   const int64_t end = chunk_begin_ + (piece + 1) * chunks / pieces_;
-  const int mine = slot(heads * blocks_ * pieces_, item, worker);
   kernels_->fetch_keys(*pass_, block.kv, begin);
   if (blocks_ == 1) append_chunks(block.kv, begin, end);
   // Queries of its own are nearer than those of another thread.
   AttentionPass pass = *pass_;
-  const int64_t floats = mine * work_floats_;
+  const int64_t floats = slot * work_floats_;
   pass.first_query = pass.query_index(block.kv, block.begin);
   pass.queries += floats;
   pass.query_codes += 4 * floats;
@@ -266,10 +272,10 @@ void AttentionPlan::attend_chunks(int64_t item, int worker) {
   for (int64_t row = block.begin; row < block.end; ++row) kernels_->prepare_queries(pass, row, block.kv);
   for (int64_t chunk = begin; chunk < end; ++chunk) {
     const int64_t at = (chunk - chunk_begin_) * queries_ + pass.first_query;
-    kernels_->attend_chunk(pass, block.kv, block.begin, block.end, chunk, work(mine), advance(spans_, at, padded_dim_),
+    kernels_->attend_chunk(pass, block.kv, block.begin, block.end, chunk, work(slot), advance(spans_, at, padded_dim_),
                            nullptr);
   }
-  if (left_[unit].fetch_sub(1, std::memory_order_acq_rel) == 1) finish_block(block, mine);
+  if (left_[unit].fetch_sub(1, std::memory_order_acq_rel) == 1) finish_block(block, slot);
 }
 
 void AttentionPlan::finish_block(const Block& block, int slot) const {
@@ -285,32 +291,75 @@ void AttentionPlan::finish_block(const Block& block, int slot) const {
   kernels_->finish(*pass_, block.kv, block.begin, block.end, state);
 }
 
-void AttentionPlan::attend_spans(int64_t item, int worker) {
+void AttentionPlan::attend_spans(int64_t item, int slot) {
   const int64_t heads = pass_->kv_heads;
   const Block block = block_of(static_cast<int>(item % heads), item / heads % blocks_);
   const int64_t begin = span_begin_ + item / heads / blocks_ * group_, end = std::min(begin + group_, span_end_);
   const int64_t at = pass_->query_index(block.kv, block.begin);
-  const int mine = slot(heads * blocks_ * groups_, item, worker);
   kernels_->fetch_keys(*pass_, block.kv, begin * kSpanChunks);
   for (int64_t span = begin; span < end; ++span) {
-    attend_span(block, span, mine, advance(spans_, (span - span_begin_) * queries_ + at, padded_dim_));
+    attend_span(block, span, slot, advance(spans_, (span - span_begin_) * queries_ + at, padded_dim_));
   }
 }
 
-void AttentionPlan::attend_blocks(int64_t item, int worker) {
+void AttentionPlan::attend_blocks(int64_t item, int slot) {
   const int64_t heads = pass_->kv_heads;
   // The last rows see the most keys: begun first, they leave no thread alone at the end.
   const Block block = block_of(static_cast<int>(item % heads), blocks_ - 1 - item / heads);
   const Positions at = positions(block);
   prepare_block(block);
-  attend_block(block, first_span(*pass_, at.low), at.high / kKvSpan + 1, slot(heads * blocks_, item, worker));
+  attend_block(block, first_span(*pass_, at.low), at.high / kKvSpan + 1, slot);
 }
 
-void AttentionPlan::finish_units(int64_t item, int worker) {
+void AttentionPlan::finish_units(int64_t item, int slot) {
   const int64_t heads = pass_->kv_heads;
   for (int64_t unit = item * unit_share_; unit < std::min((item + 1) * unit_share_, units_); ++unit) {
-    finish_row(static_cast<int>(unit % heads), unit / heads, slot(unit_items_, item, worker));
+    finish_row(static_cast<int>(unit % heads), unit / heads, slot);
   }
+}
+
+AttentionPlans::AttentionPlans(AttentionPass* passes, int64_t count) : passes_(passes) {
+  plans_.reserve(static_cast<size_t>(count));
+  for (int64_t i = 0; i < count; ++i) {
+    const AttentionPlan& plan = plans_.emplace_back(passes[i], count);
+    own_bytes_ += plan.pass_bytes();
+    slot_bytes_ = std::max(slot_bytes_, plan.work_bytes());
+    for (int stage = 0; stage < AttentionPlan::kStages; ++stage) {
+      items_[stage] += plan.items(static_cast<AttentionPlan::Stage>(stage));
+    }
+  }
+  // Items that prepare need no memory.
+  const int64_t most = std::max(items_[AttentionPlan::kAttend], items_[AttentionPlan::kFinish]);
+  slots_ = kWorkerSlots + std::min<int64_t>(kMaxWorkers, most);
+}
+
+void AttentionPlans::add_phases(void* scratch, const SpecAttentionKernels& kernels, PhaseList* phases) {
+  char *own = static_cast<char*>(scratch), *const slots = own + own_bytes_;
+  for (size_t i = 0; i < plans_.size(); ++i) {
+    plans_[i].place(own, slots, static_cast<int64_t>(slot_bytes_ / sizeof(float)), kernels, &passes_[i]);
+    own += plans_[i].pass_bytes();
+  }
+  add_phase<AttentionPlan::kPrepare>(phases);
+  add_phase<AttentionPlan::kAttend>(phases);
+  add_phase<AttentionPlan::kFinish>(phases);
+}
+
+template <AttentionPlan::Stage stage>
+void AttentionPlans::add_phase(PhaseList* phases) {
+  if (items_[stage] > 0) phases->add(make_phase_of<&AttentionPlans::run<stage>>(items_[stage], this));
+}
+
+template <AttentionPlan::Stage stage>
+void AttentionPlans::run(int64_t item, int worker) {
+  const int memory = slot(stage, item, worker);
+  AttentionPlan* plan = plans_.data();
+  for (; item >= plan->items(stage); ++plan) item -= plan->items(stage);
+  plan->run(stage, item, memory);
+}
+
+int AttentionPlans::slot(AttentionPlan::Stage stage, int64_t item, int worker) const {
+  if (worker < kWorkerSlots) return worker;
+  return kWorkerSlots + (items_[stage] <= slots_ - kWorkerSlots ? static_cast<int>(item) : worker);
 }
 
 }  // namespace edge_rt

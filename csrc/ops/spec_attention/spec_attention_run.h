@@ -1,9 +1,10 @@
-// How a checked pass is spread over threads; knows nothing of ONNX Runtime.
+// How checked passes are spread over threads; knows nothing of ONNX Runtime.
 #pragma once
 
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
+#include <vector>
 
 #include "common/parallel.h"
 #include "ops/spec_attention/spec_attention.h"
@@ -17,16 +18,21 @@ namespace edge_rt {
 // - Many rows: a block of rows is an item, and folds its spans as it goes.
 class AttentionPlan {
  public:
-  // The pass without its scratch pointers, but with depths.
-  explicit AttentionPlan(const AttentionPass& pass);
+  // What items of all sequences do before items of the next stage begin.
+  enum Stage : int { kPrepare, kAttend, kFinish, kStages };
 
-  size_t scratch_bytes() const { return scratch_bytes_; }
+  // The pass without its scratch pointers, but with depths; one of `sequences`, which share out the items wanted.
+  AttentionPlan(const AttentionPass& pass, int64_t sequences);
 
-  // Points the pass into scratch memory of that size.
-  void place(void* scratch, AttentionPass* pass);
+  int64_t items(Stage stage) const { return items_[stage]; }
+  // Scratch memory of the pass, and of one item under way.
+  size_t pass_bytes() const { return pass_bytes_; }
+  size_t work_bytes() const { return work_bytes_; }
 
-  // Adds the phases of a pass that lies in scratch memory; plan, kernels and pass must outlive them.
-  void add_phases(const SpecAttentionKernels& kernels, const AttentionPass& pass, PhaseList* phases);
+  // Points the pass into scratch memory: its own, and that of slots, `slot_floats` apart. All must outlive the plan.
+  void place(char* own, char* slots, int64_t slot_floats, const SpecAttentionKernels& kernels, AttentionPass* pass);
+
+  void run(Stage stage, int64_t item, int slot);
 
  private:
   enum class Way { kChunks, kSpans, kBlocks };
@@ -37,15 +43,15 @@ class AttentionPlan {
     int64_t begin, end;
   };
 
-  size_t lay_out(char* base, AttentionPass* pass);
-  // Items of phases.
-  void append_all(int64_t item, int worker);
-  void append_some(int64_t item, int worker);
-  void prepare_units(int64_t item, int worker);
-  void attend_chunks(int64_t item, int worker);
-  void attend_spans(int64_t item, int worker);
-  void attend_blocks(int64_t item, int worker);
-  void finish_units(int64_t item, int worker);
+  void choose_items(const AttentionPass& pass, int64_t sequences);
+  void lay_out(char* own, char* slots, AttentionPass* pass);
+  // Items of stages.
+  void append_some(int64_t item);
+  void prepare_units(int64_t item);
+  void attend_chunks(int64_t item, int slot);
+  void attend_spans(int64_t item, int slot);
+  void attend_blocks(int64_t item, int slot);
+  void finish_units(int64_t item, int slot);
   void append_rows(int64_t begin, int64_t end) const;
   void prepare_block(const Block& block) const;
   // Appends the rows of the pass whose positions lie in chunks [begin, end), for one kv head.
@@ -65,8 +71,6 @@ class AttentionPlan {
   Positions positions(const Block& block) const;
   Block block_of(int kv, int64_t index) const;
   AttentionWork work(int slot) const;
-  // Memory for an item under way: its worker's, which is in that core's caches, or, beyond a few workers, its own.
-  int slot(int64_t items, int64_t item, int worker) const;
   // Span that holds the first position that a row at `position` attends to.
   int64_t first_span(const AttentionPass& pass, int64_t position) const;
 
@@ -75,12 +79,12 @@ class AttentionPlan {
   Way way_;
   int64_t block_rows_, blocks_, queries_;           // queries_: of all rows
   int64_t span_begin_, span_end_, group_, groups_;  // spans of the pass; spans of an item; items per block
-  int64_t append_rows_, append_items_;
-  int64_t units_, unit_share_, unit_items_;   // a unit is a row of a kv head
+  int64_t append_rows_;
+  int64_t units_, unit_share_;                // a unit is a row of a kv head
   int64_t chunk_begin_, chunk_end_, pieces_;  // way kChunks: chunks of the pass; items per block
-  int64_t slots_;
+  int64_t items_[kStages];
   int padded_dim_;
-  size_t scratch_bytes_ = 0;
+  size_t pass_bytes_ = 0, work_bytes_ = 0;
   AttentionWork first_work_{};
   int64_t work_floats_ = 0;  // distance between two slots
   AttentionState chunk_{};   // of slot 0: one chunk,
@@ -88,6 +92,33 @@ class AttentionPlan {
   AttentionState state_{};   // and all of them, for the queries of a block
   AttentionState spans_{};   // [spans][queries], if they wait to be folded; way kChunks: [chunks][queries],
   std::atomic<int64_t>* left_ = nullptr;  // and the items of every block that are not done
+};
+
+// The plans of a run's sequences: their items are numbered through, in as many phases as one sequence has, and all use
+// the same memory for items under way.
+class AttentionPlans {
+ public:
+  // The passes must outlive the plans, and stay where they are.
+  AttentionPlans(AttentionPass* passes, int64_t count);
+
+  size_t scratch_bytes() const { return own_bytes_ + static_cast<size_t>(slots_) * slot_bytes_; }
+
+  // Points the passes into scratch memory of that size and adds their phases; plans and kernels must outlive them.
+  void add_phases(void* scratch, const SpecAttentionKernels& kernels, PhaseList* phases);
+
+ private:
+  template <AttentionPlan::Stage stage>
+  void run(int64_t item, int worker);
+  template <AttentionPlan::Stage stage>
+  void add_phase(PhaseList* phases);
+  // Memory for an item under way: its worker's, which is in that core's caches, or, beyond a few workers, its own.
+  int slot(AttentionPlan::Stage stage, int64_t item, int worker) const;
+
+  AttentionPass* passes_;
+  std::vector<AttentionPlan> plans_;
+  int64_t items_[AttentionPlan::kStages] = {};
+  int64_t slots_ = 0;
+  size_t own_bytes_ = 0, slot_bytes_ = 0;
 };
 
 }  // namespace edge_rt

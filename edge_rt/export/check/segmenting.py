@@ -95,6 +95,7 @@ class SegmentBuilder(NativeBuilder):
             self._past_length,
             *(row_map for row_map, is_wanted in maps if is_wanted),
             self._parents,
+            self._sequence_rows,
             self._kv_formats,
             *caches,
             *(table for table in self._rope_tables.values() if id(table) in ropes),

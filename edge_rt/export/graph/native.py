@@ -1,18 +1,19 @@
 """The native op profile: building blocks of a graph out of edge-rt's own operators (domain ``edge_rt``).
 
 Norms, residual sums and the gate of the feed-forward are parts of ``QuantLinear``; rotation and the cache are parts of
-``SpecAttention``. Inputs of the graph, for S rows of which R need logits, in a cache of C rows; layers with a sliding
-window have fewer rows, W, which P positions share:
+``SpecAttention``. Inputs of the graph, for S rows of B sequences, of which R need logits, with P positions each in
+a cache of C rows; layers with a sliding window have fewer rows, W, which positions share:
 
 =========================== ======= ========================== =============================================
 name                        dtype   shape                      meaning
 =========================== ======= ========================== =============================================
 ``input_ids``               int64   [S]                        token ids
 ``logit_rows``              int64   [R]                        rows of this pass whose logits are wanted
-``past_length``             int32   [1]                        committed rows before this pass
-``row_map``                 int32   [C]                        logical row -> row in the cache's memory
-``window_row_map``          int32   [P]                        the same for layers with a window
-``parents``                 int32   [S]                        row of this pass that a row follows; -1: the past
+``past_length``             int32   [B]                        a sequence's committed rows before this pass
+``row_map``                 int32   [B, P]                     position -> row in the cache's memory
+``window_row_map``          int32   [B, P]                     the same for layers with a window
+``parents``                 int32   [S]                        row of its sequence that a row follows; -1: the past
+``sequence_rows``           int32   [B]                        rows of each sequence, in order
 ``kv_formats``              int32   [num_layers]               format of the layer's cache
 ``cache.{i}``               uint8   [2, kv_heads, C or W, row] keys and values of layer i, written in place
 =========================== ======= ========================== =============================================
@@ -78,10 +79,11 @@ class NativeBuilder(GraphBuilder):
         super().__init__(layout, decoder, OPSETS)
         self._reads_upper = reads_upper
         self._fine_blocks = fine_blocks
-        self._past_length = graph_input("past_length", ir.DataType.INT32, [1])
-        self._row_map = graph_input("row_map", ir.DataType.INT32, ["capacity"])
-        self._window_row_map = graph_input("window_row_map", ir.DataType.INT32, ["positions"])
+        self._past_length = graph_input("past_length", ir.DataType.INT32, ["sequences"])
+        self._row_map = graph_input("row_map", ir.DataType.INT32, ["sequences", "positions"])
+        self._window_row_map = graph_input("window_row_map", ir.DataType.INT32, ["sequences", "positions"])
         self._parents = graph_input("parents", ir.DataType.INT32, ["rows"])
+        self._sequence_rows = graph_input("sequence_rows", ir.DataType.INT32, ["sequences"])
         self._kv_formats = graph_input("kv_formats", ir.DataType.INT32, [decoder.num_layers])
         self._windows = decoder.layer_windows
         self._caches = [
@@ -96,7 +98,7 @@ class NativeBuilder(GraphBuilder):
     def _cache_inputs(self) -> Sequence[ir.Value]:
         wanted = ((self._row_map, 0 in self._windows), (self._window_row_map, any(self._windows)))
         maps = [row_map for row_map, is_wanted in wanted if is_wanted]
-        return [self._past_length, *maps, self._parents, self._kv_formats, *self._caches]
+        return [self._past_length, *maps, self._parents, self._sequence_rows, self._kv_formats, *self._caches]
 
     def _more_outputs(self, logits: ir.Value) -> Sequence[ir.Value]:
         count = self._decoder.top_tokens
@@ -152,9 +154,7 @@ class NativeBuilder(GraphBuilder):
     def attention(self, qkv: ir.Value, layer: int) -> ir.Value:
         """Rotate, append to the cache and attend."""
         inputs: list[ir.Value | None] = [qkv, *self._cache_of(layer), *self._key_constants_of(layer)]
-        inputs.append(self._query_scale_of(layer))
-        while inputs[-1] is None:
-            inputs.pop()
+        inputs += [self._query_scale_of(layer), self._sequence_rows]
         attributes = self._heads(layer)
         return self.node("SpecAttention", inputs, [f"layer{layer}.attention"], domain=DOMAIN, attributes=attributes)[0]
 
@@ -181,9 +181,8 @@ class NativeBuilder(GraphBuilder):
             self._query_scale_of(index),
             self.optional(f"layer{index}.attention_norm_bias"),
             self.optional(f"layer{index}.mlp_norm_bias"),
+            self._sequence_rows,
         ]
-        while inputs[-1] is None:
-            inputs.pop()
         attributes: dict[str, int | float | str] = {
             **self._heads(index),
             "hidden": matrices["qkv"].in_features,

@@ -8,7 +8,7 @@ from __future__ import annotations
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import Any, ClassVar, Final
+from typing import Any, ClassVar, Final, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -27,6 +27,27 @@ FILLING: Final = 0x11
 """A byte that stands for finite numbers in every cache format."""
 
 
+class Part(NamedTuple):
+    """What a pass computes of one sequence.
+
+    Attributes:
+        token_ids: at least one; they get the positions from ``start`` on.
+        num_logits: how many of the last tokens need logits; of all parts together at least 1.
+        parents: for every token the earlier one of the part that it follows, or -1 for the context's last; None for a
+            chain. Only packages of the native op profile compute trees.
+        logit_rows: indices of the ``num_logits`` tokens that need logits; None takes the last ones.
+        row_map: int32 ``[>= start + tokens]``, position -> row of the cache, which is copied; None for the sequence
+            that has the whole cache to itself (``IOBinding.open_cache``).
+    """
+
+    token_ids: Sequence[int]
+    start: int
+    num_logits: int
+    parents: Sequence[int] | None = None
+    logit_rows: Sequence[int] | None = None
+    row_map: Array | None = None
+
+
 class BoundPass(ABC):
     """Buffers for passes of one shape, bound to the graph."""
 
@@ -36,7 +57,7 @@ class BoundPass(ABC):
         self._results = results
         self._input_ids = np.zeros(rows, np.int64)
         self._logit_rows = np.zeros(num_logits, np.int64)
-        self._last_rows = np.arange(rows - num_logits, rows, dtype=np.int64)
+        self._numbers = np.arange(rows, dtype=np.int64)
         binding.bind_input("input_ids", self._input_ids)
         binding.bind_input("logit_rows", self._logit_rows)
 
@@ -47,17 +68,23 @@ class BoundPass(ABC):
         outputs.ended = time.perf_counter()
         return outputs
 
-    def set(
-        self, token_ids: Sequence[int], start: int, parents: Sequence[int] | None, logit_rows: Sequence[int] | None
-    ) -> None:
-        """Write the inputs of the next run; see ``Runner.forward`` for the arguments."""
-        self._input_ids[:] = token_ids
-        self._logit_rows[:] = self._last_rows if logit_rows is None else logit_rows
-        self._place(start, parents)
+    def set(self, parts: Sequence[Part]) -> None:
+        """Write the inputs of the next run."""
+        row = first = 0
+        for part in parts:
+            end, last = row + len(part.token_ids), first + part.num_logits
+            self._input_ids[row:end] = part.token_ids
+            if part.logit_rows is None:
+                self._logit_rows[first:last] = self._numbers[end - part.num_logits : end]
+            else:
+                self._logit_rows[first:last] = part.logit_rows
+                self._logit_rows[first:last] += row
+            row, first = end, last
+        self._place(parts)
 
     @abstractmethod
-    def _place(self, start: int, parents: Sequence[int] | None) -> None:
-        """Write the inputs that give the positions of the rows in the sequence."""
+    def _place(self, parts: Sequence[Part]) -> None:
+        """Write the inputs that give the positions of the rows in their sequences."""
 
 
 class IOBinding(ABC):
@@ -73,6 +100,7 @@ class IOBinding(ABC):
         outputs: memory of the outputs of all passes; a pass is bound only when there is room for its rows.
         row_bytes: bytes of one token in all layers.
         cache_bytes: bytes of the cache, every row of every layer; see the subclasses.
+        most_sequences: that a pass can have with row maps of their own; 0: one sequence has the cache to itself.
     """
 
     profile: ClassVar[str]
@@ -93,6 +121,7 @@ class IOBinding(ABC):
         self._rope_tables: dict[str, Array] = {}
         self.row_bytes = 0
         self.cache_bytes = 0
+        self.most_sequences = 0
         self.row_map: Array | None = None
         self.window: SlidingWindow | None = None
 
@@ -101,8 +130,12 @@ class IOBinding(ABC):
         return KVCache(self.capacity, row_bytes=self.row_bytes, row_map=self.row_map, window=self.window)
 
     @abstractmethod
-    def bind(self, session: Session, rows: int, num_logits: int) -> BoundPass:
-        """Bind buffers for passes of one shape to the graph; ``outputs`` must have room for them."""
+    def bind(self, session: Session, rows: int, num_logits: int, sequences: int = 0) -> BoundPass:
+        """Bind buffers for passes of one shape to the graph; ``outputs`` must have room for them.
+
+        Args:
+            sequences: that have row maps of their own, at most ``most_sequences``; 0: one that has the whole cache.
+        """
 
     def bind_results(self, binding: Binding, num_logits: int, *, hidden: bool = True) -> BoundResults:
         """Bind the outputs of a graph that ends with the head; ``outputs`` must have room for them.

@@ -89,11 +89,12 @@ class CudaIOBinding(NativeIOBinding):
         """
         super().fill(rows)
 
-    def bind(self, session: Session, rows: int, num_logits: int) -> BoundPass:
+    def bind(self, session: Session, rows: int, num_logits: int, sequences: int = 0) -> BoundPass:
         """Bind buffers for passes of one shape to the graph."""
+        assert not sequences, sequences
         binding = session.binding()
         self.bind_layers(binding)
-        return _CudaPass(binding, rows, self.bind_results(binding, num_logits))
+        return _CudaPass(binding, rows, self.bind_results(binding, num_logits), self._row_maps)
 
     def bind_results(self, binding: Binding, num_logits: int, *, hidden: bool = True) -> BoundResults:
         """Bind the outputs of a graph on the device that ends with the head; see ``IOBinding.bind_results``."""
@@ -108,8 +109,8 @@ class CudaIOBinding(NativeIOBinding):
 class _CudaPass(NativePass):
     """A pass that is recorded when it comes again; arguments as of ``BoundPass``."""
 
-    def __init__(self, binding: Binding, rows: int, results: BoundResults) -> None:
-        super().__init__(binding, rows, results)
+    def __init__(self, binding: Binding, rows: int, results: BoundResults, row_maps: Array) -> None:
+        super().__init__(binding, rows, results, row_maps)
         # The first pass of a shape may be the last one.
         self._is_small, self._has_run = rows <= MOST_RECORDED, False
 

@@ -17,7 +17,7 @@ from edge_rt.package.decoder import Decoder, Model
 from edge_rt.package.kv_formats import KV_FORMAT, UPPER_HALVES, window_capacity
 from edge_rt.package.rope_tables import loaded_tables
 from edge_rt.runtime.cache.kv_cache import SlidingWindow
-from edge_rt.runtime.forward.io_binding_base import FILLING, Array, BoundPass, IOBinding, Specs
+from edge_rt.runtime.forward.io_binding_base import FILLING, Array, BoundPass, IOBinding, Part, Specs
 from edge_rt.runtime.forward.outputs import BoundResults, OutputMemory, untouched
 
 if TYPE_CHECKING:
@@ -36,10 +36,14 @@ class NativeIOBinding(IOBinding):
     """SpecAttention's cache: one of several formats, written in place; a map gives the memory row of every logical row.
 
     ``cache_bytes`` is the sum over the layers of 2 x kv_heads x rows x row bytes of the layer's format
-    (``edge_rt.package.kv_formats``), each rounded up to 64. A layer has ``capacity`` rows, one with a sliding window
+    (``edge_rt.package.kv_formats``), each rounded up to 64. A layer has ``rows`` rows, one with a sliding window
     ``window_capacity(window, largest_pass, capacity)``.
 
     Args:
+        capacity: positions of a sequence.
+        sequences: most that one pass computes, each with a row map of its own; 0: one has the cache to itself.
+            Without a sliding window only.
+        rows: of the cache, which sequences share; None: ``capacity`` for each of them.
         largest_pass: rows of the largest pass that will be run; layers with a sliding window reserve room for it.
         hidden: whether passes return hidden states, too; the session must be opened with ``more_outputs``.
 
@@ -57,6 +61,8 @@ class NativeIOBinding(IOBinding):
         capacity: int,
         kv_format: str | Sequence[str],
         *,
+        sequences: int = 0,
+        rows: int | None = None,
         largest_pass: int = LARGEST_PASS,
         hidden: bool = False,
     ) -> None:
@@ -69,17 +75,20 @@ class NativeIOBinding(IOBinding):
         windows, heads = model.layer_windows, model.num_kv_heads
         token_bytes = [KV_FORMAT[name].token_bytes(heads, model.head_dim) for name in formats]
         self.row_bytes = sum(token_bytes)
-        if 0 in windows:
+        rows = capacity * max(sequences, 1) if rows is None else rows
+        self._row_maps = np.zeros((sequences, capacity), np.int32)
+        if 0 in windows and not sequences:
             self.row_map = np.arange(capacity, dtype=np.int32)
+        self.most_sequences = 0 if any(windows) else sequences
         if window := max(windows):
             of_window = sum(count for count, size in zip(token_bytes, windows, strict=True) if size)
-            rows = window_capacity(window, largest_pass, capacity)
-            self.window = SlidingWindow(min(window, capacity), rows, capacity, row_bytes=of_window)
-        rows_of = [self.window.capacity if self.window and size else capacity for size in windows]
-        sizes = [rows * count for rows, count in zip(rows_of, token_bytes, strict=True)]
+            seen = window_capacity(window, largest_pass, capacity)
+            self.window = SlidingWindow(min(window, capacity), seen, capacity, row_bytes=of_window)
+        rows_of = [self.window.capacity if self.window and size else rows for size in windows]
+        sizes = [of_layer * count for of_layer, count in zip(rows_of, token_bytes, strict=True)]
         self.buffers: list[Array] = []
         self._allocate(
-            [(2, heads, rows, size // (2 * heads * rows)) for size, rows in zip(sizes, rows_of, strict=True)]
+            [(2, heads, count, size // (2 * heads * count)) for size, count in zip(sizes, rows_of, strict=True)]
         )
         self._formats = np.asarray([KV_FORMAT[name].id for name in formats], np.int32)
 
@@ -143,11 +152,14 @@ class NativeIOBinding(IOBinding):
     def _host_buffers(self) -> list[Array]:
         return self.buffers
 
-    def bind(self, session: Session, rows: int, num_logits: int) -> BoundPass:
+    def bind(self, session: Session, rows: int, num_logits: int, sequences: int = 0) -> BoundPass:
         """Bind buffers for passes of one shape to the graph."""
         binding = session.binding()
         self.bind_layers(binding)
-        return NativePass(binding, rows, self.bind_results(binding, num_logits))
+        row_maps = self._row_maps[:sequences]
+        if sequences:
+            binding.bind_input("row_map", row_maps)
+        return NativePass(binding, rows, self.bind_results(binding, num_logits), row_maps)
 
     def hidden_rows(self, segments: int, largest_pass: int) -> HiddenRows:
         """Return memory for the hidden states behind ``segments`` segments of a package; see ``HiddenRows``."""
@@ -159,9 +171,9 @@ class NativeIOBinding(IOBinding):
         """Bind the caches, their maps and the rotations; only inputs that are among ``names``, if these are given."""
         inputs: dict[str, Array | DeviceArray] = {"kv_formats": self._formats, **self._layer_arrays()}
         if self.row_map is not None:
-            inputs["row_map"] = self.row_map
+            inputs["row_map"] = self.row_map[None]
         if self.window is not None:
-            inputs["window_row_map"] = self.window.row_map
+            inputs["window_row_map"] = self.window.row_map[None]
         for name, array in inputs.items():
             if names is None or name in names:
                 binding.bind_input(name, array)
@@ -177,12 +189,13 @@ class NativeIOBinding(IOBinding):
         """Return name -> shape and type of the inputs of a graph of some layers, without rotations and tokens."""
         model = self.model
         windows = model.layer_windows[layers.start : layers.stop]
-        maps = {"row_map": ("capacity", 0 in windows), "window_row_map": ("positions", any(windows))}
+        maps = {"row_map": 0 in windows, "window_row_map": any(windows)}
         rows = ["window_rows" if window else "capacity" for window in windows]
         return {
-            "past_length": ((1,), "tensor(int32)"),
-            **{name: ((size,), "tensor(int32)") for name, (size, is_wanted) in maps.items() if is_wanted},
+            "past_length": (("sequences",), "tensor(int32)"),
+            **{name: (("sequences", "positions"), "tensor(int32)") for name, is_wanted in maps.items() if is_wanted},
             "parents": (("rows",), "tensor(int32)"),
+            "sequence_rows": (("sequences",), "tensor(int32)"),
             "kv_formats": ((model.num_layers,), "tensor(int32)"),
             **{
                 f"cache.{i}": ((2, model.num_kv_heads, size, "row_bytes"), "tensor(uint8)")
@@ -206,19 +219,36 @@ def hidden_output(model: Model) -> TensorSpec:
 
 
 class NativePass(BoundPass):
-    """A pass of a chain or a tree; arguments as of ``BoundPass``."""
+    """A pass of chains or trees; arguments as of ``BoundPass``.
 
-    def __init__(self, binding: Binding, rows: int, results: BoundResults) -> None:
+    Args:
+        row_maps: int32 ``[sequences, positions]``, to copy those of the parts to, which all passes share; without
+            sequences there is one part, whose map is bound.
+    """
+
+    def __init__(self, binding: Binding, rows: int, results: BoundResults, row_maps: Array) -> None:
         super().__init__(binding, rows, results)
-        self._past_length = np.zeros(1, np.int32)
+        sequences = max(len(row_maps), 1)
+        self._row_maps = row_maps
+        self._past_length = np.zeros(sequences, np.int32)
+        self._sequence_rows = np.zeros(sequences, np.int32)
         self._parents = np.zeros(rows, np.int32)
         self._chain = np.arange(-1, rows - 1, dtype=np.int32)
         binding.bind_input("past_length", self._past_length)
+        binding.bind_input("sequence_rows", self._sequence_rows)
         binding.bind_input("parents", self._parents)
 
-    def _place(self, start: int, parents: Sequence[int] | None) -> None:
-        self._past_length[0] = start
-        self._parents[:] = self._chain if parents is None else parents
+    def _place(self, parts: Sequence[Part]) -> None:
+        row = 0
+        for index, part in enumerate(parts):
+            count = len(part.token_ids)
+            self._past_length[index] = part.start
+            self._sequence_rows[index] = count
+            self._parents[row : row + count] = self._chain[:count] if part.parents is None else part.parents
+            if part.row_map is not None:
+                used = part.start + count
+                self._row_maps[index, :used] = part.row_map[:used]
+            row += count
 
 
 def _spelled(formats: Sequence[str]) -> str:

@@ -13,7 +13,7 @@ from edge_rt.ort.session import Session
 from edge_rt.package.decoder import Decoder, Model
 from edge_rt.package.kv_formats import portable_head_dim
 from edge_rt.package.rope_tables import loaded_tables
-from edge_rt.runtime.forward.io_binding_base import FILLING, Array, BoundPass, IOBinding, Specs
+from edge_rt.runtime.forward.io_binding_base import FILLING, Array, BoundPass, IOBinding, Part, Specs
 from edge_rt.runtime.forward.outputs import BoundResults, untouched
 
 Buffers = list[Array | DeviceArray]
@@ -61,8 +61,9 @@ class PortableIOBinding(IOBinding):
     def _host_buffers(self) -> list[Array]:
         return [buffer for buffer in (*self.keys, *self.values) if not isinstance(buffer, DeviceArray)]
 
-    def bind(self, session: Session, rows: int, num_logits: int) -> BoundPass:
+    def bind(self, session: Session, rows: int, num_logits: int, sequences: int = 0) -> BoundPass:
         """Bind buffers for passes of one shape to the graph."""
+        assert not sequences, sequences
         binding = session.binding()
         self._bind_rope(binding)
         for layer, buffers in enumerate(zip(self.keys, self.values, strict=True)):
@@ -91,7 +92,8 @@ class _PortablePass(BoundPass):
         binding.bind_input("seqlens_k", self._seqlens_k)
         binding.bind_input("total_sequence_length", self._total_length)
 
-    def _place(self, start: int, parents: Sequence[int] | None) -> None:
+    def _place(self, parts: Sequence[Part]) -> None:
+        ((_, start, _, parents, *_),) = parts
         if parents is not None and list(parents) != list(range(-1, self._rows - 1)):
             raise UnsupportedModel(
                 "The package's op profile computes tokens in a chain only.",
@@ -135,8 +137,9 @@ class TracedIOBinding(IOBinding):
     def _host_buffers(self) -> list[Array]:
         return list(self.buffers.values())
 
-    def bind(self, session: Session, rows: int, num_logits: int) -> BoundPass:
+    def bind(self, session: Session, rows: int, num_logits: int, sequences: int = 0) -> BoundPass:
         """Bind buffers for passes of one shape to the graph; those of the cache follow when it is known where."""
+        assert not sequences, sequences
         binding = session.binding()
         return _TracedPass(binding, rows, self.bind_results(binding, num_logits), self.buffers)
 
@@ -154,7 +157,8 @@ class _TracedPass(BoundPass):
         self._rows = rows
         self._buffers = buffers
 
-    def _place(self, start: int, parents: Sequence[int] | None) -> None:
+    def _place(self, parts: Sequence[Part]) -> None:
+        ((_, start, _, parents, *_),) = parts
         if parents is not None and list(parents) != list(range(-1, self._rows - 1)):
             raise UnsupportedModel(
                 "The package's op profile computes tokens in a chain only.",

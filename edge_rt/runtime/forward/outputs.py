@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import mmap
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -34,6 +34,10 @@ class TopTokens:
     ids: Array
     logits: Array
     log_sum_exp: Array
+
+    def of(self, rows: slice) -> TopTokens:
+        """Return those of some rows."""
+        return TopTokens(self.ids[rows], self.logits[rows], self.log_sum_exp[rows])
 
     def probabilities(self) -> Array:
         """Return the tokens' probabilities at temperature 1, float32 ``[rows, k]``."""
@@ -71,6 +75,20 @@ class Outputs:
         if self._fetch is not None:
             self._fetch()
         return self._logits
+
+    def split(self, counts: Sequence[int]) -> list[Outputs]:
+        """Return the results of parts that have so many of the rows each, in their order."""
+        if len(counts) == 1:
+            return [self]
+        assert self._fetch is None, "results of several parts lie in this process"
+        parts, begin = [], 0
+        for count in counts:
+            rows = slice(begin, begin + count)
+            top = None if self.top is None else self.top.of(rows)
+            parts.append(Outputs(self._logits[rows], top, None if self.hidden is None else self.hidden[rows]))
+            parts[-1].ended = self.ended
+            begin += count
+        return parts
 
     def fetched_by(self, fetch: Callable[[], None]) -> Outputs:
         """Return the same results with logits that are copied when they are read."""
@@ -147,7 +165,7 @@ class OutputMemory:
         logits, top, hidden = self._memory.logits[:rows], self._memory.top, self._memory.hidden
         return Outputs(
             logits,
-            None if top is None else TopTokens(top.ids[:rows], top.logits[:rows], top.log_sum_exp[:rows]),
+            None if top is None else top.of(slice(rows)),
             None if hidden is None else hidden[:rows],
         )
 

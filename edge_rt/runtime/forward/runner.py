@@ -9,11 +9,11 @@ from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 from typing import Final
 
-from edge_rt.errors import Busy, Cancelled, InferenceError, ModelClosed
+from edge_rt.errors import Busy, Cancelled, InferenceError, ModelClosed, UnsupportedModel
 from edge_rt.ort.binding import StopSwitch
 from edge_rt.ort.session import Session
 from edge_rt.runtime.forward.cancel import CancelToken
-from edge_rt.runtime.forward.io_binding_base import BoundPass, IOBinding
+from edge_rt.runtime.forward.io_binding_base import BoundPass, IOBinding, Part
 from edge_rt.runtime.forward.outputs import Outputs
 
 MAX_KEPT_SHAPES: Final = 72
@@ -52,6 +52,26 @@ class Runner(ABC):
             its shape: copy what has to be kept.
         """
 
+    def forward_many(self, parts: Sequence[Part]) -> list[Outputs]:
+        """Compute tokens of several sequences, whose rows have the bits that they would have alone.
+
+        No part may write rows of the cache that another reads or writes.
+
+        Returns:
+            The results of every part, whose memory is overwritten by any later pass.
+
+        Raises:
+            UnsupportedModel: the package, or the device, computes one sequence at a time.
+        """
+        if len(parts) > 1 or parts[0].row_map is not None:
+            raise UnsupportedModel(
+                "This model computes one sequence at a time.",
+                f"A pass has {len(parts)}; native packages without exits and sliding windows take several, on the CPU.",
+                "Compute them one after the other.",
+            )
+        token_ids, start, num_logits, parents, logit_rows, _ = parts[0]
+        return [self.forward(token_ids, start, num_logits, parents=parents, logit_rows=logit_rows)]
+
     @property
     def cache_address(self) -> int | None:
         """An address in the mapping that is the memory of the cache, which holds nothing else; None on a device."""
@@ -69,7 +89,7 @@ class ModelRunner(Runner):
         super().__init__(io_binding, switch)
         io_binding.check(session)
         self._session: Session | None = session
-        self._passes: dict[tuple[int, int], BoundPass] = {}
+        self._passes: dict[tuple[int, int, int], BoundPass] = {}
 
     def forward(
         self,
@@ -81,10 +101,22 @@ class ModelRunner(Runner):
         logit_rows: Sequence[int] | None = None,
     ) -> Outputs:
         """Compute tokens into cache rows ``start`` to ``start + len(token_ids)``; see ``Runner.forward``."""
+        part = Part(token_ids, start, num_logits, parents, logit_rows)
         with self._running:
-            bound = self._pass(len(token_ids), num_logits)
-            bound.set(token_ids, start, parents, logit_rows)
+            bound = self._pass(len(token_ids), num_logits, 0)
+            bound.set((part,))
             return bound.run(self._switch)
+
+    def forward_many(self, parts: Sequence[Part]) -> list[Outputs]:
+        """Compute tokens of several sequences; see ``Runner.forward_many``."""
+        if parts[0].row_map is None or not self._io_binding.most_sequences:
+            return super().forward_many(parts)
+        assert len(parts) <= self._io_binding.most_sequences, (len(parts), self._io_binding.most_sequences)
+        rows, counts = sum(len(part.token_ids) for part in parts), [part.num_logits for part in parts]
+        with self._running:
+            bound = self._pass(rows, sum(counts), len(parts))
+            bound.set(parts)
+            return bound.run(self._switch).split(counts)
 
     def close(self) -> None:
         """Wait for the running pass, then release graph and cache; later passes raise ``Cancelled``."""
@@ -93,17 +125,17 @@ class ModelRunner(Runner):
             self._passes.clear()
             self._io_binding.release()
 
-    def _pass(self, rows: int, num_logits: int) -> BoundPass:
+    def _pass(self, rows: int, num_logits: int, sequences: int) -> BoundPass:
         if self._session is None:
             raise Cancelled("The model was closed.")
-        key = (rows, num_logits)
+        key = (rows, num_logits, sequences)
         if key not in self._passes:
             if self._io_binding.outputs.reserve(num_logits):
                 # Old bindings would write to the old memory, and keep it alive.
                 self._passes.clear()
             if len(self._passes) >= MAX_KEPT_SHAPES:
                 del self._passes[next(iter(self._passes))]
-            self._passes[key] = self._io_binding.bind(self._session, rows, num_logits)
+            self._passes[key] = self._io_binding.bind(self._session, *key)
         return self._passes[key]
 
 

@@ -91,6 +91,7 @@ class LayersGraph:
         binding.bind_input("past_length", inputs.past_length)
         binding.bind_input("parents", inputs.parents)
         end = len(inputs.ids)
+        binding.bind_input("sequence_rows", np.asarray([end - done], np.int32))
         if self._index == 0:
             binding.bind_input("input_ids", inputs.ids[done:])
         else:

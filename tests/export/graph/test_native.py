@@ -79,9 +79,10 @@ def test_the_interface(model):
     assert described(model.graph.inputs) == [
         ("input_ids", "INT64", ["rows"]),
         ("logit_rows", "INT64", ["logit_rows"]),
-        ("past_length", "INT32", ["1"]),
-        ("row_map", "INT32", ["capacity"]),
+        ("past_length", "INT32", ["sequences"]),
+        ("row_map", "INT32", ["sequences", "positions"]),
         ("parents", "INT32", ["rows"]),
+        ("sequence_rows", "INT32", ["sequences"]),
         ("kv_formats", "INT32", [str(layers)]),
         *cache,
     ]
@@ -96,7 +97,7 @@ def test_the_interface(model):
 def test_layers_with_a_sliding_window(load):
     graph = load(**PLAIN, extra_metadata={"llama.attention.sliding_window": 16}).graph
     inputs = {name: shape for name, _, shape in described(graph.inputs)}
-    assert inputs["window_row_map"] == ["positions"]
+    assert inputs["window_row_map"] == ["sequences", "positions"]
     assert "row_map" not in inputs
     assert inputs["cache.2"] == ["2", "2", "window_rows", "row_bytes"]
     layers = [node for node in graph if node.op_type in ("SpecAttention", "DecoderLayer")]

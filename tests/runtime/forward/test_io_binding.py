@@ -128,7 +128,7 @@ class TestWindow:
 
     def test_the_graph_has_the_map_of_windows_alone(self):
         inputs = [
-            ("window_row_map", ("positions",), kind) if name == "row_map"
+            ("window_row_map", shape, kind) if name == "row_map"
             else (name, (2, 3, "window_rows", "row_bytes"), kind) if name.startswith("cache.")
             else (name, shape, kind)
             for name, shape, kind in NATIVE_INPUTS
@@ -286,9 +286,10 @@ class StatedGraph:
 NATIVE_INPUTS = (
     ("input_ids", ("rows",), "tensor(int64)"),
     ("logit_rows", ("logit_rows",), "tensor(int64)"),
-    ("past_length", (1,), "tensor(int32)"),
-    ("row_map", ("capacity",), "tensor(int32)"),
+    ("past_length", ("sequences",), "tensor(int32)"),
+    ("row_map", ("sequences", "positions"), "tensor(int32)"),
     ("parents", ("rows",), "tensor(int32)"),
+    ("sequence_rows", ("sequences",), "tensor(int32)"),
     ("kv_formats", (2,), "tensor(int32)"),
     ("cache.0", (2, 3, "capacity", "row_bytes"), "tensor(uint8)"),
     ("cache.1", (2, 3, "capacity", "row_bytes"), "tensor(uint8)"),
