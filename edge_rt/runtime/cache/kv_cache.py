@@ -291,10 +291,13 @@ class KVCache:
         free = self.capacity - self.length - self._reserved
         assert free >= 0, (self.capacity, self.length, self._reserved)
         assert self._reserved >= 0, self._reserved
-        if self._row_map is not None:
-            assert np.array_equal(np.sort(self._row_map), np.arange(self.capacity)), "a row is mapped twice"
+        self._check_rows()
         if self._window is not None:
             self._window.check(self.length, self.length + max(self._reserved, len(ahead)))
+
+    def _check_rows(self) -> None:
+        if self._row_map is not None:
+            assert np.array_equal(np.sort(self._row_map), np.arange(self.capacity)), "a row is mapped twice"
 
 
 class Reservation:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from contextlib import ExitStack
+
 import numpy as np
 import pytest
 
@@ -9,6 +11,7 @@ from edge_rt.errors import InferenceError, UnsupportedModel
 from edge_rt.ort.binding import StopSwitch
 from edge_rt.ort.session import Session, pool_size
 from edge_rt.package.reader import open_package
+from edge_rt.runtime.cache.row_pool import PooledCache, RowPool
 from edge_rt.runtime.forward.io_binding_base import Part
 from edge_rt.runtime.forward.io_binding_native import NativeIOBinding
 from edge_rt.runtime.forward.runner import ModelRunner
@@ -16,7 +19,7 @@ from edge_rt.system.machine import usable_cpus
 from tests.helpers.segmented import CutPasses
 
 CAPACITY, POOL, SEQUENCES = 320, 900, 5
-SHARED = 20
+SHARED = 32
 
 
 class Passes:
@@ -38,13 +41,6 @@ def package(native_package):
     return open_package(native_package)
 
 
-def make_maps(rng, count):
-    """Return a map for every sequence, all of which begin with the same rows."""
-    rows = rng.permutation(POOL).astype(np.int32)
-    each = (POOL - SHARED) // count
-    return [np.concatenate([rows[:SHARED], rows[SHARED + i * each :][:each]])[:CAPACITY] for i in range(count)]
-
-
 def bits(outputs):
     top = outputs.top
     return [array.tobytes() for array in (outputs.logits, outputs.hidden, top.ids, top.logits, top.log_sum_exp)]
@@ -64,28 +60,38 @@ def test_parts_have_the_bits_of_a_sequence_alone(package, kv_format):
     rng = np.random.default_rng(len(kv_format))
     together = Passes(package, kv_format, sequences=SEQUENCES, rows=POOL)
     alone = [Passes(package, kv_format) for _ in range(SEQUENCES)]
-    maps = make_maps(rng, SEQUENCES)
+    pool = RowPool(POOL)
+    caches = [PooledCache(CAPACITY, pool) for _ in range(SEQUENCES)]
     texts = [rng.integers(0, 419, CAPACITY).tolist() for _ in range(SEQUENCES)]
     for one, text in zip(alone, texts, strict=True):
         text[:SHARED] = texts[0][:SHARED]
         one.runner.forward(text[:SHARED], 0, 1)
-    together.runner.forward_many([Part(texts[0][:SHARED], 0, 1, row_map=maps[0])])
-    lengths = [SHARED] * SEQUENCES
+    with caches[0].reserve(SHARED) as rows:
+        together.runner.forward_many([Part(texts[0][:SHARED], 0, 1, row_map=caches[0].row_map)])
+        rows.commit(texts[0][:SHARED])
+    assert [cache.fork(caches[0], SHARED) for cache in caches[1:]] == [SHARED] * (SEQUENCES - 1)
     for step in range(24):
         chosen = rng.permutation(SEQUENCES)[: rng.integers(1, SEQUENCES + 1)]
         # One fills its context beside others that decode.
         sizes = [int(rng.choice([1, 1, 2, 7, 20 if step % 3 else 60])) for _ in chosen]
         parts, kept = [], []
         for number, size in zip(chosen, sizes, strict=True):
-            part, taken = random_part(rng, texts[number], lengths[number], min(size, 170 - lengths[number]))
-            parts.append(part._replace(row_map=maps[number]))
+            if caches[number].length > 150:
+                assert caches[number].truncate(SHARED) == SHARED
+            part, taken = random_part(rng, texts[number], caches[number].length, size)
+            parts.append(part._replace(row_map=caches[number].row_map))
             kept.append(taken)
         parts[0] = parts[0] if sum(part.num_logits for part in parts) else parts[0]._replace(num_logits=1)
-        found = [bits(outputs) for outputs in together.runner.forward_many(parts)]
-        for number, part, taken, one in zip(chosen, parts, kept, found, strict=True):
-            lengths[number] += taken
-            if lengths[number] > 160:
-                lengths[number] = SHARED
+        with ExitStack() as stack:
+            reserved = [
+                stack.enter_context(caches[number].reserve(len(part.token_ids), part.parents))
+                for number, part in zip(chosen, parts, strict=True)
+            ]
+            found = [bits(outputs) for outputs in together.runner.forward_many(parts)]
+            for rows, part, taken in zip(reserved, parts, kept, strict=True):
+                rows.commit(part.token_ids[:taken])
+        pool.check(caches)
+        for number, part, one in zip(chosen, parts, found, strict=True):
             wanted = max(part.num_logits, 1)
             rows = part.logit_rows if part.num_logits else None
             outputs = alone[number].runner.forward(
