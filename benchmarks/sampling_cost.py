@@ -13,7 +13,7 @@ import numpy as np
 
 import edge_rt
 from edge_rt.runtime.decode.draft import NullDrafter
-from edge_rt.runtime.decode.loop import decode
+from edge_rt.runtime.decode.loop import Decoding, decode
 from edge_rt.runtime.decode.sampling import Sampler
 from edge_rt.runtime.decode.sequence import Sequence
 
@@ -43,7 +43,7 @@ def main() -> None:
                     cache.truncate(0)
                     # No end token: every run generates the same number of tokens.
                     request = Sequence(prompt, capacity=2048, max_tokens=arguments.tokens, end_ids=())
-                    steps = decode(request, NullDrafter(), target, cache, Sampler(config, size, prompt))
+                    steps = decode(Decoding(request, NullDrafter(), cache, Sampler(config, size, prompt)), target)
                     next(steps)
                     started = time.perf_counter()
                     for _ in steps:

@@ -18,7 +18,7 @@ from edge_rt.errors import ConfigError
 from edge_rt.runtime.cache.kv_cache import KVCache
 from edge_rt.runtime.config import GenerationConfig
 from edge_rt.runtime.decode.draft import NullDrafter
-from edge_rt.runtime.decode.loop import Target, decode, prefill
+from edge_rt.runtime.decode.loop import Decoding, Target, decode, prefill
 from edge_rt.runtime.decode.sampling import Sampler
 from edge_rt.runtime.decode.sequence import Sequence as Request
 from edge_rt.runtime.model import Model
@@ -130,7 +130,7 @@ def _time_decode(target: Target, cache: KVCache, token_ids: list[int], count: in
     request = Request(token_ids, capacity=count + 1, max_tokens=count, end_ids=())
     sampler = Sampler(GenerationConfig(temperature=0.0), vocab_size)
     started = time.perf_counter()
-    for _ in decode(request, NullDrafter(), target, cache, sampler):
+    for _ in decode(Decoding(request, NullDrafter(), cache, sampler), target):
         pass
     return time.perf_counter() - started
 

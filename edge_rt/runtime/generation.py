@@ -16,7 +16,7 @@ from edge_rt.runtime.decode.answer_grammar import AnswerGrammar
 from edge_rt.runtime.decode.detokenizer import TextStream
 from edge_rt.runtime.decode.draft import Accepted, Drafter, NullDrafter
 from edge_rt.runtime.decode.logprobs import LogProbs
-from edge_rt.runtime.decode.loop import AcceptanceRule, Target, decode, prefill
+from edge_rt.runtime.decode.loop import AcceptanceRule, Decoding, Target, decode, prefill
 from edge_rt.runtime.decode.repetition import RepetitionGuard
 from edge_rt.runtime.decode.sampling import Sampler
 from edge_rt.runtime.decode.sequence import Sequence
@@ -138,11 +138,10 @@ class Generation:
                     try:
                         try:
                             prefill(sequence, held.target, cache, self._chunk, self._on_prefill)
-                            steps = decode(
-                                sequence, held.drafter, held.target, cache, self._sampler, held.rule,
-                                self._logprobs, self._grammar, chunk=self._chunk,
-                            )  # fmt: skip
-                            for step in steps:
+                            decoding = Decoding(
+                                sequence, held.drafter, cache, self._sampler, held.rule, self._logprobs, self._grammar
+                            )
+                            for step in decode(decoding, held.target, chunk=self._chunk):
                                 self._clock.tick()
                                 event = self._event(step)
                                 outcome.text = self._thoughts.text

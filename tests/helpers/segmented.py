@@ -13,7 +13,7 @@ from edge_rt.ort.binding import StopSwitch
 from edge_rt.ort.session import PassMemory, Session, arena_of, pool_size
 from edge_rt.package.reader import open_package
 from edge_rt.runtime.config import GenerationConfig
-from edge_rt.runtime.decode.loop import decode
+from edge_rt.runtime.decode.loop import Decoding, decode
 from edge_rt.runtime.decode.sampling import Sampler
 from edge_rt.runtime.decode.sequence import Sequence
 from edge_rt.runtime.forward.io_binding import open_io_binding
@@ -145,7 +145,7 @@ def answer(passes, drafter, prompt, count, **options):
     sequence = Sequence(prompt, capacity=passes.cache.capacity, max_tokens=count, end_ids=())
     sampler = Sampler(config, passes.interface.model.vocab_size, prompt, config.sampling(None))
     passes.cache.truncate(0)
-    for _ in decode(sequence, drafter, passes.runner, passes.cache, sampler):
+    for _ in decode(Decoding(sequence, drafter, passes.cache, sampler), passes.runner):
         passes.cache.check()
         assert set(passes.cache.valid_lengths(len(EXITS) + 1)) == {len(sequence.token_ids) - 1}
     return sequence.answer_ids

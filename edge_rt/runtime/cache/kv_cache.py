@@ -196,6 +196,11 @@ class KVCache:
         self.ahead = Ahead()
 
     @property
+    def row_map(self) -> npt.NDArray[Any] | None:
+        """The map that passes read, in layers without a sliding window; None: rows are in logical order."""
+        return self._row_map
+
+    @property
     def length(self) -> int:
         """Committed rows."""
         return len(self._token_ids)

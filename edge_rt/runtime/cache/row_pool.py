@@ -89,17 +89,11 @@ class PooledCache(KVCache):
     Args:
         capacity: most positions.
         row_bytes: bytes of one token in all layers.
-
-    Attributes:
-        row_map: int32 ``[capacity]``, position -> row of the memory (``Part.row_map``).
     """
-
-    row_map: npt.NDArray[Any]
 
     def __init__(self, capacity: int, pool: RowPool, *, row_bytes: int = 0) -> None:
         self._map = np.zeros(-(-capacity // BLOCK) * BLOCK, np.int32)
         super().__init__(capacity, row_bytes=row_bytes, row_map=self._map[:capacity])
-        self.row_map = self._map[:capacity]
         self._pool = pool
         self._provided = 0
 

@@ -7,13 +7,14 @@ from typing import Any, Protocol
 
 import numpy.typing as npt
 
-from edge_rt.runtime.cache.kv_cache import KVCache
+from edge_rt.runtime.cache.kv_cache import KVCache, Reservation
 from edge_rt.runtime.decode.accept import accept, accept_best
 from edge_rt.runtime.decode.answer_grammar import AnswerGrammar
 from edge_rt.runtime.decode.draft import Accepted, Draft, Drafter
 from edge_rt.runtime.decode.logprobs import LogProbs
 from edge_rt.runtime.decode.sampling import Sampler
 from edge_rt.runtime.decode.sequence import Sequence
+from edge_rt.runtime.forward.io_binding_base import Part
 from edge_rt.runtime.forward.outputs import Outputs
 
 AcceptanceRule = Callable[[Draft, npt.NDArray[Any], Sampler, Collection[int]], Accepted]
@@ -58,64 +59,148 @@ def prefill(
             on_progress(cache.length, sequence.num_prompt_tokens)
 
 
-def decode(
-    sequence: Sequence,
-    drafter: Drafter,
-    target: Target,
-    cache: KVCache,
-    sampler: Sampler,
-    rule: AcceptanceRule = accept,
-    logprobs: LogProbs | None = None,
-    grammar: AnswerGrammar | None = None,
-    *,
-    chunk: int | None = None,
-) -> Iterator[Accepted]:
-    """Generate until the sequence is finished.
+class Decoding:
+    """One sequence under way, in halves of a step, so that a pass can compute several of them.
 
-    At every yield the cache lacks the last token alone; behind a grammar, the last token chosen and those it forces.
+    ``prepare`` drafts and reserves rows, somebody computes them, ``choose`` chooses tokens, ``commit`` keeps their
+    rows. ``drop`` frees rows that are reserved; whatever is raised, it leaves the sequence as it was before the step.
+    Behind a step the cache lacks the last token alone; behind a grammar, the last token chosen and those it forces.
 
     Args:
         sampler: chooses tokens, or computes the distributions to choose them from.
         logprobs: receives those of every token; None leaves them out.
         grammar: what the answer has to fit; ``rule`` is that of ``accept`` then.
+    """
+
+    def __init__(
+        self,
+        sequence: Sequence,
+        drafter: Drafter,
+        cache: KVCache,
+        sampler: Sampler,
+        rule: AcceptanceRule = accept,
+        logprobs: LogProbs | None = None,
+        grammar: AnswerGrammar | None = None,
+    ) -> None:
+        self.sequence = sequence
+        self.cache = cache
+        self._drafter = drafter
+        self._sampler = sampler
+        self._rule = rule
+        self._logprobs = logprobs
+        self._grammar = grammar
+        self._rows: Reservation | None = None
+        self._pending: list[int] = []
+        self._draft = Draft()
+        self._chosen: tuple[Accepted, Outputs] | None = None
+
+    def begin(self) -> Accepted | None:
+        """Start the answer; return the tokens that a grammar forces at its beginning, if there are any."""
+        grammar, sequence, first = self._grammar, self.sequence, None
+        if grammar is not None and (forced := grammar.begin(self._sampler, sequence.room)):
+            _append(sequence, forced, grammar)
+            if self._logprobs is not None:
+                self._logprobs.add_forced(forced)
+            first = Accepted(forced, (), 0, tuple(range(len(forced))))
+        self._drafter.begin(sequence)
+        return first
+
+    def prepare(self, most: int | None = None, *, drafts: bool = True) -> Part:
+        """Reserve the rows of the next pass, and return it.
+
+        Tokens that are not computed yet come first. Where these are more than ``most`` (None: as many as there are),
+        the pass has so many of them, asks for no logits and gives no token.
+        """
+        sequence, cache, grammar = self.sequence, self.cache, self._grammar
+        pending = sequence.token_ids[cache.length :]
+        if most is not None and len(pending) > most:
+            self._pending, self._draft = pending[:most], Draft()
+            return self._reserve(0, None)
+        known = len(pending)
+        draft = Draft()
+        if drafts:
+            limit = min(sequence.room - 1, cache.largest_pass - known)
+            draft = self._drafter.propose(sequence, limit).first(limit)
+            if grammar is not None:
+                draft = grammar.pruned(draft)
+        self._pending, self._draft = pending, draft
+        parents = None if draft.is_chain else [*range(-1, known - 1), *(known + parent for parent in draft.parents)]
+        return self._reserve(len(draft) + 1, parents)
+
+    def _reserve(self, num_logits: int, parents: list[int] | None) -> Part:
+        token_ids = [*self._pending, *self._draft.token_ids]
+        self._rows = self.cache.reserve(len(token_ids), parents)
+        self._rows.__enter__()
+        return Part(token_ids, self._rows.start, num_logits, parents, row_map=self.cache.row_map)
+
+    def choose(self, outputs: Outputs) -> None:
+        """Choose the tokens that follow.
+
+        Args:
+            outputs: of the rows that asked for logits.
+
+        Raises:
+            InvalidGrammar: the grammar turned out to be too costly.
+        """
+        if len(self._pending) < len(self.sequence.token_ids) - self.cache.length:
+            return
+        draft, sampler, end_ids = self._draft, self._sampler, self.sequence.end_ids
+        if self._grammar is not None:
+            accepted = self._grammar.accept(draft, outputs, sampler, self.sequence.room)
+        elif sampler.takes_best and outputs.top is not None:
+            # Nothing is drawn: all rules are the same.
+            accepted = accept_best(draft, outputs, outputs.top, sampler, end_ids)
+        else:
+            accepted = self._rule(draft, outputs.logits, sampler, end_ids)
+        self._chosen = accepted, outputs
+
+    def commit(self) -> Accepted | None:
+        """Keep the rows of the accepted path, and return the tokens; None where the pass gave none."""
+        assert self._rows is not None, "prepare was not called"
+        if self._chosen is None:
+            self._rows.commit(self._pending)
+            self.drop()
+            return None
+        (accepted, outputs), known = self._chosen, len(self._pending)
+        computed = accepted.token_ids[: len(accepted.path)]
+        self._rows.commit([*self._pending, *computed], [*range(known), *(known + n for n in accepted.path)])
+        self.drop()
+        _append(self.sequence, accepted.token_ids, self._grammar)
+        if self._logprobs is not None:
+            self._logprobs.add(accepted, outputs)
+        self._drafter.observe(self._draft, accepted, outputs)
+        return accepted
+
+    def drop(self) -> None:
+        """Free the rows that are reserved, and forget what was chosen; does nothing where there is neither."""
+        rows, self._rows, self._chosen = self._rows, None, None
+        if rows is not None:
+            rows.__exit__(None, None, None)
+
+
+def decode(decoding: Decoding, target: Target, *, chunk: int | None = None) -> Iterator[Accepted]:
+    """Generate until the sequence is finished.
+
+    Args:
         chunk: most tokens of one pass, if a grammar can force more of them than are drafted.
 
     Raises:
         Cancelled: a pass was stopped; sequence and cache are as they were after the previous step.
         InvalidGrammar: the grammar turned out to be too costly; the same holds.
     """
-    if grammar is not None and (forced := grammar.begin(sampler, sequence.room)):
-        _append(sequence, forced, grammar)
-        if logprobs is not None:
-            logprobs.add_forced(forced)
-        yield Accepted(forced, (), 0, tuple(range(len(forced))))
-    drafter.begin(sequence)
+    sequence = decoding.sequence
+    most = None if chunk is None else min(chunk, decoding.cache.largest_pass)
+    if (first := decoding.begin()) is not None:
+        yield first
     while not sequence.is_finished:
-        if grammar is not None and chunk is not None:
-            prefill(sequence, target, cache, chunk)
-        pending = sequence.token_ids[cache.length :]
-        known = len(pending)
-        limit = min(sequence.room - 1, cache.largest_pass - known)
-        draft = drafter.propose(sequence, limit).first(limit)
-        if grammar is not None:
-            draft = grammar.pruned(draft)
-        parents = None if draft.is_chain else [*range(-1, known - 1), *(known + parent for parent in draft.parents)]
-        with cache.reserve(known + len(draft), parents) as rows:
-            outputs = target.forward([*pending, *draft.token_ids], rows.start, len(draft) + 1, parents=parents)
-            if grammar is not None:
-                accepted = grammar.accept(draft, outputs, sampler, sequence.room)
-            elif sampler.takes_best and outputs.top is not None:
-                # Nothing is drawn: all rules are the same.
-                accepted = accept_best(draft, outputs, outputs.top, sampler, sequence.end_ids)
-            else:
-                accepted = rule(draft, outputs.logits, sampler, sequence.end_ids)
-            computed = accepted.token_ids[: len(accepted.path)]
-            rows.commit([*pending, *computed], [*range(known), *(known + n for n in accepted.path)])
-        _append(sequence, accepted.token_ids, grammar)
-        if logprobs is not None:
-            logprobs.add(accepted, outputs)
-        drafter.observe(draft, accepted, outputs)
-        yield accepted
+        try:
+            token_ids, start, num_logits, parents, _, _ = decoding.prepare(most)
+            decoding.choose(target.forward(token_ids, start, max(num_logits, 1), parents=parents))
+            accepted = decoding.commit()
+        finally:
+            decoding.drop()
+        if accepted is not None:
+            yield accepted
 
 
 def _append(sequence: Sequence, token_ids: TokenIds[int], grammar: AnswerGrammar | None) -> None:

@@ -3,6 +3,10 @@ from __future__ import annotations
 import pytest
 
 from edge_rt.errors import ConfigError, ContextOverflow, InferenceError
+from edge_rt.runtime.config import GenerationConfig
+from edge_rt.runtime.decode.draft import NullDrafter
+from edge_rt.runtime.decode.loop import Decoding
+from edge_rt.runtime.decode.sampling import Sampler
 from edge_rt.runtime.decode.sequence import Sequence
 from edge_rt.runtime.forward.cancel import CancelToken
 from edge_rt.runtime.generation import usable_ids
@@ -335,3 +339,66 @@ class TestCancelToken:
         calls = []
         token.on_cancel(lambda: calls.append(1))
         assert calls == [1]
+
+
+class TestHalves:
+    """A step whose halves somebody else joins."""
+
+    def start(self, prompt, *, drafter=None, **options):
+        config = GenerationConfig(**({"temperature": 0.0, "max_tokens": 12} | options))
+        cache, target = fake_cache(), FakeTarget()
+        target.row_map = cache.row_map
+        sequence = Sequence(prompt, capacity=cache.capacity, max_tokens=config.max_tokens, end_ids=())
+        decoding = Decoding(sequence, drafter or NullDrafter(), cache, Sampler(config, VOCABULARY, prompt))
+        return decoding, target
+
+    def compute(self, decoding, target, most=None):
+        part = decoding.prepare(most)
+        wanted = max(part.num_logits, 1)
+        decoding.choose(target.forward(part.token_ids, part.start, wanted, parents=part.parents))
+        return decoding.commit()
+
+    @pytest.mark.parametrize("options", [{}, SAMPLED], ids=["greedy", "sampled"])
+    def test_steps_of_two_sequences_give_the_texts_of_each_alone(self, options):
+        prompts = (PROMPT, LONG_PROMPT)
+        alone = [Run(prompt, max_tokens=12, **options).result().token_ids for prompt in prompts]
+        drafters = [ScriptedDrafter(half_right(answer)) for answer in alone]
+        pairs = [
+            self.start(prompt, drafter=drafter, **options) for prompt, drafter in zip(prompts, drafters, strict=True)
+        ]
+        for decoding, _ in pairs:
+            decoding.begin()
+        while under_way := [pair for pair in pairs if not pair[0].sequence.is_finished]:
+            parts = [decoding.prepare(7) for decoding, _ in under_way]
+            for (decoding, target), part in zip(under_way, parts, strict=True):
+                wanted = max(part.num_logits, 1)
+                decoding.choose(target.forward(part.token_ids, part.start, wanted, parents=part.parents))
+            for decoding, _ in under_way:
+                decoding.commit()
+                decoding.cache.check()
+        assert [tuple(decoding.sequence.answer_ids) for decoding, _ in pairs] == alone
+
+    def test_what_is_not_computed_comes_in_pieces_that_give_no_token(self):
+        decoding, target = self.start(LONG_PROMPT)
+        decoding.begin()
+        given = [self.compute(decoding, target, 8) for _ in range(4)]
+        assert [step is not None for step in given] == [False, False, False, True]
+        assert [(start, len(tokens)) for start, tokens, _ in target.passes] == [(0, 8), (8, 8), (16, 8), (24, 6)]
+
+    @pytest.mark.parametrize("halves", [1, 2, 3])
+    def test_a_step_that_is_dropped_has_moved_nothing(self, halves):
+        plain = Run(PROMPT, max_tokens=12).result().token_ids
+        decoding, target = self.start(PROMPT, drafter=ScriptedDrafter(right(plain)))
+        decoding.begin()
+        for _ in range(2):
+            part = decoding.prepare()
+            if halves > 1:
+                outputs = target.forward(part.token_ids, part.start, part.num_logits)
+            if halves > 2:
+                decoding.choose(outputs)
+            decoding.drop()
+            decoding.cache.check()
+            assert (decoding.cache.length, decoding.sequence.answer_ids) == (0, [])
+        while not decoding.sequence.is_finished:
+            self.compute(decoding, target)
+        assert tuple(decoding.sequence.answer_ids) == plain
