@@ -129,7 +129,8 @@ class _Reading:
         check_quantifiers(self.quantifiers, "JSON schema")
         targets = (target_of(reference, self.root) for reference in self.references)
         # What is named in another way may lie anywhere.
-        levels = sum(_levels_of(self.root if target is None else target) for target in targets)
+        whole = _levels_of(self.root)
+        levels = sum(whole if target is None else _levels_of(target) for target in targets)
         if levels > MAX_REFERENCED:
             raise InvalidGrammar(
                 "The JSON schema is nested too deeply by its references.",
