@@ -55,6 +55,7 @@ class Model:
         """Return logits, top ids, top logits and log-sum-exp of the wanted rows."""
         given = {"input_ids": np.array(ids, np.int64), "logit_rows": np.array(wanted, np.int64)}
         given |= {"past_length": np.array([past], np.int32), "parents": np.array(parents, np.int32)}
+        given["sequence_rows"] = np.array([len(ids)], np.int32)
         bound = self._bound | {name: self._placed(name, array) for name, array in given.items()}
         binding = self.session.io_binding()
         for name, value in bound.items():
@@ -78,6 +79,7 @@ class Recorded(Model):
         self._options.add_run_config_entry("gpu_graph_id", str(rows))
         self._given = {"input_ids": np.zeros(rows, np.int64), "logit_rows": np.zeros(wanted, np.int64)}
         self._given |= {"past_length": np.zeros(1, np.int32), "parents": np.zeros(rows, np.int32)}
+        self._given["sequence_rows"] = np.zeros(1, np.int32)
         self._results = {name: on_gpu(array[:wanted]) for name, array in self._outputs.items()}
         self._binding = self.session.io_binding()
         for name, value in self._bound.items():
@@ -88,7 +90,7 @@ class Recorded(Model):
             self._binding.bind_ortvalue_output(name, value)
 
     def run(self, ids, past, parents, wanted):
-        for array, numbers in zip(self._given.values(), (ids, wanted, past, parents), strict=True):
+        for array, numbers in zip(self._given.values(), (ids, wanted, past, parents, len(ids)), strict=True):
             array[:] = numbers
         self.session.run_with_iobinding(self._binding, self._options)
         return [value.numpy() for value in self._results.values()]
