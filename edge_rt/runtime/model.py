@@ -177,6 +177,7 @@ class ModelTexts:
 
 
 _LESS: Final = "Load the model with a smaller context."
+_WITHOUT_ROWS: Final = "Give with_cache=False."
 
 
 class Model(ModelTexts):
@@ -462,7 +463,7 @@ class Model(ModelTexts):
             ConfigError: rows of this model's cache cannot be stored.
             Busy, ModelClosed, StorageError: it is generating, it is closed, the file cannot be written.
         """
-        prompts = self._require_prompts()
+        prompts = self._require_prompts(_WITHOUT_ROWS)
         with self.passes() as (_, cache):
             return prompts.write_file(path, cache, token_ids)
 
@@ -484,7 +485,7 @@ class Model(ModelTexts):
             Busy, ModelClosed, StorageError, InvalidTemplate, ContextOverflow: as in ``generate``, or the package's
                 folder cannot be written.
         """
-        prompts = self._require_prompts()
+        prompts = self._require_prompts("Leave it to be computed.")
         first, second = (
             self.tokenizer.encode_rendered(
                 self.render([{"role": "system", "content": system}, {"role": "user", "content": text}])
@@ -510,13 +511,13 @@ class Model(ModelTexts):
             InvalidPromptCache: it is malformed or damaged, or of another package or format of the cache.
             ConfigError, StorageError: rows of this model cannot be stored, the file cannot be read.
         """
-        self._require_prompts().read_from(path)
+        self._require_prompts(_WITHOUT_ROWS).read_from(path)
 
-    def _require_prompts(self) -> PromptCache:
+    def _require_prompts(self, action: str) -> PromptCache:
         if self._prompts is None:
             manifest = self.package.manifest
             why = why_rows_are_not_stored(manifest) or f"They lie on {self.device_choice.device}."
-            raise ConfigError("Rows of this model's cache cannot be stored.", why, "Give with_cache=False.")
+            raise ConfigError("Rows of this model's cache cannot be stored.", why, action)
         return self._prompts
 
     def _token_text(self, token_id: int) -> str:

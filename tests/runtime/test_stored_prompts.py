@@ -116,7 +116,7 @@ def test_short_texts_are_not_stored_and_nothing_is_written_unasked(native_packag
     assert files(tmp_path) == []
     with load_package(native_package) as model:
         answer(model)
-    assert [path.name for path in tmp_path.glob("*/*")] == ["about.json"]
+    assert list(tmp_path.glob("*/*")) == []
 
 
 @pytest.mark.skipif(os.name == "nt", reason="Windows has no such permissions")
@@ -190,10 +190,18 @@ def test_what_is_no_block_is_not_read(native_package, stored, folder, tmp_path):
     ):  # fmt: skip
         path.unlink()
         change(path)
+    # What is in the way of a listing is a pipe, too, and says nothing.
+    about = blocks[0].with_name("about.json")
+    about.unlink()
+    os.mkfifo(about)
+    (listed,) = list_prompts(folder)
+    assert (listed.model, listed.tokens) == ("?", 64)
     with load_package(native_package, kv="int8", prompt_cache=folder) as model:
         result = answer(model)
     assert facts(result) == facts(stored[1])
     assert result.usage.cached_tokens == 0
+    clear_prompts(folder)
+    assert [path.name for path in folder.glob("*/*")] == [blocks[2].name]
 
 
 @pytest.mark.skipif(not hasattr(os, "geteuid") or os.geteuid() != 0, reason="only root gives files away")
@@ -223,6 +231,41 @@ def test_a_full_disk_does_not_stop_an_answer(native_package, stored, tmp_path):
         assert warning.startswith("The prompt was not stored. ")
         assert "the disk is full or a limit is reached" in warning
     assert [path.name for path in tmp_path.glob("*/*")] == ["about.json"]
+
+
+@pytest.mark.skipif(os.name == "nt", reason="needs resource limits")
+def test_nor_does_one_that_is_full_when_the_model_is_loaded(native_package, stored, tmp_path):
+    import resource
+
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (0, limits[1]))
+    try:
+        with load_package(native_package, kv="int8", prompt_cache=tmp_path) as model:
+            result = answer(model)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert facts(result) == facts(stored[1])
+    (warning,) = result.warnings
+    assert warning.startswith("The prompt was not stored. ")
+
+
+def test_a_model_goes_on_storing_when_its_folder_was_cleared(native_package, tmp_path):
+    with load_package(native_package, kv="int8", prompt_cache=tmp_path) as model:
+        for prompt in (PROMPT, PROMPT[::-1]):
+            assert answer(model, prompt).warnings == ()
+            assert [one.tokens for one in list_prompts(tmp_path)] == [256]
+            clear_prompts(tmp_path)
+            assert list(tmp_path.iterdir()) == []
+        shutil.rmtree(tmp_path)
+        (warning,) = answer(model).warnings
+        assert warning.startswith(f"The prompt was not stored. {tmp_path} cannot be used as a prompt cache.")
+        tmp_path.mkdir()
+
+
+def test_a_size_that_no_prompt_fits_is_refused(native_package, tmp_path):
+    with pytest.raises(ConfigError, match="too small to keep a prompt"):
+        load_package(native_package, kv="int8", prompt_cache=tmp_path / "new", prompt_cache_size=1000)
+    assert not (tmp_path / "new").exists()
 
 
 def test_the_folder_keeps_its_size_and_what_was_used_last(native_package, tmp_path):
@@ -444,8 +487,10 @@ class TestSavedChats:
     def test_models_whose_rows_cannot_be_stored_say_so(self, small_package, chat, tmp_path):
         with load_package(small_package) as model:
             for act in (lambda c: c.load(chat[0]), lambda c: c.save(tmp_path / "new.json", with_cache=True)):
-                with pytest.raises(ConfigError, match="portable"):
+                with pytest.raises(ConfigError, match=r"portable.* with_cache=False"):
                     act(model.chat())
+            with pytest.raises(ConfigError, match=r"portable.* Leave it to be computed"):
+                model.carry_prompt("Be brief.")
         assert not (tmp_path / "new.json").exists()
 
 

@@ -25,11 +25,15 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from edge_rt.errors import StorageError
+from edge_rt.errors import ConfigError, StorageError
 from edge_rt.package.kv_formats import BLOCK_TOKENS
+from edge_rt.system.byte_size import human_bytes
 from edge_rt.system.files import O_BINARY, storage_errors, write_atomically
 from edge_rt.system.json_files import read_object
 
+LEAST_TOKENS: Final = 128
+"""Shorter texts are not stored: small talk would fill the folder. Measured with SmolLM2 and an int8 cache: 64 tokens
+are read in 0.9 ms and written in 1 ms; computing them takes 17 ms."""
 USUAL_SIZE: Final = 2 << 30
 """Bytes of a folder at most, if nothing else is asked for."""
 _ABOUT: Final = "about.json"
@@ -54,20 +58,26 @@ class BlockFolder:
         most_blocks: how many blocks of this size there is room for.
 
     Raises:
+        ConfigError: the limit has no room for the shortest prompt that is stored.
         StorageError: it cannot be made, is no folder, or is another user's.
     """
 
     def __init__(self, root: Path, key: bytes, about: Mapping[str, Any], *, size: int, limit: int) -> None:
         self.root, self._size, self._limit = root, size, limit
         self.most_blocks = limit // size
+        least = LEAST_TOKENS // BLOCK_TOKENS * size
+        if limit < least:
+            raise ConfigError(
+                "The prompt cache is too small to keep a prompt.",
+                f"It may have {human_bytes(limit)}, {LEAST_TOKENS} tokens of this model need {human_bytes(least)}.",
+                "Give it more, or leave the size out.",
+            )
         self._path = root / key.hex()[:16]
+        self._about = {"format": _FORMAT, **about, "block_bytes": size}
         with storage_errors(root, "cannot be used as a prompt cache"):
             for folder in (root, self._path):
                 folder.mkdir(mode=0o700, parents=True, exist_ok=True)
                 _require_own(folder, is_root=folder == root)
-            if not (self._path / _ABOUT).exists():
-                document = {"format": _FORMAT, **about, "block_bytes": size}
-                write_atomically(self._path / _ABOUT, [json.dumps(document).encode()], private=True, durable=False)
 
     def _file(self, name: bytes) -> Path:
         return self._path / f"{name.hex()[:32]}.rows"
@@ -111,7 +121,19 @@ class BlockFolder:
                 os.utime(self._file(name), ns=(now - index, now - index), **_NO_FOLLOW)
 
     def make_room(self, count: int) -> None:
-        """Remove the blocks that were not used for the longest time, until ``count`` more fit the limit."""
+        """Remove the blocks that were not used for the longest time, until ``count`` more fit the limit.
+
+        The model's folder is made again if all prompts were cleared in the meantime.
+
+        Raises:
+            StorageError: the folder cannot be written.
+        """
+        with storage_errors(self.root, "cannot be used as a prompt cache"):
+            self._path.mkdir(mode=0o700, exist_ok=True)
+            _require_own(self._path, is_root=False)
+        if not (self._path / _ABOUT).exists():
+            document = json.dumps(self._about).encode()
+            write_atomically(self._path / _ABOUT, [document], private=True, durable=False)
         files = sorted(_blocks(self.root), key=lambda file: file.used)
         total = sum(file.size for file in files) + count * self._size
         for file in files:
@@ -169,6 +191,8 @@ def _blocks_of(folder: Path) -> Iterator[_File]:
         for entry in entries:
             with suppress(OSError):
                 facts = entry.stat(follow_symlinks=False)
+                if not stat.S_ISREG(facts.st_mode):
+                    continue
                 if _BLOCK.fullmatch(entry.name):
                     yield _File(Path(entry.path), facts.st_size, facts.st_mtime_ns)
                 elif _UNFINISHED.fullmatch(entry.name) and time.time() - facts.st_mtime > _STALE_SECONDS:
@@ -204,10 +228,7 @@ def list_prompts(root: Path) -> list[StoredPrompts]:
     """
     result = []
     for folder in _key_folders(root):
-        try:
-            about = read_object(folder / _ABOUT, _MOST_ABOUT, ValueError)
-        except (StorageError, ValueError):
-            about = {}
+        about = _read_about(folder / _ABOUT)
         files = list(_blocks_of(folder))
         if about.get("format") != _FORMAT and not files:
             continue
@@ -216,6 +237,16 @@ def list_prompts(root: Path) -> list[StoredPrompts]:
         tokens = BLOCK_TOKENS * len(files)
         result.append(StoredPrompts(folder, model, kv, tokens, sum(file.size for file in files), used))
     return result
+
+
+def _read_about(path: Path) -> dict[str, Any]:
+    """Return what a file says of its blocks; nothing if it is malformed, or a pipe or link, which could block."""
+    if path.is_symlink() or not path.is_file():
+        return {}
+    try:
+        return read_object(path, _MOST_ABOUT, ValueError)
+    except (StorageError, ValueError):
+        return {}
 
 
 def clear_prompts(root: Path) -> int:
@@ -228,7 +259,8 @@ def clear_prompts(root: Path) -> int:
     for folder in _key_folders(root):
         with storage_errors(folder, "cannot be removed"):
             for entry in list(os.scandir(folder)):
-                if entry.name == _ABOUT or _BLOCK.fullmatch(entry.name) or _UNFINISHED.fullmatch(entry.name):
+                is_ours = entry.name == _ABOUT or _BLOCK.fullmatch(entry.name) or _UNFINISHED.fullmatch(entry.name)
+                if is_ours and not entry.is_dir(follow_symlinks=False):
                     freed += entry.stat(follow_symlinks=False).st_size
                     with suppress(FileNotFoundError):
                         Path(entry.path).unlink()
