@@ -44,6 +44,7 @@ def load(
     drafter: str | Path | None = None,
     prompt_cache: str | Path | None = None,
     prompt_cache_size: int | str | None = None,
+    slots: int | None = None,
     formats: bool = False,
     spec_trace: Callable[[dict[str, Any]], None] | None = None,
     on_calibrate: Callable[[], None] | None = None,
@@ -86,6 +87,10 @@ def load(
             like one of them, in this process or another, computes what is new. None: nothing is written.
         prompt_cache_size: bytes that the folder may have, or a text; what was not used for the longest time goes.
             None: 2 GiB.
+        slots: answers that are computed at once, 1 to 64, each with rows for a whole context; further ones wait, and an
+            answer that is computed beside others drafts nothing. What computes one sequence at a time (GPUs, packages
+            that are not native, or have exits or sliding windows) lets all others wait. None: one generation at a time,
+            a second one raises ``Busy``.
         formats: keep room in the plan for answers in a format; else their tables take what is left of the budget.
         spec_trace: called with the decision of every decoding step.
         on_calibrate: called when the first answer has to wait until the latency of passes is measured: with networks
@@ -123,6 +128,7 @@ def load(
         drafter=None if drafter is None else Path(drafter),
         prompt_cache=None if prompt_cache is None else Path(prompt_cache),
         prompt_cache_size=prompt_cache_size,
+        slots=slots,
         formats=formats,
         spec_trace=spec_trace,
         on_calibrate=None if on_calibrate is None else lambda _: on_calibrate(),
@@ -151,6 +157,7 @@ def plan(
     corpus: str | Path | None = None,
     drafter: str | Path | None = None,
     prompt_cache: str | Path | None = None,
+    slots: int | None = None,
     formats: bool = False,
 ) -> Plan:
     """Return what ``load`` with the same arguments would decide, whether it fits or not; nothing is loaded.
@@ -172,6 +179,7 @@ def plan(
         corpus: file that drafts are looked up in.
         drafter: folder of a trained drafter.
         prompt_cache: folder of stored prompts, which is only planned for.
+        slots: answers that are computed at once.
         formats: whether answers in a format have room.
 
     Raises:
@@ -196,6 +204,7 @@ def plan(
         corpus=None if corpus is None else Path(corpus),
         drafter=None if drafter is None else Path(drafter),
         prompt_cache=None if prompt_cache is None else Path(prompt_cache),
+        slots=slots,
         formats=formats,
         costs=user_costs(),
     )

@@ -45,6 +45,18 @@ _SMALLER_TABLES: Final = ((4096, LEAST_TABLE), (LEAST_TABLE, LEAST_TABLE))
 _LESS_PRECISE: Final = ("f32", "f16", "int8", "k8v4", "int4")
 _WORTH_PRECISION: Final = 1.05
 
+
+def why_one_slot(shape: ModelShape, device: Device) -> str | None:
+    """Return why a model computes one answer at a time; None: it can compute several."""
+    if device.gpu is not None:
+        return "passes on a GPU have one sequence"
+    if shape.op_profile != "native":
+        return f"passes of {shape.op_profile} packages have one sequence"
+    if shape.window_layers:
+        return "layers with a sliding window have one sequence"
+    return "passes of packages with exits have one sequence" if shape.segments > 1 else None
+
+
 Placement = Callable[[Choice, Amounts], Choice | None]
 """Returns a choice as it is placed within a budget; None if it does not fit."""
 
@@ -76,6 +88,8 @@ class Fallbacks:
         self.ctx = min(shape.model.context_length, DEFAULT_CONTEXT) if request.ctx is None else request.ctx
         self._least_ctx = min(LEAST_CONTEXT, self.ctx) if request.ctx is None else self.ctx
         self._formats = self._cache_formats()
+        slots = request.slots if why_one_slot(shape, device) is None else 1
+        self._slots = [slots >> halves for halves in range(slots.bit_length())]
 
     def needs(self, choice: Choice) -> Amounts:
         """Return the memory that a choice needs."""
@@ -87,7 +101,7 @@ class Fallbacks:
         Context, cache format and chunk are decided first, such that the smallest form of speculation fits beside them.
         Speculation then gets the memory that is left.
         """
-        best = self._speculation_steps(self.ctx, self._formats[0], self._chunks[0])[0]
+        best = self._speculation_steps(self.ctx, self._formats[0], self._chunks[0], self._slots[0])[0]
         least = self._speculation_steps(self._least_ctx, self._formats[-1], self._chunks[-1])[-1]
         least_needs = self.needs(least)
         can_divide = (
@@ -109,8 +123,8 @@ class Fallbacks:
 
     def _first_that_fits(self, budget: Amounts, place: Placement) -> Choice | None:
         """Return the preferred configuration of those that fit the budget when they are placed; None if none does."""
-        for ctx, kv, chunk in self._settings(budget, place):
-            for choice in self._speculation_steps(ctx, kv, chunk):
+        for ctx, kv, chunk, slots in self._settings(budget, place):
+            for choice in self._speculation_steps(ctx, kv, chunk, slots):
                 if (placed := place(choice, budget)) is not None:
                     return placed
         return None
@@ -150,14 +164,16 @@ class Fallbacks:
         ]
         return min(kept, key=lambda needs: (needs.host, needs.gpu))
 
-    def _settings(self, budget: Amounts, place: Placement) -> Iterator[tuple[int, str, int]]:
-        """Yield context, cache format and chunk, preferred ones first."""
+    def _settings(self, budget: Amounts, place: Placement) -> Iterator[tuple[int, str, int, int]]:
+        """Yield context, cache format, chunk and slots, preferred ones first."""
+        for slots in self._slots[:-1]:
+            yield self.ctx, self._formats[0], self._chunks[0], slots
         for kv in self._formats:
-            yield self.ctx, kv, self._chunks[0]
+            yield self.ctx, kv, self._chunks[0], 1
         for chunk in self._chunks[1:]:
-            yield self.ctx, self._formats[-1], chunk
+            yield self.ctx, self._formats[-1], chunk, 1
         if (ctx := self._longest_context(budget, place)) is not None:
-            yield ctx, self._formats[-1], self._chunks[-1]
+            yield ctx, self._formats[-1], self._chunks[-1], 1
 
     def _longest_context(self, budget: Amounts, place: Placement) -> int | None:
         """Return the longest context that fits with everything else reduced to its smallest; None if none fits."""
@@ -177,13 +193,13 @@ class Fallbacks:
                 high = middle - 1
         return self._least_ctx + _CONTEXT_STEP * low
 
-    def _speculation_steps(self, ctx: int, kv: str, chunk: int) -> list[Choice]:
-        """Return the ways to speculate with a context, a cache format and a chunk, preferred ones first."""
+    def _speculation_steps(self, ctx: int, kv: str, chunk: int, slots: int = 1) -> list[Choice]:
+        """Return the ways to speculate with a context, a cache format, a chunk and slots, preferred ones first."""
         request = self._request
         mode = request.spec
         # Unless rows are exact, speculation is off if it is not requested.
         drafts = self._shape.drafts
-        off = Choice(ctx, kv, OFF, 0, chunk, 0, 0, 1)
+        off = Choice(ctx, kv, OFF, 0, chunk, 0, 0, 1, slots=slots)
         if mode == OFF or drafts is Drafts.NOTHING or (mode in (None, AUTO) and not drafts.are_exact):
             return [off]
         drafter = mode or AUTO
@@ -197,7 +213,7 @@ class Fallbacks:
         contexts = _RECYCLING_TABLE if drafter in (AUTO, "recycling") else 0
         is_trained = request.drafter is not None and drafter in DRAFTER_MODES
         is_loaded = is_trained or request.draft_model is not None
-        first = Choice(ctx, kv, drafter, draft, chunk, known, contexts, draft + 1, drafter=is_loaded)
+        first = Choice(ctx, kv, drafter, draft, chunk, known, contexts, draft + 1, drafter=is_loaded, slots=slots)
         steps = [first]
         if is_trained and drafter in (AUTO, EXIT) and not request.names_drafter:
             first = replace(first, drafter=False)

@@ -43,6 +43,7 @@ class Choice:
         suffix_tokens: tokens that the suffix drafter (or the n-gram table, or a reference) holds; 0 where none is used.
         recycling_contexts: contexts of each order that token recycling holds; 0 where it is not used.
         drafter: whether the trained drafter of the request, and the model that drafts, are loaded.
+        slots: answers that are computed at once, each with rows for a whole context.
         gpu_layers: how many layers, the last ones, a GPU computes whose memory is too small for all; None: not divided.
     """
 
@@ -56,6 +57,12 @@ class Choice:
     logit_rows: int
     drafter: bool = False
     gpu_layers: int | None = None
+    slots: int = 1
+
+    @property
+    def most_logits(self) -> int:
+        """Rows of a pass that need logits, at most: those of a draft, or one for every slot."""
+        return max(self.logit_rows, self.slots)
 
     @property
     def tree_rows(self) -> int:
@@ -65,7 +72,7 @@ class Choice:
     @property
     def largest_pass(self) -> int:
         """Rows of the largest pass."""
-        return max(min(self.prefill_chunk, self.ctx), self.tree_rows)
+        return max(min(self.prefill_chunk, self.ctx), self.tree_rows, 1 if self.slots == 1 else 2 * self.slots)
 
 
 @dataclass(frozen=True)

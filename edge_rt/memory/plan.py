@@ -10,7 +10,15 @@ from typing import Final
 
 from edge_rt.device.names import DeviceChoice, DeviceName
 from edge_rt.errors import ConfigError, MemoryBudgetExceeded
-from edge_rt.memory.fallbacks import DEFAULT_CONTEXT, KEPT_SPEED, LEAST_CONTEXT, Decision, Fallbacks, alternatives_to
+from edge_rt.memory.fallbacks import (
+    DEFAULT_CONTEXT,
+    KEPT_SPEED,
+    LEAST_CONTEXT,
+    Decision,
+    Fallbacks,
+    alternatives_to,
+    why_one_slot,
+)
 from edge_rt.memory.figures import Amounts, Choice, Device
 from edge_rt.memory.plan_terms import Term, terms_of
 from edge_rt.memory.request import Alternative, Request
@@ -277,10 +285,14 @@ def _given_up(
     if request.draft_model is not None:
         drafters.append(request.draft_model.shape.model.name)
     layers = f"layers on the GPU: {choice.gpu_layers} of {shape.model.num_layers}, the others on the CPU"
+    why = why_one_slot(shape, device)
+    is_reduced = request.slots > 1 and why is not None
+    waiting = [f"slots: 1 instead of {request.slots}, the others wait ({why})"] if is_reduced else []
     steps = (
         (layers, {"gpu_layers": choice.gpu_layers}),
         (f"drafter: none instead of {' and '.join(drafters)}", {"drafter": choice.drafter}),
         (f"speculation: {_speculation(choice)} instead of {_speculation(best)}", speculative),
+        (f"slots: {choice.slots} instead of {best.slots}", {"slots": choice.slots}),
         (f"KV cache: {choice.kv_format} instead of {best.kv_format}", {"kv_format": choice.kv_format}),
         (
             f"prefill chunk: {choice.prefill_chunk} tokens instead of {best.prefill_chunk}",
@@ -306,7 +318,7 @@ def _given_up(
             speed = f", {100 * change:+.0f} % tokens per second" if abs(change) >= 0.005 else ""
             result.append(f"{text} (saves {show_size(saved)}{speed})")
         held = less
-    return tuple(result)
+    return (*waiting, *result)
 
 
 def _speculation(choice: Choice) -> str:

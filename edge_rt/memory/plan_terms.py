@@ -24,7 +24,8 @@ class Term:
 
     Attributes:
         name: one of runtime, tokenizer, weights, session, kv_cache, activations, logits, sampling, drafters; formats if
-            answers in a format were asked for; prompt_cache if stored prompts need memory of their own; corpus if there
+            answers in a format were asked for; prompt_cache if stored prompts need memory of their own; slots if
+            several answers are computed at once; corpus if there
             is one; drafter and drafter_head if a trained drafter is loaded, draft_weights and draft_model if a second
             model is; gpu_context if a GPU computes.
         bytes: largest size of the part in the memory of the process.
@@ -70,6 +71,8 @@ def terms_of(shape: ModelShape, choice: Choice, sizes: Sizes, request: Request) 
         terms.append(Term("formats", sizes.formats, private, f"tables of {shape.model.vocab_size} tokens for answers"))
     if sizes.prompt_cache:
         terms.append(Term("prompt_cache", sizes.prompt_cache, private, "rows of 64 tokens, from or to a file"))
+    if sizes.slots:
+        terms.append(Term("slots", sizes.slots, private, f"maps and lists of {choice.slots} answers at once"))
     if sizes.corpus:
         terms.append(Term("corpus", sizes.corpus, "file", "the index of texts; in a long run lookups touch all of it"))
     if choice.drafter and request.drafter is not None:
@@ -132,7 +135,8 @@ def _cache_text(shape: ModelShape, choice: Choice) -> str:
     windows = f", {shape.window_layers} of them {windowed}" if shape.window_layers else ""
     row_bytes = shape.token_bytes(choice.kv_format)
     name = choice.kv_format if choice.kv_format in KV_FORMAT and shape.op_profile == "native" else "f32"
-    return f"{rows} rows x {counted(shape.model.num_layers, 'layer')}{windows} x {row_bytes} B ({name})"
+    slots = "" if choice.slots == 1 else f"{choice.slots} slots x "
+    return f"{slots}{rows} rows x {counted(shape.model.num_layers, 'layer')}{windows} x {row_bytes} B ({name})"
 
 
 def _activations_text(choice: Choice, sizes: Sizes) -> str:
@@ -143,7 +147,7 @@ def _activations_text(choice: Choice, sizes: Sizes) -> str:
 
 def _logits_text(shape: ModelShape, choice: Choice, request: Request) -> str:
     hidden = f", and {shape.model.hidden_size} hidden states" if request.returns_hidden(choice) else ""
-    return f"{counted(choice.logit_rows, 'row')} x {shape.model.vocab_size}{hidden} x 4 B"
+    return f"{counted(choice.most_logits, 'row')} x {shape.model.vocab_size}{hidden} x 4 B"
 
 
 def _drafter_text(drafter: DrafterShape, choice: Choice) -> str:

@@ -29,6 +29,7 @@ class Request:
         drafter: the trained drafter that fits the model, if the mode may use one.
         drafter_folder: folder of the drafter, if it was named: it is then pinned; ``NO_DRAFTER``: none is used.
         draft_model: a second model that drafts, if the mode uses one.
+        slots: answers that are computed at once, at most.
         formats: whether there is room for the tables of answers in a format.
         prompt_cache: whether rows of stored prompts are read and written.
     """
@@ -49,6 +50,7 @@ class Request:
     drafter: DrafterShape | None = None
     drafter_folder: str | None = None
     draft_model: DraftModelShape | None = None
+    slots: int = 1
     device_budget_bytes: int | None = None
 
     @property
@@ -100,6 +102,7 @@ class Request:
             ("--kv-type", self.kv),
             ("--spec", self.spec),
             ("--draft-max", self.draft_max),
+            ("--slots", self.slots if self.slots > 1 else None),
             ("--corpus", self.corpus),
             # With --spec off it is not used, and refused.
             ("--drafter", None if self.spec == OFF else self.drafter_folder),
@@ -109,7 +112,7 @@ class Request:
 
 ARGUMENTS: Final = {
     "--memory": "memory", "--device-memory": "device_memory", "--ctx": "ctx", "--kv-type": "kv", "--spec": "spec",
-    "--draft-max": "draft_max", "--corpus": "corpus", "--drafter": "drafter",
+    "--draft-max": "draft_max", "--slots": "slots", "--corpus": "corpus", "--drafter": "drafter",
 }  # fmt: skip
 """Flag of the command line -> argument of ``edge_rt.load``."""
 

@@ -32,6 +32,7 @@ from edge_rt.memory.terms import (
     runtime_bytes,
     sampling_bytes,
     session_bytes,
+    slots_bytes,
     stored_block_bytes,
     table_bytes,
     tokenizer_bytes,
@@ -57,6 +58,7 @@ class Sizes:
         driver: of the runtime part, what is counted for the driver of GPUs.
         formats: tables of answers in a format.
         prompt_cache: a block of rows on its way from or to a file.
+        slots: tables of several slots.
     """
 
     runtime: int
@@ -83,6 +85,7 @@ class Sizes:
     driver: int = 0
     formats: int = 0
     prompt_cache: int = 0
+    slots: int = 0
 
     @property
     def activations(self) -> int:
@@ -130,7 +133,7 @@ class Sizes:
         mapped = self.weights + self.corpus + self.drafter + self.draft_weights
         drafting = self.drafters + self.drafter_head + self.draft_model
         shared = self.gpu.total if self.gpu is not None and self.is_unified else 0
-        chosen = self.sampling + self.formats + self.prompt_cache
+        chosen = self.sampling + self.formats + self.prompt_cache + self.slots
         own = self.runtime + self.tokenizer + mapped + self.session + self.kv_cache + chosen + drafting
         return own + shared
 
@@ -173,7 +176,7 @@ def sizes_of(shape: ModelShape, device: Device, choice: Choice, request: Request
     hidden = request.returns_hidden(choice)
     drafter = request.drafter if choice.drafter else None
     second = _draft_model_bytes(request.draft_model, device, choice) if choice.drafter else (0, 0)
-    chunk = min(choice.prefill_chunk, choice.ctx)
+    chunk = choice.largest_pass if choice.slots > 1 else min(choice.prefill_chunk, choice.ctx)
     tables = table_bytes(choice.spec)
     sizes = Sizes(
         runtime=base,
@@ -182,9 +185,9 @@ def sizes_of(shape: ModelShape, device: Device, choice: Choice, request: Request
         corpus=corpus_bytes(choice, request),
         session=session + packed_bytes(shape) + hidden_bytes(shape, choice),
         kv_cache=kv_bytes(shape, choice),
-        chunk=own + passes_bytes(shape, chunk, choice.ctx),
+        chunk=own + passes_bytes(shape, chunk, choice.ctx, choice.slots),
         draft=own + passes_bytes(shape, choice.tree_rows, choice.ctx),
-        logits=logits_bytes(shape, choice.logit_rows, hidden=hidden),
+        logits=logits_bytes(shape, choice.most_logits, hidden=hidden),
         sampling=sampling_bytes(shape),
         drafters=drafter_bytes(choice, tables, of_itself=drafts_itself(shape, choice)),
         drafter=0 if drafter is None else drafter.weights_bytes,
@@ -198,6 +201,7 @@ def sizes_of(shape: ModelShape, device: Device, choice: Choice, request: Request
         driver=driver,
         formats=format_bytes(shape.model.vocab_size) if request.formats else 0,
         prompt_cache=stored_block_bytes(shape, choice) if request.prompt_cache else 0,
+        slots=slots_bytes(shape, choice),
     )
     if device.gpu is None:
         return sizes

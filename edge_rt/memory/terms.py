@@ -105,6 +105,7 @@ _NESTED_BYTES, _UPPER_BYTES = 9, 5  # of 8 nested weights, and of their upper ha
 
 _SAMPLING_FIXED: Final = 3 * MIB  # numpy's random generator and the pages of its library
 _SAMPLING_TOKEN: Final = 54
+_PENALTIES_TOKEN: Final = 8
 
 GROWN: Final = 2
 """What an arena takes that ONNX Runtime makes for a session, relative to what passes need at once: each block that it
@@ -137,7 +138,16 @@ def kv_bytes(shape: ModelShape, choice: Choice) -> int:
     """Return the bytes of the KV cache: rows x layers x bytes of a row."""
     full, windowed = kv_rows(shape, choice)
     rows = (shape.model.num_layers - shape.window_layers) * full + shape.window_layers * windowed
-    return rows * shape.token_bytes(choice.kv_format)
+    return choice.slots * rows * shape.token_bytes(choice.kv_format)
+
+
+def slots_bytes(shape: ModelShape, choice: Choice) -> int:
+    """Return the bytes of maps of rows and, of every further slot, of lists of tokens and of penalties."""
+    if choice.slots == 1:
+        return 0
+    return 8 * choice.slots * choice.ctx + (choice.slots - 1) * (
+        _TOKEN_LISTS * choice.ctx + _PENALTIES_TOKEN * shape.model.vocab_size
+    )
 
 
 def first_on_gpu(shape: ModelShape, choice: Choice) -> int:
@@ -298,14 +308,14 @@ def hidden_row_bytes(shape: ModelShape, *, hidden: bool) -> int:
     return 4 * shape.model.hidden_size if hidden else 0
 
 
-def passes_bytes(shape: ModelShape, rows: int, ctx: int) -> int:
+def passes_bytes(shape: ModelShape, rows: int, ctx: int, slots: int = 1) -> int:
     """Return the most bytes that a pass of up to ``rows`` tokens allocates; a last chunk may have any such size."""
-    return max(allocated_bytes(shape, size, ctx) for size in heaviest_rows(shape, rows))
+    return max(allocated_bytes(shape, size, ctx, slots) for size in heaviest_rows(shape, rows))
 
 
 def pass_memory_bytes(shape: ModelShape, choice: Choice) -> int:
     """Return the bytes that the passes of a choice allocate, untouched parts included: a limit for an arena."""
-    return passes_bytes(shape, choice.largest_pass, choice.ctx)
+    return passes_bytes(shape, choice.largest_pass, choice.ctx, choice.slots)
 
 
 def corpus_bytes(choice: Choice, request: Request) -> int:

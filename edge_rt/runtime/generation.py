@@ -103,7 +103,7 @@ class Generation:
         self._thoughts = thoughts or ThoughtStream(None)
         self._tools = tools
         self._begun = begun
-        self._sequence = sequence
+        self.sequence = self._sequence = sequence
         self._hold = hold
         self._cache = cache
         self._sampler = sampler
@@ -125,50 +125,72 @@ class Generation:
         token leaves the cache as it was, but for what the prompt did not share with it (and empty, where layers with a
         sliding window have given up the rows behind it).
         """
-        sequence, cache, cancel = self._sequence, self._cache, outcome.cancel
-        with outcome.telling(self._settled):
+        sequence, cancel = self._sequence, outcome.cancel
+        with outcome.telling(self.settled):
             try:
                 with self._hold(cancel) as held:
-                    self._drafter = held.drafter
-                    self._clock.begun = time.perf_counter()
-                    # What is kept can be less than what is shared: see KVCache.truncate.
-                    self._cached = cache.truncate(cache.common_prefix(sequence.token_ids[:-1]))
-                    if self._prompts is not None:
-                        self._cached = self._prompts.restore(cache, sequence.token_ids)
+                    decoding = self.open(self._cache, held.drafter, held.rule)
                     try:
                         try:
-                            prefill(sequence, held.target, cache, self._chunk, self._on_prefill)
-                            decoding = Decoding(
-                                sequence, held.drafter, cache, self._sampler, held.rule, self._logprobs, self._grammar
-                            )
+                            prefill(sequence, held.target, self._cache, self._chunk, self._on_prefill)
                             for step in decode(decoding, held.target, chunk=self._chunk):
-                                self._clock.tick()
-                                event = self._event(step)
-                                outcome.text = self._thoughts.text
-                                yield event
+                                yield self.take(step, outcome)
                                 if cancel.cancelled:
                                     sequence.finish("cancelled")
                         except Cancelled:
-                            sequence.finish("cancelled")
-                            if not sequence.num_answer_tokens:
-                                cache.truncate(self._cached)
-                        thought, rest = self._finish_text()
-                        if thought or rest:
-                            yield Event(rest, (), thought)
+                            self.stop()
+                        if (rest := self.rest()) is not None:
+                            yield rest
                     except GeneratorExit:
                         # Left in the middle: whole steps stay.
                         sequence.finish("cancelled")
                         self._made = self._result()
                         raise
-                    if self._prompts is not None:
-                        self._prompts.store(cache)
-                    # Made while the model is held: drafter and cache are the next generation's afterwards.
-                    self._made = self._result()
+                    self.close()
             except Cancelled:
                 # Stopped while the latency of passes was measured.
                 sequence.finish("cancelled")
 
-    def _settled(self) -> Result:
+    def open(self, cache: KVCache, drafter: Drafter, rule: AcceptanceRule) -> Decoding:
+        """Begin in a cache, whose rows of the prompt are kept; return what computes the rest."""
+        self._cache, self._drafter = cache, drafter
+        self._clock.begun = time.perf_counter()
+        # What is kept can be less than what is shared: see KVCache.truncate.
+        self._cached = cache.truncate(cache.common_prefix(self._sequence.token_ids[:-1]))
+        if self._prompts is not None:
+            self._cached = self._prompts.restore(cache, self._sequence.token_ids)
+        return Decoding(self._sequence, drafter, cache, self._sampler, rule, self._logprobs, self._grammar)
+
+    def take(self, step: Accepted, outcome: Outcome) -> Event:
+        """Turn the tokens of a step into an event."""
+        self._clock.tick()
+        event = self._event(step)
+        outcome.text = self._thoughts.text
+        return event
+
+    def tell_progress(self) -> None:
+        """Tell how much of the prompt is computed, behind a pass that gave no token."""
+        if self._on_prefill is not None and self._cache.length < self._sequence.num_prompt_tokens:
+            self._on_prefill(self._cache.length, self._sequence.num_prompt_tokens)
+
+    def rest(self) -> Event | None:
+        """Return the text that was held back; None if there is none."""
+        thought, rest = self._finish_text()
+        return Event(rest, (), thought) if thought or rest else None
+
+    def stop(self) -> None:
+        """End it as a cancelled one, between two steps."""
+        self._sequence.finish("cancelled")
+        if not self._sequence.num_answer_tokens:
+            self._cache.truncate(self._cached)
+
+    def close(self) -> None:
+        """Make the result, while the model is held: drafter and cache are the next generation's afterwards."""
+        if self._prompts is not None:
+            self._prompts.store(self._cache)
+        self._made = self._result()
+
+    def settled(self) -> Result:
         """Return the result as it was when the model was released."""
         return self._result() if self._made is None else self._made
 

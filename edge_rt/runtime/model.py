@@ -6,7 +6,7 @@ import gc
 import time
 import weakref
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence as Items
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
@@ -22,6 +22,7 @@ from edge_rt.package.manifest import PROMPTS_FOLDER
 from edge_rt.package.reader import Package
 from edge_rt.package.spec_modes import REFERENCE_MODES
 from edge_rt.runtime.answer_forms import PLAIN_ANSWER, AnswerForm
+from edge_rt.runtime.batch import Batch, Wanted
 from edge_rt.runtime.cache.kv_cache import KVCache, common_prefix
 from edge_rt.runtime.cache.prompt_cache import PromptCache
 from edge_rt.runtime.config import GenerationConfig, GenerationOptions
@@ -183,9 +184,10 @@ _WITHOUT_ROWS: Final = "Give with_cache=False."
 class Model(ModelTexts):
     """A package opened for generation; made by ``edge_rt.load``.
 
-    One generation at a time: a second one, from any thread, raises ``Busy`` and disturbs nothing. The model keeps one
-    KV cache, and a prompt that begins like the last one computes only what is new. Close it, or use it as a context
-    manager. It must not be used in a forked child.
+    One generation at a time: a second one, from any thread, raises ``Busy`` and disturbs nothing. Loaded with
+    ``slots``, several are computed together, and further ones wait. The model keeps one KV cache, or one for each slot,
+    and a prompt that begins like the last one computes only what is new. Close it, or use it as a context manager. It
+    must not be used in a forked child.
 
     Args:
         package: the opened package.
@@ -230,6 +232,12 @@ class Model(ModelTexts):
         self._runner.open(parts.runner)
         self._cache, self._speculation, self.measured_costs = parts.cache, parts.speculation, parts.measured_costs
         self._prompts = parts.prompts
+        self._batch: Batch | None = None
+        if self.plan.request.slots > 1:
+            caches = (parts.cache, *parts.slots)
+            most = max(min(self.prefill_chunk, parts.cache.largest_pass), 2 * len(caches))
+            forget = self._speculation.forget
+            self._batch = Batch(caches, partial(_held, weakref.ref(self)), most_rows=most, forget=forget)
         self._providers, self._isa, self._kv_format = parts.providers, parts.isa, parts.kv_format
         self.drafter = parts.drafter
         self.device, self._cpu_nodes, self.verification = parts.device, parts.cpu_nodes, parts.verification
@@ -317,7 +325,8 @@ class Model(ModelTexts):
             Busy: the model is generating now.
             ModelClosed, ContextOverflow, ConfigError, InvalidTemplate, MemoryBudgetExceeded: as in ``generate``.
         """
-        self._runner.check_free()
+        if self._batch is None:
+            self._runner.check_free()
         # A stream that is not read holds nothing.
         self.stream(prompt, config, tools=tools, documents=documents, template_args=template_args, **options)
 
@@ -453,8 +462,13 @@ class Model(ModelTexts):
             wanted=grammar,
             prompts=self._prompts,
         )
+        source = generation.events
+        if self._batch is not None:
+            # Where drafts change the text, other answers in the pass would.
+            is_alone = config.accept == "ratio" and sampling.temperature > 0.0
+            source = partial(self._batch.events, generation, Wanted(drafting, is_alone, cancel))
         # A token of its own: a stream that is left early must not cancel the caller's.
-        return Stream(generation.events, CancelToken(), on_result)
+        return Stream(source, CancelToken(), on_result)
 
     def save_rows(self, path: Path, token_ids: Items[int]) -> int:
         """Write the rows that the cache holds of a prompt into a file; return of how many tokens, 0 if it is short.
@@ -551,7 +565,19 @@ class Model(ModelTexts):
                     raise out_of_memory(error, _LESS) from error
                 raise
 
+    @contextmanager
+    def _held_by_batch(self, cancel: CancelToken) -> Generator[Runner]:
+        with self._runner.hold(cancel) as runner:
+            follow_cpus()
+            yield runner
+            self._speculation.save_costs()
+
     # --- life ---
+
+    @property
+    def slots(self) -> int:
+        """Answers that are computed at once."""
+        return self.plan.choice.slots
 
     @property
     def threads(self) -> int:
@@ -610,6 +636,8 @@ class Model(ModelTexts):
         """
         with self.passes() as (_, cache):
             cache.truncate(0)
+            if self._batch is not None:
+                self._batch.forget_rows()
 
     def describe(self) -> dict[str, Any]:
         """Return what was decided when the model was loaded, as a JSON object."""
@@ -624,6 +652,7 @@ class Model(ModelTexts):
             "activations": manifest.activations,
             "quantisation": dict(manifest.quantisation),
             "context_tokens": self.context_tokens,
+            "slots": self.slots,
             "rotation": None if manifest.decoder is None else manifest.decoder.rotation(self.context_tokens),
             "isa": self._isa,
             "kv_format": self._kv_format,
@@ -671,3 +700,11 @@ class Model(ModelTexts):
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+
+def _held(model: weakref.ref[Model], cancel: CancelToken) -> AbstractContextManager[Runner]:
+    """Return what holds a model for a batch, which does not keep it alive."""
+    held = model()
+    if held is None:
+        raise closed()
+    return held._held_by_batch(cancel)

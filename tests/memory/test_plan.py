@@ -143,6 +143,37 @@ class TestLadder:
         assert len({choice.draft_max for choice in drafts} - {0, 2, 23}) > 2  # none, the smallest, the default
 
 
+def test_slots_are_given_up_before_the_precision_of_the_cache():
+    sizes = range(1600 * MIB, 190 * MIB, -16 * MIB)
+    plans = [make_plan(make_shape(), DEVICE, Request(size, slots=6)) for size in sizes]
+    assert plans[0].given_up == ()
+    kept = [(plan.choice.slots, plan.choice.kv_format) for plan in plans if plan.fits]
+    assert list(dict.fromkeys(kept))[:4] == [(6, "f16"), (3, "f16"), (1, "f16"), (1, "int8")]
+    assert all("slots: " in " ".join(plan.given_up) for plan in plans[1:] if plan.choice.slots < 6)
+
+
+def test_slots_have_a_cache_each_and_rows_of_logits():
+    one, four = (make_plan(make_shape(), DEVICE, Request(spec="off", ctx=1024, slots=slots)) for slots in (1, 4))
+    assert four.sizes.kv_cache == 4 * one.sizes.kv_cache
+    assert four.sizes.logits == 4 * one.sizes.logits
+    assert four.sizes.activations >= one.sizes.activations
+    assert (one.sizes.slots, "slots" in {term.name for term in four.terms}) == (0, True)
+    assert four.request.flags[-2:] == ("--slots", "4")
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"layer_windows": windows_of(512, 4)}, "sliding window"),
+        ({"op_profile": "portable", "kv_formats": ("f32",)}, "portable"),
+    ],
+)
+def test_what_computes_one_sequence_at_a_time_has_one_slot(changes, reason):
+    plan = make_plan(make_shape(**changes), DEVICE, Request(slots=4))
+    assert plan.choice.slots == 1
+    assert any("slots: 1 instead of 4" in step and reason in step for step in plan.given_up)
+
+
 def test_precision_is_given_up_from_the_package_s_default_on():
     shape = make_shape(kv_formats=("int8", *(name for name in NATIVE_FORMATS if name != "int8")))
     plans = [make_plan(shape, DEVICE, Request(size)) for size in range(350 * MIB, 190 * MIB, -8 * MIB)]

@@ -210,6 +210,11 @@ class KVCache:
         return tuple(self.length + (len(self.ahead) if index < self.ahead.segments else 0) for index in range(segments))
 
     @property
+    def reserved(self) -> int:
+        """Rows that are reserved."""
+        return self._reserved
+
+    @property
     def largest_pass(self) -> int:
         """Most rows that can be reserved at once."""
         return self.capacity if self._window is None else self._window.largest_pass
@@ -302,7 +307,9 @@ class KVCache:
 
     def _check_rows(self) -> None:
         if self._row_map is not None:
-            assert np.array_equal(np.sort(self._row_map), np.arange(self.capacity)), "a row is mapped twice"
+            # Of several slots each has rows of its own.
+            rows = np.sort(self._row_map)
+            assert np.array_equal(rows - rows[0], np.arange(self.capacity)), "a row is mapped twice"
 
 
 class Reservation:

@@ -10,7 +10,7 @@ import numpy.typing as npt
 from edge_rt.runtime.cache.kv_cache import KVCache, Reservation
 from edge_rt.runtime.decode.accept import accept, accept_best
 from edge_rt.runtime.decode.answer_grammar import AnswerGrammar
-from edge_rt.runtime.decode.draft import Accepted, Draft, Drafter
+from edge_rt.runtime.decode.draft import Accepted, Draft, Drafter, NullDrafter
 from edge_rt.runtime.decode.logprobs import LogProbs
 from edge_rt.runtime.decode.sampling import Sampler
 from edge_rt.runtime.decode.sequence import Sequence
@@ -105,7 +105,11 @@ class Decoding:
         self._drafter.begin(sequence)
         return first
 
-    def prepare(self, most: int | None = None, *, drafts: bool = True) -> Part:
+    def stop_drafting(self) -> None:
+        """Draft nothing from here on; what was drafted before stays in the statistics."""
+        self._drafter = NullDrafter()
+
+    def prepare(self, most: int | None = None) -> Part:
         """Reserve the rows of the next pass, and return it.
 
         Tokens that are not computed yet come first. Where these are more than ``most`` (None: as many as there are),
@@ -117,12 +121,10 @@ class Decoding:
             self._pending, self._draft = pending[:most], Draft()
             return self._reserve(0, None)
         known = len(pending)
-        draft = Draft()
-        if drafts:
-            limit = min(sequence.room - 1, cache.largest_pass - known)
-            draft = self._drafter.propose(sequence, limit).first(limit)
-            if grammar is not None:
-                draft = grammar.pruned(draft)
+        limit = min(sequence.room - 1, cache.largest_pass - known)
+        draft = self._drafter.propose(sequence, limit).first(limit)
+        if grammar is not None:
+            draft = grammar.pruned(draft)
         self._pending, self._draft = pending, draft
         parents = None if draft.is_chain else [*range(-1, known - 1), *(known + parent for parent in draft.parents)]
         return self._reserve(len(draft) + 1, parents)

@@ -129,6 +129,17 @@ class IOBinding(ABC):
         """Return the bookkeeping of the cache's memory, with no token in it; there is one per IO binding."""
         return KVCache(self.capacity, row_bytes=self.row_bytes, row_map=self.row_map, window=self.window)
 
+    def open_slots(self) -> list[KVCache]:
+        """Return that of all sequences of a pass but the one of ``open_cache``, each with rows of its own."""
+        return [
+            KVCache(
+                self.capacity,
+                row_bytes=self.row_bytes,
+                row_map=np.arange(slot * self.capacity, (slot + 1) * self.capacity, dtype=np.int32),
+            )
+            for slot in range(1, self.most_sequences)
+        ]
+
     @abstractmethod
     def bind(self, session: Session, rows: int, num_logits: int, sequences: int = 0) -> BoundPass:
         """Bind buffers for passes of one shape to the graph; ``outputs`` must have room for them.

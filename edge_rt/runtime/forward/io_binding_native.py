@@ -41,8 +41,8 @@ class NativeIOBinding(IOBinding):
 
     Args:
         capacity: positions of a sequence.
-        sequences: most that one pass computes, each with a row map of its own; 0: one has the cache to itself.
-            Without a sliding window only.
+        sequences: most that one pass computes, each with a row map of its own; a part without a map has the first
+            ``capacity`` rows. 0: one sequence has the cache to itself. Without a sliding window only.
         rows: of the cache, which sequences share; None: ``capacity`` for each of them.
         largest_pass: rows of the largest pass that will be run; layers with a sliding window reserve room for it.
         hidden: whether passes return hidden states, too; the session must be opened with ``more_outputs``.
@@ -77,7 +77,7 @@ class NativeIOBinding(IOBinding):
         self.row_bytes = sum(token_bytes)
         rows = capacity * max(sequences, 1) if rows is None else rows
         self._row_maps = np.zeros((sequences, capacity), np.int32)
-        if 0 in windows and not sequences:
+        if 0 in windows:
             self.row_map = np.arange(capacity, dtype=np.int32)
         self.most_sequences = 0 if any(windows) else sequences
         if window := max(windows):
@@ -158,6 +158,7 @@ class NativeIOBinding(IOBinding):
         self.bind_layers(binding)
         row_maps = self._row_maps[:sequences]
         if sequences:
+            # Instead of that of the sequence which has the first rows to itself.
             binding.bind_input("row_map", row_maps)
         return NativePass(binding, rows, self.bind_results(binding, num_logits), row_maps)
 

@@ -69,7 +69,7 @@ class LoadPlan:
     @property
     def logit_rows(self) -> int:
         """Rows of logits allocated at load."""
-        rows = self.plan.choice.logit_rows
+        rows = self.plan.choice.most_logits
         return rows if self.is_strict else max(rows, DEFAULT_DRAFT + 1)
 
     @property

@@ -50,6 +50,7 @@ class Loaded:
     """A loaded model.
 
     Attributes:
+        slots: caches of further answers that are computed at once.
         runner: runs passes; owns the graph and the cache's memory.
         drafter: the trained drafter that is loaded; None if none is.
         isa: instruction set of the native operators; None for a portable package.
@@ -62,6 +63,7 @@ class Loaded:
     load_plan: LoadPlan
     texts: PromptEncoder
     cache: KVCache
+    slots: list[KVCache]
     runner: Runner
     measured_costs: MeasuredCosts
     speculation: Speculation
@@ -242,6 +244,7 @@ def _open_parts(
         load_plan,
         texts,
         cache,
+        io_binding.open_slots(),
         made,
         measured_costs,
         speculation,
@@ -353,6 +356,7 @@ def _open_io_binding(package: Package, load_plan: LoadPlan, device: ComputeDevic
             choice.kv_format,
             largest_pass=load_plan.largest_pass,
             hidden=load_plan.hidden,
+            sequences=choice.slots if choice.slots > 1 else 0,
             device=device,
             host_layers=load_plan.host_layers,
         )

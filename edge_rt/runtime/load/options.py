@@ -29,8 +29,10 @@ Memory = int | str | Budget | None
 available.
 """
 
+MOST_SLOTS: Final = 64
 _DECIDED: Final = (
     "device_memory", "ctx", "threads", "prefill_chunk", "kv", "spec", "draft_max", "corpus", "drafter",
+    "slots",
 )  # fmt: skip
 """Options that a plan decides, besides ``memory``."""
 
@@ -80,6 +82,9 @@ class LoadOptions:
         freed_device_bytes: memory of GPUs that the models give back which the new one replaces: GPU -> bytes.
         base_bytes: memory that this process held before its first model, if the new model replaces all that are loaded;
             None: the memory that it holds now.
+        slots: answers that are computed at once, 1 to 64; further ones wait. Each has rows for a whole context, and an
+            answer that is computed beside others drafts nothing. None: one generation at a time, a second one raises
+            ``Busy``. What computes one sequence at a time lets all others wait.
         hidden: whether passes return hidden states (``Outputs.hidden``), for programs that run passes of their own;
             native packages only.
         formats: whether the plan keeps room for answers in a format; else their tables take what is left of the budget
@@ -121,6 +126,7 @@ class LoadOptions:
     share_tokenizer_with: PromptEncoder | None = None
     base_bytes: int | None = None
     freed_device_bytes: Mapping[DeviceName, int] = field(default_factory=dict)
+    slots: int | None = None
     hidden: bool = False
     formats: bool = False
     prompt_cache: Path | None = None
@@ -144,6 +150,10 @@ class LoadOptions:
                 "The number of threads is no whole number.",
                 f"Got {self.threads!r:.60}.",
                 "Give a number, or None for all CPUs.",
+            )
+        if self.slots is not None and not (type(self.slots) is int and 1 <= self.slots <= MOST_SLOTS):
+            raise ConfigError(
+                "The number of slots is out of range.", f"Got {self.slots!r:.40}.", f"Give 1 to {MOST_SLOTS}, or None."
             )
         if self.spec is not None:
             require_mode(self.spec)

@@ -91,6 +91,7 @@ def _plan_on(facts: Facts, options: LoadOptions, gpu: GpuFigures | None) -> Plan
         corpus=None if options.corpus is None else str(options.corpus),
         corpus_bytes=facts.corpus_bytes,
         hidden=options.hidden,
+        slots=options.slots or 1,
         formats=options.formats,
         prompt_cache=options.prompt_cache is not None or facts.has_prompts,
         drafter=facts.drafter,

@@ -1,0 +1,313 @@
+"""Several generations in shared passes: each has the tokens, the end and the log probabilities that it has alone."""
+
+from __future__ import annotations
+
+import threading
+from contextlib import nullcontext
+from functools import partial
+
+import numpy as np
+import pytest
+
+from edge_rt.errors import Busy, ConfigError, InferenceError
+from edge_rt.runtime.batch import Batch, Wanted
+from edge_rt.runtime.cache.kv_cache import KVCache
+from edge_rt.runtime.config import GenerationConfig
+from edge_rt.runtime.decode.accept import accept
+from edge_rt.runtime.decode.detokenizer import TextStream
+from edge_rt.runtime.decode.draft import NullDrafter
+from edge_rt.runtime.decode.sampling import Sampler
+from edge_rt.runtime.decode.sequence import Sequence
+from edge_rt.runtime.forward.cancel import CancelToken
+from edge_rt.runtime.generation import Generation
+from edge_rt.runtime.stream import Outcome, Stream
+from tests.helpers.fake_model import VOCABULARY, FakeTarget, LetterDecoder, Run
+from tests.helpers.models import load_package
+from tests.helpers.small import GREEDY
+
+CONTEXT = 192
+SAMPLED = {"temperature": 0.9, "top_p": 0.95, "repetition_penalty": 1.1}
+
+
+def random_requests(rng, count):
+    """Return prompts with the options of their answers: greedy or seeded, of all lengths, some of them in a format."""
+    requests = []
+    for number in range(count):
+        prompt = rng.integers(10, 400, int(rng.choice([2, 5, 30, 100]))).tolist()
+        options = {"max_tokens": int(rng.integers(1, 24)), "repetition_guard": False}
+        options |= GREEDY if number % 2 else SAMPLED | {"seed": number}
+        if number % 3 == 0:
+            options["logprobs"] = 2
+        if number % 8 == 5:
+            options = {"max_tokens": 16, "regex": "yes|no|perhaps", "temperature": 0.0}
+        requests.append((prompt, options))
+    return requests
+
+
+def facts(result):
+    return result.token_ids, result.finish_reason, result.text, result.logprobs
+
+
+@pytest.mark.parametrize(("kv", "slots"), [("f16", 3), ("int8", 8), ("int4", 4)])
+def test_answers_are_those_alone_whatever_arrives_and_leaves(native_package, kv, slots):
+    rng = np.random.default_rng(slots)
+    requests = random_requests(rng, 24)
+    with load_package(native_package, ctx=CONTEXT, kv=kv, spec="off") as model:
+        alone = [model.generate(prompt, **options) for prompt, options in requests]
+    with load_package(native_package, ctx=CONTEXT, kv=kv, slots=slots, prefill_chunk=32) as model:
+        assert model.slots == slots
+        waiting, open_streams, given = list(range(len(requests))), {}, 0
+        while waiting or open_streams:
+            if waiting and (not open_streams or rng.random() < 0.3):
+                number = waiting.pop(0)
+                prompt, options = requests[number]
+                stream = model.stream(prompt, **options)
+                open_streams[number] = stream, iter(stream)
+            number = int(rng.choice(list(open_streams)))
+            stream, events = open_streams[number]
+            event = next(events, None)
+            if event is not None and rng.random() < 0.02:
+                stream.cancel()
+            elif event is not None and rng.random() < 0.02:
+                events.close()
+            elif event is not None:
+                continue
+            for _ in events:
+                pass
+            result, expected = stream.result(), alone[number]
+            if result.finish_reason == "cancelled":
+                assert result.token_ids == expected.token_ids[: len(result.token_ids)]
+            else:
+                assert facts(result) == facts(expected), number
+                given += 1
+            del open_streams[number]
+            model._batch.check()
+    assert given > 12
+
+
+def test_threads_share_passes_and_wait_for_slots(native_package):
+    requests = random_requests(np.random.default_rng(5), 9)
+    with load_package(native_package, ctx=CONTEXT, spec="off") as model:
+        alone = [facts(model.generate(prompt, **options)) for prompt, options in requests]
+    found = [None] * len(requests)
+    with load_package(native_package, ctx=CONTEXT, slots=3) as model:
+
+        def answer(number):
+            prompt, options = requests[number]
+            found[number] = facts(model.generate(prompt, **options))
+
+        threads = [threading.Thread(target=answer, args=(number,)) for number in range(len(requests))]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        model._batch.check()
+        # Nobody generates any more: the model can be used for passes of its own.
+        model.reset()
+    assert found == alone
+
+
+def test_a_lone_answer_drafts_until_another_joins(native_package):
+    prompt = [20, 21, 22, 23] * 12
+    with load_package(native_package, ctx=CONTEXT, slots=2, spec="suffix") as model:
+        lone = model.generate(prompt, max_tokens=40, **GREEDY)
+        assert lone.spec is not None
+        assert lone.spec.steps
+        first = model.stream(prompt, max_tokens=40, **GREEDY)
+        events = iter(first)
+        for _ in range(3):
+            next(events)
+        joined = model.generate(prompt[:20], max_tokens=4, **GREEDY)
+        assert joined.spec is None
+        assert first.result().token_ids == lone.token_ids
+        assert first.result().spec.steps < lone.spec.steps + 40
+
+
+def test_a_callback_that_generates_is_refused(native_package):
+    with load_package(native_package, ctx=CONTEXT, slots=2, prefill_chunk=16) as model:
+        with pytest.raises(Busy, match="is computing"):
+            model.generate([9] * 60, max_tokens=2, on_prefill_progress=lambda *_: model.generate([5], max_tokens=1))
+        seen = []
+        model.generate([7] * 60, max_tokens=2, on_prefill_progress=lambda *numbers: seen.append(numbers))
+        assert seen == [(16, 60), (32, 60), (48, 60)]
+        model._batch.check()
+
+
+def test_closing_the_model_ends_what_is_under_way(native_package):
+    model = load_package(native_package, ctx=CONTEXT, slots=2)
+    streams = [model.stream([5, 6, 7 + number], max_tokens=100, **GREEDY) for number in range(2)]
+    events = [iter(stream) for stream in streams]
+    for one in events:
+        next(one)
+    model.close()
+    for stream in streams:
+        assert stream.result().finish_reason == "cancelled"
+
+
+def test_what_computes_one_sequence_at_a_time_lets_others_wait(small_package):
+    with load_package(small_package, ctx=CONTEXT, slots=3) as model:
+        assert model.slots == 1
+        assert "slots: 1 instead of 3" in " ".join(model.plan.given_up)
+        alone = [model.generate([5, 6, number], max_tokens=6, **GREEDY).token_ids for number in (7, 8)]
+        streams = [model.stream([5, 6, number], max_tokens=6, **GREEDY) for number in (7, 8)]
+        events = [iter(stream) for stream in streams]
+        next(events[0])
+        next(events[1])
+        assert [stream.result().token_ids for stream in streams] == alone
+
+
+@pytest.mark.parametrize("slots", [0, 65, True, "4"])
+def test_slots_are_a_number_from_1_to_64(native_package, slots):
+    with pytest.raises(ConfigError, match="number of slots"):
+        load_package(native_package, slots=slots)
+
+
+class FakeRunner:
+    """Computes parts of several slots on ``FakeTarget``; raises by index of the pass."""
+
+    def __init__(self, slots, capacity, fail_at):
+        self.targets, self.capacity, self.fail_at = [FakeTarget() for _ in range(slots)], capacity, fail_at
+        self.passes = []
+
+    def forward_many(self, parts):
+        self.passes.append([(int(part.row_map[0]) // self.capacity, len(part.token_ids)) for part in parts])
+        if len(self.passes) - 1 in self.fail_at:
+            raise self.fail_at[len(self.passes) - 1]
+        outputs = []
+        for part in parts:
+            slot = int(part.row_map[0]) // self.capacity
+            target = self.targets[slot]
+            target.row_map = part.row_map - slot * self.capacity
+            outputs.append(target.forward(part.token_ids, part.start, max(part.num_logits, 1), parents=part.parents))
+        return outputs
+
+
+class FakeBatch:
+    """A batch over a fake runner."""
+
+    def __init__(self, slots=3, *, fail_at=None, most_rows=16):
+        self.capacity = 64
+        maps = [np.arange(i * self.capacity, (i + 1) * self.capacity, dtype=np.int32) for i in range(slots)]
+        self.runner = FakeRunner(slots, self.capacity, fail_at or {})
+        self.caches = [KVCache(self.capacity, row_map=row_map) for row_map in maps]
+        self.batch = Batch(self.caches, lambda _: nullcontext(self.runner), most_rows=most_rows, forget=lambda: None)
+
+    def stream(self, prompt, **options):
+        generation, wanted = self._generation(prompt, **options)
+        return Stream(partial(self.batch.events, generation, wanted), CancelToken())
+
+    def submit(self, prompt, **options):
+        generation, wanted = self._generation(prompt, **options)
+        return self.batch.submit(generation, Outcome(CancelToken(), None), wanted)
+
+    def _generation(self, prompt, *, sampler=Sampler, **options):
+        config = GenerationConfig(**({"temperature": 0.0, "max_tokens": 6} | options))
+        sequence = Sequence(prompt, capacity=self.capacity, max_tokens=config.max_tokens, end_ids=())
+        generation = Generation(
+            sequence, None, self.caches[0], sampler(config, VOCABULARY, prompt), TextStream(LetterDecoder(), ()),
+            chunk=8, called=0.0,
+        )  # fmt: skip
+        return generation, Wanted(lambda: (NullDrafter(), accept))
+
+
+PROMPTS = ([5, 6, 7], [1, 2], [9, 8, 7, 6])
+
+
+@pytest.fixture(scope="module")
+def alone():
+    return [Run(prompt, max_tokens=6).result().token_ids for prompt in PROMPTS]
+
+
+def read(streams):
+    """Read streams in turn; return their tokens, or what they failed with."""
+    iterators, found = [iter(stream) for stream in streams], [None] * len(streams)
+    left = list(range(len(streams)))
+    while left:
+        for number in tuple(left):
+            try:
+                next(iterators[number])
+            except StopIteration:
+                found[number] = streams[number].result().token_ids
+                left.remove(number)
+            except BaseException as error:
+                found[number] = error
+                left.remove(number)
+    return found
+
+
+@pytest.mark.parametrize("index", range(8))
+def test_a_pass_that_fails_ends_its_generations_and_no_others(alone, index):
+    error = InferenceError("Failed.", "", "")
+    fake = FakeBatch(2, fail_at={index: error})
+    found = read([fake.stream(prompt) for prompt in PROMPTS])
+    fake.batch.check()
+    for tokens, expected in zip(found, alone, strict=True):
+        assert tokens is error or tokens == expected
+    assert error in found
+    assert read([fake.stream(PROMPTS[1])]) == [alone[1]]
+
+
+@pytest.mark.parametrize("index", range(6))
+def test_an_interrupted_pass_is_raised_where_it_was_computed_and_moves_nobody(alone, index):
+    fake = FakeBatch(3, fail_at={index: KeyboardInterrupt()})
+    found = read([fake.stream(prompt) for prompt in PROMPTS])
+    fake.batch.check()
+    assert sum(isinstance(one, KeyboardInterrupt) for one in found) == 1
+    assert all(isinstance(one, KeyboardInterrupt) or one == alone[number] for number, one in enumerate(found))
+
+
+class FailingSampler(Sampler):
+    """Fails at its third token."""
+
+    count = 0
+
+    @property
+    def takes_best(self):
+        self.count += 1
+        if self.count == 3:
+            raise MemoryError
+        return super().takes_best
+
+
+def test_a_sampler_that_fails_ends_its_generation_alone(alone):
+    fake = FakeBatch(3)
+    streams = [fake.stream(prompt, sampler=FailingSampler if prompt is PROMPTS[1] else Sampler) for prompt in PROMPTS]
+    found = read(streams)
+    fake.batch.check()
+    assert (found[0], found[2]) == (alone[0], alone[2])
+    assert "memory" in str(found[1])
+
+
+def test_answers_get_a_token_in_every_pass_and_prompts_the_rest_in_their_order():
+    fake = FakeBatch(3, most_rows=12)
+    for prompt, count in (([5, 6], 20), ([1] * 25, 2), ([2] * 9, 2)):
+        fake.submit(prompt, max_tokens=count)
+    fake.batch.drain()
+    beside = [dict(rows) for rows in fake.runner.passes]
+    assert [[rows.get(slot, 0) for slot in range(3)] for rows in beside[:6]] == [
+        [2, 10, 0], [1, 11, 0], [1, 4, 7], [1, 1, 2], [1, 0, 1], [1, 0, 0],
+    ]  # fmt: skip
+    assert len(beside) == 20
+
+
+def test_who_came_first_gets_the_next_slot():
+    fake = FakeBatch(2, most_rows=8)
+    tickets = [fake.submit([number + 1] * 2, max_tokens=3) for number in range(7)]
+    ended = []
+    while fake.batch.step():
+        ended += [number for number, ticket in enumerate(tickets) if ticket.has_ended and number not in ended]
+        fake.batch.check()
+    assert ended == list(range(6))
+
+
+def test_a_cancelled_generation_leaves_whole_steps(alone):
+    fake = FakeBatch(3)
+    stream, other = fake.stream(PROMPTS[0]), fake.stream(PROMPTS[1])
+    events, others = iter(stream), iter(other)
+    next(events)
+    next(others)
+    stream.close()
+    assert stream.result().finish_reason == "cancelled"
+    assert stream.result().token_ids == alone[0][: len(stream.result().token_ids)]
+    assert other.result().token_ids == alone[1]
+    fake.batch.check()
