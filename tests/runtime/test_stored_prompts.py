@@ -451,6 +451,10 @@ class TestSavedChats:
         with load_package(native_package, kv="int8") as model:
             again = model.chat()
             saved = again.load(path)
+            # What was loaded is saved again, though nothing was computed.
+            again.save(path.with_name("copy.json"), with_cache=True)
+            copied = path.with_name("copy.json.rows")
+            assert copied.read_bytes() == path.with_name("chat.json.rows").read_bytes()
             result = again.send("And then?", max_tokens=20, **GREEDY)
             assert (result.token_ids, result.usage.prompt_tokens) == (expected.token_ids, expected.usage.prompt_tokens)
             assert result.usage.cached_tokens == saved.cached_tokens == 128

@@ -74,8 +74,7 @@ class PromptCache:
 
         The last token is left: what follows it has to be computed.
         """
-        named: tuple[BlockSource | None, ...] = (self._named, *self._files, self._folder)
-        sources = [source for source in named if source is not None]
+        sources = self._sources()
         begin, whole = cache.length // BLOCK_TOKENS, (len(token_ids) - 1) // BLOCK_TOKENS
         if begin >= whole or not sources:
             return cache.length
@@ -91,6 +90,10 @@ class PromptCache:
                 self._blocks.unpack(block, cache.rows(rows.start, rows.start + BLOCK_TOKENS))
                 rows.commit(pending)
         return cache.length
+
+    def _sources(self) -> list[BlockSource]:
+        sources: tuple[BlockSource | None, ...] = (self._named, *self._files, self._folder)
+        return [source for source in sources if source is not None]
 
     def _read(
         self, sources: Sequence[BlockSource], before: bytes, name: bytes, token_ids: Sequence[int], block: Array
@@ -132,7 +135,7 @@ class PromptCache:
         return self._blocks.pack(before, token_ids[begin:end], cache.rows(begin, end), block)
 
     def write_file(self, path: Path, cache: KVCache, token_ids: Sequence[int], *, private: bool = True) -> int:
-        """Write the rows that the cache holds of a prompt into one file; return their tokens.
+        """Write the rows that the cache holds, or that are stored, of a prompt into one file; return their tokens.
 
         Nothing is written if there is no whole block of them.
 
@@ -142,6 +145,10 @@ class PromptCache:
         Raises:
             StorageError: the file cannot be written.
         """
+        if self._sources():
+            # A conversation that was loaded and not gone on with is in no memory yet.
+            cache.truncate(cache.common_prefix(token_ids))
+            self.restore(cache, token_ids)
         count = cache.common_prefix(token_ids) // BLOCK_TOKENS
         names = [self._blocks.key, *block_names(self._blocks.key, token_ids[: count * BLOCK_TOKENS])]
         block = self._blocks.buffer()
