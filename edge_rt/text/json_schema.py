@@ -15,8 +15,8 @@ from typing import Any, Final
 
 from edge_rt.errors import InvalidGrammar, kind_of
 from edge_rt.system.byte_size import show_size
-from edge_rt.text.multiple_of import Multiples
 from edge_rt.text.one_of import Branches, is_resource, may_occur, target_of, texts_in
+from edge_rt.text.schema_numbers import Numbers
 
 MAX_BYTES: Final = 256 << 10
 """Of a schema, written as JSON, and of a regular expression or a grammar."""
@@ -98,7 +98,7 @@ class _Reading:
     resources: int = 0
     quantifiers: int = 0
     references: set[str] = field(default_factory=set)
-    multiples: Multiples = field(default_factory=Multiples)
+    numbers: Numbers = field(default_factory=Numbers)
     branches: Branches = field(init=False)
 
     def __post_init__(self) -> None:
@@ -125,7 +125,7 @@ class _Reading:
         Raises:
             InvalidGrammar: it is too much.
         """
-        self.multiples.check()
+        self.numbers.check()
         check_quantifiers(self.quantifiers, "JSON schema")
         targets = (target_of(reference, self.root) for reference in self.references)
         # What is named in another way may lie anywhere.
@@ -221,6 +221,7 @@ def read_schema(schema: Any) -> tuple[dict[str, Any], tuple[str, ...]]:
     reading = _Reading(json.loads(text))
     result = _read(reading.root, "#", reading)
     reading.check()
+    reading.numbers.limit_digits()
     return result, tuple(reading.warnings)
 
 
@@ -302,10 +303,8 @@ def _read(schema: Any, place: str, reading: _Reading) -> Any:
         elif name in _SAID or not name.startswith("x-"):
             reason = "is not enforced" if name in _SAID else "is no keyword of JSON schema and is not enforced"
             reading.warnings[f"'{name[:40]}' at {place} {reason}."] = None
-    reading.multiples.joins |= "allOf" in result or (
-        len(result.keys() - _ASIDE) > 1 and bool(result.keys() & _COMBINING)
-    )
-    result = reading.multiples.read(result, place)
+    reading.numbers.joins |= "allOf" in result or (len(result.keys() - _ASIDE) > 1 and bool(result.keys() & _COMBINING))
+    result = reading.numbers.read(result, place)
     _drop_idle(result, reading, place)
     for name in REFUSED:
         if name in result and name != "minProperties":

@@ -9,8 +9,11 @@ import pytest
 from hypothesis import given, strategies as st
 
 from edge_rt.errors import InvalidGrammar
+from edge_rt.package.reader import open_package
 from edge_rt.text.answer_format import answer_format
+from edge_rt.text.grammar import TokenTable
 from edge_rt.text.json_schema import MAX_BYTES, MAX_DEPTH, read_schema
+from edge_rt.text.tokenizer import Tokenizer
 from tests.helpers.json_schemas import ENFORCED, IDLE, REFUSED, WARNED
 
 OBJECT = {"type": "object"}
@@ -65,6 +68,7 @@ _INTEGER = {"type": "integer"}
         {**_INTEGER, "multipleOf": 604800, "minimum": 0, "maximum": 10**9},
         {"type": "number", "multipleOf": 5.001, "minimum": 0, "exclusiveMaximum": 10**9},
         {"type": "number", "multipleOf": 1.234567},
+        {**_INTEGER, "multipleOf": 3**800},
         {"allOf": [{**_INTEGER, "multipleOf": 997}, {**_INTEGER, "multipleOf": 991}]},
         {"$ref": "#/$defs/a", "multipleOf": 997, "$defs": {"a": {**_INTEGER, "multipleOf": 991}}},
         {"type": "array", "prefixItems": [{**_INTEGER, "multipleOf": 9973}] * 11},
@@ -129,7 +133,46 @@ def test_branches_with_a_value_of_their_own_are_not_compared_in_pairs(schema):
     assert time.process_time() - started < 1.5
 
 
-@pytest.mark.parametrize("multiple", [1e-10, 0.25, 86400, 10**9, 5e15])
+@pytest.mark.parametrize(
+    ("schema", "longest", "shorter"),
+    [
+        (_INTEGER, "9" * 18, "-12"),
+        ({"type": ["integer", "null"], "minimum": 0}, "9" * 18, "null"),
+        ({**_INTEGER, "minimum": -(2**63), "maximum": 2**63 - 1}, "-" + "9" * 18, "-0"),
+        ({**_INTEGER, "exclusiveMinimum": -1e300, "maximum": 7}, "-" + "9" * 18, "7"),
+        ({"type": "number", "minimum": 0, "maximum": 10}, "0." + "3" * 10, "10"),
+        ({"type": "number", "exclusiveMinimum": -1e300, "maximum": 1e300}, "-" + "9" * 18 + "." + "9" * 10, "0.5"),
+        ({"type": ["number", "string"], "exclusiveMinimum": 0}, "9" * 18 + "." + "0" * 10, "1.25"),
+    ],
+)
+def test_whole_numbers_and_those_with_bounds_are_written_with_so_many_digits(small_package, schema, longest, shorter):
+    package = open_package(small_package)
+    tokenizer = Tokenizer.from_file(package.file("tokenizer.json"), info=package.manifest.tokenizer)
+    matcher = TokenTable(tokenizer, tokenizer.vocab_size).matcher(answer_format(schema))
+
+    def fits(text):
+        return matcher.allows_all(tokenizer.encode_spans([(text, False)], continues=True))
+
+    assert fits(longest)
+    assert fits(shorter)
+    assert not fits(longest + "99")
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"type": "number"},
+        {"type": "number", "minimum": 0, "maximum": 1e-6},
+        {**_INTEGER, "minimum": 10**19},
+        {"type": "number", "maximum": -1e19},
+        {"allOf": [_INTEGER, {"minimum": 10**19}]},
+    ],
+)
+def test_other_numbers_are_left_as_they_are(schema):
+    assert read_schema(schema)[0] == schema
+
+
+@pytest.mark.parametrize("multiple", [1e-10, 0.25, 86400, 10**9, 5e15, 10**400])
 def test_round_multiples_are_taken(multiple):
     assert read_schema({"type": "number", "multipleOf": multiple})[0]["multipleOf"] == multiple
 

@@ -1,4 +1,4 @@
-"""``multipleOf`` in JSON schemas: what it costs the grammar engine, and a cheaper way to say the same.
+"""Numbers in JSON schemas: what ``multipleOf`` costs the grammar engine, and how many digits are written.
 
 The engine follows the remainder of a number, digit by digit. Any remainder leads to a multiple; whether it does so
 within two bounds as well, or behind a minus sign, the engine finds out by trying remainders one by one.
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
+from decimal import Decimal
 from fractions import Fraction
 from typing import Any, Final
 
@@ -19,20 +20,27 @@ MAX_BETWEEN_BOUNDS: Final = 5000
 """Of a multiple between a smallest and a largest value; with more, the engine gives up in the middle of a number."""
 MAX_LISTED: Final = 1000
 """Values between two bounds that are listed one by one."""
+LARGEST: Final = 9 * 10**18
+"""Of numbers that are written, where their schema allows larger ones; the engine follows no more than 64 bits."""
+DECIMALS: Final = 10
+"""Most digits behind the point of a number that has a bound; the engine follows multiples of no smaller one."""
+_NARROWEST: Final = Fraction(1, 1000)
+"""Between two bounds; closer ones may need more decimals."""
 
 _BOUNDS: Final = frozenset(("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum"))
 _OTHERS: Final = frozenset(("enum", "const", "$ref", "allOf", "anyOf", "oneOf"))
 
 
 @dataclass
-class Multiples:
-    """The multiples of one schema, and what they cost.
+class Numbers:
+    """The numbers of one schema, and what they cost.
 
     Attributes:
         joins: whether a value may have to fit several schemas at once.
     """
 
     joins: bool = False
+    _alone: list[dict[str, Any]] = field(default_factory=list)
     _remainders: int = 0
     _values: list[Fraction] = field(default_factory=list)
 
@@ -44,6 +52,8 @@ class Multiples:
         """
         multiple = _number(schema.get("multipleOf"))
         if multiple is None or multiple <= 0:
+            if not schema.keys() & (_OTHERS | {"multipleOf"}):
+                self._alone.append(schema)
             return schema
         low, high = _bounds_of(schema)
         is_alone = schema.get("type") == "integer" and not schema.keys() & _OTHERS
@@ -92,16 +102,49 @@ class Multiples:
         if remainders > MAX_REMAINDERS:
             raise InvalidGrammar(
                 "The JSON schema has 'multipleOf' with too many digits.",
-                f"Without their points they, or their common multiples, come to {remainders:.6g}; the limit is"
+                f"Without their points they, or their common multiples, come to {Decimal(remainders):.6g}; the limit is"
                 f" {MAX_REMAINDERS}.",
                 'Give whole numbers one bound, such as "minimum": 0, use rounder multiples, or check the answer.',
             )
 
+    def limit_digits(self) -> None:
+        """Bound the digits of numbers, in which a small model may loop; in place, once all of the schema is read.
+
+        Numbers without a bound keep theirs: they may have an exponent, which the engine allows no others.
+        """
+        # What a value has to fit besides could leave nothing of it.
+        for schema in () if self.joins else self._alone:
+            kinds = schema.get("type")
+            kinds = kinds if isinstance(kinds, list) else [kinds]
+            given = {name: number for name in _BOUNDS if (number := _number(schema.get(name))) is not None}
+            is_whole = "number" not in kinds
+            if (is_whole and "integer" not in kinds) or not (is_whole or given):
+                continue
+            low, high = (
+                max((given[name] for name in names if name in given), key=lambda one: sign * one, default=None)
+                for sign, names in ((1, ("minimum", "exclusiveMinimum")), (-1, ("maximum", "exclusiveMaximum")))
+            )
+            if (low is not None and low > LARGEST // 2) or (high is not None and high < -LARGEST // 2):
+                continue
+            if low is None or low < -LARGEST:
+                _bound(schema, "minimum", -LARGEST)
+            if high is None or high > LARGEST:
+                _bound(schema, "maximum", LARGEST)
+            if not is_whole and (low is None or high is None or high - low >= _NARROWEST):
+                schema["multipleOf"] = float(f"1e-{DECIMALS}")
+
+
+def _bound(schema: dict[str, Any], name: str, value: int) -> None:
+    schema.pop(f"exclusive{name.capitalize()}", None)
+    schema[name] = value
+
 
 def _number(value: Any) -> Fraction | None:
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+    if isinstance(value, bool):
         return None
-    return Fraction(repr(value))
+    if isinstance(value, int):
+        return Fraction(value)
+    return Fraction(repr(value)) if isinstance(value, float) and math.isfinite(value) else None
 
 
 def _bounds_of(schema: dict[str, Any]) -> tuple[Fraction | None, Fraction | None]:
