@@ -62,15 +62,15 @@ def answer_message(
         writes_calls: whether the template writes ``tool_calls``; else the text of the calls stays in the content.
         begun: the message that the answer continues.
     """
-    text, thoughts = result.text, result.reasoning
+    text, thoughts, before_text = result.text, result.reasoning, ""
     if begun is not None:
-        text, thoughts = begun["content"] + text, begun.get("reasoning_content", "") + thoughts
-    message: ChatMessage = {"role": "assistant", "content": text}
+        before_text, thoughts = begun["content"], begun.get("reasoning_content", "") + thoughts
+    message: ChatMessage = {"role": "assistant", "content": before_text + text}
     if thoughts:
         message["reasoning_content"] = thoughts
     if result.tool_calls:
         if writes_calls:
-            message["content"] = split_tool_calls(text, tool_names)[0]
+            message["content"] = split_tool_calls(text, tool_names, before_text)[0]
         first = sum(len(one.get("tool_calls") or ()) for one in before)
         # Some templates demand an id of nine letters and digits.
         message["tool_calls"] = [

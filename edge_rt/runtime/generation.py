@@ -26,7 +26,7 @@ from edge_rt.runtime.stream import Events, Outcome
 from edge_rt.system.process_memory import peak_rss_bytes
 from edge_rt.text.answer_format import AnswerFormat
 from edge_rt.text.thoughts import ThoughtStream
-from edge_rt.text.tool_calls import ToolCall, Tools, parse_tool_calls
+from edge_rt.text.tool_calls import ToolCall, Tools, parse_tool_calls, split_tool_calls
 
 
 @dataclass
@@ -36,12 +36,18 @@ class _Clock:
     called: float
     begun: float = 0.0
     first: float = 0.0
+    chosen: float = 0.0
     last: float = 0.0
+    num_unasked: int = 0
 
-    def tick(self) -> None:
-        """Note that tokens were emitted."""
+    def tick(self, step: Accepted) -> None:
+        """Note that tokens were emitted; those that a format forces in the beginning come before the prompt's pass."""
         self.last = time.perf_counter()
         self.first = self.first or self.last
+        if len(step.unasked) < len(step.token_ids):
+            self.chosen = self.chosen or self.last
+        elif not self.chosen:
+            self.num_unasked = len(step.token_ids)
 
 
 @dataclass(frozen=True)
@@ -163,7 +169,7 @@ class Generation:
 
     def take(self, step: Accepted, outcome: Outcome) -> Event:
         """Turn the tokens of a step into an event."""
-        self._clock.tick()
+        self._clock.tick(step)
         event = self._event(step)
         outcome.text = self._thoughts.text
         return event
@@ -269,7 +275,11 @@ class Generation:
         is_other = self._format is not None and self._format.kind != "calls"
         if self._tools is None or is_other:
             return ()
-        return parse_tool_calls(self._begun + self._thoughts.text, self._tools.names)
+        text, begun = self._thoughts.text, self._begun
+        if self._format is None:
+            return parse_tool_calls(begun + text, self._tools.names)
+        # What the message has begun need not be a part of the calls that are asked for.
+        return split_tool_calls(text, self._tools.names, begun)[1]
 
     def _parsed(self, reason: FinishReason) -> Any:
         """Return the object that a whole answer is; None for others."""
@@ -284,9 +294,11 @@ class Generation:
 
     def _timings(self) -> Timings:
         clock, answered = self._clock, self._sequence.num_answer_tokens
-        computed = self._sequence.num_prompt_tokens - self._cached
+        is_unasked = 0 < answered == clock.num_unasked
+        computed = 0 if is_unasked else self._sequence.num_prompt_tokens - self._cached
         first = clock.first or time.perf_counter()
-        prompt_s, answer_s = first - (clock.begun or first), max(0.0, clock.last - first)
+        chosen = clock.chosen or first
+        prompt_s, answer_s = chosen - (clock.begun or first), max(0.0, clock.last - chosen)
         return Timings(
             cache_n=self._cached,
             prompt_n=computed,
@@ -294,7 +306,7 @@ class Generation:
             prompt_per_second=computed / prompt_s if prompt_s else 0.0,
             predicted_n=answered,
             predicted_ms=1e3 * answer_s,
-            predicted_per_second=(answered - 1) / answer_s if answered > 1 and answer_s else 0.0,
+            predicted_per_second=max(0, answered - clock.num_unasked - 1) / answer_s if answer_s else 0.0,
             ttft_ms=1e3 * (first - clock.called),
         )
 

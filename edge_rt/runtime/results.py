@@ -81,11 +81,11 @@ class Timings:
     Attributes:
         cache_n: tokens of the prompt taken from the cache.
         prompt_n: tokens of the prompt that were computed.
-        prompt_ms: time until the first token was chosen.
+        prompt_ms: time until the first token was chosen; what a format forces in front of it is not.
         prompt_per_second: ``prompt_n`` per second.
         predicted_n: tokens generated.
-        predicted_ms: time from the first to the last token.
-        predicted_per_second: tokens after the first per second; 0 with a single token.
+        predicted_ms: time from the first token that was chosen to the last token.
+        predicted_per_second: tokens after the first one chosen per second; 0 with a single token.
         ttft_ms: time from the call to the first piece of the answer, encoding of the prompt included.
     """
 

@@ -133,17 +133,26 @@ def parse_tool_calls(text: str, names: Container[str] | None = None) -> tuple[To
     return split_tool_calls(text, names)[1]
 
 
-def split_tool_calls(text: str, names: Container[str] | None = None) -> tuple[str, tuple[ToolCall, ...]]:
+def split_tool_calls(
+    text: str, names: Container[str] | None = None, begun: str = ""
+) -> tuple[str, tuple[ToolCall, ...]]:
     """Return the text of an answer without its calls and the white space around it, and the calls.
 
     Without calls the text is the answer as it is. Arguments are those of ``parse_tool_calls``.
+
+    Args:
+        begun: what the answer continues; it may have begun a call, and is a part of the text that is returned.
     """
+    whole = begun + text
     # An answer that is nothing but objects may have marks in their texts.
-    rest, calls = _bare(text, names)
-    marked = [one for one in _MARKED if one.mark in text]
+    rest, calls = _bare(whole, names)
+    marked = [one for one in _MARKED if one.mark in whole]
     if not calls and marked:
-        rest, calls = _marked(text, names, min(marked, key=lambda one: text.index(one.mark)))
-    return (rest.strip(), calls) if calls else (text, ())
+        rest, calls = _marked(whole, names, min(marked, key=lambda one: whole.index(one.mark)))
+    if not calls and begun:
+        rest, calls = split_tool_calls(text, names)
+        rest = begun + rest
+    return (rest.strip(), calls) if calls else (whole, ())
 
 
 def _marked(text: str, names: Container[str] | None, syntax: CallSyntax) -> tuple[str, tuple[ToolCall, ...]]:

@@ -7,6 +7,7 @@ import dataclasses
 import json
 import re
 import sys
+import time
 from typing import Literal
 
 import jsonschema
@@ -65,6 +66,17 @@ def test_a_text_that_looks_like_a_marker_is_text(native):
     answer = native.generate("x", response_format=schema)
     assert answer.parsed == {"end": "<|im_end|>"}
     assert answer.usage.forced_tokens > 10
+
+
+def test_the_time_of_a_prompt_ends_with_the_first_token_that_is_chosen_behind_those_that_are_forced(native):
+    form = {"regex": "start: [a-z]{4}"}
+
+    def slow(token_ids, logits):
+        time.sleep(0.05)
+
+    assert native.generate("time", logits_processor=slow, **form).timings.prompt_ms >= 50
+    forced = native.generate("none of it", max_tokens=2, **form).timings
+    assert (forced.prompt_n, forced.prompt_per_second, forced.predicted_per_second) == (0, 0.0, 0.0)
 
 
 @pytest.mark.parametrize("spec", ["off", "suffix"])

@@ -209,6 +209,16 @@ def test_a_call_that_a_message_has_begun_is_continued(qwen, choice):
     assert chat.messages[-1]["tool_calls"][0]["function"] == {"name": "clock", "arguments": {}}
 
 
+@pytest.mark.parametrize("begun", ["Well. ", '{"name": "unknown', "<tool_call>no call"])
+def test_a_call_that_is_asked_for_is_read_behind_what_a_message_has_begun(package, tmp_path, begun):
+    with loaded(package, tmp_path, TOOL_TEMPLATES["Llama"]) as model:
+        chat = model.chat(tools=TOOLS)
+        chat.messages = [*HELLO, {"role": "assistant", "content": begun}]
+        result = chat.resume(tool_choice="clock").result()
+        assert (result.finish_reason, [call.name for call in result.tool_calls]) == ("stop", ["clock"])
+        assert chat.messages[-1]["content"] == begun.strip()
+
+
 def test_a_chat_asks_for_calls_and_goes_on(qwen):
     chat = qwen.chat(tools=TOOLS)
     assert [call.name for call in chat.send("Hello", tool_choice="clock").tool_calls] == ["clock"]

@@ -283,7 +283,7 @@ class _Writer:
         else:
             rest = "" if self._is_streaming else result.text
             if result.tool_calls:
-                rest = split_tool_calls(self._begun + result.text, tool_names(self._tools))[0]
+                rest = split_tool_calls(result.text, tool_names(self._tools), self._begun)[0]
                 calls = [json.dumps(dataclasses.asdict(call), ensure_ascii=False) for call in result.tool_calls]
                 self._terminal.answer("\n".join([rest, *calls] if rest else calls) + "\n")
                 return
