@@ -118,6 +118,8 @@ class Numbers:
             kinds = kinds if isinstance(kinds, list) else [kinds]
             given = {name: number for name in _BOUNDS if (number := _number(schema.get(name))) is not None}
             is_whole = "number" not in kinds
+            if given.keys() != schema.keys() & _BOUNDS:
+                continue  # the engine says which bound is no number
             if (is_whole and "integer" not in kinds) or not (is_whole or given):
                 continue
             low, high = (

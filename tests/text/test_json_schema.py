@@ -165,6 +165,7 @@ def test_whole_numbers_and_those_with_bounds_are_written_with_so_many_digits(sma
         {"type": "number", "minimum": 0, "maximum": 1e-6},
         {**_INTEGER, "minimum": 10**19},
         {"type": "number", "maximum": -1e19},
+        {**_INTEGER, "minimum": "a bound that is no number"},
         {"allOf": [_INTEGER, {"minimum": 10**19}]},
     ],
 )
