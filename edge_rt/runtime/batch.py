@@ -365,7 +365,7 @@ class Batch:
         rows = sum(len(part.token_ids) for part in parts)
         if rows == len(parts):
             self._pass_ms = _KEEP * self._pass_ms + (1 - _KEEP) * ms if self._pass_ms else ms
-        elif rows >= len(parts) + LEAST_PIECE:
+        elif rows >= len(parts) + LEAST_PIECE - 1:
             each = max(ms - self._pass_ms, 0.0) / (rows - len(parts))
             self._row_ms = _KEEP * self._row_ms + (1 - _KEEP) * each if self._row_ms else each
 

@@ -290,6 +290,17 @@ def test_answers_get_a_token_in_every_pass_and_prompts_the_rest_in_their_order()
     assert len(beside) == 20
 
 
+def test_a_long_prompt_beside_an_answer_gets_larger_pieces_once_their_cost_is_known():
+    fake = FakeBatch(2, most_rows=40)
+    fake.submit([5, 6], max_tokens=20)
+    fake.batch.step()
+    fake.submit([1] * 60, max_tokens=2)
+    fake.batch.drain()
+    pieces = [dict(rows).get(1) for rows in fake.runner.passes[1:4]]
+    assert pieces[0] == 16
+    assert pieces[1] > 16
+
+
 def test_who_came_first_gets_the_next_slot():
     fake = FakeBatch(2, most_rows=8)
     tickets = [fake.submit([number + 1] * 2, max_tokens=3) for number in range(7)]
