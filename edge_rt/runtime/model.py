@@ -14,7 +14,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, Self, Unpack
 
 from edge_rt.device.names import ON_CPU, DeviceChoice
-from edge_rt.errors import Cancelled, ConfigError, out_of_memory
+from edge_rt.errors import Busy, Cancelled, ConfigError, out_of_memory
 from edge_rt.memory.plan import Plan
 from edge_rt.ort.session import follow_cpus, onnxruntime_version, pool_size
 from edge_rt.package.kv_formats import BLOCK_TOKENS
@@ -233,11 +233,11 @@ class Model(ModelTexts):
         self._cache, self._speculation, self.measured_costs = parts.cache, parts.speculation, parts.measured_costs
         self._prompts = parts.prompts
         self._batch: Batch | None = None
+        self._caches = (parts.cache, *parts.slots)
         if self.plan.request.slots > 1:
-            caches = (parts.cache, *parts.slots)
-            most = max(min(self.prefill_chunk, parts.cache.largest_pass), 2 * len(caches))
+            most = max(min(self.prefill_chunk, parts.cache.largest_pass), 2 * len(self._caches))
             forget = self._speculation.forget
-            self._batch = Batch(caches, partial(_held, weakref.ref(self)), most_rows=most, forget=forget)
+            self._batch = Batch(self._caches, partial(_held, weakref.ref(self)), most_rows=most, forget=forget)
         self._providers, self._isa, self._kv_format = parts.providers, parts.isa, parts.kv_format
         self.drafter = parts.drafter
         self.device, self._cpu_nodes, self.verification = parts.device, parts.cpu_nodes, parts.verification
@@ -478,8 +478,8 @@ class Model(ModelTexts):
             Busy, ModelClosed, StorageError: it is generating, it is closed, the file cannot be written.
         """
         prompts = self._require_prompts(_WITHOUT_ROWS)
-        with self.passes() as (_, cache):
-            return prompts.write_file(path, cache, token_ids)
+        with self.passes():
+            return prompts.write_file(path, self._cache_with(token_ids), token_ids)
 
     @known_options()
     def carry_prompt(self, system: str) -> tuple[Path, int]:
@@ -515,8 +515,19 @@ class Model(ModelTexts):
             )
         self.generate(first[:count], max_tokens=1, temperature=0.0, spec="off")
         path = self.package.path / PROMPTS_FOLDER / f"{prompts.name_of(first[:count])}.rows"
-        with self.passes() as (_, cache):
-            return path, prompts.write_file(path, cache, first[:count], private=False)
+        with self.passes():
+            written = prompts.write_file(path, self._cache_with(first[:count]), first[:count], private=False)
+        if not written:
+            raise Busy(
+                "The rows of the system message were replaced before they were written.",
+                "Another generation ran in between.",
+                "Do it again while nothing is generated.",
+            )
+        return path, written
+
+    def _cache_with(self, token_ids: Items[int]) -> KVCache:
+        """Return the cache that holds most of a prompt."""
+        return max(self._caches, key=lambda cache: cache.common_prefix(token_ids))
 
     def load_rows(self, path: Path) -> None:
         """Read rows of a file of ``save_rows`` when a prompt begins with its tokens.

@@ -322,3 +322,15 @@ def test_a_cancelled_generation_leaves_whole_steps(alone):
     assert stream.result().token_ids == alone[0][: len(stream.result().token_ids)]
     assert other.result().token_ids == alone[1]
     fake.batch.check()
+
+
+def test_rows_are_saved_from_whichever_slot_has_them(native_package, tmp_path):
+    prompts = [[10 + slot, *range(20, 90)] for slot in range(2)]
+    with load_package(native_package, ctx=CONTEXT, slots=2) as model:
+        streams = [iter(model.stream(prompt, max_tokens=4, **GREEDY)) for prompt in prompts]
+        for _ in range(4):
+            for events in streams:
+                next(events, None)
+        for events in streams:
+            events.close()
+        assert [model.save_rows(tmp_path / f"{prompt[0]}.rows", prompt) for prompt in prompts] == [64, 64]
