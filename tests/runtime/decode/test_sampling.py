@@ -315,8 +315,12 @@ class TestDistribution:
         expected = reference_set(scores, temperature, top_k, top_p, min_p)
         assume(expected is not None)
         # Weights are whole parts of 2^30: what is less than half of one is never drawn.
-        parts = {token: math.exp((scores[token] - max(scores)) / temperature) * 2**30 for token in expected}
+        every = [math.exp((score - max(scores)) / temperature) * 2**30 for score in scores]
+        parts = {token: every[token] for token in expected}
         assume(all(abs(part - 0.5) > NEAR for part in parts.values()))
+        # Of weights that round to the same number, the lower id comes first.
+        least = min(parts.values())
+        assume(all(part == least or round(part) < round(least) for part in every if part <= least))
         expected = [token for token, part in parts.items() if part > 0.5]
         sampler = Sampler(config, 20, [1, 2])
         for token in answer:
