@@ -42,6 +42,12 @@ COMMANDS: Final = {
     "generate": Command(
         "generate", "generate", _ANSWERS, "Answer one prompt, given in quotes, on standard input, or both."
     ),
+    "batch": Command(
+        "batch",
+        "batch",
+        _ANSWERS,
+        "Answer every prompt of a file of JSON lines, several at once; what was answered before is not answered again.",
+    ),
     "score": Command("score", "score", _ANSWERS, "Say how likely a model finds a text, or every text of a file."),
     "pull": Command("models", "pull", _MODELS, "Fetch a model, and export it into the store."),
     "list": Command("models", "list_models", _MODELS, "List the models in the store."),

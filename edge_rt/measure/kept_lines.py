@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Generator, Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Final, Generic, Self, TypeVar
@@ -19,10 +19,80 @@ T = TypeVar("T")
 MAX_BYTES: Final = 256 << 20
 
 
-class KeptLines(Generic[T]):
+class LineFile:
+    """A file of JSON lines that grows by whole lines, each passed to the system and not buffered in this process.
+
+    A last line without a newline was cut off when the process was killed.
+
+    Attributes:
+        cut: that line, once all lines were read; empty if there is none.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path.expanduser()
+        self.cut = b""
+        self._end = 0
+        try:
+            self._descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_APPEND | O_BINARY, 0o644)
+        except OSError as error:
+            raise self._unusable(error) from error
+
+    @property
+    def size(self) -> int:
+        """Bytes of the file."""
+        return os.fstat(self._descriptor).st_size
+
+    def lines(self) -> Generator[bytes]:
+        """Yield the whole lines from the first on, without their newlines."""
+        self.cut, self._end = b"", 0
+        try:
+            os.lseek(self._descriptor, 0, os.SEEK_SET)  # appending still writes at the end
+            with open(self._descriptor, "rb", closefd=False) as stream:
+                # A longer line is no line of JSON, and its pieces are none either.
+                for line in iter(lambda: stream.readline(MAX_BYTES), b""):
+                    if not line.endswith(b"\n") and len(line) < MAX_BYTES:
+                        self.cut = line
+                        return
+                    self._end += len(line)
+                    yield line.removesuffix(b"\n")
+        except OSError as error:
+            raise self._unusable(error) from error
+
+    def drop_cut(self) -> None:
+        """Remove the line that was cut off, after all lines were read."""
+        if self.cut:
+            try:
+                os.ftruncate(self._descriptor, self._end)
+            except OSError as error:
+                raise self._unusable(error) from error
+
+    def add(self, document: Mapping[str, Any]) -> None:
+        """Write a line."""
+        try:
+            write_all(self._descriptor, json.dumps(document).encode() + b"\n")
+        except OSError as error:
+            raise self._unusable(error) from error
+
+    def close(self) -> None:
+        """Close the file."""
+        os.close(self._descriptor)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _unusable(self, error: OSError) -> StorageError:
+        return StorageError(f"{self._path} cannot be used.", f"{error.strerror}.", "Check path and permissions.")
+
+
+class KeptLines(LineFile, Generic[T]):
     """A file of JSON lines: a header that describes some work, then one line for every part of it that is done.
 
-    A last line without a newline was cut off when the process was killed. It is dropped, and its part done again.
+    The part of a line that was cut off is done again.
 
     Args:
         header: what the parts depend on; a file with another one is refused.
@@ -45,65 +115,31 @@ class KeptLines(Generic[T]):
         part: str,
         read: Callable[[dict[str, Any]], T],
     ) -> None:
-        self._path = path.expanduser()
         self._form, self._work, self._part, self._read_part = form, work, part, read
         self.parts: list[T] = []
-        wanted = {"format": form[0], "version": form[1], **header}
+        super().__init__(path)
         try:
-            self._descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_APPEND | O_BINARY, 0o644)
-        except OSError as error:
-            raise self._unusable(error) from error
-        try:
-            self._take_up(json.loads(json.dumps(wanted)))
-        except OSError as error:
-            os.close(self._descriptor)
-            raise self._unusable(error) from error
+            self._take_up(json.loads(json.dumps({"format": form[0], "version": form[1], **header})))
         except BaseException:
-            os.close(self._descriptor)
+            self.close()
             raise
 
-    def add(self, document: Mapping[str, Any]) -> None:
-        """Write a part; it is passed to the system, not buffered in this process."""
-        try:
-            self._write(document)
-        except OSError as error:
-            raise self._unusable(error) from error
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        os.close(self._descriptor)
-
     def _take_up(self, wanted: dict[str, Any]) -> None:
-        size = os.fstat(self._descriptor).st_size
-        if size > MAX_BYTES:
-            raise self._not_a_state(f"It has {show_size(size)}, the limit is {show_size(MAX_BYTES)}.")
-        data = self._read(size)
-        whole, end, cut = data.rpartition(b"\n")
-        if not end and not json.dumps(wanted).encode().startswith(cut):
+        if self.size > MAX_BYTES:
+            raise self._not_a_state(f"It has {show_size(self.size)}, the limit is {show_size(MAX_BYTES)}.")
+        lines = list(self.lines())
+        if not lines and not json.dumps(wanted).encode().startswith(self.cut):
             raise self._not_a_state("Its first line does not end.")
-        if cut:
-            os.ftruncate(self._descriptor, len(whole) + len(end))
-        if not end:
-            self._write(wanted)
+        self.drop_cut()
+        if not lines:
+            self.add(wanted)
             return
-        header, *lines = whole.split(b"\n")
-        self._check_header(self._parsed(1, header), wanted)
-        for number, line in enumerate(lines, start=2):
+        self._check_header(self._parsed(1, lines[0]), wanted)
+        for number, line in enumerate(lines[1:], start=2):
             try:
                 self.parts.append(self._read_part(self._parsed(number, line)))
             except (KeyError, TypeError, ValueError) as error:
                 raise self._not_a_state(f"Line {number} is not {self._part}.") from error
-
-    def _read(self, size: int) -> bytes:
-        data = bytearray()
-        os.lseek(self._descriptor, 0, os.SEEK_SET)  # appending still writes at the end
-        while part := os.read(self._descriptor, size - len(data)):
-            data += part
-        return bytes(data)
 
     def _parsed(self, number: int, line: bytes) -> dict[str, Any]:
         return parse_object(line, lambda reason: self._not_a_state(f"Line {number} is not a JSON object: {reason}"))
@@ -118,14 +154,8 @@ class KeptLines(Generic[T]):
                 "Give the options it was started with, or name another file.",
             )
 
-    def _write(self, document: Mapping[str, Any]) -> None:
-        write_all(self._descriptor, json.dumps(document).encode() + b"\n")
-
     def _not_a_state(self, reason: str) -> InputError:
         return InputError(f"{self._path} is not the state of a {self._work}.", reason, "Name another file.")
-
-    def _unusable(self, error: OSError) -> StorageError:
-        return StorageError(f"{self._path} cannot be used.", f"{error.strerror}.", "Check path and permissions.")
 
 
 def _changes(found: Mapping[str, Any], wanted: Mapping[str, Any]) -> list[str]:

@@ -67,6 +67,7 @@ class Ticket:
         self.slot: int | None = None
         self.decoding: Decoding | None = None
         self.drafts = False
+        self.unsubscribe: Callable[[], None] | None = None
 
     @property
     def pending(self) -> int:
@@ -113,24 +114,21 @@ class Batch:
     def submit(self, generation: Generation, outcome: Outcome, wanted: Wanted) -> Ticket:
         """Add a generation, from any thread; ``step`` computes it."""
         ticket = Ticket(generation, outcome, wanted)
+        if wanted.outer is not None:
+            ticket.unsubscribe = wanted.outer.on_cancel(outcome.cancel.cancel)
         with self._changed:
             self._waiting.append(ticket)
         return ticket
 
     def events(self, generation: Generation, wanted: Wanted, outcome: Outcome) -> Events:
         """Generate, together with others, and tell the outcome; as ``Generation.events``."""
-        unsubscribe = None if wanted.outer is None else wanted.outer.on_cancel(outcome.cancel.cancel)
-        try:
-            with outcome.telling(generation.settled):
-                ticket = self.submit(generation, outcome, wanted)
-                try:
-                    while (event := self._next(ticket)) is not None:
-                        yield event
-                finally:
-                    self.cancel(ticket)
-        finally:
-            if unsubscribe is not None:
-                unsubscribe()
+        with outcome.telling(generation.settled):
+            ticket = self.submit(generation, outcome, wanted)
+            try:
+                while (event := self._next(ticket)) is not None:
+                    yield event
+            finally:
+                self.cancel(ticket)
 
     def step(self) -> bool:
         """Compute one pass, unless another thread does; return whether there is more to do."""
@@ -144,6 +142,16 @@ class Batch:
         finally:
             self._end_step()
         return bool(self._active or self._waiting)
+
+    def compute_until(self, is_reached: Callable[[], bool]) -> None:
+        """Compute steps, or wait for those of others, until something is so; it is asked between two steps."""
+        while True:
+            with self._changed:
+                while not (is_done := is_reached()) and self._is_stepping:
+                    self._wait()
+            if is_done:
+                return
+            self.step()
 
     def cancel(self, ticket: Ticket) -> None:
         """End a generation, which keeps its whole steps; does nothing if it has ended."""
@@ -187,17 +195,12 @@ class Batch:
 
     def _next(self, ticket: Ticket) -> Event | None:
         """Return the next event, computing steps where nobody does; None at the end."""
-        while True:
-            with self._changed:
-                while self._is_stepping and not ticket.events and not ticket.has_ended:
-                    self._wait()
-                if ticket.events:
-                    return ticket.events.popleft()
-                if ticket.error is not None:
-                    raise ticket.error
-                if ticket.has_ended:
-                    return None
-            self.step()
+        self.compute_until(lambda: bool(ticket.events) or ticket.has_ended)
+        if ticket.events:
+            return ticket.events.popleft()
+        if ticket.error is not None:
+            raise ticket.error
+        return None
 
     @contextmanager
     def _stepping(self) -> Generator[None]:
@@ -396,6 +399,9 @@ class Batch:
             self._forget()
         if isinstance(error, MemoryError):
             error = out_of_memory(error, "Load the model with fewer slots, or a smaller context.")
+        if ticket.unsubscribe is not None:
+            ticket.unsubscribe()
+            ticket.unsubscribe = None
         with self._changed:
             if ticket in self._active:
                 self._active.remove(ticket)

@@ -11,7 +11,7 @@ from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Final, Self, Unpack
+from typing import TYPE_CHECKING, Any, Final, Literal, Self, Unpack, overload
 
 from edge_rt.device.names import ON_CPU, DeviceChoice
 from edge_rt.errors import Busy, Cancelled, ConfigError, out_of_memory
@@ -40,6 +40,7 @@ from edge_rt.runtime.generation import Generation, Held
 from edge_rt.runtime.load.facts import why_rows_are_not_stored
 from edge_rt.runtime.load.loading import load
 from edge_rt.runtime.load.options import LoadOptions
+from edge_rt.runtime.many import Answer, Asked, apart, one_by_one, pair, together
 from edge_rt.runtime.prompts import Message, Prompt, PromptEncoder
 from edge_rt.runtime.results import Event, Result
 from edge_rt.runtime.speculation.cost_model import RowCosts
@@ -297,13 +298,69 @@ class Model(ModelTexts):
         **options: Unpack[GenerationOptions],
     ) -> Stream:
         """Generate an answer piece by piece; arguments and errors as in ``generate``."""
-        called = time.perf_counter()
-        config = (config or GenerationConfig()).with_options(**options)
-        inputs = Inputs(config.shown(tools), documents, template_args)
-        token_ids, form = self._require_texts().prepare(prompt, config, inputs)
-        return self.stream_ids(
-            token_ids, config, cancel=cancel, on_prefill_progress=on_prefill_progress, called=called, form=form
-        )
+        given: dict[str, Any] = {"tools": tools, "documents": documents, "template_args": template_args}
+        given |= {"cancel": cancel, "on_prefill_progress": on_prefill_progress, **options}
+        return self._stream(*self._asked(prompt, config, **given))
+
+    @overload
+    def generate_many(
+        self,
+        prompts: Iterable[Asked],
+        config: GenerationConfig | None = None,
+        *,
+        ordered: Literal[True] = True,
+        **options: Unpack[PromptOptions],
+    ) -> Generator[Answer]: ...
+
+    @overload
+    def generate_many(
+        self,
+        prompts: Iterable[Asked],
+        config: GenerationConfig | None = None,
+        *,
+        ordered: Literal[False],
+        **options: Unpack[PromptOptions],
+    ) -> Generator[tuple[int, Answer]]: ...
+
+    @known_options(PromptOptions)
+    def generate_many(
+        self,
+        prompts: Iterable[Asked],
+        config: GenerationConfig | None = None,
+        *,
+        ordered: bool = True,
+        **options: Unpack[PromptOptions],
+    ) -> Generator[Answer] | Generator[tuple[int, Answer]]:
+        """Answer many prompts, as many at once as the model has slots.
+
+        Prompts are taken when they are needed, few more than there are slots, so there may be any number of them.
+        Answers are computed while the iteration waits for one. Leaving it early, or closing the iterator, cancels those
+        under way and leaves the model usable; so does ``cancel``, which ends the iteration.
+
+        Args:
+            prompts: prompts as ``generate`` takes them, or pairs of one and a mapping of its options, which replace
+                those that are given here.
+            config: the options.
+            ordered: give the answers in the order of the prompts; else as they come, each as (index, answer).
+            **options: as in ``generate``, for all prompts.
+
+        Yields:
+            The result; of a prompt that failed the error, which is not raised: the others go on.
+
+        Raises:
+            ConfigError: an option for all prompts is wrong.
+            Busy, ModelClosed: during the iteration; no further prompt could be answered.
+        """
+        config, shared = apart(config or GenerationConfig(), options)
+        cancel = shared.get("cancel") or CancelToken()
+
+        def ask(asked: Asked) -> tuple[Generation, Wanted]:
+            prompt, own = pair(asked)
+            return self._asked(prompt, config, **{**shared, "cancel": cancel, **own})
+
+        if self._batch is not None:
+            return together(self._batch, ask, prompts, slots=self.slots, ordered=ordered, cancel=cancel)
+        return one_by_one(lambda asked: self._stream(*ask(asked)).result(), prompts, ordered=ordered, cancel=cancel)
 
     @known_options(GenerationOptions)
     def check(
@@ -416,6 +473,48 @@ class Model(ModelTexts):
             called: moment from which the time to the first token counts, ``time.perf_counter``.
             form: what the answer may have besides its text.
         """
+        asked = self._generation(token_ids, config, cancel, on_prefill_progress, called or time.perf_counter(), form)
+        return self._stream(*asked, on_result)
+
+    @known_options(GenerationOptions, name="generate_many")
+    def _asked(
+        self,
+        prompt: Prompt,
+        config: GenerationConfig | None,
+        *,
+        tools: Items[Mapping[str, Any]] | None = None,
+        documents: Items[Mapping[str, Any]] | None = None,
+        template_args: Mapping[str, Any] | None = None,
+        cancel: CancelToken | None = None,
+        on_prefill_progress: Callable[[int, int], None] | None = None,
+        **options: Unpack[GenerationOptions],
+    ) -> tuple[Generation, Wanted]:
+        """Return the generation of an answer; arguments and errors as in ``generate``."""
+        called = time.perf_counter()
+        config = (config or GenerationConfig()).with_options(**options)
+        inputs = Inputs(config.shown(tools), documents, template_args)
+        token_ids, form = self._require_texts().prepare(prompt, config, inputs)
+        return self._generation(token_ids, config, cancel, on_prefill_progress, called, form)
+
+    def _stream(
+        self, generation: Generation, wanted: Wanted, on_result: Callable[[Result], None] | None = None
+    ) -> Stream:
+        source = generation.events
+        if self._batch is not None:
+            source = partial(self._batch.events, generation, wanted)
+        # A token of its own: a stream that is left early must not cancel the caller's.
+        return Stream(source, CancelToken(), on_result)
+
+    def _generation(
+        self,
+        token_ids: Items[int],
+        config: GenerationConfig,
+        cancel: CancelToken | None,
+        on_prefill_progress: Callable[[int, int], None] | None,
+        called: float,
+        form: AnswerForm,
+    ) -> tuple[Generation, Wanted]:
+        """Return a generation behind token ids, and how a batch computes it; arguments as in ``stream_ids``."""
         self._runner.get()
         self._require_texts().check_length(token_ids, config)
         sequence = Sequence(
@@ -449,7 +548,7 @@ class Model(ModelTexts):
             sampler,
             TextStream(self._require_texts().decoder(form), config.stop),
             chunk=self.prefill_chunk,
-            called=called or time.perf_counter(),
+            called=called,
             on_prefill=on_prefill_progress,
             spec_mode=mode,
             planned=lambda: self._load_plan.totals,
@@ -462,13 +561,9 @@ class Model(ModelTexts):
             wanted=grammar,
             prompts=self._prompts,
         )
-        source = generation.events
-        if self._batch is not None:
-            # Where drafts change the text, other answers in the pass would.
-            is_alone = config.accept == "ratio" and sampling.temperature > 0.0
-            source = partial(self._batch.events, generation, Wanted(drafting, is_alone, cancel))
-        # A token of its own: a stream that is left early must not cancel the caller's.
-        return Stream(source, CancelToken(), on_result)
+        # Where drafts change the text, other answers in the pass would.
+        is_alone = config.accept == "ratio" and sampling.temperature > 0.0
+        return generation, Wanted(drafting, is_alone, cancel)
 
     def save_rows(self, path: Path, token_ids: Items[int]) -> int:
         """Write the rows that the cache holds of a prompt into a file; return of how many tokens, 0 if it is short.

@@ -62,6 +62,7 @@ def plan(
     machine: MachineFlags,
     output: OutputFlags,
     places: Annotated[PlaceFlags, only("store", "config")],
+    slots: Annotated[int, flags.SLOTS] = 1,
 ) -> int:
     """Show how much memory a model needs, and the fastest settings within a budget.
 
@@ -79,7 +80,7 @@ def plan(
         return 0
     speculation.check_planned()
     found = find_model(load.reference, places, machine.weights)
-    asked = load.options(places, speculation, is_package=found.package is not None)
+    asked = load.options(places, speculation, is_package=found.package is not None).but(slots=slots)
     is_here = is_local(device)
     if is_here and device is not None:
         asked = asked.but(device=device)
@@ -108,7 +109,8 @@ def plan(
         tell_device(terminal, choice)
     for text in unused:
         terminal.warn(text)
-    verb = ["edge-rt", "chat" if is_here else "plan", "-m", load.reference]
+    command = ["plan"] if not is_here else ["chat"] if slots == 1 else ["batch", "IN", "OUT"]
+    verb = ["edge-rt", *command, "-m", load.reference]
     named = ["--device", str(device)]
     if choice is not None:
         # With the settings of another plan, `auto` might take the CPU.

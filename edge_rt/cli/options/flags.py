@@ -127,6 +127,14 @@ KV_TYPE: Final = Flag(
 THREADS: Final = Flag(
     ("-t", "--threads"), "Number of threads.", metavar="N", shown="every usable CPU", panel=MEMORY_PANEL, least=1
 )
+SLOTS: Final = Flag(
+    ("--slots",),
+    "Answers that are computed at once, each with rows for a whole context.",
+    metavar="N",
+    shown="1",
+    panel=MEMORY_PANEL,
+    least=1,
+)
 DEVICE: Final = Flag(
     ("--device",),
     f"What computes: {', '.join(SHOWN_DEVICES[:-1])} or {SHOWN_DEVICES[-1]} (portable packages). "
@@ -456,5 +464,9 @@ MODEL_ARGUMENT: Final = Argument(
 PROMPT_ARGUMENT: Final = Argument("PROMPT", "The prompt, in quotes; the same as -p.")
 NAME_ARGUMENT: Final = Argument("NAME", "Name in the store.", complete=_model_names)
 TEXTS_ARGUMENT: Final = Argument("TEXT", "UTF-8 text files; each is a separate text.")
+BATCH_PROMPTS: Final = Argument(
+    "IN", "JSON lines with 'prompt' or 'messages' and options, or requests as OpenAI's batches have them."
+)
+BATCH_ANSWERS: Final = Argument("OUT", "File of answers, a line for each; lines that it has already are kept.")
 PROMPT_CACHE_ARGUMENT: Final = Argument("DIR", "Folder that was given with --prompt-cache.")
 CORPUS_ARGUMENT: Final = Argument("FILE", "Index made by 'edge-rt corpus build'.")

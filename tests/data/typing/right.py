@@ -90,6 +90,11 @@ def answered(model: edge_rt.Model, prompt: edge_rt.Prompt, **options: Unpack[edg
         response_format={"type": "object"}, regex=None, grammar=None, json_spaces=False,
         tool_choice="auto", parallel_tool_calls=True,
     )  # fmt: skip
+    many: list[edge_rt.Prompt | tuple[edge_rt.Prompt, dict[str, Any]]] = ["a", [1, 2], ("c", {"seed": 2}), prompt]
+    for answer in model.generate_many(many, config, ordered=True, max_tokens=2):
+        print(str(answer) if isinstance(answer, edge_rt.EdgeRTError) else answer.text)
+    for index, one in model.generate_many([prompt], ordered=False, cancel=None):
+        print(index + 1, one)
     with model.stream([1, 2], **options) as stream:
         known: edge_rt.Stream = stream
         for event in known:

@@ -1,0 +1,239 @@
+"""The lines of ``edge-rt batch``: prompts with their options in, answers and errors out, in two forms."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import time
+from collections.abc import Generator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from edge_rt.errors import ConfigError, EdgeRTError, InputError, as_json, kind_of
+from edge_rt.runtime.config import GenerationOptions
+from edge_rt.runtime.results import LogProb, Result
+from edge_rt.system.byte_size import show_size
+from edge_rt.system.files import NOT_READ, storage_errors
+from edge_rt.system.json_files import parse_object
+from edge_rt.system.option_names import unknown_option
+from edge_rt.text.tool_calls import split_tool_calls, tool_names
+
+MAX_LINE_BYTES: Final = 64 << 20
+URL: Final = "/v1/chat/completions"
+LINE_ID: Final = "line-"
+"""Beginning of the ids of answers in OpenAI's form."""
+STARTS: Final = (b'{"line": ', b'{"id": "line-')
+"""How lines with answers begin."""
+
+_OPTIONS: Final = GenerationOptions.__annotations__.keys() - {"logits_processor"}
+_INPUTS: Final = {"tools": list, "documents": list, "template_args": dict}
+_PROMPTS: Final = ("prompt", "messages")
+_OF_SERVICE: Final = frozenset({"model", "user", "metadata", "store", "service_tier", "stream_options"})
+"""Fields of OpenAI's requests that concern their service alone."""
+_FIXED: Final = {"n": 1, "stream": False}
+"""Fields that may have one value."""
+_REASONS: Final = {"stop": "stop", "length": "length", "context_full": "length", "repetition": "length"}
+"""Why an answer ended, in OpenAI's words."""
+
+
+@dataclass(frozen=True)
+class Line:
+    """One line of a file of prompts.
+
+    Attributes:
+        number: from 1, empty lines counted.
+        error: what is wrong with the line as a whole.
+        custom_id: the user's name for it, which no line before has.
+        is_openai: whether it is in OpenAI's form.
+    """
+
+    number: int
+    document: dict[str, Any] = dataclasses.field(default_factory=dict)
+    error: EdgeRTError | None = None
+    custom_id: str | None = None
+    is_openai: bool = False
+
+    @property
+    def key(self) -> str | int:
+        """What says that an answer is to this line."""
+        return self.number if self.custom_id is None else self.custom_id
+
+    @property
+    def has_format(self) -> bool:
+        """Whether the answer may have to fit something."""
+        given = self.document.get("body") if self.is_openai else self.document
+        names = ("response_format", "regex", "grammar", "tools")
+        return isinstance(given, dict) and any(given.get(name) is not None for name in names)
+
+    def asked(self, *, raw: bool) -> tuple[Any, dict[str, Any]]:
+        """Return the prompt and the options as ``generate`` takes them.
+
+        Args:
+            raw: take a text as it is; else it is the message of a user.
+
+        Raises:
+            EdgeRTError: a field is missing, wrong or unknown.
+        """
+        if self.error is not None:
+            raise self.error
+        given = {name: value for name, value in self._fields().items() if value is not None}
+        prompts = [given.pop(name) for name in _PROMPTS if name in given]
+        if len(prompts) != 1:
+            raise ConfigError("A line has one prompt.", f"Got {len(prompts)}.", "Give 'messages' or 'prompt'.")
+        for name in given:
+            if name not in _OPTIONS and name not in _INPUTS:
+                raise unknown_option("A line", name, _OPTIONS | _INPUTS.keys())
+        for name, kind in _INPUTS.items():
+            value = given.get(name)
+            is_wrong = isinstance(value, list) and not all(isinstance(one, dict) for one in value)
+            if value is not None and (is_wrong or not isinstance(value, kind)):
+                wanted = "a list of objects" if kind is list else "an object"
+                raise ConfigError(f"'{name}' is not {wanted}.", f"Got {as_json(value)}.", "Correct it.")
+        if isinstance(given.get("logit_bias"), dict):
+            given["logit_bias"] = {_token_id(name): value for name, value in given["logit_bias"].items()}
+        [prompt] = prompts
+        is_message = isinstance(prompt, str) and not raw
+        return [{"role": "user", "content": prompt}] if is_message else prompt, given
+
+    def answer(self, result: Result, model: str) -> dict[str, Any]:
+        """Return the line that has a result."""
+        if not self.is_openai:
+            return {**self._own(), "result": result.to_json(), "error": None}
+        return self._response({"status_code": 200, "body": self._completion(result, model)}, None)
+
+    def failure(self, error: EdgeRTError) -> dict[str, Any]:
+        """Return the line that has an error."""
+        if not self.is_openai:
+            return {**self._own(), "result": None, "error": error.to_json()}
+        return self._response(None, {"code": type(error).__name__, "message": str(error)})
+
+    def _own(self) -> dict[str, Any]:
+        return {"line": self.number} | ({} if self.custom_id is None else {"custom_id": self.custom_id})
+
+    def _response(self, response: dict[str, Any] | None, error: dict[str, Any] | None) -> dict[str, Any]:
+        name = f"{LINE_ID}{self.number}"
+        return {"id": name, "custom_id": self.custom_id, "response": response, "error": error}
+
+    def _fields(self) -> dict[str, Any]:
+        """Return the fields of a prompt in the names of Python."""
+        if not self.is_openai:
+            return {name: value for name, value in self.document.items() if name != "custom_id"}
+        method, url, body = (self.document.get(name) for name in ("method", "url", "body"))
+        if method not in (None, "POST") or url not in (None, URL) or not isinstance(body, dict):
+            raise InputError(
+                "The request is none for chat completions.",
+                f"Got {as_json(method)} {as_json(url)} with {kind_of(body)} as body.",
+                f'Give "method": "POST", "url": "{URL}" and an object as body.',
+            )
+        fields = {name: value for name, value in body.items() if name not in _OF_SERVICE}
+        for name, only in _FIXED.items():
+            if (value := fields.pop(name, None)) not in (None, only):
+                raise ConfigError(
+                    f"'{name}' has one possible value.", f"Got {as_json(value)}.", f"Give {as_json(only)}."
+                )
+        if (most := fields.pop("max_completion_tokens", None)) is not None:
+            fields["max_tokens"] = most
+        wants, top = fields.pop("logprobs", None), fields.pop("top_logprobs", None)
+        if wants not in (None, False, True):
+            raise ConfigError("'logprobs' is true or false.", f"Got {as_json(wants)}.", "Give top_logprobs besides.")
+        return fields | ({"logprobs": top or 0} if wants else {})
+
+    def _completion(self, result: Result, model: str) -> dict[str, Any]:
+        tools = self.document["body"].get("tools")
+        message: dict[str, Any] = {"role": "assistant", "content": result.text}
+        if result.reasoning:
+            message["reasoning_content"] = result.reasoning
+        if result.tool_calls:
+            message["content"] = split_tool_calls(result.text, tool_names(tools))[0] or None
+            message["tool_calls"] = [
+                {
+                    "id": f"call-{self.number}-{count}",
+                    "type": "function",
+                    "function": {"name": call.name, "arguments": json.dumps(call.arguments, ensure_ascii=False)},
+                }
+                for count, call in enumerate(result.tool_calls, start=1)
+            ]
+        usage = result.usage
+        choice = {
+            "index": 0,
+            "message": message,
+            "logprobs": None if result.logprobs is None else {"content": [_logprob(one) for one in result.logprobs]},
+            "finish_reason": "tool_calls" if result.tool_calls else _REASONS.get(result.finish_reason, "stop"),
+        }
+        return {
+            "id": f"chatcmpl-{self.number}",
+            "object": "chat.completion",
+            "created": int(time.time()),
+            "model": model,
+            "choices": [choice],
+            "usage": {
+                "prompt_tokens": usage.prompt_tokens,
+                "completion_tokens": usage.completion_tokens,
+                "total_tokens": usage.total_tokens,
+                "prompt_tokens_details": {"cached_tokens": usage.cached_tokens},
+            },
+        }
+
+
+def read_lines(path: Path) -> Generator[Line]:
+    """Yield the lines of a file of prompts that are not empty, as they are needed; faulty ones with their errors.
+
+    Raises:
+        StorageError: the file cannot be read.
+    """
+    seen: set[str] = set()
+    with storage_errors(path, NOT_READ), path.open("rb") as stream:
+        number = 0
+        while data := stream.readline(MAX_LINE_BYTES):
+            number += 1
+            whole = data
+            while len(whole) == MAX_LINE_BYTES and not whole.endswith(b"\n"):
+                whole = stream.readline(MAX_LINE_BYTES)
+            # Editors on Windows may write a byte order mark before the text.
+            text = (data.removeprefix(b"\xef\xbb\xbf") if number == 1 else data).strip()
+            if whole is not data:
+                limit = f"The limit is {show_size(MAX_LINE_BYTES)}."
+                yield Line(number, error=InputError("The line is too long.", limit, "Write a shorter prompt."))
+            elif text:
+                yield _line(number, text, seen)
+
+
+def read_key(data: bytes) -> tuple[str | int, bool] | None:
+    """Return which line a line with an answer belongs to, and whether it has an error; None: it has no answer."""
+    try:
+        document = parse_object(data, ValueError)
+    except ValueError:
+        return None
+    name, number, custom = (document.get(field) for field in ("id", "line", "custom_id"))
+    if isinstance(name, str) and name.startswith(LINE_ID) and name[len(LINE_ID) :].isdecimal():
+        number = int(name[len(LINE_ID) :])
+    if type(number) is not int or "error" not in document or not ("result" in document or "response" in document):
+        return None
+    return custom if isinstance(custom, str) else number, document["error"] is not None
+
+
+def _line(number: int, text: bytes, seen: set[str]) -> Line:
+    try:
+        document = parse_object(text, lambda why: InputError("The line is not a JSON object.", why, "Correct it."))
+    except InputError as error:
+        return Line(number, error=error)
+    is_openai = any(name in document for name in ("body", "url", "method"))
+    custom = document.get("custom_id")
+    if custom is not None and (not isinstance(custom, str) or custom in seen):
+        what = "is not a text" if not isinstance(custom, str) else "is that of an earlier line"
+        refusal = InputError(f"The line's custom_id {what}.", f"It is {as_json(custom)}.", "Give every line its own.")
+        return Line(number, document, refusal, is_openai=is_openai)
+    if custom is not None:
+        seen.add(custom)
+    return Line(number, document, custom_id=custom, is_openai=is_openai)
+
+
+def _token_id(name: str) -> int | str:
+    return int(name) if name.isdecimal() and len(name) < 10 else name
+
+
+def _logprob(one: LogProb) -> dict[str, Any]:
+    shown: dict[str, Any] = {"token": one.text, "logprob": one.logprob, "bytes": None}
+    top = getattr(one, "top", None)
+    return shown if top is None else {**shown, "top_logprobs": [_logprob(other) for other in top]}
