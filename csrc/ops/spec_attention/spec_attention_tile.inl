@@ -89,7 +89,8 @@ EDGE_RT_INLINE void sum_across(const AcrossTiles<Tiles>& across, int vectors, co
   VF other[Tiles * Queries];
   if constexpr (Step == 8) {
     const int stride = 16 * vectors;
-    for (int c = 0; c < vectors; ++c) {
+    int c = 0;
+    do {
       for (int half = 0; half < 2; ++half) {
         VF* const to = half == 0 ? out : other;
         const int d = 16 * c + lane + 8 * half;
@@ -103,7 +104,7 @@ EDGE_RT_INLINE void sum_across(const AcrossTiles<Tiles>& across, int vectors, co
           }
         }
       }
-    }
+    } while (++c < vectors);
   } else {
     sum_across<Queries, Tiles, Vectors, 2 * Step>(across, vectors, queries, lane, out);
     sum_across<Queries, Tiles, Vectors, 2 * Step>(across, vectors, queries, lane + Step, other);
