@@ -20,7 +20,6 @@ from edge_rt.ort.session import follow_cpus, onnxruntime_version, pool_size
 from edge_rt.package.kv_formats import BLOCK_TOKENS
 from edge_rt.package.manifest import PROMPTS_FOLDER
 from edge_rt.package.reader import Package
-from edge_rt.package.spec_modes import REFERENCE_MODES
 from edge_rt.runtime.answer_forms import PLAIN_ANSWER, AnswerForm
 from edge_rt.runtime.batch import Batch, Wanted
 from edge_rt.runtime.cache.kv_cache import KVCache, common_prefix
@@ -41,7 +40,8 @@ from edge_rt.runtime.load.facts import why_rows_are_not_stored
 from edge_rt.runtime.load.loading import load
 from edge_rt.runtime.load.options import LoadOptions
 from edge_rt.runtime.many import Answer, Asked, apart, one_by_one, pair, together
-from edge_rt.runtime.prompts import Message, Prompt, PromptEncoder
+from edge_rt.runtime.model_texts import ModelTexts
+from edge_rt.runtime.prompts import Prompt
 from edge_rt.runtime.results import Event, Result
 from edge_rt.runtime.speculation.cost_model import RowCosts
 from edge_rt.runtime.speculation.live_costs import LiveCosts
@@ -50,132 +50,10 @@ from edge_rt.runtime.stream import AsyncStream, PromptOptions, Stream, read_whol
 from edge_rt.system.machine import return_free_memory
 from edge_rt.system.option_names import known_options
 from edge_rt.text.template import Inputs
-from edge_rt.text.template_text import RenderedPrompt
 from edge_rt.text.thoughts import ThoughtStream
-from edge_rt.text.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
     from edge_rt.runtime.chat import Chat
-
-
-class ModelTexts:
-    """Tokenizer and chat template of a model; they go with it when it is closed."""
-
-    _texts: PromptEncoder | None
-    _speculation: Speculation
-
-    @known_options()
-    def render(
-        self,
-        messages: Items[Message],
-        *,
-        add_generation_prompt: bool = True,
-        tools: Items[Mapping[str, Any]] | None = None,
-        documents: Items[Mapping[str, Any]] | None = None,
-        template_args: Mapping[str, Any] | None = None,
-    ) -> RenderedPrompt:
-        """Return messages as the template writes them; the arguments are those of ``generate``.
-
-        Raises:
-            InvalidTemplate: there is no template, or it refuses the messages.
-        """
-        inputs = Inputs(tools, documents, template_args)
-        return self._require_texts().render(messages, inputs, add_generation_prompt=add_generation_prompt)
-
-    @property
-    def template_source(self) -> str | None:
-        """Source of the chat template in use, or None."""
-        return self._require_texts().template_source
-
-    @property
-    def has_fallback_template(self) -> bool:
-        """Whether the model has no chat template: messages are written as ChatML then, which it may not know."""
-        return self._require_texts().has_fallback_template
-
-    @property
-    def template_variables(self) -> frozenset[str]:
-        """Names of the arguments that the chat template reads, such as ``enable_thinking``."""
-        return self._require_texts().template_variables
-
-    @property
-    def tokenizer(self) -> Tokenizer:
-        """The model's tokenizer."""
-        return self._require_texts().tokenizer
-
-    @property
-    def texts(self) -> PromptEncoder | None:
-        """Tokenizer and chat template, for another model to share; None once the model is closed."""
-        return self._texts
-
-    def _require_texts(self) -> PromptEncoder:
-        if self._texts is None:
-            raise closed()
-        return self._texts
-
-    def check_prompt_fits(self, prompt: str | RenderedPrompt, config: GenerationConfig) -> None:
-        """Refuse a prompt that cannot fit however it is cut into tokens, before seconds are spent on cutting it.
-
-        Raises:
-            ContextOverflow: with about the number of tokens that the prompt has.
-        """
-        self._require_texts().check_prompt_fits(prompt, config)
-
-    def encode(self, text: str) -> list[int]:
-        """Return the token ids of a text, as ``logit_bias`` takes them.
-
-        The text is text: what looks like a special token becomes ordinary tokens, and there is no token in front that
-        starts a prompt.
-
-        Raises:
-            InputError: the text has lone surrogates, which are no characters.
-        """
-        return self.tokenizer.encode_text(text)
-
-    def decode(self, token_ids: Iterable[int], *, skip_special: bool = True) -> str:
-        """Return the text of token ids; bytes that are not UTF-8 become U+FFFD.
-
-        Args:
-            token_ids: ids from 0 to ``tokenizer.vocab_size - 1``.
-            skip_special: leave out tokens that are not text, such as turn markers.
-        """
-        return self.tokenizer.decode(token_ids, skip_special=skip_special)
-
-    def check_reference(self, config: GenerationConfig) -> None:
-        """Refuse a reference text that the memory plan has no room for, before an answer needs it.
-
-        Raises:
-            MemoryBudgetExceeded: there is no room for the drafter, or for the text.
-        """
-        if config.reference is None:
-            return
-        mode = self._speculation.resolve(config.spec, has_reference=True, accept=config.accept)
-        if self._speculation.most_reference_tokens(mode) is not None:
-            self._encode_reference(config.reference, mode)
-
-    def _encode_reference(self, text: str | None, mode: str) -> list[int] | None:
-        """Return the tokens of a reference text; None without one, or where the mode copies from none."""
-        if text is None or mode not in REFERENCE_MODES:
-            return None
-        return self._require_texts().encode_reference(text, self._speculation.most_reference_tokens(mode))
-
-    @known_options()
-    def count_tokens(
-        self,
-        prompt: Prompt,
-        *,
-        tools: Items[Mapping[str, Any]] | None = None,
-        documents: Items[Mapping[str, Any]] | None = None,
-        template_args: Mapping[str, Any] | None = None,
-    ) -> int:
-        """Return the tokens of a prompt, however many: those that ``generate`` reports as ``usage.prompt_tokens``.
-
-        A prompt fits if they and the tokens of the answer are at most ``context_tokens``. The arguments are those of
-        ``generate``.
-
-        Raises:
-            EncodingBudgetExceeded: a part of it has to be encoded at once, and does not fit the memory plan.
-        """
-        return self._require_texts().count_tokens(prompt, Inputs(tools, documents, template_args))
 
 
 _LESS: Final = "Load the model with a smaller context."
