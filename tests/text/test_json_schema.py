@@ -108,7 +108,7 @@ _LARGE = {"enum": [*range(30_000)]}
         ({"grammar": "start: r0\n" + "".join(f"r{n}: r{n + 1} | /a/\n" for n in range(5000))}, "too large"),
         ({"grammar": "start: r0\n" + "".join(f"r{n}: (([r{n + 1}]))\n" for n in range(600))}, "too large"),
         # These would take seconds.
-        ({"response_format": {"$defs": {f"d{n}": {"$ref": f"#a{n}", "$anchor": f"a{n}"} for n in range(900)}}}, "deep"),
+        ({"response_format": {"$defs": {str(n): {"$ref": f"#a{n}", "$anchor": f"a{n}"} for n in range(3000)}}}, "deep"),
         ({"regex": "a?" * 16_000}, "quantifiers"),
         ({"response_format": {"pattern": "^" + "(a|bc){0,1}" * 16_000}}, "quantifiers"),
         ({"response_format": {"patternProperties": {"a*" * 1500: {}, "b?" * 1500: {}}}}, "quantifiers"),
