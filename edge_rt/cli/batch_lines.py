@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import json
+import re
 import time
-from collections.abc import Generator
+from collections.abc import Generator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -21,20 +23,56 @@ from edge_rt.text.tool_calls import split_tool_calls, tool_names
 
 MAX_LINE_BYTES: Final = 64 << 20
 URL: Final = "/v1/chat/completions"
-LINE_ID: Final = "line-"
-"""Beginning of the ids of answers in OpenAI's form."""
-STARTS: Final = (b'{"line": ', b'{"id": "line-')
+START: Final = b'{"id": "line-'
 """How lines with answers begin."""
 
+_ID: Final = re.compile(r"line-(\d{1,18})-([0-9a-f]{8})-([0-9a-f]{8})-([0-9a-f]{8})")
 _OPTIONS: Final = GenerationOptions.__annotations__.keys() - {"logits_processor"}
 _INPUTS: Final = {"tools": list, "documents": list, "template_args": dict}
 _PROMPTS: Final = ("prompt", "messages")
-_OF_SERVICE: Final = frozenset({"model", "user", "metadata", "store", "service_tier", "stream_options"})
+_OF_SERVICE: Final = frozenset({
+    "model", "user", "metadata", "store", "service_tier", "stream_options", "prompt_cache_key",
+    "prompt_cache_retention", "safety_identifier", "verbosity",
+})  # fmt: skip
 """Fields of OpenAI's requests that concern their service alone."""
-_FIXED: Final = {"n": 1, "stream": False}
+_FIXED: Final = {"n": 1, "stream": False, "modalities": ["text"]}
 """Fields that may have one value."""
 _REASONS: Final = {"stop": "stop", "length": "length", "context_full": "length", "repetition": "length"}
 """Why an answer ended, in OpenAI's words."""
+
+
+def digest(value: object) -> str:
+    """Return eight hexadecimal digits that stand for what can be written as JSON."""
+    plain = json.dumps(value, sort_keys=True, default=lambda one: dict(one) if isinstance(one, Mapping) else str(one))
+    return hashlib.sha256(plain.encode()).hexdigest()[:8]
+
+
+@dataclass(frozen=True)
+class Basis:
+    """What answers come from besides their lines, as digests.
+
+    Attributes:
+        model: the package, and what else of it changes texts.
+        options: those of the command.
+    """
+
+    model: str
+    options: str
+
+
+@dataclass(frozen=True)
+class Answered:
+    """What a line with an answer says of itself.
+
+    Attributes:
+        key: which line it belongs to, as ``Line.key``.
+        digest: of that line.
+    """
+
+    key: str | int
+    digest: str
+    basis: Basis
+    has_error: bool
 
 
 @dataclass(frozen=True)
@@ -43,12 +81,14 @@ class Line:
 
     Attributes:
         number: from 1, empty lines counted.
+        digest: of what it says.
         error: what is wrong with the line as a whole.
         custom_id: the user's name for it, which no line before has.
         is_openai: whether it is in OpenAI's form.
     """
 
     number: int
+    digest: str
     document: dict[str, Any] = dataclasses.field(default_factory=dict)
     error: EdgeRTError | None = None
     custom_id: str | None = None
@@ -96,24 +136,34 @@ class Line:
         is_message = isinstance(prompt, str) and not raw
         return [{"role": "user", "content": prompt}] if is_message else prompt, given
 
-    def answer(self, result: Result, model: str) -> dict[str, Any]:
+    def answer(self, result: Result, model: str, basis: Basis) -> dict[str, Any]:
         """Return the line that has a result."""
         if not self.is_openai:
-            return {**self._own(), "result": result.to_json(), "error": None}
-        return self._response({"status_code": 200, "body": self._completion(result, model)}, None)
+            return {**self._own(basis), "result": result.to_json(), "error": None}
+        return self._response(200, self._completion(result, model), None, basis)
 
-    def failure(self, error: EdgeRTError) -> dict[str, Any]:
+    def failure(self, error: EdgeRTError, basis: Basis) -> dict[str, Any]:
         """Return the line that has an error."""
         if not self.is_openai:
-            return {**self._own(), "result": None, "error": error.to_json()}
-        return self._response(None, {"code": type(error).__name__, "message": str(error)})
+            return {**self._own(basis), "result": None, "error": error.to_json()}
+        code, text = type(error).__name__, str(error)
+        is_theirs = isinstance(error, ConfigError | InputError)
+        kind = "invalid_request_error" if is_theirs else "server_error"
+        body = {"error": {"message": text, "type": kind, "param": None, "code": code}}
+        return self._response(400 if is_theirs else 500, body, {"code": code, "message": text}, basis)
 
-    def _own(self) -> dict[str, Any]:
-        return {"line": self.number} | ({} if self.custom_id is None else {"custom_id": self.custom_id})
+    def _id(self, basis: Basis) -> str:
+        return f"line-{self.number}-{basis.model}-{basis.options}-{self.digest}"
 
-    def _response(self, response: dict[str, Any] | None, error: dict[str, Any] | None) -> dict[str, Any]:
-        name = f"{LINE_ID}{self.number}"
-        return {"id": name, "custom_id": self.custom_id, "response": response, "error": error}
+    def _own(self, basis: Basis) -> dict[str, Any]:
+        custom = {} if self.custom_id is None else {"custom_id": self.custom_id}
+        return {"id": self._id(basis), "line": self.number, **custom}
+
+    def _response(
+        self, status: int, body: dict[str, Any], error: dict[str, Any] | None, basis: Basis
+    ) -> dict[str, Any]:
+        response = {"status_code": status, "request_id": f"request-{self.number}", "body": body}
+        return {"id": self._id(basis), "custom_id": self.custom_id, "response": response, "error": error}
 
     def _fields(self) -> dict[str, Any]:
         """Return the fields of a prompt in the names of Python."""
@@ -134,6 +184,10 @@ class Line:
                 )
         if (most := fields.pop("max_completion_tokens", None)) is not None:
             fields["max_tokens"] = most
+        if (guess := fields.pop("prediction", None)) is not None:
+            if not isinstance(guess, dict) or not isinstance(guess.get("content"), str):
+                raise ConfigError("'prediction' has no text.", f"Got {as_json(guess)}.", "Give its content as a text.")
+            fields["reference"] = guess["content"]
         wants, top = fields.pop("logprobs", None), fields.pop("top_logprobs", None)
         if wants not in (None, False, True):
             raise ConfigError("'logprobs' is true or false.", f"Got {as_json(wants)}.", "Give top_logprobs besides.")
@@ -194,39 +248,42 @@ def read_lines(path: Path) -> Generator[Line]:
             text = (data.removeprefix(b"\xef\xbb\xbf") if number == 1 else data).strip()
             if whole is not data:
                 limit = f"The limit is {show_size(MAX_LINE_BYTES)}."
-                yield Line(number, error=InputError("The line is too long.", limit, "Write a shorter prompt."))
+                refusal = InputError("The line is too long.", limit, "Write a shorter prompt.")
+                yield Line(number, hashlib.sha256(data).hexdigest()[:8], error=refusal)
             elif text:
                 yield _line(number, text, seen)
 
 
-def read_key(data: bytes) -> tuple[str | int, bool] | None:
-    """Return which line a line with an answer belongs to, and whether it has an error; None: it has no answer."""
+def read_answer(data: bytes) -> Answered | None:
+    """Return which line a line with an answer belongs to, and what it comes from; None: it has no answer."""
     try:
         document = parse_object(data, ValueError)
     except ValueError:
         return None
-    name, number, custom = (document.get(field) for field in ("id", "line", "custom_id"))
-    if isinstance(name, str) and name.startswith(LINE_ID) and name[len(LINE_ID) :].isdecimal():
-        number = int(name[len(LINE_ID) :])
-    if type(number) is not int or "error" not in document or not ("result" in document or "response" in document):
+    name, custom = document.get("id"), document.get("custom_id")
+    parts = _ID.fullmatch(name) if isinstance(name, str) else None
+    if parts is None or "error" not in document or not ("result" in document or "response" in document):
         return None
-    return custom if isinstance(custom, str) else number, document["error"] is not None
+    number, model, options, line = parts.groups()
+    key = custom if isinstance(custom, str) else int(number)
+    return Answered(key, line, Basis(model, options), document["error"] is not None)
 
 
 def _line(number: int, text: bytes, seen: set[str]) -> Line:
     try:
         document = parse_object(text, lambda why: InputError("The line is not a JSON object.", why, "Correct it."))
     except InputError as error:
-        return Line(number, error=error)
+        return Line(number, hashlib.sha256(text).hexdigest()[:8], error=error)
+    own = digest(document)
     is_openai = any(name in document for name in ("body", "url", "method"))
     custom = document.get("custom_id")
     if custom is not None and (not isinstance(custom, str) or custom in seen):
         what = "is not a text" if not isinstance(custom, str) else "is that of an earlier line"
         refusal = InputError(f"The line's custom_id {what}.", f"It is {as_json(custom)}.", "Give every line its own.")
-        return Line(number, document, refusal, is_openai=is_openai)
+        return Line(number, own, document, refusal, is_openai=is_openai)
     if custom is not None:
         seen.add(custom)
-    return Line(number, document, custom_id=custom, is_openai=is_openai)
+    return Line(number, own, document, custom_id=custom, is_openai=is_openai)
 
 
 def _token_id(name: str) -> int | str:

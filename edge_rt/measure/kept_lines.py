@@ -5,13 +5,14 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable, Generator, Mapping
+from contextlib import AbstractContextManager, suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Final, Generic, Self, TypeVar
 
 from edge_rt.errors import ConfigError, InputError, StorageError
 from edge_rt.system.byte_size import show_size
-from edge_rt.system.files import O_BINARY, write_all
+from edge_rt.system.files import O_BINARY, lock, storage_errors, write_all
 from edge_rt.system.json_files import parse_object
 
 T = TypeVar("T")
@@ -22,7 +23,7 @@ MAX_BYTES: Final = 256 << 20
 class LineFile:
     """A file of JSON lines that grows by whole lines, each passed to the system and not buffered in this process.
 
-    A last line without a newline was cut off when the process was killed.
+    A last line without a newline was cut off when the process was killed. No other process can open it meanwhile.
 
     Attributes:
         cut: that line, once all lines were read; empty if there is none.
@@ -32,10 +33,13 @@ class LineFile:
         self._path = path.expanduser()
         self.cut = b""
         self._end = 0
-        try:
+        with self._errors():
             self._descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_APPEND | O_BINARY, 0o644)
-        except OSError as error:
-            raise self._unusable(error) from error
+        if not lock(self._descriptor):
+            os.close(self._descriptor)
+            raise StorageError(
+                f"{self._path} is in use.", "Another process adds lines to it.", "Wait for it, or name another file."
+            )
 
     @property
     def size(self) -> int:
@@ -45,7 +49,7 @@ class LineFile:
     def lines(self) -> Generator[bytes]:
         """Yield the whole lines from the first on, without their newlines."""
         self.cut, self._end = b"", 0
-        try:
+        with self._errors():
             os.lseek(self._descriptor, 0, os.SEEK_SET)  # appending still writes at the end
             with open(self._descriptor, "rb", closefd=False) as stream:
                 # A longer line is no line of JSON, and its pieces are none either.
@@ -55,23 +59,23 @@ class LineFile:
                         return
                     self._end += len(line)
                     yield line.removesuffix(b"\n")
-        except OSError as error:
-            raise self._unusable(error) from error
 
     def drop_cut(self) -> None:
         """Remove the line that was cut off, after all lines were read."""
         if self.cut:
-            try:
+            with self._errors():
                 os.ftruncate(self._descriptor, self._end)
-            except OSError as error:
-                raise self._unusable(error) from error
 
     def add(self, document: Mapping[str, Any]) -> None:
-        """Write a line."""
-        try:
-            write_all(self._descriptor, json.dumps(document).encode() + b"\n")
-        except OSError as error:
-            raise self._unusable(error) from error
+        """Write a line, or nothing if not all of it can be written."""
+        with self._errors():
+            begin = self.size
+            try:
+                write_all(self._descriptor, json.dumps(document).encode() + b"\n")
+            except OSError:
+                with suppress(OSError):
+                    os.ftruncate(self._descriptor, begin)
+                raise
 
     def close(self) -> None:
         """Close the file."""
@@ -85,8 +89,8 @@ class LineFile:
     ) -> None:
         self.close()
 
-    def _unusable(self, error: OSError) -> StorageError:
-        return StorageError(f"{self._path} cannot be used.", f"{error.strerror}.", "Check path and permissions.")
+    def _errors(self) -> AbstractContextManager[None]:
+        return storage_errors(self._path, "cannot be used")
 
 
 class KeptLines(LineFile, Generic[T]):

@@ -28,6 +28,8 @@ sharing violation, lock violation, user-mapped section."""
 NOT_READ: Final = "cannot be read"
 """What is said of a file that is only read."""
 _FULL: Final = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
+_LOCKED: Final = {errno.EAGAIN, errno.EWOULDBLOCK, errno.EACCES, errno.EDEADLK}
+_LOCKED_AT: Final = 1 << 62
 _SHOWN_NAME: Final = 32  # characters of the file's name in its temporary name, so that both fit every file system
 
 
@@ -118,6 +120,27 @@ def write_all(descriptor: int, data: bytes | memoryview) -> None:
     view = memoryview(data)
     while view:
         view = view[os.write(descriptor, view) :]
+
+
+def lock(descriptor: int) -> bool:
+    """Keep other processes from locking a file until it is closed; return whether nobody else has locked it.
+
+    Where the file system knows no locks, nobody is kept out.
+    """
+    try:
+        if sys.platform == "win32":
+            import msvcrt
+
+            # Windows keeps others from reading what is locked: a byte that no file has.
+            os.lseek(descriptor, _LOCKED_AT, os.SEEK_SET)
+            msvcrt.locking(descriptor, msvcrt.LK_NBLCK, 1)
+        else:
+            import fcntl
+
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        return error.errno not in _LOCKED
+    return True
 
 
 def replace(source: Path, target: Path) -> None:

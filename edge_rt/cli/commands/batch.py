@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import shutil
+import sys
+import tempfile
 import time
 from collections import deque
-from collections.abc import Callable, Generator, Iterable
-from contextlib import suppress
+from collections.abc import Callable, Generator, Iterable, Mapping
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
-from edge_rt.cli.batch_lines import STARTS, Line, read_key, read_lines
+from edge_rt.cli.batch_lines import START, Answered, Basis, Line, digest, read_answer, read_lines
 from edge_rt.cli.interrupt import SignalReceived, each_in_background
 from edge_rt.cli.loading import load_model, obtain_package, tell_device, telling_load
 from edge_rt.cli.notices import warn_of_limits
@@ -23,11 +26,16 @@ from edge_rt.cli.render.progress import StatusLine, about_seconds
 from edge_rt.errors import ConfigError, EdgeRTError, InputError
 from edge_rt.measure.kept_lines import LineFile
 from edge_rt.runtime.forward.cancel import CancelToken
+from edge_rt.system.files import storage_errors
 
 if TYPE_CHECKING:
     from edge_rt.runtime.config import GenerationConfig
     from edge_rt.runtime.many import Answer
     from edge_rt.runtime.model import Model
+
+
+STANDARD: Final = Path("-")
+"""Standard input or output in place of a file."""
 
 
 @dataclass(frozen=True)
@@ -39,13 +47,36 @@ class FileFlags:
     slots: Annotated[int, flags.SLOTS.but(shown="4")] = 4
     raw: Annotated[bool, flags.RAW] = False
 
-    def check(self) -> None:
-        """Refuse one file for both."""
+    def check(self, output: OutputFlags) -> None:
+        """Refuse one file for both, and two documents on standard output."""
+        if self.is_to_stdout and output.json:
+            raise ConfigError(
+                "Answers and --json both go to standard output.", "OUT is '-'.", "Leave one out, or name a file."
+            )
         with suppress(OSError):
             if self.prompts.expanduser().samefile(self.answers.expanduser()):
                 raise ConfigError(
                     "Prompts and answers are the same file.", f"Both are {self.prompts}.", "Name another file."
                 )
+
+    @property
+    def is_to_stdout(self) -> bool:
+        """Whether answers go to standard output."""
+        return self.answers == STANDARD
+
+    @contextmanager
+    def source(self) -> Generator[Path]:
+        """Yield the file of prompts; it is read several times, so what comes from standard input is kept meanwhile."""
+        if self.prompts != STANDARD:
+            yield self.prompts.expanduser()
+            return
+        if sys.stdin is None or sys.stdin.isatty():
+            raise InputError("There are no prompts.", "Nothing is piped to standard input.", "Name a file.")
+        with tempfile.TemporaryDirectory(prefix="edge-rt-") as folder:
+            path = Path(folder) / "prompts.jsonl"
+            with storage_errors(path, "cannot be written"), path.open("wb") as file:
+                shutil.copyfileobj(sys.stdin.buffer, file)
+            yield path
 
 
 def batch(
@@ -60,17 +91,20 @@ def batch(
     """Answer every prompt of a file of JSON lines, several at once; what was answered before is not answered again."""
     terminal = output.terminal()
     config = sampling.config().with_options(repetition_guard=not guard.no_repetition_guard)
-    files.check()
+    files.check(output)
     speculation.check()
-    source = files.prompts.expanduser()
-    if next(read_lines(source), None) is None:
-        raise InputError(f"{files.prompts} holds no prompt.", "Every line is empty.", "Write JSON lines.")
-    with LineFile(files.answers) as out:
-        kept = _kept(out, files.answers)
+    with files.source() as source, ExitStack() as opened:
+        if next(read_lines(source), None) is None:
+            name = "Standard input" if files.prompts == STANDARD else files.prompts
+            raise InputError(f"{name} holds no prompt.", "Every line is empty.", "Write JSON lines.")
+        out = None if files.is_to_stdout else opened.enter_context(LineFile(files.answers))
+        kept = {} if out is None else _kept(out, files.answers)
         count, has_format = Count(), False
         for line in read_lines(source):
-            count.find(kept.get(line.key))
+            count.find(_checked(line, kept, files))
             has_format = has_format or (line.has_format and line.key not in kept)
+        if count.done < len(kept):
+            raise _mixed(files, f"Of its answers {len(kept) - count.done} belong to no line of {files.prompts}.")
         if count.done:
             terminal.note(f"{count.done} of {count.total} lines are answered already", "dim")
         if count.done < count.total:
@@ -81,26 +115,76 @@ def batch(
             warn_of_limits(terminal, model, asked, config)
             if model.slots < files.slots:
                 terminal.warn("; ".join(text for text in model.plan.given_up if text.startswith("slots")))
+            is_raw = files.raw or model.template_source is None
+            basis = _basis(model, config, is_raw=is_raw)
+            _check_basis(kept.values(), basis, files)
             lines = (line for line in read_lines(source) if line.key not in kept)
-            _run(terminal, model, lines, config, out, count, raw=files.raw)
+
+            def add(document: dict[str, Any]) -> None:
+                if out is None:
+                    terminal.document(document, indent=None)
+                else:
+                    out.add(document)
+
+            try:
+                _run(terminal, model, lines, config, basis, add, count, raw=is_raw)
+            except SignalReceived:
+                if out is not None:
+                    terminal.note("What is answered is saved: the same command continues from there")
+                raise
     if output.json:
         terminal.document(count.to_json())
+    elif files.is_to_stdout:
+        terminal.note(count.text)
     else:
         terminal.line(count.text)
     return InputError.exit_code if count.failed else 0
 
 
-def _kept(out: LineFile, path: Path) -> dict[str | int, bool]:
-    """Return which lines are answered, and whether each has an error; an answer that was cut off is dropped."""
+def _kept(out: LineFile, path: Path) -> dict[str | int, Answered]:
+    """Return the lines that are answered; an answer that was cut off is dropped."""
     kept = {}
     for count, data in enumerate(out.lines(), start=1):
-        if (found := read_key(data)) is None:
+        if (answered := read_answer(data)) is None:
             raise _no_answers(path, f"Line {count} is no answer.")
-        kept[found[0]] = found[1]
-    if not kept and out.cut and not any(out.cut.startswith(start[: len(out.cut)]) for start in STARTS):
+        kept[answered.key] = answered
+    if not kept and out.cut and not out.cut.startswith(START[: len(out.cut)]):
         raise _no_answers(path, "Its first line does not end.")
     out.drop_cut()
     return kept
+
+
+def _checked(line: Line, kept: Mapping[str | int, Answered], files: FileFlags) -> Answered | None:
+    """Return the answer that a line has; refuse one to what the line said before."""
+    answered = kept.get(line.key)
+    if answered is not None and answered.digest != line.digest:
+        name = f"line {line.number}" if line.custom_id is None else repr(line.custom_id)[:80]
+        raise _mixed(files, f"What {name} of {files.prompts} says was another thing when it was answered.")
+    return answered
+
+
+def _basis(model: Model, config: GenerationConfig, *, is_raw: bool) -> Basis:
+    facts = model.describe()
+    own = [facts[name] for name in ("package_id", "kv_format", "rotation")]
+    if facts["op_profile"] != "native":
+        own.append(str(model.device_choice.device))
+    return Basis(digest(own), digest([vars(config), is_raw]))
+
+
+def _check_basis(kept: Iterable[Answered], basis: Basis, files: FileFlags) -> None:
+    """Refuse to put answers beside those of another model, or with other options."""
+    if any(answered.basis.model != basis.model for answered in kept):
+        raise _mixed(files, "They are of another model, or of another format of its KV cache.")
+    if any(answered.basis.options != basis.options for answered in kept):
+        raise _mixed(files, "The command had other options for generating.")
+
+
+def _mixed(files: FileFlags, why: str) -> ConfigError:
+    return ConfigError(
+        f"{files.answers} has answers that do not go with new ones.",
+        why,
+        "Give what it was begun with, remove those answers, or name another file.",
+    )
 
 
 def _no_answers(path: Path, why: str) -> InputError:
@@ -121,15 +205,12 @@ class Count:
         self.total = self.done = self.failed = self.tokens = 0
         self._clock, self._begun, self._seconds, self._added = clock, clock(), 0.0, 0
 
-    def find(self, has_error: bool | None) -> None:
-        """Count a line of the file.
-
-        Args:
-            has_error: whether what an earlier run has of it is an error; None: it has nothing.
-        """
+    def find(self, answered: Answered | None) -> None:
+        """Count a line of the file, and what an earlier run has of it."""
         self.total += 1
-        self.done += has_error is not None
-        self.failed += has_error is True
+        if answered is not None:
+            self.done += 1
+            self.failed += answered.has_error
 
     def begin(self) -> None:
         """Count time from now on."""
@@ -174,25 +255,25 @@ def _run(
     model: Model,
     lines: Iterable[Line],
     config: GenerationConfig,
-    out: LineFile,
+    basis: Basis,
+    add: Callable[[dict[str, Any]], None],
     count: Count,
     *,
     raw: bool,
 ) -> None:
     status = StatusLine(terminal, count.total)
     name = str(model.package.manifest.model.name)
-    is_raw = raw or model.template_source is None
     count.begin()
     try:
-        for line, answer in each_in_background(lambda token: _answers(model, lines, config, token, raw=is_raw)):
-            out.add(line.failure(answer) if isinstance(answer, EdgeRTError) else line.answer(answer, name))
+        for line, answer in each_in_background(lambda token: _answers(model, lines, config, token, raw=raw)):
+            if isinstance(answer, EdgeRTError):
+                add(line.failure(answer, basis))
+            else:
+                add(line.answer(answer, name, basis))
             count.add(answer)
             status.show(count.done, count.progress)
-    except SignalReceived:
+    finally:
         status.clear()
-        terminal.note("What is answered is saved: the same command continues from there")
-        raise
-    status.clear()
 
 
 def _answers(

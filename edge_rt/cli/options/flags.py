@@ -465,8 +465,11 @@ PROMPT_ARGUMENT: Final = Argument("PROMPT", "The prompt, in quotes; the same as 
 NAME_ARGUMENT: Final = Argument("NAME", "Name in the store.", complete=_model_names)
 TEXTS_ARGUMENT: Final = Argument("TEXT", "UTF-8 text files; each is a separate text.")
 BATCH_PROMPTS: Final = Argument(
-    "IN", "JSON lines with 'prompt' or 'messages' and options, or requests as OpenAI's batches have them."
+    "IN",
+    "JSON lines with 'prompt' or 'messages' and options, or requests as OpenAI's batches have them. - is stdin.",
 )
-BATCH_ANSWERS: Final = Argument("OUT", "File of answers, a line for each; lines that it has already are kept.")
+BATCH_ANSWERS: Final = Argument(
+    "OUT", "File of answers, a line for each; lines that it has already are kept. - is stdout."
+)
 PROMPT_CACHE_ARGUMENT: Final = Argument("DIR", "Folder that was given with --prompt-cache.")
 CORPUS_ARGUMENT: Final = Argument("FILE", "Index made by 'edge-rt corpus build'.")

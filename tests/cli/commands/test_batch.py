@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 import time
 
 import pytest
 
+from edge_rt.cli.batch_lines import Answered, Basis
 from edge_rt.cli.commands.batch import Count
+from edge_rt.measure.kept_lines import LineFile
 from tests.cli.conftest import ENDLESS
 from tests.helpers.models import load_package
 
@@ -18,7 +21,8 @@ LINES = [
     {"prompt": "The little boat left the harbour.", "max_tokens": 9},
     {"messages": MESSAGES, "custom_id": "calm", "logit_bias": {"0": -99}},
     {"custom_id": "their", "method": "POST", "url": "/v1/chat/completions",
-     "body": {"model": "any", "messages": MESSAGES, "max_tokens": 5, "logprobs": True, "top_logprobs": 2}},
+     "body": {"model": "any", "messages": MESSAGES, "max_tokens": 5, "logprobs": True, "top_logprobs": 2, "n": 1,
+              "store": True, "prediction": {"type": "content", "content": "The sea"}}},
 ]  # fmt: skip
 BAD = [
     "not JSON",
@@ -34,6 +38,10 @@ def write(path, lines):
     return path
 
 
+def by_number(path):
+    return {int(line["id"].split("-")[1]): line for line in read(path)}
+
+
 def read(path):
     return [json.loads(line) for line in path.read_text().splitlines()]
 
@@ -46,7 +54,7 @@ def test_answers_are_those_of_generate_in_the_form_of_their_lines(inline, native
     assert result.returncode == 0, result.stderr
     document = json.loads(result.stdout)
     assert (document["lines"], document["done"], document["failed"]) == (3, 3, 0)
-    answers = {line.get("line", line.get("id")): line for line in read(out)}
+    answers = by_number(out)
     with load_package(native_package, spec="off") as model:
         first = [{"role": "user", "content": LINES[0]["prompt"]}]
         assert answers[2]["result"]["text"] == model.generate(first, max_tokens=9, temperature=0.0).text
@@ -55,8 +63,9 @@ def test_answers_are_those_of_generate_in_the_form_of_their_lines(inline, native
         assert answers[3]["custom_id"] == "calm"
         assert answers[3]["result"]["token_ids"] == list(calm.token_ids)
         theirs = model.generate(MESSAGES, max_tokens=5, temperature=0.0, logprobs=2)
-    answer = answers["line-4"]
+    answer = answers[4]
     assert (answer["custom_id"], answer["error"], answer["response"]["status_code"]) == ("their", None, 200)
+    assert answer["response"]["request_id"] == "request-4"
     body = answer["response"]["body"]
     choice = body["choices"][0]
     assert choice["message"] == {"role": "assistant", "content": theirs.text}
@@ -72,11 +81,13 @@ def test_a_bad_line_has_its_error_and_the_exit_code_says_so(inline, native_packa
     result = inline("batch", source, out, "-m", native_package, *GREEDY)
     assert result.returncode == 3
     assert b"6 of 6 lines, 5 with an error" in result.stdout
-    errors = {line.get("line", line.get("id")): line["error"] for line in read(out)}
+    errors = {number: line["error"] for number, line in by_number(out).items()}
     assert errors.pop(1) is None
     assert "'temperature'" in errors[3]["action"]
     assert "earlier line" in errors[4]["what"]
-    assert "'n' has one possible value" in errors["line-5"]["message"]
+    assert "'n' has one possible value" in errors[5]["message"]
+    response = by_number(out)[5]["response"]
+    assert (response["status_code"], response["body"]["error"]["code"]) == (400, "ConfigError")
     assert len(errors) == 5
     # They are not tried again, and are still there.
     again = inline("batch", source, out, "-m", native_package, *GREEDY)
@@ -89,12 +100,74 @@ def test_a_file_of_answers_is_gone_on_with(inline, native_package, tmp_path):
     inline("batch", source, out, "-m", native_package, *GREEDY)
     kept = out.read_bytes()
     # The process was killed while it wrote.
-    out.write_bytes(kept + b'{"line": 3, "resu')
+    out.write_bytes(kept + b'{"id": "line-3-0')
     write(source, LINES)
     result = inline("batch", source, out, "-m", native_package, *GREEDY)
     assert b"2 of 3 lines are answered already" in result.stderr
     assert out.read_bytes().startswith(kept)
     assert [line.get("custom_id") for line in read(out)[2:]] == ["their"]
+
+
+def test_answers_that_come_from_something_else_are_not_mixed(inline, native_package, tmp_path):
+    out = tmp_path / "out.jsonl"
+    source = write(tmp_path / "in.jsonl", LINES[:2])
+    usual = ("batch", source, out, "-m", native_package, *GREEDY)
+    assert inline(*usual).returncode == 0
+    kept = out.read_bytes()
+    for lines, options, why in (
+        (LINES[:1], (), b"1 belong to no line"),
+        ([{**LINES[0], "max_tokens": 8}, *LINES[1:]], (), b"What line 1"),
+        (LINES, ("--temp", "0.5"), b"other options"),
+        (LINES, ("--raw",), b"other options"),
+        (LINES, ("--kv-type", "f32"), b"another model"),
+    ):
+        write(source, lines)
+        result = inline(*usual, *options)
+        assert (result.returncode, why in result.stderr) == (2, True), result.stderr
+        assert b"do not go with new ones" in result.stderr
+        assert out.read_bytes() == kept
+    # What is said in another way, or elsewhere, is the same.
+    write(source, [json.dumps(LINES[0], indent=None, separators=(" ,", ": ")), LINES[2], "", LINES[1]])
+    assert inline(*usual, "--slots", "2").returncode == 0
+    assert out.read_bytes().startswith(kept)
+    assert len(read(out)) == 3
+
+
+def test_two_runs_do_not_write_the_same_file(inline, native_package, tmp_path):
+    out, source = tmp_path / "out.jsonl", write(tmp_path / "in.jsonl", LINES)
+    with LineFile(out):
+        result = inline("batch", source, out, "-m", native_package)
+        assert (result.returncode, b"is in use" in result.stderr) == (6, True)
+    assert inline("batch", source, out, "-m", native_package, *GREEDY).returncode == 0
+
+
+def test_standard_input_and_output(inline, native_package, tmp_path):
+    out, source = tmp_path / "out.jsonl", write(tmp_path / "in.jsonl", LINES)
+    inline("batch", source, out, "-m", native_package, *GREEDY)
+    result = inline("batch", "-", "-", "-m", native_package, *GREEDY, stdin=source.read_bytes())
+    piped = [json.loads(line) for line in result.stdout.splitlines()]
+    assert {one["id"] for one in piped} == {one["id"] for one in read(out)}
+    assert b"3 of 3 lines, 0 with an error" in result.stderr
+    refused = inline("batch", source, "-", "-m", native_package, "--json")
+    assert (refused.returncode, json.loads(refused.stdout)["error"]["numbers"]) == (2, "OUT is '-'.")
+
+
+@pytest.mark.skipif(os.name == "nt", reason="needs resource limits")
+def test_a_full_disk_leaves_whole_lines(inline, native_package, tmp_path):
+    import resource
+
+    out, source = tmp_path / "out.jsonl", write(tmp_path / "in.jsonl", LINES)
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (2500, limits[1]))
+    try:
+        result = inline("batch", source, out, "-m", native_package, *GREEDY, "--slots", "1")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert result.returncode == 6
+    assert b"the disk is full or a limit is reached" in result.stderr
+    assert out.read_bytes().endswith(b"\n")
+    assert inline("batch", source, out, "-m", native_package, *GREEDY).returncode == 0
+    assert sorted(by_number(out)) == [1, 2, 3]
 
 
 def test_files_of_others_are_left_as_they_are(inline, native_package, tmp_path):
@@ -128,8 +201,8 @@ def test_ctrl_c_leaves_whole_lines_and_says_how_to_go_on(start, inline, native_p
 def test_progress_has_tokens_per_second_and_the_time_left():
     now = [0.0]
     count = Count(clock=lambda: now[0])
-    for has_error in (True, None, None, None):
-        count.find(has_error)
+    for answered in (Answered(1, "", Basis("", ""), has_error=True), None, None, None):
+        count.find(answered)
     count.begin()
     now[0] = 5.0
     usage = type("Usage", (), {"completion_tokens": 100})
