@@ -34,3 +34,12 @@ def test_growth_is_counted_from_the_highest_of_the_first_turns(resident, grown, 
     code = f"import soak; print(soak.growth({resident}, 2))"
     done = subprocess.run([sys.executable, "-c", code], cwd=SCRIPT.parent, capture_output=True, text=True)
     assert done.stdout.split(",")[0] == f"({grown}", done.stderr
+
+
+def test_a_few_seconds_of_clients_beside_each_other_are_right(native_package, tmp_path):
+    options = ["--hours", 0.001, "--requests", 12, "--slots", 4, "--clients", 6, "--log", tmp_path / "seconds.jsonl"]
+    command = [sys.executable, "-m", "tests.soak_batches", native_package, *options]
+    done = subprocess.run([*map(str, command)], cwd=SCRIPT.parents[1], capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "wrong: 0;" in done.stdout
+    assert "'whole'" in done.stdout
