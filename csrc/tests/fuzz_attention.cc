@@ -18,6 +18,9 @@ constexpr const char *kOneSpan = "good, one span", *kSpans = "good, several span
                      *kShared = "good, sequences that begin alike", *kSeveralSpans = "good, several of several spans";
 constexpr int64_t kMostSequences = 8;
 
+std::string count_feature(int64_t sequences) { return "good, sequences: " + std::to_string(sequences); }
+std::string format_feature(int64_t format) { return "good, several in format " + std::to_string(format); }
+
 KvCoding coding_of(const AttentionShape& shape, int64_t plane) {
   return kKvFormats[shape.format].coding(plane < shape.kv_heads ? 0 : 1);
 }
@@ -407,6 +410,8 @@ void add_attention(Case& call, Random& random, const AttentionShape& shape, int 
     const auto shares = [](const SequenceShape& sequence) { return sequence.shared > 0; };
     call.features = {many_spans > 1 ? kSeveralSpans : kSeveral};
     if (std::any_of(shape.sequences.begin(), shape.sequences.end(), shares)) call.features.emplace_back(kShared);
+    call.features.push_back(count_feature(sequences));
+    call.features.push_back(format_feature(shape.format));
   }
   if (shape.is_ring()) call.features.emplace_back(shape.first_mapped() > 0 ? kRingBehindSpan : kRing);
   call.in_place = kCache;
@@ -419,8 +424,11 @@ void add_attention(Case& call, Random& random, const AttentionShape& shape, int 
 }
 
 std::vector<std::string> attention_features() {
-  return {kOneSpan, kSpans,          kCutSpan, kTreeOverEnd, kPromptOverEnd,
-          kRing,    kRingBehindSpan, kSeveral, kShared,      kSeveralSpans};
+  std::vector<std::string> features = {kOneSpan, kSpans,          kCutSpan, kTreeOverEnd, kPromptOverEnd,
+                                       kRing,    kRingBehindSpan, kSeveral, kShared,      kSeveralSpans};
+  for (int64_t count = 2; count <= kMostSequences; ++count) features.push_back(count_feature(count));
+  for (int64_t format = 0; format < kKvFormatCount; ++format) features.push_back(format_feature(format));
+  return features;
 }
 
 Subject attention_subject(const char* op, std::function<Case(Random&)> make_call, int key_constants) {

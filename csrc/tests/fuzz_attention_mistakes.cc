@@ -79,14 +79,20 @@ bool double_row(Case& call, Random& random) {
   return true;
 }
 
-// A row of the pass that another sequence reads or writes.
-bool foreign_row(Case& call, Random& random) {
-  const Sequence writer = any_sequence(call, random), other = any_sequence(call, random);
-  if (writer.index == other.index) return false;
+// A row of the pass that another sequence writes, or one that it reads, maybe with still others.
+bool foreign_row(Case& call, Random& random, bool is_written) {
+  const int64_t sequences = sequences_of(call);
+  if (sequences == 1) return false;
+  const Sequence writer = any_sequence(call, random);
+  const Sequence other = sequence_of(call, (writer.index + random.between(1, sequences - 1)) % sequences);
+  const int64_t begin = is_written ? other.past : other.seen, end = is_written ? other.used : other.past;
+  if (begin == end) return false;
   Input& map = call.inputs[kRowMap];
   map.set(writer.map_begin + random.between(writer.past, writer.used - 1),
-          map.get<int32_t>(other.map_begin + random.between(other.seen, other.used - 1)));
-  call.words = {"row_map gives row"};
+          map.get<int32_t>(other.map_begin + random.between(begin, end - 1)));
+  // The writer may read the row, too.
+  call.words = is_written ? std::vector<std::string>{"to two sequences of the pass"}
+                          : std::vector<std::string>{"to another sequence", "to the pass"};
   return true;
 }
 
@@ -276,7 +282,8 @@ std::vector<Mistake> attention_mistakes(int key_constants) {
   return {{"attention attribute", wrong_attribute},
           {"row_map out of range", wrong_row},
           {"row_map twice", double_row},
-          {"row_map gives a row to others", foreign_row},
+          {"row_map: two write a row", [](Case& c, Random& r) { return foreign_row(c, r, true); }},
+          {"row_map: others read a row", [](Case& c, Random& r) { return foreign_row(c, r, false); }},
           {"too little room", too_little_room},
           {"past_length", wrong_past},
           {"sequence_rows", wrong_sequence_rows},
