@@ -14,7 +14,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 
 import edge_rt
@@ -29,22 +29,22 @@ def kill_batches(package: Path, folder: Path, times: int) -> None:
     source, whole, out = (folder / name for name in ("in.jsonl", "whole.jsonl", "out.jsonl"))
     lines = [{"prompt": f"Tell me about the number {index}.", "max_tokens": 8 + index % 40} for index in range(400)]
     source.write_text("".join(json.dumps(line) + "\n" for line in lines))
-    began = time.monotonic()
     subprocess.run([*PROGRAM, "batch", source, whole, "-m", package, *OPTIONS], check=True)
-    seconds = time.monotonic() - began
-    killed, seen = 0, []
-    while killed < times:
-        # A run takes a second or two to load the model.
-        code = _killed_after([*PROGRAM, "batch", source, out, "-m", package, *OPTIONS], seconds * 1.6 / times)
-        if code == 0:
-            break
-        killed += 1
-        seen.append(out.read_bytes().count(b"\n") if out.exists() else 0)
+    seen = [0]
+    for _ in range(times):
+        process = subprocess.Popen([*PROGRAM, "batch", source, out, "-m", package, *OPTIONS])
+        # Not while it loads the model: it would never get anywhere.
+        while process.poll() is None and (not out.exists() or out.read_bytes().count(b"\n") == seen[-1]):
+            time.sleep(0.01)
+        _kill_after(process, random.uniform(0.0, 1.0))
+        seen.append(out.read_bytes().count(b"\n"))
+    is_cut = out.read_bytes()[-1:] != b"\n"
+    print(f"killed with {seen} lines; the last one is {'cut' if is_cut else 'whole'}")
     subprocess.run([*PROGRAM, "batch", source, out, "-m", package, *OPTIONS], check=True)
     answers = {path: sorted(_answers(path)) for path in (whole, out)}
     assert answers[whole] == answers[out], "an answer is missing, double or another one"
     assert len(answers[out]) == len(lines)
-    print(f"killed {killed} times, with {seen} lines; {len(lines)} answers, each once and as if it was never stopped")
+    print(f"killed {times} times; {len(lines)} answers, each once and as if it was never stopped")
 
 
 def _answers(path: Path) -> list[tuple[str, str, str]]:
@@ -63,14 +63,17 @@ def kill_caches(package: Path, folder: Path, times: int) -> None:
     program = [sys.executable, "-m", "tests.kill_writers", "write", str(package), "--folder", str(cache)]
     cached, unfinished = [], 0
     for _ in range(times):
-        _killed_after(program, 3.0)
+        process = subprocess.Popen(program)
+        while process.poll() is None and not list(cache.glob("*/*.rows")):
+            time.sleep(0.01)
+        _kill_after(process, random.uniform(0.0, 1.5))
         unfinished += len(list(cache.glob("*/.*.tmp")))
         with edge_rt.load(package, ctx=2048, prompt_cache=cache) as model:
             for text, token_ids in zip(prompts, expected, strict=True):
                 result = model.generate(text, max_tokens=8, temperature=0.0)
                 assert (result.token_ids, result.warnings) == (token_ids, ())
                 cached.append(result.usage.cached_tokens)
-        for path in random.sample(sorted(cache.glob("*/*.rows")), 20):
+        for path in cache.glob("*/*.rows"):
             path.unlink()
     print(f"killed {times} times, {unfinished} unfinished files; {len(cached)} answers, {sum(cached)} tokens read")
 
@@ -86,14 +89,11 @@ def write_on(package: Path, cache: Path) -> None:
             model.generate(TEXT.format(index % 4), max_tokens=1)
 
 
-def _killed_after(program: Sequence[str | Path], most: float) -> int:
-    """Run a program and kill it after a random time of some seconds at most; return its exit code."""
-    process = subprocess.Popen(program)
-    try:
-        return process.wait(random.uniform(0.3, 1.0) * most)
-    except subprocess.TimeoutExpired:
-        process.kill()
-        return process.wait()
+def _kill_after(process: subprocess.Popen[bytes], seconds: float) -> None:
+    with suppress(subprocess.TimeoutExpired):
+        process.wait(seconds)
+    process.kill()
+    process.wait()
 
 
 def main() -> None:

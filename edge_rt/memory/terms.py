@@ -293,8 +293,13 @@ def format_bytes(vocab_size: int) -> int:
 
 
 def stored_block_bytes(shape: ModelShape, choice: Choice) -> int:
-    """Return the memory for a block of rows from or to a file, beyond that for texts, which nobody encodes then."""
+    """Return the memory for a block of rows from or to a file.
+
+    With one slot nobody encodes texts meanwhile, so the block has that memory; with several, other callers may.
+    """
     block = BLOCK_TOKENS * shape.model.num_layers * shape.token_bytes(choice.kv_format)
+    if choice.slots > 1:
+        return block
     return max(0, block - _encoding_room(shape, choice.ctx))
 
 

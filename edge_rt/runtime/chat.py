@@ -29,7 +29,7 @@ from edge_rt.runtime.generation import usable_ids
 from edge_rt.runtime.results import Result
 from edge_rt.runtime.stream import AsyncStream, Stream, StreamOptions, read_whole
 from edge_rt.system.byte_size import counted
-from edge_rt.system.files import write_atomically
+from edge_rt.system.files import remove, write_atomically
 from edge_rt.system.option_names import known_options
 from edge_rt.text.template import Inputs
 from edge_rt.version import VERSION
@@ -433,6 +433,9 @@ class Chat:
                 else []
             )
             document["cached_tokens"] = self._model.save_rows(rows_path(path), token_ids)
+            if not document["cached_tokens"]:
+                # Those of another conversation that was saved there.
+                remove(rows_path(path))
             document["token_ids"] = [] if self._context is None else self._context.token_ids
         text = json.dumps(document, ensure_ascii=False, indent=2) + "\n"
         if not is_text(text):

@@ -468,7 +468,8 @@ class Model(ModelTexts):
             The file, and of how many tokens it holds the rows.
 
         Raises:
-            ConfigError: the message has too few tokens, or rows of this model's cache cannot be stored.
+            ConfigError: the message has too few tokens, the package carries as many as are read, or rows of this
+                model's cache cannot be stored.
             Busy, ModelClosed, StorageError, InvalidTemplate, ContextOverflow: as in ``generate``, or the package's
                 folder cannot be written.
         """
@@ -486,8 +487,8 @@ class Model(ModelTexts):
                 f"Chats have {common_prefix(first, second)} tokens in common; a block has {BLOCK_TOKENS}.",
                 "Leave it to be computed.",
             )
+        path = prompts.file_in(self.package.path / PROMPTS_FOLDER, first[:count])
         self.generate(first[:count], max_tokens=1, temperature=0.0, spec="off")
-        path = self.package.path / PROMPTS_FOLDER / f"{prompts.name_of(first[:count])}.rows"
         with self.passes():
             written = prompts.write_file(path, self._cache_with(first[:count]), first[:count], private=False)
         if not written:

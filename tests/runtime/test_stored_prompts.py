@@ -20,6 +20,7 @@ from edge_rt.memory.plan import Plan
 from edge_rt.package.kv_formats import KV_FORMAT
 from edge_rt.package.reader import open_package
 from edge_rt.runtime.cache.block_folder import clear_prompts, list_prompts
+from edge_rt.runtime.cache.prompt_cache import MOST_CARRIED
 from edge_rt.runtime.cache.row_blocks import RowBlocks, RowsFile, block_names
 from edge_rt.runtime.load.options import LoadOptions
 from edge_rt.runtime.load.planning import plan_package
@@ -313,6 +314,43 @@ def test_writers_of_one_prompt_do_not_disturb_each_other(native_package, stored,
     assert [path.read_bytes() for path in files(tmp_path)] == [path.read_bytes() for path in files(stored[0])]
 
 
+def test_the_size_is_kept_by_several_writers(native_package, tmp_path):
+    def work(seed):
+        prompt = [(seed + 7 * i) % 419 for i in range(257)]
+        with load_package(native_package, kv="int8", prompt_cache=tmp_path, prompt_cache_size=6 * size) as model:
+            warnings.append(answer(model, prompt, tokens=1).warnings)
+
+    with load_package(native_package, kv="int8") as model:
+        size = model._prompts._blocks.size
+    warnings = []
+    threads = [threading.Thread(target=work, args=(seed,)) for seed in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert warnings == [()] * 3
+    assert len(files(tmp_path)) == 6
+
+
+def test_answers_of_several_slots_are_read_and_stored_as_well(native_package, tmp_path):
+    prompts = [
+        [*PROMPT[:cut], *[(3 * cut + 7 * i) % 419 for i in range(120)]] for cut in (0, 64, 130, 200, 300, 64, 10)
+    ]
+    options = [{"temperature": 0.8, "seed": 5} if index % 2 else GREEDY for index in range(len(prompts))]
+    with load_package(native_package, kv="int8") as model:
+        plain = [answer(model, prompt, **own) for prompt, own in zip(prompts, options, strict=True)]
+    cached = []
+    for slots in (4, 1, 3):
+        with load_package(native_package, kv="int8", slots=slots, prompt_cache=tmp_path) as model:
+            asked = list(zip(prompts, options, strict=True))
+            results = list(model.generate_many(asked, max_tokens=20, logprobs=2))
+        assert [facts(one) for one in results] == [facts(one) for one in plain]
+        assert [one.warnings for one in results] == [()] * len(prompts)
+        cached.append([one.usage.cached_tokens for one in results])
+    assert cached[1] == [64, 128, 192, 256, 384, 128, 128]
+    assert all(second >= first for first, second in zip(cached[1], cached[2], strict=True))
+
+
 def test_packages_whose_rows_cannot_be_stored_are_refused(small_package, segmented_window, tmp_path):
     for package, why in ((small_package, "portable"), (segmented_window.cut, "sliding window")):
         with pytest.raises(ConfigError, match=why):
@@ -540,6 +578,18 @@ class TestPackagesOwnPrompts:
             result = self.ask(package)
             assert (facts(result), result.usage.cached_tokens) == (plain, cached)
             assert [str(warned) in text for text in result.warnings] == ([] if warned is None else [True])
+
+    def test_more_than_are_read_are_a_warning_and_one_more_is_refused(self, package):
+        (path,) = (package / "prompts").iterdir()
+        for index in range(MOST_CARRIED):
+            (path.parent / f"{index:03}.rows").hardlink_to(path)
+        result = self.ask(package)
+        assert result.usage.cached_tokens == 192
+        (warning,) = result.warnings
+        assert "has more files than are read: 256 for one model" in warning
+        with load_package(package, kv="int8") as model, pytest.raises(ConfigError, match="as many system messages"):
+            model.carry_prompt(self.SYSTEM[::-1])
+        assert self.ask(package, kv="f16").warnings == ()
 
     def test_they_stay_when_the_package_is_made_again(self, small_gguf, package):
         export_model(small_gguf, package, profile="native", force=True)

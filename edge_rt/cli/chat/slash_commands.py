@@ -27,6 +27,7 @@ from edge_rt.system.byte_size import counted, show_share, show_size
 from edge_rt.system.files import read_text
 
 SHOW_TOPICS: Final = ("info", "template", "params", "memory")
+WITH_CACHE: Final = "--with-cache"
 _INDENT: Final = 24
 """Columns before the texts of a list."""
 
@@ -75,7 +76,7 @@ class Commands:
             "/show": Command(self._show, "[TOPIC]", f"show facts: {', '.join(SHOW_TOPICS)}"),
             "/think": Command(self._think, "[on|off]", "turn the model's thoughts on or off"),
             "/stats": Command(self._stats, "[on|off]", "figures of the last answer; on: after each"),
-            "/save": Command(self._save, "FILE", "save conversation and options"),
+            "/save": Command(self._save, f"FILE [{WITH_CACHE}]", "save conversation and options, or all computed, too"),
             "/load": Command(self._load, "FILE", "load a saved conversation"),
             "/regen": Command(self._regen, "", "generate a new answer to the last message"),
             "/continue": Command(self._continue, "", "continue the last answer where it ends"),
@@ -275,9 +276,12 @@ class Commands:
     # --- files ---
 
     def _save(self, argument: str) -> None:
-        from edge_rt.runtime.chat_messages import read_chat
+        from edge_rt.runtime.chat_messages import read_chat, rows_path
 
-        path = path_of(argument)
+        with_cache = argument.endswith(f" {WITH_CACHE}")
+        path = path_of(argument.removesuffix(f" {WITH_CACHE}").rstrip())
+        if path.name == WITH_CACHE:
+            raise ConfigError("/save needs a file.", f"Got {WITH_CACHE} alone.", f"Write /save FILE {WITH_CACHE}.")
         if path.exists():
             try:
                 read_chat(path)
@@ -288,9 +292,15 @@ class Commands:
             if path.resolve() not in self._own_files and not self._may_replace(path):
                 self._terminal.reply("nothing was saved", "dim")
                 return
-        self._conversation.chat.save(path, settings=self._conversation.settings())
+        conversation = self._conversation
+        try:
+            conversation.chat.save(path, settings=conversation.settings(), with_cache=with_cache)
+        except ConfigError as error:
+            raise ConfigError(error.what, error.numbers, f"Leave {WITH_CACHE} out.") from error
         self._own_files.add(path.resolve())
-        self._terminal.reply(f"saved to {path}", "dim")
+        rows = rows_path(path)
+        computed = f", and what was computed to {rows.name}" if with_cache and rows.exists() else ""
+        self._terminal.reply(f"saved to {path}{computed}", "dim")
 
     def _may_replace(self, path: Path) -> bool:
         """Return whether a saved chat that is not this one may be replaced."""

@@ -134,6 +134,10 @@ class BlockFolder:
         if not (self._path / _ABOUT).exists():
             document = json.dumps(self._about).encode()
             write_atomically(self._path / _ABOUT, [document], private=True, durable=False)
+        self.trim(count)
+
+    def trim(self, count: int = 0) -> None:
+        """Remove blocks as ``make_room``; while several processes write, there may be more of them than the limit."""
         files = sorted(_blocks(self.root), key=lambda file: file.used)
         total = sum(file.size for file in files) + count * self._size
         for file in files:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from itertools import islice
 from pathlib import Path
 from typing import Final
 
-from edge_rt.errors import EdgeRTError, InvalidPromptCache, StorageError
+from edge_rt.errors import ConfigError, EdgeRTError, InvalidPromptCache, StorageError
 from edge_rt.package.kv_formats import BLOCK_TOKENS
 from edge_rt.runtime.cache.block_folder import LEAST_TOKENS, BlockFolder
 from edge_rt.runtime.cache.kv_cache import KVCache
@@ -20,8 +21,19 @@ from edge_rt.runtime.cache.row_blocks import (
 )
 from edge_rt.system.files import write_atomically
 
-_MOST_FILES: Final = 256
-"""Of a package's folder."""
+MOST_CARRIED: Final = 256
+"""Files of a package's folder, with rows of one format of the cache."""
+_MOST_NAMES: Final = 16 * MOST_CARRIED
+"""Files of a package's folder at all."""
+
+
+def carried_files(folder: Path, key: bytes) -> tuple[list[Path], bool]:
+    """Return the files of a package's folder that have a key, and whether these are all."""
+    if folder.is_symlink():
+        return [], True
+    names = sorted(islice(folder.glob("*.rows"), _MOST_NAMES + 1))
+    paths = [path for path in names if key_of(path) == key]
+    return paths[:MOST_CARRIED], len(names) <= _MOST_NAMES and len(paths) <= MOST_CARRIED
 
 
 class PromptCache:
@@ -43,16 +55,32 @@ class PromptCache:
 
     def add_folder(self, folder: Path) -> None:
         """Read from the files of a package's folder as well, as far as they belong to this model and its cache."""
-        files = [] if folder.is_symlink() else sorted(folder.glob("*.rows"))[:_MOST_FILES]
-        for path in (path for path in files if key_of(path) == self._blocks.key):
+        paths, is_all = carried_files(folder, self._blocks.key)
+        if not is_all:
+            self._warnings.append(
+                f"{folder} has more files than are read: {MOST_CARRIED} for one model and format of the cache, "
+                f"{_MOST_NAMES} together. Remove some of them."
+            )
+        for path in paths:
             try:
                 self._files.append(RowsFile(path, self._blocks))
             except (InvalidPromptCache, StorageError) as error:
                 self._warnings.append(str(error))
 
-    def name_of(self, token_ids: Sequence[int]) -> str:
-        """Return a name for the file of a prompt, in letters and digits."""
-        return block_names(self._blocks.key, token_ids)[-1].hex()[:16]
+    def file_in(self, folder: Path, token_ids: Sequence[int]) -> Path:
+        """Return the path of a prompt's file in a package's folder.
+
+        Raises:
+            ConfigError: it would be one more than are read.
+        """
+        path = folder / f"{block_names(self._blocks.key, token_ids)[-1].hex()[:16]}.rows"
+        if not path.exists() and len(carried_files(folder, self._blocks.key)[0]) == MOST_CARRIED:
+            raise ConfigError(
+                "The package carries as many system messages as are read.",
+                f"{folder} has {MOST_CARRIED} files for this format of the cache.",
+                "Remove one of them.",
+            )
+        return path
 
     def take_warnings(self) -> tuple[str, ...]:
         """Return what went wrong since it was asked last, one sentence each."""
@@ -127,6 +155,9 @@ class PromptCache:
                     return
                 folder.write(names[index + 1], block)
             folder.touch(names[1:])
+            if missing:
+                # Another process may have written meanwhile.
+                folder.trim()
         except (EdgeRTError, OSError) as error:
             self._warnings.append(f"The prompt was not stored. {error}")
 

@@ -223,6 +223,27 @@ def test_load_warns_of_another_package(commands, tmp_path, told):
     assert "warning: the conversation was saved with another package" in told()
 
 
+def test_what_was_computed_is_saved_and_read_where_that_is_asked_for(speculating, commands, tmp_path):
+    native, path = Commands(speculating), tmp_path / "a chat.json"
+    speculating.say("The little boat left the harbour. " * 10)
+    native.run(f"/save {path} --with-cache")
+    told = speculating.terminal._err.getvalue
+    assert f"saved to {path}, and what was computed to a chat.json.rows" in told()
+    speculating.model.reset()
+    native.run(f"/load {path}")
+    speculating.say("And then?")
+    assert speculating.last.usage.cached_tokens >= 64
+    # Of a short conversation nothing is worth a file, and the earlier one's is not left beside it.
+    native.run("/clear")
+    native.run(f"/save {path} --with-cache")
+    assert told().splitlines()[-1] == f"saved to {path}"
+    assert not path.with_name("a chat.json.rows").exists()
+    with pytest.raises(ConfigError, match=r"portable.* Leave --with-cache out"):
+        commands.run(f"/save {tmp_path / 'other.json'} --with-cache")
+    with pytest.raises(ConfigError, match="/save FILE --with-cache"):
+        commands.run("/save --with-cache")
+
+
 @pytest.mark.parametrize("answer", [True, False])
 def test_another_saved_chat_is_replaced_only_after_a_question(answer, conversation, tmp_path):
     path, asked = tmp_path / "chat.json", []
