@@ -28,7 +28,7 @@ START: Final = b'{"id": "line-'
 
 _ID: Final = re.compile(r"line-(\d{1,18})-([0-9a-f]{8})-([0-9a-f]{8})-([0-9a-f]{8})")
 _OPTIONS: Final = GenerationOptions.__annotations__.keys() - {"logits_processor"}
-_INPUTS: Final = {"tools": list, "documents": list, "template_args": dict}
+_INPUTS: Final = {"tools", "documents", "template_args"}
 _PROMPTS: Final = ("prompt", "messages")
 _OF_SERVICE: Final = frozenset({
     "model", "user", "metadata", "store", "service_tier", "stream_options", "prompt_cache_key",
@@ -123,13 +123,7 @@ class Line:
             raise ConfigError("A line has one prompt.", f"Got {len(prompts)}.", "Give 'messages' or 'prompt'.")
         for name in given:
             if name not in _OPTIONS and name not in _INPUTS:
-                raise unknown_option("A line", name, _OPTIONS | _INPUTS.keys())
-        for name, kind in _INPUTS.items():
-            value = given.get(name)
-            is_wrong = isinstance(value, list) and not all(isinstance(one, dict) for one in value)
-            if value is not None and (is_wrong or not isinstance(value, kind)):
-                wanted = "a list of objects" if kind is list else "an object"
-                raise ConfigError(f"'{name}' is not {wanted}.", f"Got {as_json(value)}.", "Correct it.")
+                raise unknown_option("A line", name, _OPTIONS | _INPUTS)
         if isinstance(given.get("logit_bias"), dict):
             given["logit_bias"] = {_token_id(name): value for name, value in given["logit_bias"].items()}
         [prompt] = prompts

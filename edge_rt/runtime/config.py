@@ -255,6 +255,12 @@ class GenerationConfig:
                     "Leave out one of them.",
                 )
             names = ["tool_choice"]
+        if self.json_spaces and names not in ([], ["response_format"]):
+            raise ConfigError(
+                f"The options '{names[0]}' and 'json_spaces' exclude each other.",
+                "Spaces are for JSON of a response format; calls are written as the template writes them.",
+                "Leave out 'json_spaces'.",
+            )
         if names and self.stop:
             raise ConfigError(
                 f"The options '{names[0]}' and 'stop' exclude each other.",

@@ -20,6 +20,10 @@ MAX_LEVELS: Final = 2000
 """Rules, terminals and brackets of a grammar, by their marks."""
 MAX_NAMES: Final = 10_000
 """Words of a grammar, in its texts as well: what they cost grows with their square."""
+_ATTRIBUTE: Final = re.compile(
+    r"^[ \t]*[?!]?(\w+)[ \t]*\[[^\]\n]*?\b(max_tokens|stop|temperature)[ \t]*=", re.MULTILINE
+)
+"""Of a rule. The engine ignores the last one; behind the others it takes nothing back, which drafts need."""
 _ENVELOPES: Final = ("text", JSON_OBJECT, "json_schema")
 
 
@@ -135,6 +139,12 @@ def _check_rules(grammar: str) -> None:
     Raises:
         InvalidGrammar: it is too large.
     """
+    if (match := _ATTRIBUTE.search(grammar)) is not None:
+        raise InvalidGrammar(
+            f"A rule of the grammar has the attribute '{match[2]}'.",
+            f"It is rule {match[1]!r:.60}; that attribute cannot be followed token by token.",
+            "Write an expression with an end, such as /.{0,40}/, or 'suffix'; temperature is an option of the answer.",
+        )
     check_quantifiers(quantifiers_in(grammar), "grammar")
     # Each may be within all others. The engine needs 2 KiB of stack for one.
     levels = sum(map(grammar.count, ":(["))

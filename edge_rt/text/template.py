@@ -18,7 +18,7 @@ from typing import Any, Final
 
 import jinja2
 
-from edge_rt.errors import ConfigError, InvalidTemplate
+from edge_rt.errors import ConfigError, InvalidTemplate, as_json
 from edge_rt.text.template_budget import NotLookedInto, RenderBudget, TemplateTooSlow, refused, text_bytes
 from edge_rt.text.template_guard import GuardedEnvironment
 from edge_rt.text.template_messages import (
@@ -65,6 +65,15 @@ class Inputs:
     tools: Sequence[Mapping[str, Any]] | None = None
     documents: Sequence[Mapping[str, Any]] | None = None
     template_args: Mapping[str, Any] | None = None
+
+    def __post_init__(self) -> None:
+        for name, value in (("tools", self.tools), ("documents", self.documents)):
+            is_list = isinstance(value, Sequence) and all(isinstance(one, Mapping) for one in value)
+            if value is not None and not is_list:
+                raise ConfigError(f"'{name}' is not a list of objects.", f"Got {as_json(value)}.", "Correct it.")
+        if self.template_args is not None and not isinstance(self.template_args, Mapping):
+            value = as_json(self.template_args)
+            raise ConfigError("'template_args' is not an object.", f"Got {value}.", "Correct it.")
 
     @property
     def names(self) -> tuple[str, ...]:

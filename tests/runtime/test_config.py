@@ -115,3 +115,10 @@ class TestSampling:
     def test_greedy_that_is_advised_keeps_the_advice_beside_it(self):
         advice = SamplingAdvice(temperature=0.0, repetition_penalty=1.1)
         assert GenerationConfig().sampling(advice).repetition_penalty == 1.1
+
+
+@pytest.mark.parametrize("other", [{"tool_choice": "required"}, {"regex": "a"}, {"grammar": 'start: "a"'}], ids=str)
+def test_spaces_are_for_response_formats(other):
+    assert GenerationConfig(json_spaces=True).with_options(response_format={"type": "object"}).json_spaces
+    with pytest.raises(ConfigError, match=f"'{next(iter(other))}' and 'json_spaces' exclude each other"):
+        GenerationConfig(json_spaces=True, **other)

@@ -84,6 +84,13 @@ def test_a_text_is_continued_without_thoughts(thinking):
     assert thinking.generate("Hello<think>", **SHORT).reasoning == ""
 
 
+@pytest.mark.parametrize("name", ["tools", "documents"])
+@pytest.mark.parametrize("given", [TOOLS[0], "clock", [1], 5], ids=str)
+def test_what_is_no_list_of_objects_is_refused_by_name(thinking, name, given):
+    with pytest.raises(ConfigError, match=f"'{name}' is not a list of objects"):
+        thinking.generate(HELLO, **{name: given})
+
+
 @pytest.mark.parametrize("given", [{"tools": TOOLS}, {"documents": [{}]}, {"template_args": {"a": 1}}])
 def test_what_only_messages_can_have(thinking, given):
     with pytest.raises(ConfigError, match="no list of messages"):

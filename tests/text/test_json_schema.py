@@ -126,6 +126,14 @@ def test_formats_that_would_take_seconds_or_too_much_stack_are_refused_within_on
     assert time.process_time() - started < 1.5
 
 
+@pytest.mark.parametrize("given", ["max_tokens=5", "capture, stop = /x/", "temperature=0.1"])
+def test_attributes_that_cannot_be_followed_are_refused_at_once(given):
+    name = given.split("=")[0].split()[-1]
+    with pytest.raises(InvalidGrammar, match=f"has the attribute '{name}'.* 'body'"):
+        answer_format(grammar=f'start: "a" body\nbody[{given}]: /.*/')
+    assert answer_format(grammar=f'start: "[{given}]" /{name}=/ body\nbody[suffix="x"]: /.*/') is not None
+
+
 @pytest.mark.parametrize("schema", [_tagged(3000), {"oneOf": [{"const": number} for number in range(10_000)]}])
 def test_branches_with_a_value_of_their_own_are_not_compared_in_pairs(schema):
     started = time.process_time()
