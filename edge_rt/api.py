@@ -45,6 +45,7 @@ def load(
     prompt_cache: str | Path | None = None,
     prompt_cache_size: int | str | None = None,
     slots: int | None = None,
+    max_queue: int | None = None,
     formats: bool = False,
     spec_trace: Callable[[dict[str, Any]], None] | None = None,
     on_calibrate: Callable[[], None] | None = None,
@@ -87,10 +88,12 @@ def load(
             like one of them, in this process or another, computes what is new. None: nothing is written.
         prompt_cache_size: bytes that the folder may have, or a text; what was not used for the longest time goes.
             None: 2 GiB.
-        slots: answers that are computed at once, 1 to 64, each with rows for a whole context; further ones wait, and an
-            answer that is computed beside others drafts nothing. What computes one sequence at a time (GPUs, packages
-            that are not native, or have exits or sliding windows) lets all others wait. None: one generation at a time,
-            a second one raises ``Busy``.
+        slots: answers that are computed at once, 1 to 64; further ones wait, and an answer that is computed beside
+            others drafts nothing. What computes one sequence at a time (GPUs, packages that are not native, or have
+            exits or sliding windows) lets all others wait. None: one generation at a time, a second one raises
+            ``Busy``.
+        max_queue: with ``slots``, generations that may wait; one more raises ``QueueFull``, which estimates when there
+            is room. None: any number.
         formats: keep room in the plan for answers in a format; else their tables take what is left of the budget.
         spec_trace: called with the decision of every decoding step.
         on_calibrate: called when the first answer has to wait until the latency of passes is measured: with networks
@@ -129,6 +132,7 @@ def load(
         prompt_cache=None if prompt_cache is None else Path(prompt_cache),
         prompt_cache_size=prompt_cache_size,
         slots=slots,
+        max_queue=max_queue,
         formats=formats,
         spec_trace=spec_trace,
         on_calibrate=None if on_calibrate is None else lambda _: on_calibrate(),

@@ -25,6 +25,7 @@
     ├── StorageError (OSError)       exit 6   disk full, no permission, lock held
     │   └── DownloadError                     a model could not be fetched
     ├── Busy                         exit 1   the model is already generating
+    │   └── QueueFull                         as many wait for a slot as may
     ├── ModelClosed                  exit 1   the model was closed
     ├── InferenceError               exit 1   ONNX Runtime failed inside a run
     └── Cancelled                    exit 130 stopped on request
@@ -284,6 +285,27 @@ class DownloadError(StorageError):
 
 class Busy(EdgeRTError):
     """The model is already generating: one generation at a time per model."""
+
+
+class QueueFull(Busy):
+    """As many generations wait for a slot as may (``max_queue`` of ``edge_rt.load``).
+
+    Args:
+        waiting: generations that wait.
+        retry_after: seconds until there is room, as an estimate from speeds that were measured.
+
+    Attributes:
+        waiting, retry_after: as above.
+    """
+
+    def __init__(self, waiting: int, retry_after: float) -> None:
+        super().__init__(
+            "Too many generations wait for a slot.",
+            f"{waiting} wait, and no more may.",
+            f"Try again in about {max(1, round(retry_after))} s.",
+        )
+        self.waiting = waiting
+        self.retry_after = retry_after
 
 
 class ModelClosed(EdgeRTError):

@@ -15,6 +15,7 @@ from edge_rt.cli.render.console import OutputFailed
 from edge_rt.errors import as_json, kind_of
 
 MADE = {
+    errors.QueueFull: lambda: errors.QueueFull(3, 2.5),
     errors.ContextOverflow: lambda: errors.ContextOverflow(900, 100, 512, is_estimate=True),
     errors.EncodingBudgetExceeded: lambda: errors.EncodingBudgetExceeded(900, 512, "412MiB"),
     errors.ReferenceBudgetExceeded: lambda: errors.ReferenceBudgetExceeded(900, 512, is_estimate=True),

@@ -11,6 +11,10 @@ from typing import Final
 
 GROUP: Final = 32
 """Elements of a row that share one scale."""
+ROW_BLOCK: Final = 16
+"""Rows of a block that sequences share or not: a tile of keys, as attention reads them."""
+RESTING_PER_SLOT: Final = 4
+"""Sequences that have ended whose rows are kept, for each slot."""
 BLOCK_TOKENS: Final = 64
 """Positions that attention processes at a time. The rows of layers with a sliding window are a multiple of it, and rows
 are stored in blocks of it."""
@@ -23,6 +27,11 @@ PORTABLE_STEP: Final = 8
 def portable_head_dim(head_dim: int) -> int:
     """Return the elements of a head in a portable package's cache: those of the model, and zeros behind them."""
     return -(-head_dim // PORTABLE_STEP) * PORTABLE_STEP
+
+
+def pool_rows(ctx: int, slots: int) -> int:
+    """Return the rows that slots share unless others are asked for: a whole context each, in whole blocks."""
+    return slots * -(-ctx // ROW_BLOCK) * ROW_BLOCK
 
 
 def window_capacity(window: int, largest_pass: int, positions: int) -> int:

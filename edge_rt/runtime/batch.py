@@ -1,4 +1,4 @@
-"""Several generations in shared passes: who waits, who has a slot, and what each gives to the next pass.
+"""Several generations in shared passes: what each gives to the next one, and what becomes of a pass that fails.
 
 Nobody runs it: whoever waits for an event of a generation computes the next step for all of them. So a lone generation
 runs in its caller's thread, and a reader that takes nothing holds up nobody.
@@ -8,16 +8,14 @@ from __future__ import annotations
 
 import threading
 import time
-from collections import deque
-from collections.abc import Callable, Generator, Sequence as Items
+from collections.abc import Callable, Generator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
-from typing import Final, NamedTuple
+from typing import Final
 
 from edge_rt.errors import Busy, Cancelled, out_of_memory
-from edge_rt.runtime.cache.kv_cache import KVCache, common_prefix
+from edge_rt.runtime.admission import Admission, Ticket, Turn, Wanted
 from edge_rt.runtime.decode.accept import accept
-from edge_rt.runtime.decode.draft import Accepted, Drafter, NullDrafter
-from edge_rt.runtime.decode.loop import AcceptanceRule, Decoding
+from edge_rt.runtime.decode.draft import Accepted, NullDrafter
 from edge_rt.runtime.forward.cancel import CancelToken
 from edge_rt.runtime.forward.io_binding_base import Part
 from edge_rt.runtime.forward.outputs import Outputs
@@ -32,60 +30,16 @@ LONGEST_PASS_MS: Final = 60.0
 """How long a pass with a piece of a prompt may take beside answers, unless three passes without one take longer."""
 _KEEP: Final = 0.75
 
-Drafting = Callable[[], tuple[Drafter, AcceptanceRule]]
-"""Returns who drafts, and which of the drafted tokens stay."""
-
-
-class Wanted(NamedTuple):
-    """How a generation is computed.
-
-    Attributes:
-        drafting: chooses who drafts while it is alone.
-        is_alone: whether it shares no pass, because its text depends on its drafts.
-        outer: the caller's token, which stops it.
-    """
-
-    drafting: Drafting
-    is_alone: bool = False
-    outer: CancelToken | None = None
-
-
-class Ticket:
-    """A generation that was submitted.
-
-    Attributes:
-        events: made and not read yet.
-        error: what it failed with; None: it did not.
-        has_ended: whether no further event comes.
-    """
-
-    def __init__(self, generation: Generation, outcome: Outcome, wanted: Wanted) -> None:
-        self.generation, self.outcome, self.wanted = generation, outcome, wanted
-        self.events: deque[Event] = deque()
-        self.error: BaseException | None = None
-        self.has_ended = False
-        self.slot: int | None = None
-        self.decoding: Decoding | None = None
-        self.drafts = False
-        self.unsubscribe: Callable[[], None] | None = None
-
-    @property
-    def pending(self) -> int:
-        """Tokens that are not computed yet."""
-        assert self.decoding is not None, "it has no slot"
-        return len(self.decoding.sequence.token_ids) - self.decoding.cache.length
-
 
 class Batch:
     """The generations of a model.
 
-    A step takes those in that wait, first come, first served, as long as there are slots. A pass has the next token of
-    every answer; the rest of it goes to the prompts, the oldest first, but beside answers only so many rows that the
-    pass is short. Each generation has rows of its own for the longest answer, so none is cut short by another. A
+    A step takes those in that wait and whose turn it is (``Admission``). A pass has the next token of every answer; the
+    rest of it goes to the prompts, the oldest first, but beside answers only so many rows that the pass is short. A
     generation drafts as long as it has been the only one.
 
     Args:
-        caches: one for every slot.
+        admission: who waits, and who has a slot.
         hold: holds the model while there are generations; the token stops passes.
         most_rows: rows of the largest pass, without drafts.
         forget: what drafters have learned, where one of them has failed.
@@ -93,31 +47,33 @@ class Batch:
 
     def __init__(
         self,
-        caches: Items[KVCache],
+        admission: Admission,
         hold: Callable[[CancelToken], AbstractContextManager[Runner]],
         *,
         most_rows: int,
         forget: Callable[[], None],
     ) -> None:
-        assert most_rows > len(caches), (most_rows, len(caches))
-        self._caches = tuple(caches)
+        assert most_rows > len(admission.caches), (most_rows, len(admission.caches))
+        self.admission = admission
+        self._active = admission.active
         self._hold, self._most_rows, self._forget = hold, most_rows, forget
         self._changed = threading.Condition()
         self._is_stepping, self._thread = False, 0
-        self._waiting: deque[Ticket] = deque()
-        self._active: list[Ticket] = []  # in the order in which they came
         self._held = ExitStack()
         self._runner: Runner | None = None
-        # Milliseconds of a pass without prompts, and of a row of a prompt.
-        self._pass_ms = self._row_ms = 0.0
+        # Milliseconds of a pass without prompts, and of a row of a prompt; tokens of an answer.
+        self._pass_ms = self._row_ms = self._answer_tokens = 0.0
 
     def submit(self, generation: Generation, outcome: Outcome, wanted: Wanted) -> Ticket:
-        """Add a generation, from any thread; ``step`` computes it."""
+        """Add a generation, from any thread; ``step`` computes it.
+
+        Raises:
+            QueueFull: too many wait.
+        """
         ticket = Ticket(generation, outcome, wanted)
+        self.admission.add(ticket, self._retry_after)
         if wanted.outer is not None:
             ticket.unsubscribe = wanted.outer.on_cancel(outcome.cancel.cancel)
-        with self._changed:
-            self._waiting.append(ticket)
         return ticket
 
     def events(self, generation: Generation, wanted: Wanted, outcome: Outcome) -> Events:
@@ -141,7 +97,7 @@ class Batch:
             self._step()
         finally:
             self._end_step()
-        return bool(self._active or self._waiting)
+        return self.admission.has_work
 
     def compute_until(self, is_reached: Callable[[], bool]) -> None:
         """Compute steps, or wait for those of others, until something is so; it is asked between two steps."""
@@ -170,28 +126,45 @@ class Batch:
                 while self._is_stepping:
                     self._wait()
 
+    @contextmanager
+    def alone(self, outer: CancelToken | None = None) -> Generator[Runner]:
+        """Hold the model for passes of one's own, once all that came before has ended; what comes later waits.
+
+        Args:
+            outer: stops the waiting, and then the passes.
+
+        Raises:
+            Cancelled: it was stopped while it waited.
+        """
+        turn, cancel = Turn(), CancelToken()
+        unsubscribe = None if outer is None else outer.on_cancel(cancel.cancel)
+        self.admission.add_turn(turn)
+        try:
+            self.compute_until(lambda: cancel.cancelled or self.admission.is_turn(turn))
+            if cancel.cancelled:
+                raise Cancelled("It was stopped while it waited.")
+            with self._stepping(), self._hold(cancel) as runner:
+                yield runner
+        finally:
+            if unsubscribe is not None:
+                unsubscribe()
+            self.admission.end_turn(turn)
+
     def forget_rows(self) -> None:
-        """Empty the caches of all slots; nothing may be generated."""
-        for cache in self._caches:
-            cache.truncate(0)
+        """Forget the rows that no generation computes with, between two steps."""
+        with self._stepping():
+            self.admission.forget()
 
     def close(self) -> None:
         """End all generations."""
-        for ticket in (*self._active, *self._waiting):
+        for ticket in (*self._active, *self.admission.waiting):
             self.cancel(ticket)
 
     def check(self) -> None:
         """Assert the invariants between two steps."""
         with self._stepping():
-            taken = [ticket.slot for ticket in self._active]
-            assert len(set(taken)) == len(taken), taken
-            assert bool(self._active) == (self._runner is not None), taken
-            for cache in self._caches:
-                cache.check()
-                assert not cache.reserved, cache.reserved
-            for ticket in self._active:
-                sequence, cache = ticket.generation.sequence, self._caches[ticket.slot or 0]
-                assert cache.token_ids == tuple(sequence.token_ids[: cache.length]), ticket.slot
+            self.admission.check()
+            assert bool(self._active) == (self._runner is not None), self._active
 
     def _next(self, ticket: Ticket) -> Event | None:
         """Return the next event, computing steps where nobody does; None at the end."""
@@ -227,7 +200,7 @@ class Batch:
             self._changed.notify_all()
 
     def _step(self) -> None:
-        for ticket in (*self._active, *self._waiting):
+        for ticket in (*self._active, *self.admission.waiting):
             if ticket.outcome.cancel.cancelled:
                 self._end(ticket)
         self._admit()
@@ -245,41 +218,28 @@ class Batch:
             self._release_if_idle()
 
     def _admit(self) -> None:
-        """Give slots to those that wait, in their order."""
-        while self._waiting and len(self._active) < len(self._caches):
-            ticket = self._waiting[0]
-            if self._active and (ticket.wanted.is_alone or self._active[0].wanted.is_alone):
-                return
+        """Let those begin that have a slot and rows."""
+        while (ticket := self.admission.head) is not None:
             try:
                 if self._runner is None:
                     self._runner = self._held.enter_context(self._hold(CancelToken()))
-                self._begin(ticket)
+                is_first = not self._active
+                # Before it has rows: whoever drafts may have to measure passes first, which empties the cache.
+                drafter, rule = ticket.wanted.drafting() if is_first else (NullDrafter(), accept)
+                if (begun := self.admission.next()) is None:
+                    return
+                ticket = begun
+                ticket.drafts = is_first
+                ticket.decoding = ticket.generation.open(self.admission.cache_of(ticket), drafter, rule)
+                if (forced := ticket.decoding.begin()) is not None:
+                    self._deliver(ticket, forced)
             except BaseException as error:
                 self._end(ticket, error)
                 if not isinstance(error, Exception):
                     raise
             else:
-                with self._changed:
-                    self._waiting.remove(ticket)
                 if len(self._active) > 1:
                     self._stop_drafting(self._active[0])
-
-    def _begin(self, ticket: Ticket) -> None:
-        """Let a generation begin in the free slot whose rows have most of its prompt."""
-        taken = {other.slot for other in self._active}
-        token_ids = ticket.generation.sequence.token_ids
-        free = [index for index in range(len(self._caches)) if index not in taken]
-        # Networks that draft know the first slot alone.
-        slot = max(free, key=lambda index: common_prefix(list(self._caches[index].token_ids), token_ids))
-        first = not self._active
-        if first:
-            slot = 0
-        drafter, rule = ticket.wanted.drafting() if first else (NullDrafter(), accept)
-        ticket.slot, ticket.drafts = slot, first
-        ticket.decoding = ticket.generation.open(self._caches[slot], drafter, rule)
-        self._active.append(ticket)
-        if (forced := ticket.decoding.begin()) is not None:
-            self._deliver(ticket, forced)
 
     def _stop_drafting(self, ticket: Ticket) -> None:
         if ticket.drafts and ticket.decoding is not None:
@@ -321,7 +281,7 @@ class Batch:
             raise
 
     def _forward(self, runner: Runner, parts: list[Part]) -> list[Outputs]:
-        if len(self._caches) == 1:
+        if self.admission.pool is None:
             token_ids, start, num_logits, parents, _, _ = parts[0]
             return [runner.forward(token_ids, start, max(num_logits, 1), parents=parents)]
         if not any(part.num_logits for part in parts):
@@ -372,6 +332,16 @@ class Batch:
             each = max(ms - self._pass_ms, 0.0) / (rows - len(parts))
             self._row_ms = _KEEP * self._row_ms + (1 - _KEEP) * each if self._row_ms else each
 
+    def _retry_after(self) -> float:
+        """Return in about how many seconds an answer ends, by the speeds of passes and the lengths of answers."""
+        prompts = passes = 0.0
+        for ticket in tuple(self._active):
+            sequence = ticket.generation.sequence
+            prompts += max(sequence.num_prompt_tokens - (ticket.decoding.cache.length if ticket.decoding else 0), 0)
+            left = min(sequence.room, max(self._answer_tokens - sequence.num_answer_tokens, 1.0))
+            passes = min(passes or left, left)
+        return max(1e-3 * (self._pass_ms * passes + self._row_ms * prompts), 0.1)
+
     def _deliver(self, ticket: Ticket, accepted: Accepted) -> None:
         generation = ticket.generation
         event = generation.take(accepted, ticket.outcome)
@@ -402,11 +372,11 @@ class Batch:
         if ticket.unsubscribe is not None:
             ticket.unsubscribe()
             ticket.unsubscribe = None
+        if ticket.decoding is not None:
+            given = generation.sequence.num_answer_tokens
+            self._answer_tokens += (1 - _KEEP) * (given - self._answer_tokens) if self._answer_tokens else given
+        self.admission.leave(ticket)
         with self._changed:
-            if ticket in self._active:
-                self._active.remove(ticket)
-            if ticket in self._waiting:
-                self._waiting.remove(ticket)
             if rest is not None:
                 ticket.events.append(rest)
             ticket.error, ticket.has_ended = error, True

@@ -6,7 +6,8 @@ from collections.abc import Callable, Generator, Iterable, Mapping
 from typing import Any, Final
 
 from edge_rt.errors import Busy, EdgeRTError, ModelClosed
-from edge_rt.runtime.batch import Batch, Ticket, Wanted
+from edge_rt.runtime.admission import Ticket, Wanted
+from edge_rt.runtime.batch import Batch
 from edge_rt.runtime.config import GenerationConfig, GenerationOptions
 from edge_rt.runtime.forward.cancel import CancelToken
 from edge_rt.runtime.generation import Generation

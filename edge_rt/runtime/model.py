@@ -17,11 +17,12 @@ from edge_rt.device.names import ON_CPU, DeviceChoice
 from edge_rt.errors import Busy, Cancelled, ConfigError, out_of_memory
 from edge_rt.memory.plan import Plan
 from edge_rt.ort.session import follow_cpus, onnxruntime_version, pool_size
-from edge_rt.package.kv_formats import BLOCK_TOKENS
+from edge_rt.package.kv_formats import BLOCK_TOKENS, ROW_BLOCK
 from edge_rt.package.manifest import PROMPTS_FOLDER
 from edge_rt.package.reader import Package
+from edge_rt.runtime.admission import Admission, Wanted
 from edge_rt.runtime.answer_forms import PLAIN_ANSWER, AnswerForm
-from edge_rt.runtime.batch import Batch, Wanted
+from edge_rt.runtime.batch import Batch
 from edge_rt.runtime.cache.kv_cache import KVCache, common_prefix
 from edge_rt.runtime.cache.prompt_cache import PromptCache
 from edge_rt.runtime.config import GenerationConfig, GenerationOptions
@@ -112,11 +113,12 @@ class Model(ModelTexts):
         self._cache, self._speculation, self.measured_costs = parts.cache, parts.speculation, parts.measured_costs
         self._prompts = parts.prompts
         self._batch: Batch | None = None
-        self._caches = (parts.cache, *parts.slots)
+        self._pool = parts.pool
         if self.plan.request.slots > 1:
-            most = max(min(self.prefill_chunk, parts.cache.largest_pass), 2 * len(self._caches))
+            most = max(min(self.prefill_chunk, parts.cache.largest_pass), 2 * len(parts.slots))
+            admission = Admission(parts.slots, parts.pool, most_waiting=options.max_queue)
             forget = self._speculation.forget
-            self._batch = Batch(self._caches, partial(_held, weakref.ref(self)), most_rows=most, forget=forget)
+            self._batch = Batch(admission, partial(_held, weakref.ref(self)), most_rows=most, forget=forget)
         self._providers, self._isa, self._kv_format = parts.providers, parts.isa, parts.kv_format
         self.drafter = parts.drafter
         self.device, self._cpu_nodes, self.verification = parts.device, parts.cpu_nodes, parts.verification
@@ -290,7 +292,8 @@ class Model(ModelTexts):
         """Return how likely the model finds a text: the log probability of every token, and perplexity.
 
         A text that does not fit the context is scored in windows of it, each half a context behind the one before, so
-        that every token sees at least half a context. The KV cache is empty afterwards.
+        that every token sees at least half a context. The KV cache is empty afterwards; with slots, other rows are
+        forgotten only where it needs theirs, and it waits until the generations before it have ended.
 
         Args:
             text: a text, taken as it is, or token ids.
@@ -303,7 +306,7 @@ class Model(ModelTexts):
         """
         token_ids = self._require_texts().whole_text(text)
         rows = min(self.logit_rows or PASS_ROWS, PASS_ROWS, self._cache.largest_pass)
-        with self._runner.hold(CancelToken(), cancel) as runner:
+        with self._alone(cancel) as runner:
             chunk = min(self.prefill_chunk, self._cache.largest_pass)
             return score_tokens(token_ids, runner, self._cache, rows=rows, chunk=chunk, on_progress=on_progress)
 
@@ -451,7 +454,7 @@ class Model(ModelTexts):
             Busy, ModelClosed, StorageError: it is generating, it is closed, the file cannot be written.
         """
         prompts = self._require_prompts(_WITHOUT_ROWS)
-        with self.passes():
+        with self._alone():
             return prompts.write_file(path, self._cache_with(token_ids), token_ids)
 
     @known_options()
@@ -489,7 +492,7 @@ class Model(ModelTexts):
             )
         path = prompts.file_in(self.package.path / PROMPTS_FOLDER, first[:count])
         self.generate(first[:count], max_tokens=1, temperature=0.0, spec="off")
-        with self.passes():
+        with self._alone():
             written = prompts.write_file(path, self._cache_with(first[:count]), first[:count], private=False)
         if not written:
             raise Busy(
@@ -500,8 +503,8 @@ class Model(ModelTexts):
         return path, written
 
     def _cache_with(self, token_ids: Items[int]) -> KVCache:
-        """Return the cache that holds most of a prompt."""
-        return max(self._caches, key=lambda cache: cache.common_prefix(token_ids))
+        """Return a cache with all that is held of a prompt; nothing may be generated."""
+        return self._cache if self._batch is None else self._batch.admission.cache_with(token_ids)
 
     def load_rows(self, path: Path) -> None:
         """Read rows of a file of ``save_rows`` when a prompt begins with its tokens.
@@ -571,8 +574,10 @@ class Model(ModelTexts):
 
     @property
     def cached_tokens(self) -> int:
-        """Tokens in the KV cache."""
-        return self._cache.length
+        """Tokens in the KV cache; with slots, rows that are taken, in blocks of 16."""
+        if self._pool is None:
+            return self._cache.length
+        return ROW_BLOCK * (self._pool.num_blocks - self._pool.num_free)
 
     @property
     def prefill_chunk(self) -> int:
@@ -588,11 +593,17 @@ class Model(ModelTexts):
     def passes(self) -> Generator[tuple[Runner, KVCache]]:
         """Hold the model for passes of one's own over its cache: for measurements and tests.
 
+        With slots it waits until the generations before it have ended, and those that come later wait.
+
         Raises:
-            Busy: a generation is running.
+            Busy: a generation is running, without slots.
         """
-        with self._runner.hold(CancelToken()) as runner:
+        with self._alone() as runner:
             yield runner, self._cache
+
+    def _alone(self, cancel: CancelToken | None = None) -> AbstractContextManager[Runner]:
+        """Hold the model for passes of no generation."""
+        return self._runner.hold(CancelToken(), cancel) if self._batch is None else self._batch.alone(cancel)
 
     @property
     def speculation(self) -> Speculation:
@@ -614,15 +625,17 @@ class Model(ModelTexts):
         return costs
 
     def reset(self) -> None:
-        """Empty the KV cache; what the drafters have learned stays.
+        """Empty the KV cache; what the drafters have learned stays. With slots, answers under way keep their rows.
 
         Raises:
-            Busy: a generation is running.
+            Busy: a generation is running, without slots.
         """
+        if self._batch is not None:
+            self._runner.get()
+            self._batch.forget_rows()
+            return
         with self.passes() as (_, cache):
             cache.truncate(0)
-            if self._batch is not None:
-                self._batch.forget_rows()
 
     def describe(self) -> dict[str, Any]:
         """Return what was decided when the model was loaded, as a JSON object."""

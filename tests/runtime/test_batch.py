@@ -3,25 +3,14 @@
 from __future__ import annotations
 
 import threading
-from contextlib import nullcontext
-from functools import partial
 
 import numpy as np
 import pytest
 
 from edge_rt.errors import Busy, ConfigError, InferenceError
-from edge_rt.runtime.batch import Batch, Wanted
-from edge_rt.runtime.cache.kv_cache import KVCache
-from edge_rt.runtime.config import GenerationConfig
-from edge_rt.runtime.decode.accept import accept
-from edge_rt.runtime.decode.detokenizer import TextStream
-from edge_rt.runtime.decode.draft import NullDrafter
 from edge_rt.runtime.decode.sampling import Sampler
-from edge_rt.runtime.decode.sequence import Sequence
-from edge_rt.runtime.forward.cancel import CancelToken
-from edge_rt.runtime.generation import Generation
-from edge_rt.runtime.stream import Outcome, Stream
-from tests.helpers.fake_model import VOCABULARY, FakeTarget, LetterDecoder, Run
+from tests.helpers.fake_batch import FakeBatch
+from tests.helpers.fake_model import Run
 from tests.helpers.models import load_package
 from tests.helpers.small import GREEDY
 
@@ -160,54 +149,6 @@ def test_what_computes_one_sequence_at_a_time_lets_others_wait(small_package):
 def test_slots_are_a_number_from_1_to_64(native_package, slots):
     with pytest.raises(ConfigError, match="number of slots"):
         load_package(native_package, slots=slots)
-
-
-class FakeRunner:
-    """Computes parts of several slots on ``FakeTarget``; raises by index of the pass."""
-
-    def __init__(self, slots, capacity, fail_at):
-        self.targets, self.capacity, self.fail_at = [FakeTarget() for _ in range(slots)], capacity, fail_at
-        self.passes = []
-
-    def forward_many(self, parts):
-        self.passes.append([(int(part.row_map[0]) // self.capacity, len(part.token_ids)) for part in parts])
-        if len(self.passes) - 1 in self.fail_at:
-            raise self.fail_at[len(self.passes) - 1]
-        outputs = []
-        for part in parts:
-            slot = int(part.row_map[0]) // self.capacity
-            target = self.targets[slot]
-            target.row_map = part.row_map - slot * self.capacity
-            outputs.append(target.forward(part.token_ids, part.start, max(part.num_logits, 1), parents=part.parents))
-        return outputs
-
-
-class FakeBatch:
-    """A batch over a fake runner."""
-
-    def __init__(self, slots=3, *, fail_at=None, most_rows=16):
-        self.capacity = 64
-        maps = [np.arange(i * self.capacity, (i + 1) * self.capacity, dtype=np.int32) for i in range(slots)]
-        self.runner = FakeRunner(slots, self.capacity, fail_at or {})
-        self.caches = [KVCache(self.capacity, row_map=row_map) for row_map in maps]
-        self.batch = Batch(self.caches, lambda _: nullcontext(self.runner), most_rows=most_rows, forget=lambda: None)
-
-    def stream(self, prompt, **options):
-        generation, wanted = self._generation(prompt, **options)
-        return Stream(partial(self.batch.events, generation, wanted), CancelToken())
-
-    def submit(self, prompt, **options):
-        generation, wanted = self._generation(prompt, **options)
-        return self.batch.submit(generation, Outcome(CancelToken(), None), wanted)
-
-    def _generation(self, prompt, *, sampler=Sampler, **options):
-        config = GenerationConfig(**({"temperature": 0.0, "max_tokens": 6} | options))
-        sequence = Sequence(prompt, capacity=self.capacity, max_tokens=config.max_tokens, end_ids=())
-        generation = Generation(
-            sequence, None, self.caches[0], sampler(config, VOCABULARY, prompt), TextStream(LetterDecoder(), ()),
-            chunk=8, called=0.0,
-        )  # fmt: skip
-        return generation, Wanted(lambda: (NullDrafter(), accept))
 
 
 PROMPTS = ([5, 6, 7], [1, 2], [9, 8, 7, 6])

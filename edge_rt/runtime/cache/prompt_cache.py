@@ -112,11 +112,11 @@ class PromptCache:
             pending = token_ids[index * BLOCK_TOKENS : (index + 1) * BLOCK_TOKENS]
             if not self._read(sources, names[index], names[index + 1], pending, block):
                 break
-            if index == begin:
-                cache.truncate(begin * BLOCK_TOKENS)
-            with cache.reserve(BLOCK_TOKENS) as rows:
-                self._blocks.unpack(block, cache.rows(rows.start, rows.start + BLOCK_TOKENS))
-                rows.commit(pending)
+            # The cache may hold a part of the first block, which others may share.
+            missing = (index + 1) * BLOCK_TOKENS - cache.length
+            with cache.reserve(missing) as rows:
+                self._blocks.unpack(block, cache.rows(rows.start, rows.start + missing))
+                rows.commit(pending[-missing:])
         return cache.length
 
     def _sources(self) -> list[BlockSource]:

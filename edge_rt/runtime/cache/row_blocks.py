@@ -139,11 +139,11 @@ class RowBlocks:
         self.check_hash(block)
 
     def unpack(self, block: Array, rows: Array) -> None:
-        """Write the rows of a block, which was checked, into the cache."""
+        """Write the last rows of a block, which was checked, into the cache, as many as have a place there."""
         which, end = _slice_of(rows), _ROWS_AT
         for part in self._parts():
             begin, end = end, end + part.shape[0] * BLOCK_TOKENS * part.shape[2]
-            part[:, which] = block[begin:end].reshape(part.shape[0], BLOCK_TOKENS, part.shape[2])
+            part[:, which] = block[begin:end].reshape(part.shape[0], BLOCK_TOKENS, part.shape[2])[:, -len(rows) :]
 
     def _header(self, before: bytes) -> bytes:
         return _HEADER.pack(_MAGIC, ROWS_VERSION, BLOCK_TOKENS, self.key, before, self._row_bytes)

@@ -1,20 +1,46 @@
-"""Rows of one cache that several sequences share, in blocks: what is free, and how many maps hold the others."""
+"""Rows of one cache that several sequences share, in blocks: what is free, and how many maps hold the others.
+
+Rows of sequences that have ended rest: whoever begins alike takes them up, until somebody else wants the memory.
+"""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from typing import Any, Final
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from edge_rt.errors import MemoryBudgetExceeded
+from edge_rt.package.kv_formats import ROW_BLOCK
 from edge_rt.runtime.cache.kv_cache import KVCache
 from edge_rt.system.byte_size import counted
 
-BLOCK: Final = 16
-"""Rows of a block: a tile of keys, as attention reads them."""
+
+@dataclass(frozen=True, eq=False)
+class Resting:
+    """The rows of a sequence that nobody computes any more.
+
+    Attributes:
+        token_ids: int32 ``[length]``.
+        row_map: int32 ``[>= length]``, position -> row; it has all rows of its blocks.
+    """
+
+    token_ids: npt.NDArray[Any]
+    row_map: npt.NDArray[Any]
+
+    def common_prefix(self, token_ids: npt.NDArray[Any]) -> int:
+        """Return how many of its first tokens are those of another sequence."""
+        count = min(len(self.token_ids), len(token_ids))
+        differ = self.token_ids[:count] != token_ids[:count]
+        return int(differ.argmax()) if differ.any() else count
+
+    @property
+    def blocks(self) -> list[int]:
+        """Blocks of the pool that it holds, each once."""
+        return _blocks_of(self.row_map)
 
 
 class RowPool:
@@ -22,13 +48,19 @@ class RowPool:
 
     A block that several hold is never written: its rows are a common beginning of their sequences. The IO binding has
     the memory of the rows (``NativeIOBinding`` with ``rows``).
+
+    Args:
+        most_resting: sequences whose rows are kept after their end, until the memory is wanted.
     """
 
-    def __init__(self, rows: int) -> None:
-        assert rows >= BLOCK, rows
-        self._counts: npt.NDArray[Any] = np.zeros(rows // BLOCK, np.int32)
+    def __init__(self, rows: int, *, most_resting: int = 0) -> None:
+        assert rows >= ROW_BLOCK, rows
+        self._counts: npt.NDArray[Any] = np.zeros(rows // ROW_BLOCK, np.int32)
+        self._resting_counts = np.zeros_like(self._counts)
         # The lowest first: rows that were never written take no memory.
-        self._free = list(range(rows // BLOCK - 1, -1, -1))
+        self._free = list(range(rows // ROW_BLOCK - 1, -1, -1))
+        self._most_resting = most_resting
+        self._resting: list[Resting] = []  # the oldest first
 
     @property
     def num_blocks(self) -> int:
@@ -40,14 +72,27 @@ class RowPool:
         """Blocks that nobody holds."""
         return len(self._free)
 
+    @property
+    def num_available(self) -> int:
+        """Blocks that nobody computes with: free ones, and those that resting sequences alone hold."""
+        return int(np.count_nonzero(self._counts == self._resting_counts))
+
+    @property
+    def resting(self) -> tuple[Resting, ...]:
+        """The sequences that rest, the oldest first."""
+        return tuple(self._resting)
+
     def take(self, count: int) -> list[int]:
-        """Return blocks that nobody holds, all of them or none."""
-        if count > len(self._free):
+        """Return blocks that nobody computes with, all or none; what rests makes room, the oldest first."""
+        if count > len(self._free) and count > (available := self.num_available):
             raise MemoryBudgetExceeded(
                 "The cache that sequences share has no rows left.",
-                f"{counted(count * BLOCK, 'row')} wanted, {len(self._free) * BLOCK} of {self.num_blocks * BLOCK} free.",
+                f"{counted(count * ROW_BLOCK, 'row')} wanted, {available * ROW_BLOCK} of "
+                f"{self.num_blocks * ROW_BLOCK} free.",
                 "Wait until another answer has ended, or load the model with more rows.",
             )
+        while count > len(self._free):
+            self.drop(self.wake(self._resting[0]).blocks)
         blocks = [self._free.pop() for _ in range(count)]
         self._counts[blocks] = 1
         return blocks
@@ -61,7 +106,36 @@ class RowPool:
         """Count one map less; blocks that nobody holds any more are free."""
         assert (self._counts[blocks] > 0).all(), blocks
         self._counts[blocks] -= 1
-        self._free += sorted((block for block in blocks if self._counts[block] == 0), reverse=True)
+        self._free += [block for block in blocks if self._counts[block] == 0]
+        self._free.sort(reverse=True)
+
+    def keep(self, sequence: Resting) -> None:
+        """Let a sequence rest, whose blocks its cache has held until now; what says less than another one goes."""
+        self._resting.append(sequence)
+        self._resting_counts[sequence.blocks] += 1
+        for other in self._resting[:-1]:
+            count = other.common_prefix(sequence.token_ids)
+            if count == len(other.token_ids):
+                self.drop(self.wake(other).blocks)
+            elif count == len(sequence.token_ids):
+                self.drop(self.wake(sequence).blocks)
+                # It is as good as new.
+                self._resting.remove(other)
+                self._resting.append(other)
+                return
+        while len(self._resting) > self._most_resting:
+            self.drop(self.wake(self._resting[0]).blocks)
+
+    def wake(self, sequence: Resting) -> Resting:
+        """Return a resting sequence, which rests no longer; its blocks are the caller's."""
+        self._resting.remove(sequence)
+        self._resting_counts[sequence.blocks] -= 1
+        return sequence
+
+    def forget(self) -> None:
+        """Free the rows of all sequences that rest."""
+        while self._resting:
+            self.drop(self.wake(self._resting[0]).blocks)
 
     def is_shared(self, blocks: npt.NDArray[Any]) -> bool:
         """Return whether several maps hold one of some blocks."""
@@ -72,10 +146,17 @@ class RowPool:
 
         Every block is free, or counted once for each cache that holds it; nobody writes what others hold.
         """
-        counts: Counter[int] = Counter()
+        counts, resting = Counter[int](), Counter[int]()
         for cache in caches:
             cache.check()
             counts.update(cache.blocks)
+        for sequence in self._resting:
+            assert len(sequence.token_ids) <= len(sequence.row_map) == len(sequence.blocks) * ROW_BLOCK, sequence
+            resting.update(sequence.blocks)
+        counts += resting
+        kept = {block: count for block, count in enumerate(self._resting_counts.tolist()) if count}
+        assert kept == dict(resting), (kept, resting)
+        assert len(self._resting) <= self._most_resting, len(self._resting)
         assert {block: count for block, count in enumerate(self._counts.tolist()) if count} == dict(counts), counts
         assert sorted(self._free) == [block for block in range(self.num_blocks) if block not in counts], self._free
 
@@ -92,7 +173,7 @@ class PooledCache(KVCache):
     """
 
     def __init__(self, capacity: int, pool: RowPool, *, row_bytes: int = 0) -> None:
-        self._map = np.zeros(-(-capacity // BLOCK) * BLOCK, np.int32)
+        self._map = np.zeros(in_blocks(capacity) * ROW_BLOCK, np.int32)
         super().__init__(capacity, row_bytes=row_bytes, row_map=self._map[:capacity])
         self._pool = pool
         self._provided = 0
@@ -104,30 +185,54 @@ class PooledCache(KVCache):
 
     def provide(self, positions: int) -> None:
         """Give rows to those of the first positions that have none, to all or to none of them."""
-        missing = -(-positions // BLOCK) - self._provided // BLOCK
+        missing = in_blocks(positions) - self._provided // ROW_BLOCK
         if missing > 0:
             blocks = np.asarray(self._pool.take(missing), np.int32)
-            end = self._provided + missing * BLOCK
-            self._map[self._provided : end] = (blocks[:, None] * BLOCK + np.arange(BLOCK, dtype=np.int32)).ravel()
+            end = self._provided + missing * ROW_BLOCK
+            self._map[self._provided : end] = (
+                blocks[:, None] * ROW_BLOCK + np.arange(ROW_BLOCK, dtype=np.int32)
+            ).ravel()
             self._provided = end
 
-    def fork(self, source: PooledCache, length: int) -> int:
-        """Begin with the first rows of another cache of the pool, which both then share; nothing is copied.
+    def fork(self, source: PooledCache | Resting, length: int) -> int:
+        """Begin with the first rows of another sequence of the pool, which both then share; nothing is copied.
 
         This one must have no rows.
 
         Returns:
             The number of rows shared: at most ``length``, whole blocks.
         """
-        assert self._pool is source._pool, "caches of two pools"
         assert self._provided == 0, self._provided
-        assert length <= source.length, (length, source.length)
-        length = source._whole_blocks(length)
-        self._pool.share(source._blocks_of(0, length))
-        self._map[:length] = source._map[:length]
+        rows, token_ids = self._rows_of(source)
+        assert length <= len(token_ids), (length, len(token_ids))
+        length = _whole_blocks(rows, length)
+        self._pool.share(_blocks_of(rows[:length]))
+        self._map[:length] = rows[:length]
         self._provided = length
-        self._token_ids = source._token_ids[:length]
+        self._token_ids = list(token_ids[:length])
         return length
+
+    def resume(self, sequence: Resting) -> None:
+        """Go on with a sequence that rests, from its last row; this cache must have no rows."""
+        assert self._provided == 0, self._provided
+        self._pool.wake(sequence)
+        self._provided = len(sequence.row_map)
+        self._map[: self._provided] = sequence.row_map
+        self._token_ids = sequence.token_ids.tolist()
+
+    def rest(self) -> None:
+        """Leave the rows to the pool, until somebody begins alike or wants their memory, and forget all tokens."""
+        end = in_blocks(self.length) * ROW_BLOCK
+        while _whole_blocks(self._map, end) < end:
+            end += ROW_BLOCK
+        sequence = Resting(np.asarray(self._token_ids, np.int32), self._map[:end].copy())
+        if not end:
+            self.release()
+            return
+        self._give_back(end)
+        super().truncate(0)
+        self._provided = 0
+        self._pool.keep(sequence)
 
     def truncate(self, length: int) -> int:
         """Roll back to the first ``length`` rows, or to fewer where another cache shares what would be written next.
@@ -137,7 +242,7 @@ class PooledCache(KVCache):
         """
         behind = np.asarray(self._blocks_of(length, self._provided), np.intp)
         if self._pool.is_shared(behind):
-            length = self._whole_blocks(length)
+            length = _whole_blocks(self._map, length)
             self._give_back(length)
         return super().truncate(length)
 
@@ -147,7 +252,10 @@ class PooledCache(KVCache):
         self._give_back(0)
 
     def pretend(self, length: int) -> None:
-        """Treat ``length`` rows as committed; see ``KVCache.pretend``."""
+        """Treat ``length`` rows as committed; see ``KVCache.pretend``. Nobody else may have rows; what rests goes."""
+        self.release()
+        self._pool.forget()
+        assert self._pool.num_free == self._pool.num_blocks, "another sequence has rows"
         super().pretend(length)
         self.provide(length)
 
@@ -157,18 +265,13 @@ class PooledCache(KVCache):
         self._pool.drop(blocks)
 
     def _blocks_of(self, begin: int, end: int) -> list[int]:
-        blocks: list[int] = np.unique(self._map[begin:end] // BLOCK).tolist()
-        return blocks
+        return _blocks_of(self._map[begin:end])
 
-    def _whole_blocks(self, length: int) -> int:
-        """Return how many of the first positions, at most ``length``, have all rows of their blocks.
-
-        A path of a tree that was committed over the end of a block has mixed its rows with those of the next one.
-        """
-        length = length // BLOCK * BLOCK
-        while len(self._blocks_of(0, length)) * BLOCK != length:
-            length -= BLOCK
-        return length
+    def _rows_of(self, source: PooledCache | Resting) -> tuple[npt.NDArray[Any], list[int]]:
+        if isinstance(source, Resting):
+            return source.row_map, source.token_ids.tolist()
+        assert self._pool is source._pool, "caches of two pools"
+        return source._map, source._token_ids
 
     def _require_rows(self, count: int) -> None:
         super()._require_rows(count)
@@ -178,6 +281,27 @@ class PooledCache(KVCache):
         """Assert that all positions provided have rows, each its own, and share none that will be written."""
         assert self.length + self._reserved <= self._provided <= len(self._map), (self.length, self._provided)
         assert len(set(self._map[: self._provided].tolist())) == self._provided, "a row is mapped twice"
-        assert len(self.blocks) * BLOCK == self._provided, "a part of a block is held"
+        assert len(self.blocks) * ROW_BLOCK == self._provided, "a part of a block is held"
         behind = np.asarray(self._blocks_of(self.length, self._provided), np.intp)
         assert not self._pool.is_shared(behind), "rows that will be written are shared"
+
+
+def in_blocks(rows: int) -> int:
+    """Return how many blocks so many rows take."""
+    return -(-rows // ROW_BLOCK)
+
+
+def _blocks_of(row_map: npt.NDArray[Any]) -> list[int]:
+    blocks: list[int] = np.unique(row_map // ROW_BLOCK).tolist()
+    return blocks
+
+
+def _whole_blocks(row_map: npt.NDArray[Any], length: int) -> int:
+    """Return how many of the first positions, at most ``length``, have all rows of their blocks.
+
+    A path of a tree that was committed over the end of a block has mixed its rows with those of the next one.
+    """
+    length = length // ROW_BLOCK * ROW_BLOCK
+    while len(_blocks_of(row_map[:length])) * ROW_BLOCK != length:
+        length -= ROW_BLOCK
+    return length

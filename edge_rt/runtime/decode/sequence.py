@@ -50,6 +50,11 @@ class Sequence:
         room = self._capacity - len(self.token_ids)
         return room if self._max_tokens is None else min(room, self._max_tokens - self.num_answer_tokens)
 
+    @property
+    def most_rows(self) -> int:
+        """Rows of the cache that it may still come to need in all: those of all tokens but the last."""
+        return len(self.token_ids) + self.room - 1
+
     def append(self, token_ids: TokenIds[int]) -> None:
         """Add emitted tokens (at most ``room``), and finish if one of them ends the answer or no more tokens fit."""
         assert len(token_ids) <= self.room, (len(token_ids), self.room)

@@ -18,6 +18,7 @@ from edge_rt.ort.binding import Binding, StopSwitch
 from edge_rt.ort.session import Session, TensorSpec
 from edge_rt.package.decoder import Model
 from edge_rt.runtime.cache.kv_cache import KVCache, SlidingWindow
+from edge_rt.runtime.cache.row_pool import PooledCache, RowPool
 from edge_rt.runtime.forward.outputs import BoundResults, OutputMemory, Outputs, give_back
 
 Array = npt.NDArray[Any]
@@ -101,6 +102,8 @@ class IOBinding(ABC):
         row_bytes: bytes of one token in all layers.
         cache_bytes: bytes of the cache, every row of every layer; see the subclasses.
         most_sequences: that a pass can have with row maps of their own; 0: one sequence has the cache to itself.
+        pool: of the rows that several sequences share; None: one sequence has them.
+        slots: the bookkeeping of the sequences of a pool; passes without a row map are those of the first.
     """
 
     profile: ClassVar[str]
@@ -124,21 +127,14 @@ class IOBinding(ABC):
         self.most_sequences = 0
         self.row_map: Array | None = None
         self.window: SlidingWindow | None = None
+        self.pool: RowPool | None = None
+        self.slots: tuple[PooledCache, ...] = ()
 
     def open_cache(self) -> KVCache:
         """Return the bookkeeping of the cache's memory, with no token in it; there is one per IO binding."""
+        if self.slots:
+            return self.slots[0]
         return KVCache(self.capacity, row_bytes=self.row_bytes, row_map=self.row_map, window=self.window)
-
-    def open_slots(self) -> list[KVCache]:
-        """Return that of all sequences of a pass but the one of ``open_cache``, each with rows of its own."""
-        return [
-            KVCache(
-                self.capacity,
-                row_bytes=self.row_bytes,
-                row_map=np.arange(slot * self.capacity, (slot + 1) * self.capacity, dtype=np.int32),
-            )
-            for slot in range(1, self.most_sequences)
-        ]
 
     @abstractmethod
     def bind(self, session: Session, rows: int, num_logits: int, sequences: int = 0) -> BoundPass:

@@ -14,9 +14,10 @@ from edge_rt.ort.binding import Binding
 from edge_rt.ort.compute_device import DeviceArray
 from edge_rt.ort.session import Session, TensorSpec
 from edge_rt.package.decoder import Decoder, Model
-from edge_rt.package.kv_formats import KV_FORMAT, UPPER_HALVES, window_capacity
+from edge_rt.package.kv_formats import KV_FORMAT, RESTING_PER_SLOT, UPPER_HALVES, pool_rows, window_capacity
 from edge_rt.package.rope_tables import loaded_tables
 from edge_rt.runtime.cache.kv_cache import SlidingWindow
+from edge_rt.runtime.cache.row_pool import PooledCache, RowPool
 from edge_rt.runtime.forward.io_binding_base import FILLING, Array, BoundPass, IOBinding, Part, Specs
 from edge_rt.runtime.forward.outputs import BoundResults, OutputMemory, untouched
 
@@ -41,9 +42,9 @@ class NativeIOBinding(IOBinding):
 
     Args:
         capacity: positions of a sequence.
-        sequences: most that one pass computes, each with a row map of its own; a part without a map has the first
-            ``capacity`` rows. 0: one sequence has the cache to itself. Without a sliding window only.
-        rows: of the cache, which sequences share; None: ``capacity`` for each of them.
+        sequences: most that one pass computes, each with a row map of its own, over rows of one pool. 0: one sequence
+            has the cache to itself. Without a sliding window only.
+        rows: of the pool; None: ``capacity`` for each sequence, in whole blocks.
         largest_pass: rows of the largest pass that will be run; layers with a sliding window reserve room for it.
         hidden: whether passes return hidden states, too; the session must be opened with ``more_outputs``.
 
@@ -75,11 +76,16 @@ class NativeIOBinding(IOBinding):
         windows, heads = model.layer_windows, model.num_kv_heads
         token_bytes = [KV_FORMAT[name].token_bytes(heads, model.head_dim) for name in formats]
         self.row_bytes = sum(token_bytes)
-        rows = capacity * max(sequences, 1) if rows is None else rows
+        self.most_sequences = sequences = 0 if any(windows) else sequences
+        if rows is None:
+            rows = pool_rows(capacity, sequences) if sequences else capacity
         self._row_maps = np.zeros((sequences, capacity), np.int32)
-        if 0 in windows:
+        if sequences:
+            self.pool = RowPool(rows, most_resting=RESTING_PER_SLOT * sequences)
+            self.slots = tuple(PooledCache(capacity, self.pool, row_bytes=self.row_bytes) for _ in range(sequences))
+            self.row_map = self.slots[0].row_map
+        elif 0 in windows:
             self.row_map = np.arange(capacity, dtype=np.int32)
-        self.most_sequences = 0 if any(windows) else sequences
         if window := max(windows):
             of_window = sum(count for count, size in zip(token_bytes, windows, strict=True) if size)
             seen = window_capacity(window, largest_pass, capacity)

@@ -23,6 +23,7 @@ from edge_rt.runtime.cache.block_folder import USUAL_SIZE, BlockFolder
 from edge_rt.runtime.cache.kv_cache import KVCache
 from edge_rt.runtime.cache.prompt_cache import PromptCache
 from edge_rt.runtime.cache.row_blocks import RowBlocks, rows_key
+from edge_rt.runtime.cache.row_pool import RowPool
 from edge_rt.runtime.forward.io_binding import open_io_binding
 from edge_rt.runtime.forward.io_binding_base import IOBinding
 from edge_rt.runtime.forward.io_binding_native import NativeIOBinding, hidden_output
@@ -50,7 +51,8 @@ class Loaded:
     """A loaded model.
 
     Attributes:
-        slots: caches of further answers that are computed at once.
+        slots: caches of answers that are computed at once.
+        pool: of their rows; None: there is one cache.
         runner: runs passes; owns the graph and the cache's memory.
         drafter: the trained drafter that is loaded; None if none is.
         isa: instruction set of the native operators; None for a portable package.
@@ -63,7 +65,8 @@ class Loaded:
     load_plan: LoadPlan
     texts: PromptEncoder
     cache: KVCache
-    slots: list[KVCache]
+    slots: tuple[KVCache, ...]
+    pool: RowPool | None
     runner: Runner
     measured_costs: MeasuredCosts
     speculation: Speculation
@@ -244,7 +247,8 @@ def _open_parts(
         load_plan,
         texts,
         cache,
-        io_binding.open_slots(),
+        io_binding.slots or (cache,),
+        io_binding.pool,
         made,
         measured_costs,
         speculation,

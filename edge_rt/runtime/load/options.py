@@ -82,9 +82,10 @@ class LoadOptions:
         freed_device_bytes: memory of GPUs that the models give back which the new one replaces: GPU -> bytes.
         base_bytes: memory that this process held before its first model, if the new model replaces all that are loaded;
             None: the memory that it holds now.
-        slots: answers that are computed at once, 1 to 64; further ones wait. Each has rows for a whole context, and an
-            answer that is computed beside others drafts nothing. None: one generation at a time, a second one raises
-            ``Busy``. What computes one sequence at a time lets all others wait.
+        slots: answers that are computed at once, 1 to 64; further ones wait. An answer that is computed beside others
+            drafts nothing. None: one generation at a time, a second one raises ``Busy``. What computes one sequence at
+            a time lets all others wait.
+        max_queue: with slots, generations that may wait; one more raises ``QueueFull``. None: any number.
         hidden: whether passes return hidden states (``Outputs.hidden``), for programs that run passes of their own;
             native packages only.
         formats: whether the plan keeps room for answers in a format; else their tables take what is left of the budget
@@ -127,6 +128,7 @@ class LoadOptions:
     base_bytes: int | None = None
     freed_device_bytes: Mapping[DeviceName, int] = field(default_factory=dict)
     slots: int | None = None
+    max_queue: int | None = None
     hidden: bool = False
     formats: bool = False
     prompt_cache: Path | None = None
@@ -154,6 +156,18 @@ class LoadOptions:
         if self.slots is not None and not (type(self.slots) is int and 1 <= self.slots <= MOST_SLOTS):
             raise ConfigError(
                 "The number of slots is out of range.", f"Got {self.slots!r:.40}.", f"Give 1 to {MOST_SLOTS}, or None."
+            )
+        if self.max_queue is not None and not (type(self.max_queue) is int and self.max_queue >= 0):
+            raise ConfigError(
+                "The number of generations that may wait is out of range.",
+                f"Got {self.max_queue!r:.40}.",
+                "Give 0 or more, or None for any number.",
+            )
+        if self.max_queue is not None and self.slots is None and self.plan is None:
+            raise ConfigError(
+                "Generations wait for slots only, and there are none.",
+                f"Got max_queue={self.max_queue} without slots.",
+                "Give slots as well, or leave it out.",
             )
         if self.spec is not None:
             require_mode(self.spec)

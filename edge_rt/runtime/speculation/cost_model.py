@@ -362,7 +362,7 @@ class MeasuredCosts:
         cache, io_binding = self._cache, self._io_binding
         if self.on_measure is not None:
             self.on_measure()
-        cache.truncate(0)
+        cache.pretend(0)
         filled = 0
 
         def run(rows: int, depth: int) -> None:

@@ -15,7 +15,8 @@ ERRORS: tuple[type[edge_rt.EdgeRTError], ...] = (
     edge_rt.InvalidPromptCache,
     edge_rt.InvalidTemplate,
     edge_rt.InvalidTokenizer, edge_rt.MemoryBudgetExceeded, edge_rt.ModelClosed, edge_rt.ModelNotFound,
-    edge_rt.QualityLoss, edge_rt.ReferenceBudgetExceeded, edge_rt.RuntimeUnavailable, edge_rt.StorageError,
+    edge_rt.QualityLoss, edge_rt.QueueFull, edge_rt.ReferenceBudgetExceeded, edge_rt.RuntimeUnavailable,
+    edge_rt.StorageError,
     edge_rt.UnsupportedModel, edge_rt.VersionMismatch,
 )  # fmt: skip
 VERSION: str = edge_rt.__version__
@@ -57,7 +58,7 @@ def loaded(model: str | Path, memory: int | str | edge_rt.Budget | None) -> edge
         return edge_rt.load(
             model, memory=memory, device_memory=None, ctx=None, threads=None, device="auto", store=PLACES[1],
             pull=True, prefill_chunk=None, kv=None, isa=None, spec=None, draft_max=None, corpus=Path("c"),
-            drafter="none", formats=False, prompt_cache="p", prompt_cache_size="1GiB",
+            drafter="none", formats=False, max_queue=8, prompt_cache="p", prompt_cache_size="1GiB",
             spec_trace=print, on_calibrate=print, plan=plan, share_tokenizer_with=other,
         )  # fmt: skip
 

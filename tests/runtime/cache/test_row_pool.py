@@ -6,7 +6,8 @@ import pytest
 from hypothesis import given, settings, strategies as st
 
 from edge_rt.errors import ContextOverflow, MemoryBudgetExceeded
-from edge_rt.runtime.cache.row_pool import BLOCK, PooledCache, RowPool
+from edge_rt.package.kv_formats import ROW_BLOCK
+from edge_rt.runtime.cache.row_pool import PooledCache, RowPool
 
 CAPACITY, BLOCKS = 90, 14
 
@@ -26,7 +27,7 @@ class Sequences:
     """Caches of a pool, the memory of its rows, and what every cache must find there."""
 
     def __init__(self):
-        self.pool = FailingPool(BLOCKS * BLOCK + 5)
+        self.pool = FailingPool(BLOCKS * ROW_BLOCK + 5)
         self.caches, self.texts = [], []
         self.memory, self.written = {}, 0
 
