@@ -1,6 +1,6 @@
-"""Tokens per second of several answers at once against one: greedy, no drafts; and beside llama.cpp on the same file.
+"""Tokens per second of several answers at once against one, without drafts; and beside llama.cpp on the same file.
 
-    python benchmarks/batch_speed.py PACKAGE [--slots 4 8] [--tokens 128] [--prompt 256] [--kv int8] [--rounds 3]
+    python benchmarks/batch_speed.py PACKAGE [--slots 4 8] [--tokens 128] [--prompt 256] [--kv int8] [--temperature 0]
     python benchmarks/batch_speed.py PACKAGE --gguf model.Q4_1.gguf model.Q4_0.gguf [--texts prompts.jsonl]
 
 One model, loaded with the most slots, answers with one and with several generations in turn; prompts differ and are
@@ -42,10 +42,10 @@ def beside(prompt: int, count: int) -> int:
     return (count - 1) * (-(-prompt // LEAST_PIECE) + 1)
 
 
-def speed(model, prompts: list[list[int]], tokens: int) -> float:
+def speed(model, prompts: list[list[int]], tokens: int, temperature: float = 0.0) -> float:
     """Return the tokens per second of answers together."""
     options = {
-        "temperature": 0.0,
+        "temperature": temperature,
         "repetition_guard": False,
         "logit_bias": dict.fromkeys(model.tokenizer.eos_token_ids, -1e4),
     }
@@ -77,7 +77,7 @@ def measure_speeds(load: dict, peers: dict[str, Worker], counts: list[int], argu
         for turn in range(arguments.rounds + 1):
             for count in counts:
                 prompts = prompts_of(model, count, arguments.prompt, turn)
-                values = {"edge-rt": speed(model, prompts, arguments.tokens)}
+                values = {"edge-rt": speed(model, prompts, arguments.tokens, arguments.temperature)}
                 for name, peer in peers.items():
                     values[name] = peer.ask(prompts=prompts, tokens=arguments.tokens)["speed"]
                 for name, value in values.items():
@@ -123,6 +123,7 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=128)
     parser.add_argument("--prompt", type=int, default=256)
     parser.add_argument("--kv", default="int8")
+    parser.add_argument("--temperature", type=float, default=0.0, help="of edge-rt; llama.cpp's answers are greedy")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--gguf", type=Path, nargs="*", default=[], help="files for llama.cpp")
