@@ -30,13 +30,15 @@ class Rate:
     """An expected speed.
 
     Attributes:
-        tokens_per_second: throughput of the choice with half the context filled.
+        tokens_per_second: throughput of the choice with half the context filled, of all slots together; None: passes of
+            several answers were not measured.
+        plain: the same without speculation.
         is_measured: whether it comes from passes that were measured on this machine with this cache format.
         is_derived: whether it comes from passes that were measured on this machine with another cache format.
     """
 
-    tokens_per_second: float
-    plain: float
+    tokens_per_second: float | None
+    plain: float | None
     is_measured: bool
     is_derived: bool = False
 
@@ -59,6 +61,8 @@ class Speeds:
     def rate(self, choice: Choice) -> Rate:
         """Return the expected speed of a choice."""
         shape, device = self._shape, self._device
+        if choice.slots > 1:
+            return self._together(choice)
         # Passes that were measured with all layers on the GPU say nothing about some of them there.
         if not self._measured or choice.gpu_layers is not None:
             plain = plain_tokens_per_second(shape, device, choice)
@@ -80,6 +84,17 @@ class Speeds:
             seconds += pass_seconds(shape, device, choice) - pass_seconds(shape, device, replace(choice, ctx=0))
         expected = speculative_tokens_per_second(seconds, curve, choice, head)
         return Rate(expected, 1 / seconds, is_measured=own is not None, is_derived=own is None)
+
+    def _together(self, choice: Choice) -> Rate:
+        """Return the speed of several answers, with a token of each in every pass, which reads the weights once."""
+        costs = self._measured.get(choice.kv_format)
+        if costs is None or choice.gpu_layers is not None:
+            return Rate(None, None, is_measured=False)
+        least = costs.depths[0]
+        rows = costs.curve(least, choice.slots)[-1]
+        cache = costs.curve(max(choice.ctx // 2, least), 1)[0] - costs.curve(least, 1)[0]
+        rate = 1e3 * choice.slots / (rows + choice.slots * cache)
+        return Rate(rate, rate, is_measured=True)
 
 
 def measured_here(

@@ -169,8 +169,9 @@ def in_words(choice: Choice) -> str:
     drafting = "no speculation"
     if choice.draft_max:
         drafting = f"speculation with drafts of {choice.draft_max} ({choice.spec})"
+    slots = f", {choice.slots} slots" if choice.slots > 1 else ""
     layers = "" if choice.gpu_layers is None else f", {counted(choice.gpu_layers, 'layer')} on the GPU"
-    return f"{choice.kv_format} cache, {drafting}, context {choice.ctx}, chunk {choice.prefill_chunk}{layers}"
+    return f"{choice.kv_format} cache, {drafting}, context {choice.ctx}, chunk {choice.prefill_chunk}{slots}{layers}"
 
 
 _REGIMES: Final = {
@@ -227,7 +228,7 @@ def _decided(made: Plan, rate: Rate, *, is_here: bool) -> list[tuple[str, str]]:
         if (drafter := _drafter(made)) is not None:
             drafting += f", drafter {drafter}"
     speed = f"{_rate(made, rate, is_here=is_here)}, with {choice.ctx // 2} tokens in the context"
-    if choice.draft_max:
+    if choice.draft_max and rate.plain is not None and choice.slots == 1:
         speed += f"; without speculation {rate.plain:.0f}"
     divided = "" if choice.gpu_layers is None else f", with {counted(choice.gpu_layers, 'layer')} there"
     rows = [
@@ -237,6 +238,7 @@ def _decided(made: Plan, rate: Rate, *, is_here: bool) -> list[tuple[str, str]]:
         ("KV cache", _cache(made)),
         ("speculation", drafting),
         ("prefill chunk", f"{choice.prefill_chunk} tokens"),
+        *_slots(made),
         ("expected", speed),
         ("smallest budget that works", _at_least(made, made.minimum) + divided),
     ]
@@ -286,6 +288,13 @@ def rotation_text(made: Plan) -> str | None:
     )
 
 
+def _slots(made: Plan) -> list[tuple[str, str]]:
+    wanted, slots = made.request.slots, made.choice.slots
+    if wanted == 1:
+        return []
+    return [("slots", f"{counted(slots, 'answer')} at once, each with a whole context")]
+
+
 def _layers(made: Plan) -> list[tuple[str, str]]:
     there = made.choice.gpu_layers
     if there is None:
@@ -308,6 +317,9 @@ def _left(count: int) -> str:
 
 
 def _rate(made: Plan, rate: Rate, *, is_here: bool) -> str:
+    answers = f", {made.choice.slots} answers together" if made.choice.slots > 1 else ""
+    if rate.tokens_per_second is None:
+        return f"speed of {made.choice.slots} answers together not measured"
     certain = "planned, not measured" if not is_here else "measured here" if rate.is_measured else ""
     if rate.is_derived:
         certain = "measured here with another cache"
@@ -315,4 +327,4 @@ def _rate(made: Plan, rate: Rate, *, is_here: bool) -> str:
         certain = ", ".join((f"+-{100 * UNCERTAINTY:.0f} %", *[certain] * bool(certain)))
     digits = ".0f" if rate.tokens_per_second >= 1000 else ".3g"
     typical = "of a typical GPU, not measured" if made.choice.gpu_layers is None else "a guess, not measured"
-    return f"{rate.tokens_per_second:{digits}} tokens per second ({certain or typical})"
+    return f"{rate.tokens_per_second:{digits}} tokens per second{answers} ({certain or typical})"
