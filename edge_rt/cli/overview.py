@@ -49,6 +49,12 @@ COMMANDS: Final = {
         "Answer every prompt of a file of JSON lines, several at once; what was answered before is not answered again.",
     ),
     "score": Command("score", "score", _ANSWERS, "Say how likely a model finds a text, or every text of a file."),
+    "models": Command(
+        "catalogue",
+        "models",
+        _MODELS,
+        "List small open models by name: whether they fit this machine, and how fast they would be; or a repository.",
+    ),
     "pull": Command("models", "pull", _MODELS, "Fetch a model, and export it into the store."),
     "list": Command("models", "list_models", _MODELS, "List the models in the store."),
     "rm": Command("models", "rm", _MODELS, "Remove a model from the store: its package and its source files."),

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Final, cast
+from typing import TYPE_CHECKING, Any, Final, cast
 
 from edge_rt.errors import ConfigError, ModelNotFound
 from edge_rt.export.families.header import read_header_decoder
@@ -103,11 +103,18 @@ def _read_adapter(path: Path, scale: float, number: int) -> Adapter:
 
 def check_folder_config(folder: Path, name: str) -> None:
     """Refuse by its ``config.json`` alone what edge-rt cannot run, before its weights are fetched."""
+    from edge_rt.export.sources.hf_folder import read_hf_config
+
+    describe_config(name, read_hf_config(folder))
+
+
+def describe_config(name: str, config: Mapping[str, Any]) -> Decoder:
+    """Return the description of the model that a ``config.json`` stands for."""
     from edge_rt.export.families.folder import describe_folder
-    from edge_rt.export.sources.hf_folder import HFFolder, read_hf_config
+    from edge_rt.export.sources.hf_folder import HFFolder
     from edge_rt.export.sources.safetensors_folder import SafetensorsFolder
 
-    describe_folder(HFFolder(Path(name), read_hf_config(folder), SafetensorsFolder((), {})))
+    return describe_folder(HFFolder(Path(name), config, SafetensorsFolder((), {})))[1]
 
 
 @dataclass(frozen=True)

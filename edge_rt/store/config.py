@@ -12,6 +12,12 @@
     temperature = 0.7
     repetition_penalty = 1.1
 
+    [presets.poet]                  # used like a model: edge-rt chat -m poet
+    model = "qwen3-0.6b"
+    system = "You answer in rhymes."
+    ctx = 2048                      # also: memory, and max_tokens
+    sampling = { temperature = 1.2 }
+
 Only ``store`` matters to Python; everything else is for the command line, whose flags come first.
 """
 
@@ -29,7 +35,26 @@ from edge_rt.package.sampling import SAMPLING_NAMES, fault
 from edge_rt.system.byte_size import parse_size, show_size
 
 MAX_CONFIG_BYTES = 1 << 20
-_KEYS = ("store", "model", "memory", "ctx", "threads", "sampling")
+_KEYS = ("store", "model", "memory", "ctx", "threads", "sampling", "presets")
+_PRESET_KEYS = ("model", "system", "memory", "ctx", "max_tokens", "sampling")
+
+
+@dataclass(frozen=True)
+class Preset:
+    """A model with settings, under a name of the user's own; None leaves a setting to what it would be without.
+
+    Attributes:
+        model: model argument; not a preset.
+        system: system message of chats and questions that are given none.
+        memory: budget of memory as written in the file.
+    """
+
+    model: str
+    system: str | None = None
+    memory: str | None = None
+    ctx: int | None = None
+    max_tokens: int | None = None
+    sampling: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -42,6 +67,7 @@ class Config:
         memory: budget of memory as written in the file; None for the available memory.
         ctx: tokens of context; None leaves them to the plan.
         threads: threads that compute; None takes every CPU.
+        presets: models with settings, by their names.
     """
 
     store: Path | None = None
@@ -50,6 +76,7 @@ class Config:
     ctx: int | None = None
     threads: int | None = None
     sampling: Mapping[str, Any] = field(default_factory=dict)
+    presets: Mapping[str, Preset] = field(default_factory=dict)
 
 
 def default_config_path() -> Path:
@@ -94,7 +121,37 @@ def load_config(path: Path | None = None) -> Config:
         ctx=_count(path, "ctx", values.get("ctx")),
         threads=_count(path, "threads", values.get("threads")),
         sampling=_sampling(path, values.get("sampling")),
+        presets=_presets(path, values.get("presets")),
     )
+
+
+def _presets(path: Path, tables: object) -> Mapping[str, Preset]:
+    from edge_rt.store.naming import is_name
+
+    if tables is None:
+        return {}
+    if not isinstance(tables, dict):
+        raise _wrong(path, "presets", "a table", tables, "[presets.my-name], with values below it")
+    found = {}
+    for name, values in tables.items():
+        key = f"presets.{name}"
+        if not isinstance(values, dict) or not is_name(name):
+            raise _wrong(path, key, "a table under the name of a model", values, "[presets.my-name], in lower case")
+        _refuse_unknown(path, f"value of {key}", values, _PRESET_KEYS)
+        system, model = values.get("system"), _model(path, values.get("model"), f"{key}.model")
+        if model is None or model in tables:
+            raise _wrong(path, f"{key}.model", "a model", model, 'model = "qwen3-0.6b"')
+        if system is not None and not isinstance(system, str):
+            raise _wrong(path, f"{key}.system", "a text", system, 'system = "You answer in rhymes."')
+        found[name] = Preset(
+            model,
+            system,
+            _memory(path, values.get("memory"), f"{key}.memory"),
+            _count(path, f"{key}.ctx", values.get("ctx")),
+            _count(path, f"{key}.max_tokens", values.get("max_tokens")),
+            _sampling(path, values.get("sampling"), f"{key}.sampling"),
+        )
+    return found
 
 
 def _refuse_unknown(path: Path, what: str, values: Mapping[str, Any], known: tuple[str, ...]) -> None:
@@ -106,13 +163,13 @@ def _refuse_unknown(path: Path, what: str, values: Mapping[str, Any], known: tup
         )
 
 
-def _model(path: Path, value: object) -> str | None:
+def _model(path: Path, value: object, key: str = "model") -> str | None:
     if value is None or (isinstance(value, str) and value and "\0" not in value):
         return value
-    raise _wrong(path, "model", "a model", value, 'model = "my-model"')
+    raise _wrong(path, key, "a model", value, 'model = "my-model"')
 
 
-def _memory(path: Path, value: object) -> str | None:
+def _memory(path: Path, value: object, key: str = "memory") -> str | None:
     if value is None:
         return None
     try:
@@ -120,7 +177,7 @@ def _memory(path: Path, value: object) -> str | None:
         parse_size(value)  # type: ignore[arg-type]
     except ConfigError as error:
         raise ConfigError(
-            f"{path}: the value of 'memory' is not a size.", error.numbers, 'Write it as memory = "600MiB".'
+            f"{path}: the value of '{key}' is not a size.", error.numbers, 'Write it as memory = "600MiB".'
         ) from error
     return str(value)
 
@@ -131,15 +188,15 @@ def _count(path: Path, key: str, value: object) -> int | None:
     raise _wrong(path, key, "a whole number of at least 1", value, f"{key} = 4")
 
 
-def _sampling(path: Path, values: object) -> Mapping[str, Any]:
+def _sampling(path: Path, values: object, key: str = "sampling") -> Mapping[str, Any]:
     if values is None:
         return {}
     if not isinstance(values, dict):
-        raise _wrong(path, "sampling", "a table", values, "[sampling], with values below it")
+        raise _wrong(path, key, "a table", values, f"[{key}], with values below it")
     _refuse_unknown(path, "sampling value", values, SAMPLING_NAMES)
     for name, value in values.items():
         if (wanted := fault(name, value)) is not None:
-            raise _wrong(path, f"sampling.{name}", wanted, value, "a value within that range")
+            raise _wrong(path, f"{key}.{name}", wanted, value, "a value within that range")
     return values
 
 

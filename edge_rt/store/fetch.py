@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from edge_rt.errors import ConfigError, DownloadError, InvalidModelFile, ModelNotFound, StorageError
+from edge_rt.store.catalogue import compare_first_fetch, keep_first_fetch, model_of
 from edge_rt.store.fetch_items import (
     Item,
     has_kept,
@@ -230,6 +231,10 @@ def _fetch(job: _Job, target: Recipe | HubReference) -> FetchedSource:
         license_id, items = recipe_items(target)
     else:
         license_id, items = hub_items(target, job.options.hub, offline=job.offline)
+    named = model_of(target, job.options.whole_catalogue()) if isinstance(target, HubReference) else None
+    root = job.store.root
+    if named is not None:
+        compare_first_fetch(root, named, {item.spec.name: item.spec.sha256 for item in items})
     skipped: list[str] = []
     partial = job.store.partial_path(job.name)
     with resumable_folder(job.store.sources, partial, lambda folder: has_kept(folder, items)) as folder:
@@ -246,6 +251,10 @@ def _fetch(job: _Job, target: Recipe | HubReference) -> FetchedSource:
         total = total_bytes(others) + total_bytes(weights)
         found = _fetch_items(job, weights, folder, found, total, skipped)
         job.progress(ProgressEvent("verify", 2, STEPS, total, total, message="size and sha256 are right"))
+        if named is not None:
+            weights_found = [(file.name, file.sha256) for file, _ in found if file.name.lower().endswith(".gguf")]
+            compare_first_fetch(root, named, dict(weights_found))
+            keep_first_fetch(root, named, weights_found)
         remove_others(folder, {file.name for file, _ in found})
         license_id = license_id or _card_license(folder)
         record = SourceRecord(job.origin, found[0][1], license_id, tuple(file for file, _ in found))

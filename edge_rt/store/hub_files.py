@@ -61,7 +61,7 @@ CONVERT = (
 
 _PICKLES = (".bin", ".pt", ".pth", ".pkl", ".ckpt")
 _CODE = (*_PICKLES, ".py", ".so", ".dll")
-_FORMAT = re.compile(r"(?:^|[._-])((?:I?Q\d\w*|TQ\d\w*|BF16|F16|F32|FP16|FP32))$", re.IGNORECASE)
+_FORMAT = re.compile(r"(?:^|[._-])((?:UD-)?(?:I?Q\d\w*|TQ\d\w*|MXFP4\w*|BF16|F16|F32|FP16|FP32))$", re.IGNORECASE)
 _SHARD = re.compile(r"(?P<stem>.+)-(?P<number>\d{5})-of-(?P<count>\d{5})\.safetensors")
 
 
@@ -85,7 +85,7 @@ def is_pickle(name: str) -> bool:
     return name.lower().endswith(_PICKLES)
 
 
-def gguf_format(name: str) -> str | None:
+def file_type_of(name: str) -> str | None:
     """Return the weight format at the end of a GGUF file's name, such as ``Q4_0``; None if there is none."""
     match = _FORMAT.search(PurePosixPath(name).stem)
     return None if match is None else match[1].upper().replace("FP", "F")
@@ -100,11 +100,12 @@ def choose_files(listing: HubListing, reference: HubReference) -> tuple[FileSpec
     # File names are untrusted: paths that could leave the folder, and files that run code when loaded, are ignored.
     files = [file for file in listing.files if is_safe_path(file.name) and not file.name.lower().endswith(_CODE)]
     ggufs = [file for file in files if file.name.lower().endswith(".gguf")]
-    # "mmproj" files are image encoders that accompany a model.
-    models = [file for file in ggufs if not PurePosixPath(file.name).name.lower().startswith("mmproj")]
+    models = [file for file in ggufs if _is_model(file.name)]
     licences = tuple(file for file in files if _is_licence(file))
     if reference.file is not None:
         return (*_named(ggufs, reference.file, listing.repo), *licences)
+    if reference.weights is not None:
+        return (*_of_type(models, reference.weights, listing.repo), *licences)
     if models:
         return (*_preferred(models, listing.repo), *licences)
     top = {file.name: file for file in files if "/" not in file.name}
@@ -185,6 +186,33 @@ def _named(ggufs: Sequence[FileSpec], name: str, repo: str) -> tuple[FileSpec, .
     raise ModelNotFound(f"{repo} has no file {name!r}.", f"Its GGUF files: {_names(ggufs)}.", "Name one of them.")
 
 
+def gguf_models(listing: HubListing) -> list[tuple[str, str | None, int | None]]:
+    """Return the GGUF models of a repository: the first file, its type, and the bytes of all its parts, if known."""
+    sizes = {file.name: file.size for file in listing.files if is_safe_path(file.name) and _is_model(file.name)}
+    found = []
+    for parts in dict.fromkeys(part_names(name) for name in sizes):
+        known = [size for part in parts if (size := sizes.get(part)) is not None]
+        found.append((parts[0], _format_of(parts), sum(known) if len(known) == len(parts) else None))
+    return found
+
+
+def _is_model(name: str) -> bool:
+    """Return whether a file is a GGUF model; "mmproj" files are image encoders that accompany one."""
+    return name.lower().endswith(".gguf") and not PurePosixPath(name).name.lower().startswith("mmproj")
+
+
+def _of_type(models: Sequence[FileSpec], weights: str, repo: str) -> tuple[FileSpec, ...]:
+    found = [parts for parts in dict.fromkeys(part_names(file.name) for file in models) if _format_of(parts) == weights]
+    if not found:
+        raise ModelNotFound(f"{repo} has no GGUF file of type {weights}.", f"It has {_names(models)}.", "Name another.")
+    if len(found) > 1:
+        names = ", ".join(parts[0] for parts in found[:20])
+        raise ModelNotFound(
+            f"{repo} has several GGUF files of type {weights}.", f"They are {names}.", f"Name one: {repo}:FILE.gguf."
+        )
+    return _all_parts(models, found[0][0], repo)
+
+
 def _preferred(ggufs: Sequence[FileSpec], repo: str) -> tuple[FileSpec, ...]:
     models = list(dict.fromkeys(part_names(file.name) for file in ggufs))
     formats = [_format_of(parts) for parts in models]
@@ -206,7 +234,7 @@ def _preferred(ggufs: Sequence[FileSpec], repo: str) -> tuple[FileSpec, ...]:
 
 def _format_of(parts: tuple[str, ...]) -> str | None:
     split = parse_split_name(parts[0])
-    return gguf_format(parts[0] if split is None else f"{split.stem}.gguf")
+    return file_type_of(parts[0] if split is None else f"{split.stem}.gguf")
 
 
 def _all_parts(ggufs: Sequence[FileSpec], name: str, repo: str) -> tuple[FileSpec, ...]:

@@ -6,6 +6,7 @@
     sources/NAME/        the fetched files, and source.json
     sources/.part-NAME/  complete files of a fetch that did not end
     made-from/NAME.json  the local checkpoint that NAME was made of
+    first-fetches/       hashes of the catalogue's models, as they were fetched first
     locks/NAME.ROLE      held while NAME is fetched, exported or removed, and only then there
 """
 
@@ -86,12 +87,13 @@ def read_package(path: Path) -> Package:
     return open_package(path)
 
 
-def suggest(name: str, names: Iterable[str]) -> str:
-    """Return a sentence that lists the existing names, similar ones first."""
+def suggest(name: str, names: Iterable[str], others: Iterable[str] = ()) -> str:
+    """Return a sentence that lists the existing names, similar ones first; of the others only those."""
     known = sorted(set(names))
-    close = difflib.get_close_matches(name.lower(), known, n=3, cutoff=0.5)
+    close = difflib.get_close_matches(name.lower(), [*known, *others], n=3, cutoff=0.5)
     if close:
-        return f"Did you mean {' or '.join(repr(match) for match in close)}? Known names: {', '.join(known)}."
+        meant = f"Did you mean {' or '.join(repr(match) for match in close)}?"
+        return f"{meant} Known names: {', '.join(known)}." if known else meant
     return f"Known names: {', '.join(known) or 'none'}."
 
 
@@ -176,6 +178,7 @@ class Store:
             recipes: models known by name; None for those that come with edge-rt.
         """
         from edge_rt.package.reader import stated_options
+        from edge_rt.store.catalogue import load_catalogue
         from edge_rt.store.made_from import recorded_path
         from edge_rt.store.recipes import load_recipes
 
@@ -183,6 +186,7 @@ class Store:
             return False
         return (
             name in (load_recipes() if recipes is None else recipes)
+            or name in load_catalogue()
             or self.fetched_path(name) is not None
             or recorded_path(self.made_from, name) is not None
         )

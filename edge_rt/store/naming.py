@@ -4,7 +4,7 @@ A store name is 1 to 96 characters of ``a-z 0-9 . _ -``, starts with a letter or
 not the name of a Windows device. So it is a valid folder name on every file system. References map to names like this:
 
 - ``Org/Name`` on the hub is ``org--name`` (the hub itself treats names case-insensitively and forbids ``--``),
-- ``Org/Name:File.Q8_0.gguf`` is ``org--name--file.q8_0``,
+- ``Org/Name:File.Q8_0.gguf`` is ``org--name--file.q8_0``, and ``Org/Name:Q8_0`` is ``org--name--q8_0``,
 - the address of a model's page, or of a file's, is the same as the reference,
 - a local checkpoint is the stem of its file, or its folder's name, and the first 12 hexadecimal digits of its sha256.
 
@@ -33,23 +33,27 @@ MAX_HUB_PATH = 512
 
 _NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,95}")
 _PAGE = re.compile(r"(?:https?://)?(?:www\.)?(?:huggingface\.co|hf\.co)/(?P<path>.+)", re.IGNORECASE)
+_WEIGHTS = re.compile(r"(?:UD-)?(?:I?Q\d\w*|TQ\d\w*|MXFP4\w*|BF16|F16|F32|FP16|FP32)", re.IGNORECASE)
 _NO_MODELS = ("datasets", "spaces", "papers", "collections", "blog", "docs")
 _FOREIGN = re.compile(r"[^a-z0-9._-]+")
 
 
 @dataclass(frozen=True)
 class HubReference:
-    """``org/name`` or ``org/name:file.gguf`` on the hub.
+    """``org/name``, ``org/name:file.gguf`` or ``org/name:Q8_0`` on the hub.
 
     Attributes:
         file: path of one GGUF file inside it, of the first part if it is split; None if edge-rt chooses what to fetch.
+        weights: type of the GGUF file that is fetched, in capitals; None if edge-rt chooses.
     """
 
     repo: str
     file: str | None = None
+    weights: str | None = None
 
     def __str__(self) -> str:
-        return self.repo if self.file is None else f"{self.repo}:{self.file}"
+        chosen = self.file or self.weights
+        return self.repo if chosen is None else f"{self.repo}:{chosen}"
 
     @property
     def store_name(self) -> str:
@@ -58,6 +62,8 @@ class HubReference:
         if self.file is not None:
             split = parse_split_name(PurePosixPath(self.file).name)
             name += f"--{PurePosixPath(self.file).stem if split is None else split.stem}"
+        elif self.weights is not None:
+            name += f"--{self.weights}"
         return safe_name(name)
 
 
@@ -127,10 +133,12 @@ def parse_hub_reference(text: str) -> HubReference | None:
     if not colon:
         # "folder/model.gguf" is a path that does not exist, not a repository.
         return None if repo.lower().endswith(".gguf") else HubReference(repo)
+    if _WEIGHTS.fullmatch(file):
+        return HubReference(repo, weights=file.upper().replace("FP", "F"))
     if not is_safe_path(file) or not file.lower().endswith(".gguf"):
         raise ConfigError(
             f"{file[:120]!r} does not name a GGUF file of {repo}.",
-            "The part after the colon must be a relative path that ends in '.gguf'.",
-            "Write org/name:file.gguf.",
+            "The part after the colon is a type of weights, or a relative path that ends in '.gguf'.",
+            f"Write org/name:Q8_0 or org/name:file.gguf. What there is: edge-rt models {repo}",
         )
     return HubReference(repo, part_names(file)[0])

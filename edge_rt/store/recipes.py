@@ -6,7 +6,6 @@ A recipe is a JSON file ``models/<name>.json``. Unknown keys are errors, so that
 from __future__ import annotations
 
 import importlib.resources
-import json
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -108,28 +107,31 @@ class Recipe:
     least_memory: int = 0
 
 
-class _Reader:
-    """Reads the keys of one JSON object, and raises an error for missing, wrong and unknown ones."""
+class ObjectReader:
+    """Reads the keys of one object of a data file, and raises an error for missing, wrong and unknown ones."""
 
     def __init__(self, where: str, value: object) -> None:
         self.where = where
         if not isinstance(value, dict):
-            self.fail("is not a JSON object", f"It is {kind_of(value)}.")
+            self.fail("is not an object", f"It is {kind_of(value)}.")
         self.left: dict[str, Any] = dict(value)
 
     def fail(self, what: str, numbers: str) -> NoReturn:
-        raise InputError(f"{self.where} {what}.", numbers, "Correct the recipe, or install edge-rt again.")
+        """Raise the error that something is wrong with the object."""
+        raise InputError(f"{self.where} {what}.", numbers, "Correct it, or install edge-rt again.")
 
     def take(self, key: str, kind: type[_T], is_valid: Callable[[_T], object] = lambda _: True) -> _T:
+        """Return the value of a key, which is then known."""
         if key not in self.left:
             self.fail(f"lacks the key {key!r}", f"Other keys: {', '.join(sorted(self.left)) or 'none'}.")
         value = self.left.pop(key)
         # bool is an int in Python, never in a recipe.
         if not isinstance(value, kind) or isinstance(value, bool) or not is_valid(value):
-            self.fail(f"has a wrong value under {key!r}", f"It is {json.dumps(value)[:200]}.")
+            self.fail(f"has a wrong value under {key!r}", f"It is {value!r:.200}.")
         return value
 
     def finish(self) -> None:
+        """Refuse keys that were not taken."""
         if self.left:
             self.fail(f"has an unknown key {min(self.left)!r}", "Unknown keys are treated as mistakes.")
 
@@ -144,27 +146,27 @@ def parse_recipe(text: str | bytes, where: str) -> Recipe:
     def refuse(reason: str) -> InputError:
         return InputError(f"{where} is not valid JSON.", reason, "Correct the recipe, or install edge-rt again.")
 
-    reader = _Reader(where, parse_json(text, refuse))
+    reader = ObjectReader(where, parse_json(text, refuse))
     reader.take("format_version", int, lambda version: version == FORMAT_VERSION)
     name = reader.take("name", str, lambda name: is_name(name) and f"{name}.json" == where)
     title = reader.take("title", str, len)
     license_id = reader.take("license", str, len)
-    file = _parse_file(_Reader(f"{where}: file", reader.take("file", dict)))
+    file = _parse_file(ObjectReader(f"{where}: file", reader.take("file", dict)))
     entries = reader.take("sources", list, len)
-    sources = tuple(_parse_source(_Reader(f"{where}: sources[{i}]", entry)) for i, entry in enumerate(entries))
-    export = _Reader(f"{where}: export", reader.take("export", dict))
+    sources = tuple(_parse_source(ObjectReader(f"{where}: sources[{i}]", entry)) for i, entry in enumerate(entries))
+    export = ObjectReader(f"{where}: export", reader.take("export", dict))
     activations = export.take("activations", str, _ACTIVATIONS.fullmatch)
     least = export.take("least_memory", int, lambda count: count > 0) if "least_memory" in export.left else 0
     export.finish()
     sampling = None
     if "sampling" in reader.left:
-        sampling = _parse_sampling(_Reader(f"{where}: sampling", reader.take("sampling", dict)))
+        sampling = _parse_sampling(ObjectReader(f"{where}: sampling", reader.take("sampling", dict)))
     golden = reader.left.pop("golden", None)
     reader.finish()
     return Recipe(name, title, license_id, file, sources, activations, sampling, golden, least)
 
 
-def _parse_sampling(reader: _Reader) -> SamplingAdvice:
+def _parse_sampling(reader: ObjectReader) -> SamplingAdvice:
     def is_right(name: str) -> Callable[[object], bool]:
         return lambda value: fault(name, value) is None
 
@@ -174,7 +176,7 @@ def _parse_sampling(reader: _Reader) -> SamplingAdvice:
     return SamplingAdvice(**values)
 
 
-def _parse_file(reader: _Reader) -> FileSpec:
+def _parse_file(reader: ObjectReader) -> FileSpec:
     spec = FileSpec(
         name=reader.take("name", str, lambda name: is_safe_path(name) and "/" not in name),
         size=reader.take("size", int, lambda size: size > 0),
@@ -184,7 +186,7 @@ def _parse_file(reader: _Reader) -> FileSpec:
     return spec
 
 
-def _parse_source(reader: _Reader) -> Source:
+def _parse_source(reader: ObjectReader) -> Source:
     kind = reader.take("kind", str, {"pip-wheel", "hub", "local"}.__contains__)
     source: Source
     if kind == "pip-wheel":

@@ -36,6 +36,7 @@ from edge_rt.system.files import NOT_READ, storage_errors
 
 if TYPE_CHECKING:
     from edge_rt.package.reader import Package
+    from edge_rt.store.catalogue import Catalogue, CatalogueModel
     from edge_rt.store.recipes import Recipe
     from edge_rt.store.sources_hub import HubOptions
     from edge_rt.store.sources_pip import PipOptions
@@ -133,17 +134,31 @@ class FetchOptions:
 
     Attributes:
         recipes: models known by name; None for those that come with edge-rt.
+        catalogue: models of the hub that are known by name; None for those that come with edge-rt.
     """
 
     pip: PipOptions = field(default_factory=_default_pip)
     hub: HubOptions = field(default_factory=_default_hub)
     recipes: Mapping[str, Recipe] | None = None
+    catalogue: Catalogue | None = None
 
     def all_recipes(self) -> Mapping[str, Recipe]:
         """Return the recipes."""
         from edge_rt.store.recipes import load_recipes
 
         return load_recipes() if self.recipes is None else self.recipes
+
+    def whole_catalogue(self) -> Catalogue:
+        """Return the catalogue."""
+        from edge_rt.store.catalogue import load_catalogue
+
+        return load_catalogue() if self.catalogue is None else self.catalogue
+
+    def named_model(self, text: str) -> CatalogueModel | None:
+        """Return the model of the catalogue that a name means; None if there is none."""
+        from edge_rt.store.catalogue import usual_name
+
+        return self.whole_catalogue().get(usual_name(text))
 
 
 @dataclass(frozen=True)
@@ -202,9 +217,9 @@ def resolve(ref: str | os.PathLike[str], store: Store, *, options: FetchOptions 
     """Find out what a model argument means, without using the network and without changing anything.
 
     These are tried in order: a path that exists, a package in the store, a recipe, fetched source files in the store,
-    a repository on the hub, the beginning of a single name in the store. A bare name that is also a folder without a
-    package is taken as a name. A folder with exactly one GGUF file, whole or split, means that file, whatever else it
-    holds.
+    a repository on the hub, a model of the catalogue, the beginning of a single name in the store. A bare name that is
+    also a folder without a package is taken as a name. A folder with exactly one GGUF file, whole or split, means that
+    file, whatever else it holds.
 
     Raises:
         ModelNotFound: nothing has that name, or a checkpoint lacks its weights or configuration.
@@ -314,6 +329,12 @@ def _resolve_name(text: str, store: Store, options: FetchOptions | None, *, fetc
         return Resolved("folder" if is_folder else "gguf", name, fetched, 0, text, in_store=True)
     if reference is not None:
         return Resolved("hub", name, None, None, f"will fetch {reference} from the Hugging Face hub", hub=reference)
+    if (model := options.named_model(text)) is not None:
+        if model.name != text:
+            return _resolve_name(model.name, store, options, fetch=fetch)
+        where = f"the Hugging Face hub: {model.reference}"
+        text = f"will fetch about {human_bytes(model.size_bytes)} from {where}, {model.license}"
+        return Resolved("hub", name, None, model.size_bytes, text, hub=model.reference)
     if "://" in text:
         raise ModelNotFound(
             f"{text[:120]!r} is not an address of a model on the Hugging Face hub.",
@@ -330,8 +351,8 @@ def _resolve_name(text: str, store: Store, options: FetchOptions | None, *, fetc
         )
     raise ModelNotFound(
         f"There is no model {text[:120]!r}.",
-        suggest(text, [*store.names(), *recipes]),
-        "Give a name, the path of a package, GGUF file or folder with safetensors, or org/name on the hub.",
+        suggest(text, [*store.names(), *recipes], options.whole_catalogue()),
+        "Give a name ('edge-rt models' lists more), a package, GGUF file, folder with safetensors, or org/name.",
     )
 
 

@@ -88,7 +88,11 @@ class HubOptions:
 
 @contextmanager
 def hub_errors(what: str, options: HubOptions, *, offline: bool = False) -> Iterator[None]:
-    """Turn what the hub library raises while ``what`` is asked for into errors of edge-rt."""
+    """Turn what the hub library raises while ``what`` is asked for into errors of edge-rt.
+
+    Args:
+        what: a repository, or a file of one: ``org/name/file``.
+    """
     from huggingface_hub.errors import (
         GatedRepoError,
         LocalEntryNotFoundError,
@@ -101,11 +105,7 @@ def hub_errors(what: str, options: HubOptions, *, offline: bool = False) -> Iter
     except EdgeRTError:
         raise
     except GatedRepoError as error:
-        raise DownloadError(
-            f"{what} is gated.",
-            _first_line(error),
-            "Accept its terms on its page, then log in with 'hf auth login', or set HF_TOKEN.",
-        ) from error
+        raise _gated(what, error) from error
     except RepositoryNotFoundError as error:
         raise ModelNotFound(
             f"{what} does not exist on the hub, or is private.",
@@ -117,6 +117,8 @@ def hub_errors(what: str, options: HubOptions, *, offline: bool = False) -> Iter
             f"{what} was not fetched.", "HF_HUB_OFFLINE is set, so the hub library asks no server.", "Unset it."
         ) from error
     except Exception as error:  # the hub library raises its own, its HTTP library's and the Xet client's errors
+        if getattr(getattr(error, "response", None), "status_code", None) in (401, 403):
+            raise _gated(what, error) from error
         if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
             raise StorageError(
                 f"{what} could not be written: the disk is full or a limit is reached.", f"{error}.", "Free space."
@@ -134,6 +136,15 @@ def hub_errors(what: str, options: HubOptions, *, offline: bool = False) -> Iter
         raise DownloadError(
             f"{what} could not be fetched from {options.host}.", _first_line(error), "Try again later."
         ) from error
+
+
+def _gated(what: str, error: Exception) -> DownloadError:
+    page = "https://huggingface.co/" + "/".join(what.split("/")[:2])
+    return DownloadError(
+        f"{what} is gated: its files are given only to who has accepted its licence.",
+        _first_line(error),
+        f"Accept the licence on {page}, then log in with 'hf auth login', or set HF_TOKEN.",
+    )
 
 
 def _reason(error: BaseException) -> str | None:

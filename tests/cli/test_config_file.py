@@ -32,6 +32,36 @@ def test_flags_go_before_the_file(config, native_package):
     assert LoadFlags(ctx=5).completed(()).ctx == 5
 
 
+PRESET = (
+    '{}[presets.poet]\nmodel = "{}"\nsystem = "Rhyme."\nctx = 32\nmax_tokens = 2\nsampling = {{ temperature = 0.3 }}\n'
+)
+
+
+def test_a_preset_is_used_like_a_model(config, inline, native_package):
+    config.write_text(PRESET.format("ctx = 64\n[sampling]\ntop_k = 5\n", native_package))
+    command = ("generate", "-p", "Hello", "--config", config, "--json")
+    document = json.loads(inline(*command, "-m", "poet").stdout)
+    assert (document["model"]["context_tokens"], document["usage"]["completion_tokens"]) == (32, 2)
+    assert (document["options"]["temperature"], document["options"]["top_k"]) == (0.3, 5)
+    plain, flags = (
+        json.loads(inline(*command, *more).stdout)
+        for more in (("-m", native_package, "-n", "2"), ("-m", "poet", "--ctx", "48", "--temp", "0", "--system", ""))
+    )
+    assert plain["usage"]["prompt_tokens"] < document["usage"]["prompt_tokens"]
+    assert (flags["model"]["context_tokens"], flags["options"]["temperature"]) == (48, 0)
+    talk = json.loads(inline("chat", "poet", "--config", config, "--json", stdin=b"Hello\n").stdout)
+    assert talk["messages"][0] == {"role": "system", "content": "Rhyme."}
+    assert json.loads(inline("inspect", "poet", "--config", config, "--json").stdout)["path"] == str(native_package)
+
+
+def test_a_preset_is_the_usual_model(config, inline, native_package):
+    config.write_text(PRESET.format('model = "poet"\n', native_package))
+    document = json.loads(inline("generate", "-p", "Hello", "--config", config, "--json").stdout)
+    assert document["model"]["context_tokens"] == 32
+    # Without a chat template's place for it, a raw prompt has no system message.
+    assert inline("generate", "-p", "Hello", "--raw", "--config", config).returncode == 0
+
+
 def test_a_command_reads_it_once(config, tmp_path):
     config.write_text('store = "s"\nmemory = "1GiB"\nctx = 64\n')
     places = PlaceFlags(config=config)

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from edge_rt.errors import ConfigError, StorageError
-from edge_rt.store.config import Config, default_store_root, load_config, store_root
+from edge_rt.store.config import Config, Preset, default_store_root, load_config, store_root
 
 
 def write(tmp_path, text):
@@ -51,6 +51,16 @@ def test_the_flag_goes_before_the_file(tmp_path):
         ("sampling = 3", "'sampling' is not a table"),
         ("[sampling]\ntemp = 0.5", "unknown sampling value 'temp'"),
         ("[sampling]\ntop_p = 2", "'sampling.top_p' is not a number above 0 and up to 1. It is 2"),
+        ("presets = 3", "'presets' is not a table"),
+        ("[presets]\npoet = 3", "'presets.poet' is not a table"),
+        ('[presets.Poet]\nmodel = "m"', "'presets.Poet' is not a table under the name of a model"),
+        ("[presets.poet]\nctx = 64", "'presets.poet.model' is not a model"),
+        ('[presets.poet]\nmodel = "poet"', "'presets.poet.model' is not a model"),
+        ('[presets.poet]\nmodel = "m"\nseed = 1', "unknown value of presets.poet 'seed'"),
+        ('[presets.poet]\nmodel = "m"\nsystem = 1', "'presets.poet.system' is not a text"),
+        ('[presets.poet]\nmodel = "m"\nctx = 0', "'presets.poet.ctx' is not a whole number"),
+        ('[presets.poet]\nmodel = "m"\nmemory = "much"', "'presets.poet.memory' is not a size"),
+        ('[presets.poet]\nmodel = "m"\n[presets.poet.sampling]\ntop_p = 2', "'presets.poet.sampling.top_p' is not"),
         ('store = "~nobody-of-that-name/x"', "names an unknown user"),
         ("store = ", "not valid TOML"),
         (b"store = '\xff'", "not valid TOML"),
@@ -68,6 +78,15 @@ def test_all_keys(tmp_path):
     sampling = {"top_k": 3, "temperature": 0}
     expected = Config(Path("/s"), model="m", memory="600", ctx=64, threads=2, sampling=sampling)
     assert load_config(write(tmp_path, text)) == expected
+
+
+def test_presets(tmp_path):
+    text = (
+        '[presets.poet]\nmodel = "qwen3-0.6b"\nsystem = "Rhyme."\nctx = 64\nmemory = "1GiB"\nmax_tokens = 9\n'
+        'sampling = { temperature = 1.2 }\n[presets.plain]\nmodel = "m"\n'
+    )
+    poet = Preset("qwen3-0.6b", "Rhyme.", "1GiB", 64, 9, {"temperature": 1.2})
+    assert load_config(write(tmp_path, text)).presets == {"poet": poet, "plain": Preset("m")}
 
 
 def test_a_file_that_cannot_be_read(tmp_path):

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from edge_rt.errors import ModelNotFound, UnsupportedModel
-from edge_rt.store.hub_files import HubListing, choose_files, gguf_format
+from edge_rt.store.hub_files import HubListing, choose_files, file_type_of
 from edge_rt.store.naming import HubReference
 from edge_rt.store.recipes import FileSpec
 
@@ -146,4 +146,4 @@ def test_licences_are_small_files_of_the_top_folder():
     ],
 )
 def test_format_in_the_name(name, expected):
-    assert gguf_format(name) == expected
+    assert file_type_of(name) == expected

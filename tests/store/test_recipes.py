@@ -73,7 +73,7 @@ def changed(path, value):
         (["file", "size"], True, "wrong value under 'size'"),
         (["file", "sha256"], "0" * 63, "wrong value under 'sha256'"),
         (["sources"], [], "wrong value under 'sources'"),
-        (["sources", 0], "x", "is not a JSON object"),
+        (["sources", 0], "x", "is not an object"),
         (["sources", 0, "kind"], "ftp", "wrong value under 'kind'"),
         (["sources", 0, "package"], "--index-url=x", "wrong value under 'package'"),
         (["sources", 0, "version"], "1.0 --pre", "wrong value under 'version'"),

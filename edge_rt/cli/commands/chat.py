@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import functools
 import sys
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
 from edge_rt.cli.answering import open_trace
@@ -18,6 +18,7 @@ from edge_rt.cli.options.groups import (
     ModelFlags,
     PlaceFlags,
     SpeculationFlags,
+    preset_of,
 )
 from edge_rt.errors import ConfigError, ContextOverflow, InputError
 from edge_rt.system.machine import collector_paused, use_one_heap
@@ -37,6 +38,11 @@ class ChatFlags:
     """The system message of a chat."""
 
     system: Annotated[str | None, flags.SYSTEM] = None
+
+    def completed(self, groups: Iterable[object]) -> ChatFlags:
+        """Return the flags with the system message of the preset, if none was given."""
+        preset = preset_of(groups)
+        return self if preset is None or self.system is not None else replace(self, system=preset.system)
 
 
 @dataclass(frozen=True)

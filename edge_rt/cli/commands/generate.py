@@ -9,8 +9,8 @@ import os
 import stat
 import sys
 import threading
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Annotated, Any, Final, cast
 
 from edge_rt.cli.answering import answering, open_trace, tell_end
@@ -32,6 +32,7 @@ from edge_rt.cli.options.groups import (
     PlaceFlags,
     SpeculationFlags,
     one_of,
+    preset_of,
 )
 from edge_rt.cli.render.console import Terminal
 from edge_rt.cli.render.stats import AnswerView, device_text, tell_stats
@@ -124,6 +125,13 @@ class QuestionFlags:
     system: Annotated[str | None, flags.SYSTEM] = None
     prefill: Annotated[str | None, flags.PREFILL] = None
     raw: Annotated[bool, flags.RAW.but(help="Take the prompt as it is, without the chat template.")] = False
+
+    def completed(self, groups: Iterable[object]) -> QuestionFlags:
+        """Return the flags with the system message of the preset, if none was given."""
+        preset = preset_of(groups)
+        if preset is None or self.system is not None or self.raw:
+            return self
+        return replace(self, system=preset.system)
 
 
 @dataclass(frozen=True)

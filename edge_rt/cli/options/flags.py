@@ -35,14 +35,24 @@ def _of_model(name: str) -> str:
 def _model_names(incomplete: str) -> list[str]:
     """Complete names of the store; the shell completes paths."""
     from edge_rt.errors import EdgeRTError
+    from edge_rt.store.catalogue import load_catalogue
+    from edge_rt.store.config import load_config
     from edge_rt.store.layout import open_store
     from edge_rt.store.recipes import load_recipes
 
     try:
-        names = {*open_store().names(), *load_recipes()}
+        config = load_config()
+        names = {*open_store(config=config).names(), *load_recipes(), *load_catalogue(), *config.presets}
     except EdgeRTError:
         return []
     return sorted(name for name in names if name.startswith(incomplete))
+
+
+def _catalogue_names(incomplete: str) -> list[str]:
+    """Complete names of the catalogue."""
+    from edge_rt.store.catalogue import load_catalogue
+
+    return [name for name in load_catalogue() if name.startswith(incomplete)]
 
 
 def completed_from(*names: str) -> Callable[[str], list[str]]:
@@ -77,7 +87,7 @@ def _instruction_sets(incomplete: str) -> list[str]:
 
 MODEL: Final = Flag(
     ("-m", "--model"),
-    "Name in the store, org/name on the Hugging Face hub, GGUF file, folder with safetensors, or package.",
+    "Name in the store or catalogue, org/name on the Hugging Face hub, GGUF file, folder with safetensors, or package.",
     metavar="MODEL",
     shown=DEFAULT_MODEL,
     complete=_model_names,
@@ -460,6 +470,9 @@ MODEL_ARGUMENT: Final = Argument(
     "MODEL",
     "The same as -m: a name in the store, org/name, a GGUF file, a folder or a package.",
     complete=_model_names,
+)
+SHOWN_MODEL: Final = Argument(
+    "NAME", "A name of the catalogue, or org/name on the Hugging Face hub.", complete=_catalogue_names
 )
 PROMPT_ARGUMENT: Final = Argument("PROMPT", "The prompt, in quotes; the same as -p.")
 NAME_ARGUMENT: Final = Argument("NAME", "Name in the store.", complete=_model_names)

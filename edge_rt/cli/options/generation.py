@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Annotated, Any, Final
 
 from edge_rt.cli.options import flags
-from edge_rt.cli.options.groups import configured
+from edge_rt.cli.options.groups import configured, preset_of
 from edge_rt.errors import ConfigError, InvalidGrammar
 from edge_rt.runtime.config import GenerationConfig
 from edge_rt.system.files import read_text
@@ -58,8 +58,12 @@ class SamplingFlags:
 
     def completed(self, groups: Iterable[object]) -> SamplingFlags:
         """Return the flags with the values of the configuration file; errors as in ``LoadFlags.completed``."""
-        config = configured(groups)
-        usual = {} if config is None else {_FLAG_OF.get(name, name): value for name, value in config.sampling.items()}
+        groups = tuple(groups)
+        config, preset = configured(groups), preset_of(groups)
+        values = {} if config is None else dict(config.sampling)
+        if preset is not None:
+            values |= {**preset.sampling, "max_tokens": preset.max_tokens}
+        usual = {_FLAG_OF.get(name, name): value for name, value in values.items()}
         return replace(self, **{name: value for name, value in usual.items() if getattr(self, name) is None})
 
     def config(self) -> GenerationConfig:

@@ -31,7 +31,7 @@ from edge_rt.system.process_memory import own_bytes
 if TYPE_CHECKING:
     from edge_rt.runtime.load.options import LoadOptions
     from edge_rt.runtime.speculation.adaptive import Trace
-    from edge_rt.store.config import Config
+    from edge_rt.store.config import Config, Preset
     from edge_rt.store.layout import Store
 
 
@@ -92,6 +92,15 @@ class PlaceFlags:
 def configured(groups: Iterable[object]) -> Config | None:
     """Return the configuration of a command with these groups of flags; None if it has none."""
     return next((group.configured for group in groups if isinstance(group, PlaceFlags)), None)
+
+
+def preset_of(groups: Iterable[object]) -> Preset | None:
+    """Return the preset of the configuration file that a command's model argument names; None if it names a model."""
+    groups = tuple(groups)
+    config, load = configured(groups), next((group for group in groups if isinstance(group, LoadFlags)), None)
+    if config is None or load is None or not config.presets:
+        return None
+    return config.presets.get(load.given or config.model or "")
 
 
 def place_spec(spec: str, places: PlaceFlags) -> str:
@@ -220,20 +229,37 @@ class LoadFlags:
     own_bytes: int = field(default_factory=own_bytes)
 
     def completed(self, groups: Iterable[object]) -> LoadFlags:
-        """Return the flags with the values of the configuration file for those that were not given."""
+        """Return the flags with values of the preset and the configuration file for those that were not given."""
+        groups = tuple(groups)
         if (config := configured(groups)) is None:
             return self
-        return replace(
+        preset = preset_of(groups)
+        ctx = config.ctx if preset is None or preset.ctx is None else preset.ctx
+        flags = replace(
             self,
             usual_model=config.model or self.usual_model,
-            ctx=config.ctx if self.ctx is None else self.ctx,
+            ctx=ctx if self.ctx is None else self.ctx,
             threads=config.threads if self.threads is None else self.threads,
         )
+        if preset is None:
+            return flags
+        memory = preset.memory if self.memory is None else self.memory
+        return replace(flags.without_model(), usual_model=preset.model, memory=memory)
+
+    @property
+    def given(self) -> str | None:
+        """The model argument; None if there is none."""
+        return self.model
+
+    def without_model(self) -> LoadFlags:
+        """Return the flags without a model argument."""
+        return replace(self, model=None)
 
     @property
     def reference(self) -> str:
         """The model argument, or the usual model."""
-        return self.usual_model if self.model is None else self.model
+        given = self.given
+        return self.usual_model if given is None else given
 
     def budget_bytes(self, places: PlaceFlags) -> int | None:
         """Return the memory budget of the flag, else of the configuration file; None if there is none."""
@@ -301,14 +327,17 @@ class ModelFlags(LoadFlags):
     named: Annotated[str | None, flags.MODEL_ARGUMENT] = None
 
     @property
-    def reference(self) -> str:
-        """The model argument, or the usual model."""
+    def given(self) -> str | None:
+        """The model argument; None if there is none."""
         if self.named is not None and " " in self.named and not path_of(self.named).exists():
             raise ConfigError(
                 "That is not the name of a model.", f"Got {self.named!r:.60}.", "A prompt goes to edge-rt generate."
             )
-        given = one_of(self.named, self.model, "The model")
-        return self.usual_model if given is None else given
+        return one_of(self.named, self.model, "The model")
+
+    def without_model(self) -> LoadFlags:
+        """Return the flags without a model argument."""
+        return replace(self, model=None, named=None)
 
 
 def one_of(argument: str | None, option: str | None, name: str) -> str | None:

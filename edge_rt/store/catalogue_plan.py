@@ -1,0 +1,156 @@
+"""What a model of the catalogue takes and how fast it would be, before anything of it is fetched.
+
+The numbers of its configuration give its tensors, and the type of its file gives theirs, by the rules that llama.cpp
+quantises with. How fast a machine is follows from passes that were measured on it, of any model.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+from edge_rt.memory.figures import Device
+from edge_rt.memory.shape import ModelShape, shape_of, shape_of_model
+from edge_rt.package.layer_sizes import TILE_ROWS, row_bytes
+from edge_rt.package.manifest import KV_FORMATS
+from edge_rt.store.catalogue import CatalogueModel
+from edge_rt.store.layout import Store
+
+if TYPE_CHECKING:
+    from edge_rt.package.decoder import Decoder
+    from edge_rt.runtime.speculation.cost_model import CostStore, RowCosts
+
+TYPICAL_DEPTH: Final = 512
+"""Tokens of context at which speeds of models are compared."""
+_K_BLOCK: Final = 256
+_NARROW: Final = {"Q4_K": "Q5_0", "Q5_K": "Q5_1", "Q6_K": "Q8_0"}
+"""What replaces a type of blocks of 256 where rows are no multiple of that."""
+_LAYER_BYTES: Final = 1.1e6
+"""A layer costs about as much time as reading so many bytes more: its norms, its attention of few tokens, and waiting
+for threads. Passes of SmolLM2-135M (30 layers, 98 MB) then foretell those of a model of 1B (16 layers, 892 MB) on two
+machines to 6 and 9 %."""
+_TOKEN_BYTES: Final = 60
+"""Of ``tokenizer.json``, per token of the vocabulary; 45 to 130 in tokenizers that were looked at."""
+
+
+def file_types(decoder: Decoder, weights: str) -> dict[str, str]:
+    """Return the type of every tensor of a file, by the rules of llama.cpp's quantiser, for the types that are here."""
+    from edge_rt.export.decoder.tensors import expected_shapes
+
+    return {
+        name: _type_of(name, shape[0], decoder, weights) if len(shape) == 2 else "F32"
+        for name, shape in expected_shapes(decoder).items()
+    }
+
+
+def _type_of(name: str, inputs: int, decoder: Decoder, weights: str) -> str:
+    usual = weights.removesuffix("_M").removesuffix("_S")
+    is_head = name == "output.weight" or (decoder.is_tied and name == "token_embd.weight")
+    found = usual
+    if weights == "Q4_K_M" and name.endswith(("attn_v.weight", "ffn_down.weight")):
+        found = "Q6_K" if _has_more_bits(int(name.split(".")[1]), decoder.num_layers) else usual
+    elif is_head:
+        # The file of SmolLM2 in Q4_1, which is older, has 8 bits there.
+        found = "Q8_0" if weights in ("Q4_1", "Q8_0") or inputs % _K_BLOCK else "Q6_K"
+    return _NARROW.get(found, found) if inputs % _K_BLOCK else found
+
+
+def _has_more_bits(layer: int, layers: int) -> bool:
+    """Return whether the quantiser gives a layer's most sensitive matrices more bits: ends, and every third between."""
+    return layer < layers // 8 or layer >= 7 * layers // 8 or (layer - layers // 8) % 3 == 2
+
+
+def foreseen_shape(model: CatalogueModel, op_profile: str = "native") -> ModelShape:
+    """Return the numbers of the package that a model's file would become, with its own weights."""
+    from edge_rt.export.decoder.tensors import expected_shapes
+    from edge_rt.export.opening import describe_config
+
+    decoder = describe_config(model.name, model.config)
+    types, sizes = file_types(decoder, model.weights), {}
+    for name, shape in expected_shapes(decoder).items():
+        rows = 1 if len(shape) == 1 else -(-shape[1] // TILE_ROWS) * TILE_ROWS
+        sizes[name] = rows * row_bytes(shape[0], types[name] if len(shape) == 2 else "F32")
+    rotations = 0 if decoder.loads_rope else decoder.rope_bytes(decoder.context_length)
+    return shape_of_model(
+        decoder,
+        op_profile=op_profile,
+        weights_bytes=sum(sizes.values()) + rotations,
+        tokenizer_bytes=_TOKEN_BYTES * decoder.vocab_size,
+        kv_formats=KV_FORMATS[op_profile],
+        embedding_bytes=0 if decoder.is_tied else sizes["token_embd.weight"],
+    )
+
+
+@dataclass(frozen=True)
+class MeasuredModel:
+    """A model whose passes were measured on this machine."""
+
+    package_id: str
+    shape: ModelShape
+    costs: RowCosts
+
+
+def measured_models(store: Store, threads: int, costs: CostStore | None = None) -> Iterator[MeasuredModel]:
+    """Yield the models of a store whose passes were measured on this CPU, in the cache format of their package.
+
+    Args:
+        costs: where measurements are kept; None: those of the user.
+    """
+    from edge_rt.errors import EdgeRTError
+    from edge_rt.runtime.speculation.cost_model import user_costs
+    from edge_rt.runtime.speculation.stored_costs import costs_on_cpu
+
+    costs = user_costs() if costs is None else costs
+    for name in filter(store.has_package, store.names()):
+        try:
+            package = store.read_package(store.package_path(name))
+        except EdgeRTError:
+            continue
+        by_format = costs_on_cpu(costs, package.id, threads)
+        found = by_format.get(package.manifest.kv_formats[0]) or next(iter(by_format.values()), None)
+        if found is not None:
+            yield MeasuredModel(package.id, shape_of(package.manifest, package.id), found)
+
+
+@dataclass(frozen=True)
+class Speed:
+    """How many tokens a second a model generates one after the other, without drafts, at ``TYPICAL_DEPTH``.
+
+    Attributes:
+        basis: ``measured`` (this model, here), ``derived`` (another model, here) or ``figures`` (of the device).
+    """
+
+    tokens_per_second: float
+    basis: str
+
+
+def expected_speed(
+    shape: ModelShape, device: Device, measured: Sequence[MeasuredModel], kv_format: str, package_id: str | None = None
+) -> Speed:
+    """Return how fast a model is on a device, from the measured model whose size is nearest, else from its figures.
+
+    Args:
+        measured: on this machine; empty for others.
+        package_id: of the model's package, if there is one.
+    """
+    own = next((one for one in measured if one.package_id == package_id), None)
+    if own is None and not measured:
+        cache = shape.model.num_layers * TYPICAL_DEPTH * shape.token_bytes(kv_format)
+        seconds = device.computes.step_overhead_s + (shape.read_bytes + cache) / device.computes.bandwidth
+        return Speed(1 / seconds, "figures")
+    one = own or min(measured, key=lambda other: abs(math.log(shape.read_bytes / other.shape.read_bytes)))
+    start, there = (one.costs.curve(depth, 1)[0] for depth in (0, TYPICAL_DEPTH))
+    ms = start * _work(shape) / _work(one.shape) + (there - start) * _attention(shape) / _attention(one.shape)
+    return Speed(1e3 / ms, "derived" if own is None else "measured")
+
+
+def _work(shape: ModelShape) -> float:
+    """Return what a pass takes besides its attention of a long context, in bytes read."""
+    return shape.read_bytes + _LAYER_BYTES * shape.model.num_layers
+
+
+def _attention(shape: ModelShape) -> int:
+    """Return what a token of context costs, in numbers multiplied."""
+    return shape.model.num_layers * shape.model.num_heads * shape.model.head_dim

@@ -1,0 +1,73 @@
+"""GGUF files of the catalogue's models: headers with their numbers and types, and zeros that take no room on disk."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import gguf
+import numpy as np
+
+from edge_rt.export.decoder.tensors import expected_shapes
+from edge_rt.export.opening import describe_config
+from edge_rt.store.catalogue_plan import file_types
+from tests.helpers.family_data import FamilyCase
+from tests.helpers.family_gguf import gguf_metadata
+from tests.helpers.gguf_factory import BOOL, FLOAT32, INT32, STRING, UINT32, RawGGUF, raw_tensor_info
+
+_KINDS = {bool: BOOL, int: UINT32, float: FLOAT32, str: STRING}
+
+
+def newer_config(config):
+    """Return a ``config.json`` with the keys of transformers 5, whose defaults are filled in."""
+    theta = config.get("rope_theta", 10000.0)
+    scaling = config.get("rope_scaling", {"rope_type": "default"})
+    rope = config.get("rope_parameters") or {"rope_theta": theta, **scaling}
+    if "partial_rotary_factor" in config:
+        rope = {**rope, "partial_rotary_factor": config["partial_rotary_factor"]}
+    newer = {**config, "rope_parameters": rope}
+    layers, window = config["num_hidden_layers"], config.get("sliding_window")
+    period = {"gemma3_text": 6, "gemma2": 2, "olmo3": 4}.get(config["model_type"])
+    if window and period:
+        kinds = ["full_attention" if (layer + 1) % period == 0 else "sliding_attention" for layer in range(layers)]
+        newer["layer_types"] = kinds
+    if config["model_type"] == "gemma3_text":
+        local = {"rope_type": "default", "rope_theta": config["rope_local_base_freq"]}
+        newer["rope_parameters"] = {"full_attention": rope, "sliding_attention": local}
+    return newer
+
+
+def write_header(path: Path, model) -> int:
+    """Write the file of a model of the catalogue, sparse; return the bytes of its tensors."""
+    config = newer_config(model.config)
+    none = np.zeros(0)
+    metadata = gguf_metadata(FamilyCase(model.name, config, {}, {}, none, none, None))
+    file = RawGGUF()
+    for key, value in metadata.items():
+        if isinstance(value, list):
+            file.array(key, {bool: BOOL, int: INT32, str: STRING}[type(value[0])], value)
+        else:
+            file.kv(key, _KINDS[type(value)], value)
+    decoder = describe_config(model.name, model.config)
+    shapes, types, offset = expected_shapes(decoder), file_types(decoder, model.weights), 0
+    first = b""
+    if _has_divisors(config):
+        size = config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"]
+        shapes = {"rope_freqs.weight": (size // 2,), **shapes}
+        first = np.ones(size // 2, np.float32).tobytes()
+    for name, shape in shapes.items():
+        kind = gguf.GGMLQuantizationType[types.get(name, "F32")]
+        block, block_bytes = gguf.GGML_QUANT_SIZES[kind]
+        file.infos.append(raw_tensor_info(name, shape, kind.value, offset))
+        offset += -(-math.prod(shape) // block * block_bytes // 32) * 32
+    header = file.header()
+    with path.open("wb") as stream:
+        stream.write(header + bytes(-len(header) % file.alignment))
+        begin = stream.tell()
+        stream.write(first)
+        stream.truncate(begin + offset)
+    return offset
+
+
+def _has_divisors(config):
+    return config["model_type"] in ("llama", "exaone4") and config["rope_parameters"]["rope_type"] == "llama3"
