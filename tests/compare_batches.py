@@ -172,7 +172,7 @@ def main() -> int:
         for number, setting in enumerate(SETTINGS):
             counts = compare(package, arguments.isa, setting, requests(rng, each), arguments.seed + number)
             print("{}, {} slots, drafts {}".format(*setting), dict(counts), flush=True)
-            total += counts
+            total.update(counts)
     print("in all", dict(total))
     return int(total["differ"] > 0)
 

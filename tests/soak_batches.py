@@ -2,11 +2,12 @@
 
     nice python -m tests.soak_batches PACKAGE [--hours 0.67] [--slots 8] [--memory 600MiB] [--log soak.jsonl]
 
-More clients than there are slots, each in a thread, ask at random for requests of ``tests.compare_batches`` whose
-answers alone are known: greedy, sampled and in formats, some to prompts that begin alike, with any budget of tokens.
-What each gets must be the answer alone, or as much of it as its budget or its cancel left; between steps the batch's
-invariants hold; memory stays below the plan, and after the first tenth of the time grows by 1 % or 8 MiB at most,
-whichever is more. The exit code is 1 otherwise. PACKAGE may be ``small``.
+More clients than slots and places to wait, each in a thread, ask at random for requests of ``tests.compare_batches``
+whose answers alone are known: greedy, sampled and in formats, some to prompts that begin alike, with any budget of
+tokens; some score a prompt, or forget the rows that rest. What each gets must be the answer alone, or as much of it as
+its budget or its cancel left; between steps the batch's invariants hold; memory stays below the plan, and after the
+first tenth of the time grows by 1 % or 8 MiB at most, whichever is more. The exit code is 1 otherwise. PACKAGE may be
+``small``.
 """
 
 from __future__ import annotations
@@ -45,6 +46,7 @@ class Clients:
         self.model, self.asked, self.expected = model, asked, expected
         self.counts = Counter()
         self.mistakes = []
+        self.scores = {}
         self.ends = threading.Event()
         self._lock = threading.Lock()
 
@@ -55,6 +57,9 @@ class Clients:
             try:
                 number = rng.randrange(len(self.asked))
                 kind, tokens, mistake = self.ask(rng, number)
+            except edge_rt.QueueFull as error:
+                kind, tokens, mistake = "refused", 0, ""
+                self.ends.wait(min(error.retry_after, 1.0))
             except Exception:
                 kind, tokens, mistake = "failed", 0, traceback.format_exc()
             with self._lock:
@@ -69,6 +74,13 @@ class Clients:
         """Ask for one answer; return what became of it, its tokens and what is wrong with it."""
         prompt, options = self.asked[number]
         whole = self.expected[number]
+        if (other := rng.random()) < 0.01:
+            self.model.reset()
+            return "forgot", 0, ""
+        if other < 0.015:
+            score = self.model.score(prompt)
+            first = self.scores.setdefault(number, score)
+            return "scored", 0, "" if score == first else f"{score}, not {first}"
         budget = options["max_tokens"]
         if "regex" not in options and rng.random() < 0.3:
             budget = rng.randint(1, budget)  # a format that is complete ends an answer without its end token
@@ -143,7 +155,7 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as folder, arguments.log.open("w") as log:
         load = {"model": package_of(arguments.package, folder), "ctx": CONTEXT, "kv": arguments.kv}
         expected = in_process(alone, load, chosen)
-        more = {"slots": arguments.slots, "spec": arguments.spec, "memory": arguments.memory}
+        more = {"slots": arguments.slots, "max_queue": 2, "spec": arguments.spec, "memory": arguments.memory}
         with edge_rt.load(**load, **more) as model:
             planned = model.plan.total_bytes
             clients = Clients(model, prompts_of(model, chosen), expected)
