@@ -28,7 +28,7 @@ _NO_COMMAND: Final = re.compile(r"No such command '([a-z-]+)'\.$")
 _NAMES_ELSEWHERE: Final = {
     "help": "'edge-rt --help'",
     "run": "'edge-rt chat MODEL', or 'edge-rt generate -m MODEL PROMPT'",
-    "serve": "edge_rt.load(MODEL) in Python (there is no server)",
+    "server": "'edge-rt serve'",
     "show": "'edge-rt inspect MODEL'",
     "ls": "'edge-rt list'",
     "delete": "'edge-rt rm NAME'",

@@ -48,6 +48,9 @@ COMMANDS: Final = {
         _ANSWERS,
         "Answer every prompt of a file of JSON lines, several at once; what was answered before is not answered again.",
     ),
+    "serve": Command(
+        "serve", "serve", _ANSWERS, "Answer apps that speak OpenAI's API, with the models of this machine."
+    ),
     "score": Command("score", "score", _ANSWERS, "Say how likely a model finds a text, or every text of a file."),
     "models": Command(
         "catalogue",

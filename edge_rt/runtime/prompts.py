@@ -400,11 +400,13 @@ class PromptEncoder:
         thoughts = None if prompt.ends_in == "answer" else self.thoughts_after(prompt)
         if prompt.ends_in == "thought" and thoughts is not None:
             thoughts = replace(thoughts, is_begun=True)
-        if not tools:
-            return AnswerForm(thoughts)
+        return AnswerForm(thoughts, self.callable_tools(tools), prompt.begun) if tools else AnswerForm(thoughts)
+
+    def callable_tools(self, tools: Items[Mapping[str, Any]]) -> Tools:
+        """Return functions with how the template that is used with them writes calls."""
         template = self._template_with(tools)
         syntax = find_syntax(template.source) if isinstance(template, ChatTemplate) else None
-        return AnswerForm(thoughts, Tools(tuple(tools), syntax), prompt.begun)
+        return Tools(tuple(tools), syntax)
 
     def encode_reference(self, text: str, most: int | None) -> list[int]:
         """Return the token ids of a text that an answer may copy.

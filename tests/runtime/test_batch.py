@@ -275,3 +275,10 @@ def test_rows_are_saved_from_whichever_slot_has_them(native_package, tmp_path):
         for events in streams:
             events.close()
         assert [model.save_rows(tmp_path / f"{prompt[0]}.rows", prompt) for prompt in prompts] == [64, 64]
+
+
+def test_an_answer_that_its_format_decides_needs_no_pass(native_package):
+    with load_package(native_package, ctx=CONTEXT, slots=2) as model:
+        result = model.generate("a", regex="abc", max_tokens=20, temperature=0.0)
+        assert (result.text, result.finish_reason, result.usage.forced_tokens) == ("abc", "stop", len(result.token_ids))
+        model._batch.check()

@@ -145,6 +145,35 @@ SLOTS: Final = Flag(
     panel=MEMORY_PANEL,
     least=1,
 )
+HOST: Final = Flag(
+    ("--host",),
+    "Address to listen on; any but this machine's own needs a key.",
+    metavar="ADDRESS",
+    shown="127.0.0.1: this machine alone",
+)
+PORT: Final = Flag(("--port",), "Port to listen on; 0: any that is free.", metavar="N", shown="8080")
+API_KEY_FILE: Final = Flag(
+    ("--api-key-file",),
+    "File with the key that clients have to send; or set EDGE_RT_API_KEY.",
+    metavar="FILE",
+    shown="none, on 127.0.0.1",
+)
+ALLOWED_HOST: Final = Flag(
+    ("--allowed-host",), "Further name of this server, as clients write it in addresses; repeatable.", metavar="NAME"
+)
+ALLOW_ORIGIN: Final = Flag(
+    ("--allow-origin",),
+    "Page of another server that may ask, such as http://localhost:3000; repeatable.",
+    metavar="ORIGIN",
+)
+UNLOAD_AFTER: Final = Flag(
+    ("--unload-after",),
+    "Seconds without a request after which a model is unloaded; 0: never.",
+    metavar="SECONDS",
+    shown="900",
+    panel=MEMORY_PANEL,
+)
+NO_PROMPT_CACHE: Final = Flag(("--no-prompt-cache",), "Write nothing of prompts to the disk.", panel=MEMORY_PANEL)
 DEVICE: Final = Flag(
     ("--device",),
     f"What computes: {', '.join(SHOWN_DEVICES[:-1])} or {SHOWN_DEVICES[-1]} (portable packages). "

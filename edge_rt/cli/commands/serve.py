@@ -1,0 +1,171 @@
+"""``edge-rt serve``: models for apps that speak OpenAI's API."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Final
+
+from edge_rt.cli.interrupt import SignalReceived, signals_held
+from edge_rt.cli.loading import check_runtime, obtain_package, telling_load
+from edge_rt.cli.options import flags
+from edge_rt.cli.options.groups import LoadFlags, OutputFlags, PlaceFlags, SpeculationFlags
+from edge_rt.cli.options.spread import only
+from edge_rt.cli.render.console import Terminal
+from edge_rt.errors import ConfigError, ModelNotFound, RuntimeUnavailable
+
+if TYPE_CHECKING:
+    from edge_rt.memory.budget import Budget
+    from edge_rt.store.layout import Store
+
+PROMPTS_FOLDER: Final = "served-prompts"
+
+
+@dataclass(frozen=True)
+class AddressFlags:
+    """Where the server listens, and who may ask."""
+
+    host: Annotated[str, flags.HOST] = "127.0.0.1"
+    port: Annotated[int, flags.PORT] = 8080
+    api_key_file: Annotated[Path | None, flags.API_KEY_FILE] = None
+    allowed_host: Annotated[list[str] | None, flags.ALLOWED_HOST] = None
+    allow_origin: Annotated[list[str] | None, flags.ALLOW_ORIGIN] = None
+
+    def check(self) -> None:
+        """Refuse what no client could send."""
+        if not 0 <= self.port < 1 << 16:
+            raise ConfigError("The port is out of range.", f"Got {self.port}.", "Give 0 (any) to 65535.")
+        for origin in self.allow_origin or ():
+            scheme, marks, rest = origin.partition("://")
+            if not (scheme and marks and rest) or "/" in rest.rstrip("/") or "*" in origin:
+                raise ConfigError(
+                    "That is no origin of a page.",
+                    f"Got {origin!r:.80}.",
+                    "Write scheme, host and port: --allow-origin http://localhost:3000.",
+                )
+
+
+@dataclass(frozen=True)
+class ServingFlags:
+    """How many answers at once, and what is kept."""
+
+    slots: Annotated[int, flags.SLOTS.but(shown="4")] = 4
+    unload_after: Annotated[float, flags.UNLOAD_AFTER] = 900.0
+    no_prompt_cache: Annotated[bool, flags.NO_PROMPT_CACHE] = False
+
+
+def serve(
+    load: Annotated[
+        LoadFlags,
+        only("model", "memory", "ctx", "threads", "device", "kv_type", "isa", "prompt_cache", "prompt_cache_size"),
+    ],
+    address: AddressFlags,
+    serving: ServingFlags,
+    speculation: Annotated[SpeculationFlags, only("spec", "draft_max", "drafter")],
+    output: Annotated[OutputFlags, only("quiet", "verbose", "no_color")],
+    places: PlaceFlags,
+) -> int:
+    """Answer apps that speak OpenAI's API, with the models of this machine."""
+    terminal = output.terminal()
+    address.check()
+    speculation.check()
+    if serving.no_prompt_cache and load.prompt_cache is not None:
+        raise ConfigError("--prompt-cache and --no-prompt-cache exclude each other.", "Both were given.", "Choose one.")
+    _require_packages()
+    from edge_rt.server.app import Server
+    from edge_rt.server.models import Models
+    from edge_rt.server.running import KEY_VARIABLE, RunningServer, open_socket, read_key
+
+    file = None if address.api_key_file is None else address.api_key_file.expanduser()
+    key = read_key(file, os.environ.get(KEY_VARIABLE), address.host)
+    check_runtime()
+    usual, packages = _models(terminal, load, places)
+    asked = load.options(places, speculation).but(slots=serving.slots, memory=_budget(load, places))
+    if load.prompt_cache is None and not serving.no_prompt_cache:
+        from edge_rt.system.json_files import user_cache
+
+        asked = asked.but(prompt_cache=user_cache(PROMPTS_FOLDER))
+    models = Models(
+        packages,
+        usual,
+        telling_load(terminal, asked).but(base_bytes=None),
+        idle_seconds=serving.unload_after or None,
+        log=terminal.note,
+    )
+    bound = open_socket(address.host, address.port)
+    running = RunningServer(
+        Server(models, log=terminal.note),
+        bound,
+        host=address.host,
+        key=key,
+        allowed_hosts=address.allowed_host or (),
+        allowed_origins=address.allow_origin or (),
+        on_ready=lambda url: _tell_ready(terminal, url, usual, has_key=key is not None),
+    )
+    try:
+        with signals_held(lambda _: running.leave()):
+            asyncio.run(running.run())
+    except SignalReceived as stop:
+        # Everything was answered: for what has sent SIGTERM that is success.
+        if stop.signum != signal.SIGTERM:
+            raise
+        terminal.note("stopped", "dim")
+    return 0
+
+
+def _require_packages() -> None:
+    try:
+        import starlette  # noqa: F401
+        import uvicorn  # noqa: F401
+    except ImportError as error:
+        from edge_rt.system.machine import install_command
+
+        raise RuntimeUnavailable(
+            "The server needs starlette and uvicorn.", f"{error}.", f"Install them: {install_command('serve')}"
+        ) from error
+
+
+def _budget(load: LoadFlags, places: PlaceFlags) -> Budget:
+    """Return the budget that all models share: the one that was given, else what the machine has."""
+    from edge_rt.memory.budget import Budget
+    from edge_rt.system.machine import available_memory_bytes
+    from edge_rt.system.process_memory import own_bytes
+
+    given = load.budget_bytes(places)
+    budget = Budget(available_memory_bytes() + own_bytes() if given is None else given)
+    budget.claim("requests", REQUESTS_BYTES)
+    return budget
+
+
+REQUESTS_BYTES: Final = 64 << 20
+"""Bodies of requests, what is read of them, and answers that nobody has taken yet."""
+
+
+def _models(terminal: Terminal, load: LoadFlags, places: PlaceFlags) -> tuple[str, Callable[[], Mapping[str, Path]]]:
+    """Return the usual model's name, and what finds the packages of all."""
+    store = places.open_store()
+    if load.model is not None:
+        usual, package = obtain_package(terminal, load.model, places, budget=load.budget_bytes(places))
+        return usual, lambda: {**_stored(store), usual: package.path}
+    stored = _stored(store)
+    if not stored:
+        raise ModelNotFound(
+            "There is no model on this machine.",
+            f"The store in {store.root} is empty.",
+            f"Name one, which is fetched first: edge-rt serve -m {load.reference}",
+        )
+    usual = load.reference if load.reference in stored else next(iter(stored))
+    return usual, lambda: _stored(store)
+
+
+def _stored(store: Store) -> dict[str, Path]:
+    """Return the packages of the store by name."""
+    return {name: store.package_path(name) for name in store.names() if store.has_package(name)}
+
+
+def _tell_ready(terminal: Terminal, url: str, usual: str, *, has_key: bool) -> None:
+    terminal.note(f"serving {usual} on {url}/v1{' (with a key)' if has_key else ''}; Ctrl-C stops")

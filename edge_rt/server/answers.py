@@ -1,0 +1,215 @@
+"""Answers to one request: what every API's request becomes, and the pieces in which its answers come."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from concurrent.futures import Executor
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from edge_rt.errors import EdgeRTError
+from edge_rt.runtime.config import GenerationConfig
+from edge_rt.runtime.prompts import Prompt
+from edge_rt.runtime.results import Event, Result, TokenLogProb
+from edge_rt.runtime.stream import AsyncStream, Stream
+from edge_rt.server.failures import RETRY_SECONDS, HTTPFailure, failure_of
+from edge_rt.server.models import LoadedModel
+from edge_rt.text.call_stream import CallPiece, CallStream
+
+_QUEUE_PIECES: Final = 64
+
+
+@dataclass(frozen=True)
+class AnswerRequest:
+    """What is asked for, whatever API has asked.
+
+    Attributes:
+        model: a name; None: the usual model.
+        prompt: messages, a text or token ids.
+        options: fields of ``GenerationConfig``.
+        count: answers.
+        needs_count: whether the prompt's tokens are to be known before the answer.
+    """
+
+    model: str | None
+    prompt: Prompt
+    options: Mapping[str, Any]
+    tools: Sequence[Mapping[str, Any]] | None = None
+    template_args: Mapping[str, Any] | None = None
+    count: int = 1
+    needs_count: bool = False
+
+    @property
+    def begun(self) -> str:
+        """The answer so far, if the messages end with the beginning of one."""
+        last = self.prompt[-1] if self.prompt and not isinstance(self.prompt, str) else None
+        is_begun = isinstance(last, Mapping) and last.get("role") == "assistant"
+        content = last.get("content") if is_begun and isinstance(last, Mapping) else None
+        return content if isinstance(content, str) else ""
+
+
+@dataclass(frozen=True)
+class Piece:
+    """A piece of an answer.
+
+    Attributes:
+        index: of the answer.
+        calls: pieces of calls of tools.
+        result: with the last piece of an answer; its text is the whole answer.
+    """
+
+    index: int
+    text: str = ""
+    reasoning: str = ""
+    calls: tuple[CallPiece, ...] = ()
+    logprobs: tuple[TokenLogProb, ...] = ()
+    result: Result | None = None
+
+
+@dataclass
+class WholeAnswer:
+    """An answer at its end.
+
+    Attributes:
+        text: without calls.
+        reasoning_tokens: tokens of its thoughts.
+    """
+
+    text: str = ""
+    reasoning: str = ""
+    reasoning_tokens: int = 0
+    result: Result | None = None
+
+    @property
+    def ended(self) -> Result:
+        """The result, which is there."""
+        assert self.result is not None, "the answer has not ended"
+        return self.result
+
+
+@dataclass
+class Answers:
+    """The answers to a request, under way.
+
+    Attributes:
+        prompt_tokens: of the prompt, if they were asked for.
+        whole: the answers so far.
+    """
+
+    entry: LoadedModel
+    streams: list[Stream]
+    calls: list[CallStream]
+    on_result: Callable[[Result], None]
+    prompt_tokens: int | None = None
+    whole: list[WholeAnswer] = field(default_factory=list)
+    _pieces: asyncio.Queue[Piece | HTTPFailure] = field(default_factory=lambda: asyncio.Queue(_QUEUE_PIECES))
+    _num_ended: int = 0
+
+    async def next(self, seconds: float | None = None) -> Piece | None:
+        """Return the next piece; None: there is none yet, after so many seconds, or all answers have ended.
+
+        Raises:
+            HTTPFailure: an answer has failed.
+        """
+        if self.have_ended:
+            return None
+        try:
+            piece = await asyncio.wait_for(self._pieces.get(), seconds)
+        except TimeoutError:
+            return None
+        if isinstance(piece, HTTPFailure):
+            raise piece
+        self._num_ended += piece.result is not None
+        return piece
+
+    @property
+    def have_ended(self) -> bool:
+        """Whether no further piece comes."""
+        return self._num_ended == len(self.streams)
+
+    async def all(self) -> list[WholeAnswer]:
+        """Wait for the end of all answers, and return them."""
+        while not self.have_ended:
+            await self.next()
+        return self.whole
+
+    async def read(self, index: int) -> None:
+        """Read one answer into the pieces."""
+        async with AsyncExitStack() as stack:
+            try:
+                if self.entry.turn is not None:
+                    await stack.enter_async_context(self.entry.turn)
+                stream = await stack.enter_async_context(AsyncStream(self.streams[index]))
+                async for event in stream:
+                    await self._pieces.put(self._piece(index, event))
+                await self._pieces.put(self._last(index, stream.result()))
+            except EdgeRTError as error:
+                await self._pieces.put(failure_of(error))
+            except HTTPFailure as failure:
+                await self._pieces.put(failure)
+            except Exception as error:
+                # Whoever waits for a piece has to hear of it; its text may hold what was asked.
+                what = f"The server failed: {type(error).__name__}."
+                await self._pieces.put(HTTPFailure(500, what, code="server_error"))
+
+    def _piece(self, index: int, event: Event) -> Piece:
+        text, calls = self.calls[index].push(event.text)
+        whole = self.whole[index]
+        whole.text += text
+        whole.reasoning += event.reasoning
+        if event.reasoning and not event.text:
+            whole.reasoning_tokens += len(event.token_ids)
+        return Piece(index, text, event.reasoning, calls, event.logprobs)
+
+    def _last(self, index: int, result: Result) -> Piece:
+        if result.finish_reason == "cancelled":
+            what = "The answer was stopped: the server is going down, or has unloaded the model."
+            raise HTTPFailure(503, what, code="overloaded", retry_after=RETRY_SECONDS)
+        text, calls = self.calls[index].finish(result.tool_calls)
+        whole = self.whole[index]
+        whole.text, whole.result = whole.text + text, result
+        self.on_result(result)
+        return Piece(index, text, "", calls, (), result)
+
+
+@asynccontextmanager
+async def answering(
+    entry: LoadedModel, asked: AnswerRequest, encoding: Executor, on_result: Callable[[Result], None]
+) -> AsyncGenerator[Answers]:
+    """Begin the answers to a request; what has not ended with the block is stopped.
+
+    Args:
+        encoding: threads in which prompts become tokens, and schemas grammars.
+        on_result: called with the result of each answer that ends.
+
+    Raises:
+        EdgeRTError: the request cannot be answered; nothing was computed.
+    """
+    loop = asyncio.get_running_loop()
+    answers = await loop.run_in_executor(encoding, _opened, entry, asked, on_result)
+    tasks = [asyncio.create_task(answers.read(index)) for index in range(len(answers.streams))]
+    try:
+        yield answers
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def _opened(entry: LoadedModel, asked: AnswerRequest, on_result: Callable[[Result], None]) -> Answers:
+    model, config = entry.model, GenerationConfig(**asked.options)
+    given: dict[str, Any] = {"tools": asked.tools, "template_args": asked.template_args}
+    streams: list[Stream] = []
+    for index in range(asked.count):
+        # One seed, and answers that differ.
+        one = config if config.seed is None else config.with_options(seed=(config.seed + index) % (1 << 64))
+        streams.append(model.stream(asked.prompt, one, **given))
+    shown = None if config.has_format else config.shown(asked.tools)
+    texts = model.texts
+    tools = None if not shown or texts is None else texts.callable_tools(shown)
+    calls = [CallStream(tools, asked.begun) for _ in streams]
+    given["tools"] = config.shown(asked.tools)
+    count = model.count_tokens(asked.prompt, **given) if asked.needs_count else None
+    return Answers(entry, streams, calls, on_result, count, [WholeAnswer() for _ in streams])

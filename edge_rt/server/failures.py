@@ -1,0 +1,123 @@
+"""Errors as a server tells them: which status, in whose shape, and whether it helps to try again."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any, Final
+
+from starlette.responses import JSONResponse
+
+from edge_rt.errors import (
+    Busy,
+    ConfigError,
+    ContextOverflow,
+    EdgeRTError,
+    EncodingBudgetExceeded,
+    InputError,
+    MemoryBudgetExceeded,
+    ModelClosed,
+    ModelNotFound,
+    ReferenceBudgetExceeded,
+)
+
+RETRY_SECONDS: Final = 1.0
+_OF_ANTHROPIC: Final = {
+    400: "invalid_request_error",
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    405: "invalid_request_error",
+    413: "request_too_large",
+    415: "invalid_request_error",
+    429: "rate_limit_error",
+    503: "overloaded_error",
+}
+
+
+class HTTPFailure(Exception):
+    """A request that gets no answer.
+
+    Attributes:
+        status: HTTP status.
+        message: what is wrong and what to do; no paths of this machine.
+        param: the field that is wrong; None: no single one.
+        code: a word that programs look for.
+        retry_after: seconds after which it may succeed; None: it would fail again.
+    """
+
+    def __init__(
+        self,
+        status: int,
+        message: str,
+        *,
+        param: str | None = None,
+        code: str | None = None,
+        retry_after: float | None = None,
+    ) -> None:
+        # Texts of requests may have halves of characters, which no answer can carry.
+        message = message.encode("utf-8", "replace").decode()
+        super().__init__(message)
+        self.status, self.message, self.param, self.code, self.retry_after = status, message, param, code, retry_after
+
+    @property
+    def headers(self) -> dict[str, str]:
+        """What tells clients whether to try again."""
+        if self.retry_after is None:
+            return {"x-should-retry": "false"}
+        seconds = str(max(1, math.ceil(self.retry_after)))
+        return {"x-should-retry": "true", "retry-after": seconds}
+
+
+def wrong_field(param: str, wanted: str, value: object) -> HTTPFailure:
+    """Return the failure of a request whose field has a wrong value."""
+    return HTTPFailure(400, f"The field '{param}' is {wanted}; got {value!r:.60}.", param=param)
+
+
+def unsupported(param: str, what: str) -> HTTPFailure:
+    """Return the failure of a request for what this server cannot do."""
+    return HTTPFailure(400, what, param=param, code="unsupported")
+
+
+def failure_of(error: EdgeRTError) -> HTTPFailure:
+    """Return how a request fails with an error of a generation."""
+    message = str(error)
+    if isinstance(error, ContextOverflow):
+        return HTTPFailure(400, message, param="messages", code="context_length_exceeded")
+    if isinstance(error, Busy | ModelClosed):
+        return HTTPFailure(503, message, code="overloaded", retry_after=RETRY_SECONDS)
+    if isinstance(error, ModelNotFound):
+        return HTTPFailure(404, message, param="model", code="model_not_found")
+    if isinstance(error, EncodingBudgetExceeded | ReferenceBudgetExceeded | ConfigError | InputError):
+        return HTTPFailure(400, message)
+    if isinstance(error, MemoryBudgetExceeded):
+        return HTTPFailure(503, message, code="out_of_memory")
+    # What the engine says may name files.
+    return HTTPFailure(500, f"The server failed: {type(error).__name__}. Its log has more.", code="server_error")
+
+
+def body_of(failure: HTTPFailure, path: str) -> Mapping[str, Any]:
+    """Return the JSON of a failure, in the shape of the API that a path belongs to."""
+    if path.startswith("/api/"):
+        return {"error": failure.message}
+    if path.startswith("/v1/messages"):
+        kind = _OF_ANTHROPIC.get(failure.status, "api_error")
+        return {"type": "error", "error": {"type": kind, "message": failure.message}}
+    return {"error": openai_error(failure)}
+
+
+def openai_error(failure: HTTPFailure) -> dict[str, Any]:
+    """Return a failure as OpenAI's API writes it, in answers and in events."""
+    kind = "invalid_request_error"
+    if failure.status == 401:
+        kind = "authentication_error"
+    elif failure.status == 429:
+        kind = "rate_limit_error"
+    elif failure.status >= 500:
+        kind = "server_error"
+    return {"message": failure.message, "type": kind, "param": failure.param, "code": failure.code}
+
+
+def response_of(failure: HTTPFailure, path: str) -> JSONResponse:
+    """Return the response of a failure."""
+    return JSONResponse(body_of(failure, path), failure.status, headers=failure.headers)

@@ -1,0 +1,175 @@
+"""The models of a server: loaded when they are asked for, unloaded when nobody does, never more than the budget has."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncGenerator, Callable, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from edge_rt.errors import EdgeRTError, MemoryBudgetExceeded
+from edge_rt.server.failures import RETRY_SECONDS, HTTPFailure
+
+if TYPE_CHECKING:
+    from edge_rt.memory.plan import Plan
+    from edge_rt.package.reader import Package
+    from edge_rt.runtime.load.options import LoadOptions
+    from edge_rt.runtime.model import Model
+
+USUAL_NAMES: Final = ("", "default")
+"""What requests may call the usual model, besides its name."""
+
+
+@dataclass
+class LoadedModel:
+    """A model that is loaded.
+
+    Attributes:
+        users: requests that use it now.
+        used: when the last one ended.
+        turn: held by the one answer of a model that has no slots.
+    """
+
+    name: str
+    model: Model
+    users: int = 0
+    used: float = 0.0
+    turn: asyncio.Lock | None = None
+
+
+@dataclass
+class Models:
+    """Models by name.
+
+    Attributes:
+        packages: returns the folder of every model by its name; it is asked again each time.
+        usual: the model of requests that name none.
+        options: how models are loaded; their budget is one that they share.
+        idle_seconds: after how long without a request a model is unloaded; None: never.
+        log: writes a line for whoever runs the server.
+    """
+
+    packages: Callable[[], Mapping[str, Path]]
+    usual: str
+    options: LoadOptions
+    idle_seconds: float | None = None
+    log: Callable[[str], None] = lambda _: None
+    clock: Callable[[], float] = time.monotonic
+    loaded: dict[str, LoadedModel] = field(default_factory=dict)
+    _changing: asyncio.Lock = field(default_factory=asyncio.Lock)
+
+    def name_of(self, asked: str | None) -> str:
+        """Return the name of the model that a request means.
+
+        Raises:
+            HTTPFailure: there is none of that name.
+        """
+        name = self.usual if (asked or "") in USUAL_NAMES else str(asked)
+        # Names alone: a request opens no path of its choice.
+        if name not in self.loaded and name not in (known := self.packages()):
+            names = ", ".join(sorted(known)) or "none"
+            what = f"There is no model {name[:80]!r} on this server. Its models: {names:.600}."
+            raise HTTPFailure(404, what, param="model", code="model_not_found")
+        return name
+
+    @asynccontextmanager
+    async def using(self, asked: str | None) -> AsyncGenerator[LoadedModel]:
+        """Return a model that stays loaded while a block runs; others may have to go for it.
+
+        Raises:
+            HTTPFailure: there is none of that name, or no room for it.
+        """
+        name = self.name_of(asked)
+        if name not in self.loaded:
+            try:
+                await self.load(name)
+            except EdgeRTError as error:
+                self.log(f"{name} is not loaded: {error}")
+                raise self._not_loaded(name, error) from error
+        # Nothing was awaited since: it cannot have been unloaded.
+        entry = self.loaded[name]
+        entry.users += 1
+        try:
+            yield entry
+        finally:
+            entry.users -= 1
+            entry.used = self.clock()
+
+    async def load(self, name: str) -> None:
+        """Load a model, unless it is loaded.
+
+        Raises:
+            EdgeRTError: it cannot be loaded.
+        """
+        async with self._changing:
+            if name not in self.loaded:
+                await self._load(name)
+
+    def _not_loaded(self, name: str, error: EdgeRTError) -> HTTPFailure:
+        if isinstance(error, MemoryBudgetExceeded) and self.loaded:
+            what = f"The memory that {name} needs is in use by other models. Try again when they have answered."
+            return HTTPFailure(503, what, code="overloaded", retry_after=5 * RETRY_SECONDS)
+        if isinstance(error, MemoryBudgetExceeded):
+            return HTTPFailure(503, f"{error.what} {error.numbers}", param="model", code="out_of_memory")
+        # What is wrong with it may name files of this machine.
+        what = f"The model {name} cannot be loaded: {type(error).__name__}. The server's log has more."
+        return HTTPFailure(500, what, param="model", code="model_not_loadable")
+
+    async def unload_idle(self) -> None:
+        """Unload what was not used for long enough."""
+        if self.idle_seconds is None:
+            return
+        async with self._changing:
+            for entry in self._idle():
+                if self.clock() - entry.used >= self.idle_seconds:
+                    await self._unload(entry, "it was not used")
+
+    async def close(self) -> None:
+        """Unload all."""
+        async with self._changing:
+            for entry in tuple(self.loaded.values()):
+                await self._unload(entry, "")
+
+    def _idle(self) -> list[LoadedModel]:
+        """Return the models that nobody uses, the one that was used last at the end."""
+        return sorted((one for one in self.loaded.values() if not one.users), key=lambda one: one.used)
+
+    async def _load(self, name: str) -> None:
+        from edge_rt.package.reader import open_package
+
+        started = time.perf_counter()
+        package = await asyncio.to_thread(open_package, self.packages()[name])
+        while True:
+            plan = await asyncio.to_thread(self._plan, package)
+            idle = self._idle()
+            if not idle or (plan.fits and not plan.given_up):
+                break
+            await self._unload(idle[0], f"{name} needs its memory")
+        model = await asyncio.to_thread(self._open, package, plan)
+        turn = asyncio.Lock() if model.plan.request.slots == 1 else None
+        self.loaded[name] = LoadedModel(name, model, used=self.clock(), turn=turn)
+        seconds = time.perf_counter() - started
+        slots = f"{model.slots} answers at once, " if model.slots > 1 else ""
+        self.log(f"{name} is loaded ({slots}{model.context_tokens} tokens of context, {seconds:.1f} s)")
+
+    def _plan(self, package: Package) -> Plan:
+        from edge_rt.runtime.load.planning import plan_package
+
+        return plan_package(package, self.options)
+
+    def _open(self, package: Package, plan: Plan) -> Model:
+        from edge_rt.runtime.model import Model
+        from edge_rt.system.machine import collector_paused
+
+        with collector_paused():
+            return Model(package, self.options, plan)
+
+    async def _unload(self, entry: LoadedModel, why: str) -> None:
+        # First, so that no request comes to have it.
+        del self.loaded[entry.name]
+        await asyncio.to_thread(entry.model.close)
+        if why:
+            self.log(f"{entry.name} is unloaded: {why}")

@@ -1,0 +1,177 @@
+"""OpenAI's chat completions."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Iterator
+from typing import Any, Final
+
+from edge_rt.server.answers import AnswerRequest, Answers, Piece, WholeAnswer
+from edge_rt.server.bodies import Fields
+from edge_rt.server.failures import HTTPFailure, openai_error, unsupported, wrong_field
+from edge_rt.server.models import LoadedModel
+from edge_rt.server.openai_results import calls_of, chat_logprobs, finish_reason, new_id, own_fields, usage
+from edge_rt.server.request_fields import (
+    MOST_TOKENS,
+    chat_messages,
+    chat_tools,
+    sampling_options,
+    sse,
+    template_arguments,
+    text_of_parts,
+)
+
+MOST_TOP_LOGPROBS: Final = 20
+MOST_ANSWERS: Final = 8
+DONE: Final = b"data: [DONE]\n\n"
+PING: Final = b": still working\n\n"
+_REFUSED: Final = {
+    "functions": "Describe functions in 'tools'.",
+    "function_call": "Choose a function with 'tool_choice'.",
+    "audio": "Answers are text alone.",
+    "web_search_options": "This server searches nothing.",
+}
+
+
+def read_chat(fields: Fields) -> AnswerRequest:
+    """Return what a request for a chat completion asks for.
+
+    Raises:
+        HTTPFailure: a field is wrong, or asks for what this server cannot do.
+    """
+    for name, why in _REFUSED.items():
+        if name in fields:
+            raise unsupported(name, f"The field '{name}' is not supported. {why}")
+    for kind in fields.items("modalities", 8) or ():
+        if kind != "text":
+            raise unsupported("modalities", f"Answers are text alone; got {kind!r:.40}.")
+    messages = chat_messages(fields)
+    options = sampling_options(fields)
+    most = fields.whole("max_completion_tokens", 1, MOST_TOKENS) or fields.whole("max_tokens", -1, MOST_TOKENS)
+    if most is not None and most > 0:
+        options["max_tokens"] = most
+    if fields.flag("logprobs"):
+        options["logprobs"] = fields.whole("top_logprobs", 0, MOST_TOP_LOGPROBS) or 0
+    elif "top_logprobs" in fields:
+        raise HTTPFailure(400, "The field 'top_logprobs' needs 'logprobs': true.", param="top_logprobs")
+    if (wanted := fields.inner("response_format")) is not None:
+        options["response_format"] = wanted.values
+    tools = chat_tools(fields)
+    if (choice := fields.raw("tool_choice")) is not None:
+        if tools is None and choice not in ("none", "auto"):
+            raise HTTPFailure(400, "The field 'tool_choice' needs 'tools'.", param="tool_choice")
+        options["tool_choice"] = choice
+    if "parallel_tool_calls" in fields:
+        options["parallel_tool_calls"] = fields.flag("parallel_tool_calls")
+    if (text := _prediction(fields)) is not None:
+        options |= {"reference": text, "spec": "reference"}
+    count = fields.whole("n", 1, MOST_ANSWERS) or 1
+    return AnswerRequest(fields.text("model"), messages, options, tools, template_arguments(fields), count)
+
+
+def _prediction(fields: Fields) -> str | None:
+    given = fields.inner("prediction")
+    if given is None:
+        return None
+    content = given.required("content")
+    if given.raw("type") != "content":
+        raise wrong_field("prediction.type", "'content'", given.raw("type"))
+    text = text_of_parts(content, "prediction.content") if isinstance(content, list) else content
+    if not isinstance(text, str):
+        raise wrong_field("prediction.content", "a text or a list of parts", content)
+    return text or None
+
+
+class ChatWriter:
+    """Writes chat completions."""
+
+    media_type = "text/event-stream"
+    ping: bytes | None = PING
+
+    def __init__(self, fields: Fields, entry: LoadedModel) -> None:
+        stream_options = fields.inner("stream_options")
+        self._has_usage = stream_options is not None and stream_options.flag("include_usage")
+        self._has_prediction = "prediction" in fields
+        self._has_logprobs = fields.flag("logprobs")
+        self._entry, self._id, self._created = entry, new_id("chatcmpl-"), int(time.time())
+        self._calls: dict[int, list[str]] = {}
+
+    def whole(self, answers: Answers) -> dict[str, Any]:
+        """Return the completion."""
+        choices = [self._choice(index, answer) for index, answer in enumerate(answers.whole)]
+        return {
+            **self._head("chat.completion"),
+            "choices": choices,
+            "usage": usage(answers, has_prediction=self._has_prediction),
+            **own_fields(answers.whole[0].ended),
+        }
+
+    def _choice(self, index: int, answer: WholeAnswer) -> dict[str, Any]:
+        result, calls = answer.ended, calls_of(answer)
+        text = answer.text.strip() if calls else answer.text
+        message: dict[str, Any] = {"role": "assistant", "content": text if text or not calls else None, "refusal": None}
+        if answer.reasoning:
+            message["reasoning_content"] = answer.reasoning
+        if calls:
+            message["tool_calls"] = calls
+        logprobs = None if result.logprobs is None else chat_logprobs(self._entry.model, result.logprobs)
+        reason = finish_reason(result, len(calls))
+        return {"index": index, "message": message, "logprobs": logprobs, "finish_reason": reason}
+
+    def begin(self, answers: Answers) -> Iterator[bytes]:
+        """Tell whose the messages are."""
+        for index in range(len(answers.whole)):
+            yield self._chunk(index, {"role": "assistant", "content": ""})
+
+    def piece(self, piece: Piece) -> Iterator[bytes]:
+        """Tell what has come: thoughts, text, calls, and the end of an answer."""
+        ids = self._calls.setdefault(piece.index, [])
+        logprobs = None
+        if self._has_logprobs and piece.logprobs:
+            logprobs = chat_logprobs(self._entry.model, piece.logprobs)
+        if piece.reasoning:
+            yield self._chunk(piece.index, {"reasoning_content": piece.reasoning})
+        if piece.text or (logprobs is not None and logprobs["content"]):
+            yield self._chunk(piece.index, {"content": piece.text}, logprobs)
+        for call in piece.calls:
+            if call.name is None:
+                delta = {"index": call.index, "function": {"arguments": call.arguments}}
+                yield self._chunk(piece.index, {"tool_calls": [delta]})
+                continue
+            ids.append(new_id("call_"))
+            function = {"name": call.name, "arguments": ""}
+            delta = {"index": call.index, "id": ids[-1], "type": "function", "function": function}
+            yield self._chunk(piece.index, {"tool_calls": [delta]})
+            if call.arguments:
+                delta = {"index": call.index, "function": {"arguments": call.arguments}}
+                yield self._chunk(piece.index, {"tool_calls": [delta]})
+        if piece.result is not None:
+            reason = finish_reason(piece.result, len(ids))
+            own = own_fields(piece.result)
+            yield self._chunk(piece.index, {}, None, reason, own)
+
+    def end(self, answers: Answers) -> Iterator[bytes]:
+        """Tell the counts if they were asked for, and that no more comes."""
+        if self._has_usage:
+            counts = usage(answers, has_prediction=self._has_prediction)
+            yield sse({**self._head("chat.completion.chunk"), "choices": [], "usage": counts})
+        yield DONE
+
+    def failure(self, failure: HTTPFailure) -> Iterable[bytes]:
+        """Tell that the answer failed."""
+        return (sse({"error": openai_error(failure)}),)
+
+    def _head(self, kind: str) -> dict[str, Any]:
+        return {"id": self._id, "object": kind, "created": self._created, "model": self._entry.name}
+
+    def _chunk(
+        self,
+        index: int,
+        delta: dict[str, Any],
+        logprobs: Any = None,
+        reason: str | None = None,
+        more: dict[str, Any] | None = None,
+    ) -> bytes:
+        choice = {"index": index, "delta": delta, "logprobs": logprobs, "finish_reason": reason}
+        counts = {"usage": None} if self._has_usage else {}
+        return sse({**self._head("chat.completion.chunk"), "choices": [choice], **counts, **(more or {})})

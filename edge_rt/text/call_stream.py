@@ -1,0 +1,228 @@
+"""Calls of tools in an answer that is still being written: its text, and the calls piece by piece.
+
+What is a call for certain only when it is whole is held back until the answer's end, where all calls are known.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from edge_rt.text.thoughts import overlap
+from edge_rt.text.tool_calls import PYTHON_TAG, SYNTAXES, ToolCall, Tools, split_tool_calls
+
+_LONGEST_HEAD: Final = 4096
+_BLANK: Final = " \t\r\n"
+_JSON_HEAD: Final = re.compile(
+    r'[\s\[,;]*\{\s*(?:"type"\s*:\s*"function"\s*,\s*)?"name"\s*:\s*("(?:[^"\\]|\\.)*")\s*,\s*'
+    r'"(?:arguments|parameters)"\s*:\s*(?=\{)'
+)
+_PLAIN_HEAD: Final = re.compile(r"\s*([^\s\[\]{},]+)\s*(?:\[CALL_ID\][^\s\[\]{}]*)?\s*(?:\[ARGS\])?\s*(?=\{)")
+_MARKS: Final = tuple(dict.fromkeys(syntax.mark for syntax in SYNTAXES if syntax.mark))
+
+
+@dataclass(frozen=True)
+class CallPiece:
+    """A piece of a call.
+
+    Attributes:
+        index: which call of the answer, from 0 on.
+        name: the function, with the first piece of a call; None with later ones.
+        arguments: what is added to the JSON text of the arguments.
+    """
+
+    index: int
+    name: str | None
+    arguments: str
+
+
+class CallStream:
+    """Takes the text of an answer apart, into text and calls, however it is cut into pieces.
+
+    Args:
+        tools: functions that it may call; None: all is text.
+        begun: text of the answer that the prompt ends with.
+    """
+
+    def __init__(self, tools: Tools | None, begun: str = "") -> None:
+        self._tools = tools
+        syntax = None if tools is None else tools.syntax
+        self._marks: tuple[str, ...] = ()
+        if tools is not None:
+            self._marks = _MARKS if syntax is None else tuple(filter(None, (syntax.mark,)))
+        # Calls whose arguments are no JSON, or whose way of writing is unknown, are read when they are whole.
+        self._is_pieced = syntax is not None and not syntax.quote
+        self._head = _PLAIN_HEAD if syntax is not None and "[ARGS]" in syntax.call[1] else _JSON_HEAD
+        self._closers = () if syntax is None else tuple(filter(None, (*syntax.marks, syntax.close, syntax.end)))
+        self._is_bare = tools is not None and (syntax is None or not syntax.mark)
+        self._state = "begin" if self._is_bare else "text"
+        if tools is None or begun.strip():
+            self._state = "all text" if tools is None else "text"
+            if any(mark in begun for mark in (*self._marks, "{")):
+                self._state = "whole"
+        self._held = self._mark = ""
+        self._num_calls = 0
+        self._depth, self._in_text, self._is_escaped = 0, False, False
+
+    @property
+    def num_calls(self) -> int:
+        """Calls that have begun."""
+        return self._num_calls
+
+    def push(self, text: str) -> tuple[str, tuple[CallPiece, ...]]:
+        """Add text; return the text and the pieces of calls that are certain now."""
+        if self._state == "all text":
+            return text, ()
+        self._held += text
+        shown: list[str] = []
+        pieces: list[CallPiece] = []
+        while self._held and self._step(shown, pieces):
+            pass
+        return "".join(shown), tuple(pieces)
+
+    def finish(self, calls: Sequence[ToolCall]) -> tuple[str, tuple[CallPiece, ...]]:
+        """Return the rest of the text, and what of the answer's calls was not returned yet.
+
+        Args:
+            calls: all calls of the answer.
+        """
+        rest = tuple(
+            CallPiece(index, call.name, json.dumps(call.arguments, ensure_ascii=False))
+            for index, call in enumerate(calls)
+            if index >= self._num_calls
+        )
+        held, self._held = self._held, ""
+        if self._state in ("head", "whole"):
+            held = self._mark + held
+            if rest and self._tools is not None:
+                held = split_tool_calls(held, self._tools.names)[0]
+        is_blank = not held.strip() and (calls or self._num_calls)
+        return "" if is_blank or self._state == "behind" else held, rest
+
+    def _step(self, shown: list[str], pieces: list[CallPiece]) -> bool:
+        """Take what is certain from the text that is held; return whether there may be more."""
+        if self._state == "begin":
+            return self._begin()
+        if self._state == "text":
+            return self._find_mark(shown)
+        if self._state == "head":
+            return self._read_head(pieces)
+        if self._state == "arguments":
+            return self._read_arguments(pieces)
+        if self._state == "behind":
+            return self._read_behind()
+        return False  # "whole": the end tells
+
+    def _begin(self) -> bool:
+        """Decide whether an answer begins with a call that no mark shows."""
+        text = self._held.lstrip()
+        if not text or (PYTHON_TAG.startswith(text) and text != PYTHON_TAG):
+            return False
+        if text.startswith(PYTHON_TAG):
+            self._mark, self._held = PYTHON_TAG, text[len(PYTHON_TAG) :]
+        elif not text.startswith("{"):
+            self._state = "text"
+            return True
+        self._state = "head" if self._is_pieced else "whole"
+        return True
+
+    def _find_mark(self, shown: list[str]) -> bool:
+        found = min(
+            ((at, mark) for mark in self._marks if (at := self._held.find(mark)) >= 0),
+            default=None,
+        )
+        if found is None:
+            keep = max((overlap(self._held, mark) for mark in self._marks), default=0)
+            # White space in front of a call is no part of the text.
+            body = self._held[: len(self._held) - keep]
+            kept = body.rstrip(_BLANK) if self._marks else body
+            shown.append(kept)
+            self._held = self._held[len(kept) :]
+            return False
+        at, mark = found
+        shown.append(self._held[:at].rstrip(_BLANK))
+        self._mark, self._held = mark, self._held[at + len(mark) :]
+        self._state = "head" if self._is_pieced else "whole"
+        return True
+
+    def _read_head(self, pieces: list[CallPiece]) -> bool:
+        head = self._head.match(self._held)
+        if head is None:
+            if len(self._held) <= _LONGEST_HEAD and self._may_be_head():
+                return False
+            return self._give_up()
+        try:
+            name = head[1] if self._head is _PLAIN_HEAD else json.loads(head[1])
+        except ValueError:
+            return self._give_up()
+        names = None if self._tools is None else self._tools.names
+        if names is not None and name not in names:
+            return self._give_up()
+        pieces.append(CallPiece(self._num_calls, name, ""))
+        self._num_calls += 1
+        self._held = self._held[head.end() :]
+        self._state, self._depth, self._in_text, self._is_escaped = "arguments", 0, False, False
+        return True
+
+    def _may_be_head(self) -> bool:
+        """Return whether the text that is held may go on as the head of a call."""
+        if self._head is _PLAIN_HEAD:
+            return True
+        text = self._held.lstrip(_BLANK + "[,;")
+        first = text[1:].lstrip()[:6]
+        return not text or (text[0] == "{" and any(word.startswith(first) for word in ('"name"', '"type"')))
+
+    def _give_up(self) -> bool:
+        """Leave to the end what is no call, as it seems; without a mark it is text."""
+        self._state = "text" if self._is_bare and not self._mark and not self._num_calls else "whole"
+        return self._state == "text"
+
+    def _read_arguments(self, pieces: list[CallPiece]) -> bool:
+        end = None
+        for at, character in enumerate(self._held):
+            if self._is_escaped:
+                self._is_escaped = False
+            elif self._in_text:
+                self._is_escaped = character == "\\"
+                self._in_text = character != '"'
+            elif character == '"':
+                self._in_text = True
+            elif character in "{[":
+                self._depth += 1
+            elif character in "}]":
+                self._depth -= 1
+                if not self._depth:
+                    end = at + 1
+                    break
+        text = self._held if end is None else self._held[:end]
+        pieces.append(CallPiece(self._num_calls - 1, None, text))
+        self._held = self._held[len(text) :]
+        if end is not None:
+            self._state = "behind"
+        return end is not None
+
+    def _read_behind(self) -> bool:
+        """Skip what closes a call; find the next one, or text."""
+        text = self._held.lstrip(_BLANK + "}],;")
+        if not text:
+            self._held = ""
+            return False
+        for mark in self._marks:
+            if text.startswith(mark):
+                self._mark, self._held, self._state = mark, text[len(mark) :], "head"
+                return True
+        for closer in self._closers:
+            if text.startswith(closer):
+                self._held = text[len(closer) :]
+                return True
+        if any(closer.startswith(text) for closer in (*self._closers, *self._marks)):
+            self._held = text
+            return False
+        if text.startswith("{"):
+            self._mark, self._held, self._state = "", text, "head"
+            return True
+        self._held, self._state = text, "text"
+        return True

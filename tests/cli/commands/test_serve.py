@@ -1,0 +1,134 @@
+"""``edge-rt serve`` as its users start and stop it."""
+
+from __future__ import annotations
+
+import signal
+import socket
+import subprocess
+
+import httpx
+import pytest
+
+from tests.cli.conftest import PROGRAM
+
+pytest.importorskip("uvicorn")
+
+ENDLESS = {"temperature": 0, "logit_bias": {"0": -100, "1": -100, "2": -100}}
+
+
+@pytest.fixture
+def started(cli_env, native_package):
+    """Return a function that starts a server, and returns its process and address."""
+    processes = []
+
+    def start(*arguments, env=None):
+        command = [*PROGRAM, "serve", "-m", native_package, "--port", "0", *arguments]
+        process = subprocess.Popen(
+            [str(part) for part in command], stderr=subprocess.PIPE, env={**cli_env, **(env or {})}, text=True
+        )
+        processes.append(process)
+        for line in process.stderr:
+            if " on http://" in line:
+                return process, line.split(" on ")[1].split("/v1")[0]
+        raise AssertionError("it did not start")
+
+    yield start
+    for process in processes:
+        process.kill()
+        process.communicate()
+
+
+def test_an_answer_under_way_is_finished_before_a_server_stops(started):
+    process, address = started("--slots", "2", "--ctx", "512")
+    given = {"messages": [{"role": "user", "content": "Hello"}], "max_tokens": 300, "stream": True, **ENDLESS}
+    lines = []
+    with httpx.stream("POST", f"{address}/v1/chat/completions", json=given, timeout=60) as response:
+        for line in response.iter_lines():
+            if not lines:
+                process.send_signal(signal.SIGTERM)
+            lines.append(line)
+    assert lines[-2:] == ["data: [DONE]", ""]
+    _, rest = process.communicate(timeout=60)
+    assert process.returncode == 0
+    assert "stopped" in rest
+    with pytest.raises(httpx.ConnectError):
+        httpx.get(f"{address}/health")
+
+
+def test_prompts_are_in_no_log(started):
+    process, address = started("-v")
+    given = {"messages": [{"role": "user", "content": "a secret word"}], "max_tokens": 2}
+    assert httpx.post(f"{address}/v1/chat/completions?q=secret", json=given, timeout=60).status_code == 200
+    assert httpx.post(f"{address}/v1/chat/completions", json={**given, "n": "secret"}, timeout=60).status_code == 400
+    process.send_signal(signal.SIGTERM)
+    _, rest = process.communicate(timeout=60)
+    assert "POST /v1/chat/completions 200" in rest
+    assert "secret" not in rest
+
+
+def test_what_was_computed_of_prompts_outlives_a_server(started, native_package):
+    given = {"messages": [{"role": "user", "content": "word " * 60}], "max_tokens": 2}
+    cached = []
+    for flags in ((), (), ("--no-prompt-cache",)):
+        process, address = started(*flags)
+        answer = httpx.post(f"{address}/v1/chat/completions", json=given, timeout=60).json()
+        cached.append(answer["usage"]["prompt_tokens_details"]["cached_tokens"])
+        process.send_signal(signal.SIGTERM)
+        process.communicate(timeout=60)
+    assert cached[0] == cached[2] == 0
+    assert cached[1] >= 64
+
+
+def test_a_key_comes_from_a_file_or_a_variable(started, tmp_path):
+    key = "of-a-variable-1234"
+    _, address = started(env={"EDGE_RT_API_KEY": key})
+    assert httpx.get(f"{address}/v1/models").status_code == 401
+    assert httpx.get(f"{address}/v1/models", headers={"x-api-key": key}).status_code == 200
+
+
+def test_other_machines_need_a_key(cli, native_package, tmp_path):
+    result = cli("serve", "-m", native_package, "--host", "0.0.0.0", "--port", "0")
+    assert result.returncode == 2
+    assert b"Other machines reach 0.0.0.0, and there is no key." in result.stderr
+    (tmp_path / "key").write_text("short\n")
+    result = cli("serve", "-m", native_package, "--host", "0.0.0.0", "--api-key-file", tmp_path / "key")
+    assert result.returncode == 2
+    assert b"short" not in result.stderr
+    assert cli("serve", "-m", native_package, "--api-key-file", tmp_path / "none").returncode == 6
+
+
+def test_a_port_that_is_taken_is_told(cli, native_package):
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        port = other.getsockname()[1]
+        result = cli("serve", "-m", native_package, "--port", port)
+    assert result.returncode == 2
+    assert f"Port {port} is taken.".encode() in result.stderr
+    assert f"--port {port + 1}".encode() in result.stderr
+
+
+def test_a_machine_without_models_is_told_how_to_get_one(inline):
+    result = inline("serve")
+    assert result.returncode == 3
+    assert "There is no model on this machine." in result.stderr.decode()
+    assert "edge-rt serve -m smollm2-135m-instruct" in result.stderr.decode()
+
+
+def test_a_model_that_does_not_fit_is_told_before_anything_is_answered(cli, native_package):
+    result = cli("serve", "-m", native_package, "--port", "0", "--memory", "80MiB")
+    assert result.returncode == 4
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [
+        ("--port", "70000"),
+        ("--allow-origin", "*"),
+        ("--allow-origin", "localhost:3000"),
+        ("--slots", "0"),
+        ("--slots", "65"),
+        ("--prompt-cache", "x", "--no-prompt-cache"),
+        ("--host", "no such address"),
+    ],
+)
+def test_wrong_flags_are_refused(inline, native_package, flags):
+    assert inline("serve", "-m", native_package, "--port", "0", *flags).returncode == 2

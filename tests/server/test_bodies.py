@@ -1,0 +1,67 @@
+"""JSON that clients send: what is no object, too deep, too large, or has numbers that JSON has not."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from edge_rt.server.bodies import MOST_BODY_BYTES, Fields, parse_object
+from edge_rt.server.failures import HTTPFailure
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"",
+        b"[]",
+        b"null",
+        b"{",
+        b"\xff\xfe{}",
+        b'{"a": NaN}',
+        b'{"a": -Infinity}',
+        b'{"a": 1e400}',
+        b'{"a": ' + b"9" * 5000 + b"}",
+        b'{"a": ' * 65 + b"1" + b"}" * 65,
+        b'{"a": ' + b"[" * 100_000 + b"]" * 100_000 + b"}",
+        b"[" * 1_000_000,
+    ],
+)
+def test_what_is_no_bounded_object_is_refused(data):
+    with pytest.raises(HTTPFailure) as refused:
+        parse_object(data)
+    assert refused.value.status == 400
+
+
+def test_objects_as_deep_as_allowed_are_read():
+    data = b'{"a": ' * 63 + b"[1]" + b"}" * 63
+    assert parse_object(data) == json.loads(data)
+
+
+def test_null_is_as_if_the_field_were_not_there():
+    fields = Fields({"a": None, "b": {"c": 1}})
+    assert (fields.text("a"), "a" in fields, fields.flag("a", default=True)) == (None, False, True)
+    with pytest.raises(HTTPFailure, match=r"'b\.c' is a text"):
+        fields.inner("b").text("c")
+
+
+@pytest.mark.parametrize(("least", "value"), [(0, True), (0, 1.0), (1, 0), (0, "1"), (0, 1 << 70)])
+def test_whole_numbers_are_numbers_within_their_range(least, value):
+    with pytest.raises(HTTPFailure) as refused:
+        Fields({"n": value}).whole("n", least, 100)
+    assert refused.value.param == "n"
+
+
+def test_bodies_are_bounded_alone_and_together(client, server):
+    long = json.dumps({"messages": [{"role": "user", "content": "x" * MOST_BODY_BYTES}]})
+    headers = {"content-type": "application/json"}
+    refused = client.post("/v1/chat/completions", content=long, headers=headers)
+    assert (refused.status_code, refused.json()["error"]["code"]) == (413, "too_large")
+    server.bodies._most, most = 1000, server.bodies._most
+    try:
+        refused = client.post("/v1/chat/completions", content=long[:2000], headers=headers)
+        assert (refused.status_code, refused.headers["retry-after"]) == (503, "1")
+        assert refused.headers["x-should-retry"] == "true"
+    finally:
+        server.bodies._most = most
+    assert server.bodies._held == 0

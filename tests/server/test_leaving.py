@@ -1,0 +1,202 @@
+"""Clients that leave, read slowly or send slowly: their slots are free within a step, and others go on."""
+
+from __future__ import annotations
+
+import json
+import socket
+import time
+from contextlib import suppress
+
+import pytest
+
+from edge_rt.server import responding
+from edge_rt.server.deadlines import BoundedProtocol
+from tests.helpers.served import models_of, served, until
+from tests.server.conftest import ENDLESS
+
+PATH = "/v1/chat/completions"
+LONG = {"max_tokens": 4000, "repetition_guard": False}
+
+
+@pytest.fixture(scope="module")
+def large(long_package):
+    """A server whose answers and prompts take a while."""
+    with served(models_of({"small": long_package}, slots=2, ctx=4096, prefill_chunk=16)) as (server, client):
+        yield server, client
+
+
+def raw(client, fields, *, is_whole=True):
+    """Send a request over a socket of its own."""
+    body = json.dumps(fields).encode()
+    head = (
+        f"POST {PATH} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+        f"Content-Length: {len(body)}\r\n\r\n"
+    ).encode()
+    connection = socket.create_connection((client.base_url.host, client.base_url.port))
+    connection.sendall(head + (body if is_whole else body[:-1]))
+    return connection
+
+
+def users(server):
+    entry = server.models.loaded.get("small")
+    return 0 if entry is None else entry.users
+
+
+def is_free(server):
+    model = server.models.loaded["small"].model
+    return users(server) == 0 and not model._batch._active and not model._batch._waiting
+
+
+def asked(content, **fields):
+    return {"messages": [{"role": "user", "content": content}], "max_tokens": 300, **ENDLESS, **fields}
+
+
+@pytest.mark.parametrize("is_streamed", [False, True], ids=["whole", "streamed"])
+def test_leaving_while_the_prompt_is_computed_frees_the_slot(large, is_streamed):
+    server, client = large
+    model = server.models.loaded["small"].model
+    model.reset()
+    connection = raw(client, asked("leave " * 500, stream=is_streamed))
+    until(lambda: bool(model._batch._active))
+    ticket = model._batch._active[0]
+    connection.close()
+    until(lambda: is_free(server))
+    # It had not come to its first token.
+    assert ticket.generation.sequence.num_answer_tokens == 0
+    model._batch.check()
+
+
+def test_leaving_while_the_answer_is_streamed_frees_the_slot(large):
+    server, client = large
+    connection = raw(client, asked("Hello", max_tokens=3500, stream=True))
+    assert b"chat.completion.chunk" in connection.recv(1 << 16) + connection.recv(1 << 16)
+    model = server.models.loaded["small"].model
+    ticket = model._batch._active[0]
+    connection.close()
+    until(lambda: is_free(server))
+    assert ticket.generation.sequence.num_answer_tokens < 3500
+
+
+def test_leaving_while_waiting_for_a_slot_gives_up_the_place(large):
+    server, client = large
+    model = server.models.loaded["small"].model
+    connections = [raw(client, asked(f"wait {number}", max_tokens=3500)) for number in range(5)]
+    until(lambda: len(model._batch._waiting) == 3)
+    for connection in connections[2:]:
+        connection.close()
+    until(lambda: not model._batch._waiting)
+    for connection in connections:
+        connection.close()
+    until(lambda: is_free(server))
+
+
+def test_half_closed_connections_are_left_ones(large):
+    server, client = large
+    connection = raw(client, asked("Hello", max_tokens=3500, stream=True))
+    connection.recv(1 << 16)
+    connection.shutdown(socket.SHUT_WR)
+    until(lambda: is_free(server))
+    connection.close()
+
+
+def test_a_client_that_takes_nothing_is_given_up_and_others_are_not(large, monkeypatch):
+    server, client = large
+    monkeypatch.setattr(responding, "STALLED_SECONDS", 0.5)
+    slow = socket.socket()
+    slow.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 2048)
+    slow.connect((client.base_url.host, client.base_url.port))
+    body = json.dumps(asked("Hello", max_tokens=3500, stream=True, logprobs=True, top_logprobs=20)).encode()
+    head = f"POST {PATH} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: {len(body)}"
+    slow.sendall(head.encode() + b"\r\n\r\n" + body)
+    until(lambda: users(server) == 1)
+    assert client.post(PATH, json=asked("Hi", max_tokens=5)).status_code == 200
+    until(lambda: is_free(server), 60)
+    slow.close()
+
+
+def test_comments_keep_the_connection_while_a_prompt_is_computed(large, monkeypatch):
+    server, client = large
+    server.models.loaded["small"].model.reset()
+    monkeypatch.setattr(responding, "PING_SECONDS", 0.01)
+    with client.stream("POST", PATH, json=asked("ping " * 500, max_tokens=2, stream=True)) as response:
+        lines = list(response.iter_lines())
+    assert lines[0].startswith(":")
+    assert lines[-2:] == ["data: [DONE]", ""]
+
+
+def is_closed(connection, more):
+    """Return whether the other side has closed a connection that sends more and more."""
+    try:
+        return connection.recv(1000) == b""
+    except TimeoutError:
+        with suppress(OSError):
+            connection.sendall(more)
+        return False
+    except OSError:
+        return True
+
+
+@pytest.fixture
+def hurried(monkeypatch):
+    monkeypatch.setattr(BoundedProtocol, "header_seconds", 0.4)
+    monkeypatch.setattr(BoundedProtocol, "body_seconds", 0.4)
+
+
+@pytest.mark.parametrize(
+    "sent",
+    [b"", b"GET /health HTTP/1.1\r\nHost: localhost\r\nX: ", b"body"],
+    ids=["nothing", "headers", "body"],
+)
+def test_what_arrives_byte_by_byte_is_cut_off(large, hurried, sent):
+    server, client = large
+    connection = (
+        raw(client, asked("Hello"), is_whole=False)
+        if sent == b"body"
+        else socket.create_connection((client.base_url.host, client.base_url.port))
+    )
+    with connection:
+        connection.settimeout(0.05)
+        if sent != b"body":
+            connection.sendall(sent)
+        until(lambda: is_closed(connection, more=b"x" if sent.startswith(b"GET") else b""))
+    assert client.get("/health").status_code == 200
+    until(lambda: is_free(server))
+
+
+def test_a_connection_that_rests_between_requests_is_not_in_a_hurry(large, hurried):
+    _, client = large
+    with socket.create_connection((client.base_url.host, client.base_url.port)) as connection:
+        for _ in range(3):
+            connection.sendall(b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n")
+            answer = b""
+            while not answer.endswith(b"}"):
+                answer += connection.recv(4096)
+            assert answer.startswith(b"HTTP/1.1 200")
+            time.sleep(0.5)
+
+
+def test_connections_are_bounded_and_those_beyond_are_told(large, monkeypatch):
+    _, client = large
+    monkeypatch.setattr(BoundedProtocol, "most_connections", 4)
+    address = (client.base_url.host, client.base_url.port)
+    idle = [socket.create_connection(address) for _ in range(6)]
+    try:
+        last = socket.create_connection(address)
+        assert last.recv(4096).startswith(b"HTTP/1.1 503")
+        last.close()
+    finally:
+        for connection in idle:
+            connection.close()
+    until(lambda: client.get("/health").status_code == 200)
+
+
+@pytest.mark.parametrize("header", [b"X: " + b"y" * 700_000, b"Host: other", b"Transfer-Encoding: chunked, chunked"])
+def test_malformed_requests_are_answered_or_closed(large, header):
+    _, client = large
+    with socket.create_connection((client.base_url.host, client.base_url.port)) as connection:
+        answer = b""
+        with suppress(ConnectionError):
+            connection.sendall(b"GET /health HTTP/1.1\r\nHost: localhost\r\n" + header + b"\r\n\r\n")
+            answer = connection.recv(4096)
+        assert answer[:12] in (b"HTTP/1.1 400", b"HTTP/1.1 403", b"")
+    assert client.get("/health").status_code == 200

@@ -1,0 +1,113 @@
+"""Several models within one budget: loaded on demand, unloaded when idle or in the way, never over the budget."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from edge_rt.errors import MemoryBudgetExceeded
+from edge_rt.memory.budget import Budget
+from edge_rt.server.failures import HTTPFailure
+from tests.helpers.models import load_package
+from tests.helpers.served import models_of
+
+
+@pytest.fixture(scope="module")
+def room(native_package):
+    """A budget for one model, and not for two."""
+    with load_package(native_package, ctx=256, slots=2, memory=Budget("64GiB")) as model:
+        plan = model.plan
+    return plan.total_bytes + (plan.total_bytes - plan.runtime_bytes) // 4
+
+
+def test_a_model_goes_when_another_needs_its_room(native_package, room):
+    async def run():
+        budget = Budget(room)
+        models = models_of({"one": native_package, "two": native_package}, ctx=256, slots=2, memory=budget)
+        async with models.using("one") as first:
+            assert first.model.slots == 2
+            with pytest.raises(HTTPFailure) as busy:
+                async with models.using("two"):
+                    pass
+            assert (busy.value.status, busy.value.retry_after) == (503, 5.0)
+            async with models.using("") as again:
+                assert again is first
+        async with models.using("two") as second:
+            assert second.model.slots == 2
+            assert set(models.loaded) == {"two"}
+            assert len(budget.claims) == 1
+            assert budget.free_bytes >= 0
+        await models.close()
+        assert budget.claims == ()
+
+    asyncio.run(run())
+
+
+def test_many_requests_of_a_model_load_it_once(native_package):
+    async def run():
+        models = models_of({"one": native_package}, ctx=256, slots=2)
+
+        async def use():
+            async with models.using("one") as entry:
+                await asyncio.sleep(0.01)
+                return entry.model
+
+        assert len(set(await asyncio.gather(*(use() for _ in range(5))))) == 1
+        assert models.loaded["one"].users == 0
+        await models.close()
+
+    asyncio.run(run())
+
+
+def test_idle_models_are_unloaded_and_those_in_use_stay(native_package):
+    async def run():
+        now = [0.0]
+        models = models_of({"one": native_package, "two": native_package}, ctx=256, slots=2)
+        models.idle_seconds, models.clock = 60.0, lambda: now[0]
+        async with models.using("one"):
+            async with models.using("two"):
+                now[0] += 50
+            now[0] += 50
+            await models.unload_idle()
+            assert set(models.loaded) == {"one", "two"}
+            now[0] += 20
+            await models.unload_idle()
+            assert set(models.loaded) == {"one"}
+        await models.close()
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize("name", ["three", "../one", "/etc/passwd", "https://example.com/one", "ONE", "\ud800"])
+def test_names_alone_are_models(native_package, name):
+    async def run():
+        async with models_of({"one": native_package}).using(name):
+            pass
+
+    with pytest.raises(HTTPFailure) as refused:
+        asyncio.run(run())
+    assert (refused.value.status, refused.value.code) == (404, "model_not_found")
+    assert "Its models: one" in refused.value.message
+
+
+def test_what_cannot_be_loaded_is_told_without_paths(native_package, tmp_path):
+    async def run(**options):
+        models = models_of({"one": tmp_path if not options else native_package}, **options)
+        lines = []
+        models.log = lines.append
+        async with models.using("one"):
+            pass
+
+    with pytest.raises(HTTPFailure) as damaged:
+        asyncio.run(run())
+    assert (damaged.value.status, damaged.value.code) == (500, "model_not_loadable")
+    assert str(tmp_path) not in damaged.value.message
+    with pytest.raises(HTTPFailure) as large:
+        asyncio.run(run(memory=Budget("8MiB")))
+    assert (large.value.status, large.value.code, large.value.retry_after) == (503, "out_of_memory", None)
+
+
+def test_a_model_that_is_loaded_first_tells_its_own_error(native_package):
+    with pytest.raises(MemoryBudgetExceeded):
+        asyncio.run(models_of({"one": native_package}, memory=Budget("8MiB")).load("one"))

@@ -1,0 +1,84 @@
+"""Calls of tools in answers that are cut anywhere: the pieces add up to what the whole answer holds."""
+
+from __future__ import annotations
+
+import json
+import random
+
+import pytest
+
+from edge_rt.text.call_stream import CallStream
+from edge_rt.text.tool_calls import SYNTAXES, Tools, split_tool_calls
+
+TOOLS = ({"type": "function", "function": {"name": "f", "parameters": {}}}, {"name": "gee_2"})
+ARGUMENTS = ({"a": 'x } " ] <tool_call> ☃'}, {}, {"b": [1, {"c": None}]})
+NO_CALLS = ("hello { } there", '{"a": 1}', "  x", '{"name": "q"}', '{"name": "\\x"')
+
+
+def written(syntax, rng):
+    """Return an answer with some calls, and sometimes text around them."""
+    count = rng.randint(1, 3 if syntax.several else 1)
+    calls = [(rng.choice(["f", "gee_2"]), rng.choice(ARGUMENTS)) for _ in range(count)]
+
+    def spelled(arguments):
+        if not syntax.quote:
+            return json.dumps(arguments, ensure_ascii=False)
+        texts = ((key, value) for key, value in arguments.items() if isinstance(value, str))
+        return "{" + ",".join(f"{key}:{syntax.quote}{value}{syntax.quote}" for key, value in texts) + "}"
+
+    body = syntax.between.join(
+        syntax.call[0] + name + syntax.call[1] + spelled(given) + syntax.call[2] for name, given in calls
+    )
+    before = rng.choice(["", "Let me see.\n"]) if syntax.mark else ""
+    behind = rng.choice(["", " done"]) if syntax.mark and not syntax.end and syntax.call[2] else ""
+    return before + syntax.begin + body + syntax.end + behind
+
+
+def pieces_of(text, rng):
+    while text:
+        size = rng.randint(1, 6)
+        yield text[:size]
+        text = text[size:]
+
+
+def read(stream, text, rng, calls):
+    """Return the text and the calls that a stream gives of an answer in pieces."""
+    shown, called = "", {}
+    for new, pieces in [*(stream.push(piece) for piece in pieces_of(text, rng)), stream.finish(calls)]:
+        shown += new
+        for piece in pieces:
+            if piece.name is not None:
+                assert piece.index not in called
+                called[piece.index] = [piece.name, ""]
+            called[piece.index][1] += piece.arguments
+    return shown, [(name, json.loads(arguments)) for name, arguments in called.values()]
+
+
+@pytest.mark.parametrize("syntax", SYNTAXES, ids=[str(number) for number in range(len(SYNTAXES))])
+def test_the_pieces_add_up_to_the_whole_answer(syntax):
+    rng, tools = random.Random(syntax.name), Tools(TOOLS, syntax)
+    for _ in range(60):
+        text = written(syntax, rng) if rng.random() < 0.8 else rng.choice(NO_CALLS)
+        rest, calls = split_tool_calls(text, tools.names)
+        shown, called = read(CallStream(tools), text, rng, calls)
+        assert called == [(call.name, call.arguments) for call in calls]
+        assert shown.split() == rest.split() or "".join(shown.split()) == "".join(rest.split())
+        if not calls:
+            assert shown == text
+
+
+def test_a_call_is_told_before_it_is_whole():
+    stream = CallStream(Tools(TOOLS, next(one for one in SYNTAXES if one.name.startswith("Qwen"))))
+    assert stream.push("Yes.\n<tool_c") == ("Yes.", ())
+    assert stream.push('all>{"name": "f", "arg') == ("", ())
+    _, (head, first) = stream.push('uments": {"a": "b')
+    assert (head.index, head.name, first.arguments) == (0, "f", '{"a": "b')
+    _, (rest,) = stream.push('c"}}</tool')
+    assert rest.arguments == 'c"}'
+    assert stream.finish(()) == ("", ())
+
+
+def test_text_without_tools_passes_as_it_is():
+    stream = CallStream(None)
+    assert stream.push('<tool_call>{"name": "f"') == ('<tool_call>{"name": "f"', ())
+    assert stream.finish(()) == ("", ())
