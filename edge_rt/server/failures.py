@@ -18,6 +18,7 @@ from edge_rt.errors import (
     MemoryBudgetExceeded,
     ModelClosed,
     ModelNotFound,
+    QueueFull,
     ReferenceBudgetExceeded,
 )
 
@@ -84,6 +85,8 @@ def failure_of(error: EdgeRTError) -> HTTPFailure:
     message = str(error)
     if isinstance(error, ContextOverflow):
         return HTTPFailure(400, message, param="messages", code="context_length_exceeded")
+    if isinstance(error, QueueFull):
+        return HTTPFailure(429, message, code="rate_limit_exceeded", retry_after=error.retry_after)
     if isinstance(error, Busy | ModelClosed):
         return HTTPFailure(503, message, code="overloaded", retry_after=RETRY_SECONDS)
     if isinstance(error, ModelNotFound):

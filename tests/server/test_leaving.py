@@ -44,7 +44,7 @@ def users(server):
 
 def is_free(server):
     model = server.models.loaded["small"].model
-    return users(server) == 0 and not model._batch._active and not model._batch._waiting
+    return users(server) == 0 and not model._batch._active and not model._batch.admission.waiting
 
 
 def asked(content, **fields):
@@ -81,10 +81,10 @@ def test_leaving_while_waiting_for_a_slot_gives_up_the_place(large):
     server, client = large
     model = server.models.loaded["small"].model
     connections = [raw(client, asked(f"wait {number}", max_tokens=3500)) for number in range(5)]
-    until(lambda: len(model._batch._waiting) == 3)
+    until(lambda: len(model._batch.admission.waiting) == 3)
     for connection in connections[2:]:
         connection.close()
-    until(lambda: not model._batch._waiting)
+    until(lambda: not model._batch.admission.waiting)
     for connection in connections:
         connection.close()
     until(lambda: is_free(server))
@@ -200,3 +200,18 @@ def test_malformed_requests_are_answered_or_closed(large, header):
             answer = connection.recv(4096)
         assert answer[:12] in (b"HTTP/1.1 400", b"HTTP/1.1 403", b"")
     assert client.get("/health").status_code == 200
+
+
+def test_requests_beyond_the_queue_are_told_when_to_come_again(long_package):
+    with served(models_of({"small": long_package}, slots=2, ctx=4096, max_queue=1)) as (server, client):
+        connections = [raw(client, asked(f"wait {number}", max_tokens=3500)) for number in range(3)]
+        model = server.models.loaded["small"].model
+        until(lambda: model._batch.admission.is_full)
+        for is_streamed in (False, True):
+            refused = client.post(PATH, json=asked("Hi", stream=is_streamed))
+            assert (refused.status_code, refused.json()["error"]["type"]) == (429, "rate_limit_error")
+            assert int(refused.headers["retry-after"]) >= 1
+            assert refused.headers["x-should-retry"] == "true"
+        for connection in connections:
+            connection.close()
+        until(lambda: is_free(server))

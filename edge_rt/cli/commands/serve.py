@@ -54,6 +54,7 @@ class ServingFlags:
     """How many answers at once, and what is kept."""
 
     slots: Annotated[int, flags.SLOTS.but(shown="4")] = 4
+    queue: Annotated[int, flags.QUEUE] = 64
     unload_after: Annotated[float, flags.UNLOAD_AFTER] = 900.0
     no_prompt_cache: Annotated[bool, flags.NO_PROMPT_CACHE] = False
 
@@ -84,7 +85,8 @@ def serve(
     key = read_key(file, os.environ.get(KEY_VARIABLE), address.host)
     check_runtime()
     usual, packages = _models(terminal, load, places)
-    asked = load.options(places, speculation).but(slots=serving.slots, memory=_budget(load, places))
+    asked = load.options(places, speculation)
+    asked = asked.but(slots=serving.slots, max_queue=serving.queue, memory=_budget(load, places))
     if load.prompt_cache is None and not serving.no_prompt_cache:
         from edge_rt.system.json_files import user_cache
 

@@ -166,6 +166,13 @@ ALLOW_ORIGIN: Final = Flag(
     "Page of another server that may ask, such as http://localhost:3000; repeatable.",
     metavar="ORIGIN",
 )
+QUEUE: Final = Flag(
+    ("--queue",),
+    "Requests that may wait for a slot; further ones are told when to come again.",
+    metavar="N",
+    shown="64",
+    least=0,
+)
 UNLOAD_AFTER: Final = Flag(
     ("--unload-after",),
     "Seconds without a request after which a model is unloaded; 0: never.",
