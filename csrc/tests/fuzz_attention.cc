@@ -310,10 +310,10 @@ AttentionShape any_attention(Random& random, bool is_in_blocks) {
     shape.sequences = {is_deep ? deep_rows(shape, random, 1) : any_rows(shape, random, 1)};
   }
   shape.ring_window = 0;
-  const int64_t kind = random.below(3);
-  if (kind == 0 && !is_prompt) add_sequences(shape, random, is_deep);
+  const int64_t kind = random.below(4);
+  if (kind < 2 && !is_prompt) add_sequences(shape, random, is_deep);
   make_room(shape, random);
-  if (kind == 1 && shape.first().past > 1) make_it_a_ring(shape, random);
+  if (kind == 2 && shape.first().past > 1) make_it_a_ring(shape, random);
   shape.format = static_cast<KvFormatId>(random.below(kKvFormatCount));
   const KvFormat& format = kKvFormats[shape.format];
   shape.row_bytes = kv_row_bytes(format, shape.dim) + format.alignment * (random.one_in(3) ? random.below(9) : 0);
