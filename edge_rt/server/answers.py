@@ -16,6 +16,7 @@ from edge_rt.runtime.results import Event, Result, TokenLogProb
 from edge_rt.runtime.stream import AsyncStream, Stream
 from edge_rt.server.failures import RETRY_SECONDS, HTTPFailure, failure_of
 from edge_rt.server.models import LoadedModel
+from edge_rt.server.texts import infill_prompt
 from edge_rt.text.call_stream import CallPiece, CallStream
 
 _QUEUE_PIECES: Final = 64
@@ -29,7 +30,9 @@ class AnswerRequest:
         model: a name; None: the usual model.
         prompt: messages, a text or token ids.
         options: fields of ``GenerationConfig``.
-        count: answers.
+        more: further prompts.
+        count: answers to each.
+        infill: what comes before and behind the answer; the prompt is made of both.
         needs_count: whether the prompt's tokens are to be known before the answer.
     """
 
@@ -38,7 +41,9 @@ class AnswerRequest:
     options: Mapping[str, Any]
     tools: Sequence[Mapping[str, Any]] | None = None
     template_args: Mapping[str, Any] | None = None
+    more: tuple[Prompt, ...] = ()
     count: int = 1
+    infill: tuple[str, str] | None = None
     needs_count: bool = False
 
     @property
@@ -94,6 +99,7 @@ class Answers:
     """The answers to a request, under way.
 
     Attributes:
+        count: answers to each prompt.
         prompt_tokens: of the prompt, if they were asked for.
         whole: the answers so far.
     """
@@ -101,6 +107,7 @@ class Answers:
     entry: LoadedModel
     streams: list[Stream]
     calls: list[CallStream]
+    count: int
     on_result: Callable[[Result], None]
     prompt_tokens: int | None = None
     whole: list[WholeAnswer] = field(default_factory=list)
@@ -202,14 +209,16 @@ def _opened(entry: LoadedModel, asked: AnswerRequest, on_result: Callable[[Resul
     model, config = entry.model, GenerationConfig(**asked.options)
     given: dict[str, Any] = {"tools": asked.tools, "template_args": asked.template_args}
     streams: list[Stream] = []
-    for index in range(asked.count):
-        # One seed, and answers that differ.
-        one = config if config.seed is None else config.with_options(seed=(config.seed + index) % (1 << 64))
-        streams.append(model.stream(asked.prompt, one, **given))
+    prompts = (asked.prompt, *asked.more) if asked.infill is None else (infill_prompt(model, *asked.infill),)
+    for prompt in prompts:
+        for index in range(asked.count):
+            # One seed, and answers that differ.
+            one = config if config.seed is None else config.with_options(seed=(config.seed + index) % (1 << 64))
+            streams.append(model.stream(prompt, one, **given))
     shown = None if config.has_format else config.shown(asked.tools)
     texts = model.texts
     tools = None if not shown or texts is None else texts.callable_tools(shown)
     calls = [CallStream(tools, asked.begun) for _ in streams]
     given["tools"] = config.shown(asked.tools)
     count = model.count_tokens(asked.prompt, **given) if asked.needs_count else None
-    return Answers(entry, streams, calls, on_result, count, [WholeAnswer() for _ in streams])
+    return Answers(entry, streams, calls, asked.count, on_result, count, [WholeAnswer() for _ in streams])

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import asyncio
 import time
-from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Mapping
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import AsyncExitStack, asynccontextmanager, suppress
-from dataclasses import dataclass, field
+from collections.abc import Callable, Collection
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
 from typing import Any, Final
 
 from starlette.applications import Starlette
@@ -18,58 +16,20 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from edge_rt.errors import EdgeRTError
+from edge_rt.server import information, texts
 from edge_rt.server.answers import AnswerRequest, answering
-from edge_rt.server.bodies import BodyRoom, Fields
-from edge_rt.server.counters import Counters
+from edge_rt.server.bodies import Fields
 from edge_rt.server.failures import HTTPFailure, failure_of, response_of
 from edge_rt.server.guard import Guard
-from edge_rt.server.models import LoadedModel, Models
+from edge_rt.server.models import LoadedModel
 from edge_rt.server.openai_chat import ChatWriter, read_chat
+from edge_rt.server.openai_completions import CompletionWriter, InfillWriter, read_completion, read_infill
 from edge_rt.server.responding import ClientGone, Writer, respond, unless_gone
+from edge_rt.server.shared import Handler, Server
+from edge_rt.version import VERSION
 
-ENCODING_THREADS: Final = 2
-TIDY_SECONDS: Final = 5.0
 CLIENT_LEFT: Final = 499
 """Status of a request whose client has left: nobody reads it, but the log has it."""
-
-
-@dataclass
-class Server:
-    """What the routes share.
-
-    Attributes:
-        log: writes a line for whoever runs the server; never what was asked or answered.
-        encoding: threads in which prompts become tokens.
-    """
-
-    models: Models
-    log: Callable[[str], None] = lambda _: None
-    bodies: BodyRoom = field(default_factory=BodyRoom)
-    counters: Counters = field(default_factory=Counters)
-    encoding: ThreadPoolExecutor = field(
-        default_factory=lambda: ThreadPoolExecutor(ENCODING_THREADS, thread_name_prefix="edge-rt encoding")
-    )
-
-    @asynccontextmanager
-    async def running(self, _: Starlette) -> AsyncGenerator[None]:
-        """Unload idle models while a block runs, and all behind it."""
-        tidying = asyncio.create_task(self._tidy())
-        try:
-            yield
-        finally:
-            tidying.cancel()
-            with suppress(asyncio.CancelledError):
-                await tidying
-            await self.models.close()
-            self.encoding.shutdown(wait=False, cancel_futures=True)
-
-    async def _tidy(self) -> None:
-        while True:
-            await asyncio.sleep(TIDY_SECONDS)
-            await self.models.unload_idle()
-
-
-Handler = Callable[[Server, Request], Awaitable[Response]]
 
 
 def answered_by(read: Callable[[Fields], AnswerRequest], write: Callable[[Fields, LoadedModel], Writer]) -> Handler:
@@ -89,36 +49,6 @@ def answered_by(read: Callable[[Fields], AnswerRequest], write: Callable[[Fields
     return handle
 
 
-async def health(server: Server, request: Request) -> Response:
-    """Tell that the server is there."""
-    del server, request
-    return JSONResponse({"status": "ok"})
-
-
-async def list_models(server: Server, request: Request) -> Response:
-    """List the models."""
-    del request
-    names = await asyncio.to_thread(server.models.packages)
-    return JSONResponse({"object": "list", "data": [_model(server, name, names) for name in sorted(names)]})
-
-
-async def show_model(server: Server, request: Request) -> Response:
-    """Show one model."""
-    name = server.models.name_of(request.path_params["id"])
-    return JSONResponse(_model(server, name, await asyncio.to_thread(server.models.packages)))
-
-
-def _model(server: Server, name: str, packages: Mapping[str, Any]) -> dict[str, Any]:
-    created = 0
-    with suppress(OSError, KeyError):
-        created = int(packages[name].stat().st_mtime)
-    entry = server.models.loaded.get(name)
-    own: dict[str, Any] = {"is_loaded": entry is not None}
-    if entry is not None:
-        own |= {"context_tokens": entry.model.context_tokens, "slots": entry.model.slots}
-    return {"id": name, "object": "model", "created": created, "owned_by": "edge-rt", "edge_rt": own}
-
-
 @dataclass(frozen=True)
 class Endpoint:
     """A route.
@@ -133,11 +63,46 @@ class Endpoint:
     summary: str
 
 
+async def _openapi(server: Server, request: Request) -> Response:
+    """Describe the routes."""
+    del server, request
+    paths: dict[str, dict[str, Any]] = {}
+    for endpoint in ENDPOINTS:
+        described: dict[str, Any] = {"summary": endpoint.summary, "responses": {"200": {"description": "The answer."}}}
+        path = endpoint.path.replace(":path}", "}")
+        if "{" in path:
+            name = path.partition("{")[2].partition("}")[0]
+            described["parameters"] = [{"name": name, "in": "path", "required": True, "schema": {"type": "string"}}]
+        if endpoint.method == "POST":
+            content = {"application/json": {"schema": {"type": "object"}}}
+            described["requestBody"] = {"required": True, "content": content}
+        if path != "/health":
+            described["security"] = [{"key": []}]
+        paths.setdefault(path, {})[endpoint.method.lower()] = described
+    return JSONResponse(
+        {
+            "openapi": "3.1.0",
+            "info": {"title": "edge-rt", "version": VERSION},
+            "paths": paths,
+            "components": {"securitySchemes": {"key": {"type": "http", "scheme": "bearer"}}},
+        }
+    )
+
+
 ENDPOINTS: Final = (
-    Endpoint("GET", "/health", health, "Whether the server is there; needs no key."),
-    Endpoint("GET", "/v1/models", list_models, "The models."),
-    Endpoint("GET", "/v1/models/{id:path}", show_model, "One model."),
+    Endpoint("GET", "/health", information.health, "Whether the server is there; needs no key."),
+    Endpoint("GET", "/v1/models", information.list_models, "The models."),
+    Endpoint("GET", "/v1/models/{id:path}", information.show_model, "One model."),
     Endpoint("POST", "/v1/chat/completions", answered_by(read_chat, ChatWriter), "OpenAI's chat completions."),
+    Endpoint("POST", "/v1/completions", answered_by(read_completion, CompletionWriter), "OpenAI's completions."),
+    Endpoint("POST", "/infill", answered_by(read_infill, InfillWriter), "llama.cpp's completion between two texts."),
+    Endpoint("POST", "/tokenize", texts.tokenize, "The tokens of a text or of messages."),
+    Endpoint("POST", "/detokenize", texts.detokenize, "The text of tokens."),
+    Endpoint("POST", "/apply-template", texts.apply_template, "Messages as the model's chat template writes them."),
+    Endpoint("GET", "/props", information.show_props, "Settings of the usual model."),
+    Endpoint("GET", "/metrics", information.show_metrics, "Sums and gauges, for Prometheus."),
+    Endpoint("GET", "/v1/edge/status", information.show_status, "What is loaded and under way, and its memory."),
+    Endpoint("GET", "/openapi.json", _openapi, "This list."),
 )
 
 

@@ -12,7 +12,9 @@ from edge_rt.server.failures import HTTPFailure, openai_error, unsupported, wron
 from edge_rt.server.models import LoadedModel
 from edge_rt.server.openai_results import calls_of, chat_logprobs, finish_reason, new_id, own_fields, usage
 from edge_rt.server.request_fields import (
+    DONE,
     MOST_TOKENS,
+    PING,
     chat_messages,
     chat_tools,
     sampling_options,
@@ -23,8 +25,6 @@ from edge_rt.server.request_fields import (
 
 MOST_TOP_LOGPROBS: Final = 20
 MOST_ANSWERS: Final = 8
-DONE: Final = b"data: [DONE]\n\n"
-PING: Final = b": still working\n\n"
 _REFUSED: Final = {
     "functions": "Describe functions in 'tools'.",
     "function_call": "Choose a function with 'tool_choice'.",
@@ -66,7 +66,7 @@ def read_chat(fields: Fields) -> AnswerRequest:
     if (text := _prediction(fields)) is not None:
         options |= {"reference": text, "spec": "reference"}
     count = fields.whole("n", 1, MOST_ANSWERS) or 1
-    return AnswerRequest(fields.text("model"), messages, options, tools, template_arguments(fields), count)
+    return AnswerRequest(fields.text("model"), messages, options, tools, template_arguments(fields), count=count)
 
 
 def _prediction(fields: Fields) -> str | None:

@@ -43,7 +43,8 @@ def own_fields(result: Result) -> dict[str, Any]:
 def usage(answers: Answers, *, has_prediction: bool = False) -> dict[str, Any]:
     """Return the tokens of answers that have ended; a prompt counts once, however many answers it has."""
     results = [whole.ended for whole in answers.whole]
-    prompt, completion = results[0].usage.prompt_tokens, sum(one.usage.completion_tokens for one in results)
+    prompt = sum(one.usage.prompt_tokens for one in results[:: answers.count])
+    completion = sum(one.usage.completion_tokens for one in results)
     details: dict[str, Any] = {"reasoning_tokens": sum(whole.reasoning_tokens for whole in answers.whole)}
     if has_prediction:
         drafts = [one.spec for one in results if one.spec is not None]
@@ -54,7 +55,7 @@ def usage(answers: Answers, *, has_prediction: bool = False) -> dict[str, Any]:
         "prompt_tokens": prompt,
         "completion_tokens": completion,
         "total_tokens": prompt + completion,
-        "prompt_tokens_details": {"cached_tokens": results[0].usage.cached_tokens},
+        "prompt_tokens_details": {"cached_tokens": sum(one.usage.cached_tokens for one in results[:: answers.count])},
         "completion_tokens_details": details,
     }
 

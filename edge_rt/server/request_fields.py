@@ -14,6 +14,8 @@ MOST_TOOLS: Final = 128
 MOST_STOPS: Final = 16
 LONGEST_STOP: Final = 256
 MOST_TOKENS: Final = 1 << 30
+DONE: Final = b"data: [DONE]\n\n"
+PING: Final = b": still working\n\n"
 _BIASES: Final = 1024
 _NUMBERS: Final = (
     ("temperature", "temperature", 0.0, 100.0),

@@ -12,9 +12,10 @@ from typing import Final
 import uvicorn
 
 from edge_rt.errors import ConfigError, EdgeRTError, StorageError
-from edge_rt.server.app import Server, make_app
+from edge_rt.server.app import make_app
 from edge_rt.server.deadlines import BoundedProtocol
 from edge_rt.server.guard import is_loopback
+from edge_rt.server.shared import Server
 
 DRAIN_SECONDS: Final = 30
 """How long answers under way may take when the server is asked to stop."""

@@ -13,9 +13,9 @@ from typing import Any
 import httpx
 
 from edge_rt.runtime.load.options import LoadOptions
-from edge_rt.server.app import Server
 from edge_rt.server.models import Models
 from edge_rt.server.running import RunningServer, open_socket
+from edge_rt.server.shared import Server
 
 
 def models_of(packages: Mapping[str, Path], **options: Any) -> Models:

@@ -77,9 +77,9 @@ def serve(
     if serving.no_prompt_cache and load.prompt_cache is not None:
         raise ConfigError("--prompt-cache and --no-prompt-cache exclude each other.", "Both were given.", "Choose one.")
     _require_packages()
-    from edge_rt.server.app import Server
     from edge_rt.server.models import Models
     from edge_rt.server.running import KEY_VARIABLE, RunningServer, open_socket, read_key
+    from edge_rt.server.shared import Server
 
     file = None if address.api_key_file is None else address.api_key_file.expanduser()
     key = read_key(file, os.environ.get(KEY_VARIABLE), address.host)

@@ -1,0 +1,177 @@
+"""OpenAI's completions of plain texts, and llama.cpp's between two texts."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, Final
+
+from edge_rt.runtime.results import TokenLogProb
+from edge_rt.server.answers import AnswerRequest, Answers, Piece
+from edge_rt.server.bodies import Fields
+from edge_rt.server.failures import HTTPFailure, openai_error, unsupported, wrong_field
+from edge_rt.server.models import LoadedModel
+from edge_rt.server.openai_results import finish_reason, new_id, own_fields, usage
+from edge_rt.server.request_fields import DONE, MOST_TOKENS, PING, sampling_options, sse
+from edge_rt.server.texts import token_ids
+
+MOST_PROMPTS: Final = 16
+MOST_ANSWERS: Final = 16
+_USUAL_TOKENS: Final = 16
+"""OpenAI's default."""
+_MOST_LOGPROBS: Final = 20
+
+
+def read_completion(fields: Fields) -> AnswerRequest:
+    """Return what a request for a completion asks for.
+
+    Raises:
+        HTTPFailure: a field is wrong, or asks for what this server cannot do.
+    """
+    prompts = _prompts(fields)
+    options = sampling_options(fields)
+    options["max_tokens"] = fields.whole("max_tokens", 1, MOST_TOKENS) or _USUAL_TOKENS
+    if (count := fields.whole("logprobs", 0, _MOST_LOGPROBS)) is not None:
+        options["logprobs"] = count
+    if (wanted := fields.inner("response_format")) is not None:
+        options["response_format"] = wanted.values
+    if fields.flag("echo"):
+        raise unsupported("echo", "The prompt is not repeated. Leave out 'echo', and put it in front yourself.")
+    count = fields.whole("n", 1, MOST_ANSWERS) or 1
+    if (fields.whole("best_of", 1, MOST_ANSWERS) or count) != count:
+        raise unsupported("best_of", "All answers are returned: 'best_of' is 'n'.")
+    if count * len(prompts) > MOST_ANSWERS:
+        what = f"{len(prompts)} prompts with {count} answers each are too many; the limit is {MOST_ANSWERS} answers."
+        raise HTTPFailure(400, what, param="n")
+    infill = None
+    if suffix := fields.text("suffix"):
+        if len(prompts) > 1 or not isinstance(prompts[0], str):
+            raise wrong_field("prompt", "one text, as there is a suffix", fields.raw("prompt"))
+        infill = (prompts[0], suffix)
+    return AnswerRequest(fields.text("model"), prompts[0], options, more=prompts[1:], count=count, infill=infill)
+
+
+def _prompts(fields: Fields) -> tuple[Any, ...]:
+    value = fields.required("prompt")
+    if isinstance(value, str):
+        return (value,)
+    if isinstance(value, list) and value and all(isinstance(one, int) for one in value):
+        return (token_ids(value, "prompt"),)
+    if not isinstance(value, list) or not value or len(value) > MOST_PROMPTS:
+        raise wrong_field("prompt", f"a text, token ids, or a list of at most {MOST_PROMPTS} of them", value)
+    return tuple(one if isinstance(one, str) else token_ids(one, "prompt") for one in value)
+
+
+def read_infill(fields: Fields) -> AnswerRequest:
+    """Return what a request for a text between two others asks for, in llama.cpp's words."""
+    before, behind = fields.text("input_prefix"), fields.text("input_suffix")
+    if before is None and behind is None:
+        fields.required("input_prefix")
+    extra = fields.objects("input_extra", 256) or ()
+    for number, one in enumerate(extra):
+        if not isinstance(one.get("text"), str):
+            raise wrong_field(f"input_extra[{number}].text", "a text", one.get("text"))
+    # What the editor has elsewhere comes in front, as one more beginning.
+    context = "".join(f"{one['text']}\n" for one in extra)
+    prefix = context + (before or "") + (fields.text("prompt") or "")
+    options = sampling_options(fields)
+    most = fields.whole("n_predict", -1, MOST_TOKENS)
+    if most is not None and most > 0:
+        options["max_tokens"] = most
+    return AnswerRequest(fields.text("model"), prefix, options, infill=(prefix, behind or ""))
+
+
+class CompletionWriter:
+    """Writes completions."""
+
+    media_type = "text/event-stream"
+    ping: bytes | None = PING
+
+    def __init__(self, fields: Fields, entry: LoadedModel) -> None:
+        stream_options = fields.inner("stream_options")
+        self._has_usage = stream_options is not None and stream_options.flag("include_usage")
+        self._entry, self._id, self._created = entry, new_id("cmpl-"), int(time.time())
+        self._offsets: dict[int, int] = {}
+
+    def whole(self, answers: Answers) -> dict[str, Any]:
+        """Return the completions."""
+        choices = []
+        for index, answer in enumerate(answers.whole):
+            result = answer.ended
+            logprobs = None if result.logprobs is None else self._logprobs(index, result.logprobs)
+            reason = finish_reason(result, 0)
+            choices.append({"index": index, "text": answer.text, "logprobs": logprobs, "finish_reason": reason})
+        return {**self._head(), "choices": choices, "usage": usage(answers), **own_fields(answers.whole[0].ended)}
+
+    def begin(self, answers: Answers) -> Iterable[bytes]:
+        """Tell nothing: the first piece does."""
+        del answers
+        return ()
+
+    def piece(self, piece: Piece) -> Iterator[bytes]:
+        """Tell the text that has come, and the end of an answer."""
+        reason = None if piece.result is None else finish_reason(piece.result, 0)
+        logprobs = self._logprobs(piece.index, piece.logprobs) if piece.logprobs else None
+        if piece.text or logprobs or reason:
+            choice = {"index": piece.index, "text": piece.text, "logprobs": logprobs, "finish_reason": reason}
+            counts = {"usage": None} if self._has_usage else {}
+            own = {} if piece.result is None else own_fields(piece.result)
+            yield sse({**self._head(), "choices": [choice], **counts, **own})
+
+    def end(self, answers: Answers) -> Iterator[bytes]:
+        """Tell the counts if they were asked for, and that no more comes."""
+        if self._has_usage:
+            yield sse({**self._head(), "choices": [], "usage": usage(answers)})
+        yield DONE
+
+    def failure(self, failure: HTTPFailure) -> Iterable[bytes]:
+        """Tell that the answer failed."""
+        return (sse({"error": openai_error(failure)}),)
+
+    def _head(self) -> dict[str, Any]:
+        return {"id": self._id, "object": "text_completion", "created": self._created, "model": self._entry.name}
+
+    def _logprobs(self, index: int, tokens: Sequence[TokenLogProb]) -> dict[str, Any]:
+        """Return log probabilities as completions have them, with the place of each token in the text."""
+        offsets = []
+        for token in tokens:
+            offsets.append(self._offsets.get(index, 0))
+            self._offsets[index] = offsets[-1] + len(token.text)
+        return {
+            "tokens": [token.text for token in tokens],
+            "token_logprobs": [max(token.logprob, -9999.0) for token in tokens],
+            "top_logprobs": [{other.text: max(other.logprob, -9999.0) for other in token.top} for token in tokens],
+            "text_offset": offsets,
+        }
+
+
+class InfillWriter(CompletionWriter):
+    """Writes texts between two others as llama.cpp's server does."""
+
+    def whole(self, answers: Answers) -> dict[str, Any]:
+        """Return the text."""
+        answer = answers.whole[0]
+        return {"content": answer.text, **self._end(answers)}
+
+    def piece(self, piece: Piece) -> Iterator[bytes]:
+        """Tell the text that has come."""
+        if piece.text:
+            yield sse({"index": 0, "content": piece.text, "stop": False})
+
+    def end(self, answers: Answers) -> Iterator[bytes]:
+        """Tell the counts."""
+        yield sse({"index": 0, "content": "", **self._end(answers)})
+
+    def _end(self, answers: Answers) -> dict[str, Any]:
+        result = answers.whole[0].ended
+        kinds = {"stop": "word" if result.stop_string is not None else "eos", "repetition": "eos"}
+        return {
+            "stop": True,
+            "model": self._entry.name,
+            "stop_type": kinds.get(result.finish_reason, "limit"),
+            "stopping_word": result.stop_string or "",
+            "tokens_predicted": result.usage.completion_tokens,
+            "tokens_evaluated": result.usage.prompt_tokens,
+            "truncated": False,
+            **own_fields(result),
+        }
