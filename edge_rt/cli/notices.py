@@ -43,7 +43,7 @@ def warn_of_format(terminal: Terminal, options: GenerationConfig) -> None:
 WHY_NOTHING: Final = "with this model, tokens computed together differ slightly from tokens computed one by one"
 """Why nothing is drafted with a package, whatever is asked for."""
 
-_WHY_NO_LIBRARY: Final = "this build of edge-rt has no native library"
+_WHY_NO_LIBRARY: Final = "the native library has no drafting core of this version; install edge-rt again"
 _WHY_UNVERIFIED: Final = "no edge-rt verify of this package has passed on the device {device}"
 
 

@@ -26,10 +26,11 @@ TERM_OF_STAGE: Final = {
     "sampling": "sampling",
     "drafters": "drafters",
     "drafter": "drafter_head",
+    "slots": "slots",
 }
 """Stage -> term that the memory added in this stage belongs to; memory added in other stages is unaccounted."""
 # Not the calibration, which frees the cache's memory that was part of its peak.
-_HELD_FOR_A_WHILE: Final = ("prefill", "tree", "sampling", "drafters")
+_HELD_FOR_A_WHILE: Final = ("prefill", "tree", "sampling", "drafters", "slots")
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,6 +145,11 @@ class MemoryReport:
         return self.plan.process_bytes / self.run.peak_bytes - 1
 
     @property
+    def is_above_plan(self) -> bool:
+        """Whether the measured peak of the process is above what was planned."""
+        return self.run.peak_bytes > self.plan.process_bytes
+
+    @property
     def exceeded(self) -> bool:
         """Whether the measured peak is above the budget, in the process or on a GPU."""
         held, gpu = self.run.device_bytes, self.plan.sizes.gpu
@@ -188,6 +194,7 @@ class MemoryReport:
             "relative_error": self.relative_error,
             "budget_bytes": self.plan.budget_bytes,
             "exceeded": self.exceeded,
+            "is_above_plan": self.is_above_plan,
             "private_bytes": highest.private_bytes,
             "file_bytes": highest.file_bytes,
             "terms": self.terms(),

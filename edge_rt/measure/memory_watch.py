@@ -110,6 +110,7 @@ class MeasuredProcess:
             "threads": threads,
             "device": str(ON_CPU if plan.device_choice is None else plan.device_choice.device),
             "device_budget_bytes": plan.device_budget_bytes,
+            "slots": None if asked.slots == 1 else asked.slots,
             "turns": turns,
         }
         corpus = None if asked.corpus is None else Path(asked.corpus).resolve()

@@ -138,13 +138,16 @@ class Drive:
             known = list(cache.token_ids)
         self._report("together")
         answered = min(ANSWER_TOKENS, self._limits.ctx // 2)
-        self._model.generate(
-            known[: self._limits.ctx - answered],
-            _SAMPLINGS[0],
-            seed=0,
-            logit_bias=dict.fromkeys(self._model.tokenizer.eos_token_ids, -1e4),
-        )
+        config = _SAMPLINGS[0].with_options(seed=0, logit_bias=dict.fromkeys(self._model.tokenizer.eos_token_ids, -1e4))
+        self._model.generate(known[: self._limits.ctx - answered], config)
         self._report("answer")
+        if self._model.slots > 1:
+            # Prompts that share nothing, and answers that fill the context, in all rows and all slots at once.
+            prompts = [self._made_up(self._limits.ctx - answered) for _ in range(self._model.slots)]
+            for answer in self._model.generate_many(prompts, config):
+                if isinstance(answer, EdgeRTError):
+                    raise answer
+            self._report("slots")
 
     def _report(self, name: str) -> None:
         with self._model.passes() as (runner, _):
@@ -319,6 +322,7 @@ def work(request: dict[str, Any], report: Stage, provider: GpuProvider = INSTALL
         draft_max=request["draft_max"],
         corpus=request["corpus"] and Path(request["corpus"]),
         drafter=request["drafter"] and Path(request["drafter"]),
+        slots=request["slots"],
     )
     on_device = DeviceMemory(options.device_name, provider)
 

@@ -257,6 +257,11 @@ def _largest_tensor(manifest: Manifest) -> int:
     return min(size, max(found, default=size))
 
 
+def likely_fine_blocks(model: Model) -> int:
+    """Return the blocks of 16 bits that count for a checkpoint, whose export chooses them: a quarter, as in SmolLM2."""
+    return -(-max(model.hidden_size, model.intermediate_size) // (4 * 32))
+
+
 def shape_of_model(
     model: Model,
     *,

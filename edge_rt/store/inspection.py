@@ -82,7 +82,7 @@ def _of_package(package: Package, *, verify: bool) -> Inspected:
         "license": manifest.license,
         "op_profile": manifest.op_profile,
         "weight_layout": manifest.weight_layout,
-        "activations": manifest.activations,
+        "activations": manifest.activations_choice,
         "rounding": None if manifest.rounding is None else dataclasses.asdict(manifest.rounding),
         "quantisation": dict(manifest.quantisation),
         "weights": None if manifest.weights is None else dataclasses.asdict(manifest.weights),

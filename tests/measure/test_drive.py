@@ -43,6 +43,14 @@ def test_a_package_with_exits_is_driven_to_the_end(agreeing, tmp_path, spec, is_
     assert told[-2:] == ["together", "answer"]
 
 
+def test_all_slots_answer_in_full_contexts(native_package):
+    told = []
+    with load_package(native_package, ctx=256, slots=2) as model:
+        Drive(model, lambda name, **facts: told.append(name)).run()
+        assert model.cached_tokens == 2 * 256
+    assert told[-2:] == ["answer", "slots"]
+
+
 def test_what_a_drafter_adds_while_it_is_loaded_is_its_term():
     def stage(name, anon, drafter):
         memory = ProcessMemory(anon << 20, drafter << 20, 0, (anon + drafter) << 20)

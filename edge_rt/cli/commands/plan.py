@@ -151,7 +151,7 @@ def _of_package(package: Package, weights: str | None) -> FoundModel:
 
 def _foreseen(path: Path, weights: str | None) -> FoundModel:
     from edge_rt.export.opening import package_sizes
-    from edge_rt.memory.shape import shape_of_model
+    from edge_rt.memory.shape import likely_fine_blocks, shape_of_model
     from edge_rt.package.manifest import KV_FORMATS
 
     sizes = package_sizes(path, weights)
@@ -162,6 +162,7 @@ def _foreseen(path: Path, weights: str | None) -> FoundModel:
         tokenizer_bytes=sizes.tokenizer_bytes,
         kv_formats=KV_FORMATS[sizes.op_profile],
         embedding_bytes=sizes.embedding_bytes,
+        fine_blocks=likely_fine_blocks(sizes.decoder) if sizes.op_profile == "native" else 0,
     )
     notes = sizes.notes
     if weights is not None:

@@ -36,6 +36,7 @@ _STAGES: Final = {
     "drafter": "the trained drafter is loaded",
     "corpus": "the corpus is looked up",
     "answer": "an answer is generated",
+    "slots": "all slots answer, in full contexts",
 }
 
 
@@ -54,6 +55,7 @@ def profile(
     picture: PictureFlags,
     output: OutputFlags,
     places: PlaceFlags,
+    slots: Annotated[int, flags.SLOTS] = 1,
 ) -> int:
     """Measure how much memory a model takes, and compare it with its plan.
 
@@ -66,7 +68,7 @@ def profile(
 
         require_plot(plot)
     speculation.check_planned()
-    asked = load.options(places, speculation)
+    asked = load.options(places, speculation).but(slots=None if slots == 1 else slots)
     name, package = obtain_package(terminal, load.reference, places, budget=load.budget_bytes(places))
     # In this thread, where a signal ends the measurement and its process at once.
     measured = _measure(terminal, package, asked, load.threads, with_chat=plot is not None)
@@ -80,9 +82,10 @@ def profile(
         terminal.document({**measured.to_json(), "model": name})
     else:
         _print(terminal, measured)
-    if measured.exceeded:
-        terminal.warn("The measured peak is above the budget: please report it, with the output of --json.")
-    return int(measured.exceeded)
+    above = "the budget" if measured.exceeded else "the plan" if measured.is_above_plan else None
+    if above is not None:
+        terminal.warn(f"The measured peak is above {above}: please report it, with the output of --json.")
+    return int(above is not None)
 
 
 def _measure(
@@ -125,7 +128,8 @@ def _plan(terminal: Terminal, package: Package, options: LoadOptions, machine: D
 def _title(name: str, plan: Plan) -> str:
     choice = plan.choice
     drafts = f"drafts of {choice.draft_max} ({choice.spec})" if choice.draft_max else "no speculation"
-    return f"{name}, {plan.shape.op_profile}: context {choice.ctx}, cache {choice.kv_format}, {drafts}"
+    slots = f", {choice.slots} slots" if choice.slots > 1 else ""
+    return f"{name}, {plan.shape.op_profile}: context {choice.ctx}, cache {choice.kv_format}, {drafts}{slots}"
 
 
 def _print(terminal: Terminal, measured: MemoryReport) -> None:

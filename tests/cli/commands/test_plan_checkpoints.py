@@ -23,10 +23,10 @@ LLAMA = {
 
 
 def check_terms(ahead, after):
-    """All are the same but activations: the export measures how many blocks of them have 16 bits."""
+    """All are the same but activations: the export measures how many blocks of them have 16 bits, a plan guesses."""
     names = ("activations",)
     assert {k: v for k, v in ahead.items() if k not in names} == {k: v for k, v in after.items() if k not in names}
-    assert ahead["activations"] <= after["activations"] <= 1.02 * ahead["activations"]
+    assert 0.98 * ahead["activations"] <= after["activations"] <= ahead["activations"]
 
 
 def test_a_gguf_file_is_planned_as_its_package_is(inline, small_gguf, native_package):
