@@ -64,6 +64,7 @@ if TYPE_CHECKING:
     from edge_rt.memory.budget import Budget as Budget
     from edge_rt.memory.plan import Plan as Plan
     from edge_rt.package.reader import Package as Package, open_package as open_package
+    from edge_rt.runtime.aio import AsyncStream as AsyncStream
     from edge_rt.runtime.chat import Chat as Chat
     from edge_rt.runtime.chat_messages import ChatMessage as ChatMessage, SavedChat as SavedChat
     from edge_rt.runtime.config import GenerationConfig as GenerationConfig, GenerationOptions as GenerationOptions
@@ -83,7 +84,7 @@ if TYPE_CHECKING:
         TokenLogProb as TokenLogProb,
         Usage as Usage,
     )
-    from edge_rt.runtime.stream import AsyncStream as AsyncStream, Stream as Stream
+    from edge_rt.runtime.stream import Stream as Stream
     from edge_rt.store.layout import RemovedReport as RemovedReport, StoreEntry as StoreEntry
     from edge_rt.store.pull import PullReport as PullReport
     from edge_rt.system.progress import ProgressEvent as ProgressEvent
@@ -106,7 +107,8 @@ _HOME = {
     "edge_rt.memory.plan": ("Plan",),
     "edge_rt.package.reader": ("Package", "open_package"),
     "edge_rt.system.progress": ("ProgressEvent",),
-    "edge_rt.runtime.stream": ("AsyncStream", "Stream"),
+    "edge_rt.runtime.aio": ("AsyncStream",),
+    "edge_rt.runtime.stream": ("Stream",),
     "edge_rt.runtime.forward.cancel": ("CancelToken",),
     "edge_rt.runtime.chat": ("Chat",),
     "edge_rt.runtime.chat_messages": ("ChatMessage", "SavedChat"),

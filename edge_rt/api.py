@@ -45,6 +45,7 @@ def load(
     prompt_cache: str | Path | None = None,
     prompt_cache_size: int | str | None = None,
     slots: int | None = None,
+    kv_rows: int | None = None,
     max_queue: int | None = None,
     formats: bool = False,
     spec_trace: Callable[[dict[str, Any]], None] | None = None,
@@ -92,6 +93,8 @@ def load(
             others drafts nothing. What computes one sequence at a time (GPUs, packages that are not native, or have
             exits or sliding windows) lets all others wait. None: one generation at a time, a second one raises
             ``Busy``.
+        kv_rows: with ``slots``, rows of the KV cache that they share, at least those of a context. None: a whole
+            context for each slot, if that fits.
         max_queue: with ``slots``, generations that may wait; one more raises ``QueueFull``, which estimates when there
             is room. None: any number.
         formats: keep room in the plan for answers in a format; else their tables take what is left of the budget.
@@ -132,6 +135,7 @@ def load(
         prompt_cache=None if prompt_cache is None else Path(prompt_cache),
         prompt_cache_size=prompt_cache_size,
         slots=slots,
+        kv_rows=kv_rows,
         max_queue=max_queue,
         formats=formats,
         spec_trace=spec_trace,
@@ -162,6 +166,7 @@ def plan(
     drafter: str | Path | None = None,
     prompt_cache: str | Path | None = None,
     slots: int | None = None,
+    kv_rows: int | None = None,
     formats: bool = False,
 ) -> Plan:
     """Return what ``load`` with the same arguments would decide, whether it fits or not; nothing is loaded.
@@ -184,6 +189,7 @@ def plan(
         drafter: folder of a trained drafter.
         prompt_cache: folder of stored prompts, which is only planned for.
         slots: answers that are computed at once.
+        kv_rows: rows of the KV cache that they share.
         formats: whether answers in a format have room.
 
     Raises:
@@ -209,6 +215,7 @@ def plan(
         drafter=None if drafter is None else Path(drafter),
         prompt_cache=None if prompt_cache is None else Path(prompt_cache),
         slots=slots,
+        kv_rows=kv_rows,
         formats=formats,
         costs=user_costs(),
     )

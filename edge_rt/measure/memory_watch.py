@@ -105,6 +105,7 @@ class MeasuredProcess:
             "spec": asked.spec,
             "draft_max": asked.draft_max,
             "prefill_chunk": asked.prefill_chunk,
+            "kv_rows": asked.kv_rows,
             "corpus": asked.corpus,
             "drafter": asked.drafter_folder,
             "threads": threads,

@@ -142,9 +142,11 @@ class Drive:
         self._model.generate(known[: self._limits.ctx - answered], config)
         self._report("answer")
         if self._model.slots > 1:
-            # Prompts that share nothing, and answers that fill the context, in all rows and all slots at once.
-            prompts = [self._made_up(self._limits.ctx - answered) for _ in range(self._model.slots)]
-            for answer in self._model.generate_many(prompts, config):
+            # Prompts that share nothing, and answers, in all rows and all slots at once.
+            rows = min(self._limits.kv_rows // self._limits.slots, self._limits.ctx)
+            answered = min(ANSWER_TOKENS, rows // 2)
+            prompts = [self._made_up(rows - answered) for _ in range(self._model.slots)]
+            for answer in self._model.generate_many(prompts, config, max_tokens=answered):
                 if isinstance(answer, EdgeRTError):
                     raise answer
             self._report("slots")
@@ -317,6 +319,7 @@ def work(request: dict[str, Any], report: Stage, provider: GpuProvider = INSTALL
         ctx=request["ctx"],
         kv=request["kv"],
         prefill_chunk=request["prefill_chunk"],
+        kv_rows=request["kv_rows"],
         threads=request["threads"],
         spec=request["spec"],
         draft_max=request["draft_max"],

@@ -1,4 +1,8 @@
-"""What a plan reduces to fit the memory, in this order: speculation, KV precision, the prefill chunk, the context.
+"""What a plan reduces to fit the memory, and in which order.
+
+That is: speculation, rows that slots share, slots, KV precision, the prefill chunk, the context. With several slots it
+is a batch that is planned, whose answers seldom need a context each: rows go down to those of one context before slots
+go, and both before what a single answer has.
 
 If a GPU's memory is too small for all that, its layers are divided: with the preferred settings that fit then, as many
 as have room are on the GPU. So more of the settings is kept than with all layers there.
@@ -13,13 +17,14 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from typing import Final
+from typing import Final, NamedTuple
 
 from edge_rt.memory.figures import Amounts, Choice, Device
 from edge_rt.memory.request import Alternative, Request
 from edge_rt.memory.shape import ModelShape
 from edge_rt.memory.sizes import sizes_of
 from edge_rt.memory.speed import LEAST_TABLE, tokens_per_second
+from edge_rt.package.kv_formats import pool_rows
 from edge_rt.package.spec_modes import AUTO, COMPUTED_MODES, DRAFTER_MODES, EXIT, OFF, SELF, Drafts, mode_of
 from edge_rt.system.byte_size import round_up
 
@@ -57,6 +62,16 @@ def why_one_slot(shape: ModelShape, device: Device) -> str | None:
     return "passes of packages with exits have one sequence" if shape.segments > 1 else None
 
 
+class Setting(NamedTuple):
+    """What is decided before speculation; ``rows`` are those that several slots share."""
+
+    ctx: int
+    kv: str
+    chunk: int
+    slots: int = 1
+    rows: int = 0
+
+
 Placement = Callable[[Choice, Amounts], Choice | None]
 """Returns a choice as it is placed within a budget; None if it does not fit."""
 
@@ -85,7 +100,8 @@ class Fallbacks:
         self._device = device
         self._request = request
         self._chunks = (request.prefill_chunk,) if request.prefill_chunk is not None else CHUNKS[shape.op_profile]
-        self.ctx = min(shape.model.context_length, DEFAULT_CONTEXT) if request.ctx is None else request.ctx
+        longest = DEFAULT_CONTEXT if request.kv_rows is None else min(DEFAULT_CONTEXT, request.kv_rows)
+        self.ctx = min(shape.model.context_length, longest) if request.ctx is None else request.ctx
         self._least_ctx = min(LEAST_CONTEXT, self.ctx) if request.ctx is None else self.ctx
         self._formats = self._cache_formats()
         slots = request.slots if why_one_slot(shape, device) is None else 1
@@ -101,8 +117,8 @@ class Fallbacks:
         Context, cache format and chunk are decided first, such that the smallest form of speculation fits beside them.
         Speculation then gets the memory that is left.
         """
-        best = self._speculation_steps(self.ctx, self._formats[0], self._chunks[0], self._slots[0])[0]
-        least = self._speculation_steps(self._least_ctx, self._formats[-1], self._chunks[-1])[-1]
+        best = self._speculation_steps(self._setting(self._slots[0], self._all_rows(self._slots[0])))[0]
+        least = self._speculation_steps(Setting(self._least_ctx, self._formats[-1], self._chunks[-1]))[-1]
         least_needs = self.needs(least)
         can_divide = (
             self._device.has_own_gpu_memory and self._shape.layers is not None and self._shape.model.num_layers > 1
@@ -123,8 +139,8 @@ class Fallbacks:
 
     def _first_that_fits(self, budget: Amounts, place: Placement) -> Choice | None:
         """Return the preferred configuration of those that fit the budget when they are placed; None if none does."""
-        for ctx, kv, chunk, slots in self._settings(budget, place):
-            for choice in self._speculation_steps(ctx, kv, chunk, slots):
+        for setting in self._settings(budget, place):
+            for choice in self._speculation_steps(setting):
                 if (placed := place(choice, budget)) is not None:
                     return placed
         return None
@@ -153,7 +169,8 @@ class Fallbacks:
         With this budget, and context and cache format pinned, `decide` chooses exactly that. None if nothing would be
         drafted however much memory there is.
         """
-        steps = self._speculation_steps(choice.ctx, choice.kv_format, self._chunks[0])
+        setting = Setting(choice.ctx, choice.kv_format, self._chunks[0], choice.slots, choice.kv_rows)
+        steps = self._speculation_steps(setting)
         if not steps[0].draft_max:
             return None
         wanted = KEPT_SPEED * self._speed(steps[0])
@@ -164,42 +181,78 @@ class Fallbacks:
         ]
         return min(kept, key=lambda needs: (needs.host, needs.gpu))
 
-    def _settings(self, budget: Amounts, place: Placement) -> Iterator[tuple[int, str, int, int]]:
-        """Yield context, cache format, chunk and slots, preferred ones first."""
+    def _setting(self, slots: int = 1, rows: int = 0) -> Setting:
+        return Setting(self.ctx, self._formats[0], self._chunks[0], slots, rows)
+
+    def _settings(self, budget: Amounts, place: Placement) -> Iterator[Setting]:
+        """Yield settings, preferred ones first."""
         for slots in self._slots[:-1]:
-            yield self.ctx, self._formats[0], self._chunks[0], slots
+            yield self._setting(slots, self._all_rows(slots))
+            if (rows := self._most_rows(slots, budget, place)) is not None:
+                yield self._setting(slots, rows)
         for kv in self._formats:
-            yield self.ctx, kv, self._chunks[0], 1
+            yield self._setting()._replace(kv=kv)
         for chunk in self._chunks[1:]:
-            yield self.ctx, self._formats[-1], chunk, 1
+            yield Setting(self.ctx, self._formats[-1], chunk)
         if (ctx := self._longest_context(budget, place)) is not None:
-            yield ctx, self._formats[-1], self._chunks[-1], 1
+            yield Setting(ctx, self._formats[-1], self._chunks[-1])
+
+    def _all_rows(self, slots: int) -> int:
+        """Return the rows that slots share if there is memory for all: as asked for, else a whole context for each."""
+        if slots == 1:
+            return 0
+        asked = self._request.kv_rows
+        return pool_rows(self.ctx, slots) if asked is None else pool_rows(max(asked, self.ctx), 1)
+
+    def _most_rows(self, slots: int, budget: Amounts, place: Placement) -> int | None:
+        """Return the most rows, those of a context at least, that fit with the smallest speculation; None: too many."""
+        if self._request.kv_rows is not None:
+            return None
+        least = pool_rows(self.ctx, 1)
+        steps = self._most_steps(
+            (self._all_rows(slots) - least) // _CONTEXT_STEP,
+            lambda steps: self._setting(slots, least + _CONTEXT_STEP * steps),
+            budget,
+            place,
+        )
+        return None if steps is None else least + _CONTEXT_STEP * steps
 
     def _longest_context(self, budget: Amounts, place: Placement) -> int | None:
         """Return the longest context that fits with everything else reduced to its smallest; None if none fits."""
+        steps = self._most_steps(
+            (self.ctx - self._least_ctx) // _CONTEXT_STEP,
+            lambda steps: Setting(self._least_ctx + _CONTEXT_STEP * steps, self._formats[-1], self._chunks[-1]),
+            budget,
+            place,
+        )
+        return None if steps is None else self._least_ctx + _CONTEXT_STEP * steps
 
-        def fits(ctx: int) -> bool:
-            smallest = self._speculation_steps(ctx, self._formats[-1], self._chunks[-1])[-1]
-            return place(smallest, budget) is not None
+    def _most_steps(
+        self, most: int, setting: Callable[[int], Setting], budget: Amounts, place: Placement
+    ) -> int | None:
+        """Return the largest number, at most ``most``, whose setting fits with the smallest speculation."""
 
-        if not fits(self._least_ctx):
+        def fits(steps: int) -> bool:
+            return place(self._speculation_steps(setting(steps))[-1], budget) is not None
+
+        if not fits(0):
             return None
-        low, high = 0, (self.ctx - self._least_ctx) // _CONTEXT_STEP
+        low, high = 0, most
         while low < high:
             middle = (low + high + 1) // 2
-            if fits(self._least_ctx + _CONTEXT_STEP * middle):
+            if fits(middle):
                 low = middle
             else:
                 high = middle - 1
-        return self._least_ctx + _CONTEXT_STEP * low
+        return low
 
-    def _speculation_steps(self, ctx: int, kv: str, chunk: int, slots: int = 1) -> list[Choice]:
-        """Return the ways to speculate with a context, a cache format, a chunk and slots, preferred ones first."""
-        request = self._request
+    def _speculation_steps(self, setting: Setting) -> list[Choice]:
+        """Return the ways to speculate with a setting, preferred ones first."""
+        request, (ctx, kv, chunk, slots, rows) = self._request, setting
         mode = request.spec
         # Unless rows are exact, speculation is off if it is not requested.
         drafts = self._shape.drafts
-        off = Choice(ctx, kv, OFF, 0, chunk, 0, 0, 1, slots=slots)
+        off = Choice(ctx, kv, OFF, 0, chunk, 0, 0, 1, slots=slots, kv_rows=rows)
         if mode == OFF or drafts is Drafts.NOTHING or (mode in (None, AUTO) and not drafts.are_exact):
             return [off]
         drafter = mode or AUTO
@@ -213,7 +266,10 @@ class Fallbacks:
         contexts = _RECYCLING_TABLE if drafter in (AUTO, "recycling") else 0
         is_trained = request.drafter is not None and drafter in DRAFTER_MODES
         is_loaded = is_trained or request.draft_model is not None
-        first = Choice(ctx, kv, drafter, draft, chunk, known, contexts, draft + 1, drafter=is_loaded, slots=slots)
+        first = replace(
+            off, spec=drafter, draft_max=draft, suffix_tokens=known, recycling_contexts=contexts,
+            logit_rows=draft + 1, drafter=is_loaded,
+        )  # fmt: skip
         steps = [first]
         if is_trained and drafter in (AUTO, EXIT) and not request.names_drafter:
             first = replace(first, drafter=False)
@@ -252,7 +308,7 @@ class Fallbacks:
         if kv is None:
             return tuple(smaller)
         fastest, chunk = 0, self._chunks[0]
-        speeds = [self._speed(self._speculation_steps(self.ctx, name, chunk)[0]) for name in smaller]
+        speeds = [self._speed(self._speculation_steps(Setting(self.ctx, name, chunk))[0]) for name in smaller]
         for place, speed in enumerate(speeds):
             # A less precise format must be clearly faster to be preferred.
             if speed >= _WORTH_PRECISION * speeds[fastest]:
@@ -338,6 +394,8 @@ def _pinning_less(request: Request) -> Iterator[Request]:
         yield request.without_drafts(OFF)
     if request.kv not in (None, AUTO):
         yield replace(request, kv=AUTO)
+    if request.kv_rows is not None:
+        yield replace(request, kv_rows=None)
     if request.ctx is not None:
         yield replace(request, ctx=None)
         yield replace(request.without_drafts(OFF), ctx=None)

@@ -43,7 +43,8 @@ class Choice:
         suffix_tokens: tokens that the suffix drafter (or the n-gram table, or a reference) holds; 0 where none is used.
         recycling_contexts: contexts of each order that token recycling holds; 0 where it is not used.
         drafter: whether the trained drafter of the request, and the model that drafts, are loaded.
-        slots: answers that are computed at once, each with rows for a whole context.
+        slots: answers that are computed at once.
+        kv_rows: rows of the KV cache that several slots share; 0 with one slot, which has a context's.
         gpu_layers: how many layers, the last ones, a GPU computes whose memory is too small for all; None: not divided.
     """
 
@@ -58,6 +59,7 @@ class Choice:
     drafter: bool = False
     gpu_layers: int | None = None
     slots: int = 1
+    kv_rows: int = 0
 
     @property
     def most_logits(self) -> int:

@@ -254,6 +254,12 @@ def _check(shape: ModelShape, request: Request) -> None:
             f"Got {request.ctx}; this model allows 2 to {shape.model.context_length} tokens.",
             "Choose one in that range.",
         )
+    if request.kv_rows is not None and request.kv_rows < (request.ctx or 2):
+        raise ConfigError(
+            "The rows of the KV cache are fewer than a context has.",
+            f"Got {request.kv_rows} rows for a context of {request.ctx or 2} tokens.",
+            "Give more rows, or a smaller context.",
+        )
     if request.kv not in (None, AUTO, *shape.kv_formats):
         raise ConfigError(
             "The package's KV cache has no such format.",
@@ -292,7 +298,14 @@ def _given_up(
         (layers, {"gpu_layers": choice.gpu_layers}),
         (f"drafter: none instead of {' and '.join(drafters)}", {"drafter": choice.drafter}),
         (f"speculation: {_speculation(choice)} instead of {_speculation(best)}", speculative),
-        (f"slots: {choice.slots} instead of {best.slots}", {"slots": choice.slots}),
+        (
+            f"rows of the KV cache: {choice.kv_rows} instead of {best.kv_rows}",
+            {"kv_rows": choice.kv_rows or best.kv_rows},
+        ),
+        (
+            f"slots: {choice.slots} instead of {best.slots}",
+            {"slots": choice.slots, "kv_rows": choice.kv_rows},
+        ),
         (f"KV cache: {choice.kv_format} instead of {best.kv_format}", {"kv_format": choice.kv_format}),
         (
             f"prefill chunk: {choice.prefill_chunk} tokens instead of {best.prefill_chunk}",

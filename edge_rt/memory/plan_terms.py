@@ -72,7 +72,11 @@ def terms_of(shape: ModelShape, choice: Choice, sizes: Sizes, request: Request) 
     if sizes.prompt_cache:
         terms.append(Term("prompt_cache", sizes.prompt_cache, private, "rows of 64 tokens, from or to a file"))
     if sizes.slots:
-        terms.append(Term("slots", sizes.slots, private, f"maps and lists of {choice.slots} answers at once"))
+        terms.append(
+            Term(
+                "slots", sizes.slots, private, f"maps and lists of {choice.slots} answers at once, and of those before"
+            )
+        )
     if sizes.corpus:
         terms.append(Term("corpus", sizes.corpus, "file", "the index of texts; in a long run lookups touch all of it"))
     if choice.drafter and request.drafter is not None:
@@ -135,8 +139,8 @@ def _cache_text(shape: ModelShape, choice: Choice) -> str:
     windows = f", {shape.window_layers} of them {windowed}" if shape.window_layers else ""
     row_bytes = shape.token_bytes(choice.kv_format)
     name = choice.kv_format if choice.kv_format in KV_FORMAT and shape.op_profile == "native" else "f32"
-    slots = "" if choice.slots == 1 else f"{choice.slots} slots x "
-    return f"{slots}{rows} rows x {counted(shape.model.num_layers, 'layer')}{windows} x {row_bytes} B ({name})"
+    shared = "" if choice.slots == 1 else f" that {choice.slots} slots share"
+    return f"{rows} rows{shared} x {counted(shape.model.num_layers, 'layer')}{windows} x {row_bytes} B ({name})"
 
 
 def _activations_text(choice: Choice, sizes: Sizes) -> str:

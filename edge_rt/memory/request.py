@@ -30,6 +30,7 @@ class Request:
         drafter_folder: folder of the drafter, if it was named: it is then pinned; ``NO_DRAFTER``: none is used.
         draft_model: a second model that drafts, if the mode uses one.
         slots: answers that are computed at once, at most.
+        kv_rows: rows of the KV cache that several slots share.
         formats: whether there is room for the tables of answers in a format.
         prompt_cache: whether rows of stored prompts are read and written.
     """
@@ -51,6 +52,7 @@ class Request:
     drafter_folder: str | None = None
     draft_model: DraftModelShape | None = None
     slots: int = 1
+    kv_rows: int | None = None
     device_budget_bytes: int | None = None
 
     @property
@@ -103,6 +105,7 @@ class Request:
             ("--spec", self.spec),
             ("--draft-max", self.draft_max),
             ("--slots", self.slots if self.slots > 1 else None),
+            ("--kv-rows", self.kv_rows),
             ("--corpus", self.corpus),
             # With --spec off it is not used, and refused.
             ("--drafter", None if self.spec == OFF else self.drafter_folder),
@@ -112,7 +115,8 @@ class Request:
 
 ARGUMENTS: Final = {
     "--memory": "memory", "--device-memory": "device_memory", "--ctx": "ctx", "--kv-type": "kv", "--spec": "spec",
-    "--draft-max": "draft_max", "--slots": "slots", "--corpus": "corpus", "--drafter": "drafter",
+    "--draft-max": "draft_max", "--slots": "slots", "--kv-rows": "kv_rows", "--corpus": "corpus",
+    "--drafter": "drafter",
 }  # fmt: skip
 """Flag of the command line -> argument of ``edge_rt.load``."""
 

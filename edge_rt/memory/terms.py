@@ -15,7 +15,7 @@ from edge_rt.memory.figures import Choice, Device
 from edge_rt.memory.request import Request
 from edge_rt.memory.shape import ModelShape
 from edge_rt.package.exits import SELF_KV
-from edge_rt.package.kv_formats import BLOCK_TOKENS, window_capacity
+from edge_rt.package.kv_formats import BLOCK_TOKENS, RESTING_PER_SLOT, ROW_BLOCK, window_capacity
 from edge_rt.package.spec_modes import AUTO, SELF
 
 
@@ -106,6 +106,9 @@ _NESTED_BYTES, _UPPER_BYTES = 9, 5  # of 8 nested weights, and of their upper ha
 _SAMPLING_FIXED: Final = 3 * MIB  # numpy's random generator and the pages of its library
 _SAMPLING_TOKEN: Final = 54
 _PENALTIES_TOKEN: Final = 8
+_MAPS_TOKEN: Final = 8  # the map of a slot, and the copy that passes read
+_RESTING_TOKEN: Final = 8  # of an answer that has ended: its token, and where its row is
+_POOL_BLOCK: Final = 48  # who holds a block of rows, and that it is free
 
 GROWN: Final = 2
 """What an arena takes that ONNX Runtime makes for a session, relative to what passes need at once: each block that it
@@ -129,6 +132,8 @@ def runtime_bytes(device: Device, resident_bytes: int | None) -> int:
 
 def kv_rows(shape: ModelShape, choice: Choice) -> tuple[int, int]:
     """Return the KV cache rows of a layer without a sliding window, and of a layer with one."""
+    if choice.slots > 1:
+        return choice.kv_rows, choice.kv_rows
     if not shape.window_layers:
         return choice.ctx, choice.ctx
     return choice.ctx, window_capacity(shape.model.sliding_window, choice.largest_pass, choice.ctx)
@@ -138,16 +143,17 @@ def kv_bytes(shape: ModelShape, choice: Choice) -> int:
     """Return the bytes of the KV cache: rows x layers x bytes of a row."""
     full, windowed = kv_rows(shape, choice)
     rows = (shape.model.num_layers - shape.window_layers) * full + shape.window_layers * windowed
-    return choice.slots * rows * shape.token_bytes(choice.kv_format)
+    return rows * shape.token_bytes(choice.kv_format)
 
 
 def slots_bytes(shape: ModelShape, choice: Choice) -> int:
     """Return the bytes of maps of rows and, of every further slot, of lists of tokens and of penalties."""
     if choice.slots == 1:
         return 0
-    return 8 * choice.slots * choice.ctx + (choice.slots - 1) * (
-        _TOKEN_LISTS * choice.ctx + _PENALTIES_TOKEN * shape.model.vocab_size
-    )
+    resting = RESTING_PER_SLOT * _RESTING_TOKEN
+    further = _TOKEN_LISTS * choice.ctx + _PENALTIES_TOKEN * shape.model.vocab_size
+    own = (_MAPS_TOKEN + resting) * choice.slots * choice.ctx
+    return own + (choice.slots - 1) * further + _POOL_BLOCK * choice.kv_rows // ROW_BLOCK
 
 
 def first_on_gpu(shape: ModelShape, choice: Choice) -> int:

@@ -6,11 +6,13 @@ import json
 import time
 from collections.abc import Callable, Mapping, Sequence as Items
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, Unpack
 
 from edge_rt.errors import ConfigError
 from edge_rt.package.documents import is_text
+from edge_rt.runtime.aio import AsyncStream, Pump, read_whole
 from edge_rt.runtime.answer_forms import PLAIN_ANSWER, AnswerForm
 from edge_rt.runtime.chat_messages import (
     CHAT_FORMAT,
@@ -27,7 +29,7 @@ from edge_rt.runtime.forward.cancel import CancelToken
 from edge_rt.runtime.forward.runner import closed
 from edge_rt.runtime.generation import usable_ids
 from edge_rt.runtime.results import Result
-from edge_rt.runtime.stream import AsyncStream, Stream, StreamOptions, read_whole
+from edge_rt.runtime.stream import Stream, StreamOptions
 from edge_rt.system.byte_size import counted
 from edge_rt.system.files import remove, write_atomically
 from edge_rt.system.option_names import known_options
@@ -45,6 +47,7 @@ class ChatModel(Protocol):
     """What a conversation needs of a model; ``edge_rt.Model`` implements it."""
 
     package: Package
+    pump: Pump | None
 
     @property
     def tokenizer(self) -> Tokenizer:
@@ -244,14 +247,16 @@ class Chat:
         self, results: Items[Any], config: GenerationConfig | None = None, **options: Unpack[StreamOptions]
     ) -> Result:
         """Run ``send_tool_results`` in a worker thread; cancelling the task stops the generation."""
-        return await read_whole(AsyncStream(self.stream_tool_results(results, config, **options)))
+        return await read_whole(
+            AsyncStream(partial(self.stream_tool_results, results, config, **options), self._model.pump)
+        )
 
     @known_options(StreamOptions)
     def astream(
         self, text: str, config: GenerationConfig | None = None, **options: Unpack[StreamOptions]
     ) -> AsyncStream:
         """Run ``stream`` in a worker thread."""
-        return AsyncStream(self.stream(text, config, **options))
+        return AsyncStream(partial(self.stream, text, config, **options), self._model.pump)
 
     @known_options(GenerationOptions)
     def regenerate(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Generator, Iterable, Mapping
 from typing import Any, Final
 
-from edge_rt.errors import Busy, EdgeRTError, ModelClosed
+from edge_rt.errors import Busy, EdgeRTError, ModelClosed, QueueFull
 from edge_rt.runtime.admission import Ticket, Wanted
 from edge_rt.runtime.batch import Batch
 from edge_rt.runtime.config import GenerationConfig, GenerationOptions
@@ -72,19 +72,32 @@ def together(
     """
     asked = enumerate(prompts)
     is_over, following = False, 0
+    refused: tuple[int, Generation, Wanted] | None = None  # others have filled the queue
     running: dict[int, Ticket] = {}
     answers: dict[int, Answer] = {}
+
+    def has_news() -> bool:
+        has_room = refused is not None and not batch.admission.is_full
+        return has_room or cancel.cancelled or any(ticket.has_ended for ticket in running.values())
+
     try:
         while True:
             while not is_over and len(running) < slots + AHEAD and len(running) + len(answers) < MOST_KEPT * slots:
-                if (item := next(asked, None)) is None:
-                    is_over = True
-                    break
+                if refused is None:
+                    if (item := next(asked, None)) is None:
+                        is_over = True
+                        break
+                    try:
+                        refused = (item[0], *ask(item[1]))
+                    except EdgeRTError as error:
+                        answers[item[0]] = _kept(error)
+                        continue
+                index, generation, wanted = refused
                 try:
-                    generation, wanted = ask(item[1])
-                    running[item[0]] = batch.submit(generation, Outcome(CancelToken(), None), wanted)
-                except EdgeRTError as error:
-                    answers[item[0]] = _kept(error)
+                    running[index] = batch.submit(generation, Outcome(CancelToken(), None), wanted)
+                except QueueFull:
+                    break
+                refused = None
             for index in [index for index, ticket in running.items() if ticket.has_ended]:
                 answers[index] = _answer(running.pop(index))
             while answers and not cancel.cancelled and (not ordered or following in answers):
@@ -94,8 +107,8 @@ def together(
                 yield answer if ordered else (index, answer)
             if cancel.cancelled:
                 return
-            if running:
-                batch.compute_until(lambda: cancel.cancelled or any(ticket.has_ended for ticket in running.values()))
+            if running or refused is not None:
+                batch.compute_until(has_news)
             elif is_over:
                 return
     finally:

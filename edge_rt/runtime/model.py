@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import time
 import weakref
-from collections.abc import Callable, Generator, Iterable, Mapping, Sequence as Items
+from collections.abc import AsyncGenerator, Callable, Generator, Iterable, Mapping, Sequence as Items
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import asdict
 from functools import partial
@@ -21,6 +21,7 @@ from edge_rt.package.kv_formats import BLOCK_TOKENS, ROW_BLOCK
 from edge_rt.package.manifest import PROMPTS_FOLDER
 from edge_rt.package.reader import Package
 from edge_rt.runtime.admission import Admission, Wanted
+from edge_rt.runtime.aio import AsyncStream, Pump, iterate, read_whole
 from edge_rt.runtime.answer_forms import PLAIN_ANSWER, AnswerForm
 from edge_rt.runtime.batch import Batch
 from edge_rt.runtime.cache.kv_cache import KVCache, common_prefix
@@ -47,7 +48,7 @@ from edge_rt.runtime.results import Event, Result
 from edge_rt.runtime.speculation.cost_model import RowCosts
 from edge_rt.runtime.speculation.live_costs import LiveCosts
 from edge_rt.runtime.speculation.speculation import Speculation
-from edge_rt.runtime.stream import AsyncStream, PromptOptions, Stream, read_whole
+from edge_rt.runtime.stream import PromptOptions, Stream
 from edge_rt.system.machine import return_free_memory
 from edge_rt.system.option_names import known_options
 from edge_rt.text.template import Inputs
@@ -80,6 +81,7 @@ class Model(ModelTexts):
         context_tokens: capacity of the context.
         measured_costs: what passes cost, measured.
         drafter: the trained drafter that is loaded; None if none is.
+        pump: computes in the slots for tasks of an event loop; None without slots.
         device: the GPU that passes run on; None: the CPU.
         device_choice: the device's name, and what is to be said where ``auto`` has chosen it.
         verification: what a verification of speculation on the device depends on; None for the CPU.
@@ -113,12 +115,14 @@ class Model(ModelTexts):
         self._cache, self._speculation, self.measured_costs = parts.cache, parts.speculation, parts.measured_costs
         self._prompts = parts.prompts
         self._batch: Batch | None = None
+        self.pump: Pump | None = None
         self._pool = parts.pool
         if self.plan.request.slots > 1:
             most = max(min(self.prefill_chunk, parts.cache.largest_pass), 2 * len(parts.slots))
             admission = Admission(parts.slots, parts.pool, most_waiting=options.max_queue)
             forget = self._speculation.forget
             self._batch = Batch(admission, partial(_held, weakref.ref(self)), most_rows=most, forget=forget)
+            self.pump = Pump(self._batch)
         self._providers, self._isa, self._kv_format = parts.providers, parts.isa, parts.kv_format
         self.drafter = parts.drafter
         self.device, self._cpu_nodes, self.verification = parts.device, parts.cpu_nodes, parts.verification
@@ -278,8 +282,56 @@ class Model(ModelTexts):
     def astream(
         self, prompt: Prompt, config: GenerationConfig | None = None, **options: Unpack[PromptOptions]
     ) -> AsyncStream:
-        """Do ``stream`` in a worker thread; leaving the ``async for`` or cancelling the task stops the generation."""
-        return AsyncStream(self.stream(prompt, config, **options))
+        """Do ``stream`` in a worker thread; leaving the ``async for`` or cancelling the task stops the generation.
+
+        What is wrong with the prompt or the options is raised by the first event.
+        """
+        return AsyncStream(partial(self.stream, prompt, config, **options), self.pump)
+
+    @overload
+    def agenerate_many(
+        self,
+        prompts: Iterable[Asked],
+        config: GenerationConfig | None = None,
+        *,
+        ordered: Literal[True] = True,
+        **options: Unpack[PromptOptions],
+    ) -> AsyncGenerator[Answer]: ...
+
+    @overload
+    def agenerate_many(
+        self,
+        prompts: Iterable[Asked],
+        config: GenerationConfig | None = None,
+        *,
+        ordered: Literal[False],
+        **options: Unpack[PromptOptions],
+    ) -> AsyncGenerator[tuple[int, Answer]]: ...
+
+    @known_options(PromptOptions)
+    def agenerate_many(
+        self,
+        prompts: Iterable[Asked],
+        config: GenerationConfig | None = None,
+        *,
+        ordered: bool = True,
+        **options: Unpack[PromptOptions],
+    ) -> AsyncGenerator[Answer] | AsyncGenerator[tuple[int, Answer]]:
+        """Do ``generate_many`` in a worker thread, which takes the prompts as well.
+
+        Leaving the ``async for`` and closing the iterator, or cancelling the task, ends what is under way.
+        """
+        # A token of its own: leaving early must not cancel the caller's.
+        outer, cancel = options.get("cancel"), CancelToken()
+        unsubscribe = None if outer is None else outer.on_cancel(cancel.cancel)
+
+        def stop() -> None:
+            cancel.cancel()
+            if unsubscribe is not None:
+                unsubscribe()
+
+        given: dict[str, Any] = {**options, "cancel": cancel}
+        return iterate(partial(self.generate_many, prompts, config, ordered=ordered, **given), stop)
 
     @known_options()
     def score(
@@ -380,11 +432,11 @@ class Model(ModelTexts):
     def _stream(
         self, generation: Generation, wanted: Wanted, on_result: Callable[[Result], None] | None = None
     ) -> Stream:
-        source = generation.events
-        if self._batch is not None:
-            source = partial(self._batch.events, generation, wanted)
         # A token of its own: a stream that is left early must not cancel the caller's.
-        return Stream(source, CancelToken(), on_result)
+        if self._batch is None:
+            return Stream(generation.events, CancelToken(), on_result)
+        enter = partial(self._batch.submit, generation, wanted=wanted)
+        return Stream(partial(self._batch.events, generation, wanted), CancelToken(), on_result, enter)
 
     def _generation(
         self,

@@ -152,6 +152,30 @@ def test_slots_are_given_up_before_the_precision_of_the_cache():
     assert all("slots: " in " ".join(plan.given_up) for plan in plans[1:] if plan.choice.slots < 6)
 
 
+def test_rows_that_slots_share_are_given_up_before_slots_down_to_those_of_a_context():
+    sizes = range(1600 * MIB, 190 * MIB, -16 * MIB)
+    plans = [make_plan(make_shape(), DEVICE, Request(size, ctx=2048, spec="off", slots=4)) for size in sizes]
+    shared = [plan.choice for plan in plans if plan.fits and plan.choice.slots > 1]
+    rows = [choice.kv_rows for choice in shared]
+    assert (rows[0], sorted(rows, reverse=True)) == (4 * 2048, rows)
+    assert len(set(rows)) > 3
+    assert all(choice.kv_rows >= choice.ctx == 2048 for choice in shared)
+    assert {choice.slots for choice in shared if choice.kv_rows > 2112} == {4}
+    reduced = next(plan for plan in plans if plan.choice.kv_rows not in (0, 4 * 2048))
+    assert f"rows of the KV cache: {reduced.choice.kv_rows} instead of 8192" in " ".join(reduced.given_up)
+
+
+def test_rows_that_are_asked_for_are_kept_in_whole_blocks():
+    plan = make_plan(make_shape(), DEVICE, Request(spec="off", slots=4, kv_rows=1001))
+    assert (plan.choice.ctx, plan.choice.kv_rows, plan.choice.slots) == (1001, 1008, 4)
+    one = make_plan(make_shape(), DEVICE, Request(spec="off", ctx=1008))
+    assert plan.sizes.kv_cache == one.sizes.kv_cache
+    assert "1008 rows that 4 slots share" in next(term.text for term in plan.terms if term.name == "kv_cache")
+    assert plan.request.flags[-4:] == ("--slots", "4", "--kv-rows", "1001")
+    with pytest.raises(ConfigError, match="fewer than a context"):
+        make_plan(make_shape(), DEVICE, Request(ctx=512, slots=4, kv_rows=511))
+
+
 def test_slots_have_a_cache_each_and_rows_of_logits():
     one, four = (make_plan(make_shape(), DEVICE, Request(spec="off", ctx=1024, slots=slots)) for slots in (1, 4))
     assert four.sizes.kv_cache == 4 * one.sizes.kv_cache

@@ -1,15 +1,19 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import threading
 import time
 
 import pytest
 
 from edge_rt.errors import ConfigError, InferenceError
+from edge_rt.runtime.aio import AsyncStream
 from edge_rt.runtime.forward.cancel import CancelToken
 from edge_rt.runtime.results import Event
-from edge_rt.runtime.stream import QUEUE_EVENTS, AsyncStream, Stream
+from edge_rt.runtime.stream import Stream
+from tests.helpers.models import load_package
+from tests.helpers.small import GREEDY
 
 
 class SlowSource:
@@ -44,7 +48,7 @@ class SlowSource:
             self.closed.set()
 
     def stream(self):
-        return AsyncStream(Stream(self, CancelToken()))
+        return AsyncStream(lambda: Stream(self, CancelToken()))
 
 
 def run(coroutine):
@@ -86,7 +90,7 @@ def test_the_loop_stays_responsive():
             ticked.set()
 
         ticker = asyncio.create_task(tick())
-        async for _ in AsyncStream(Stream(events, CancelToken())):
+        async for _ in AsyncStream(lambda: Stream(events, CancelToken())):
             pass
         await ticker
 
@@ -164,41 +168,18 @@ def test_cancelling_the_task_stops_the_generation_first():
     run(main())
 
 
-def test_cancelling_while_the_queue_is_full():
-    source = SlowSource(10_000, seconds=0)
-
-    async def read():
-        async for _ in source.stream():
-            await asyncio.sleep(30)
-
-    async def main():
-        task = asyncio.create_task(read())
-        while source.made < QUEUE_EVENTS:
-            await asyncio.sleep(0.001)
-        task.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await task
-        assert await closed(source)
-
-    run(main())
-
-
-def test_a_slow_consumer_holds_the_generation_back():
-    source = SlowSource(10_000, seconds=0)
+def test_a_slow_reader_holds_up_nobody():
+    source = SlowSource(300, seconds=0)
 
     async def main():
         stream = source.stream()
         events = aiter(stream)
-        for _ in range(3):
-            await anext(events)
-        while source.made < QUEUE_EVENTS:
-            await asyncio.sleep(0.001)
-        await asyncio.sleep(0.05)
-        ahead = source.made
-        await stream.aclose()
-        return ahead
+        await anext(events)
+        assert await closed(source)
+        assert source.made == 300
+        return 1 + len([event async for event in events])
 
-    assert run(main()) <= 3 + QUEUE_EVENTS + 2
+    assert run(main()) == 300
 
 
 def test_cancel_lets_the_iteration_end_by_itself():
@@ -267,3 +248,77 @@ def test_an_event_loop_that_ends_first_takes_no_thread_along():
     while any(t.name == "edge-rt generation" for t in threading.enumerate()) and time.monotonic() < end:
         time.sleep(0.005)
     assert not any(t.name == "edge-rt generation" for t in threading.enumerate())
+
+
+PROMPTS = [[5, 6, 7 + number] for number in range(6)]
+
+
+class CountingLoop(asyncio.SelectorEventLoop):
+    """Counts what other threads ask it for."""
+
+    asked = 0
+
+    def call_soon_threadsafe(self, *args, **options):
+        self.asked += 1
+        return super().call_soon_threadsafe(*args, **options)
+
+
+@pytest.fixture(scope="module")
+def alone(native_package):
+    with load_package(native_package, ctx=96, spec="off") as model:
+        return [model.generate(prompt, max_tokens=20, **GREEDY).token_ids for prompt in PROMPTS]
+
+
+def test_tasks_share_passes_and_the_loop_is_told_once_a_step(native_package, alone):
+    with load_package(native_package, ctx=96, slots=6) as model:
+
+        async def main():
+            tasks = [model.agenerate(prompt, max_tokens=20, **GREEDY) for prompt in PROMPTS]
+            return [result.token_ids for result in await asyncio.gather(*tasks)]
+
+        with asyncio.Runner(loop_factory=CountingLoop) as runner:
+            assert runner.run(main()) == alone
+            assert runner.get_loop().asked < 3 * 20
+        assert model.pump is not None
+        model._batch.check()
+
+
+def test_a_slow_reader_and_one_that_leaves_hold_up_nobody(native_package, alone):
+    with load_package(native_package, ctx=96, slots=3) as model:
+
+        async def main():
+            slow = model.astream(PROMPTS[0], max_tokens=20, **GREEDY)
+            events = aiter(slow)
+            first = await anext(events)
+            async for _ in model.astream(PROMPTS[1], max_tokens=80, **GREEDY):
+                break
+            results = await asyncio.gather(*[model.agenerate(one, max_tokens=20, **GREEDY) for one in PROMPTS[2:]])
+            assert [result.token_ids for result in results] == alone[2:]
+            rest = [event async for event in events]
+            assert tuple(token for event in (first, *rest) for token in event.token_ids) == alone[0]
+            assert slow.result().token_ids == alone[0]
+            with pytest.raises(ConfigError, match="prompt is empty"):
+                await model.agenerate([])
+
+        run(main())
+        model._batch.check()
+        assert not model._batch.admission.active
+
+
+@pytest.mark.parametrize("slots", [None, 3])
+def test_many_answers_come_in_order_or_as_they_are_ready(native_package, alone, slots):
+    with load_package(native_package, ctx=96, slots=slots) as model:
+
+        async def main():
+            many = model.agenerate_many(PROMPTS, max_tokens=20, **GREEDY)
+            assert [answer.token_ids async for answer in many] == alone
+            many = model.agenerate_many(PROMPTS, ordered=False, max_tokens=20, **GREEDY)
+            pairs = [(index, answer.token_ids) async for index, answer in many]
+            assert sorted(pairs) == list(enumerate(alone))
+            endless = ([5, 6, 7 + number % 50] for number in itertools.count())
+            many = model.agenerate_many(endless, max_tokens=2, **GREEDY)
+            await anext(many)
+            await many.aclose()
+
+        run(main())
+        model.reset()  # nothing is generated any more

@@ -78,3 +78,9 @@ def test_what_ends_every_generation_is_raised(native_package):
     model.close()
     with pytest.raises(ModelClosed):
         list(answers) + list(model.generate_many([[5, 6]]))
+
+
+def test_a_queue_that_others_fill_is_waited_for(native_package):
+    with load_package(native_package, ctx=CONTEXT, slots=1 + 1, max_queue=0) as model:
+        answers = list(model.generate_many([[5, 6, number] for number in range(7)], max_tokens=3, **GREEDY))
+        assert [len(answer.token_ids) for answer in answers] == [3] * 7

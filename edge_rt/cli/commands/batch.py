@@ -45,6 +45,7 @@ class FileFlags:
     prompts: Annotated[Path, flags.BATCH_PROMPTS]
     answers: Annotated[Path, flags.BATCH_ANSWERS]
     slots: Annotated[int, flags.SLOTS.but(shown="4")] = 4
+    kv_rows: Annotated[int | None, flags.KV_ROWS] = None
     raw: Annotated[bool, flags.RAW] = False
 
     def check(self, output: OutputFlags) -> None:
@@ -108,13 +109,13 @@ def batch(
         if count.done:
             terminal.note(f"{count.done} of {count.total} lines are answered already", "dim")
         if count.done < count.total:
-            asked = load.options(places, speculation).but(slots=files.slots, formats=has_format)
+            asked = load.options(places, speculation).but(slots=files.slots, kv_rows=files.kv_rows, formats=has_format)
             _, package = obtain_package(terminal, load.reference, places, budget=load.budget_bytes(places))
             model = load_model(package, telling_load(terminal, asked))
             tell_device(terminal, model.device_choice)
             warn_of_limits(terminal, model, asked, config)
-            if model.slots < files.slots:
-                terminal.warn("; ".join(text for text in model.plan.given_up if text.startswith("slots")))
+            if less := [text for text in model.plan.given_up if text.startswith(("slots", "rows"))]:
+                terminal.warn("; ".join(less))
             is_raw = files.raw or model.template_source is None
             basis = _basis(model, config, is_raw=is_raw)
             _check_basis(kept.values(), basis, files)

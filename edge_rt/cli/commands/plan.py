@@ -63,6 +63,7 @@ def plan(
     output: OutputFlags,
     places: Annotated[PlaceFlags, only("store", "config")],
     slots: Annotated[int, flags.SLOTS] = 1,
+    kv_rows: Annotated[int | None, flags.KV_ROWS] = None,
 ) -> int:
     """Show how much memory a model needs, and the fastest settings within a budget.
 
@@ -80,7 +81,7 @@ def plan(
         return 0
     speculation.check_planned()
     found = find_model(load.reference, places, machine.weights)
-    asked = load.options(places, speculation, is_package=found.package is not None).but(slots=slots)
+    asked = load.options(places, speculation, is_package=found.package is not None).but(slots=slots, kv_rows=kv_rows)
     is_here = is_local(device)
     if is_here and device is not None:
         asked = asked.but(device=device)

@@ -36,7 +36,7 @@ _STAGES: Final = {
     "drafter": "the trained drafter is loaded",
     "corpus": "the corpus is looked up",
     "answer": "an answer is generated",
-    "slots": "all slots answer, in full contexts",
+    "slots": "all slots answer, in all rows of the cache",
 }
 
 
@@ -56,6 +56,7 @@ def profile(
     output: OutputFlags,
     places: PlaceFlags,
     slots: Annotated[int, flags.SLOTS] = 1,
+    kv_rows: Annotated[int | None, flags.KV_ROWS] = None,
 ) -> int:
     """Measure how much memory a model takes, and compare it with its plan.
 
@@ -68,7 +69,7 @@ def profile(
 
         require_plot(plot)
     speculation.check_planned()
-    asked = load.options(places, speculation).but(slots=None if slots == 1 else slots)
+    asked = load.options(places, speculation).but(slots=None if slots == 1 else slots, kv_rows=kv_rows)
     name, package = obtain_package(terminal, load.reference, places, budget=load.budget_bytes(places))
     # In this thread, where a signal ends the measurement and its process at once.
     measured = _measure(terminal, package, asked, load.threads, with_chat=plot is not None)

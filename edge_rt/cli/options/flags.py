@@ -139,9 +139,17 @@ THREADS: Final = Flag(
 )
 SLOTS: Final = Flag(
     ("--slots",),
-    "Answers that are computed at once, each with rows for a whole context.",
+    "Answers that are computed at once.",
     metavar="N",
     shown="1",
+    panel=MEMORY_PANEL,
+    least=1,
+)
+KV_ROWS: Final = Flag(
+    ("--kv-rows",),
+    "Rows of the KV cache that slots share: tokens of all answers at once, at least a context.",
+    metavar="N",
+    shown="a context for each slot, if that fits",
     panel=MEMORY_PANEL,
     least=1,
 )

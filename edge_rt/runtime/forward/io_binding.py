@@ -37,6 +37,7 @@ def open_io_binding(
     largest_pass: int = LARGEST_PASS,
     hidden: bool = False,
     sequences: int = 0,
+    rows: int | None = None,
     device: ComputeDevice | None = None,
     host_layers: int = 0,
 ) -> IOBinding:
@@ -47,6 +48,7 @@ def open_io_binding(
         hidden: whether passes return hidden states (``Outputs.hidden``); the session must then be opened with the
             binding's ``more_outputs``.
         sequences: most of one pass, where the package and the device compute several; 0: one has the cache.
+        rows: that these share; None: as in ``NativeIOBinding``.
         device: where the cache lies, one that the package can run on (``open_device``); None: in this process.
         host_layers: with a device: how many layers, the first ones, the CPU computes, with their cache in this process.
     """
@@ -95,4 +97,6 @@ def open_io_binding(
         from edge_rt.runtime.forward.io_binding_portable import PortableIOBinding
 
         return PortableIOBinding(decoder, capacity, formats[0])
-    return NativeIOBinding(decoder, capacity, kv_format, largest_pass=largest_pass, hidden=hidden, sequences=sequences)
+    return NativeIOBinding(
+        decoder, capacity, kv_format, sequences=sequences, rows=rows, largest_pass=largest_pass, hidden=hidden
+    )

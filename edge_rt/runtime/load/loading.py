@@ -361,6 +361,7 @@ def _open_io_binding(package: Package, load_plan: LoadPlan, device: ComputeDevic
             largest_pass=load_plan.largest_pass,
             hidden=load_plan.hidden,
             sequences=choice.slots if choice.slots > 1 else 0,
+            rows=choice.kv_rows or None,
             device=device,
             host_layers=load_plan.host_layers,
         )

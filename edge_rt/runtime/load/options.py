@@ -32,7 +32,7 @@ available.
 MOST_SLOTS: Final = 64
 _DECIDED: Final = (
     "device_memory", "ctx", "threads", "prefill_chunk", "kv", "spec", "draft_max", "corpus", "drafter",
-    "slots",
+    "slots", "kv_rows",
 )  # fmt: skip
 """Options that a plan decides, besides ``memory``."""
 
@@ -85,6 +85,8 @@ class LoadOptions:
         slots: answers that are computed at once, 1 to 64; further ones wait. An answer that is computed beside others
             drafts nothing. None: one generation at a time, a second one raises ``Busy``. What computes one sequence at
             a time lets all others wait.
+        kv_rows: with slots, rows of the KV cache that they share, at least those of a context. None: a whole context
+            for each slot, if that fits.
         max_queue: with slots, generations that may wait; one more raises ``QueueFull``. None: any number.
         hidden: whether passes return hidden states (``Outputs.hidden``), for programs that run passes of their own;
             native packages only.
@@ -128,6 +130,7 @@ class LoadOptions:
     base_bytes: int | None = None
     freed_device_bytes: Mapping[DeviceName, int] = field(default_factory=dict)
     slots: int | None = None
+    kv_rows: int | None = None
     max_queue: int | None = None
     hidden: bool = False
     formats: bool = False
@@ -169,6 +172,19 @@ class LoadOptions:
                 f"Got max_queue={self.max_queue} without slots.",
                 "Give slots as well, or leave it out.",
             )
+        if self.kv_rows is not None:
+            if type(self.kv_rows) is not int or self.kv_rows < 1:
+                raise ConfigError(
+                    "The number of rows of the KV cache is out of range.",
+                    f"Got {self.kv_rows!r:.40}.",
+                    "Give those of a context at least, or None.",
+                )
+            if (self.slots or 1) == 1:
+                raise ConfigError(
+                    "Rows of the KV cache are shared by several slots only.",
+                    f"Got {self.kv_rows} rows and {self.slots or 1} slot, which has those of a context.",
+                    "Give more slots, or a context (--ctx, ctx=) instead.",
+                )
         if self.spec is not None:
             require_mode(self.spec)
         if self.draft_max is not None:

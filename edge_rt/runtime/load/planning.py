@@ -92,6 +92,7 @@ def _plan_on(facts: Facts, options: LoadOptions, gpu: GpuFigures | None) -> Plan
         corpus_bytes=facts.corpus_bytes,
         hidden=options.hidden,
         slots=options.slots or 1,
+        kv_rows=options.kv_rows,
         formats=options.formats,
         prompt_cache=options.prompt_cache is not None or facts.has_prompts,
         drafter=facts.drafter,

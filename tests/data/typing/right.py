@@ -51,7 +51,7 @@ def loaded(model: str | Path, memory: int | str | edge_rt.Budget | None) -> edge
     plan: edge_rt.Plan = edge_rt.plan(
         model, memory=memory, device_memory="1GiB", ctx=512, threads=2, device="cpu", store=PLACES[0],
         prefill_chunk=64, kv="int8", spec="auto", draft_max=8, corpus="c", drafter="d", formats=True, prompt_cache="p",
-        slots=2,
+        slots=2, kv_rows=4096,
     )  # fmt: skip
     options = edge_rt.LoadOptions(memory=memory, ctx=512, plan=plan)
     with edge_rt.Model(edge_rt.open_package(model), options) as other:
