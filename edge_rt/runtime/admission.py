@@ -172,6 +172,12 @@ class Admission:
         with self._lock:
             return not self.active and self._waiting[0] is turn
 
+    @property
+    def is_held(self) -> bool:
+        """Whether somebody's turn has come, or is about to."""
+        with self._lock:
+            return not self.active and bool(self._waiting) and isinstance(self._waiting[0], Turn)
+
     def end_turn(self, turn: Turn) -> None:
         """Let those behind somebody begin."""
         with self._lock:

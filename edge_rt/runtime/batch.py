@@ -103,7 +103,7 @@ class Batch:
         """Compute steps, or wait for those of others, until something is so; it is asked between two steps."""
         while True:
             with self._changed:
-                while not (is_done := is_reached()) and self._is_stepping:
+                while not (is_done := is_reached()) and (self._is_stepping or self.admission.is_held):
                     self._wait()
             if is_done:
                 return
@@ -149,6 +149,8 @@ class Batch:
             if unsubscribe is not None:
                 unsubscribe()
             self.admission.end_turn(turn)
+            with self._changed:
+                self._changed.notify_all()
 
     def forget_rows(self) -> None:
         """Forget the rows that no generation computes with, between two steps."""
@@ -189,8 +191,8 @@ class Batch:
             self._end_step()
 
     def _wait(self) -> None:
-        """Wait for the step under way."""
-        if self._thread == threading.get_ident():
+        """Wait for the step under way, or for passes of nobody's."""
+        if self._is_stepping and self._thread == threading.get_ident():
             raise Busy("The model is computing.", "It was called by what a step has called.", "Call it afterwards.")
         self._changed.wait()
 
