@@ -10,10 +10,11 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from edge_rt.errors import EdgeRTError
+from edge_rt.runtime.aio import AsyncStream
 from edge_rt.runtime.config import GenerationConfig
 from edge_rt.runtime.prompts import Prompt
 from edge_rt.runtime.results import Event, Result, TokenLogProb
-from edge_rt.runtime.stream import AsyncStream, Stream
+from edge_rt.runtime.stream import Stream
 from edge_rt.server.failures import RETRY_SECONDS, HTTPFailure, failure_of
 from edge_rt.server.models import LoadedModel
 from edge_rt.server.texts import infill_prompt
@@ -148,7 +149,8 @@ class Answers:
             try:
                 if self.entry.turn is not None:
                     await stack.enter_async_context(self.entry.turn)
-                stream = await stack.enter_async_context(AsyncStream(self.streams[index]))
+                opened = AsyncStream(lambda: self.streams[index], self.entry.model.pump)
+                stream = await stack.enter_async_context(opened)
                 async for event in stream:
                     await self._pieces.put(self._piece(index, event))
                 await self._pieces.put(self._last(index, stream.result()))
