@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import threading
-
 import numpy as np
 import pytest
 
@@ -199,7 +197,7 @@ def test_what_fits_no_context_is_refused_at_once_while_others_wait(native_packag
 
 def test_a_score_waits_until_those_before_it_have_ended_and_those_behind_wait(native_package):
     text = list(range(20, 60))
-    with load_package(native_package, ctx=CONTEXT, slots=2) as model:
+    with load_package(native_package, ctx=CONTEXT, slots=2, prefill_chunk=16) as model:
         expected = model.score(text).logprobs
         stream = model.stream([5, 6, 7], max_tokens=30, **GREEDY)
         events = iter(stream)
@@ -207,15 +205,15 @@ def test_a_score_waits_until_those_before_it_have_ended_and_those_behind_wait(na
         assert model.score(text).logprobs == expected
         assert stream.result().finish_reason == "length"
         token = CancelToken()
-        stream = model.stream([5, 6, 7], max_tokens=150, **GREEDY)
-        events = iter(stream)
-        next(events)
-        threading.Timer(0.01, token.cancel).start()
+        stream = model.stream([5] * 100, max_tokens=20, on_prefill_progress=lambda *_: token.cancel(), **GREEDY)
+        ticket = stream.submit()
         with pytest.raises(Cancelled):
             model.score(text, cancel=token)
+        assert not ticket.has_ended
         # What nobody computes with is forgotten beside an answer.
         model.reset()
-        assert stream.result().finish_reason == "length"
+        model._batch.drain()
+        assert ticket.generation.settled().finish_reason == "length"
         model._batch.check()
 
 
