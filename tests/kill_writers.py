@@ -25,9 +25,11 @@ TEXT = "The keeper of the lighthouse counted the boats, wrote {0} of them down, 
 
 
 def kill_batches(package: Path, folder: Path, times: int) -> None:
-    """Kill a batch at random moments until it was killed often enough, and compare it with one that was left alone."""
+    """Kill a batch at random moments, go on with it, and compare its answers with those of one that was left alone."""
     source, whole, out = (folder / name for name in ("in.jsonl", "whole.jsonl", "out.jsonl"))
-    lines = [{"prompt": f"Tell me about the number {index}.", "max_tokens": 8 + index % 40} for index in range(400)]
+    lines = [
+        {"prompt": f"Tell me about the number {index}.", "max_tokens": 8 + index % 40} for index in range(16 * times)
+    ]
     source.write_text("".join(json.dumps(line) + "\n" for line in lines))
     subprocess.run([*PROGRAM, "batch", source, whole, "-m", package, *OPTIONS], check=True)
     seen = [0]
@@ -57,36 +59,37 @@ def _answers(path: Path) -> list[tuple[str, str, str]]:
 def kill_caches(package: Path, folder: Path, times: int) -> None:
     """Kill processes that store prompts at random moments; every answer behind what they leave is as without."""
     cache = folder / "prompts"
-    prompts = [TEXT.format(index) for index in range(4)]
-    with edge_rt.load(package, ctx=2048) as model:
-        expected = [model.generate(text, max_tokens=8, temperature=0.0).token_ids for text in prompts]
+    prompts = [TEXT.format(index) for index in range(2)]
     program = [sys.executable, "-m", "tests.kill_writers", "write", str(package), "--folder", str(cache)]
     cached, unfinished = [], 0
-    for _ in range(times):
-        process = subprocess.Popen(program)
-        while process.poll() is None and not list(cache.glob("*/*.rows")):
-            time.sleep(0.01)
-        _kill_after(process, random.uniform(0.0, 1.5))
-        unfinished += len(list(cache.glob("*/.*.tmp")))
-        with edge_rt.load(package, ctx=2048, prompt_cache=cache) as model:
+    with edge_rt.load(package, ctx=2048) as plain, edge_rt.load(package, ctx=2048, prompt_cache=cache) as model:
+        expected = [plain.generate(text, max_tokens=8, temperature=0.0).token_ids for text in prompts]
+        for _ in range(times):
+            process = subprocess.Popen(program)
+            while process.poll() is None and not list(cache.glob("*/*.rows")):
+                time.sleep(0.01)
+            _kill_after(process, random.uniform(0.0, 0.7))
+            unfinished += len(list(cache.glob("*/.*.tmp")))
+            model.reset()
             for text, token_ids in zip(prompts, expected, strict=True):
                 result = model.generate(text, max_tokens=8, temperature=0.0)
                 assert (result.token_ids, result.warnings) == (token_ids, ())
                 cached.append(result.usage.cached_tokens)
-        for path in cache.glob("*/*.rows"):
-            path.unlink()
+            for path in cache.glob("*/*.rows"):
+                path.unlink()
     print(f"killed {times} times, {unfinished} unfinished files; {len(cached)} answers, {sum(cached)} tokens read")
 
 
 def write_on(package: Path, cache: Path) -> None:
     """Store prompts until the process is killed."""
     with edge_rt.load(package, ctx=2048, prompt_cache=cache) as model:
-        index = 0
+        model.generate(TEXT.format(0), max_tokens=1)
+        assert model._prompts is not None
         while True:
-            index += 1
-            for path in cache.glob("*/*.rows"):
+            for path in random.sample(sorted(cache.glob("*/*.rows")), 5):
                 path.unlink(missing_ok=True)
-            model.generate(TEXT.format(index % 4), max_tokens=1)
+            # Again and again what follows an answer, so that most moments are those of writing.
+            model._prompts.store(model._cache)
 
 
 def _kill_after(process: subprocess.Popen[bytes], seconds: float) -> None:
