@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from concurrent.futures import Executor
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -34,7 +35,8 @@ class AnswerRequest:
         more: further prompts.
         count: answers to each.
         infill: what comes before and behind the answer; the prompt is made of both.
-        needs_count: whether the prompt's tokens are to be known before the answer.
+        needs_count: whether the prompt's tokens are to be known before the answer, and the most tokens of the answer
+            are those that fit.
     """
 
     model: str | None
@@ -87,6 +89,13 @@ class WholeAnswer:
     reasoning: str = ""
     reasoning_tokens: int = 0
     result: Result | None = None
+
+    def call_pieces(self) -> tuple[CallPiece, ...]:
+        """Return its calls, each whole."""
+        return tuple(
+            CallPiece(index, call.name, json.dumps(call.arguments, ensure_ascii=False))
+            for index, call in enumerate(self.ended.tool_calls)
+        )
 
     @property
     def ended(self) -> Result:
@@ -210,6 +219,12 @@ async def answering(
 def _opened(entry: LoadedModel, asked: AnswerRequest, on_result: Callable[[Result], None]) -> Answers:
     model, config = entry.model, GenerationConfig(**asked.options)
     given: dict[str, Any] = {"tools": asked.tools, "template_args": asked.template_args}
+    count = None
+    if asked.needs_count:
+        count = model.count_tokens(asked.prompt, **{**given, "tools": config.shown(asked.tools)})
+        if count < model.context_tokens < count + (config.max_tokens or 0):
+            # These clients have to say a limit, and say a large one: the answer ends where the context does.
+            config = config.with_options(max_tokens=None)
     streams: list[Stream] = []
     prompts = (asked.prompt, *asked.more) if asked.infill is None else (infill_prompt(model, *asked.infill),)
     for prompt in prompts:
@@ -221,6 +236,4 @@ def _opened(entry: LoadedModel, asked: AnswerRequest, on_result: Callable[[Resul
     texts = model.texts
     tools = None if not shown or texts is None else texts.callable_tools(shown)
     calls = [CallStream(tools, asked.begun) for _ in streams]
-    given["tools"] = config.shown(asked.tools)
-    count = model.count_tokens(asked.prompt, **given) if asked.needs_count else None
     return Answers(entry, streams, calls, asked.count, on_result, count, [WholeAnswer() for _ in streams])

@@ -18,13 +18,17 @@ from starlette.routing import Route
 from edge_rt.errors import EdgeRTError
 from edge_rt.server import information, texts
 from edge_rt.server.answers import AnswerRequest, answering
+from edge_rt.server.anthropic_messages import count_tokens, read_messages
+from edge_rt.server.anthropic_writer import MessageWriter
 from edge_rt.server.bodies import Fields
 from edge_rt.server.failures import HTTPFailure, failure_of, response_of
 from edge_rt.server.guard import Guard
 from edge_rt.server.models import LoadedModel
 from edge_rt.server.openai_chat import ChatWriter, read_chat
 from edge_rt.server.openai_completions import CompletionWriter, InfillWriter, read_completion, read_infill
+from edge_rt.server.openai_responses import read_response
 from edge_rt.server.responding import ClientGone, Writer, respond, unless_gone
+from edge_rt.server.response_writer import ResponseWriter
 from edge_rt.server.shared import Handler, Server
 from edge_rt.version import VERSION
 
@@ -95,6 +99,9 @@ ENDPOINTS: Final = (
     Endpoint("GET", "/v1/models/{id:path}", information.show_model, "One model."),
     Endpoint("POST", "/v1/chat/completions", answered_by(read_chat, ChatWriter), "OpenAI's chat completions."),
     Endpoint("POST", "/v1/completions", answered_by(read_completion, CompletionWriter), "OpenAI's completions."),
+    Endpoint("POST", "/v1/responses", answered_by(read_response, ResponseWriter), "OpenAI's responses, without state."),
+    Endpoint("POST", "/v1/messages", answered_by(read_messages, MessageWriter), "Anthropic's messages."),
+    Endpoint("POST", "/v1/messages/count_tokens", count_tokens, "The tokens of a prompt of Anthropic's messages."),
     Endpoint("POST", "/infill", answered_by(read_infill, InfillWriter), "llama.cpp's completion between two texts."),
     Endpoint("POST", "/tokenize", texts.tokenize, "The tokens of a text or of messages."),
     Endpoint("POST", "/detokenize", texts.detokenize, "The text of tokens."),

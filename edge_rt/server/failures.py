@@ -104,9 +104,14 @@ def body_of(failure: HTTPFailure, path: str) -> Mapping[str, Any]:
     if path.startswith("/api/"):
         return {"error": failure.message}
     if path.startswith("/v1/messages"):
-        kind = _OF_ANTHROPIC.get(failure.status, "api_error")
-        return {"type": "error", "error": {"type": kind, "message": failure.message}}
+        return anthropic_error(failure)
     return {"error": openai_error(failure)}
+
+
+def anthropic_error(failure: HTTPFailure) -> dict[str, Any]:
+    """Return a failure as Anthropic's API writes it, in answers and in events."""
+    kind = _OF_ANTHROPIC.get(failure.status, "api_error")
+    return {"type": "error", "error": {"type": kind, "message": failure.message}}
 
 
 def openai_error(failure: HTTPFailure) -> dict[str, Any]:
