@@ -16,7 +16,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from edge_rt.errors import EdgeRTError
-from edge_rt.server import information, texts
+from edge_rt.server import information, ollama, texts
 from edge_rt.server.answers import AnswerRequest, answering
 from edge_rt.server.anthropic_messages import count_tokens, read_messages
 from edge_rt.server.anthropic_writer import MessageWriter
@@ -24,6 +24,7 @@ from edge_rt.server.bodies import Fields
 from edge_rt.server.failures import HTTPFailure, failure_of, response_of
 from edge_rt.server.guard import Guard
 from edge_rt.server.models import LoadedModel
+from edge_rt.server.ollama import OllamaTextWriter, OllamaWriter, read_ollama_chat, read_ollama_text
 from edge_rt.server.openai_chat import ChatWriter, read_chat
 from edge_rt.server.openai_completions import CompletionWriter, InfillWriter, read_completion, read_infill
 from edge_rt.server.openai_responses import read_response
@@ -36,8 +37,16 @@ CLIENT_LEFT: Final = 499
 """Status of a request whose client has left: nobody reads it, but the log has it."""
 
 
-def answered_by(read: Callable[[Fields], AnswerRequest], write: Callable[[Fields, LoadedModel], Writer]) -> Handler:
-    """Return what answers the requests of an API that generates: it reads them, and writes the answers."""
+def answered_by(
+    read: Callable[[Fields], AnswerRequest], write: Callable[[Fields, LoadedModel], Writer], *, streams: bool = False
+) -> Handler:
+    """Return what answers the requests of an API that generates.
+
+    Args:
+        read: reads them.
+        write: writes the answers.
+        streams: whether it streams where a request does not say.
+    """
 
     async def handle(server: Server, request: Request) -> Response:
         async with AsyncExitStack() as held:
@@ -47,7 +56,7 @@ def answered_by(read: Callable[[Fields], AnswerRequest], write: Callable[[Fields
             writer = write(fields, entry)
             opening = answering(entry, asked, server.encoding, server.counters.add)
             answers = await unless_gone(request.receive, held.enter_async_context(opening))
-            return await respond(request, answers, writer, held, is_streamed=fields.flag("stream"))
+            return await respond(request, answers, writer, held, is_streamed=fields.flag("stream", default=streams))
         raise AssertionError("unreachable")
 
     return handle
@@ -103,6 +112,11 @@ ENDPOINTS: Final = (
     Endpoint("POST", "/v1/messages", answered_by(read_messages, MessageWriter), "Anthropic's messages."),
     Endpoint("POST", "/v1/messages/count_tokens", count_tokens, "The tokens of a prompt of Anthropic's messages."),
     Endpoint("POST", "/infill", answered_by(read_infill, InfillWriter), "llama.cpp's completion between two texts."),
+    Endpoint("POST", "/api/chat", answered_by(read_ollama_chat, OllamaWriter, streams=True), "Ollama's chats."),
+    Endpoint("POST", "/api/generate", answered_by(read_ollama_text, OllamaTextWriter, streams=True), "Ollama's texts."),
+    Endpoint("GET", "/api/tags", ollama.list_tags, "Ollama's list of models."),
+    Endpoint("POST", "/api/show", ollama.show_details, "Ollama's facts of a model."),
+    Endpoint("GET", "/api/version", ollama.show_version, "The version of Ollama whose routes these are."),
     Endpoint("POST", "/tokenize", texts.tokenize, "The tokens of a text or of messages."),
     Endpoint("POST", "/detokenize", texts.detokenize, "The text of tokens."),
     Endpoint("POST", "/apply-template", texts.apply_template, "Messages as the model's chat template writes them."),

@@ -1,0 +1,235 @@
+"""Ollama's routes: chats, texts, and what its clients ask before they speak to a server."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, Final
+
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+
+from edge_rt.runtime.results import Result
+from edge_rt.server.answers import AnswerRequest, Answers, Piece
+from edge_rt.server.bodies import Fields
+from edge_rt.server.failures import HTTPFailure, unsupported, wrong_field
+from edge_rt.server.models import LoadedModel
+from edge_rt.server.openai_results import own_fields
+from edge_rt.server.request_fields import MOST_TOKENS, chat_messages, chat_tools, json_text, sampling_options
+from edge_rt.server.shared import Server
+
+API_VERSION: Final = "0.13.3"
+"""Of Ollama, whose routes these are: clients refuse older ones."""
+
+
+def read_ollama_chat(fields: Fields) -> AnswerRequest:
+    """Return what a request for a chat asks for.
+
+    Raises:
+        HTTPFailure: a field is wrong, or asks for what this server cannot do.
+    """
+    messages = chat_messages(fields)
+    for number, message in enumerate(messages):
+        if message.pop("images", None):
+            raise unsupported(f"messages[{number}].images", "Models get text alone here.")
+    return AnswerRequest(_model(fields), messages, _options(fields), chat_tools(fields), _thoughts(fields))
+
+
+def read_ollama_text(fields: Fields) -> AnswerRequest:
+    """Return what a request for the answer to one text asks for; raises as ``read_ollama_chat``."""
+    if fields.items("images", 16):
+        raise unsupported("images", "Models get text alone here.")
+    for name in ("template", "context"):
+        if name in fields:
+            raise unsupported(name, f"The field '{name}' is not supported. Send messages to /api/chat.")
+    prompt = fields.text("prompt") or ""
+    if suffix := fields.text("suffix"):
+        return AnswerRequest(_model(fields), prompt, _options(fields), infill=(prompt, suffix))
+    if fields.flag("raw"):
+        return AnswerRequest(_model(fields), prompt, _options(fields))
+    system = fields.text("system")
+    messages = [] if system is None else [{"role": "system", "content": system}]
+    messages.append({"role": "user", "content": prompt})
+    return AnswerRequest(_model(fields), messages, _options(fields), template_args=_thoughts(fields))
+
+
+def _model(fields: Fields) -> str | None:
+    name = fields.text("model")
+    return None if name is None else name.removesuffix(":latest")
+
+
+def _thoughts(fields: Fields) -> dict[str, Any]:
+    think = fields.raw("think")
+    if think is not None and not isinstance(think, bool | str):
+        raise wrong_field("think", "true, false or a text", think)
+    return {} if think is None else {"enable_thinking": think not in (False, "none")}
+
+
+def _options(fields: Fields) -> dict[str, Any]:
+    """Return the options of a generation; how a model is loaded is the server's business, not a request's."""
+    given = fields.inner("options") or Fields({}, "options")
+    options = sampling_options(given)
+    most = given.whole("num_predict", -2, MOST_TOKENS)
+    if most is not None and most > 0:
+        options["max_tokens"] = most
+    wanted = fields.raw("format")
+    if wanted == "json":
+        options["response_format"] = {"type": "json_object"}
+    elif isinstance(wanted, Mapping):
+        options["response_format"] = {"type": "json_schema", "json_schema": {"schema": dict(wanted)}}
+    elif wanted not in (None, ""):
+        raise wrong_field("format", "'json' or a JSON schema", wanted)
+    return options
+
+
+class OllamaWriter:
+    """Writes answers as lines of JSON; ``is_chat`` tells those to messages from those to a text."""
+
+    media_type = "application/x-ndjson"
+    ping: bytes | None = None
+    is_chat = True
+
+    def __init__(self, fields: Fields, entry: LoadedModel) -> None:
+        self._name = fields.text("model") or entry.name
+        self._begun = time.perf_counter()
+
+    def whole(self, answers: Answers) -> dict[str, Any]:
+        """Return the answer."""
+        answer = answers.whole[0]
+        result = answer.ended
+        calls = [{"function": {"name": call.name, "arguments": call.arguments}} for call in result.tool_calls]
+        return {
+            **self._line(answer.text.strip() if calls else answer.text, answer.reasoning, calls),
+            **self._end(result),
+        }
+
+    def begin(self, answers: Answers) -> Iterable[bytes]:
+        """Tell nothing."""
+        del answers
+        return ()
+
+    def piece(self, piece: Piece) -> Iterator[bytes]:
+        """Tell what has come; calls when they are whole."""
+        calls: list[dict[str, Any]] = []
+        if piece.result is not None:
+            calls = [{"function": {"name": call.name, "arguments": call.arguments}} for call in piece.result.tool_calls]
+        if piece.text or piece.reasoning or calls:
+            yield self._written({**self._line(piece.text, piece.reasoning, calls), "done": False})
+
+    def end(self, answers: Answers) -> Iterator[bytes]:
+        """Tell why it ended, and the counts."""
+        yield self._written({**self._line("", "", []), **self._end(answers.whole[0].ended)})
+
+    def failure(self, failure: HTTPFailure) -> Iterator[bytes]:
+        """Tell that the answer failed."""
+        yield self._written({"error": failure.message})
+
+    def _written(self, value: Mapping[str, Any]) -> bytes:
+        return f"{json_text(value)}\n".encode("utf-8", "replace")
+
+    def _line(self, text: str, thoughts: str, calls: list[dict[str, Any]]) -> dict[str, Any]:
+        head = {"model": self._name, "created_at": _time(time.time())}
+        if not self.is_chat:
+            return {**head, "response": text, **({"thinking": thoughts} if thoughts else {})}
+        message: dict[str, Any] = {"role": "assistant", "content": text}
+        message |= {"thinking": thoughts} if thoughts else {}
+        return {**head, "message": {**message, "tool_calls": calls} if calls else message}
+
+    def _end(self, result: Result) -> dict[str, Any]:
+        timings = result.timings
+        return {
+            "done": True,
+            "done_reason": "length" if result.finish_reason in ("length", "context_full") else "stop",
+            "total_duration": int(1e9 * (time.perf_counter() - self._begun)),
+            "load_duration": 0,
+            "prompt_eval_count": result.usage.prompt_tokens,
+            "prompt_eval_duration": int(1e6 * timings.prompt_ms),
+            "eval_count": result.usage.completion_tokens,
+            "eval_duration": int(1e6 * timings.predicted_ms),
+            "edge_rt": own_fields(result)["edge_rt"],
+        }
+
+
+class OllamaTextWriter(OllamaWriter):
+    """Writes answers to a text."""
+
+    is_chat = False
+
+
+async def show_version(server: Server, request: Request) -> Response:
+    """Tell the version of the API."""
+    del server, request
+    return JSONResponse({"version": API_VERSION})
+
+
+async def list_tags(server: Server, request: Request) -> Response:
+    """List the models."""
+    del request
+    packages = await asyncio.to_thread(server.models.packages)
+    listed = await asyncio.to_thread(lambda: [_tag(name, packages[name]) for name in sorted(packages)])
+    return JSONResponse({"models": [one for one in listed if one is not None]})
+
+
+def _tag(name: str, path: Path) -> dict[str, Any] | None:
+    from edge_rt.errors import EdgeRTError
+    from edge_rt.package.reader import open_package
+
+    try:
+        package = open_package(path)
+    except (EdgeRTError, OSError):
+        return None
+    modified = 0.0
+    with suppress(OSError):
+        modified = path.stat().st_mtime
+    manifest = package.manifest
+    return {
+        "name": name,
+        "model": name,
+        "modified_at": _time(modified),
+        "size": package.size_bytes,
+        "digest": package.id,
+        "details": _details(manifest),
+    }
+
+
+def _details(manifest: Any) -> dict[str, Any]:
+    kinds = sorted(set(manifest.quantisation.values()))
+    millions = manifest.num_parameters / 1e6
+    return {
+        "format": "edge-rt",
+        "family": manifest.model.family,
+        "families": [manifest.model.family],
+        "parameter_size": f"{millions / 1e3:.1f}B" if millions >= 1e3 else f"{millions:.0f}M",
+        "quantization_level": ", ".join(kinds),
+    }
+
+
+async def show_details(server: Server, request: Request) -> Response:
+    """Show one model: context, template, what it can do."""
+    from edge_rt.package.reader import open_package
+
+    async with server.bodies.read(request) as fields:
+        asked = fields.text("model") or fields.text("name")
+    name = server.models.name_of(None if asked is None else asked.removesuffix(":latest"))
+    packages = await asyncio.to_thread(server.models.packages)
+    package = await asyncio.to_thread(open_package, packages[name])
+    manifest = package.manifest
+    template = ""
+    if manifest.chat_template is not None:
+        template = await asyncio.to_thread(package.file(manifest.chat_template).read_text, "utf-8")
+    entry = server.models.loaded.get(name)
+    context = manifest.model.context_length if entry is None else entry.model.context_tokens
+    able = ["completion", *(["tools"] if "tools" in template else [])]
+    family = manifest.model.family
+    info = {"general.architecture": family, "general.parameter_count": manifest.num_parameters}
+    info[f"{family}.context_length"] = context
+    facts = {"details": _details(manifest), "model_info": info, "capabilities": able, "template": template}
+    return JSONResponse({**facts, "parameters": "", "license": manifest.license or ""})
+
+
+def _time(seconds: float) -> str:
+    return datetime.fromtimestamp(seconds, UTC).isoformat().replace("+00:00", "Z")

@@ -1,0 +1,78 @@
+"""Ollama's routes: chats and texts as lines of JSON, and what its clients ask first."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from tests.helpers.small import GREEDY
+from tests.server.conftest import ENDLESS
+
+HELLO = [{"role": "user", "content": "Hello"}]
+OPTIONS = {"num_predict": 8, **ENDLESS}
+
+
+def lines(client, path, **fields):
+    with client.stream("POST", path, json=fields) as response:
+        assert response.status_code == 200, response.read()
+        assert response.headers["content-type"].startswith("application/x-ndjson")
+        return [json.loads(line) for line in response.iter_lines()]
+
+
+def test_chats_stream_unless_told_otherwise(client, alone):
+    expected = alone.generate(HELLO, max_tokens=8, **GREEDY)
+    *pieces, last = lines(client, "/api/chat", model="small:latest", messages=HELLO, options=OPTIONS)
+    assert "".join(piece["message"]["content"] for piece in pieces) == expected.text
+    assert all(piece["done"] is False for piece in pieces)
+    assert (last["done"], last["done_reason"], last["eval_count"]) == (True, "length", 8)
+    assert (last["model"], last["prompt_eval_count"]) == ("small:latest", expected.usage.prompt_tokens)
+    whole = client.post("/api/chat", json={"messages": HELLO, "options": OPTIONS, "stream": False}).json()
+    assert whole["message"] == {"role": "assistant", "content": expected.text}
+    assert whole["done"] is True
+
+
+def test_a_text_is_a_message_or_taken_as_it_is(client, alone):
+    told = [{"role": "system", "content": "Be kind"}, *HELLO]
+    expected = alone.generate(told, max_tokens=8, **GREEDY).text
+    given = {"prompt": "Hello", "options": OPTIONS, "stream": False}
+    assert client.post("/api/generate", json={**given, "system": "Be kind"}).json()["response"] == expected
+    plain = alone.generate("Hello", max_tokens=8, **GREEDY).text
+    assert client.post("/api/generate", json={**given, "raw": True}).json()["response"] == plain
+    pieces = lines(client, "/api/generate", prompt="Hello", raw=True, options=OPTIONS)
+    assert "".join(piece["response"] for piece in pieces) == plain
+
+
+def test_an_answer_fits_its_format(client):
+    schema = {"type": "object", "properties": {"n": {"enum": [1, 2]}}, "required": ["n"], "additionalProperties": False}
+    given = {"messages": HELLO, "format": schema, "options": {"num_predict": 40}, "stream": False}
+    assert json.loads(client.post("/api/chat", json=given).json()["message"]["content"])["n"] in (1, 2)
+
+
+def test_models_are_listed_and_shown(client):
+    (model,) = client.get("/api/tags").json()["models"]
+    assert (model["name"], model["details"]["family"]) == ("small", "llama")
+    shown = client.post("/api/show", json={"model": "small:latest"}).json()
+    assert shown["model_info"]["llama.context_length"] == 256
+    assert shown["capabilities"][0] == "completion"
+    assert client.get("/api/version").json()["version"].count(".") == 2
+
+
+@pytest.mark.parametrize(
+    ("path", "fields", "status"),
+    [
+        ("/api/chat", {"messages": []}, 400),
+        ("/api/chat", {"messages": [{"role": "user", "content": "x", "images": ["aGk="]}]}, 400),
+        ("/api/chat", {"messages": HELLO, "format": "xml"}, 400),
+        ("/api/chat", {"messages": HELLO, "options": {"temperature": "hot"}}, 400),
+        ("/api/chat", {"messages": HELLO, "think": 7}, 400),
+        ("/api/chat", {"messages": HELLO, "model": "other"}, 404),
+        ("/api/generate", {"prompt": "x", "images": ["aGk="]}, 400),
+        ("/api/generate", {"prompt": "x", "template": "{{ .Prompt }}"}, 400),
+        ("/api/generate", {"prompt": "x", "suffix": "y"}, 400),
+        ("/api/show", {"model": "../small"}, 404),
+    ],
+)
+def test_what_cannot_be_answered_is_a_text(client, path, fields, status):
+    response = client.post(path, json=fields)
+    assert (response.status_code, type(response.json()["error"])) == (status, str), response.text
