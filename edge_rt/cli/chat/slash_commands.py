@@ -76,7 +76,7 @@ class Commands:
             "/show": Command(self._show, "[TOPIC]", f"show facts: {', '.join(SHOW_TOPICS)}"),
             "/think": Command(self._think, "[on|off]", "turn the model's thoughts on or off"),
             "/stats": Command(self._stats, "[on|off]", "figures of the last answer; on: after each"),
-            "/save": Command(self._save, f"FILE [{WITH_CACHE}]", "save conversation and options, or all computed, too"),
+            "/save": Command(self._save, "FILE", f"save the chat; FILE {WITH_CACHE}: what it computed, too"),
             "/load": Command(self._load, "FILE", "load a saved conversation"),
             "/regen": Command(self._regen, "", "generate a new answer to the last message"),
             "/continue": Command(self._continue, "", "continue the last answer where it ends"),

@@ -292,7 +292,8 @@ def _slots(made: Plan) -> list[tuple[str, str]]:
     wanted, slots = made.request.slots, made.choice.slots
     if wanted == 1:
         return []
-    return [("slots", f"{counted(slots, 'answer')} at once, each with a whole context")]
+    rows = f", which share {made.choice.kv_rows} rows of the cache" if slots > 1 else ""
+    return [("slots", f"{counted(slots, 'answer')} at once{rows}")]
 
 
 def _layers(made: Plan) -> list[tuple[str, str]]:
