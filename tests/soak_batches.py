@@ -147,6 +147,7 @@ def main() -> int:
     parser.add_argument("--requests", type=int, default=160)
     parser.add_argument("--kv", default="int8")
     parser.add_argument("--spec")
+    parser.add_argument("--kv-rows", type=int, help="rows that the slots share; a context for each unless given")
     parser.add_argument("--memory", help="budget of the plan; what is available unless given")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--log", type=Path, default=Path("soak.jsonl"))
@@ -155,7 +156,8 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as folder, arguments.log.open("w") as log:
         load = {"model": package_of(arguments.package, folder), "ctx": CONTEXT, "kv": arguments.kv}
         expected = in_process(alone, load, chosen)
-        more = {"slots": arguments.slots, "max_queue": 2, "spec": arguments.spec, "memory": arguments.memory}
+        more = {"slots": arguments.slots, "max_queue": 2, "kv_rows": arguments.kv_rows}
+        more |= {"spec": arguments.spec, "memory": arguments.memory}
         with edge_rt.load(**load, **more) as model:
             planned = model.plan.total_bytes
             clients = Clients(model, prompts_of(model, chosen), expected)
