@@ -52,6 +52,12 @@ COMMANDS: Final = {
         "serve", "serve", _ANSWERS, "Answer apps that speak OpenAI's API, with the models of this machine."
     ),
     "score": Command("score", "score", _ANSWERS, "Say how likely a model finds a text, or every text of a file."),
+    "embed": Command(
+        "embed",
+        "embed",
+        _ANSWERS,
+        "Make embeddings of texts, one a line, with a model that is made for them; one JSON line for each.",
+    ),
     "models": Command(
         "catalogue",
         "models",

@@ -7,7 +7,7 @@ import functools
 import gc
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -32,10 +32,12 @@ from edge_rt.export.weights.weights_file import WeightsLayout, verify_checksums
 from edge_rt.export.writing import (
     DRAFT_GRAPH_FILE,
     GRAPH_FILE,
+    STATES_GRAPH_FILE,
     Written,
     weights_message,
     write_draft_graph,
     write_graph,
+    write_states_graph,
     write_texts,
     write_weights,
 )
@@ -52,6 +54,7 @@ from edge_rt.package.manifest import (
     AdapterInfo,
     KvLosses,
     Manifest,
+    Pooling,
     Rounding,
     Segment,
     SourceInfo,
@@ -130,6 +133,7 @@ def export_checkpoint(
     # Before anything is read, and long before minutes of measuring.
     PackageWriter(out, force=options.force).check_destination()
     advice = source.read_advice() if options.sampling is None else options.sampling
+    pooling, without = _pooling(source, decided)
     prepared = prepare(source, decoder, decided)
     stage("plan")
     if options.on_estimate is not None:
@@ -157,12 +161,29 @@ def export_checkpoint(
             matrices = CheckpointMatrices(stream, checkpoint.source.tensors)
             quality = measure_quality(checkpoint, matrices, written.walk, writer.folder / GRAPH_FILE)
             warnings += require_quality(quality, accept_loss=options.accept_loss)
+        if pooling is not None:
+            write_states_graph(checkpoint, layout, writer.folder / pooling.graph, fine_blocks)
         segments = cut_graph(checkpoint, layout, decided.exits, writer.folder, fine_blocks)
         stage("publish")
         described = describe_weights(checkpoint, layout, written.errors, quality)
-        package = writer.publish(_manifest(checkpoint, decided, segments, advice, described, losses, rounding))
+        manifest = _manifest(checkpoint, decided, segments, advice, described, losses, rounding)
+        package = writer.publish(replace(manifest, pooling=pooling))
     stage("publish", 1, 1, "done")
-    return report_of(package, prepared.estimate, results, (*checkpoint.warnings, *warnings), stage.seconds())
+    warnings = (*checkpoint.warnings, *without, *warnings)
+    return report_of(package, prepared.estimate, results, warnings, stage.seconds())
+
+
+def _pooling(source: Source, decided: Decided) -> tuple[Pooling | None, tuple[str, ...]]:
+    """Return how the package makes embeddings; and why it makes none, if the checkpoint is for that."""
+    advice = source.read_pooling()
+    if advice is None:
+        return None, ()
+    why_not = advice.why_not or (
+        "" if decided.profile.name == "native" else "packages for ONNX Runtime's own operators do not"
+    )
+    if why_not:
+        return None, (f"The checkpoint is made for embeddings, but the package does not give them: {why_not}.",)
+    return Pooling(STATES_GRAPH_FILE, advice.mode, advice.normalises, advice.prompts, advice.end_token_id), ()
 
 
 def _write(

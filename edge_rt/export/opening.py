@@ -181,7 +181,8 @@ def has_same_types(path: Path, one: str, other: str, profile: str) -> bool:
 
 def _gguf_source(header: GGUFHeader, tensors: Mapping[str, TensorInfo], *, has_halves: bool) -> Source:
     """Return the checkpoint that a header describes; fused tensors are apart."""
-    from edge_rt.export.sources.gguf_tokenizer import build_tokenizer
+    from edge_rt.export.sources.gguf_tokenizer import build_tokenizer, end_token
+    from edge_rt.export.sources.pooling import read_gguf_pooling
     from edge_rt.export.sources.sampling_advice import read_advice
     from edge_rt.export.sources.source import Source
 
@@ -195,4 +196,5 @@ def _gguf_source(header: GGUFHeader, tensors: Mapping[str, TensorInfo], *, has_h
         license=cast("str | None", header.get_str("general.license", default=None)),
         build_tokenizer=lambda rows: build_tokenizer(header.metadata, rows),
         read_advice=lambda: read_advice(header),
+        read_pooling=lambda: read_gguf_pooling(header, end_token(header.metadata)),
     )

@@ -11,7 +11,7 @@ import onnx_ir as ir
 
 from edge_rt.errors import StorageError
 from edge_rt.export.checkpoint import Checkpoint
-from edge_rt.export.decoder.weights import build_graph, write_rope_tables
+from edge_rt.export.decoder.weights import build_graph, build_states_graph, write_rope_tables
 from edge_rt.export.graph.native import NO_FINE_BLOCKS, FineBlocks, NativeBuilder
 from edge_rt.export.quantise.moments import CalibrationWalk, InputMoments
 from edge_rt.export.quantise.rows import LimitedMatrices, PartError, QuantisedRows
@@ -30,6 +30,8 @@ PRODUCER: Final = "edge-rt"
 """Program name in the graphs."""
 DRAFT_GRAPH_FILE: Final = "draft.onnx"
 """The graph that reads the upper halves of nested codes alone."""
+STATES_GRAPH_FILE: Final = "states.onnx"
+"""The graph that embeddings are made with."""
 
 
 @dataclass(frozen=True)
@@ -148,6 +150,14 @@ def write_draft_graph(checkpoint: Checkpoint, layout: WeightsLayout, path: Path,
     """Write the graph that reads the upper halves of nested codes alone; inputs and outputs are those of the other."""
     builder = NativeBuilder(layout, checkpoint.decoder, reads_upper=True, fine_blocks=fine_blocks)
     save_graph(build_graph(builder, checkpoint.weights, checkpoint.decoder, PRODUCER), path)
+
+
+def write_states_graph(
+    checkpoint: Checkpoint, layout: WeightsLayout, path: Path, fine_blocks: FineBlocks = NO_FINE_BLOCKS
+) -> None:
+    """Write the graph that gives states behind the final norm; its other inputs are those of the model's own graph."""
+    builder = NativeBuilder(layout, checkpoint.decoder, fine_blocks=fine_blocks)
+    save_graph(build_states_graph(builder, checkpoint.weights, checkpoint.decoder, PRODUCER), path)
 
 
 def save_graph(model: ir.Model, path: Path) -> None:

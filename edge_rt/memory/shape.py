@@ -114,6 +114,7 @@ class ModelShape:
         exit_head_bytes: of ``weights.bin``, what the head's own graph reads, which drafts at exits run: a GPU holds it
             once more, and a third time if it is the embedding as well.
         has_upper_halves: whether its weights are nested, so that it can draft with fewer bits.
+        has_states_graph: whether it has a graph of its own for embeddings.
         largest_tensor_bytes: of ``weights.bin``, at most; None: not known.
         layers: what each layer takes, if they may be divided between the CPU and a GPU; None: they may not.
     """
@@ -132,13 +133,14 @@ class ModelShape:
     segments: int = 1
     exit_head_bytes: int = 0
     has_upper_halves: bool = False
+    has_states_graph: bool = False
     largest_tensor_bytes: int | None = None
     layers: LayerSizes | None = None
 
     @property
     def graphs(self) -> int:
-        """Graphs of the package."""
-        return self.segments + 1 if self.segments > 1 else 1
+        """Graphs of the package, without one for drafts."""
+        return (self.segments + 1 if self.segments > 1 else 1) + self.has_states_graph
 
     @property
     def qkv_size(self) -> int:
@@ -214,6 +216,7 @@ def shape_of(manifest: Manifest, package_id: str | None) -> ModelShape:
         traced=manifest.traced,
         segments=len(manifest.segments),
         has_upper_halves=manifest.draft_graph is not None,
+        has_states_graph=manifest.pooling is not None,
         largest_tensor_bytes=_largest_tensor(manifest),
         head_bytes=_head(manifest),
     )
@@ -277,6 +280,7 @@ def shape_of_model(
     traced: TracedInfo | None = None,
     segments: int = 1,
     has_upper_halves: bool = False,
+    has_states_graph: bool = False,
     largest_tensor_bytes: int | None = None,
     head_bytes: int | None = None,
 ) -> ModelShape:
@@ -307,6 +311,7 @@ def shape_of_model(
         segments=segments,
         exit_head_bytes=table if segments > 1 else 0,
         has_upper_halves=has_upper_halves,
+        has_states_graph=has_states_graph,
         largest_tensor_bytes=largest_tensor_bytes,
     )
 

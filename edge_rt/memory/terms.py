@@ -81,7 +81,8 @@ SESSION_FIXED: Final = 37 * MIB // 4
 touch, and what the kernel maps around it. Where it maps more at once, much of that code is there before: 8.1 MiB."""
 SECOND_SESSION: Final = MIB  # of a second model: the code of ONNX Runtime is there already
 _SESSION_LAYER: Final = 16 << 10
-_SESSION_GRAPH: Final = 192 << 10  # of every further graph of a package with exits
+_SESSION_GRAPH: Final = 192 << 10  # of every further graph
+_STATES_ROWS: Final = 256  # of the largest pass of the graph of states
 _SESSION_NODE: Final = 12 << 10  # of a traced graph, whose layers are many small operators
 _TOKEN_LISTS: Final = 160  # bytes per context token in the lists of sequence, cache and prompt
 
@@ -226,6 +227,8 @@ def session_bytes(shape: ModelShape, ctx: int) -> int:
     """
     nodes = 0 if shape.traced is None else _SESSION_NODE * shape.traced.nodes
     nodes += _SESSION_GRAPH * (shape.graphs - 1)
+    if shape.has_states_graph:
+        nodes += 4 * shape.model.hidden_size * _STATES_ROWS
     return (
         SESSION_FIXED + _SESSION_LAYER * shape.model.num_layers + nodes + (_TOKEN_LISTS + shape.loaded_rope_bytes) * ctx
     )

@@ -208,6 +208,45 @@ class Rounding:
                 yield f"fine_blocks.{name:.40}", list(blocks[:8]), f"rising numbers below {widest // INPUT_BLOCK}"
 
 
+LAST: Final = "last"
+MEAN: Final = "mean"
+MAX_PROMPTS: Final = 64
+MAX_PROMPT_CHARACTERS: Final = 4096
+
+
+@dataclass(frozen=True)
+class Pooling:
+    """How texts become embeddings, in packages of checkpoints that are made for that.
+
+    Attributes:
+        graph: file of a graph over the same weights that gives the states behind the final norm, and no logits.
+        mode: ``last``: the state of the last token; ``mean``: the mean of all.
+        normalises: whether embeddings have the length 1.
+        prompts: name -> what may be put before a text.
+        end_token_id: token behind every text; None: there is none.
+    """
+
+    graph: str
+    mode: str
+    normalises: bool
+    prompts: Mapping[str, str]
+    end_token_id: int | None = None
+
+    def faults(self, model: Model) -> Iterator[tuple[str, object, str]]:
+        """Yield the fields that are out of range: name, value, and what is wanted, in words."""
+        if self.mode not in (LAST, MEAN):
+            yield "mode", f"{self.mode!r:.40}", f"{LAST} or {MEAN}"
+        if self.end_token_id is not None and not 0 <= self.end_token_id < model.vocab_size:
+            yield "end_token_id", self.end_token_id, f"a token below {model.vocab_size}"
+        longest = max((len(part) for prompt in self.prompts.items() for part in prompt), default=0)
+        if len(self.prompts) > MAX_PROMPTS or longest > MAX_PROMPT_CHARACTERS:
+            yield (
+                "prompts",
+                f"{len(self.prompts)} of up to {longest} characters",
+                f"{MAX_PROMPTS} of {MAX_PROMPT_CHARACTERS}",
+            )
+
+
 @dataclass(frozen=True)
 class Manifest:
     """Contents of ``manifest.json``.
@@ -235,6 +274,7 @@ class Manifest:
         exit_head: graph that makes logits of the hidden states at exits, in packages with several segments; else None.
         draft_graph: file of a second graph over the same weights, which reads the upper halves of nested codes alone;
             None without one.
+        pooling: how texts become embeddings; None where the checkpoint does not say.
     """
 
     format_version: int
@@ -261,6 +301,7 @@ class Manifest:
     traced: TracedInfo | None = dataclasses.field(default=None, kw_only=True)
     exit_head: str | None = dataclasses.field(default=None, kw_only=True)
     draft_graph: str | None = dataclasses.field(default=None, kw_only=True)
+    pooling: Pooling | None = dataclasses.field(default=None, kw_only=True)
     files: Mapping[str, FileInfo]
 
     @property
@@ -295,6 +336,11 @@ class Manifest:
     def graphs(self) -> tuple[str, ...]:
         """Files of the graphs, in the order they run."""
         return (*(segment.graph for segment in self.segments), *filter(None, [self.exit_head]))
+
+    @property
+    def more_graphs(self) -> tuple[str, ...]:
+        """Files of graphs over the same weights that do not make the model's own passes."""
+        return tuple(filter(None, [self.draft_graph, None if self.pooling is None else self.pooling.graph]))
 
     def to_bytes(self) -> bytes:
         """Return the canonical form of this manifest: UTF-8 JSON, keys in field order, two spaces, final newline."""

@@ -254,6 +254,12 @@ def _check_values(path: Path, manifest: Manifest) -> None:
     for where, info in (("weights", manifest.weights), ("kv_losses", manifest.kv_losses)):
         for name, value, wanted in () if info is None else info.faults():
             raise _invalid(path, f"'manifest.{where}.{name}' is out of range.", f"Found {value}, wanted {wanted}.")
+    if manifest.pooling is not None:
+        if manifest.op_profile != "native":
+            numbers = f"The op profile is {manifest.op_profile!s:.80}."
+            raise _invalid(path, "'manifest.pooling' does not apply here.", numbers)
+        for name, value, wanted in manifest.pooling.faults(manifest.model):
+            raise _invalid(path, f"'manifest.pooling.{name}' is out of range.", f"Found {value}, wanted {wanted}.")
     if (manifest.traced is not None) != (manifest.op_profile == "traced"):
         numbers = f"The op profile is {manifest.op_profile}."
         raise _invalid(path, "'manifest.traced' does not fit 'manifest.op_profile'.", numbers)
@@ -305,8 +311,8 @@ def _check_model(path: Path, manifest: Manifest) -> None:
 
 
 def _check_files(path: Path, manifest: Manifest) -> None:
-    named = [manifest.tokenizer.file, *manifest.graphs, WEIGHTS_FILE]
-    more = (manifest.chat_template, manifest.tool_template, manifest.draft_graph)
+    named = [manifest.tokenizer.file, *manifest.graphs, *manifest.more_graphs, WEIGHTS_FILE]
+    more = (manifest.chat_template, manifest.tool_template)
     named += [name for name in more if name is not None]
     unlisted = sorted(set(named) - set(manifest.files))
     if unlisted:
@@ -316,7 +322,7 @@ def _check_files(path: Path, manifest: Manifest) -> None:
 
 def _check_graphs(path: Path, manifest: Manifest) -> dict[str, dict[str, StoredTensor]]:
     tensors = {}
-    for graph in (*manifest.graphs, *([manifest.draft_graph] if manifest.draft_graph is not None else [])):
+    for graph in (*manifest.graphs, *manifest.more_graphs):
         # Locations are relative to the graph's folder, and the suffix decides how ONNX Runtime reads the file.
         if "/" in graph or not graph.endswith(".onnx"):
             raise _invalid(path, "a graph must be an .onnx file at the top of the package.", f"Found {graph!r:.100}.")

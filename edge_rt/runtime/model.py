@@ -56,10 +56,12 @@ from edge_rt.text.thoughts import ThoughtStream
 
 if TYPE_CHECKING:
     from edge_rt.runtime.chat import Chat
+    from edge_rt.runtime.embedding import Array as Vectors, Embedder
 
 
 _LESS: Final = "Load the model with a smaller context."
 _WITHOUT_ROWS: Final = "Give with_cache=False."
+_ON_CPU: Final = 'Load the model with device="cpu".'
 
 
 class Model(ModelTexts):
@@ -114,6 +116,7 @@ class Model(ModelTexts):
         self._runner.open(parts.runner)
         self._cache, self._speculation, self.measured_costs = parts.cache, parts.speculation, parts.measured_costs
         self._prompts = parts.prompts
+        self._embedder: Embedder | None = parts.embedder
         self._batch: Batch | None = None
         self.pump: Pump | None = None
         self._pool = parts.pool
@@ -361,6 +364,44 @@ class Model(ModelTexts):
         with self._alone(cancel) as runner:
             chunk = min(self.prefill_chunk, self._cache.largest_pass)
             return score_tokens(token_ids, runner, self._cache, rows=rows, chunk=chunk, on_progress=on_progress)
+
+    @known_options()
+    def embed(
+        self,
+        texts: Iterable[str],
+        *,
+        prompt: str | None = None,
+        truncate: bool = False,
+        cancel: CancelToken | None = None,
+        on_progress: Callable[[int, int], None] | None = None,
+    ) -> Vectors:
+        """Return the embeddings of texts: float32 ``[texts, hidden_size]``, of length 1 where the model makes them so.
+
+        Loaded with ``slots``, so many texts are computed in the same passes; none depends on the others. The KV cache
+        is empty afterwards.
+
+        Args:
+            texts: taken as they are; the model's end token is added.
+            prompt: name of one of ``package.manifest.pooling.prompts``, which is put in front of every text.
+            truncate: whether a text that does not fit the context loses its end; else it is refused.
+            cancel: stops it from elsewhere.
+            on_progress: called with the texts that are done, and with all.
+
+        Raises:
+            ConfigError: the package gives no embeddings, or passes run on a GPU; there is no such prompt, or a text
+                without tokens.
+            ContextOverflow: a text does not fit.
+            Busy, ModelClosed, InferenceError, Cancelled.
+        """
+        from edge_rt.runtime.embedding import embedding_ids, require_pooling
+
+        pooling = require_pooling(self.package.manifest)
+        self._runner.get()
+        if self._embedder is None:
+            raise ConfigError("Embeddings are made on the CPU.", f"Passes run on {self.device_choice.device}.", _ON_CPU)
+        token_ids = embedding_ids(texts, self.tokenizer, pooling, prompt, self.context_tokens, truncate=truncate)
+        with self._alone(cancel):
+            return self._embedder.embed(token_ids, self.package.manifest.model.hidden_size, on_progress)
 
     @known_options()
     def chat(
@@ -733,7 +774,7 @@ class Model(ModelTexts):
             try:
                 self._speculation.close()
             finally:
-                self._texts = None
+                self._texts = self._embedder = None
                 self._load_plan.release()
             # What still hangs together in cycles would keep its places in the heap until some later load.
             gc.collect()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 
 from edge_rt.errors import DownloadError, InputError, InvalidModelFile
 from edge_rt.package.weights_info import KEEP
@@ -12,7 +12,7 @@ from edge_rt.store.hub_files import choose_files
 from edge_rt.store.naming import HubReference
 from edge_rt.store.recipes import FileSpec, HubSource, Recipe, Source
 from edge_rt.store.sources_hub import HubOptions, list_cached, list_repository
-from edge_rt.system.checkpoint_names import INDEX_FILE, WEIGHTS_SUFFIX, part_names
+from edge_rt.system.checkpoint_names import INDEX_FILE, WEIGHTS_SUFFIX, flat_name, part_names
 from edge_rt.system.files import NOT_READ, storage_errors
 
 
@@ -102,7 +102,7 @@ def _cached_items(reference: HubReference, hub: HubOptions) -> tuple[Item, ...]:
 
 def _item(file: FileSpec, repo: str, revision: str) -> Item:
     # Folders of a repository are not kept: every file lies at the top of the store's folder.
-    spec = replace(file, name=PurePosixPath(file.name).name)
+    spec = replace(file, name=flat_name(file.name))
     return Item(spec, (HubSource(repo, revision, file.name),))
 
 

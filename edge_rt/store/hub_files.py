@@ -23,6 +23,9 @@ from edge_rt.system.checkpoint_names import (
     CARD_FILE,
     CONFIG_FILE,
     INDEX_FILE,
+    MODULES_FILE,
+    POOLING_FILE,
+    PROMPTS_FILE,
     SINGLE_FILE,
     TOKENIZER_FILE,
     TOOL_TEMPLATE_FILE,
@@ -46,6 +49,9 @@ TEXT_PATTERNS = (
     "chat_template*.json",
     "chat_template*.jinja",
     TOOL_TEMPLATE_FILE,
+    MODULES_FILE,
+    PROMPTS_FILE,
+    POOLING_FILE,
     "LICENSE*",
     ADAPTER_CONFIG_FILE,
     ADAPTER_FILE,
@@ -108,7 +114,7 @@ def choose_files(listing: HubListing, reference: HubReference) -> tuple[FileSpec
         return (*_of_type(models, reference.weights, listing.repo), *licences)
     if models:
         return (*_preferred(models, listing.repo), *licences)
-    top = {file.name: file for file in files if "/" not in file.name}
+    top = {file.name: file for file in files if "/" not in file.name or file.name == POOLING_FILE}
     if any(name.endswith(WEIGHTS_SUFFIX) for name in top):
         return _checkpoint(top, listing.repo)
     if any(is_pickle(file.name) for file in listing.files):

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Final
 
 CONFIG_FILE: Final = "config.json"
@@ -25,11 +25,26 @@ CARD_FILE: Final = "README.md"
 WEIGHTS_SUFFIX: Final = ".safetensors"
 ADAPTER_CONFIG_FILE: Final = "adapter_config.json"
 ADAPTER_FILE: Final = "adapter_model.safetensors"
+MODULES_FILE: Final = "modules.json"
+PROMPTS_FILE: Final = "config_sentence_transformers.json"
 TEXT_FILES: Final = (
-    *(TOOL_TEMPLATE_FILE, TEMPLATE_FILE, OLD_TEMPLATE_FILE, CONFIG_FILE, GENERATION_FILE, INDEX_FILE),
-    *(TOKENIZER_FILE, TOKENIZER_CONFIG_FILE),
+    *(TOOL_TEMPLATE_FILE, TEMPLATE_FILE, OLD_TEMPLATE_FILE, CONFIG_FILE, PROMPTS_FILE, GENERATION_FILE, INDEX_FILE),
+    *(MODULES_FILE, TOKENIZER_FILE, TOKENIZER_CONFIG_FILE),
 )
 """Files that an export of a folder reads beside the tensors, in the order of their names."""
+POOLING_FILE: Final = "1_Pooling/config.json"
+"""How states of tokens become an embedding, where a checkpoint is made for that."""
+
+
+def flat_name(path: str) -> str:
+    """Return the name that a file of a repository has in the store, where folders are not kept."""
+    return path.replace("/", ".") if path == POOLING_FILE else PurePosixPath(path).name
+
+
+def stored_beside(folder: Path, path: str) -> Path | None:
+    """Return where a folder has a file of a repository, in its own folder or as the store has it; None without it."""
+    return next((one for one in (folder / path, folder / flat_name(path)) if one.is_file()), None)
+
 
 MAX_PARTS: Final = 1000
 _PART: Final = re.compile(

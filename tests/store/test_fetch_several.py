@@ -241,3 +241,15 @@ def test_a_local_folder_is_exported_again_when_a_file_changes(store, hf_model, t
     assert len(exporter.calls) == 1
     (folder / "generation_config.json").write_text('{"temperature": 0.5}')
     assert ensure_package(folder, **arguments) != first
+
+
+def test_what_makes_embeddings_is_fetched_from_its_folder(store, checkpoint, tmp_path):
+    more = {"modules.json": b"[]", "1_Pooling/config.json": b"{}", "config_sentence_transformers.json": b"{}"}
+    with serve_fake_hub(repos={"Org/Embeds": {**checkpoint, **more, "2_Dense/config.json": b"{}"}}) as server:
+        options = options_with(hub=HubOptions(server.endpoint, tmp_path / "cache", "token"))
+        folder = fetch_source("Org/Embeds", store=store, options=options).path
+    assert {"modules.json", "1_Pooling.config.json", "config_sentence_transformers.json"} <= {
+        path.name for path in folder.iterdir()
+    }
+    assert (folder / "config.json").read_bytes() == checkpoint["config.json"]
+    assert not (folder / "2_Dense.config.json").exists()

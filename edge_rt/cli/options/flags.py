@@ -508,6 +508,14 @@ STORE: Final = Flag(("--store",), "Folder where models are kept.", metavar="DIR"
 CONFIG: Final = Flag(("--config",), "Configuration file.", metavar="FILE", panel=PLACES)
 OFFLINE: Final = Flag(("--offline",), "Use only what is on this machine.", panel=PLACES)
 
+# --- embeddings ---
+
+LINES: Final = Flag(("--lines",), "File with one text a line.", metavar="FILE")
+PROMPT_NAME: Final = Flag(
+    ("--prompt-name",), "Prompt of the model that is put in front of every text, such as query.", metavar="NAME"
+)
+TRUNCATE: Final = Flag(("--truncate",), "Cut texts that do not fit the context; without it they are refused.")
+
 # --- arguments ---
 
 MODEL_ARGUMENT: Final = Argument(
@@ -518,6 +526,7 @@ MODEL_ARGUMENT: Final = Argument(
 SHOWN_MODEL: Final = Argument(
     "NAME", "A name of the catalogue, or org/name on the Hugging Face hub.", complete=_catalogue_names
 )
+EMBEDDED_TEXT: Final = Argument("TEXT", "The text, in quotes; without it, every line of --lines or standard input.")
 PROMPT_ARGUMENT: Final = Argument("PROMPT", "The prompt, in quotes; the same as -p.")
 NAME_ARGUMENT: Final = Argument("NAME", "Name in the store.", complete=_model_names)
 TEXTS_ARGUMENT: Final = Argument("TEXT", "UTF-8 text files; each is a separate text.")

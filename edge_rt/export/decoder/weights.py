@@ -10,7 +10,8 @@ import numpy as np
 import numpy.typing as npt
 import onnx_ir as ir
 
-from edge_rt.export.graph.builder import GraphBuilder
+from edge_rt.export.graph.builder import GraphBuilder, Residual
+from edge_rt.export.graph.native import NativeBuilder
 from edge_rt.export.op_profile import OpProfile
 from edge_rt.export.sources.gguf_types import TensorInfo
 from edge_rt.export.sources.model_file import TensorReader
@@ -254,8 +255,18 @@ def query_growth(scaling: QueryScaling, positions: range) -> Array:
 
 def build_graph(build: GraphBuilder, weights: DecoderWeights, decoder: Decoder, producer: str) -> ir.Model:
     """Build the whole model as one segment with an empty builder of either op profile."""
+    return build.model(build.logits(_stream(build, weights, decoder), weights.head), producer)
+
+
+def build_states_graph(build: NativeBuilder, weights: DecoderWeights, decoder: Decoder, producer: str) -> ir.Model:
+    """Build the whole model without its head."""
+    return build.model_of_states(build.states(_stream(build, weights, decoder)), producer)
+
+
+def _stream(build: GraphBuilder, weights: DecoderWeights, decoder: Decoder) -> Residual:
+    """Build all layers; return the stream behind them, of the rows that are wanted."""
     x = build.embed(weights.embedding, "embedding")
     last = decoder.num_layers - 1
     for i, layer in enumerate(weights.layers[:last]):
         x = build.layer(x, layer, i)
-    return build.model(build.logits(build.last_layer(x, weights.layers[last], last), weights.head), producer)
+    return build.last_layer(x, weights.layers[last], last)

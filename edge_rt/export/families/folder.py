@@ -26,8 +26,9 @@ _CHECK_CONFIG: Final = (
 )
 _IGNORED: Final = ("rotary_emb.inv_freq",)
 """Ends of names of tensors that older versions of transformers wrote and that hold nothing new."""
-PREFIXES: Final = ("model.", "model.language_model.", "language_model.model.")
-"""What may precede the names of the text model's tensors; all but the first belong to models that also see or hear."""
+PREFIXES: Final = ("model.", "model.language_model.", "language_model.model.", "")
+"""What may precede the names of the text model's tensors: the second and third belong to models that also see or hear,
+and the last one to models without a head, such as those for embeddings."""
 HEADS: Final = ("lm_head.weight", "language_model.lm_head.weight")
 _CHUNK: Final = 1 << 20
 """Bytes that are compared at a time."""

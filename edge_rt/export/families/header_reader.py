@@ -44,7 +44,8 @@ NEUTRAL_VALUES: Final[Mapping[str, tuple[float, ...]]] = {
     "final_logit_softcapping": (0,),
     "leading_dense_block_count": (0,),
     "nextn_predict_layers": (0,),
-    "pooling_type": (0,),
+    # Which states an embedding is made of: the mean of all, or the last one.
+    "pooling_type": (0, 1, 3),
     "attention.causal": (True,),
     "use_parallel_residual": (False,),
 }

@@ -140,9 +140,18 @@ class GraphBuilder(ABC):
     def model(self, logits: ir.Value, producer: str) -> ir.Model:
         """Return the finished model."""
         shape: list[int | str] = ["logit_rows", self._decoder.vocab_size]
+        return self._finished([as_output(logits, ir.DataType.FLOAT, shape), *self._more_outputs(logits)], producer)
+
+    def model_of_states(self, states: ir.Value, producer: str) -> ir.Model:
+        """Return the finished model that gives states instead of logits."""
+        return self._finished(
+            [as_output(states, ir.DataType.FLOAT, ["logit_rows", self._decoder.hidden_size])], producer
+        )
+
+    def _finished(self, outputs: Sequence[ir.Value], producer: str) -> ir.Model:
         graph = ir.Graph(
             [self._ids, self._logit_rows, *self._cache_inputs(), *self._rope_tables.values()],
-            [as_output(logits, ir.DataType.FLOAT, shape), *self._more_outputs(logits)],
+            outputs,
             nodes=self._nodes,
             initializers=list(self._initializers.values()),
             opset_imports=dict(self._opsets),

@@ -128,6 +128,16 @@ class NativeBuilder(GraphBuilder):
             x.settled, head, "logits", norm="final_norm", more={**more, "format": _format(head)}, fine="head"
         )
 
+    def states(self, x: Residual) -> ir.Value:
+        """Return the final norm of a stream, by ONNX Runtime's operators, which compute every row by itself."""
+        inputs: list[ir.Value | None] = [x.settled, self.stored("final_norm")]
+        attributes: dict[str, int | float | str] = {"axis": -1, "epsilon": self._decoder.norm_epsilon}
+        if self._decoder.norm == "rms":
+            return self.node("SimplifiedLayerNormalization", inputs, ["states"], attributes=attributes)[0]
+        bias = self.optional("final_norm_bias")
+        inputs += [] if bias is None else [bias]
+        return self.node("LayerNormalization", inputs, ["states"], attributes=attributes)[0]
+
     def hidden(self, x: Residual, layers: Linears, name: str, *, norm: str | None, layer: int) -> ir.Value:
         """Return what a feed-forward has between its matrices."""
         activation = self._activation(layer)

@@ -90,9 +90,9 @@ def build_tokenizer(metadata: Metadata, vocab_size: int) -> TokenizerBuild:
         _, warning = token_id(metadata, name, count)
         warnings += [warning] if warning else []
     add_bos = flag(metadata, "tokenizer.ggml.add_bos_token", default=kind.add_bos) or model == "gemma4"
-    if flag(metadata, "tokenizer.ggml.add_eos_token", default=False):
+    if end_token(metadata) is not None:
         warnings.append(
-            "The file asks for an end token behind every prompt; an answer could not follow it, so it is left out."
+            "The file asks for an end token behind every text; an answer could not follow it: only embeddings have it."
         )
     json_text = _tokenizer_json(kind, vocabulary, merges, _takes_in(metadata, vocabulary))
     Tokenizer.from_text(json_text, embedding_rows=vocab_size)
@@ -105,6 +105,14 @@ def build_tokenizer(metadata: Metadata, vocab_size: int) -> TokenizerBuild:
         tool_template=text(metadata, f"tokenizer.chat_template.{TOOL_TEMPLATE_NAME}"),
         warnings=tuple(warnings),
     )
+
+
+def end_token(metadata: Metadata) -> int | None:
+    """Return the token that the file asks for behind every text; None if it asks for none."""
+    if not flag(metadata, "tokenizer.ggml.add_eos_token", default=False):
+        return None
+    found = metadata.get("tokenizer.ggml.eos_token_id")
+    return found if type(found) is int else None
 
 
 def _model(metadata: Metadata) -> str:

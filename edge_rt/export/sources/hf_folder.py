@@ -12,6 +12,7 @@ from typing import Any, Final
 from edge_rt.errors import InvalidModelFile, InvalidTokenizer, ModelNotFound, StorageError, UnsupportedModel
 from edge_rt.export.sources.end_tokens import end_texts
 from edge_rt.export.sources.gguf_types import TensorInfo
+from edge_rt.export.sources.pooling import read_folder_pooling
 from edge_rt.export.sources.safetensors_folder import (
     SafetensorsFolder,
     StoredTensor,
@@ -194,6 +195,7 @@ def hf_source(
         license=read_license(folder.path),
         build_tokenizer=lambda rows: build_hf_tokenizer(folder, rows),
         read_advice=lambda: read_advice_file(folder.path / GENERATION_FILE),
+        read_pooling=lambda: read_folder_pooling(folder.path),
         remarks=remarks,
     )
 

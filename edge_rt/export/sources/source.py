@@ -9,6 +9,7 @@ from typing import Final
 
 from edge_rt.export.sources.adapters import Adapter
 from edge_rt.export.sources.gguf_types import TensorInfo
+from edge_rt.export.sources.pooling import PoolingAdvice
 from edge_rt.package.sampling import SamplingAdvice
 
 DEFAULT_TEMPLATE_NAME: Final = "default"
@@ -46,6 +47,7 @@ class Source:
             pairs.
         norm_offset: what is added to the weights of norms; it is not in the checkpoint's numbers.
         build_tokenizer: makes the tokenizer for a number of embedding rows.
+        read_pooling: reads how embeddings of texts are made; it returns None where the checkpoint is not for that.
         remarks: sentences for the report of an export: what is not read as it is stored.
     """
 
@@ -58,6 +60,7 @@ class Source:
     license: str | None
     build_tokenizer: Callable[[int], TokenizerBuild]
     read_advice: Callable[[], SamplingAdvice | None]
+    read_pooling: Callable[[], PoolingAdvice | None]
     remarks: tuple[str, ...] = ()
     norm_offset: float = 0.0
     adapters: tuple[Adapter, ...] = ()

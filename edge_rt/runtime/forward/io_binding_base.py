@@ -121,6 +121,7 @@ class IOBinding(ABC):
         self.kv_format = kv_format
         self.more_outputs = () if hidden is None else (hidden,)
         self.outputs = OutputMemory(model.vocab_size, top_tokens, 0 if hidden is None else model.hidden_size)
+        self.result, self.result_size = "logits", model.vocab_size
         self._rope_tables: dict[str, Array] = {}
         self.row_bytes = 0
         self.cache_bytes = 0
@@ -150,7 +151,8 @@ class IOBinding(ABC):
         Args:
             hidden: whether the graph gives the hidden states that are wanted, too.
         """
-        return BoundResults(binding, self.outputs.first(num_logits), self._hidden_name if hidden else None)
+        hidden_name = self._hidden_name if hidden else None
+        return BoundResults(binding, self.outputs.first(num_logits), hidden_name, result=self.result)
 
     @property
     def _hidden_name(self) -> str | None:
@@ -206,7 +208,7 @@ class IOBinding(ABC):
         wanted: Specs = {
             "input_ids": (("rows",), "tensor(int64)"),
             "logit_rows": (("logit_rows",), "tensor(int64)"),
-            "logits": (("logit_rows", self.model.vocab_size), "tensor(float)"),
+            self.result: (("logit_rows", self.result_size), "tensor(float)"),
             **self.rope_specs(),
             **self._specs(),
             **{output.name: (output.shape, output.type) for output in self.more_outputs},

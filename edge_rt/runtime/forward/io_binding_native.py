@@ -71,6 +71,7 @@ class NativeIOBinding(IOBinding):
         assert len(formats) == model.num_layers, (formats, model.num_layers)
         output = hidden_output(model) if hidden else None
         super().__init__(model, capacity, _spelled(formats), model.top_tokens, output)
+        self.top_tokens = model.top_tokens
         self._rope_tables = loaded_tables(model, capacity)
         self.kv_formats = formats
         windows, heads = model.layer_windows, model.num_kv_heads
@@ -120,6 +121,14 @@ class NativeIOBinding(IOBinding):
         other.more_outputs = ()
         if reads_upper:
             other._formats = np.asarray([UPPER_HALVES[name] for name in self.kv_formats], np.int32)
+        return other
+
+    def of_states(self, rows: int) -> NativeIOBinding:
+        """Return a binding of the graph of states to the same cache, whose passes want up to so many rows."""
+        other = self.sharing(reads_upper=False)
+        other.result, other.result_size, other.top_tokens = "states", self.model.hidden_size, 0
+        other.outputs = OutputMemory(self.model.hidden_size, 0)
+        other.outputs.plan(rows, rows)
         return other
 
     def release(self) -> None:
@@ -212,10 +221,11 @@ class NativeIOBinding(IOBinding):
 
     def output_specs(self) -> Specs:
         """Return name -> shape and type of what the head computes besides logits."""
-        model = self.model
+        if not (top_tokens := self.top_tokens):
+            return {}
         return {
-            "top_ids": (("logit_rows", model.top_tokens), "tensor(int32)"),
-            "top_logits": (("logit_rows", model.top_tokens), "tensor(float)"),
+            "top_ids": (("logit_rows", top_tokens), "tensor(int32)"),
+            "top_logits": (("logit_rows", top_tokens), "tensor(float)"),
             "log_sum_exp": (("logit_rows",), "tensor(float)"),
         }
 

@@ -215,14 +215,17 @@ class BoundResults:
     Args:
         outputs: the memory, for the rows that need logits; runs of other shapes write it as well.
         hidden_name: the output that is the hidden states; None: they are not wanted.
+        result: the output whose rows are ``Outputs.logits``.
     """
 
-    def __init__(self, binding: Binding, outputs: Outputs, hidden_name: str | None = None) -> None:
+    def __init__(
+        self, binding: Binding, outputs: Outputs, hidden_name: str | None = None, *, result: str = "logits"
+    ) -> None:
         self.num_logits = len(outputs.logits)
         self._outputs = outputs
         for name, array in named_outputs(outputs).items():
             if name != "hidden":
-                self._bind(binding, name, name, array)
+                self._bind(binding, name, result if name == "logits" else name, array)
             elif hidden_name is not None:
                 self._bind(binding, name, hidden_name, array)
 

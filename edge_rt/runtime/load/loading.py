@@ -24,6 +24,7 @@ from edge_rt.runtime.cache.kv_cache import KVCache
 from edge_rt.runtime.cache.prompt_cache import PromptCache
 from edge_rt.runtime.cache.row_blocks import RowBlocks, rows_key
 from edge_rt.runtime.cache.row_pool import RowPool
+from edge_rt.runtime.embedding import Embedder
 from edge_rt.runtime.forward.io_binding import open_io_binding
 from edge_rt.runtime.forward.io_binding_base import IOBinding
 from edge_rt.runtime.forward.io_binding_native import NativeIOBinding, hidden_output
@@ -60,6 +61,7 @@ class Loaded:
         device: where passes run; None: on the CPU.
         cpu_nodes: with a device, nodes that the CPU computes nevertheless, as ``"name (operator)"``.
         verification: what a verification of speculation on the device depends on; None for the CPU.
+        embedder: what makes embeddings; None where the package gives none, and on a GPU.
     """
 
     load_plan: LoadPlan
@@ -78,6 +80,7 @@ class Loaded:
     device: ComputeDevice | None
     cpu_nodes: tuple[str, ...]
     verification: dict[str, Any] | None
+    embedder: Embedder | None
 
 
 _GPU_FAILURES: Final = (RuntimeUnavailable, MemoryBudgetExceeded, UnsupportedModel, StorageError)
@@ -260,7 +263,36 @@ def _open_parts(
         device,
         tuple(f"{node.name} ({node.operator})" for one in sessions for node in one.placement if node.is_on_cpu),
         verification,
+        _open_embedder(package, load_plan, options, io_binding, weights, switch, cache) if device is None else None,
     )
+
+
+def _open_embedder(
+    package: Package,
+    load_plan: LoadPlan,
+    options: LoadOptions,
+    io_binding: IOBinding,
+    weights: MappedWeights | None,
+    switch: StopSwitch,
+    cache: KVCache,
+) -> Embedder | None:
+    """Open the graph of states over the model's cache, if the package has one."""
+    pooling = package.manifest.pooling
+    if pooling is None or weights is None:
+        return None
+    assert isinstance(io_binding, NativeIOBinding), package.manifest.op_profile
+    session = Session(
+        package.file(pooling.graph),
+        threads=load_plan.plan.device.threads,
+        profile=package.manifest.op_profile,
+        isa=options.isa,
+        memory=load_plan.pass_memory,
+        initializers=weights.initializers(pooling.graph),
+    )
+    most = min(load_plan.plan.choice.prefill_chunk, cache.largest_pass)
+    runner = ModelRunner(session, io_binding.of_states(most), switch)
+    caches = io_binding.slots or (cache,)
+    return Embedder(runner, pooling, caches, most_rows=most, has_maps=bool(io_binding.slots))
 
 
 def _open_prompts(

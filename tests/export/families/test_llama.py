@@ -135,7 +135,7 @@ class TestVariants:
             ("logit_scale", 0.1),
             ("logit_scale", NAN),
             ("nextn_predict_layers", 1),
-            ("pooling_type", 1),
+            ("pooling_type", 2),
             ("residual_scale", 0.5),
             ("rope.dimension_sections", [2, 2, 4, 0]),
             ("rope.scaling.alpha", 1000.0),

@@ -222,7 +222,7 @@ class TestFilesInUse:
 
     def test_an_end_token_behind_prompts_is_left_out(self):
         build = build_tokenizer(metadata(add_eos_token=True), len(TOKENS))
-        assert any("end token behind every prompt" in warning for warning in build.warnings)
+        assert any("end token behind every text" in warning for warning in build.warnings)
 
 
 def replaced(values, index, value):
