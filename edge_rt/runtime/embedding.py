@@ -13,6 +13,7 @@ import numpy.typing as npt
 from edge_rt.errors import ConfigError, ContextOverflow
 from edge_rt.package.manifest import LAST, Manifest, Pooling
 from edge_rt.runtime.cache.kv_cache import KVCache, Reservation
+from edge_rt.runtime.cache.row_pool import PooledCache, RowPool, in_blocks
 from edge_rt.runtime.forward.io_binding_base import Part
 from edge_rt.runtime.forward.runner import Runner
 from edge_rt.text.tokenizer import Tokenizer
@@ -91,14 +92,14 @@ class Embedder:
     Args:
         caches: over which texts of one pass are computed, one each; with one, texts are computed one after the other.
         most_rows: of a pass.
-        has_maps: whether the caches are of one pool, whose rows a pass is told by maps.
+        pool: whose rows the caches share, which a pass is told by maps; None: one cache has its own.
     """
 
     def __init__(
-        self, runner: Runner, pooling: Pooling, caches: Sequence[KVCache], *, most_rows: int, has_maps: bool
+        self, runner: Runner, pooling: Pooling, caches: Sequence[KVCache], *, most_rows: int, pool: RowPool | None
     ) -> None:
         self._runner, self._pooling, self._caches = runner, pooling, caches
-        self._most_rows, self._has_maps = most_rows, has_maps
+        self._most_rows, self._pool = most_rows, pool
 
     def embed(
         self, texts: Sequence[Sequence[int]], size: int, on_progress: Callable[[int, int], None] | None = None
@@ -112,26 +113,31 @@ class Embedder:
         result = np.empty((len(texts), size), np.float32)
         # Long ones first: then passes are full to the end.
         waiting = sorted(range(len(texts)), key=lambda number: (len(texts[number]), -number))
+        for cache in self._caches:
+            _clear(cache)
         free, running = list(self._caches), list[_Text]()
         try:
             while waiting or running:
-                while waiting and free:
+                while waiting and free and self._has_room([*running, texts[waiting[-1]]]):
                     number = waiting.pop()
-                    cache = free.pop()
-                    cache.truncate(0)
-                    running.append(_Text(number, texts[number], cache))
+                    running.append(_Text(number, texts[number], free.pop()))
                 self._pass(running)
                 for text in [one for one in running if one.done == len(one.token_ids)]:
                     running.remove(text)
                     free.append(text.cache)
-                    text.cache.truncate(0)
+                    _clear(text.cache)
                     result[text.number] = self._pooled(text)
                     if on_progress is not None:
                         on_progress(len(texts) - len(waiting) - len(running), len(texts))
         finally:
             for cache in self._caches:
-                cache.truncate(0)
+                _clear(cache)
         return result
+
+    def _has_room(self, texts: Sequence[_Text | Sequence[int]]) -> bool:
+        """Return whether the pool has rows for all of these texts; one alone always fits."""
+        blocks = sum(in_blocks(len(text.token_ids if isinstance(text, _Text) else text)) for text in texts)
+        return self._pool is None or len(texts) == 1 or blocks <= self._pool.num_blocks
 
     def _pass(self, running: Sequence[_Text]) -> None:
         """Compute the next tokens of texts; those that came first have first claim on the rows of the pass."""
@@ -141,7 +147,7 @@ class Embedder:
             for text in running:
                 if count := min(len(text.token_ids) - text.done, room):
                     under_way.append((text, stack.enter_context(text.cache.reserve(count))))
-                    parts.append(text.part(count, wants_all=wants_all, has_map=self._has_maps))
+                    parts.append(text.part(count, wants_all=wants_all, has_map=self._pool is not None))
                     room -= count
             for (text, reserved), part, outputs in zip(under_way, parts, self._runner.forward_many(parts), strict=True):
                 reserved.commit(list(part.token_ids))
@@ -156,3 +162,11 @@ class Embedder:
             length = float(np.sqrt(np.square(found).sum()))
             found = found / max(length, 1e-12)
         return np.asarray(found, np.float32)
+
+
+def _clear(cache: KVCache) -> None:
+    """Forget a cache's tokens; rows of a pool go back to it, for the other texts."""
+    if isinstance(cache, PooledCache):
+        cache.release()
+    else:
+        cache.truncate(0)

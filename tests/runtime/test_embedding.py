@@ -81,7 +81,12 @@ def test_nothing_but_the_text_decides_an_embedding(packages, mode):
         first = model.generate("Hello", max_tokens=4, temperature=0).token_ids
         np.testing.assert_array_equal(model.embed(TEXTS), alone)
         assert model.generate("Hello", max_tokens=4, temperature=0).token_ids == first
-    for options in ({"slots": 3}, {"slots": 3, "prefill_chunk": 16}, {"threads": 1, "prefill_chunk": 7}):
+    for options in (
+        {"slots": 3},
+        {"slots": 3, "kv_rows": 256},
+        {"slots": 3, "prefill_chunk": 16},
+        {"threads": 1, "prefill_chunk": 7},
+    ):
         with edge_rt.load(packages[mode], ctx=256, **options) as model:
             seen = []
             found = model.embed(reversed(TEXTS), on_progress=lambda done, total, seen=seen: seen.append((done, total)))

@@ -292,7 +292,7 @@ def _open_embedder(
     most = min(load_plan.plan.choice.prefill_chunk, cache.largest_pass)
     runner = ModelRunner(session, io_binding.of_states(most), switch)
     caches = io_binding.slots or (cache,)
-    return Embedder(runner, pooling, caches, most_rows=most, has_maps=bool(io_binding.slots))
+    return Embedder(runner, pooling, caches, most_rows=most, pool=io_binding.pool)
 
 
 def _open_prompts(
