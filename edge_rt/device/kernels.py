@@ -116,6 +116,10 @@ def _candidates() -> Iterator[str]:
 
 def _load(path: Path | None) -> ctypes.CDLL:
     for candidate in [str(path)] if path is not None else _candidates():
+        # The compiler opens this library by its bare name, and some of its wheels do not say that it lies beside it.
+        for builtins in Path(candidate).parent.glob("libnvrtc-builtins.so.*") if "/" in candidate else ():
+            with suppress(OSError):
+                ctypes.CDLL(str(builtins))
         try:
             return ctypes.CDLL(candidate)
         except OSError:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import _ctypes
 import os
+import shutil
 import time
 from pathlib import Path
 
@@ -210,3 +212,12 @@ def test_an_architecture_that_the_compiler_does_not_know(nvrtc):
     assert 87 in nvrtc.architectures()
     with pytest.raises(RuntimeUnavailable, match=r"knows no architecture sm_76.* sm_75, "):
         nvrtc.compile("name.cu", "", 76, ())
+
+
+def test_what_the_compiler_opens_by_its_bare_name_is_loaded_before_it(tmp_path):
+    """Wheels of CUDA 13.0 do not say that this library lies beside the compiler."""
+    for name in ("libnvrtc.so.13", "libnvrtc-builtins.so.13.0"):
+        shutil.copy(_ctypes.__file__, tmp_path / name)
+    with pytest.raises(AttributeError, match="nvrtcVersion"):
+        Nvrtc(tmp_path / "libnvrtc.so.13")
+    assert str(tmp_path / "libnvrtc-builtins.so.13.0") in Path("/proc/self/maps").read_text()
