@@ -1,7 +1,7 @@
 """Terms of a plan for a GPU: what a native package holds there, and what its driver takes of the process.
 
-The sizes follow ``csrc/ops/*/*_gpu.{h,cc}`` and ``csrc/gpu/memory_pool.cc``. What the driver takes was never measured;
-both figures are estimates.
+The sizes follow ``csrc/ops/*/*_gpu.{h,cc}`` and ``csrc/gpu/memory_pool.cc``. What the driver takes for itself is an
+estimate; how it rounds what it is asked for was measured.
 """
 
 from __future__ import annotations
@@ -12,13 +12,16 @@ from typing import Final
 from edge_rt.memory.activations import FEW_ROWS
 from edge_rt.memory.figures import Choice
 from edge_rt.memory.shape import ModelShape
-from edge_rt.memory.terms import divided_weights, drafts_itself, hidden_bytes
+from edge_rt.memory.terms import divided_weights, drafts_itself, first_on_gpu, hidden_bytes, kv_rows
 
 RECORDED_ROWS: Final = FEW_ROWS
 """Rows of the largest pass that is recorded."""
 RECORDED_SHAPES: Final = 72
 """Shapes of passes that are kept, each recorded by itself."""
 
+_SHARED_PAGE: Final = 1 << 20
+_PAGE: Final = 2 << 20
+"""Of more than the first the driver gives whole pages of the second (an H200, driver 580); smaller blocks share one."""
 _SMALLEST_BLOCK: Final = 256
 _KEPT: Final = 12.5
 """The pool keeps blocks of every size that recorded passes had. Sizes are 8 to 15 steps, and the step doubles: up to a
@@ -75,6 +78,24 @@ def pooled(count: float) -> int:
     while step * 16 <= wanted:
         step *= 2
     return -(-wanted // step) * step
+
+
+def gpu_kv_bytes(shape: ModelShape, choice: Choice) -> int:
+    """Return the bytes of the KV cache on a GPU, where each layer has an array of its own."""
+    full, windowed = kv_rows(shape, choice)
+    if choice.gpu_layers is None:
+        windows = shape.window_layers
+        counts = ((full, shape.model.num_layers - windows), (windowed, windows))
+    else:
+        assert shape.layers is not None
+        there = shape.layers.windows[first_on_gpu(shape, choice) :]
+        counts = ((full, len(there) - sum(there)), (windowed, sum(there)))
+    token = shape.token_bytes(choice.kv_format)
+    return sum(_of_driver(rows * token) * count for rows, count in counts)
+
+
+def _of_driver(wanted: int) -> int:
+    return wanted if wanted <= _SHARED_PAGE else -(-wanted // _PAGE) * _PAGE
 
 
 def gpu_weights(shape: ModelShape, choice: Choice) -> int:

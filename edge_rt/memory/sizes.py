@@ -217,12 +217,12 @@ def _on_gpu(sizes: Sizes, shape: ModelShape, choice: Choice, figures: GpuFigures
     drops them.
     """
     # Imported here: most plans are for the CPU.
-    from edge_rt.memory.gpu_terms import GpuSizes, gpu_activations, gpu_weights, staging_bytes
+    from edge_rt.memory.gpu_terms import GpuSizes, gpu_activations, gpu_kv_bytes, gpu_weights, staging_bytes
 
     gpu = GpuSizes(
         context=CONTEXT_BYTES,
         weights=gpu_weights(shape, choice),
-        kv_cache=sizes.kv_cache,
+        kv_cache=gpu_kv_bytes(shape, choice),
         activations=gpu_activations(shape, choice),
         logits=sizes.logits,
     )
@@ -243,14 +243,12 @@ def _on_gpu(sizes: Sizes, shape: ModelShape, choice: Choice, figures: GpuFigures
 def _divided(on_gpu: Sizes, on_cpu: Sizes, shape: ModelShape, choice: Choice) -> Sizes:
     """Return the sizes with the first layers in the process, and the others on a GPU."""
     assert on_gpu.gpu is not None
-    here, there = divided_kv_bytes(shape, choice)
     return replace(
         on_gpu,
         weights=on_gpu.weights + divided_weights(shape, choice)[0] + mapped_again_bytes(shape, choice),
-        kv_cache=here,
+        kv_cache=divided_kv_bytes(shape, choice),
         chunk=GROWN * on_cpu.chunk,
         draft=GROWN * on_cpu.draft,
-        gpu=replace(on_gpu.gpu, kv_cache=there),
     )
 
 

@@ -163,13 +163,12 @@ def first_on_gpu(shape: ModelShape, choice: Choice) -> int:
     return shape.model.num_layers - choice.gpu_layers
 
 
-def divided_kv_bytes(shape: ModelShape, choice: Choice) -> tuple[int, int]:
-    """Return the bytes of the KV cache in the process and on a GPU, with a choice that divides the layers."""
+def divided_kv_bytes(shape: ModelShape, choice: Choice) -> int:
+    """Return the bytes of the KV cache in the process, with a choice that divides the layers."""
     assert shape.layers is not None
     full, windowed = kv_rows(shape, choice)
     rows, first = [windowed if window else full for window in shape.layers.windows], first_on_gpu(shape, choice)
-    token = shape.token_bytes(choice.kv_format)
-    return sum(rows[:first]) * token, sum(rows[first:]) * token
+    return sum(rows[:first]) * shape.token_bytes(choice.kv_format)
 
 
 def divided_weights(shape: ModelShape, choice: Choice) -> tuple[int, int]:

@@ -56,7 +56,7 @@ def test_every_part_is_counted_where_it_lies():
     # Rotations of 2 MiB may all be mapped around the rows that are needed; ten pages of a layer are mapped twice.
     assert found.weights == HEAD + 20 * LAYER + ROPE + 21 * 10 * PAGESIZE
     # rows x layers x (keys and values of 3 heads x 64 x 2 bytes)
-    assert (found.kv_cache, found.gpu.kv_cache) == (2048 * 20 * 768, 2048 * 10 * 768)
+    assert (found.kv_cache, found.gpu.kv_cache) == (2048 * 20 * 768, 10 * (2 << 20))
     # As for all layers there (test_gpu_plan), but nothing is kept for recorded passes.
     assert found.gpu.activations == whole.gpu.activations - 11_468_800
     assert found.chunk == 2 * on_cpu.chunk
