@@ -80,7 +80,10 @@ int64_t find_foreign_address(const void* data, size_t bytes) {
   if (maps == nullptr) return -1;
   int64_t found = -1;
   unsigned long from = 0, to = 0;
-  while (found < 0 && std::fscanf(maps, "%lx-%lx%*[^\n]", &from, &to) == 2) {
+  char rights[5] = {};
+  while (found < 0 && std::fscanf(maps, "%lx-%lx %4s%*[^\n]", &from, &to, rights) == 3) {
+    // The driver maps and reserves so much for the GPU that pairs of small numbers are addresses there.
+    if (rights[0] != 'r' || rights[3] != 'p') continue;
     for (size_t place = 0; found < 0 && place + sizeof(uintptr_t) <= bytes; place += sizeof(uintptr_t)) {
       uintptr_t word = 0;
       std::memcpy(&word, static_cast<const char*>(data) + place, sizeof word);

@@ -54,9 +54,10 @@ def test_rows_threads_and_instruction_sets_do_not_show():
 def test_a_logit_that_is_no_number_is_left_out():
     logits = np.full((1, 40), np.nan, np.float32)
     logits[0, 5] = 1.0
-    ids, values, _ = top_k(logits, 3)
+    ids, values, log_sum_exp = top_k(logits, 3)
     assert ids.tolist() == [[5, -1, -1]]
     assert values.tolist() == [[1.0, -np.inf, -np.inf]]
+    assert np.isnan(log_sum_exp).all()
 
 
 @pytest.mark.parametrize("k", [0, 65])

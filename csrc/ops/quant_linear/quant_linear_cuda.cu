@@ -20,14 +20,17 @@ using Few16 = FewRows<16, 4, 8>;
 
 }  // namespace
 
-// Grid: rows, and stretches of kRoundBlocks blocks.
-EDGE_RT_KERNEL(quant_linear_round, kRoundThreads, RoundRows) {
-  if (args.is_layer_norm) {
-    round_blocks_of<LayerNormedRow>(args);
+// Grid: rows, and stretches of as many blocks as quant_linear_gpu.cc gives to a block of threads. With few rows each
+// half warp has one; with many the row's norm, which every block of threads needs, is computed less often.
+EDGE_RT_DEVICE void round_stretch(const RoundRows& job, int64_t blocks) {
+  if (job.is_layer_norm) {
+    round_blocks_of<LayerNormedRow>(job, blocks);
   } else {
-    round_blocks_of<NormedRow>(args);
+    round_blocks_of<NormedRow>(job, blocks);
   }
 }
+EDGE_RT_KERNEL(quant_linear_round_few, kRoundThreads, RoundRows) { round_stretch(args, 16); }
+EDGE_RT_KERNEL(quant_linear_round, kRoundThreads, RoundRows) { round_stretch(args, 64); }
 
 // Grid: tiles, or pairs of them. 16 warps are to fit a multiprocessor: fewer have too few loads under way.
 EDGE_RT_KERNEL_OF_BLOCKS(quant_linear_rows_2, Few2::kThreads, 16 / Few2::kWarps, LinearRows) {

@@ -3,8 +3,8 @@
 namespace edge_rt::gpu {
 namespace {
 
-// As in quant_linear_round_cuda.inl and quant_linear_tiles_cuda.inl.
-constexpr int64_t kRoundBlocks = 64;
+// As in quant_linear_cuda.cu and quant_linear_tiles_cuda.inl.
+constexpr int64_t kRoundBlocks = 64, kRoundBlocksOfFew = 16;
 constexpr int64_t kManyTiles = 4;
 constexpr int64_t kManyRows = 4 * kGroupRows;
 
@@ -13,8 +13,11 @@ int pieces(int64_t all, int64_t of) { return static_cast<int>((all + of - 1) / o
 }  // namespace
 
 bool enqueue_round_rows(Launcher* launcher, const RoundRows& job) {
-  const int rows = static_cast<int>(job.out.rows), stretches = pieces(job.blocks(), kRoundBlocks);
-  return rows == 0 || stretches == 0 || launcher->launch("quant_linear_round", rows, stretches, job);
+  const bool is_few = job.out.rows <= 2 * kGroupRows;
+  const int rows = static_cast<int>(job.out.rows);
+  const int stretches = pieces(job.blocks(), is_few ? kRoundBlocksOfFew : kRoundBlocks);
+  const char* kernel = is_few ? "quant_linear_round_few" : "quant_linear_round";
+  return rows == 0 || stretches == 0 || launcher->launch(kernel, rows, stretches, job);
 }
 
 bool enqueue_product(Launcher* launcher, const LinearRows& job) {

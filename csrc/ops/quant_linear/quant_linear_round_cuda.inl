@@ -83,13 +83,11 @@ EDGE_RT_DEVICE void round_row(const RoundRows& job, const Source& source, int64_
   }
 }
 
-// Blocks that a block of threads takes of its row.
-constexpr int64_t kRoundBlocks = 64;
-
+// A block of threads takes `count` blocks of its row.
 template <class Source>
-EDGE_RT_DEVICE void round_blocks_of(const RoundRows& job) {
-  const int64_t row = block_x(), begin = kRoundBlocks * block_y();
-  const int64_t end = begin + kRoundBlocks < job.blocks() ? begin + kRoundBlocks : job.blocks();
+EDGE_RT_DEVICE void round_blocks_of(const RoundRows& job, int64_t count) {
+  const int64_t row = block_x(), begin = count * block_y();
+  const int64_t end = begin + count < job.blocks() ? begin + count : job.blocks();
   const Source source(job, row);
   if (job.rounds) {
     round_row(job, source, row, begin, end);

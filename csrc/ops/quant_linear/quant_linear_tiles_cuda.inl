@@ -135,6 +135,21 @@ EDGE_RT_DEVICE void add_entries(const typename Few::Shared::Half& stage, int cou
   }
 }
 
+// How many rounds of the loop below weights are fetched into the second-level cache before they are read: warps that
+// wait for the sums of a round have no loads of their own under way. More than one gained nothing on an H200.
+constexpr int kRoundsAhead = 1;
+
+// Fetches the weights of blocks [first, end) of a tile.
+template <class Few, WeightFormat format>
+EDGE_RT_DEVICE void fetch_blocks(const FoundTile& tile, int first, int end) {
+  constexpr int64_t kBytes = unit_bytes(format), kBlocks = facts(format).unit_blocks;
+  const int64_t to = end * kBytes / kBlocks;
+  EDGE_RT_UNROLL(1)
+  for (int64_t at = first * kBytes / kBlocks + 128 * thread(); at < to; at += 128 * Few::kThreads) {
+    fetch_line(tile.weight + at);
+  }
+}
+
 // Sums f of the thread's output of every group of rows.
 template <class Few, WeightFormat format>
 EDGE_RT_DEVICE void add_up_tile(const LinearRows& job, const FoundTile& tile, typename Few::Shared* shared,
@@ -145,9 +160,13 @@ EDGE_RT_DEVICE void add_up_tile(const LinearRows& job, const FoundTile& tile, ty
   ScaleCopy<Few, format> scales(job, tile.kind);
   // Fine codes of x meet weights of blocks that are far apart.
   const int blocks = static_cast<int>(job.in.blocks), plain = static_cast<int>(job.weight.blocks());
-  int half = 0;
-  for (int first = 0; first < blocks; first += Few::kWarps * kBlocks, half ^= 1) {
+  constexpr int kRound = Few::kWarps * kBlocks;
+  int half = 0, fetched = kRound;
+  for (int first = 0; first < blocks; first += kRound, half ^= 1) {
     typename Few::Shared::Half* stage = &shared->halves[half];
+    const int ahead = first + (1 + kRoundsAhead) * kRound, last = ahead < plain ? ahead : plain;
+    if (fetched < last) fetch_blocks<Few, format>(tile, fetched, last);
+    fetched = ahead;
     const int own = warp() * kBlocks, block = first + own;
     scales.load(first);
     if (block + kBlocks <= plain) {

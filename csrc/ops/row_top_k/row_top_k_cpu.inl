@@ -124,7 +124,8 @@ inline void top_k_join(const TopKPart* parts, int64_t count, int k, int32_t* ids
     ids[i] = i < top.count ? top.ids[i] : -1;
     values[i] = i < top.count ? top.values[i] : kMinusInfinity;
   }
-  *log_sum_exp = top.count > 0 ? peak + s_log(sum) : kMinusInfinity;
+  // The logarithm of what is no number would be one.
+  *log_sum_exp = top.count == 0 ? kMinusInfinity : sum == sum ? peak + s_log(sum) : sum;
 }
 
 constexpr RowTopKKernels kRowTopKKernels{top_k_part, top_k_join};

@@ -155,7 +155,9 @@ EDGE_RT_DEVICE void join_row(const TopKRows& job, uint64_t (*top)[kMaxTopK]) {
     // A part that adds nothing leaves a sum that is not below 0 as it is.
     for (int i = 0; i < 32; ++i) sum = fma(broadcast(own, i), broadcast(factor, i), sum);
   }
-  if (lane() == 0) job.log_sum_exp[row] = has_any ? add(peak, s_log(sum)) : float_of_bits(0xff800000u);
+  // The logarithm of what is no number would be one.
+  const float log_sum = sum == sum ? add(peak, s_log(sum)) : sum;
+  if (lane() == 0) job.log_sum_exp[row] = has_any ? log_sum : float_of_bits(0xff800000u);
 }
 
 }  // namespace

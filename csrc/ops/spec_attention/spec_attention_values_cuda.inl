@@ -112,7 +112,9 @@ template <KvCoding Coding, int Queries>
 EDGE_RT_DEVICE void weigh(const AttentionPass& pass, const Values<Coding>& values, const int* physical, int start,
                           const int* positions, Seen all, Seen whole, const float (*weights)[kKvChunk],
                           float (*outputs)[kSlice]) {
-  constexpr int kStep = 4;
+  // Values under way at once; with more registers are spilled.
+  constexpr bool kHasNibbles = Coding != kCodedF32 && Coding != kCodedF16 && Coding != kCodedInt8;
+  constexpr int kStep = kHasNibbles ? 4 : 8;
   float sums[Queries][2] = {};
   EDGE_RT_UNROLL(1)
   for (int j = all.first / kStep * kStep; j < all.last; j += kStep) {
@@ -122,12 +124,15 @@ EDGE_RT_DEVICE void weigh(const AttentionPass& pass, const Values<Coding>& value
     const bool is_whole = j >= whole.first && j + kStep <= whole.last;
     EDGE_RT_UNROLL(8)
     for (int i = 0; i < Queries; ++i) {
-      const FloatQuad weight = load_floats(weights[i] + j);
       const Seen seen = is_whole ? whole : Seen(pass, positions[i], start);
-      EDGE_RT_UNROLL(8)
-      for (int k = 0; k < kStep; ++k) {
-        if (!is_whole && !seen.has(j + k)) continue;
-        for (int n = 0; n < 2; ++n) sums[i][n] = fma(weight.v[k], value[k][n], sums[i][n]);
+      EDGE_RT_UNROLL(4)
+      for (int quad = 0; quad < kStep; quad += 4) {
+        const FloatQuad weight = load_floats(weights[i] + j + quad);
+        EDGE_RT_UNROLL(4)
+        for (int k = 0; k < 4; ++k) {
+          if (!is_whole && !seen.has(j + quad + k)) continue;
+          for (int n = 0; n < 2; ++n) sums[i][n] = fma(weight.v[k], value[quad + k][n], sums[i][n]);
+        }
       }
     }
   }

@@ -67,6 +67,8 @@ inline int block_x() { return simt::place().block_x; }
 inline int block_y() { return simt::place().block_y; }
 inline void barrier() { simt::barrier(); }
 inline void warp_barrier() { simt::warp_barrier(); }
+// Read, so that a place which does not exist is noticed.
+inline void fetch_line(const void* place) { static_cast<void>(*static_cast<const volatile char*>(place)); }
 
 template <class T>
 inline T broadcast(T value, int lane) {
