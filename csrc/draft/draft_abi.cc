@@ -75,6 +75,12 @@ void* edge_rt_draft_recycling_open(int32_t max_order, int32_t max_contexts, floa
   return opened<RecyclingSource>(max_order, max_contexts, least, bounds);
 }
 
+void* edge_rt_draft_recycling_beside(void* source) {
+  const auto* const other = dynamic_cast<RecyclingSource*>(source_of(source));
+  if (other == nullptr) return nullptr;
+  return guarded<void*>(nullptr, [&]() -> void* { return static_cast<Source*>(new RecyclingSource(*other)); });
+}
+
 void* edge_rt_draft_reference_open(const int32_t* tokens, int64_t count) {
   if (count < 1 || !are_tokens(tokens, count)) return nullptr;
   return opened<ReferenceSource>(tokens, static_cast<size_t>(count));
@@ -225,6 +231,26 @@ int edge_rt_draft_grower_propose(void* grower, int32_t limit, int32_t arm, doubl
       values[node] = tree.values[node];
     }
     return tree.size();
+  });
+}
+
+int edge_rt_draft_divide(int32_t count, const int32_t* nodes, const double* const* values, const int32_t* known,
+                         const double* const* attention, const double* costs, int32_t num_costs, int32_t least,
+                         int32_t most, double tokens, double drafting, int32_t* sizes) {
+  if (count < 1 || nodes == nullptr || values == nullptr || known == nullptr || attention == nullptr ||
+      costs == nullptr || sizes == nullptr || most < 0 || !(tokens > 0) || !(drafting >= 0)) {
+    return kRefused;
+  }
+  int64_t rows = most;
+  for (int32_t i = 0; i < count; ++i) {
+    if (nodes[i] < 0 || nodes[i] > kMaxNodes || known[i] < 1 || (nodes[i] > 0 && values[i] == nullptr)) return kRefused;
+    rows += known[i];
+  }
+  if (rows > num_costs) return kRefused;
+  return guarded<int>(kNoMemory, [&] {
+    std::vector<Share> shares;
+    for (int32_t i = 0; i < count; ++i) shares.push_back({values[i], nodes[i], known[i], attention[i]});
+    return divide(shares.data(), count, costs, least, most, tokens, drafting, sizes);
   });
 }
 

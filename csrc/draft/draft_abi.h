@@ -17,7 +17,7 @@
 namespace edge_rt::draft {
 
 // Number of these functions' arguments and meaning: the Python half does without a library of another one.
-constexpr int kDraftVersion = 2;
+constexpr int kDraftVersion = 3;
 constexpr int kRefused = -1;
 constexpr int kNoMemory = -2;
 
@@ -34,6 +34,8 @@ EDGE_RT_DRAFT_EXPORT int edge_rt_draft_version();
 EDGE_RT_DRAFT_EXPORT void* edge_rt_draft_suffix_open(int32_t max_tokens);
 EDGE_RT_DRAFT_EXPORT void* edge_rt_draft_recycling_open(int32_t max_order, int32_t max_contexts, float least,
                                                         const float* bounds);
+// Another text with the same tables, which the last one frees.
+EDGE_RT_DRAFT_EXPORT void* edge_rt_draft_recycling_beside(void* source);
 EDGE_RT_DRAFT_EXPORT void* edge_rt_draft_reference_open(const int32_t* tokens, int64_t count);
 EDGE_RT_DRAFT_EXPORT void* edge_rt_draft_forest_open(int32_t num_kinds);
 
@@ -71,6 +73,14 @@ EDGE_RT_DRAFT_EXPORT int edge_rt_draft_grower_begin(void* grower, double keep, c
 EDGE_RT_DRAFT_EXPORT int edge_rt_draft_grower_propose(void* grower, int32_t limit, int32_t arm, double least,
                                                       double drafting, int32_t* tokens, int32_t* parents,
                                                       double* values);
+// Divides the rows of a pass among trees; see `divide` in draft/grower.h. Of every tree: its number of nodes, their
+// values, its known rows, at least 1, and its attention, or null; costs and attention are those of `num_costs` passes,
+// over 1, 2, ... rows: no fewer than are known and `most` more. Writes how many nodes each may have, and returns their
+// sum.
+EDGE_RT_DRAFT_EXPORT int edge_rt_draft_divide(int32_t count, const int32_t* nodes, const double* const* values,
+                                              const int32_t* known, const double* const* attention, const double* costs,
+                                              int32_t num_costs, int32_t least, int32_t most, double tokens,
+                                              double drafting, int32_t* sizes);
 // Learns from the first `nodes` nodes of the last tree: of its `accepted` nodes `path`, one token more was emitted.
 // `arm`: who drafted, for the ledger; -1: the step does not count there. Returns the number of nodes tested.
 EDGE_RT_DRAFT_EXPORT int edge_rt_draft_grower_observe(void* grower, int32_t nodes, const int32_t* emitted,

@@ -18,6 +18,44 @@ void Tree::first(int count) {
   evidence.resize(count);
 }
 
+int divide(const Share* shares, int count, const double* costs, int least, int most, double tokens, double drafting,
+           int32_t* sizes) {
+  double added = 0.0, expected = tokens;
+  int rows = 0;
+  const auto beyond = [&](const Share& share, int nodes) {
+    return share.attention == nullptr ? 0.0 : share.attention[share.known + nodes - 1];
+  };
+  for (int i = 0; i < count; ++i) {
+    sizes[i] = 0;
+    rows += shares[i].known;
+    added += beyond(shares[i], 0);
+  }
+  double best = expected / (costs[rows - 1] + added + drafting);
+  std::vector<int32_t> order;
+  int size = 0;
+  while (static_cast<int>(order.size()) < most) {
+    int next = -1;
+    for (int i = 0; i < count; ++i) {
+      if (sizes[i] == shares[i].nodes) continue;
+      if (next < 0 || shares[i].values[sizes[i]] > shares[next].values[sizes[next]]) next = i;
+    }
+    if (next < 0) break;
+    const Share& share = shares[next];
+    expected += share.values[sizes[next]];
+    added += beyond(share, sizes[next] + 1) - beyond(share, sizes[next]);
+    ++sizes[next];
+    order.push_back(next);
+    const int taken = static_cast<int>(order.size());
+    const double speed = expected / (costs[rows + taken - 1] + added + drafting);
+    if (speed > best || taken <= least) {
+      best = speed;
+      size = taken;
+    }
+  }
+  for (size_t taken = order.size(); taken > static_cast<size_t>(size); --taken) --sizes[order[taken - 1]];
+  return size;
+}
+
 Grower::Grower(std::vector<Source*> sources, std::vector<std::vector<double>> priors, const std::vector<Line>& joint,
                std::vector<uint32_t> arms, bool chain)
     : sources_(std::move(sources)), model_(std::move(priors), joint), arms_(std::move(arms)), chain_(chain) {
@@ -105,16 +143,9 @@ void Grower::expand(int32_t parent, double value, uint32_t open, const Cursor* c
 }
 
 const Tree& Grower::cut(const double* costs, double drafting) {
-  double best = 1.0 / (costs[0] + drafting), expected = 1.0;
-  int size = 0;
-  for (int count = 1; count <= tree_.size(); ++count) {
-    expected += tree_.values[count - 1];
-    const double speed = expected / (costs[count] + drafting);
-    if (speed > best) {
-      best = speed;
-      size = count;
-    }
-  }
+  const Share share{tree_.values.data(), tree_.size(), 1, nullptr};
+  int32_t size = 0;
+  divide(&share, 1, costs, 0, tree_.size(), 1.0, drafting, &size);
   tree_.first(size);
   return tree_;
 }

@@ -29,6 +29,23 @@ struct Tree {
   void first(int count);
 };
 
+// A tree that shares a pass with others. Its first `known` rows are computed in any case.
+struct Share {
+  // Of the nodes, the most valuable first.
+  const double* values;
+  int nodes;
+  int known;
+  // What attention of 1, 2, ... rows takes at the depth of this sequence, beyond that of `costs`; null: nothing.
+  const double* attention;
+};
+
+// Divides the rows of a pass among trees: sets `sizes` to the numbers of first nodes that maximise expected tokens over
+// cost. As no node is worth more than its parent, the most valuable nodes of all trees are trees as well: of these m,
+// as many as pay, at least `least` if there are so many, at most `most`. `tokens`: what the pass gives without drafts.
+// `costs[n]`: of a pass over n + 1 rows. Returns m.
+int divide(const Share* shares, int count, const double* costs, int least, int most, double tokens, double drafting,
+           int32_t* sizes);
+
 class Grower {
  public:
   // The sources belong to the caller and outlive the grower; `priors` and `joint` as of AcceptanceModel. `arms`: of

@@ -88,8 +88,8 @@ void LikelyTable::keep(const int32_t* key, const int32_t* tokens, const uint8_t*
 RecyclingSource::RecyclingSource(int max_order, int max_contexts, float least, const float* bounds)
     : max_order_(max_order), max_contexts_(max_contexts), least_(least) {
   std::copy(bounds, bounds + kRecyclingLevels - 1, bounds_);
-  tables_.reserve(max_order);
-  for (int order = 1; order <= max_order; ++order) tables_.emplace_back(order, max_contexts);
+  tables_->reserve(max_order);
+  for (int order = 1; order <= max_order; ++order) tables_->emplace_back(order, max_contexts);
 }
 
 Cursor RecyclingSource::behind(const Cursor& cursor, int32_t token) const {
@@ -136,7 +136,7 @@ void RecyclingSource::observe(const Step& step) {
     if (count == 0) continue;
     const Cursor& context = contexts[row];
     const int32_t* end = context.part + 1 + context.part[0];
-    for (int order = 1; order <= context.part[0]; ++order) tables_[order - 1].keep(end - order, ids, levels, count);
+    for (int order = 1; order <= context.part[0]; ++order) (*tables_)[order - 1].keep(end - order, ids, levels, count);
   }
 }
 
@@ -150,7 +150,7 @@ int RecyclingSource::children(const Cursor& cursor, Guess* guesses) const {
   at.part[0] = std::clamp(at.part[0], 0, max_order_);
   const int32_t* end = at.part + 1 + at.part[0];
   for (int order = at.part[0]; order > 0; --order) {
-    const LikelyTable::Entry* entry = tables_[order - 1].find(end - order);
+    const LikelyTable::Entry* entry = (*tables_)[order - 1].find(end - order);
     if (entry == nullptr) continue;
     const int base = (order - 1) * kRecyclingRanks * kRecyclingLevels;
     for (int i = 0; i < entry->count; ++i) {
@@ -164,7 +164,7 @@ int RecyclingSource::children(const Cursor& cursor, Guess* guesses) const {
 
 size_t RecyclingSource::memory_bytes() const {
   size_t bytes = 0;
-  for (const LikelyTable& table : tables_) bytes += table.memory_bytes();
+  for (const LikelyTable& table : *tables_) bytes += table.memory_bytes();
   return bytes;
 }
 

@@ -2,6 +2,7 @@
 // RecyclingSource of tests/reference/recycling.py.
 #pragma once
 
+#include <memory>
 #include <vector>
 
 #include "draft/source.h"
@@ -69,7 +70,8 @@ class RecyclingSource : public Source {
   int max_order_, max_contexts_;
   float least_;
   float bounds_[kRecyclingLevels - 1];
-  std::vector<LikelyTable> tables_;
+  // One for each order; copies of a source share them, each with a text of its own.
+  std::shared_ptr<std::vector<LikelyTable>> tables_ = std::make_shared<std::vector<LikelyTable>>();
   Cursor context_;
 };
 

@@ -130,6 +130,38 @@ void step(Core& core, Random& random, Ids* known) {
   known->insert(known->end(), emitted.begin(), emitted.end());
 }
 
+void divided(Random& random) {
+  const int count = 1 + random.below(8), most = random.below(30);
+  std::vector<std::vector<double>> values(count);
+  std::vector<const double*> addresses, attention;
+  Ids nodes, known, sizes(count);
+  int rows = most;
+  for (std::vector<double>& own : values) {
+    for (int left = random.below(9); left > 0; --left) own.push_back((own.empty() ? 1.0 : own.back()) * random.share());
+    addresses.push_back(own.data());
+    nodes.push_back(static_cast<int32_t>(own.size()));
+    known.push_back(1 + random.below(3));
+    rows += known.back();
+  }
+  std::vector<double> costs;
+  for (int row = 0; row < rows; ++row) costs.push_back(4.0 + 0.3 * row + random.share());
+  for (int i = 0; i < count; ++i) attention.push_back(random.once_in(2) ? nullptr : costs.data());
+  const int least = random.below(9);
+  const auto divide_by = [&](int32_t num_costs, double tokens) {
+    return edge_rt_draft_divide(count, nodes.data(), addresses.data(), known.data(), attention.data(), costs.data(),
+                                num_costs, least, most, tokens, 0.1, sizes.data());
+  };
+  const int all = divide_by(rows, count);
+  int sum = 0, there = 0;
+  for (int i = 0; i < count; ++i) {
+    CHECK(sizes[i] >= 0 && sizes[i] <= nodes[i]);
+    sum += sizes[i];
+    there += nodes[i];
+  }
+  CHECK(all == sum && all <= most && all >= std::min(least, std::min(most, there)));
+  CHECK(divide_by(rows - 1, count) == kRefused && divide_by(rows, 0.0) == kRefused && divide_by(rows, NAN) == kRefused);
+}
+
 void fuzz(uint32_t seed) {
   Random random(seed);
   Core core(random, random.once_in(3));
@@ -144,6 +176,7 @@ void fuzz(uint32_t seed) {
     for (int steps = random.below(60); steps > 0; --steps) step(core, random, &known);
     if (random.once_in(4)) CHECK(edge_rt_draft_suffix_limit(core.sources[0], 64 + random.below(100)) == 0);
     if (random.once_in(4)) CHECK(edge_rt_draft_grower_clear(core.grower) == 0);
+    divided(random);
     for (void* source : core.sources) {
       // Any cursor is answered, or refused.
       const int32_t cursor[] = {random.below(400) - 2, random.below(400) - 2, random.below(9), random.below(9)};
@@ -167,6 +200,10 @@ void refusals() {
   CHECK(edge_rt_draft_recycling_open(2, -1, -1, kBounds) == nullptr);
   CHECK(edge_rt_draft_recycling_open(2, 8, NAN, kBounds) == nullptr);
   CHECK(edge_rt_draft_recycling_open(2, 8, -1, nullptr) == nullptr);
+  CHECK(edge_rt_draft_recycling_beside(nullptr) == nullptr && edge_rt_draft_recycling_beside(suffix) == nullptr);
+  void* const beside = edge_rt_draft_recycling_beside(core.sources[1]);
+  CHECK(beside != nullptr);
+  edge_rt_draft_source_close(beside);
   CHECK(edge_rt_draft_reference_open(good, 0) == nullptr && edge_rt_draft_reference_open(bad, 3) == nullptr);
   CHECK(edge_rt_draft_forest_open(0) == nullptr && edge_rt_draft_forest_open(INT32_MAX) == nullptr);
   for (const int64_t count : {int64_t{-1}, kHuge}) {

@@ -63,8 +63,8 @@ class Choice:
 
     @property
     def most_logits(self) -> int:
-        """Rows of a pass that need logits, at most: those of a draft, or one for every slot."""
-        return max(self.logit_rows, self.slots)
+        """Rows of a pass that need logits, at most: those of drafts, and one for every slot."""
+        return self.logit_rows + self.slots - 1
 
     @property
     def tree_rows(self) -> int:

@@ -170,4 +170,5 @@ def _drafters_text(shape: ModelShape, choice: Choice, tables: TableBytes) -> str
     if not choice.suffix_tokens and not choice.recycling_contexts:
         return "prices of passes and rates of acceptance"
     contexts = f"{choice.recycling_contexts} contexts x {tables.context} B"
-    return f"{choice.suffix_tokens} tokens x {tables.token} B + {contexts}{own}"
+    slots = "" if choice.slots == 1 else f"{choice.slots} slots x "
+    return f"{slots}{choice.suffix_tokens} tokens x {tables.token} B + {contexts}{own}"

@@ -45,7 +45,7 @@ def table_bytes(spec: str | None) -> TableBytes:
 
 
 def drafter_bytes(choice: Choice, tables: TableBytes, *, of_itself: bool = False) -> int:
-    """Return the bytes of the drafters' tables when full.
+    """Return the bytes of the drafters' tables when full: texts are those of a slot, contexts are shared.
 
     Args:
         of_itself: whether a second graph of the model drafts as well.
@@ -53,7 +53,8 @@ def drafter_bytes(choice: Choice, tables: TableBytes, *, of_itself: bool = False
     if not choice.draft_max:
         return 0
     own = _SELF_SESSION if of_itself else 0
-    return _PRICES + own + tables.token * choice.suffix_tokens + tables.context * choice.recycling_contexts
+    of_slot = _PRICES + tables.token * choice.suffix_tokens
+    return own + choice.slots * of_slot + tables.context * choice.recycling_contexts
 
 
 MIB: Final = 1 << 20

@@ -27,15 +27,15 @@ LOOKED_AT: Final = 16
 LEAST_AWAITED: Final = 32
 """Tokens of a prompt that are worth waiting for, if another generation is about to compute them."""
 
-Drafting = Callable[[], tuple[Drafter, AcceptanceRule]]
-"""Returns who drafts, and which of the drafted tokens stay."""
+Drafting = Callable[[int, bool], tuple[Drafter, AcceptanceRule]]
+"""Returns who drafts for an answer of a slot, networks as well or texts alone, and which of the drafted tokens stay."""
 
 
 class Wanted(NamedTuple):
     """How a generation is computed.
 
     Attributes:
-        drafting: chooses who drafts while it is alone.
+        drafting: chooses who drafts.
         is_alone: whether it shares no pass, because its text depends on its drafts.
         outer: the caller's token, which stops it.
     """
@@ -67,10 +67,10 @@ class Ticket:
         self.unsubscribe: Callable[[], None] | None = None
 
     @property
-    def pending(self) -> int:
-        """Tokens that are not computed yet."""
+    def running(self) -> Decoding:
+        """What computes it."""
         assert self.decoding is not None, "it has no slot"
-        return len(self.decoding.sequence.token_ids) - self.decoding.cache.length
+        return self.decoding
 
 
 class Turn:

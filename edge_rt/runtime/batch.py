@@ -14,14 +14,14 @@ from typing import Final
 
 from edge_rt.errors import Busy, Cancelled, out_of_memory
 from edge_rt.runtime.admission import Admission, Ticket, Turn, Wanted
-from edge_rt.runtime.decode.accept import accept
-from edge_rt.runtime.decode.draft import Accepted, NullDrafter
+from edge_rt.runtime.decode.draft import Accepted, Draft, NullDrafter
 from edge_rt.runtime.forward.cancel import CancelToken
 from edge_rt.runtime.forward.io_binding_base import Part
 from edge_rt.runtime.forward.outputs import Outputs
 from edge_rt.runtime.forward.runner import Runner
 from edge_rt.runtime.generation import Generation
 from edge_rt.runtime.results import Event
+from edge_rt.runtime.speculation.division import Division
 from edge_rt.runtime.stream import Events, Outcome
 
 LEAST_PIECE: Final = 16
@@ -34,14 +34,15 @@ _KEEP: Final = 0.75
 class Batch:
     """The generations of a model.
 
-    A step takes those in that wait and whose turn it is (``Admission``). A pass has the next token of every answer; the
-    rest of it goes to the prompts, the oldest first, but beside answers only so many rows that the pass is short. A
-    generation drafts as long as it has been the only one.
+    A step takes those in that wait and whose turn it is (``Admission``). A pass has the next token of every answer, and
+    of what texts draft for them as much as pays; the rest of it goes to the prompts, the oldest first, but beside
+    answers only so many rows that the pass is short. Networks draft for a generation that began alone, while it is so.
 
     Args:
         admission: who waits, and who has a slot.
         hold: holds the model while there are generations; the token stops passes.
-        most_rows: rows of the largest pass, without drafts.
+        division: divides the rows of a pass among the drafts of several generations.
+        most_rows: rows of the largest pass.
         forget: what drafters have learned, where one of them has failed.
     """
 
@@ -49,6 +50,7 @@ class Batch:
         self,
         admission: Admission,
         hold: Callable[[CancelToken], AbstractContextManager[Runner]],
+        division: Division,
         *,
         most_rows: int,
         forget: Callable[[], None],
@@ -56,7 +58,7 @@ class Batch:
         assert most_rows > len(admission.caches), (most_rows, len(admission.caches))
         self.admission = admission
         self._active = admission.active
-        self._hold, self._most_rows, self._forget = hold, most_rows, forget
+        self._hold, self._division, self._most_rows, self._forget = hold, division, most_rows, forget
         self._changed = threading.Condition()
         self._is_stepping, self._thread = False, 0
         self._held = ExitStack()
@@ -215,8 +217,7 @@ class Batch:
                 self._end(ticket, is_stopped=True)
         finally:
             for ticket in self._active:
-                assert ticket.decoding is not None
-                ticket.decoding.drop()
+                ticket.running.drop()
             self._release_if_idle()
 
     def _admit(self) -> None:
@@ -226,12 +227,15 @@ class Batch:
                 if self._runner is None:
                     self._runner = self._held.enter_context(self._hold(CancelToken()))
                 is_first = not self._active
-                # Before it has rows: whoever drafts may have to measure passes first, which empties the cache.
-                drafter, rule = ticket.wanted.drafting() if is_first else (NullDrafter(), accept)
+                # Before it has rows: networks that draft may have to measure passes first, which empties the cache.
+                drafting = ticket.wanted.drafting(0, True) if is_first else None
                 if (begun := self.admission.next()) is None:
                     return
-                ticket = begun
-                ticket.drafts = is_first
+                if begun is not ticket or drafting is None:
+                    ticket = begun
+                    drafting = ticket.wanted.drafting(ticket.slot or 0, False)
+                drafter, rule = drafting
+                ticket.drafts = not isinstance(drafter, NullDrafter)
                 ticket.decoding = ticket.generation.open(self.admission.cache_of(ticket), drafter, rule)
                 if (forced := ticket.decoding.begin()) is not None:
                     self._deliver(ticket, forced)
@@ -239,18 +243,11 @@ class Batch:
                 self._end(ticket, error)
                 if not isinstance(error, Exception):
                     raise
-            else:
-                if len(self._active) > 1:
-                    self._stop_drafting(self._active[0])
-
-    def _stop_drafting(self, ticket: Ticket) -> None:
-        if ticket.drafts and ticket.decoding is not None:
-            ticket.drafts = False
-            ticket.decoding.stop_drafting()
 
     def _compute(self) -> None:
         """Run one pass, and deliver what it gave."""
-        parts = self._parts()
+        answers = self._answers()
+        parts = [*answers, *self._pieces(answers)]
         runner = self._runner
         assert runner is not None, "the model is not held"
         started = time.perf_counter()
@@ -263,13 +260,12 @@ class Batch:
             for ticket, _ in parts:
                 self._end(ticket, error)
             return
-        self._learn(computed, 1e3 * (time.perf_counter() - started))
+        self._learn(computed, len(answers), 1e3 * (time.perf_counter() - started))
         left = [ticket for ticket, _ in parts]
         try:
             for ticket, output in zip(tuple(left), outputs, strict=True):
-                assert ticket.decoding is not None
                 try:
-                    ticket.decoding.choose(output)
+                    ticket.running.choose(output)
                 except Exception as error:
                     left.remove(ticket)
                     self._end(ticket, error)
@@ -291,47 +287,57 @@ class Batch:
         return runner.forward_many(parts)
 
     def _commit(self, ticket: Ticket) -> None:
-        assert ticket.decoding is not None
         try:
-            if (accepted := ticket.decoding.commit()) is not None:
+            if (accepted := ticket.running.commit()) is not None:
                 self._deliver(ticket, accepted)
             else:
                 ticket.generation.tell_progress()
         except Exception as error:
             self._end(ticket, error)
 
-    def _parts(self) -> list[tuple[Ticket, Part]]:
-        """Return what each generation gives to the next pass; its rows are reserved."""
-        answering = [ticket for ticket in self._active if ticket.pending == 1]
-        parts = []
-        for ticket in answering:
-            assert ticket.decoding is not None
-            parts.append((ticket, ticket.decoding.prepare(1)))
-        room = self._piece_rows(len(answering))
+    def _answers(self) -> list[tuple[Ticket, Part]]:
+        """Return what answers give to the next pass, with their drafts; the rows are reserved."""
+        tickets, spare = [], min(len(self.admission.caches), self._most_rows - len(self._active))
         for ticket in self._active:
-            if ticket in answering or room <= 0:
+            # Behind a grammar an answer has tokens that are forced as well.
+            more = ticket.running.num_pending - 1
+            if not more or (ticket.generation.sequence.num_answer_tokens and more <= spare):
+                spare -= more
+                tickets.append(ticket)
+        if len(self._active) == 1:
+            return [(ticket, ticket.running.prepare()) for ticket in tickets]
+        drafts = self._division.drafts([ticket.running for ticket in tickets])
+        return [(ticket, ticket.running.prepare(draft=draft)) for ticket, draft in zip(tickets, drafts, strict=True)]
+
+    def _pieces(self, answers: list[tuple[Ticket, Part]]) -> list[tuple[Ticket, Part]]:
+        """Return what prompts give to the next pass beside answers; the rows are reserved."""
+        room = self._piece_rows(sum(len(part.token_ids) for _, part in answers))
+        computed, pieces = {id(ticket) for ticket, _ in answers}, []
+        for ticket in self._active:
+            if id(ticket) in computed or room <= 0:
                 continue
-            assert ticket.decoding is not None
-            part = ticket.decoding.prepare(room)
-            parts.append((ticket, part))
+            part = ticket.running.prepare(room, None if len(self._active) == 1 else Draft())
+            pieces.append((ticket, part))
             room -= len(part.token_ids)
-        return parts
+        return pieces
 
     def _piece_rows(self, answers: int) -> int:
-        """Return how many rows of a pass prompts may have beside the tokens of some answers."""
+        """Return how many rows of a pass prompts may have beside so many of answers."""
         most = self._most_rows - answers
         if not answers or not self._row_ms:
             return most if not answers else min(most, LEAST_PIECE)
         left = max(LONGEST_PASS_MS, 3 * self._pass_ms) - self._pass_ms
         return max(min(most, int(left / self._row_ms)), min(most, LEAST_PIECE))
 
-    def _learn(self, parts: list[Part], ms: float) -> None:
-        """Learn what passes cost: of answers, and for each row of a prompt."""
-        rows = sum(len(part.token_ids) for part in parts)
-        if rows == len(parts):
+    def _learn(self, parts: list[Part], answers: int, ms: float) -> None:
+        """Learn what passes cost: of answers, which come first, and for each row of a prompt."""
+        rows = sum(len(part.token_ids) for part in parts[answers:])
+        if not rows:
             self._pass_ms = _KEEP * self._pass_ms + (1 - _KEEP) * ms if self._pass_ms else ms
-        elif rows >= len(parts) + LEAST_PIECE - 1:
-            each = max(ms - self._pass_ms, 0.0) / (rows - len(parts))
+            if len(parts) > 1:
+                self._division.learn(parts, ms)
+        elif rows >= LEAST_PIECE - 1:
+            each = max(ms - self._pass_ms, 0.0) / rows
             self._row_ms = _KEEP * self._row_ms + (1 - _KEEP) * each if self._row_ms else each
 
     def _retry_after(self) -> float:

@@ -46,6 +46,7 @@ from edge_rt.runtime.model_texts import ModelTexts
 from edge_rt.runtime.prompts import Prompt
 from edge_rt.runtime.results import Event, Result
 from edge_rt.runtime.speculation.cost_model import RowCosts
+from edge_rt.runtime.speculation.division import Division
 from edge_rt.runtime.speculation.live_costs import LiveCosts
 from edge_rt.runtime.speculation.speculation import Speculation
 from edge_rt.runtime.stream import PromptOptions, Stream
@@ -124,7 +125,15 @@ class Model(ModelTexts):
             most = max(min(self.prefill_chunk, parts.cache.largest_pass), 2 * len(parts.slots))
             admission = Admission(parts.slots, parts.pool, most_waiting=options.max_queue)
             forget = self._speculation.forget
-            self._batch = Batch(admission, partial(_held, weakref.ref(self)), most_rows=most, forget=forget)
+            speculation = parts.speculation
+            division = Division(
+                self._speculation.library,
+                lambda: speculation.costs,
+                most_rows=min(most, 2 * len(parts.slots) + self._speculation.draft_max),
+                draft_max=self._speculation.draft_max,
+            )
+            hold = partial(_held, weakref.ref(self))
+            self._batch = Batch(admission, hold, division, most_rows=most, forget=forget)
             self.pump = Pump(self._batch)
         self._providers, self._isa, self._kv_format = parts.providers, parts.isa, parts.kv_format
         self.drafter = parts.drafter
@@ -512,8 +521,10 @@ class Model(ModelTexts):
         mode = self._speculation.resolve(config.spec, has_reference=config.reference is not None, accept=config.accept)
         reference = self._encode_reference(config.reference, mode)
 
-        def drafting() -> tuple[Drafter, AcceptanceRule]:
-            return self._speculation.drafting(config, mode, reference, sampling.temperature)
+        def drafting(slot: int = 0, computes: bool = True) -> tuple[Drafter, AcceptanceRule]:
+            return self._speculation.drafting(
+                config, mode, reference, sampling.temperature, slot=slot, computes=computes
+            )
 
         generation = Generation(
             sequence,
@@ -650,6 +661,7 @@ class Model(ModelTexts):
     def _held_by_batch(self, cancel: CancelToken) -> Generator[Runner]:
         with self._runner.hold(cancel) as runner:
             follow_cpus()
+            self._speculation.prepare()
             yield runner
             self._speculation.save_costs()
 

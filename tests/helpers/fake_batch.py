@@ -18,8 +18,11 @@ from edge_rt.runtime.decode.sampling import Sampler
 from edge_rt.runtime.decode.sequence import Sequence
 from edge_rt.runtime.forward.cancel import CancelToken
 from edge_rt.runtime.generation import Generation
+from edge_rt.runtime.speculation.division import Division
+from edge_rt.runtime.speculation.library import draft_library
 from edge_rt.runtime.stream import Outcome, Stream
 from tests.helpers.fake_model import GARBAGE, VOCABULARY, FakeTarget, LetterDecoder
+from tests.helpers.fake_sources import linear_costs
 
 
 class FakeRunner:
@@ -62,14 +65,19 @@ class FailingPool(RowPool):
 class FakeBatch:
     """A batch over a fake runner."""
 
-    def __init__(self, slots=3, *, rows=None, fail_at=None, fail_taking=None, most_rows=16, most_waiting=None):
+    def __init__(
+        self, slots=3, *, rows=None, fail_at=None, fail_taking=None, most_rows=16, most_waiting=None, draft_max=8
+    ):
         self.capacity = 64
         rows = slots * self.capacity if rows is None else rows
         self.pool = FailingPool(rows, fail_taking, most_resting=2 * slots)
         self.caches = [PooledCache(self.capacity, self.pool) for _ in range(slots)]
         self.runner = FakeRunner(self.caches, rows, fail_at or {})
         self.admission = Admission(self.caches, self.pool, most_waiting=most_waiting)
-        self.batch = Batch(self.admission, lambda _: nullcontext(self.runner), most_rows=most_rows, forget=lambda: None)
+        division = Division(draft_library(), linear_costs, most_rows=most_rows, draft_max=draft_max)
+        self.batch = Batch(
+            self.admission, lambda _: nullcontext(self.runner), division, most_rows=most_rows, forget=lambda: None
+        )
 
     def stream(self, prompt, **options):
         generation, wanted = self._generation(prompt, **options)
@@ -79,11 +87,11 @@ class FakeBatch:
         generation, wanted = self._generation(prompt, **options)
         return self.batch.submit(generation, Outcome(CancelToken(), None), wanted)
 
-    def _generation(self, prompt, *, sampler=Sampler, **options):
+    def _generation(self, prompt, *, sampler=Sampler, drafter=None, **options):
         config = GenerationConfig(**({"temperature": 0.0, "max_tokens": 6} | options))
         sequence = Sequence(prompt, capacity=self.capacity, max_tokens=config.max_tokens, end_ids=())
         generation = Generation(
             sequence, None, self.caches[0], sampler(config, VOCABULARY, prompt), TextStream(LetterDecoder(), ()),
             chunk=8, called=0.0,
         )  # fmt: skip
-        return generation, Wanted(lambda: (NullDrafter(), accept))
+        return generation, Wanted(lambda slot, computes: (drafter or NullDrafter(), accept))

@@ -9,10 +9,9 @@ from edge_rt.runtime.decode.draft import ROOT, Accepted, Draft
 from edge_rt.runtime.forward.outputs import Outputs
 from edge_rt.runtime.speculation.arms import OFF, Arm
 from edge_rt.runtime.speculation.core import arms_for, first_estimates
-from edge_rt.runtime.speculation.cost_model import best_size
 from edge_rt.runtime.speculation.source import DraftSource, Guess
 from tests.reference.acceptance import AcceptanceModel
-from tests.reference.tree import EMPTY, Tree, TreeGrower
+from tests.reference.tree import EMPTY, Tree, TreeGrower, best_size
 
 
 class Asked:

@@ -141,3 +141,18 @@ class TreeGrower:
                 guesses, cell = tree.evidence[node]
                 # An end token that was drafted is right, although it is not part of the path.
                 self._model.learn(guesses, cell, tree.draft.token_ids[node] == following[parent])
+
+
+def best_size(values: Items[float], costs: Items[float], drafting: float) -> int:
+    """Return how many nodes to verify: those that maximise expected tokens over cost; 0 if plain decoding is faster.
+
+    Args:
+        costs: of passes over 1, 2, ... rows, at least one more than values.
+    """
+    best, size, expected = 1.0 / (costs[0] + drafting), 0, 1.0
+    for count, value in enumerate(values, start=1):
+        expected += value
+        speed = expected / (costs[count] + drafting)
+        if speed > best:
+            best, size = speed, count
+    return size

@@ -9,13 +9,20 @@ import pytest
 
 from edge_rt.errors import Busy, ConfigError, InferenceError
 from edge_rt.runtime.decode.sampling import Sampler
+from edge_rt.runtime.speculation.adaptive import AdaptiveDrafter
+from edge_rt.runtime.speculation.core import DraftCore
+from edge_rt.runtime.speculation.library import draft_library
 from tests.helpers.fake_batch import FakeBatch
 from tests.helpers.fake_model import Run
+from tests.helpers.fake_sources import OracleSource, linear_costs
 from tests.helpers.models import load_package
 from tests.helpers.small import GREEDY
 
 CONTEXT = 192
 SAMPLED = {"temperature": 0.9, "top_p": 0.95, "repetition_penalty": 1.1}
+
+
+MODES = ("auto", "suffix", "ngram", "recycling", "reference", "off")
 
 
 def random_requests(rng, count):
@@ -50,7 +57,10 @@ def test_answers_are_those_alone_whatever_arrives_and_leaves(native_package, kv,
             if waiting and (not open_streams or rng.random() < 0.3):
                 number = waiting.pop(0)
                 prompt, options = requests[number]
-                stream = model.stream(prompt, **options)
+                mode = MODES[number % len(MODES)]
+                reference = alone[number].text or "a text"
+                drafting = {"spec": mode} | ({"reference": reference} if mode == "reference" else {})
+                stream = model.stream(prompt, **options, **drafting)
                 open_streams[number] = stream, iter(stream)
             number = int(rng.choice(list(open_streams)))
             stream, events = open_streams[number]
@@ -96,20 +106,28 @@ def test_threads_share_passes_and_wait_for_slots(native_package):
     assert found == alone
 
 
-def test_a_lone_answer_drafts_until_another_joins(native_package):
-    prompt = [20, 21, 22, 23] * 12
-    with load_package(native_package, ctx=CONTEXT, slots=2, spec="suffix") as model:
-        lone = model.generate(prompt, max_tokens=40, **GREEDY)
-        assert lone.spec is not None
-        assert lone.spec.steps
-        first = model.stream(prompt, max_tokens=40, **GREEDY)
-        events = iter(first)
-        for _ in range(3):
-            next(events)
-        joined = model.generate(prompt[:20], max_tokens=4, **GREEDY)
-        assert joined.spec is None
-        assert first.result().token_ids == lone.token_ids
-        assert first.result().spec.steps < lone.spec.steps + 40
+@pytest.mark.parametrize("mode", ["auto", "suffix", "ngram"])
+def test_answers_that_share_passes_draft_and_say_how_much_stayed(native_package, mode):
+    prompts = [[20, 21, 22, 23 + number] * 12 for number in range(3)]
+    with load_package(native_package, ctx=CONTEXT, spec="off") as model:
+        alone = [facts(model.generate(prompt, max_tokens=90, **GREEDY)) for prompt in prompts]
+    with load_package(native_package, ctx=CONTEXT, slots=3, spec=mode) as model:
+        model.speculation.costs = linear_costs(4.0, 0.01)
+        streams = [model.stream(prompt, max_tokens=90, **GREEDY) for prompt in prompts]
+        events = [iter(stream) for stream in streams]
+        for one in events:
+            next(one)
+        together = 0
+        while len(model._batch._active) == 3 and model._batch.step():
+            model._batch.check()
+            together += 1
+        results = [stream.result() for stream in streams]
+    assert [facts(result) for result in results] == alone
+    for result in results:
+        assert result.spec.draft_n_accepted > 20
+        assert result.spec.steps < 89
+        assert result.spec.tokens_per_step == pytest.approx(89 / result.spec.steps)
+    assert together < 80
 
 
 def test_a_callback_that_generates_is_refused(native_package):
@@ -240,6 +258,34 @@ def test_a_long_prompt_beside_an_answer_gets_larger_pieces_once_their_cost_is_kn
     pieces = [dict(rows).get(1) for rows in fake.runner.passes[1:4]]
     assert pieces[0] == 16
     assert pieces[1] > 16
+
+
+def drafter_of(text, truthful):
+    """Return a drafter that knows a text and guesses the next token, truly or not."""
+    source = OracleSource(text, lambda position: truthful)
+    return AdaptiveDrafter(DraftCore(draft_library(), [source]), linear_costs(4.0, 0.5), None, max_nodes=8)
+
+
+def test_drafts_share_the_rows_of_a_pass_and_rest_where_nothing_is_right(alone):
+    fake = FakeBatch(3, most_rows=16, draft_max=6)
+    whole = [[*prompt, *Run(prompt, max_tokens=40).result().token_ids] for prompt in PROMPTS]
+    tickets = [
+        fake.submit(prompt, max_tokens=40, drafter=drafter_of(text, index != 1))
+        for index, (prompt, text) in enumerate(zip(PROMPTS, whole, strict=True))
+    ]
+    while fake.batch.step():
+        fake.batch.check()
+    assert [ticket.generation.settled().token_ids for ticket in tickets] == [
+        tuple(text[len(prompt) :]) for prompt, text in zip(PROMPTS, whole, strict=True)
+    ]
+    rows = [sum(count for _, count in one) for one in fake.runner.passes[1:]]
+    assert max(rows) > 3
+    assert max(rows) <= 3 + 6
+    right, wrong = tickets[0].generation.settled().spec, tickets[1].generation.settled().spec
+    assert right.draft_n_accepted == right.draft_n > 20
+    assert right.steps < 15
+    assert (wrong.draft_n_accepted, wrong.steps) == (0, 39)
+    assert wrong.rows_drafted < 20
 
 
 def test_who_came_first_gets_the_next_slot():

@@ -10,7 +10,7 @@ import numpy.typing as npt
 from edge_rt.runtime.cache.kv_cache import KVCache, Reservation
 from edge_rt.runtime.decode.accept import accept, accept_best
 from edge_rt.runtime.decode.answer_grammar import AnswerGrammar
-from edge_rt.runtime.decode.draft import Accepted, Draft, Drafter, NullDrafter
+from edge_rt.runtime.decode.draft import Accepted, Draft, Drafter
 from edge_rt.runtime.decode.logprobs import LogProbs
 from edge_rt.runtime.decode.sampling import Sampler
 from edge_rt.runtime.decode.sequence import Sequence
@@ -84,7 +84,7 @@ class Decoding:
     ) -> None:
         self.sequence = sequence
         self.cache = cache
-        self._drafter = drafter
+        self.drafter = drafter
         self._sampler = sampler
         self._rule = rule
         self._logprobs = logprobs
@@ -102,27 +102,35 @@ class Decoding:
             if self._logprobs is not None:
                 self._logprobs.add_forced(forced)
             first = Accepted(forced, (), 0, tuple(range(len(forced))))
-        self._drafter.begin(sequence)
+        self.drafter.begin(sequence)
         return first
 
-    def stop_drafting(self) -> None:
-        """Draft nothing from here on; what was drafted before stays in the statistics."""
-        self._drafter = NullDrafter()
+    @property
+    def num_pending(self) -> int:
+        """Tokens that are not computed yet."""
+        return len(self.sequence.token_ids) - self.cache.length
 
-    def prepare(self, most: int | None = None) -> Part:
+    @property
+    def room(self) -> int:
+        """Tokens that may be drafted for a pass with all that are not computed yet."""
+        return min(self.sequence.room - 1, self.cache.largest_pass - self.num_pending)
+
+    def prepare(self, most: int | None = None, draft: Draft | None = None) -> Part:
         """Reserve the rows of the next pass, and return it.
 
         Tokens that are not computed yet come first. Where these are more than ``most`` (None: as many as there are),
         the pass has so many of them, asks for no logits and gives no token.
+
+        Args:
+            draft: what was drafted, where several sequences share the pass; None: the drafter is asked.
         """
         sequence, cache, grammar = self.sequence, self.cache, self._grammar
         pending = sequence.token_ids[cache.length :]
         if most is not None and len(pending) > most:
             self._pending, self._draft = pending[:most], Draft()
             return self._reserve(0, None)
-        known = len(pending)
-        limit = min(sequence.room - 1, cache.largest_pass - known)
-        draft = self._drafter.propose(sequence, limit).first(limit)
+        known, room = len(pending), self.room
+        draft = (self.drafter.propose(sequence, room) if draft is None else draft).first(room)
         if grammar is not None:
             draft = grammar.pruned(draft)
         self._pending, self._draft = pending, draft
@@ -144,7 +152,7 @@ class Decoding:
         Raises:
             InvalidGrammar: the grammar turned out to be too costly.
         """
-        if len(self._pending) < len(self.sequence.token_ids) - self.cache.length:
+        if len(self._pending) < self.num_pending:
             return
         draft, sampler, end_ids = self._draft, self._sampler, self.sequence.end_ids
         if self._grammar is not None:
@@ -170,7 +178,7 @@ class Decoding:
         _append(self.sequence, accepted.token_ids, self._grammar)
         if self._logprobs is not None:
             self._logprobs.add(accepted, outputs)
-        self._drafter.observe(self._draft, accepted, outputs)
+        self.drafter.observe(self._draft, accepted, outputs)
         return accepted
 
     def drop(self) -> None:

@@ -56,7 +56,7 @@ class Outputs:
         fetch: copies the logits of a pass on a device into ``logits`` when they are read; None: they are there.
     """
 
-    __slots__ = ("_fetch", "_logits", "ended", "hidden", "top")
+    __slots__ = ("_fetch", "_logits", "ended", "hidden", "place", "top")
 
     def __init__(
         self,
@@ -68,6 +68,8 @@ class Outputs:
         self._logits, self.top, self.hidden, self._fetch = logits, top, hidden, fetch
         self.ended = 0.0
         """Moment when the pass ended, ``time.perf_counter``; 0 if nobody has noted it."""
+        self.place = top, 0
+        """The most likely tokens of the whole pass, and where these rows begin there."""
 
     @property
     def logits(self) -> Array:
@@ -86,7 +88,7 @@ class Outputs:
             rows = slice(begin, begin + count)
             top = None if self.top is None else self.top.of(rows)
             parts.append(Outputs(self._logits[rows], top, None if self.hidden is None else self.hidden[rows]))
-            parts[-1].ended = self.ended
+            parts[-1].ended, parts[-1].place = self.ended, (self.top, begin)
             begin += count
         return parts
 

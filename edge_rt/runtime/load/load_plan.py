@@ -21,7 +21,7 @@ from edge_rt.package.reader import Package
 from edge_rt.package.spec_modes import AUTO, OFF
 from edge_rt.runtime.load.options import LoadOptions
 from edge_rt.runtime.prompts import EncodingBudget
-from edge_rt.runtime.speculation.speculation import TableBounds
+from edge_rt.runtime.speculation.slot_sources import TableBounds
 from edge_rt.runtime.speculation.text_sources import MAX_CONTEXTS, MAX_TOKENS
 
 

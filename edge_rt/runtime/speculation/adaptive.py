@@ -13,7 +13,7 @@ from edge_rt.runtime.speculation.arms import MAX_REWARD, OFF, Asking, Bandit
 from edge_rt.runtime.speculation.core import DraftCore
 from edge_rt.runtime.speculation.cost_model import CostCurve, Costs
 from edge_rt.runtime.speculation.live_costs import LiveCosts
-from edge_rt.runtime.speculation.source import CONTEXT_TOKENS, AnySource
+from edge_rt.runtime.speculation.source import CONTEXT_TOKENS, AnySource, ForestSource
 from edge_rt.runtime.speculation.statistics import SpecCounter, decision
 
 if TYPE_CHECKING:
@@ -31,6 +31,8 @@ _WORST: Final = 5.0
 _GAIN_KEEP: Final = 0.95
 _LEAST_GAIN: Final = 0.03
 """Accepted tokens per step that looking texts up and learning cost, about."""
+_DEAR: Final = 1.5
+"""The same in a pass that several sequences share: so many times the tokens that they have in the time of drafting."""
 _FIRST_GAINS: Final = (0.15, 0.045)
 """Accepted tokens per step that are assumed at first, and at least when an answer begins."""
 _REST_STEPS: Final = 24
@@ -46,6 +48,9 @@ class AdaptiveDrafter:
         bandit: chooses among the core's arms, where asking the sources takes time; None: always the last arm.
         corrects: whether its passes correct the costs, if these are live: not where sources compute a part of them.
         clock: seconds.
+
+    Attributes:
+        outcome: of the last shared step: drafted tokens that were expected to be accepted, and that were.
     """
 
     def __init__(
@@ -80,11 +85,16 @@ class AdaptiveDrafter:
         self._computing = 0.0
         # Steps since the last choice of the bandit, and since the last draft.
         self._steps = self._idle = 0
-        self._started = self._proposed = 0.0
+        self._proposed = 0.0
+        # Seconds of drafting for the step under way, whether others share its pass, and who drafted.
+        self._spent, self._is_shared, self._played = 0.0, False, self._arm
+        self.outcome = 0.0, 0
+        # Tokens that others have less for a drafted row.
+        self._price = 0.0
         # Whether the next pass computes a prompt as well, and how many tokens it computes that a grammar has forced.
         self._is_first, self._forced = True, 0
         self._sequence: Sequence | None = None
-        # Accepted tokens per step; steps of rest that are left, below 0: steps since the last rest.
+        # Accepted tokens per step, less the price of their rows; steps of rest left, below 0: steps since the last one.
         self._gain, self._rest = _FIRST_GAINS[0], -_AWAKE_STEPS
 
     @property
@@ -114,8 +124,8 @@ class AdaptiveDrafter:
 
     def propose(self, sequence: Sequence, limit: int) -> Draft:
         """Return the tree that maximises tokens per second, at most ``limit`` nodes; empty where plain is faster."""
-        self._started = self._clock()
-        draft, self._instead = Draft(), None
+        started = self._clock()
+        draft, self._instead, self._is_shared, self._price = Draft(), None, False, 0.0
         # The first pass also computes the rest of the prompt, at the cost of prefill: it gets no draft.
         if not self._is_first and not self._is_resting():
             if self._bandit is not None and self._steps >= BLOCK_STEPS:
@@ -137,12 +147,82 @@ class AdaptiveDrafter:
                 ):
                     self._instead = 1 + len(draft)
                     draft = self._core.propose(more - 1, self._text_arm(), 0.0, whole=True) if more > 1 else Draft()
-        self._proposed = self._clock()
+        self._played, self._proposed = self._arm, self._clock()
+        self._spent = self._proposed - started
         return draft
 
-    def _is_resting(self) -> bool:
-        """Return whether nothing is drafted or learned for some steps, because nothing was right for many."""
-        if self._rest <= -_AWAKE_STEPS and self._gain < _LEAST_GAIN and self._bandit is None:
+    def wakes(self, rate: float) -> bool:
+        """Return whether it drafts for the next pass, which several sequences share.
+
+        Args:
+            rate: tokens per millisecond of such a pass without drafts.
+        """
+        self._instead, self._is_shared, self._played, self._price = None, True, OFF, 0.0
+        self._spent, self._proposed, self.outcome = 0.0, self._clock(), (0.0, 0)
+        return not self._is_first and not self._is_resting(rate)
+
+    def offer(self, sequence: Sequence, limit: int, least: float, rate: float) -> tuple[int, int]:
+        """Grow a tree for a pass that several sequences share, without sources that compute; ``take`` cuts it.
+
+        Args:
+            limit: most nodes.
+            least: nodes that are less likely to be accepted are left out.
+            rate: tokens per millisecond of the pass without drafts.
+
+        Returns:
+            The number of nodes, and the address of their values.
+        """
+        started, nodes = self._clock(), 0
+        if self._bandit is not None:
+            if self._steps >= BLOCK_STEPS:
+                self._close_block()
+            # Its blocks are compared by the share of the pass that a sequence has.
+            costs = self._curve.at(len(sequence.token_ids))
+            self._core.price([1.0 / rate + ms - costs[0] for ms in costs])
+        self._played = self._shared_arm()
+        most = min(limit, self._max_nodes)
+        if self._played != OFF and most > 0:
+            nodes = self._core.grow(most, self._played, least, whole=True)
+        self._spent = self._clock() - started
+        return nodes, self._core.values_address
+
+    def take(self, size: int, price: float, *, is_room: bool) -> Draft:
+        """Return the first nodes of the tree of ``offer``.
+
+        Args:
+            price: tokens that the pass gives less, for its time, for each of them.
+            is_room: whether the pass has room for a node more, which is tried now and then where none pays.
+        """
+        started, self._price = self._clock(), price
+        draft = self._core.first(size)
+        if self._played != OFF:
+            self._idle = 0 if size else self._idle + 1
+            if self._idle >= _IDLE_STEPS and is_room:
+                self._idle = 0
+                draft = self._core.propose(1, self._played, 0.0, whole=True)
+        self._proposed = self._clock()
+        self._spent += self._proposed - started
+        return draft
+
+    @property
+    def drafting_ms(self) -> float:
+        """Milliseconds that drafting and learning of this step are expected to take."""
+        return self._core.drafting[self._played]
+
+    def _shared_arm(self) -> int:
+        """Return the arm, without sources that compute."""
+        if self._arm == OFF or not any(isinstance(source, ForestSource) for source in self.sources):
+            return self._arm
+        return OFF if self._core.texts is None else self._core.texts
+
+    def _is_resting(self, rate: float = 0.0) -> bool:
+        """Return whether nothing is drafted or learned for some steps, because nothing was right for many.
+
+        Args:
+            rate: tokens that others lose in a millisecond.
+        """
+        least = max(_LEAST_GAIN, _DEAR * rate * self._core.drafting[-1])
+        if self._rest <= -_AWAKE_STEPS and self._gain < least and self._bandit is None:
             self._rest = _REST_STEPS
         return self._rest > 0
 
@@ -179,46 +259,54 @@ class AdaptiveDrafter:
         verified = self._clock()
         sequence = self._sequence
         assert sequence is not None, "begin was not called"
-        emitted, arm = len(accepted.token_ids), self._arm
+        emitted, arm = len(accepted.token_ids), self._played
         is_first, forced = self._is_first, self._forced
         self._is_first, self._forced = False, len(accepted.forced)
         if not is_first:
             self._rest -= 1
             if self._rest >= 0:
-                self._pass_over(draft, accepted, verified)
+                self._pass_over(draft, accepted, verified, outputs)
                 return
-            self._gain += (1.0 - _GAIN_KEEP) * (len(accepted.path) - self._gain)
-        expected = self._core.expected(len(draft)) if self._trace is not None else 0.0
+            gained = len(accepted.path) - self._price * len(draft)
+            self._gain += (1.0 - _GAIN_KEEP) * (gained - self._gain)
+        expected = self._core.expected(len(draft)) if self._trace is not None or self._is_shared else 0.0
+        self.outcome = expected, len(accepted.path)
         # What is drafted to learn its costs says nothing about the arm.
-        scored = None if is_first or self._instead is not None else arm
+        scored = None if is_first or self._instead is not None or self._bandit is None else arm
         tested = self._core.observe(draft, accepted, outputs, context_of(sequence, emitted), scored)
         ended = self._clock()
-        drafting = 1e3 * (self._proposed - self._started + ended - verified)
-        verifying = 1e3 * (verified - self._proposed)
+        drafting, verifying = 1e3 * (self._spent + ended - verified), self._verifying(verified, outputs)
         choice = self.arms[arm].name if len(draft) else "off"
         self.counter.add(draft, accepted, tested, drafting, verifying, choice, is_first=is_first)
         if is_first:
             return
         self._steps += 1
-        if not forced:
+        if self._is_shared:
+            self._learn_drafting(drafting)
+        elif not forced:
             self._learn_costs(draft, emitted, verified, drafting, outputs)
         if self._trace is not None:
             self._trace(decision(sequence, self.arms[arm].name, draft, accepted, expected, drafting, verifying))
 
-    def _pass_over(self, draft: Draft, accepted: Accepted, verified: float) -> None:
+    def _verifying(self, verified: float, outputs: Outputs) -> float:
+        """Return the milliseconds of the pass and, unless it is shared, of choosing tokens."""
+        is_noted = self._is_shared and self._proposed < outputs.ended < verified
+        return 1e3 * ((outputs.ended if is_noted else verified) - self._proposed)
+
+    def _pass_over(self, draft: Draft, accepted: Accepted, verified: float, outputs: Outputs) -> None:
         """Count a step of rest; the sources get its tokens and no more."""
         assert self._sequence is not None
         self._idle += 1
         for source in self.sources:
             source.extend(accepted.token_ids)
-        drafting, verifying = 1e3 * (self._proposed - self._started), 1e3 * (verified - self._proposed)
+        drafting, verifying = 1e3 * self._spent, self._verifying(verified, outputs)
         self.counter.add(draft, accepted, 0, drafting, verifying, "off", is_first=False)
         if self._trace is not None:
             self._trace(decision(self._sequence, "off", draft, accepted, 0.0, drafting, verifying))
 
     def _learn_costs(self, draft: Draft, emitted: int, verified: float, drafting: float, outputs: Outputs) -> None:
         """Correct what passes and drafts cost by a step; ``drafting`` in milliseconds."""
-        sequence, arm = self._sequence, self._arm
+        sequence = self._sequence
         assert sequence is not None
         # Tokens are chosen for as long as they are accepted, however many rows there are: no cost of rows.
         passed = outputs.ended if self._proposed < outputs.ended < verified else verified
@@ -227,9 +315,12 @@ class AdaptiveDrafter:
             self._live.observe(1 + len(draft), len(sequence.token_ids) - emitted, passing, self._instead)
         usual = self._curve.at(len(sequence.token_ids))[len(draft)]
         self._slowness += (1 - _SPEED_KEEP) * (min(passing / usual, _WORST) - self._slowness)
-        known = self._core.drafting[arm]
+        self._learn_drafting(drafting)
+
+    def _learn_drafting(self, drafting: float) -> None:
+        known = self._core.drafting[self._played]
         spent = min(drafting / max(self._slowness, 0.1), _WORST * known)
-        self._core.drafting[arm] = known + (1 - _SPEED_KEEP) * (spent - known)
+        self._core.drafting[self._played] = known + (1 - _SPEED_KEEP) * (spent - known)
 
     def _close_block(self) -> None:
         """Give the bandit the speeds of the arms in the last steps, and let it choose the arm of the next ones."""

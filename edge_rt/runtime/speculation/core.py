@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import MutableSequence, Sequence as Items
-from typing import Final
+from typing import Final, NamedTuple
 
 from edge_rt.runtime.decode.draft import ROOT, Accepted, Draft
 from edge_rt.runtime.forward.outputs import Outputs, TopTokens
@@ -58,6 +58,58 @@ def joint_priors(names: Items[str]) -> list[tuple[float, float]]:
         usual = (_AGREEMENT * max(0, mask.bit_count() - 1), 1.0)
         lines.append(_JOINT.get(guessing, usual) if are_measured else usual)
     return lines
+
+
+class Tree(NamedTuple):
+    """A tree that shares a pass with others.
+
+    Attributes:
+        nodes: how many it has.
+        values: address of what they are worth, float64, the most valuable first.
+        known: rows that its sequence computes in any case, at least 1.
+        attention: milliseconds that 1, 2, ... rows take at its depth beyond those of the costs; None: none.
+    """
+
+    nodes: int
+    values: int
+    known: int = 1
+    attention: array[float] | None = None
+
+
+def divide(
+    library: DraftLibrary,
+    trees: Items[Tree],
+    costs: array[float],
+    *,
+    most: int,
+    tokens: float,
+    drafting: float,
+    least: int = 0,
+) -> list[int]:
+    """Return how many of the first nodes of every tree are to be verified in a pass.
+
+    The goodput rule (Liu et al., "TurboSpec") over the nodes of all trees by falling value: the m that maximises
+    ``(tokens + v_1 + ... + v_m) / (t + drafting)``. No node is worth more than its parent, so these m are trees as
+    well. ``t`` has a part by all rows, and the attention of every sequence by its own. The time for drafting is spent
+    however much is verified, so it counts for m = 0 as well.
+
+    Args:
+        costs: milliseconds of passes over 1, 2, ... rows; those of attention are as many.
+        most: nodes of all trees together, at most.
+        tokens: what the pass gives without drafts.
+        least: the same, at least, if the trees have so many.
+    """
+    nodes, known = array("i", (tree.nodes for tree in trees)), array("i", (tree.known for tree in trees))
+    values = array("Q", (tree.values for tree in trees))
+    own = array("Q", (0 if tree.attention is None else tree.attention.buffer_info()[0] for tree in trees))
+    sizes = array("i", bytes(4 * len(trees)))
+    checked(
+        library.divide(
+            len(trees), nodes.buffer_info()[0], values.buffer_info()[0], known.buffer_info()[0], own.buffer_info()[0],
+            costs.buffer_info()[0], len(costs), least, most, tokens, drafting, sizes.buffer_info()[0],
+        )
+    )  # fmt: skip
+    return sizes.tolist()
 
 
 _NOTHING: Final = Draft()
@@ -140,7 +192,12 @@ class DraftCore:
 
         Args:
             least: nodes that are less likely to be accepted are left out.
+            whole: return all nodes, whatever they cost.
         """
+        return self.first(self.grow(limit, arm, least, whole=whole))
+
+    def grow(self, limit: int, arm: int, least: float, *, whole: bool = False) -> int:
+        """Grow a tree as ``propose`` does; return the number of its nodes, which ``first`` returns."""
         for index, source, forest in self._outside:
             if self.arms[arm].mask >> index & 1 and index not in self._handed_over:
                 self._hand_over(source, forest)
@@ -154,7 +211,16 @@ class DraftCore:
             )
         )  # fmt: skip
         self._proposed = count
+        return count
+
+    def first(self, count: int) -> Draft:
+        """Return the first nodes of the last tree."""
         return Draft(tuple(self._tokens[:count]), tuple(self._parents[:count])) if count else _NOTHING
+
+    @property
+    def values_address(self) -> int:
+        """Address of the values of the last tree's nodes, float64, until the next one."""
+        return self._values.buffer_info()[0]
 
     def _make_room(self, nodes: int) -> None:
         self._tokens, self._parents = array("i", bytes(4 * nodes)), array("i", bytes(4 * nodes))
@@ -226,16 +292,19 @@ class DraftCore:
 
     def _rows_of(self, outputs: Outputs) -> Rows:
         """Return ``likely`` of outputs; passes of the same shape have the same ones, and asking arrays takes time."""
-        top = outputs.top
+        top, begin = outputs.place
         if top is None:
-            return likely(outputs)[1]
+            return likely(top)[1]
         known = self._rows.get(id(top))
         if known is None:
             if len(self._rows) >= _KEPT_ROWS:
                 self._rows.clear()
             # The first is kept so that no other object gets its id.
-            known = self._rows[id(top)] = (top, *likely(outputs))
-        return known[2]
+            known = self._rows[id(top)] = (top, *likely(top))
+        ids, logits, sums, width = known[2]
+        if not begin or ids is None or logits is None or sums is None:
+            return known[2]
+        return ids + 4 * width * begin, logits + 4 * width * begin, sums + 4 * begin, width
 
     def speeds(self) -> list[float | None]:
         """Return tokens per millisecond of every arm since ``clear``; None for arms without data.

@@ -286,25 +286,6 @@ def user_costs() -> CostStore:
     return CostStore(user_cache("row-costs"))
 
 
-def best_size(values: Items[float], costs: Items[float], drafting: float) -> int:
-    """Return how many nodes to verify: those that maximise expected tokens over cost; 0 if plain decoding is faster.
-
-    The goodput rule (Liu et al., "TurboSpec") over the values of a best-first tree: the m that maximises ``(1 + v_1 +
-    ... + v_m) / (t(1 + m) + drafting)``. The time for drafting is spent however much is verified, so it counts for m =
-    0 as well.
-
-    Args:
-        costs: ``t``: costs of passes over 1, 2, ... rows, at least one more than values.
-    """
-    best, size, expected = 1.0 / (costs[0] + drafting), 0, 1.0
-    for count, value in enumerate(values, start=1):
-        expected += value
-        speed = expected / (costs[count] + drafting)
-        if speed > best:
-            best, size = speed, count
-    return size
-
-
 class MeasuredCosts:
     """Costs of the passes of one loaded model.
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ctypes
 import functools
-import weakref
 from array import array
 from collections.abc import Callable, Sequence as Items
 from ctypes import c_double, c_float, c_int, c_int32, c_int64, c_void_p
@@ -13,7 +12,7 @@ from typing import Any, Final
 from edge_rt.errors import InferenceError, MemoryBudgetExceeded, RuntimeUnavailable
 from edge_rt.ort.op_library import NativeLibrary, native_library
 
-VERSION: Final = 2
+VERSION: Final = 3
 """Version of these functions; changes together with ``csrc/draft/draft_abi.h``."""
 MAX_GUESSES: Final = 64
 """Most guesses of a source for one cursor."""
@@ -25,6 +24,7 @@ _ROWS: Final = (c_void_p, c_void_p, c_void_p, c_int32)
 _FUNCTIONS: Final[dict[str, tuple[Any, tuple[Any, ...]]]] = {
     "suffix_open": (c_void_p, (c_int32,)),
     "recycling_open": (c_void_p, (c_int32, c_int32, c_float, c_void_p)),
+    "recycling_beside": (c_void_p, (c_void_p,)),
     "reference_open": (c_void_p, _IDS),
     "forest_open": (c_void_p, (c_int32,)),
     "source_begin": (c_int, (c_void_p, *_IDS)),
@@ -47,6 +47,23 @@ _FUNCTIONS: Final[dict[str, tuple[Any, tuple[Any, ...]]]] = {
     "grower_ledger": (c_int, (c_void_p, c_void_p, c_void_p)),
     "grower_clear": (c_int, (c_void_p,)),
     "grower_bytes": (c_int64, (c_void_p,)),
+    "divide": (
+        c_int,
+        (
+            c_int32,
+            c_void_p,
+            c_void_p,
+            c_void_p,
+            c_void_p,
+            c_void_p,
+            c_int32,
+            c_int32,
+            c_int32,
+            c_double,
+            c_double,
+            c_void_p,
+        ),
+    ),
     "source_close": (None, (c_void_p,)),
     "grower_close": (None, (c_void_p,)),
 }
@@ -81,14 +98,25 @@ def draft_library() -> DraftLibrary | None:
 
 
 class Handle:
-    """Something that the library made, closed with this object."""
+    """Something that the library made, closed with this object.
+
+    Attributes:
+        address: 0 once it is closed: where garbage hangs together, what uses it may be finalised after it.
+    """
+
+    address = 0
 
     def __init__(self, address: int | None, close: Callable[[int], None], keep: Items[object] = ()) -> None:
         if address is None:
             raise _no_memory()
         self.address = address
         self._keep = tuple(keep)
-        weakref.finalize(self, close, address)
+        self._close = close
+
+    def __del__(self) -> None:
+        address, self.address = self.address, 0
+        if address:
+            self._close(address)
 
 
 def checked(code: int) -> int:

@@ -97,16 +97,25 @@ class LiveCosts:
         Args:
             instead: rows that seemed to pay, if the pass has others to learn from them.
         """
+        # Against the curve of now, not of before: between two sizes it depends on what is known of both.
+        less = None if instead is None else self.costs.curve(depth, instead)[-1]
+        self.compare(rows, self._curve.at(depth)[min(rows, self.costs.rows[-1]) - 1], ms, less)
+
+    def compare(self, rows: int, usual: float, ms: float, less: float | None = None) -> None:
+        """Learn from a pass that was expected to take ``usual`` milliseconds.
+
+        Args:
+            less: milliseconds that the pass was expected to take with the rows that seemed to pay, if it has others.
+        """
         if ms <= 0.0:
             return
         self._total += ms
-        if instead is not None:
-            self._extra += max(ms - self.costs.curve(depth, instead)[-1], 0.0)
+        if less is not None:
+            self._extra += max(ms - less, 0.0)
         if rows > self.costs.rows[-1]:
             return
         self._observed += 1
-        # Against the curve of now, not of before: between two sizes it depends on what is known of both.
-        off = self._level + math.log(ms / self._curve.at(depth)[rows - 1])
+        off = self._level + math.log(ms / usual)
         index = self._nearest[rows - 1]
         if self._levels:
             rest = off - _median(self._recent)

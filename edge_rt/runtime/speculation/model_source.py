@@ -11,9 +11,12 @@ from dataclasses import dataclass
 from typing import Final, Protocol
 
 from edge_rt.runtime.cache.kv_cache import KVCache
+from edge_rt.runtime.cache.row_pool import PooledCache
 from edge_rt.runtime.decode.draft import Accepted, Draft
 from edge_rt.runtime.decode.loop import Target
+from edge_rt.runtime.forward.io_binding_base import Part
 from edge_rt.runtime.forward.outputs import Outputs, TopTokens
+from edge_rt.runtime.forward.runner import Runner
 from edge_rt.runtime.speculation.cost_model import CostCurve, Costs
 from edge_rt.runtime.speculation.source import (
     CHAIN_KINDS,
@@ -142,7 +145,7 @@ class UpperHalves:
     it: in a short context the cache is a small part of what a pass reads.
     """
 
-    def __init__(self, runner: Target, cache: KVCache, vocab_size: int) -> None:
+    def __init__(self, runner: Runner, cache: KVCache, vocab_size: int) -> None:
         self.known_tokens = vocab_size
         self._runner, self._cache = runner, cache
         self._depth = self._last = 0
@@ -169,8 +172,14 @@ class UpperHalves:
     def follow(self, drafted: Items[int]) -> TopTokens:
         """Compute the last token; those between it and the committed rows were computed before."""
         token = drafted[-1] if drafted else self._last
-        with self._cache.reserve(self._depth + len(drafted) - self._cache.length) as rows:
-            top = self._runner.forward([token], rows.start + rows.count - 1, 1).top
+        cache = self._cache
+        with cache.reserve(self._depth + len(drafted) - cache.length) as rows:
+            start = rows.start + rows.count - 1
+            if isinstance(cache, PooledCache):
+                # Its rows lie anywhere in the pool.
+                top = self._runner.forward_many([Part([token], start, 1, row_map=cache.row_map)])[0].top
+            else:
+                top = self._runner.forward([token], start, 1).top
         assert top is not None, "native graphs compute the most likely tokens"
         return top
 

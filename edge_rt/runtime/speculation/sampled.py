@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import heapq
 import time
+from array import array
 from bisect import bisect
 from collections.abc import Callable, Collection, Sequence as Items
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
@@ -23,7 +24,9 @@ from edge_rt.runtime.decode.sampling import Chance, Sampler
 from edge_rt.runtime.forward.outputs import Outputs
 from edge_rt.runtime.results import SpecStats
 from edge_rt.runtime.speculation.adaptive import LEAST_VALUE, Trace, context_of
-from edge_rt.runtime.speculation.cost_model import CostCurve, Costs, best_size
+from edge_rt.runtime.speculation.core import Tree, divide
+from edge_rt.runtime.speculation.cost_model import CostCurve, Costs
+from edge_rt.runtime.speculation.library import DraftLibrary
 from edge_rt.runtime.speculation.source import AskedSource, Guess
 from edge_rt.runtime.speculation.statistics import Rates, SpecCounter, decision
 
@@ -156,6 +159,7 @@ class SampledDrafter:
         rates: SlotRates,
         costs: Costs,
         *,
+        library: DraftLibrary,
         temperature: float,
         seed: int | None,
         max_nodes: int,
@@ -164,6 +168,7 @@ class SampledDrafter:
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         self.counter = SpecCounter()
+        self._library = library
         self._source = source
         self._rates = rates
         self._curve = CostCurve(costs, max_nodes + 1)
@@ -246,7 +251,9 @@ class SampledDrafter:
         slots = self._rates.shape(
             self._sure, most, least=max(LEAST_VALUE, self._curve.cheapest), siblings=self._siblings
         )
-        size = best_size([slot.value for slot in slots], costs, _DRAFTING_MS)
+        values = array("d", [slot.value for slot in slots])
+        tree = Tree(len(slots), values.buffer_info()[0])
+        (size,) = divide(self._library, [tree], array("d", costs), most=len(slots), tokens=1.0, drafting=_DRAFTING_MS)
         self._idle = 0 if size else self._idle + 1
         if self._idle >= PROBE_STEPS:
             self._idle = 0

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence as Items
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
-from edge_rt.errors import ConfigError, MemoryBudgetExceeded, ReferenceBudgetExceeded, RuntimeUnavailable
+from edge_rt.errors import ConfigError, MemoryBudgetExceeded, RuntimeUnavailable
 from edge_rt.package.exits import require_exit_mode
 from edge_rt.package.spec_modes import (
     AUTO,
@@ -31,45 +31,36 @@ from edge_rt.runtime.speculation.core import DraftCore
 from edge_rt.runtime.speculation.cost_model import Costs
 from edge_rt.runtime.speculation.library import DraftLibrary
 from edge_rt.runtime.speculation.live_costs import LiveCosts
+from edge_rt.runtime.speculation.slot_sources import CORPUS, SlotSources, TableBounds
 from edge_rt.runtime.speculation.source import AnySource, ForestSource
-from edge_rt.runtime.speculation.text_sources import (
-    MAX_CONTEXTS,
-    MAX_TOKENS,
-    MIN_TOKENS,
-    NativeRecyclingSource,
-    NativeReferenceSource,
-    NativeSource,
-    NativeSuffixSource,
-)
+from edge_rt.runtime.speculation.text_sources import NativeSource
 
 if TYPE_CHECKING:
     from edge_rt.runtime.speculation.corpus import Corpus
     from edge_rt.runtime.speculation.sampled import SampledDrafter, SlotRates
 
 AUTO_SOURCES: Final = ("suffix", "recycling")
-CORPUS: Final = "corpus"
-"""The source that searches a corpus."""
 # Expected reward of an arm before it was tried, relative to the average.
 _PRIOR_OFF, _PRIOR_DRAFTING = 0.8, 1.0
-_TOKENS_PER_KEY: Final = 3
-"""Tokens of the native suffix automaton that take the memory of a key of n-grams."""
 
 
-@dataclass(frozen=True)
-class TableBounds:
-    """Bounds of the drafters' tables.
+@dataclass
+class _Slot:
+    """What drafts for the answers of a slot.
 
     Attributes:
-        suffix_tokens: tokens held by the suffix drafter. The same number of tokens of a reference text takes no more
-            memory; n-grams get what fits. 0: none of the three may be used.
-        recycling_contexts: contexts of each order that token recycling keeps; 0: it may not be used.
-        is_planned: whether these come from a memory budget: one table may then grow instead of another, not in addition
-            to it.
+        drafters: by the names of their sources.
+        referring: the last one that copies from a text, behind mode and text: a chat gives the same at every turn.
     """
 
-    suffix_tokens: int = MAX_TOKENS
-    recycling_contexts: int = MAX_CONTEXTS
-    is_planned: bool = False
+    sources: SlotSources
+    drafters: dict[tuple[str, ...], AdaptiveDrafter] = field(default_factory=dict)
+    referring: tuple[tuple[str, tuple[int, ...]], AdaptiveDrafter] | None = None
+
+    def drop_drafters(self) -> None:
+        """Make them anew when they are asked for."""
+        self.drafters.clear()
+        self.referring = None
 
 
 class Speculation:
@@ -107,9 +98,8 @@ class Speculation:
         self._corpus = corpus
         self._library = library
         self._require_library(mode)
-        self._sources: dict[str, AnySource] = {}
-        self._drafters: dict[tuple[str, ...], AdaptiveDrafter] = {}
-        self._referring: tuple[tuple[str, tuple[int, ...]], AdaptiveDrafter] | None = None
+        self._slots: list[_Slot] = []
+        self._network_sources: dict[str, AnySource] = {}
         self._slot_rates: SlotRates | None = None
         self._networks = dict(sources or {})
 
@@ -192,38 +182,74 @@ class Speculation:
                 f"Load the model with it (spec={mode!r}, --spec {mode}), or with a larger budget.",
             )
 
-    def drafter(self, mode: str, reference_ids: Items[int] | None = None) -> Drafter:
-        """Return the drafter for a generation."""
-        if mode == "off":
-            return NullDrafter()
-        names = self._source_names(mode)
+    def drafter(
+        self, mode: str, reference_ids: Items[int] | None = None, *, slot: int = 0, computes: bool = True
+    ) -> Drafter:
+        """Return the drafter for a generation.
+
+        Args:
+            slot: of the answer; those of other slots may be under way.
+            computes: whether networks draft as well; they serve one answer at a time.
+        """
+        names = () if mode == "off" else self._source_names(mode)
+        names = tuple(name for name in names if computes or name not in self._networks)
         is_referring = reference_ids is not None and mode in REFERENCE_MODES
+        if not names and not is_referring:
+            return NullDrafter()
+        own = self._slot(slot)
         if self._bounds.is_planned:
-            self._share(names, len(reference_ids or ()) if is_referring else 0)
+            tokens = len(reference_ids or ()) if is_referring else 0
+            if own.sources.share(names, tokens):
+                own.drop_drafters()
+            if not tokens and {"ngram", "suffix"}.intersection(names):
+                own.referring = None
         if reference_ids is not None and is_referring:
-            # Only the last reference drafter is kept: a chat gives the same text at every turn.
             key = (mode, tuple(reference_ids))
-            if self._referring is None or self._referring[0] != key:
-                sources = (*(self._source(name) for name in names), self._reference(reference_ids))
-                self._referring = (key, self._assemble(sources))
-            return self._referring[1]
-        if names not in self._drafters:
-            self._drafters[names] = self._assemble(tuple(self._source(name) for name in names))
-        return self._drafters[names]
+            if own.referring is None or own.referring[0] != key:
+                sources = (*(self._source(name, own) for name in names), own.sources.reference(reference_ids))
+                own.referring = (key, self._assemble(sources))
+            return own.referring[1]
+        if names not in own.drafters:
+            own.drafters[names] = self._assemble(tuple(self._source(name, own) for name in names))
+        return own.drafters[names]
+
+    def _slot(self, index: int) -> _Slot:
+        while len(self._slots) <= index:
+            beside = self._slots[0].sources if self._slots else None
+            sources = SlotSources(
+                self._library, self._bounds, self._corpus, only_ngrams=self.asked == "ngram", beside=beside
+            )
+            self._slots.append(_Slot(sources))
+        return self._slots[index]
+
+    def _source(self, name: str, slot: _Slot) -> AnySource:
+        if name not in self._networks:
+            return slot.sources.get(name)
+        if name not in self._network_sources:
+            self._network_sources[name] = self._networks[name](self.costs)
+        return self._network_sources[name]
 
     def drafting(
-        self, config: GenerationConfig, mode: str, reference_ids: Items[int] | None, temperature: float
+        self,
+        config: GenerationConfig,
+        mode: str,
+        reference_ids: Items[int] | None,
+        temperature: float,
+        *,
+        slot: int = 0,
+        computes: bool = True,
     ) -> tuple[Drafter, AcceptanceRule]:
         """Return who drafts for a generation, and which of the drafted tokens stay.
 
         Args:
             temperature: in force; 0 is greedy.
+            slot, computes: as of ``drafter``.
         """
         # Greedy decoding has no distribution to keep: both rules keep its text then.
         if config.accept == "ratio" and temperature > 0.0:
             sampled = self.sampled_drafter(temperature, config.seed)
             return sampled, sampled.accept
-        return self.drafter(mode, reference_ids), accept
+        return self.drafter(mode, reference_ids, slot=slot, computes=computes), accept
 
     def sampled_drafter(self, temperature: float, seed: int | None) -> SampledDrafter:
         """Return the drafter for a generation that accepts by ratio; its ``accept`` is the rule.
@@ -235,12 +261,14 @@ class Speculation:
 
         if self._slot_rates is None:
             self._slot_rates = SlotRates()
-        source = self._source(RATIO_MODE)
+        source = self._source(RATIO_MODE, self._slot(0))
         assert not isinstance(source, ForestSource), source.name
+        assert self._library is not None, "modes that draft are refused without it"
         return SampledDrafter(
             source,
             self._slot_rates,
             self.costs,
+            library=self._library,
             temperature=temperature,
             seed=seed,
             max_nodes=self.draft_max,
@@ -263,25 +291,6 @@ class Speculation:
         texts = (name for name in AUTO_SOURCES if room[name])
         return (*texts, *self._corpus_names, *self._networks)
 
-    def _share(self, names: Items[str], reference_tokens: int) -> None:
-        """Hold no more than is planned: n-grams, suffixes and a reference text share one table's memory."""
-        if not reference_tokens and not {"ngram", "suffix"}.intersection(names):
-            return
-        for name in {"ngram", "suffix"}.difference(names):
-            if self._sources.pop(name, None) is not None:
-                self._drop_drafters()
-        if not reference_tokens:
-            self._referring = None
-        room = self._reference_room(names)
-        if reference_tokens > room:
-            raise ReferenceBudgetExceeded(reference_tokens, room)
-        source = self._source("suffix") if "suffix" in names else None
-        if isinstance(source, NativeSuffixSource):
-            source.limit(max(MIN_TOKENS, self._bounds.suffix_tokens - reference_tokens))
-
-    def _reference_room(self, names: Items[str]) -> int:
-        return max(0, self._bounds.suffix_tokens - (MIN_TOKENS if "suffix" in names else 0))
-
     def most_reference_tokens(self, mode: str) -> int | None:
         """Return how many tokens of a reference text the memory plan has room for; None: no limit.
 
@@ -290,7 +299,7 @@ class Speculation:
         """
         if not self._bounds.is_planned:
             return None
-        return self._reference_room(self._auto_sources() if mode == "auto" else ())
+        return self._slot(0).sources.reference_room(self._auto_sources() if mode == "auto" else ())
 
     @property
     def costs(self) -> Costs:
@@ -303,9 +312,13 @@ class Speculation:
     def costs(self, costs: Costs) -> None:
         self._costs = costs
         # Sources that decide by costs are made anew.
-        for name in self._networks:
-            self._sources.pop(name, None)
+        self._network_sources.clear()
         self._drop_drafters()
+
+    def prepare(self) -> None:
+        """Open the costs of passes if they may have to be measured, while no answer has rows: they would be emptied."""
+        if self._costs is None and self._networks and self.has_library:
+            self._costs = self._measure()
 
     @property
     def known_costs(self) -> Costs | None:
@@ -320,19 +333,22 @@ class Speculation:
     @property
     def memory_bytes(self) -> int:
         """Memory of the drafters in bytes."""
-        return sum(source.memory_bytes for source in self._sources.values())
+        networks = sum(source.memory_bytes for source in self._network_sources.values())
+        return networks + sum(slot.sources.memory_bytes for slot in self._slots)
 
     def replace(self, name: str, source: AnySource) -> None:
         """Replace a source by another one: for measurements and tests."""
-        self._sources[name] = source
         if name in self._networks:
             self._networks[name] = lambda _: source
+            self._network_sources[name] = source
+        else:
+            self._slot(0).sources.replace(name, source)
         self._drop_drafters()
 
     def forget(self) -> None:
         """Discard what the drafters have learned."""
-        self._sources.clear()
-        self._drop_drafters()
+        self._slots.clear()
+        self._network_sources.clear()
         self._slot_rates = None
 
     def save_costs(self) -> None:
@@ -348,52 +364,17 @@ class Speculation:
         self._networks.clear()
 
     def _drop_drafters(self) -> None:
-        self._drafters.clear()
-        self._referring = None
-
-    def _source(self, name: str) -> AnySource:
-        if name not in self._sources:
-            makers: dict[str, Callable[[], AnySource]] = {
-                "ngram": self._ngrams,
-                "suffix": self._suffix,
-                "recycling": self._recycling,
-                CORPUS: self._corpus_source,
-            }
-            self._sources[name] = self._networks[name](self.costs) if name in self._networks else makers[name]()
-        return self._sources[name]
-
-    def _ngrams(self) -> AnySource:
-        from edge_rt.runtime.speculation.ngram import MAX_ENTRIES, MIN_ENTRIES, NgramSource
-
-        if not self._bounds.is_planned:
-            return NgramSource(max_entries=MAX_ENTRIES)
-        # As many keys as take no more memory than is planned; see ``edge_rt.memory.terms``.
-        keys = self._bounds.suffix_tokens // (1 if self.asked == "ngram" else _TOKENS_PER_KEY)
-        return NgramSource(max_entries=max(MIN_ENTRIES, keys))
+        for slot in self._slots:
+            slot.drop_drafters()
 
     @property
-    def _drafting(self) -> DraftLibrary:
-        assert self._library is not None, "modes that draft are refused without it"
+    def library(self) -> DraftLibrary | None:
+        """The library that drafts; None: there is none, and nothing is drafted."""
         return self._library
 
-    def _suffix(self) -> AnySource:
-        return NativeSuffixSource(self._drafting, max_tokens=max(MIN_TOKENS, self._bounds.suffix_tokens))
-
-    def _recycling(self) -> NativeRecyclingSource:
-        # In 240 answers a third token of context made no difference except in time.
-        return NativeRecyclingSource(self._drafting, max_order=2, max_contexts=self._bounds.recycling_contexts)
-
-    def _corpus_source(self) -> AnySource:
-        from edge_rt.runtime.speculation.corpus import CorpusSource
-
-        assert self._corpus is not None
-        return CorpusSource(self._corpus)
-
-    def _reference(self, token_ids: Items[int]) -> AnySource:
-        return NativeReferenceSource(self._drafting, token_ids)
-
     def _assemble(self, sources: tuple[AnySource, ...]) -> AdaptiveDrafter:
-        core = DraftCore(self._drafting, sources, chain=self.drafts is not Drafts.TREES)
+        assert self._library is not None, "modes that draft are refused without it"
+        core = DraftCore(self._library, sources, chain=self.drafts is not Drafts.TREES)
         # The library looks texts up in microseconds: the costs of rows alone decide whether a draft pays.
         looks_up = any(isinstance(source, NativeSource) for source in sources)
         is_quick = looks_up and all(isinstance(source, (NativeSource, ForestSource)) for source in sources)

@@ -14,7 +14,7 @@ import numpy as np
 
 from edge_rt.errors import ConfigError
 from edge_rt.runtime.decode.draft import Accepted, Draft
-from edge_rt.runtime.forward.outputs import Outputs
+from edge_rt.runtime.forward.outputs import Outputs, TopTokens
 from edge_rt.runtime.speculation.library import MAX_GUESSES, DraftLibrary, GuessView, Handle, checked, int32s
 from edge_rt.runtime.speculation.source import Guess
 
@@ -97,7 +97,7 @@ class NativeSource:
         _tokens, tokens, nodes = int32s(draft.token_ids)
         _parents, parents, _ = int32s(draft.parents)
         _known, known, known_count = int32s(context)
-        _kept, rows = likely(outputs)
+        _kept, rows = likely(outputs.top)
         checked(self._library.source_observe(self.handle.address, tokens, parents, nodes, known, known_count, *rows))
 
     def root(self) -> Any | None:
@@ -114,7 +114,8 @@ class NativeSource:
     @property
     def memory_bytes(self) -> int:
         """Memory in bytes."""
-        return checked(self._library.source_bytes(self.handle.address))
+        address = self.handle.address
+        return checked(self._library.source_bytes(address)) if address else 0
 
 
 class NativeSuffixSource(NativeSource):
@@ -149,10 +150,21 @@ class NativeRecyclingSource(NativeSource):
 
     Args:
         max_contexts: contexts kept of each order; those not seen for longest are dropped.
+        beside: a source of another text, of the same order, whose contexts are these as well; None: it has its own.
     """
 
-    def __init__(self, library: DraftLibrary, *, max_order: int = MAX_ORDER, max_contexts: int = MAX_CONTEXTS) -> None:
+    def __init__(
+        self,
+        library: DraftLibrary,
+        *,
+        max_order: int = MAX_ORDER,
+        max_contexts: int = MAX_CONTEXTS,
+        beside: NativeRecyclingSource | None = None,
+    ) -> None:
         priors = [recycling_prior(kind) for kind in range(recycling_kinds(max_order))]
+        if beside is not None:
+            super().__init__(library, "recycling", priors, library.recycling_beside(beside.handle.address))
+            return
         least, *bounds = LOG_BOUNDS.tolist()
         held = array("f", bounds)
         address = library.recycling_open(max_order, max_contexts, least, held.buffer_info()[0])
@@ -190,9 +202,8 @@ def require_reference(token_ids: Items[int]) -> None:
         raise ConfigError("The reference text is empty.", "It has 0 tokens.", "Give a text, or none at all.")
 
 
-def likely(outputs: Outputs) -> tuple[object, Rows]:
+def likely(top: TopTokens | None) -> tuple[object, Rows]:
     """Return the most likely tokens of a pass as the library takes them, behind what must be kept meanwhile."""
-    top = outputs.top
     if top is None:
         return None, (None, None, None, 0)
     ids = np.ascontiguousarray(top.ids, np.int32)

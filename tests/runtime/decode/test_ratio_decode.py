@@ -68,7 +68,8 @@ class RatioRun(Run):
         config = GenerationConfig(**{name: value for name, value in options.items() if name not in names})
         if of is None:
             self.drafter = SampledDrafter(
-                source, rates, CHEAP, temperature=config.temperature, seed=config.seed, max_nodes=12, chain=chain,
+                source, rates, CHEAP, library=draft_library(),
+                temperature=config.temperature, seed=config.seed, max_nodes=12, chain=chain,
                 trace=trace,
             )  # fmt: skip
         else:

@@ -8,9 +8,10 @@ from statistics import fmean
 
 import pytest
 
-from edge_rt.runtime.speculation.cost_model import CURVE_DEPTHS, CURVE_ROWS, RowCosts, best_size
+from edge_rt.runtime.speculation.cost_model import CURVE_DEPTHS, CURVE_ROWS, RowCosts
 from edge_rt.runtime.speculation.live_costs import EXPLORED, LiveCosts
 from tests.helpers.fake_sources import OracleSource
+from tests.reference.tree import best_size
 from tests.runtime.speculation.test_adaptive import Trial
 
 TRUE = RowCosts(

@@ -198,3 +198,18 @@ def test_guesses_are_of_kinds_that_exist(data, max_order, seed):
                 assert len(set(ids)) == len(ids) <= 8
             assert all(0 <= guess.kind < source.num_kinds for guess in guesses)
             front = [guess.cursor for guess in guesses][:20]
+
+
+def test_a_source_beside_another_knows_its_contexts_with_a_text_of_its_own():
+    first = opened(max_order=2)
+    second = NativeRecyclingSource(draft_library(), max_order=2, beside=first)
+    first.begin([3, 4])
+    second.begin([9, 5])
+    learn(first, [3, 4], row(t7=0.9))
+    assert guessed(first, first.root()) == [7]
+    assert guessed(second, second.root()) == []
+    second.begin([3, 4])
+    assert guessed(second, second.root()) == [7]
+    del first
+    learn(second, [3, 4], row(t8=0.9))
+    assert guessed(second, second.root()) == [8]

@@ -11,6 +11,7 @@ from edge_rt.runtime.decode.draft import ROOT, Accepted, Draft
 from edge_rt.runtime.decode.sampling import Chance
 from edge_rt.runtime.decode.sequence import Sequence
 from edge_rt.runtime.speculation.cost_model import RowCosts
+from edge_rt.runtime.speculation.library import draft_library
 from edge_rt.runtime.speculation.sampled import (
     MAX_SIBLINGS,
     PROBE_STEPS,
@@ -51,7 +52,8 @@ EVERYWHERE = {token: [(1, 4), (2, 3), (3, 0)] for token in range(4)}
 def drafter(guesses=EVERYWHERE, *, costs=CHEAP, temperature=1.0, seed=1, max_nodes=12, rates=None, **options):
     """Return a drafter that has begun, and its sequence, whose first token is emitted."""
     made = SampledDrafter(
-        KnownSource(guesses), rates or SlotRates(), costs, temperature=temperature, seed=seed, max_nodes=max_nodes,
+        KnownSource(guesses), rates or SlotRates(), costs, library=draft_library(),
+        temperature=temperature, seed=seed, max_nodes=max_nodes,
         **options,
     )  # fmt: skip
     sequence = Sequence([2, 3], capacity=4000, max_tokens=None, end_ids=())
@@ -180,7 +182,9 @@ class TestDrafts:
         assert len(draft) > 1
 
     def test_the_pass_of_the_prompt_drafts_nothing(self):
-        made = SampledDrafter(KnownSource(EVERYWHERE), SlotRates(), CHEAP, temperature=1.0, seed=1, max_nodes=9)
+        made = SampledDrafter(
+            KnownSource(EVERYWHERE), SlotRates(), CHEAP, library=draft_library(), temperature=1.0, seed=1, max_nodes=9
+        )
         sequence = Sequence([2, 3], capacity=4000, max_tokens=None, end_ids=())
         made.begin(sequence)
         assert len(made.propose(sequence, 99)) == 0
