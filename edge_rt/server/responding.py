@@ -8,11 +8,12 @@ from contextlib import AsyncExitStack
 from typing import Any, Final, Protocol, TypeVar
 
 from starlette.requests import Request
-from starlette.responses import JSONResponse, Response
+from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from edge_rt.server.answers import Answers, Piece
 from edge_rt.server.failures import HTTPFailure
+from edge_rt.server.request_fields import WrittenJSON
 
 T = TypeVar("T")
 PING_SECONDS: Final = 15.0
@@ -145,4 +146,4 @@ async def respond(
         first = await unless_gone(request.receive, answers.next(PING_SECONDS))
         return EventStream(answers, writer, first, held.pop_all())
     await unless_gone(request.receive, answers.all())
-    return JSONResponse(writer.whole(answers))
+    return WrittenJSON(writer.whole(answers))
