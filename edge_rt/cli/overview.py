@@ -49,7 +49,10 @@ COMMANDS: Final = {
         "Answer every prompt of a file of JSON lines, several at once; what was answered before is not answered again.",
     ),
     "serve": Command(
-        "serve", "serve", _ANSWERS, "Answer apps that speak OpenAI's API, with the models of this machine."
+        "serve",
+        "serve",
+        _ANSWERS,
+        "Answer apps that speak OpenAI's, Anthropic's or Ollama's API, with the models of this machine.",
     ),
     "score": Command("score", "score", _ANSWERS, "Say how likely a model finds a text, or every text of a file."),
     "embed": Command(

@@ -1,4 +1,4 @@
-"""``edge-rt serve``: models for apps that speak OpenAI's API."""
+"""``edge-rt serve``: models for apps that speak OpenAI's, Anthropic's or Ollama's API."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def serve(
     output: Annotated[OutputFlags, only("quiet", "verbose", "no_color")],
     places: PlaceFlags,
 ) -> int:
-    """Answer apps that speak OpenAI's API, with the models of this machine."""
+    """Answer apps that speak OpenAI's, Anthropic's or Ollama's API, with the models of this machine."""
     terminal = output.terminal()
     address.check()
     speculation.check()

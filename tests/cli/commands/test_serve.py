@@ -5,6 +5,7 @@ from __future__ import annotations
 import signal
 import socket
 import subprocess
+import sys
 
 import httpx
 import pytest
@@ -132,3 +133,11 @@ def test_a_model_that_does_not_fit_is_told_before_anything_is_answered(cli, nati
 )
 def test_wrong_flags_are_refused(inline, native_package, flags):
     assert inline("serve", "-m", native_package, "--port", "0", *flags).returncode == 2
+
+
+def test_a_missing_extra_is_told_with_what_installs_it(inline, native_package, monkeypatch):
+    monkeypatch.setitem(sys.modules, "uvicorn", None)
+    result = inline("serve", "-m", native_package)
+    assert result.returncode == 5
+    assert "The server needs starlette and uvicorn." in result.stderr.decode()
+    assert "pip install" in result.stderr.decode()
