@@ -77,6 +77,7 @@ def answered(model: edge_rt.Model, prompt: edge_rt.Prompt, **options: Unpack[edg
     config = edge_rt.GenerationConfig(stop="END", logit_bias={5: -1.0}).with_options(**options)
     model.check(prompt, config, max_tokens=5)
     score: edge_rt.Score = model.score("text", cancel=None, on_progress=print)
+    print(model.embed(["text"], prompt="query", truncate=True, cancel=None, on_progress=print).shape)
     print(score.perplexity)
     scores: tuple[edge_rt.TokenLogProb, ...] = model.generate(prompt, logprobs=1).logprobs or ()
     best: edge_rt.LogProb = scores[0].top[0]
