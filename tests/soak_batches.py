@@ -157,7 +157,7 @@ def main() -> int:
         load = {"model": package_of(arguments.package, folder), "ctx": CONTEXT, "kv": arguments.kv}
         expected = in_process(alone, load, chosen)
         more = {"slots": arguments.slots, "max_queue": 2, "kv_rows": arguments.kv_rows}
-        more |= {"spec": arguments.spec, "memory": arguments.memory}
+        more |= {"spec": arguments.spec, "memory": arguments.memory, "formats": True}
         with edge_rt.load(**load, **more) as model:
             planned = model.plan.total_bytes
             clients = Clients(model, prompts_of(model, chosen), expected)
