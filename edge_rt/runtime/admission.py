@@ -113,7 +113,8 @@ class Admission:
         assert not self._pooled or len(self._pooled) == len(caches), "slots of two kinds"
         self._most_waiting = most_waiting
         self._waiting: deque[Ticket | Turn] = deque()
-        self._lock = threading.Lock()
+        # Reentrant: a stream that is collected as garbage leaves wherever a thread happens to be.
+        self._lock = threading.RLock()
         # Looking through all that wait in vain takes time, so it is done only when something has changed.
         self._has_changed = False
         self._awaited: list[Awaited] = []
@@ -122,7 +123,8 @@ class Admission:
     def waiting(self) -> tuple[Ticket, ...]:
         """Those that wait, in the order in which they came."""
         with self._lock:
-            return tuple(one for one in self._waiting if isinstance(one, Ticket))
+            waiting = tuple(self._waiting)
+        return tuple(one for one in waiting if isinstance(one, Ticket))
 
     @property
     def head(self) -> Ticket | None:

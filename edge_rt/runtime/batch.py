@@ -207,8 +207,8 @@ class Batch:
         for ticket in (*self._active, *self.admission.waiting):
             if ticket.outcome.cancel.cancelled:
                 self._end(ticket)
-        self._admit()
         try:
+            self._admit()
             if self._active:
                 self._compute()
         except Cancelled:
@@ -239,6 +239,9 @@ class Batch:
                 ticket.decoding = ticket.generation.open(self.admission.cache_of(ticket), drafter, rule)
                 if (forced := ticket.decoding.begin()) is not None:
                     self._deliver(ticket, forced)
+            except Cancelled:
+                # The model was closed while passes were measured.
+                self._end(ticket, is_stopped=True)
             except BaseException as error:
                 self._end(ticket, error)
                 if not isinstance(error, Exception):
@@ -248,6 +251,8 @@ class Batch:
         """Run one pass, and deliver what it gave."""
         answers = self._answers()
         parts = [*answers, *self._pieces(answers)]
+        if not parts:
+            return
         runner = self._runner
         assert runner is not None, "the model is not held"
         started = time.perf_counter()
@@ -305,20 +310,33 @@ class Batch:
                 spare -= more
                 tickets.append(ticket)
         if len(self._active) == 1:
-            return [(ticket, ticket.running.prepare()) for ticket in tickets]
+            return [prepared for ticket in tickets for prepared in self._prepared(ticket)]
         drafts = self._division.drafts([ticket.running for ticket in tickets])
-        return [(ticket, ticket.running.prepare(draft=draft)) for ticket, draft in zip(tickets, drafts, strict=True)]
+        pairs = zip(tickets, drafts, strict=True)
+        return [prepared for ticket, draft in pairs for prepared in self._prepared(ticket, draft=draft)]
+
+    def _prepared(
+        self, ticket: Ticket, most: int | None = None, draft: Draft | None = None
+    ) -> list[tuple[Ticket, Part]]:
+        """Return what a generation gives to the next pass; nothing where that fails, which ends it and no other."""
+        try:
+            return [(ticket, ticket.running.prepare(most, draft))]
+        except Cancelled:
+            raise
+        except Exception as error:
+            self._end(ticket, error)
+            return []
 
     def _pieces(self, answers: list[tuple[Ticket, Part]]) -> list[tuple[Ticket, Part]]:
         """Return what prompts give to the next pass beside answers; the rows are reserved."""
         room = self._piece_rows(sum(len(part.token_ids) for _, part in answers))
         computed, pieces = {id(ticket) for ticket, _ in answers}, []
-        for ticket in self._active:
+        for ticket in tuple(self._active):
             if id(ticket) in computed or room <= 0:
                 continue
-            part = ticket.running.prepare(room, None if len(self._active) == 1 else Draft())
-            pieces.append((ticket, part))
-            room -= len(part.token_ids)
+            for prepared in self._prepared(ticket, room, None if len(self._active) == 1 else Draft()):
+                pieces.append(prepared)
+                room -= len(prepared[1].token_ids)
         return pieces
 
     def _piece_rows(self, answers: int) -> int:

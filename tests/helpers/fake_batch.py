@@ -87,11 +87,11 @@ class FakeBatch:
         generation, wanted = self._generation(prompt, **options)
         return self.batch.submit(generation, Outcome(CancelToken(), None), wanted)
 
-    def _generation(self, prompt, *, sampler=Sampler, drafter=None, **options):
+    def _generation(self, prompt, *, sampler=Sampler, drafter=None, grammar=None, **options):
         config = GenerationConfig(**({"temperature": 0.0, "max_tokens": 6} | options))
         sequence = Sequence(prompt, capacity=self.capacity, max_tokens=config.max_tokens, end_ids=())
         generation = Generation(
             sequence, None, self.caches[0], sampler(config, VOCABULARY, prompt), TextStream(LetterDecoder(), ()),
-            chunk=8, called=0.0,
+            chunk=8, called=0.0, wanted=None if grammar is None else (None, grammar),
         )  # fmt: skip
         return generation, Wanted(lambda slot, computes: (drafter or NullDrafter(), accept))

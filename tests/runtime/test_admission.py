@@ -118,6 +118,16 @@ def test_a_full_queue_says_when_there_is_room():
     steps_of(fake)
 
 
+def test_a_generation_may_leave_while_its_thread_adds_another_one():
+    # As when the thread that adds one collects the stream of another as garbage.
+    fake = FakeBatch(1, most_waiting=1)
+    tickets = [fake.submit([number, 2]) for number in (1, 3)]
+    with pytest.raises(QueueFull):
+        fake.admission.add(tickets[0], lambda: fake.batch.cancel(tickets[1]) or 1.0)
+    steps_of(fake)
+    assert [ticket.generation.settled().finish_reason for ticket in tickets] == ["length", "cancelled"]
+
+
 class FailingSampler(Sampler):
     """Fails at its second token."""
 

@@ -7,7 +7,8 @@ import threading
 import numpy as np
 import pytest
 
-from edge_rt.errors import Busy, ConfigError, InferenceError
+from edge_rt.errors import Busy, ConfigError, InferenceError, InvalidGrammar
+from edge_rt.runtime.decode.draft import NullDrafter
 from edge_rt.runtime.decode.sampling import Sampler
 from edge_rt.runtime.speculation.adaptive import AdaptiveDrafter
 from edge_rt.runtime.speculation.core import DraftCore
@@ -235,6 +236,40 @@ def test_a_sampler_that_fails_ends_its_generation_alone(alone):
     fake.batch.check()
     assert (found[0], found[2]) == (alone[0], alone[2])
     assert "memory" in str(found[1])
+
+
+class CostlyGrammar:
+    """Turns out to be too costly when a pass is prepared."""
+
+    def begin(self, sampler, room):
+        return ()
+
+    def pruned(self, draft):
+        raise InvalidGrammar("The grammar is too costly.", "", "")
+
+
+@pytest.mark.parametrize("prompt", [PROMPTS[1], [3] * 30])
+def test_a_grammar_that_fails_before_a_pass_ends_its_generation_alone(alone, prompt):
+    fake = FakeBatch(3)
+    failing = fake.submit(prompt, grammar=CostlyGrammar())
+    assert read([fake.stream(PROMPTS[0]), fake.stream(PROMPTS[2])]) == [alone[0], alone[2]]
+    assert isinstance(failing.error, InvalidGrammar)
+    fake.batch.check()
+
+
+class InterruptedDrafter(NullDrafter):
+    """Is interrupted when an answer begins."""
+
+    def begin(self, sequence):
+        raise KeyboardInterrupt
+
+
+def test_an_interrupt_while_a_generation_begins_leaves_the_model_free(alone):
+    fake = FakeBatch(2)
+    (interrupt,) = read([fake.stream(PROMPTS[0], drafter=InterruptedDrafter())])
+    assert isinstance(interrupt, KeyboardInterrupt)
+    fake.batch.check()
+    assert read([fake.stream(PROMPTS[1])]) == [alone[1]]
 
 
 def test_answers_get_a_token_in_every_pass_and_prompts_the_rest_in_their_order():
