@@ -2,21 +2,9 @@
 
 from __future__ import annotations
 
-import http.client
-import importlib.util
-import json
 import subprocess
 import sys
-import threading
-import urllib.error
-import urllib.request
-from contextlib import closing
 from pathlib import Path
-
-import pytest
-
-from tests.helpers.models import load_package
-from tests.helpers.small import GREEDY
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
 
@@ -51,80 +39,3 @@ def test_processes(small_package):
         "Name an animal.",
     ]
     assert "does not fit the context" in lines[2]
-
-
-@pytest.fixture(scope="module")
-def served(small_package):
-    """A model, and the address of the server that answers with it."""
-    spec = importlib.util.spec_from_file_location("serve_http", EXAMPLES / "serve_http.py")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    with load_package(small_package) as model, module.serve(model, port=0) as server:
-        thread = threading.Thread(target=server.serve_forever)
-        thread.start()
-        yield model, f"http://localhost:{server.server_port}"
-        server.shutdown()
-        thread.join()
-
-
-def post(url, text, **options):
-    """Ask the server and return its answer."""
-    body = {"messages": [{"role": "user", "content": text}], **options}
-    with urllib.request.urlopen(url, json.dumps(body).encode(), timeout=60) as answer:
-        return answer.read().decode()
-
-
-def test_serve_http_answers_as_the_model_does(served):
-    model, url = served
-    options = {"max_tokens": 5, "temperature": 0}
-    expected = model.generate([{"role": "user", "content": "Hello"}], **options).text
-    assert post(url, "Hello", **options) == expected
-
-
-@pytest.mark.parametrize(
-    ("text", "options", "status"),
-    [("Hello", {"temprature": 0}, 400), ("word " * 600, {}, 400), ("Hello", {}, 503)],
-    ids=["unknown option", "too long", "busy"],
-)
-def test_serve_http_refuses_before_it_answers(served, text, options, status):
-    model, url = served
-    for _ in model.stream("Hello", max_tokens=3, **GREEDY):
-        with pytest.raises(urllib.error.HTTPError) as caught:
-            post(url, text, **options)
-        with caught.value as answer:
-            assert answer.status == status
-            assert json.loads(answer.read())["error"]["action"]
-        break
-
-
-HELLO = b'{"messages": "Hello", '
-
-
-@pytest.mark.parametrize(
-    ("body", "length", "status"),
-    [
-        (b"messages=Hello", None, 400),
-        (b"[" * 100_000, None, 400),
-        (b'["Hello"]', None, 400),
-        (b'{"max_tokens": 3}', None, 400),
-        (HELLO + b'"prompt": "Hello"}', None, 400),
-        (HELLO + b'"config": {}}', None, 400),
-        (HELLO + b'"cancel": 1}', None, 400),
-        (HELLO + b'"on_prefill_progress": 1}', None, 400),
-        (HELLO + b'"seed": [1]}', None, 400),
-        (b'{"messages": [{"role": {}, "content": 1}]}', None, 400),
-        (b"", "", 411),
-        (b"", "-1", 411),
-        (b"", "1048577", 413),
-        (b"", "9" * 5000, 413),
-    ],
-    ids=lambda value: str(value)[:40],
-)
-def test_serve_http_refuses_what_is_no_request(served, body, length, status):
-    _, url = served
-    with closing(http.client.HTTPConnection(url.removeprefix("http://"), timeout=60)) as connection:
-        connection.putrequest("POST", "/")
-        if length != "":
-            connection.putheader("Content-Length", length or str(len(body)))
-        connection.endheaders(body)
-        assert connection.getresponse().status == status

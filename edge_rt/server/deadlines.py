@@ -17,6 +17,7 @@ from edge_rt.server.guard import is_loopback
 HEADER_SECONDS: Final = 10.0
 BODY_SECONDS: Final = 30.0
 MOST_CONNECTIONS: Final = 256
+"""Further ones take the place of the one that has been idle the longest, or are refused if there is none."""
 MOST_OF_ADDRESS: Final = 8
 """Connections of one address, if it is another machine's."""
 _FULL: Final = (
@@ -37,14 +38,16 @@ class BoundedProtocol(H11Protocol):
         super().__init__(*args, **kwargs)
         self._waits_for: str | None = None
         self._timer: asyncio.TimerHandle | None = None
+        self.idle_since = 0.0
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Take a connection, unless there are too many."""
         super().connection_made(transport)
-        if self._is_too_many():
+        if self._is_too_many() and not self._has_made_room():
             transport.write(_FULL)
             transport.close()
             return
+        self.idle_since = self.loop.time()
         self._wait_for("headers")
 
     def data_received(self, data: bytes) -> None:
@@ -55,6 +58,7 @@ class BoundedProtocol(H11Protocol):
     def on_response_complete(self) -> None:
         """Go on with a request that came before the response was complete."""
         super().on_response_complete()
+        self.idle_since = self.loop.time()
         self._look()
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -63,13 +67,32 @@ class BoundedProtocol(H11Protocol):
         super().connection_lost(exc)
 
     def _is_too_many(self) -> bool:
-        if len(self.connections) > self.most_connections:
-            return True
+        return len(self.connections) > self.most_connections or self._is_too_many_of_address()
+
+    def _is_too_many_of_address(self) -> bool:
         if self.client is None or is_loopback(self.client[0]):
             return False
         clients = [getattr(other, "client", None) for other in self.connections]
         same = [client for client in clients if client is not None and client[0] == self.client[0]]
         return len(same) > self.most_of_address
+
+    def _has_made_room(self) -> bool:
+        """Close the connection that has been idle the longest; return whether there was one."""
+        if self._is_too_many_of_address():
+            return False
+        idle = [other for other in self.connections if isinstance(other, BoundedProtocol) and other.is_idle]
+        if not idle:
+            return False
+        longest = min(idle, key=lambda other: other.idle_since)
+        self.connections.discard(longest)
+        longest.transport.abort()
+        return True
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether it has asked for nothing that is still to be answered."""
+        is_answered = self.cycle is None or self.cycle.response_complete
+        return self.idle_since > 0 and is_answered and self._waits_for != "body"
 
     def _look(self) -> None:
         state = self.conn.their_state

@@ -23,6 +23,8 @@ LOOPBACK_NAMES: Final = ("localhost", "127.0.0.1", "::1")
 EVERY_ADDRESS: Final = ("0.0.0.0", "::")  # noqa: S104 -- compared, not bound
 OPEN_PATHS: Final = frozenset({"/health"})
 """What needs no key: it tells nothing, and what asks for it often has none."""
+MOST_HEADER_BYTES: Final = 32 << 10
+"""Of a request's address and headers: what arrives at once is not bounded by what may arrive in parts."""
 _METHODS: Final = "GET, POST, OPTIONS"
 _ALLOWED_HEADERS: Final = "authorization, content-type, x-api-key, anthropic-version, anthropic-beta"
 
@@ -111,6 +113,10 @@ class Guard:
         Raises:
             HTTPFailure: it may not ask.
         """
+        taken = len(scope["raw_path"]) + len(scope["query_string"]) + sum(len(k) + len(v) for k, v in headers.raw)
+        if taken > MOST_HEADER_BYTES:
+            what = f"The headers take {taken} bytes; the limit is {MOST_HEADER_BYTES}."
+            raise HTTPFailure(431, what, code="headers_too_large")
         hosts = headers.getlist("host")
         name = host_name(hosts[0]) if len(hosts) == 1 else None
         if name is None or not self._is_known(name):

@@ -14,7 +14,7 @@ import uvicorn
 from edge_rt.errors import ConfigError, EdgeRTError, StorageError
 from edge_rt.server.app import make_app
 from edge_rt.server.deadlines import BoundedProtocol
-from edge_rt.server.guard import is_loopback
+from edge_rt.server.guard import MOST_HEADER_BYTES, is_loopback
 from edge_rt.server.shared import Server
 
 DRAIN_SECONDS: Final = 30
@@ -23,7 +23,6 @@ KEY_VARIABLE: Final = "EDGE_RT_API_KEY"
 SHORTEST_KEY: Final = 16
 _LONGEST_KEY: Final = 1024
 _RESTING_SECONDS: Final = 15
-_MOST_HEADER_BYTES: Final = 32 << 10
 _MAKE_KEY: Final = "head -c 24 /dev/urandom | base64 > api-key.txt"
 
 
@@ -128,7 +127,7 @@ class RunningServer:
             proxy_headers=False,
             timeout_keep_alive=_RESTING_SECONDS,
             timeout_graceful_shutdown=DRAIN_SECONDS,
-            h11_max_incomplete_event_size=_MOST_HEADER_BYTES,
+            h11_max_incomplete_event_size=MOST_HEADER_BYTES,
         )
         self._server, self._bound, self._on_ready = server, bound, on_ready
         self._uvicorn = _Uvicorn(config)

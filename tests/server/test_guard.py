@@ -132,3 +132,9 @@ def test_errors_have_the_shape_of_the_api_that_was_asked():
 
 def test_malformed_host_headers_name_nothing():
     assert [host_name(text) for text in ("a:b", "[::1]x", ":80", "a:80:90")] == [None] * 4
+
+
+def test_headers_and_addresses_are_bounded():
+    assert ask({**JSON, "x": "y" * 30_000}).status_code == 200
+    assert ask({**JSON, "x": "y" * 33_000}).status_code == 431
+    assert ask(JSON, path="/" + "y" * 33_000).status_code == 431

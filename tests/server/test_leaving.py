@@ -7,6 +7,7 @@ import socket
 import time
 from contextlib import suppress
 
+import httpx
 import pytest
 
 from edge_rt.server import responding
@@ -175,19 +176,42 @@ def test_a_connection_that_rests_between_requests_is_not_in_a_hurry(large, hurri
             time.sleep(0.5)
 
 
-def test_connections_are_bounded_and_those_beyond_are_told(large, monkeypatch):
+def test_connections_are_bounded_and_idle_ones_make_room(large, monkeypatch):
     _, client = large
     monkeypatch.setattr(BoundedProtocol, "most_connections", 4)
     address = (client.base_url.host, client.base_url.port)
-    idle = [socket.create_connection(address) for _ in range(6)]
-    try:
-        last = socket.create_connection(address)
+    idle = [socket.create_connection(address) for _ in range(20)]
+    for number, connection in enumerate(idle):
+        with suppress(OSError):
+            connection.sendall(b"GET /health HTTP/1.1\r\n"[: number % 20])
+    assert httpx.get(f"{client.base_url}/health").status_code == 200
+    is_open = [not is_closed(connection, more=b"") for connection in idle if connection.settimeout(0.05) is None]
+    assert sum(is_open) <= 4
+    for connection in idle:
+        connection.close()
+
+
+def test_connections_that_are_answered_are_not_closed_for_others(large, monkeypatch):
+    server, client = large
+    monkeypatch.setattr(BoundedProtocol, "most_connections", 4)
+    busy = [raw(client, asked(f"wait {number}", max_tokens=3500)) for number in range(4)]
+    until(lambda: users(server) == 4)
+    with socket.create_connection((client.base_url.host, client.base_url.port)) as last:
         assert last.recv(4096).startswith(b"HTTP/1.1 503")
-        last.close()
-    finally:
-        for connection in idle:
-            connection.close()
-    until(lambda: client.get("/health").status_code == 200)
+    assert users(server) == 4
+    for connection in busy:
+        connection.close()
+    until(lambda: is_free(server))
+
+
+@pytest.mark.parametrize("head", [b"GET /health?" + b"y" * 70_000, b"GET /health HTTP/1.1\r\nX: " + b"y" * 70_000])
+def test_headers_that_come_at_once_are_bounded(large, head):
+    _, client = large
+    end = b" HTTP/1.1\r\nHost: localhost\r\n\r\n" if b"?" in head else b"\r\nHost: localhost\r\n\r\n"
+    with socket.create_connection((client.base_url.host, client.base_url.port)) as connection:
+        connection.sendall(head + end)
+        assert connection.recv(4096)[:12] in (b"HTTP/1.1 431", b"HTTP/1.1 400")
+    assert client.get("/health").status_code == 200
 
 
 @pytest.mark.parametrize("header", [b"X: " + b"y" * 700_000, b"Host: other", b"Transfer-Encoding: chunked, chunked"])

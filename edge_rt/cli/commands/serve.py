@@ -6,7 +6,7 @@ import asyncio
 import os
 import signal
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Final
 
@@ -54,15 +54,26 @@ class ServingFlags:
     """How many answers at once, and what is kept."""
 
     slots: Annotated[int, flags.SLOTS.but(shown="4")] = 4
+    kv_rows: Annotated[int | None, flags.KV_ROWS] = None
     queue: Annotated[int, flags.QUEUE] = 64
     unload_after: Annotated[float, flags.UNLOAD_AFTER] = 900.0
+    prompt_cache: Annotated[Path | None, flags.PROMPT_CACHE.but(shown="a folder of this user's")] = None
     no_prompt_cache: Annotated[bool, flags.NO_PROMPT_CACHE] = False
+
+    @property
+    def prompts_folder(self) -> Path | None:
+        """The folder that keeps rows of prompts; None: nothing is written."""
+        from edge_rt.system.json_files import user_cache
+
+        if self.no_prompt_cache:
+            return None
+        return user_cache(PROMPTS_FOLDER) if self.prompt_cache is None else self.prompt_cache
 
 
 def serve(
     load: Annotated[
         LoadFlags,
-        only("model", "memory", "ctx", "threads", "device", "kv_type", "isa", "prompt_cache", "prompt_cache_size"),
+        only("model", "memory", "ctx", "threads", "device", "kv_type", "isa", "prompt_cache_size"),
     ],
     address: AddressFlags,
     serving: ServingFlags,
@@ -74,7 +85,7 @@ def serve(
     terminal = output.terminal()
     address.check()
     speculation.check()
-    if serving.no_prompt_cache and load.prompt_cache is not None:
+    if serving.no_prompt_cache and serving.prompt_cache is not None:
         raise ConfigError("--prompt-cache and --no-prompt-cache exclude each other.", "Both were given.", "Choose one.")
     _require_packages()
     from edge_rt.server.models import Models
@@ -85,12 +96,9 @@ def serve(
     key = read_key(file, os.environ.get(KEY_VARIABLE), address.host)
     check_runtime()
     usual, packages = _models(terminal, load, places)
-    asked = load.options(places, speculation)
-    asked = asked.but(slots=serving.slots, max_queue=serving.queue, memory=_budget(load, places))
-    if load.prompt_cache is None and not serving.no_prompt_cache:
-        from edge_rt.system.json_files import user_cache
-
-        asked = asked.but(prompt_cache=user_cache(PROMPTS_FOLDER))
+    asked = replace(load, prompt_cache=serving.prompts_folder).options(places, speculation)
+    asked = asked.but(slots=serving.slots, kv_rows=serving.kv_rows, max_queue=serving.queue)
+    asked = asked.but(memory=_budget(load, places))
     models = Models(
         packages,
         usual,
