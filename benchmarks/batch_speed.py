@@ -44,11 +44,7 @@ def beside(prompt: int, count: int) -> int:
 
 def speed(model, prompts: list[list[int]], tokens: int, temperature: float = 0.0) -> float:
     """Return the tokens per second of answers together."""
-    options = {
-        "temperature": temperature,
-        "repetition_guard": False,
-        "logit_bias": dict.fromkeys(model.tokenizer.eos_token_ids, -1e4),
-    }
+    options = {"temperature": temperature, "repetition_guard": False}
     model.reset()
     # The first answers have begun before the last prompt is computed, of which a pass takes a piece.
     most = tokens + beside(len(prompts[0]), len(prompts)) + 2
@@ -56,8 +52,11 @@ def speed(model, prompts: list[list[int]], tokens: int, temperature: float = 0.0
     events = [iter(stream) for stream in streams]
     for one in events:
         next(one)
-    batch = model._batch
-    assert batch is not None
+        batch = model._batch
+        assert batch is not None
+        # No token ends an answer; a bias against those that do would let the sampler choose greedy tokens, too.
+        for ticket in batch._active:
+            ticket.generation.sequence.end_ids = frozenset()
     sequences = [ticket.generation.sequence for ticket in batch._active]
     assert len(sequences) == len(prompts), "an answer has ended before the last prompt was computed"
     begun, started = sum(one.num_answer_tokens for one in sequences), time.perf_counter()
