@@ -27,6 +27,7 @@ from edge_rt.runtime.config import GenerationConfig
 from edge_rt.runtime.decode.answer_grammar import AnswerGrammar
 from edge_rt.system.byte_size import exact_size, round_up, show_size
 from edge_rt.text.answer_format import AnswerFormat
+from edge_rt.text.call_stream import CallStream
 from edge_rt.text.template import NO_INPUTS, ChatTemplate, Inputs
 from edge_rt.text.template_messages import THOUGHT_FIELDS
 from edge_rt.text.template_text import RenderedPrompt
@@ -407,6 +408,19 @@ class PromptEncoder:
         template = self._template_with(tools)
         syntax = find_syntax(template.source) if isinstance(template, ChatTemplate) else None
         return Tools(tuple(tools), syntax)
+
+    def call_stream(
+        self, config: GenerationConfig, tools: Items[Mapping[str, Any]] | None, begun: str = ""
+    ) -> CallStream:
+        """Return what takes calls out of the text of an answer while it is written.
+
+        Args:
+            config: the answer's options.
+            tools: functions that were given with the prompt.
+            begun: the answer so far, if the messages end with the beginning of one.
+        """
+        shown = None if config.has_format else config.shown(tools)
+        return CallStream(self.callable_tools(shown) if shown else None, begun)
 
     def encode_reference(self, text: str, most: int | None) -> list[int]:
         """Return the token ids of a text that an answer may copy.

@@ -232,8 +232,8 @@ def _opened(entry: LoadedModel, asked: AnswerRequest, on_result: Callable[[Resul
             # One seed, and answers that differ.
             one = config if config.seed is None else config.with_options(seed=(config.seed + index) % (1 << 64))
             streams.append(model.stream(prompt, one, **given))
-    shown = None if config.has_format else config.shown(asked.tools)
     texts = model.texts
-    tools = None if not shown or texts is None else texts.callable_tools(shown)
-    calls = [CallStream(tools, asked.begun) for _ in streams]
+    calls = [
+        CallStream(None) if texts is None else texts.call_stream(config, asked.tools, asked.begun) for _ in streams
+    ]
     return Answers(entry, streams, calls, asked.count, on_result, count, [WholeAnswer() for _ in streams])
