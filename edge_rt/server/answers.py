@@ -7,8 +7,8 @@ import json
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from concurrent.futures import Executor
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass, field
-from typing import Any, Final
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any, Final
 
 from edge_rt.errors import EdgeRTError
 from edge_rt.runtime.aio import AsyncStream
@@ -20,6 +20,9 @@ from edge_rt.server.failures import RETRY_SECONDS, HTTPFailure, failure_of
 from edge_rt.server.models import LoadedModel
 from edge_rt.server.texts import infill_prompt
 from edge_rt.text.call_stream import CallPiece, CallStream
+
+if TYPE_CHECKING:
+    from edge_rt.store.config import Preset
 
 _QUEUE_PIECES: Final = 64
 
@@ -48,6 +51,18 @@ class AnswerRequest:
     count: int = 1
     infill: tuple[str, str] | None = None
     needs_count: bool = False
+
+    def with_preset(self, preset: Preset) -> AnswerRequest:
+        """Return the request with a preset's options and system message where it has none of its own."""
+        options = dict(preset.sampling)
+        if preset.max_tokens is not None:
+            options["max_tokens"] = preset.max_tokens
+        prompt = self.prompt
+        if preset.system is not None and prompt and not isinstance(prompt, str) and isinstance(prompt[0], Mapping):
+            messages = [one for one in prompt if isinstance(one, Mapping)]
+            if messages[0].get("role") != "system":
+                prompt = [{"role": "system", "content": preset.system}, *messages]
+        return replace(self, prompt=prompt, options={**options, **self.options})
 
     @property
     def begun(self) -> str:

@@ -52,6 +52,8 @@ def answered_by(
         async with AsyncExitStack() as held:
             fields = await held.enter_async_context(server.bodies.read(request))
             asked = read(fields)
+            if (preset := server.models.preset_of(asked.model)) is not None:
+                asked = asked.with_preset(preset)
             entry = await held.enter_async_context(server.models.using(asked.model))
             writer = write(fields, entry)
             opening = answering(entry, asked, server.encoding, server.counters.add)

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from edge_rt.package.reader import Package
     from edge_rt.runtime.load.options import LoadOptions
     from edge_rt.runtime.model import Model
+    from edge_rt.store.config import Preset
 
 USUAL_NAMES: Final = ("", "default")
 """What requests may call the usual model, besides its name."""
@@ -45,9 +46,10 @@ class Models:
     """Models by name.
 
     Attributes:
-        packages: returns the folder of every model by its name; it is asked again each time.
+        packages: returns the folder of every model by its name, and by those of presets; it is asked again each time.
         usual: the model of requests that name none.
         options: how models are loaded; their budget is one that they share.
+        presets: models with a system message and options, by their names; their models are names as well.
         idle_seconds: after how long without a request a model is unloaded; None: never.
         log: writes a line for whoever runs the server.
     """
@@ -55,11 +57,16 @@ class Models:
     packages: Callable[[], Mapping[str, Path]]
     usual: str
     options: LoadOptions
+    presets: Mapping[str, Preset] = field(default_factory=dict)
     idle_seconds: float | None = None
     log: Callable[[str], None] = lambda _: None
     clock: Callable[[], float] = time.monotonic
     loaded: dict[str, LoadedModel] = field(default_factory=dict)
     _changing: asyncio.Lock = field(default_factory=asyncio.Lock)
+
+    def preset_of(self, asked: str | None) -> Preset | None:
+        """Return the preset that a request means; None: it means a model."""
+        return self.presets.get(self.usual if (asked or "") in USUAL_NAMES else str(asked))
 
     def name_of(self, asked: str | None) -> str:
         """Return the name of the model that a request means.
@@ -67,7 +74,8 @@ class Models:
         Raises:
             HTTPFailure: there is none of that name.
         """
-        name = self.usual if (asked or "") in USUAL_NAMES else str(asked)
+        preset = self.preset_of(asked)
+        name = preset.model if preset is not None else self.usual if (asked or "") in USUAL_NAMES else str(asked)
         # Names alone: a request opens no path of its choice.
         if name not in self.loaded and name not in (known := self.packages()):
             names = ", ".join(sorted(known)) or "none"

@@ -148,7 +148,7 @@ class RunningServer:
         """
         models = self._server.models
         try:
-            await models.load(models.usual)
+            await models.load(models.name_of(None))
         except EdgeRTError:
             self._bound.close()
             raise

@@ -16,11 +16,12 @@ from edge_rt.runtime.load.options import LoadOptions
 from edge_rt.server.models import Models
 from edge_rt.server.running import RunningServer, open_socket
 from edge_rt.server.shared import Server
+from edge_rt.store.config import Preset
 
 
-def models_of(packages: Mapping[str, Path], **options: Any) -> Models:
-    """Return the models of packages by name; the first is the usual one."""
-    return Models(lambda: packages, next(iter(packages)), LoadOptions(**options))
+def models_of(packages: Mapping[str, Path], presets: Mapping[str, Preset] | None = None, **options: Any) -> Models:
+    """Return the models of packages by name, and of presets; the first is the usual one."""
+    return Models(lambda: packages, next(iter(packages)), LoadOptions(**options), presets=presets or {})
 
 
 @contextmanager

@@ -9,8 +9,9 @@ import pytest
 from edge_rt.errors import MemoryBudgetExceeded
 from edge_rt.memory.budget import Budget
 from edge_rt.server.failures import HTTPFailure
+from edge_rt.store.config import Preset
 from tests.helpers.models import load_package
-from tests.helpers.served import models_of
+from tests.helpers.served import models_of, served
 
 
 @pytest.fixture(scope="module")
@@ -111,3 +112,31 @@ def test_what_cannot_be_loaded_is_told_without_paths(native_package, tmp_path):
 def test_a_model_that_is_loaded_first_tells_its_own_error(native_package):
     with pytest.raises(MemoryBudgetExceeded):
         asyncio.run(models_of({"one": native_package}, memory=Budget("8MiB")).load("one"))
+
+
+def answer_of(client, **fields):
+    """Return the text of a chat completion."""
+    return client.post("/v1/chat/completions", json=fields).json()["choices"][0]["message"]["content"]
+
+
+def test_a_preset_is_its_model_with_a_system_message_and_options(native_package, alone):
+    preset = Preset("small", system="Be brief.", max_tokens=4, sampling={"temperature": 0.0})
+    models = models_of({"small": native_package, "poet": native_package}, {"poet": preset}, slots=2, ctx=256)
+    said = [{"role": "user", "content": "Hello"}]
+    with served(models) as (_, client):
+        expected = alone.generate([{"role": "system", "content": "Be brief."}, *said], max_tokens=4, temperature=0)
+        assert answer_of(client, model="poet", messages=said) == expected.text
+        own = [{"role": "system", "content": "Sing."}, *said]
+        expected = alone.generate(own, max_tokens=7, temperature=0)
+        assert answer_of(client, model="poet", messages=own, max_tokens=7) == expected.text
+        assert set(models.loaded) == {"small"}
+        assert "poet" in {one["id"] for one in client.get("/v1/models").json()["data"]}
+
+
+def test_the_usual_model_may_be_a_preset(native_package, alone):
+    preset = Preset("small", max_tokens=3, sampling={"temperature": 0.0})
+    models = models_of({"poet": native_package, "small": native_package}, {"poet": preset}, slots=2, ctx=256)
+    said = [{"role": "user", "content": "Hello"}]
+    with served(models) as (_, client):
+        assert answer_of(client, messages=said) == alone.generate(said, max_tokens=3, temperature=0).text
+        assert client.get("/props").json()["model"] == "small"

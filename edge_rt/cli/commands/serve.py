@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Final
@@ -13,13 +13,14 @@ from typing import TYPE_CHECKING, Annotated, Final
 from edge_rt.cli.interrupt import SignalReceived, signals_held
 from edge_rt.cli.loading import check_runtime, obtain_package, telling_load
 from edge_rt.cli.options import flags
-from edge_rt.cli.options.groups import LoadFlags, OutputFlags, PlaceFlags, SpeculationFlags
+from edge_rt.cli.options.groups import LoadFlags, OutputFlags, PlaceFlags, SpeculationFlags, configured, preset_of
 from edge_rt.cli.options.spread import only
 from edge_rt.cli.render.console import Terminal
 from edge_rt.errors import ConfigError, ModelNotFound, RuntimeUnavailable
 
 if TYPE_CHECKING:
     from edge_rt.memory.budget import Budget
+    from edge_rt.store.config import Preset
     from edge_rt.store.layout import Store
 
 PROMPTS_FOLDER: Final = "served-prompts"
@@ -59,6 +60,14 @@ class ServingFlags:
     unload_after: Annotated[float, flags.UNLOAD_AFTER] = 900.0
     prompt_cache: Annotated[Path | None, flags.PROMPT_CACHE.but(shown="a folder of this user's")] = None
     no_prompt_cache: Annotated[bool, flags.NO_PROMPT_CACHE] = False
+    usual_preset: str | None = None
+
+    def completed(self, groups: Iterable[object]) -> ServingFlags:
+        """Return the flags with the name of the preset that the model argument is."""
+        groups = tuple(groups)
+        if (preset := preset_of(groups)) is None or (config := configured(groups)) is None:
+            return self
+        return replace(self, usual_preset=next(name for name, one in config.presets.items() if one is preset))
 
     @property
     def prompts_folder(self) -> Path | None:
@@ -95,14 +104,22 @@ def serve(
     file = None if address.api_key_file is None else address.api_key_file.expanduser()
     key = read_key(file, os.environ.get(KEY_VARIABLE), address.host)
     check_runtime()
-    usual, packages = _models(terminal, load, places)
+    usual, packages = _models(
+        terminal, load, places, is_named=load.model is not None or serving.usual_preset is not None
+    )
+    presets = _presets(places, packages())
+    if serving.usual_preset is not None:
+        # Its model was fetched just now, if need be, under the name that the store has for it.
+        presets[serving.usual_preset] = replace(places.configured.presets[serving.usual_preset], model=usual)
+        usual = serving.usual_preset
     asked = replace(load, prompt_cache=serving.prompts_folder).options(places, speculation)
     asked = asked.but(slots=serving.slots, kv_rows=serving.kv_rows, max_queue=serving.queue)
     asked = asked.but(memory=_budget(load, places))
     models = Models(
-        packages,
+        lambda: _with_presets(packages(), presets),
         usual,
         telling_load(terminal, asked).but(base_bytes=None),
+        presets=presets,
         idle_seconds=serving.unload_after or None,
         log=terminal.note,
     )
@@ -155,11 +172,13 @@ REQUESTS_BYTES: Final = 64 << 20
 """Bodies of requests, what is read of them, and answers that nobody has taken yet."""
 
 
-def _models(terminal: Terminal, load: LoadFlags, places: PlaceFlags) -> tuple[str, Callable[[], Mapping[str, Path]]]:
+def _models(
+    terminal: Terminal, load: LoadFlags, places: PlaceFlags, *, is_named: bool
+) -> tuple[str, Callable[[], Mapping[str, Path]]]:
     """Return the usual model's name, and what finds the packages of all."""
     store = places.open_store()
-    if load.model is not None:
-        usual, package = obtain_package(terminal, load.model, places, budget=load.budget_bytes(places))
+    if is_named:
+        usual, package = obtain_package(terminal, load.reference, places, budget=load.budget_bytes(places))
         return usual, lambda: {**_stored(store), usual: package.path}
     stored = _stored(store)
     if not stored:
@@ -170,6 +189,16 @@ def _models(terminal: Terminal, load: LoadFlags, places: PlaceFlags) -> tuple[st
         )
     usual = load.reference if load.reference in stored else next(iter(stored))
     return usual, lambda: _stored(store)
+
+
+def _presets(places: PlaceFlags, known: Mapping[str, Path]) -> dict[str, Preset]:
+    """Return the presets of the configuration file whose models are here."""
+    return {name: preset for name, preset in places.configured.presets.items() if preset.model in known}
+
+
+def _with_presets(packages: Mapping[str, Path], presets: Mapping[str, Preset]) -> dict[str, Path]:
+    """Return packages by their names and those of presets, which go before models of the same name."""
+    return {**packages, **{name: packages[one.model] for name, one in presets.items() if one.model in packages}}
 
 
 def _stored(store: Store) -> dict[str, Path]:
