@@ -147,7 +147,7 @@ class Load:
     mistakes: list = field(default_factory=list)
     firsts: list = field(default_factory=list)
     betweens: list = field(default_factory=list)
-    most_waiting: int = 0
+    most_under_way: int = 0
     most_bytes: int = 0
 
     async def client(self, seed):
@@ -311,9 +311,10 @@ class Load:
                     await response.begin()
                     status = json.loads(await response.body())
                     await closed(writer)
-                    self.most_waiting = max(self.most_waiting, status["waiting"])
-                    if status["waiting"] > QUEUE:
-                        self.mistakes.append(f"{status['waiting']} requests wait")
+                    under_way = status["answering"] + status["waiting"]
+                    self.most_under_way = max(self.most_under_way, under_way)
+                    if under_way > SLOTS + QUEUE:
+                        self.mistakes.append(f"{under_way} requests are answered or wait")
             await asyncio.sleep(1)
 
 
@@ -388,7 +389,7 @@ def main():
         "first_token_ms": percentiles(load.firsts),
         "between_tokens_ms": percentiles(load.betweens),
         "most_resident_mib": load.most_bytes >> 20,
-        "most_waiting": load.most_waiting,
+        "most_under_way": load.most_under_way,
         "mistakes": len(load.mistakes),
         "first_mistakes": load.mistakes[:10],
     }

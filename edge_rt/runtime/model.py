@@ -673,6 +673,14 @@ class Model(ModelTexts):
         return self.plan.choice.slots
 
     @property
+    def under_way(self) -> tuple[int, int] | None:
+        """Generations that have a slot, and those that wait for one; None: the model has no slots."""
+        if self._batch is None:
+            return None
+        admission = self._batch.admission
+        return len(admission.active), len(admission.waiting)
+
+    @property
     def threads(self) -> int:
         """Threads that compute, the calling one included."""
         return pool_size() or 1

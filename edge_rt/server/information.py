@@ -69,9 +69,10 @@ def _waiting(server: Server) -> tuple[int, int]:
     """Return how many answers are computed, and how many wait for a slot."""
     answering = waiting = 0
     for entry in server.models.loaded.values():
-        at_once = min(entry.users, entry.model.slots)
-        answering += at_once
-        waiting += entry.users - at_once
+        # Without slots requests take turns here.
+        active, queued = entry.model.under_way or (min(entry.users, 1), max(entry.users - 1, 0))
+        answering += active
+        waiting += queued
     return answering, waiting
 
 

@@ -236,6 +236,8 @@ def test_requests_beyond_the_queue_are_told_when_to_come_again(long_package):
             assert (refused.status_code, refused.json()["error"]["type"]) == (429, "rate_limit_error")
             assert int(refused.headers["retry-after"]) >= 1
             assert refused.headers["x-should-retry"] == "true"
+        status = client.get("/v1/edge/status").json()
+        assert (status["answering"], status["waiting"]) == (2, 1)
         for connection in connections:
             connection.close()
         until(lambda: is_free(server))
