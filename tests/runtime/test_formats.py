@@ -14,6 +14,7 @@ import jsonschema
 import pytest
 
 from edge_rt.errors import ConfigError, InvalidGrammar, RuntimeUnavailable
+from edge_rt.memory.terms import format_bytes
 from edge_rt.text.answer_format import answer_format
 from edge_rt.text.grammar import TokenTable
 from tests.helpers.json_schemas import ENFORCED, IDLE
@@ -268,7 +269,7 @@ def test_log_probabilities_are_those_of_what_was_chosen(native):
 def test_the_plan_keeps_room_for_tables_or_they_take_what_is_left(native_package):
     with load_package(native_package, formats=True, spec="off") as model:
         (term,) = (one for one in model.plan.terms if one.name == "formats")
-        assert term.bytes == 400 * model.package.manifest.model.vocab_size
+        assert term.bytes == format_bytes(model.package.manifest.model.vocab_size)
         assert model.generate("x", regex="ok").text == "ok"
     with load_package(native_package, memory=2 << 30, spec="off") as model, pytest.MonkeyPatch.context() as patch:
         patch.setitem(sys.modules, "llguidance", None)

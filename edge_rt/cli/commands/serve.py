@@ -113,7 +113,7 @@ def serve(
         presets[serving.usual_preset] = replace(places.configured.presets[serving.usual_preset], model=usual)
         usual = serving.usual_preset
     asked = replace(load, prompt_cache=serving.prompts_folder).options(places, speculation)
-    asked = asked.but(slots=serving.slots, kv_rows=serving.kv_rows, max_queue=serving.queue)
+    asked = asked.but(slots=serving.slots, kv_rows=serving.kv_rows, max_queue=serving.queue, formats=True)
     asked = asked.but(memory=_budget(load, places))
     models = Models(
         lambda: _with_presets(packages(), presets),
