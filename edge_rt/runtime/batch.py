@@ -311,7 +311,9 @@ class Batch:
                 tickets.append(ticket)
         if len(self._active) == 1:
             return [prepared for ticket in tickets for prepared in self._prepared(ticket)]
-        drafts = self._division.drafts([ticket.running for ticket in tickets])
+        # Drafts leave prompts that wait their piece.
+        kept = LEAST_PIECE if len(tickets) < len(self._active) else 0
+        drafts = self._division.drafts([ticket.running for ticket in tickets], self._most_rows - kept)
         pairs = zip(tickets, drafts, strict=True)
         return [prepared for ticket, draft in pairs for prepared in self._prepared(ticket, draft=draft)]
 

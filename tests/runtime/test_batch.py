@@ -323,6 +323,20 @@ def test_drafts_share_the_rows_of_a_pass_and_rest_where_nothing_is_right(alone):
     assert wrong.rows_drafted < 20
 
 
+def test_drafts_leave_room_for_prompts_that_wait(alone):
+    fake = FakeBatch(3, most_rows=20, draft_max=30)
+    for prompt in PROMPTS[:2]:
+        text = [*prompt, *Run(prompt, max_tokens=60).result().token_ids]
+        fake.submit(prompt, max_tokens=56, drafter=drafter_of(text, True))
+    for _ in range(2):
+        fake.batch.step()
+    fake.submit([1] * 40, max_tokens=2)
+    fake.batch.drain()
+    assert max(sum(count for _, count in one) for one in fake.runner.passes[:2]) > 4
+    pieces = [dict(rows).get(2, 0) for rows in fake.runner.passes[2:]]
+    assert pieces[:3] == [16, 16, 8]
+
+
 def test_who_came_first_gets_the_next_slot():
     fake = FakeBatch(2, most_rows=8)
     tickets = [fake.submit([number + 1] * 2, max_tokens=3) for number in range(7)]

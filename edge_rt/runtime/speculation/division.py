@@ -56,15 +56,15 @@ class Division:
         # Drafted tokens that were expected to be accepted, and those that were.
         self._expected = self._accepted = _FIRST_TRUST
 
-    def drafts(self, decodings: Items[Decoding]) -> list[Draft]:
-        """Return what each sequence drafts for the pass that computes the tokens they have."""
+    def drafts(self, decodings: Items[Decoding], most_rows: int) -> list[Draft]:
+        """Return what each sequence drafts for the pass that computes the tokens they have, in at most so many rows."""
         drafters = [one.drafter if isinstance(one.drafter, AdaptiveDrafter) else None for one in decodings]
         self._less, self._is_drafting = None, self._library is not None and any(drafters)
         if self._library is None or not self._is_drafting:
             return [_NOTHING] * len(decodings)
         trust = self._trust(drafters)
         known = [decoding.num_pending for decoding in decodings]
-        rows, most = sum(known), min(self._draft_max, self._most_rows - sum(known))
+        rows, most = sum(known), min(self._draft_max, min(self._most_rows, most_rows) - sum(known))
         awake = [drafter if drafter is not None and drafter.wakes(self._rate) else None for drafter in drafters]
         if most < 1 or not any(awake):
             return [_NOTHING] * len(decodings)
