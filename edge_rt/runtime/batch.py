@@ -80,8 +80,9 @@ class Batch:
 
     def events(self, generation: Generation, wanted: Wanted, outcome: Outcome) -> Events:
         """Generate, together with others, and tell the outcome; as ``Generation.events``."""
-        with outcome.telling(generation.settled):
-            ticket = self.submit(generation, outcome, wanted)
+        ticket = self.submit(generation, outcome, wanted)
+        # One that was collected as garbage in the middle of a step has no result yet, and nobody who wants it.
+        with outcome.telling(lambda: generation.settled() if ticket.has_ended else None):
             try:
                 while (event := self._next(ticket)) is not None:
                     yield event
@@ -112,10 +113,15 @@ class Batch:
             self.step()
 
     def cancel(self, ticket: Ticket) -> None:
-        """End a generation, which keeps its whole steps; does nothing if it has ended."""
+        """End a generation, which keeps its whole steps; does nothing if it has ended.
+
+        In the middle of a step of the same thread, which collects garbage anywhere, the next step ends it.
+        """
         if ticket.has_ended:
             return
         ticket.outcome.cancel.cancel()
+        if self._is_inside_step:
+            return
         with self._stepping():
             if not ticket.has_ended:
                 self._end(ticket)
@@ -194,9 +200,14 @@ class Batch:
 
     def _wait(self) -> None:
         """Wait for the step under way, or for passes of nobody's."""
-        if self._is_stepping and self._thread == threading.get_ident():
+        if self._is_inside_step:
             raise Busy("The model is computing.", "It was called by what a step has called.", "Call it afterwards.")
         self._changed.wait()
+
+    @property
+    def _is_inside_step(self) -> bool:
+        """Whether a step, or passes of nobody's, have called what asks."""
+        return self._is_stepping and self._thread == threading.get_ident()
 
     def _end_step(self) -> None:
         with self._changed:

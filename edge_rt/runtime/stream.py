@@ -49,8 +49,8 @@ class Outcome:
     text: str = ""
 
     @contextmanager
-    def telling(self, result: Callable[[], Result]) -> Generator[None]:
-        """Tell the result of a generation when the block ends; one that is left early ends as a cancelled one."""
+    def telling(self, result: Callable[[], Result | None]) -> Generator[None]:
+        """Tell the result, if there is one, when the block ends; a generation left early ends as a cancelled one."""
         try:
             yield
         except GeneratorExit:
@@ -59,10 +59,10 @@ class Outcome:
             raise
         self.tell(result())
 
-    def tell(self, result: Result) -> None:
+    def tell(self, result: Result | None) -> None:
         """Keep the result, and give it to whoever wants it."""
         self.result = result
-        if self.on_result is not None:
+        if self.on_result is not None and result is not None:
             self.on_result(result)
 
 

@@ -360,6 +360,20 @@ def test_a_cancelled_generation_leaves_whole_steps(alone):
     fake.batch.check()
 
 
+def test_a_stream_that_is_collected_in_the_middle_of_a_step_ends_with_the_next_one(alone):
+    fake = FakeBatch(3)
+    left = iter(fake.stream(PROMPTS[0], max_tokens=30))
+    next(left)
+
+    class CollectingDrafter(NullDrafter):
+        def begin(self, sequence):
+            left.close()
+
+    assert read([fake.stream(PROMPTS[1], drafter=CollectingDrafter())]) == [alone[1]]
+    fake.batch.check()
+    assert not fake.admission.active
+
+
 def test_rows_are_saved_from_whichever_slot_has_them(native_package, tmp_path):
     prompts = [[10 + slot, *range(20, 90)] for slot in range(2)]
     with load_package(native_package, ctx=CONTEXT, slots=2) as model:
