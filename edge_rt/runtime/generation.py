@@ -214,13 +214,14 @@ class Generation:
                     del self._logprobs.tokens[sequence.num_answer_tokens :]
                 # Tokens that a grammar forced are in no row yet.
                 self._cache.truncate(min(self._cache.length, len(sequence.token_ids) - 1))
-                return self._made_of(pieces, token_ids[:count])
-        return self._made_of(pieces, token_ids)
+                return self._made_of(pieces, token_ids[:count], min(step.num_accepted, count))
+        return self._made_of(pieces, token_ids, step.num_accepted)
 
-    def _made_of(self, pieces: list[str], token_ids: TokenIds[int]) -> Event:
+    def _made_of(self, pieces: list[str], token_ids: TokenIds[int], num_accepted: int) -> Event:
         thought, text = self._thoughts.push("".join(pieces))
         logprobs = () if self._logprobs is None else tuple(self._logprobs.tokens[-len(token_ids) :])
-        return Event(text, tuple(token_ids), thought, logprobs)
+        accepted_text = min(len(text), sum(map(len, pieces[:num_accepted])))
+        return Event(text, tuple(token_ids), thought, logprobs, num_accepted, accepted_text)
 
     def _finish_text(self) -> tuple[str, str]:
         """Return the thoughts and the answer that were held back; the second time nothing."""

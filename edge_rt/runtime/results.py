@@ -47,12 +47,16 @@ class Event:
         token_ids: tokens that came with it.
         reasoning: new text of the model's thoughts, which are no part of the answer.
         logprobs: of the tokens; empty unless they were asked for.
+        num_accepted: how many of the tokens, the first ones, are accepted drafts.
+        accepted_characters: how many characters of the text, the first ones, came with them.
     """
 
     text: str
     token_ids: tuple[int, ...]
     reasoning: str = ""
     logprobs: tuple[TokenLogProb, ...] = ()
+    num_accepted: int = 0
+    accepted_characters: int = 0
 
 
 @dataclass(frozen=True)

@@ -80,6 +80,7 @@ class Piece:
     Attributes:
         index: of the answer.
         calls: pieces of calls of tools.
+        step: what it was made of; None: what was held back.
         result: with the last piece of an answer; its text is the whole answer.
     """
 
@@ -89,6 +90,7 @@ class Piece:
     calls: tuple[CallPiece, ...] = ()
     logprobs: tuple[TokenLogProb, ...] = ()
     result: Result | None = None
+    step: Event | None = None
 
 
 @dataclass
@@ -194,7 +196,7 @@ class Answers:
         whole.reasoning += event.reasoning
         if event.reasoning and not event.text:
             whole.reasoning_tokens += len(event.token_ids)
-        return Piece(index, text, event.reasoning, calls, event.logprobs)
+        return Piece(index, text, event.reasoning, calls, event.logprobs, step=event)
 
     def _last(self, index: int, result: Result) -> Piece:
         if result.finish_reason == "cancelled":

@@ -22,12 +22,13 @@ from edge_rt.server.anthropic_messages import count_tokens, read_messages
 from edge_rt.server.anthropic_writer import MessageWriter
 from edge_rt.server.bodies import Fields
 from edge_rt.server.failures import HTTPFailure, failure_of, response_of
-from edge_rt.server.guard import Guard
+from edge_rt.server.guard import OPEN_PATHS, Guard
 from edge_rt.server.models import LoadedModel
 from edge_rt.server.ollama import OllamaTextWriter, OllamaWriter, read_ollama_chat, read_ollama_text
 from edge_rt.server.openai_chat import ChatWriter, read_chat
 from edge_rt.server.openai_completions import CompletionWriter, InfillWriter, read_completion, read_infill
 from edge_rt.server.openai_responses import read_response
+from edge_rt.server.page_files import PAGE_PATHS, show_page
 from edge_rt.server.responding import ClientGone, Writer, respond, unless_gone
 from edge_rt.server.response_writer import ResponseWriter
 from edge_rt.server.shared import Handler, Server
@@ -91,7 +92,7 @@ async def _openapi(server: Server, request: Request) -> Response:
         if endpoint.method == "POST":
             content = {"application/json": {"schema": {"type": "object"}}}
             described["requestBody"] = {"required": True, "content": content}
-        if path != "/health":
+        if path not in OPEN_PATHS:
             described["security"] = [{"key": []}]
         paths.setdefault(path, {})[endpoint.method.lower()] = described
     return JSONResponse(
@@ -126,6 +127,7 @@ ENDPOINTS: Final = (
     Endpoint("GET", "/metrics", information.show_metrics, "Sums and gauges, for Prometheus."),
     Endpoint("GET", "/v1/edge/status", information.show_status, "What is loaded and under way, and its memory."),
     Endpoint("GET", "/openapi.json", _openapi, "This list."),
+    *(Endpoint("GET", path, show_page, "A file of the page for people.") for path in PAGE_PATHS),
 )
 
 

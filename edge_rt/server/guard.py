@@ -18,11 +18,12 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from edge_rt.server.failures import HTTPFailure, response_of
+from edge_rt.server.page_files import PAGE_PATHS
 
 LOOPBACK_NAMES: Final = ("localhost", "127.0.0.1", "::1")
 EVERY_ADDRESS: Final = ("0.0.0.0", "::")  # noqa: S104 -- compared, not bound
-OPEN_PATHS: Final = frozenset({"/health"})
-"""What needs no key: it tells nothing, and what asks for it often has none."""
+OPEN_PATHS: Final = frozenset({"/health", *PAGE_PATHS})
+"""What needs no key: it tells nothing, and what asks for it often has none. The page asks for the key itself."""
 MOST_HEADER_BYTES: Final = 32 << 10
 """Of a request's address and headers: what arrives at once is not bounded by what may arrive in parts."""
 _METHODS: Final = "GET, POST, OPTIONS"

@@ -91,6 +91,7 @@ class ChatWriter:
     def __init__(self, fields: Fields, entry: LoadedModel) -> None:
         stream_options = fields.inner("stream_options")
         self._has_usage = stream_options is not None and stream_options.flag("include_usage")
+        self._has_drafts = stream_options is not None and stream_options.flag("include_drafts")
         self._has_prediction = "prediction" in fields
         self._has_logprobs = fields.flag("logprobs")
         self._entry, self._id, self._created = entry, new_id("chatcmpl-"), int(time.time())
@@ -131,8 +132,10 @@ class ChatWriter:
             logprobs = chat_logprobs(self._entry.model, piece.logprobs)
         if piece.reasoning:
             yield self._chunk(piece.index, {"reasoning_content": piece.reasoning})
-        if piece.text or (logprobs is not None and logprobs["content"]):
-            yield self._chunk(piece.index, {"content": piece.text}, logprobs)
+        has_step = self._has_drafts and piece.step is not None and bool(piece.step.token_ids)
+        if piece.text or has_step or (logprobs is not None and logprobs["content"]):
+            step = _step(piece) if has_step else None
+            yield self._chunk(piece.index, {"content": piece.text}, logprobs, more=step)
         for call in piece.calls:
             if call.name is None:
                 delta = {"index": call.index, "function": {"arguments": call.arguments}}
@@ -175,3 +178,16 @@ class ChatWriter:
         choice = {"index": index, "delta": delta, "logprobs": logprobs, "finish_reason": reason}
         counts = {"usage": None} if self._has_usage else {}
         return sse({**self._head("chat.completion.chunk"), "choices": [choice], **counts, **(more or {})})
+
+
+def _step(piece: Piece) -> dict[str, Any]:
+    """Return the tokens of a step, and which of them are accepted drafts."""
+    step = piece.step
+    assert step is not None
+    return {
+        "edge_rt": {
+            "tokens": len(step.token_ids),
+            "accepted": step.num_accepted,
+            "accepted_characters": min(len(piece.text), step.accepted_characters),
+        }
+    }
