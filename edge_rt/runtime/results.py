@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import html
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -193,6 +194,9 @@ class Result:
     parsed: Any = None
     warnings: tuple[str, ...] = ()
 
+    def _repr_html_(self) -> str:
+        return shown_in_notebooks(self.text)
+
     def to_json(self) -> dict[str, Any]:
         """Return the result as a JSON object; what follows ``memory`` only where there is something.
 
@@ -205,6 +209,11 @@ class Result:
             if document[name] in ("", (), None):
                 del document[name]
         return document
+
+
+def shown_in_notebooks(text: str) -> str:
+    """Return the HTML of an answer, in which tags are text."""
+    return f'<div style="white-space: pre-wrap">{html.escape(text)}</div>'
 
 
 def _is_plain(value: object) -> bool:

@@ -12,7 +12,7 @@ from typing import Any, Self
 from edge_rt.errors import ConfigError
 from edge_rt.runtime.config import GenerationOptions
 from edge_rt.runtime.forward.cancel import CancelToken
-from edge_rt.runtime.results import Event, Result
+from edge_rt.runtime.results import Event, Result, shown_in_notebooks
 from edge_rt.text.answer_format import partial_json
 
 Events = Generator[Event, None, None]
@@ -154,6 +154,16 @@ class Stream:
         if self._outcome.result is None:
             raise ConfigError("The generation has no result.", "It failed or was never begun.", "Start another one.")
         return self._outcome.result
+
+    def _ipython_display_(self) -> None:
+        """Show the answer in a notebook while it is written."""
+        from IPython.display import HTML, display
+
+        shown = display(HTML(shown_in_notebooks("")), display_id=True)
+        for _ in self:
+            shown.update(HTML(shown_in_notebooks(self._outcome.text)))
+        # Its text may end in what was held back.
+        shown.update(HTML(shown_in_notebooks(self.result().text)))
 
     def __enter__(self) -> Self:
         return self
