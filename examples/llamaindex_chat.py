@@ -15,7 +15,7 @@ from llama_index.core.llms import ChatMessage
 from llama_index.llms.openai_like import OpenAILike
 
 
-def main(question: str, url: str = "http://127.0.0.1:8080/v1", context: int = 8192) -> None:
+def main(question: str, url: str = "http://127.0.0.1:8080/v1", context: str = "8192") -> None:
     """Ask the server; the context is the one that it says when it has loaded the model."""
     model = OpenAILike(
         api_base=url,

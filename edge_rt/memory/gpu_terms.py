@@ -88,8 +88,8 @@ def gpu_kv_bytes(shape: ModelShape, choice: Choice) -> int:
         counts = ((full, shape.model.num_layers - windows), (windowed, windows))
     else:
         assert shape.layers is not None
-        there = shape.layers.windows[first_on_gpu(shape, choice) :]
-        counts = ((full, len(there) - sum(there)), (windowed, sum(there)))
+        there = [window > 0 for window in shape.layers.windows[first_on_gpu(shape, choice) :]]
+        counts = ((full, there.count(False)), (windowed, there.count(True)))
     token = shape.token_bytes(choice.kv_format)
     return sum(_of_driver(rows * token) * count for rows, count in counts)
 

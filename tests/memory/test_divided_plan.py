@@ -172,6 +172,16 @@ def test_a_pass_takes_the_time_of_both():
     assert every < wanted < pass_seconds(shape, DEVICE, replace(choice, gpu_layers=None)) + 5e-4
 
 
+def test_layers_with_windows_are_counted_on_the_gpu_by_number():
+    shape = layered(make_shape(num_layers=2, context_length=2048, layer_windows=(512, 512)), rope=0)
+    request = Request(ctx=2048, kv="f16", spec="off", prefill_chunk=128)
+    one, both = (
+        sizes_of(shape, OWN, Choice(2048, "f16", "off", 0, 128, 0, 0, 1, gpu_layers=count), request).gpu.kv_cache
+        for count in (1, None)
+    )
+    assert 0 < 2 * one == both
+
+
 @given(st.data(), shapes(), st.integers(1, 8 << 10), st.integers(500, 4 << 10))
 @settings(max_examples=30)
 def test_sums_budgets_and_alternatives_hold(data, shape, host, own):

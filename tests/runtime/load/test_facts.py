@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import mmap
 from dataclasses import replace
 
 import pytest
@@ -31,7 +32,11 @@ class TakingProvider(FakeProvider):
 
     @property
     def library(self):
-        self._taken = getattr(self, "_taken", None) or b"x" * self.TAKEN
+        if not hasattr(self, "_taken"):
+            # Pages of their own: what was freed before would be given again, and not be seen.
+            self._taken = mmap.mmap(-1, self.TAKEN)
+            for page in range(0, self.TAKEN, mmap.PAGESIZE):
+                self._taken[page] = 1
         return super().library
 
 
