@@ -112,6 +112,7 @@ _PENALTIES_TOKEN: Final = 8
 _MAPS_TOKEN: Final = 8  # the map of a slot, and the copy that passes read
 _RESTING_TOKEN: Final = 8  # of an answer that has ended: its token, and where its row is
 _POOL_BLOCK: Final = 48  # who holds a block of rows, and that it is free
+_THREAD_HEAP: Final = MIB  # each caller's thread computes passes, and keeps what it freed in a heap of its own
 
 GROWN: Final = 2
 """What an arena takes that ONNX Runtime makes for a session, relative to what passes need at once: each block that it
@@ -150,12 +151,12 @@ def kv_bytes(shape: ModelShape, choice: Choice) -> int:
 
 
 def slots_bytes(shape: ModelShape, choice: Choice) -> int:
-    """Return the bytes of maps of rows and, of every further slot, of lists of tokens and of penalties."""
+    """Return the bytes of maps of rows and threads' heaps; of every further slot, of lists of tokens and penalties."""
     if choice.slots == 1:
         return 0
     resting = RESTING_PER_SLOT * _RESTING_TOKEN
     further = _TOKEN_LISTS * choice.ctx + _PENALTIES_TOKEN * shape.model.vocab_size
-    own = (_MAPS_TOKEN + resting) * choice.slots * choice.ctx
+    own = choice.slots * (_THREAD_HEAP + (_MAPS_TOKEN + resting) * choice.ctx)
     return own + (choice.slots - 1) * further + _POOL_BLOCK * choice.kv_rows // ROW_BLOCK
 
 

@@ -144,7 +144,7 @@ class TestLadder:
 
 
 def test_slots_are_given_up_before_the_precision_of_the_cache():
-    sizes = range(1600 * MIB, 190 * MIB, -16 * MIB)
+    sizes = range(1600 * MIB, 190 * MIB, -6 * MIB)
     plans = [make_plan(make_shape(), DEVICE, Request(size, slots=6)) for size in sizes]
     assert plans[0].given_up == ()
     kept = [(plan.choice.slots, plan.choice.kv_format) for plan in plans if plan.fits]
