@@ -22,7 +22,7 @@ LONG = {"max_tokens": 4000, "repetition_guard": False}
 @pytest.fixture(scope="module")
 def large(long_package):
     """A server whose answers and prompts take a while."""
-    with served(models_of({"small": long_package}, slots=2, ctx=4096, prefill_chunk=3)) as (server, client):
+    with served(models_of({"small": long_package}, slots=2, ctx=4096, prefill_chunk=16)) as (server, client):
         yield server, client
 
 
@@ -57,12 +57,16 @@ def test_leaving_while_the_prompt_is_computed_frees_the_slot(large, is_streamed)
     server, client = large
     model = server.models.loaded["small"].model
     model.reset()
-    connection = raw(client, asked("leave " * 500, stream=is_streamed))
-    until(lambda: bool(model._batch._active))
-    ticket = model._batch._active[0]
-    connection.close()
+    # Nobody else computes until the server has seen that the client has left.
+    with model._batch._stepping():
+        connection = raw(client, asked("leave " * 500, stream=is_streamed))
+        until(lambda: bool(model._batch.admission.waiting))
+        model._batch._step()
+        (ticket,) = model._batch._active
+        connection.close()
+        until(lambda: ticket.outcome.cancel.cancelled)
     until(lambda: is_free(server))
-    # It had not come to its first token, a thousand passes later.
+    # It had not come to its first token.
     assert ticket.generation.sequence.num_answer_tokens == 0
     model._batch.check()
 
