@@ -198,11 +198,12 @@ def test_connections_are_bounded_and_idle_ones_make_room(large, monkeypatch):
 def test_connections_that_are_answered_are_not_closed_for_others(large, monkeypatch):
     server, client = large
     monkeypatch.setattr(BoundedProtocol, "most_connections", 4)
-    busy = [raw(client, asked(f"wait {number}", max_tokens=3500)) for number in range(4)]
-    until(lambda: users(server) == 4)
-    with socket.create_connection((client.base_url.host, client.base_url.port)) as last:
-        assert last.recv(4096).startswith(b"HTTP/1.1 503")
-    assert users(server) == 4
+    with server.models.loaded["small"].model._batch._stepping():
+        busy = [raw(client, asked(f"wait {number}", max_tokens=3500)) for number in range(4)]
+        until(lambda: users(server) == 4)
+        with socket.create_connection((client.base_url.host, client.base_url.port)) as last:
+            assert last.recv(4096).startswith(b"HTTP/1.1 503")
+        assert users(server) == 4
     for connection in busy:
         connection.close()
     until(lambda: is_free(server))
@@ -232,16 +233,19 @@ def test_malformed_requests_are_answered_or_closed(large, header):
 
 def test_requests_beyond_the_queue_are_told_when_to_come_again(long_package):
     with served(models_of({"small": long_package}, slots=2, ctx=4096, max_queue=1)) as (server, client):
-        connections = [raw(client, asked(f"wait {number}", max_tokens=3500)) for number in range(3)]
-        model = server.models.loaded["small"].model
-        until(lambda: model._batch.admission.is_full)
-        for is_streamed in (False, True):
-            refused = client.post(PATH, json=asked("Hi", stream=is_streamed))
-            assert (refused.status_code, refused.json()["error"]["type"]) == (429, "rate_limit_error")
-            assert int(refused.headers["retry-after"]) >= 1
-            assert refused.headers["x-should-retry"] == "true"
-        status = client.get("/v1/edge/status").json()
-        assert (status["answering"], status["waiting"]) == (2, 1)
+        assert client.post(PATH, json=asked("Hi", max_tokens=1)).status_code == 200
+        batch = server.models.loaded["small"].model._batch
+        with batch._stepping():
+            connections = [raw(client, asked(f"wait {number}", max_tokens=3500)) for number in range(3)]
+            until(lambda: batch.admission.is_full)
+            batch._step()
+            for is_streamed in (False, True):
+                refused = client.post(PATH, json=asked("Hi", stream=is_streamed))
+                assert (refused.status_code, refused.json()["error"]["type"]) == (429, "rate_limit_error")
+                assert int(refused.headers["retry-after"]) >= 1
+                assert refused.headers["x-should-retry"] == "true"
+            status = client.get("/v1/edge/status").json()
+            assert (status["answering"], status["waiting"]) == (2, 1)
         for connection in connections:
             connection.close()
         until(lambda: is_free(server))
