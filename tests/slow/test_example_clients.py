@@ -11,7 +11,11 @@ from pathlib import Path
 import pytest
 
 from tests.helpers.models import load_package
-from tests.helpers.served import models_of, served
+
+for server_needs in ("httpx", "starlette", "uvicorn"):
+    pytest.importorskip(server_needs)
+
+from tests.helpers.served import models_of, served  # noqa: E402 - where they are
 
 pytestmark = pytest.mark.slow
 
