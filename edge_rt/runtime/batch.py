@@ -127,13 +127,6 @@ class Batch:
                 self._end(ticket)
             self._release_if_idle()
 
-    def drain(self) -> None:
-        """Compute until no generation is left."""
-        while self.step():
-            with self._changed:
-                while self._is_stepping:
-                    self._wait()
-
     @contextmanager
     def alone(self, outer: CancelToken | None = None) -> Generator[Runner]:
         """Hold the model for passes of one's own, once all that came before has ended; what comes later waits.

@@ -6,12 +6,11 @@ from collections.abc import Iterator
 from typing import Any
 
 from edge_rt.runtime.results import Result
+from edge_rt.server.answer_fields import new_id, own_fields, sse
 from edge_rt.server.answers import Answers, Piece
 from edge_rt.server.bodies import Fields
 from edge_rt.server.failures import HTTPFailure, anthropic_error
 from edge_rt.server.models import LoadedModel
-from edge_rt.server.openai_results import new_id, own_fields
-from edge_rt.server.request_fields import sse
 from edge_rt.text.call_stream import CallPiece
 
 

@@ -28,7 +28,6 @@ from edge_rt.server.ollama import OllamaTextWriter, OllamaWriter, read_ollama_ch
 from edge_rt.server.openai_chat import ChatWriter, read_chat
 from edge_rt.server.openai_completions import CompletionWriter, InfillWriter, read_completion, read_infill
 from edge_rt.server.openai_responses import read_response
-from edge_rt.server.page_files import PAGE_PATHS, show_page
 from edge_rt.server.responding import ClientGone, Writer, respond, unless_gone
 from edge_rt.server.response_writer import ResponseWriter
 from edge_rt.server.shared import Handler, Server
@@ -127,7 +126,10 @@ ENDPOINTS: Final = (
     Endpoint("GET", "/metrics", information.show_metrics, "Sums and gauges, for Prometheus."),
     Endpoint("GET", "/v1/edge/status", information.show_status, "What is loaded and under way, and its memory."),
     Endpoint("GET", "/openapi.json", _openapi, "This list."),
-    *(Endpoint("GET", path, show_page, "A file of the page for people.") for path in PAGE_PATHS),
+    *(
+        Endpoint("GET", path, information.show_page, "A file of the page for people.")
+        for path in information.PAGE_PATHS
+    ),
 )
 
 

@@ -18,7 +18,7 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from edge_rt.server.failures import HTTPFailure, response_of
-from edge_rt.server.page_files import PAGE_PATHS
+from edge_rt.server.information import PAGE_PATHS
 
 LOOPBACK_NAMES: Final = ("localhost", "127.0.0.1", "::1")
 EVERY_ADDRESS: Final = ("0.0.0.0", "::")  # noqa: S104 -- compared, not bound

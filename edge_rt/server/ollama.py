@@ -14,12 +14,12 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
 from edge_rt.runtime.results import Result
+from edge_rt.server.answer_fields import json_text, own_fields
 from edge_rt.server.answers import AnswerRequest, Answers, Piece
 from edge_rt.server.bodies import Fields
 from edge_rt.server.failures import HTTPFailure, unsupported, wrong_field
 from edge_rt.server.models import LoadedModel
-from edge_rt.server.openai_results import own_fields
-from edge_rt.server.request_fields import MOST_TOKENS, chat_messages, chat_tools, json_text, sampling_options
+from edge_rt.server.request_fields import MOST_TOKENS, chat_messages, chat_tools, sampling_options
 from edge_rt.server.shared import Server
 
 API_VERSION: Final = "0.13.3"

@@ -6,19 +6,26 @@ import time
 from collections.abc import Iterable, Iterator
 from typing import Any, Final
 
+from edge_rt.server.answer_fields import (
+    DONE,
+    PING,
+    calls_of,
+    chat_logprobs,
+    finish_reason,
+    new_id,
+    own_fields,
+    sse,
+    usage,
+)
 from edge_rt.server.answers import AnswerRequest, Answers, Piece, WholeAnswer
 from edge_rt.server.bodies import Fields
 from edge_rt.server.failures import HTTPFailure, openai_error, unsupported, wrong_field
 from edge_rt.server.models import LoadedModel
-from edge_rt.server.openai_results import calls_of, chat_logprobs, finish_reason, new_id, own_fields, usage
 from edge_rt.server.request_fields import (
-    DONE,
     MOST_TOKENS,
-    PING,
     chat_messages,
     chat_tools,
     sampling_options,
-    sse,
     template_arguments,
     text_of_parts,
 )

@@ -7,12 +7,12 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Final
 
 from edge_rt.runtime.results import TokenLogProb
+from edge_rt.server.answer_fields import DONE, PING, finish_reason, new_id, own_fields, sse, usage
 from edge_rt.server.answers import AnswerRequest, Answers, Piece
 from edge_rt.server.bodies import Fields
 from edge_rt.server.failures import HTTPFailure, openai_error, unsupported, wrong_field
 from edge_rt.server.models import LoadedModel
-from edge_rt.server.openai_results import finish_reason, new_id, own_fields, usage
-from edge_rt.server.request_fields import DONE, MOST_TOKENS, PING, sampling_options, sse
+from edge_rt.server.request_fields import MOST_TOKENS, sampling_options
 from edge_rt.server.texts import token_ids
 
 MOST_PROMPTS: Final = 16

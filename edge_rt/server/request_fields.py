@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Mapping
 from typing import Any, Final
-
-from starlette.responses import JSONResponse
 
 from edge_rt.server.bodies import Fields
 from edge_rt.server.failures import HTTPFailure, unsupported, wrong_field
@@ -16,8 +13,6 @@ MOST_TOOLS: Final = 128
 MOST_STOPS: Final = 16
 LONGEST_STOP: Final = 256
 MOST_TOKENS: Final = 1 << 30
-DONE: Final = b"data: [DONE]\n\n"
-PING: Final = b": still working\n\n"
 _BIASES: Final = 1024
 _NUMBERS: Final = (
     ("temperature", "temperature", 0.0, 100.0),
@@ -142,22 +137,3 @@ def template_arguments(fields: Fields) -> dict[str, Any]:
         arguments.setdefault("reasoning_effort", effort)
         arguments.setdefault("enable_thinking", effort not in ("none", "minimal"))
     return arguments
-
-
-def json_text(value: object) -> str:
-    """Return JSON in one line."""
-    return json.dumps(value, ensure_ascii=False, separators=(",", ":"))
-
-
-class WrittenJSON(JSONResponse):
-    """JSON that may repeat texts of a request: halves of characters become question marks."""
-
-    def render(self, content: Any) -> bytes:
-        """Return the bytes."""
-        return json_text(content).encode("utf-8", "replace")
-
-
-def sse(value: object, event: str | None = None) -> bytes:
-    """Return an event of a stream of events."""
-    name = "" if event is None else f"event: {event}\n"
-    return f"{name}data: {json_text(value)}\n\n".encode("utf-8", "replace")

@@ -11,9 +11,9 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
+from edge_rt.server.answer_fields import WrittenJSON
 from edge_rt.server.answers import Answers, Piece
 from edge_rt.server.failures import HTTPFailure
-from edge_rt.server.request_fields import WrittenJSON
 
 T = TypeVar("T")
 PING_SECONDS: Final = 15.0

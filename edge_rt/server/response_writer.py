@@ -7,12 +7,11 @@ from collections.abc import Iterator
 from typing import Any, Final
 
 from edge_rt.runtime.results import Result
+from edge_rt.server.answer_fields import PING, chat_logprobs, new_id, own_fields, sse, usage
 from edge_rt.server.answers import Answers, Piece
 from edge_rt.server.bodies import Fields
 from edge_rt.server.failures import HTTPFailure, openai_error
 from edge_rt.server.models import LoadedModel
-from edge_rt.server.openai_results import chat_logprobs, new_id, own_fields, usage
-from edge_rt.server.request_fields import PING, sse
 from edge_rt.text.call_stream import CallPiece
 
 _ECHOED: Final = ("instructions", "max_output_tokens", "metadata", "reasoning", "temperature", "text", "top_p", "user")

@@ -121,6 +121,8 @@ class RunningServer:
             loop="asyncio",
             lifespan="on",
             log_config=None,
+            # What a stranger sends, such as no HTTP at all, is no news.
+            log_level="error",
             access_log=False,
             server_header=False,
             # Whoever connects could write them.

@@ -1,8 +1,10 @@
-"""What the routes of a server share."""
+"""What the routes of a server share: models, sums, room for bodies, threads."""
 
 from __future__ import annotations
 
 import asyncio
+import time
+from collections import Counter
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager, suppress
@@ -13,12 +15,47 @@ from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import Response
 
+from edge_rt.runtime.results import Result
 from edge_rt.server.bodies import BodyRoom
-from edge_rt.server.counters import Counters
 from edge_rt.server.models import Models
 
 ENCODING_THREADS: Final = 2
 TIDY_SECONDS: Final = 5.0
+
+
+@dataclass
+class Counters:
+    """Sums since the server began.
+
+    Attributes:
+        requests: by path of the route and status.
+        active: requests that are being answered.
+        answers: that have ended.
+    """
+
+    begun: float = field(default_factory=time.time)
+    requests: Counter[tuple[str, int]] = field(default_factory=Counter)
+    active: int = 0
+    answers: int = 0
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    predicted_tokens: int = 0
+    prompt_seconds: float = 0.0
+    predicted_seconds: float = 0.0
+    draft_tokens: int = 0
+    accepted_tokens: int = 0
+
+    def add(self, result: Result) -> None:
+        """Count an answer that has ended."""
+        self.answers += 1
+        self.prompt_tokens += result.timings.prompt_n
+        self.cached_tokens += result.timings.cache_n
+        self.predicted_tokens += result.timings.predicted_n
+        self.prompt_seconds += result.timings.prompt_ms / 1e3
+        self.predicted_seconds += result.timings.predicted_ms / 1e3
+        if result.spec is not None:
+            self.draft_tokens += result.spec.draft_n
+            self.accepted_tokens += result.spec.draft_n_accepted
 
 
 @dataclass

@@ -27,18 +27,21 @@ ADAPTER_CONFIG_FILE: Final = "adapter_config.json"
 ADAPTER_FILE: Final = "adapter_model.safetensors"
 MODULES_FILE: Final = "modules.json"
 PROMPTS_FILE: Final = "config_sentence_transformers.json"
+POOLING_FILE: Final = "1_Pooling/config.json"
+"""How states of tokens become an embedding, where a checkpoint is made for that."""
+STORED_POOLING_FILE: Final = "1_Pooling.config.json"
+"""Its name in the store, where folders are not kept."""
 TEXT_FILES: Final = (
+    *(STORED_POOLING_FILE, POOLING_FILE),
     *(TOOL_TEMPLATE_FILE, TEMPLATE_FILE, OLD_TEMPLATE_FILE, CONFIG_FILE, PROMPTS_FILE, GENERATION_FILE, INDEX_FILE),
     *(MODULES_FILE, TOKENIZER_FILE, TOKENIZER_CONFIG_FILE),
 )
 """Files that an export of a folder reads beside the tensors, in the order of their names."""
-POOLING_FILE: Final = "1_Pooling/config.json"
-"""How states of tokens become an embedding, where a checkpoint is made for that."""
 
 
 def flat_name(path: str) -> str:
     """Return the name that a file of a repository has in the store, where folders are not kept."""
-    return path.replace("/", ".") if path == POOLING_FILE else PurePosixPath(path).name
+    return STORED_POOLING_FILE if path == POOLING_FILE else PurePosixPath(path).name
 
 
 def stored_beside(folder: Path, path: str) -> Path | None:

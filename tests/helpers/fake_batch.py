@@ -87,6 +87,9 @@ class FakeBatch:
         generation, wanted = self._generation(prompt, **options)
         return self.batch.submit(generation, Outcome(CancelToken(), None), wanted)
 
+    def compute_all(self):
+        self.batch.compute_until(lambda: not self.admission.has_work)
+
     def _generation(self, prompt, *, sampler=Sampler, drafter=None, grammar=None, **options):
         config = GenerationConfig(**({"temperature": 0.0, "max_tokens": 6} | options))
         sequence = Sequence(prompt, capacity=self.capacity, max_tokens=config.max_tokens, end_ids=())

@@ -222,7 +222,7 @@ def test_a_score_waits_until_those_before_it_have_ended_and_those_behind_wait(na
         assert not ticket.has_ended
         # What nobody computes with is forgotten beside an answer.
         model.reset()
-        model._batch.drain()
+        model._batch.compute_until(lambda: ticket.has_ended)
         assert ticket.generation.settled().finish_reason == "length"
         model._batch.check()
 

@@ -276,7 +276,7 @@ def test_answers_get_a_token_in_every_pass_and_prompts_the_rest_in_their_order()
     fake = FakeBatch(3, most_rows=12)
     for prompt, count in (([5, 6], 20), ([1] * 25, 2), ([2] * 9, 2)):
         fake.submit(prompt, max_tokens=count)
-    fake.batch.drain()
+    fake.compute_all()
     beside = [dict(rows) for rows in fake.runner.passes]
     assert [[rows.get(slot, 0) for slot in range(3)] for rows in beside[:6]] == [
         [2, 10, 0], [1, 11, 0], [1, 4, 7], [1, 1, 2], [1, 0, 1], [1, 0, 0],
@@ -289,7 +289,7 @@ def test_a_long_prompt_beside_an_answer_gets_larger_pieces_once_their_cost_is_kn
     fake.submit([5, 6], max_tokens=20)
     fake.batch.step()
     fake.submit([1] * 60, max_tokens=2)
-    fake.batch.drain()
+    fake.compute_all()
     pieces = [dict(rows).get(1) for rows in fake.runner.passes[1:4]]
     assert pieces[0] == 16
     assert pieces[1] > 16
@@ -331,7 +331,7 @@ def test_drafts_leave_room_for_prompts_that_wait(alone):
     for _ in range(2):
         fake.batch.step()
     fake.submit([1] * 40, max_tokens=2)
-    fake.batch.drain()
+    fake.compute_all()
     assert max(sum(count for _, count in one) for one in fake.runner.passes[:2]) > 4
     pieces = [dict(rows).get(2, 0) for rows in fake.runner.passes[2:]]
     assert pieces[:3] == [16, 16, 8]

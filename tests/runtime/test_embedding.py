@@ -13,6 +13,7 @@ from edge_rt.export import export_model
 from edge_rt.package.reader import open_package
 from edge_rt.runtime.load.options import LoadOptions
 from edge_rt.runtime.model import Model
+from edge_rt.store.sources_local import read_checkpoint
 from tests.helpers.embedding_folder import END_ID, write_embedding_folder
 from tests.helpers.family_cases import load_case, write_gguf
 from tests.helpers.packages import copied, edit_manifest
@@ -129,6 +130,19 @@ def test_checkpoints_with_other_steps_are_exported_without(tmp_path, given, why)
     report = exported(write_embedding_folder(tmp_path / "m", **given), tmp_path / "p")
     assert open_package(tmp_path / "p").manifest.pooling is None
     assert any(why in warning for warning in report.warnings)
+
+
+def test_a_checkpoint_with_another_pooling_is_another_source(tmp_path):
+    folder = write_embedding_folder(tmp_path / "m")
+    last = read_checkpoint(folder, lambda *_: None)
+    path = folder / "1_Pooling" / "config.json"
+    path.write_text(path.read_text().replace("true", "null"))
+    other = read_checkpoint(folder, lambda *_: None)
+    assert last.sha256 != other.sha256
+    assert last.states != other.states
+    # As the store has it, where folders are not kept.
+    path.rename(folder / "1_Pooling.config.json")
+    assert read_checkpoint(folder, lambda *_: None).sha256 != last.sha256
 
 
 @pytest.mark.parametrize(("kind", "mode"), [(1, "mean"), (3, "last"), (0, None)])

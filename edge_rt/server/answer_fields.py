@@ -1,4 +1,4 @@
-"""What OpenAI's answers have in common: identifiers, why they ended, counts of tokens, log probabilities, calls."""
+"""What answers of several APIs have in common: identifiers, ends, counts, log probabilities, calls, events."""
 
 from __future__ import annotations
 
@@ -8,11 +8,15 @@ import secrets
 from collections.abc import Iterable, Sequence
 from typing import Any, Final
 
+from starlette.responses import JSONResponse
+
 from edge_rt.runtime.model import Model
 from edge_rt.runtime.results import LogProb, Result, TokenLogProb
 from edge_rt.server.answers import Answers, WholeAnswer
 from edge_rt.text.tool_calls import ToolCall
 
+DONE: Final = b"data: [DONE]\n\n"
+PING: Final = b": still working\n\n"
 _REASONS: Final = {"stop": "stop", "length": "length", "context_full": "length", "repetition": "stop"}
 
 
@@ -85,3 +89,22 @@ def chat_logprobs(model: Model, tokens: Iterable[TokenLogProb]) -> dict[str, Any
 def _entry(model: Model, token: LogProb) -> dict[str, Any]:
     data = list(model.tokenizer.token_bytes(token.token_id))
     return {"token": token.text, "bytes": data, "logprob": max(token.logprob, -9999.0)}
+
+
+def json_text(value: object) -> str:
+    """Return JSON in one line."""
+    return json.dumps(value, ensure_ascii=False, separators=(",", ":"))
+
+
+class WrittenJSON(JSONResponse):
+    """JSON that may repeat texts of a request: halves of characters become question marks."""
+
+    def render(self, content: Any) -> bytes:
+        """Return the bytes."""
+        return json_text(content).encode("utf-8", "replace")
+
+
+def sse(value: object, event: str | None = None) -> bytes:
+    """Return an event of a stream of events."""
+    name = "" if event is None else f"event: {event}\n"
+    return f"{name}data: {json_text(value)}\n\n".encode("utf-8", "replace")
