@@ -1,6 +1,7 @@
 """Calls of tools in an answer that is still being written: its text, and the calls piece by piece.
 
-What is a call for certain only when it is whole is held back until the answer's end, where all calls are known.
+What is a call for certain only when it is whole is held back: behind a mark until the answer's end, where all calls are
+known; an object that an answer begins with, until it is seen to be none.
 """
 
 from __future__ import annotations
@@ -50,21 +51,22 @@ class CallStream:
     def __init__(self, tools: Tools | None, begun: str = "") -> None:
         self._tools = tools
         syntax = None if tools is None else tools.syntax
-        self._marks: tuple[str, ...] = ()
-        if tools is not None:
-            self._marks = _MARKS if syntax is None else tuple(filter(None, (syntax.mark,)))
+        # Whatever a template teaches, calls of other syntaxes are read as well.
+        self._marks = () if tools is None else (*_MARKS, PYTHON_TAG)
+        self._taught = () if syntax is None or not syntax.mark else (syntax.mark,)
         # Calls whose arguments are no JSON, or whose way of writing is unknown, are read when they are whole.
         self._is_pieced = syntax is not None and not syntax.quote
         self._head = _PLAIN_HEAD if syntax is not None and "[ARGS]" in syntax.call[1] else _JSON_HEAD
         self._closers = () if syntax is None else tuple(filter(None, (*syntax.marks, syntax.close, syntax.end)))
-        self._is_bare = tools is not None and (syntax is None or not syntax.mark)
-        self._state = "begin" if self._is_bare else "text"
+        self._is_bare = syntax is not None and not syntax.mark
+        self._state = "begin"
         if tools is None or begun.strip():
             self._state = "all text" if tools is None else "text"
             if any(mark in begun for mark in (*self._marks, "{")):
                 self._state = "whole"
         self._held = self._mark = ""
         self._num_calls = 0
+        self._seen = self._scanned = 0
         self._depth, self._in_text, self._is_escaped = 0, False, False
 
     @property
@@ -95,7 +97,7 @@ class CallStream:
             if index >= self._num_calls
         )
         held, self._held = self._held, ""
-        if self._state in ("head", "whole"):
+        if self._state in ("head", "whole", "object"):
             held = self._mark + held
             if rest and self._tools is not None:
                 held = split_tool_calls(held, self._tools.names)[0]
@@ -114,20 +116,62 @@ class CallStream:
             return self._read_arguments(pieces)
         if self._state == "behind":
             return self._read_behind()
+        if self._state == "object":
+            return self._read_object()
         return False  # "whole": the end tells
 
     def _begin(self) -> bool:
-        """Decide whether an answer begins with a call that no mark shows."""
+        """Decide whether an answer begins with what may be a call that no mark shows."""
         text = self._held.lstrip()
-        if not text or (PYTHON_TAG.startswith(text) and text != PYTHON_TAG):
+        if not text:
             return False
-        if text.startswith(PYTHON_TAG):
-            self._mark, self._held = PYTHON_TAG, text[len(PYTHON_TAG) :]
-        elif not text.startswith("{"):
-            self._state = "text"
-            return True
-        self._state = "head" if self._is_pieced else "whole"
+        self._state = "text"
+        if text.startswith("{"):
+            self._state = "head" if self._is_bare and self._is_pieced else "object"
         return True
+
+    def _read_object(self) -> bool:
+        """Decide whether objects that an answer begins with may be calls: only if there is nothing else in it."""
+        at = self._seen
+        while at < len(self._held) and self._held[at] in _BLANK + ";" * bool(at):
+            at += 1
+        inner = self._held[at + 1 :].lstrip()[:1]
+        if at == len(self._held) or (self._held[at] == "{" and not inner):
+            return False
+        if self._held[at] != "{" or inner != '"':
+            return self._is_text()
+        self._scanned = max(self._scanned, at)
+        end = self._scan(self._scanned)
+        self._scanned = len(self._held) if end is None else end
+        if end is None:
+            return False
+        if not split_tool_calls(self._held[at:end], None if self._tools is None else self._tools.names)[1]:
+            return self._is_text()
+        self._seen = end
+        return True
+
+    def _is_text(self) -> bool:
+        self._state = "text"
+        return True
+
+    def _scan(self, start: int) -> int | None:
+        """Return where the object that is read ends; None: not yet."""
+        for at in range(start, len(self._held)):
+            character = self._held[at]
+            if self._is_escaped:
+                self._is_escaped = False
+            elif self._in_text:
+                self._is_escaped = character == "\\"
+                self._in_text = character != '"'
+            elif character == '"':
+                self._in_text = True
+            elif character in "{[":
+                self._depth += 1
+            elif character in "}]":
+                self._depth -= 1
+                if not self._depth:
+                    return at + 1
+        return None
 
     def _find_mark(self, shown: list[str]) -> bool:
         found = min(
@@ -145,7 +189,8 @@ class CallStream:
         at, mark = found
         shown.append(self._held[:at].rstrip(_BLANK))
         self._mark, self._held = mark, self._held[at + len(mark) :]
-        self._state = "head" if self._is_pieced else "whole"
+        is_taught = mark in self._taught or (mark == PYTHON_TAG and self._is_bare)
+        self._state = "head" if self._is_pieced and is_taught else "whole"
         return True
 
     def _read_head(self, pieces: list[CallPiece]) -> bool:
@@ -163,6 +208,7 @@ class CallStream:
             return self._give_up()
         pieces.append(CallPiece(self._num_calls, name, ""))
         self._num_calls += 1
+        self._marks = self._taught
         self._held = self._held[head.end() :]
         self._state, self._depth, self._in_text, self._is_escaped = "arguments", 0, False, False
         return True
@@ -176,27 +222,12 @@ class CallStream:
         return not text or (text[0] == "{" and any(word.startswith(first) for word in ('"name"', '"type"')))
 
     def _give_up(self) -> bool:
-        """Leave to the end what is no call, as it seems; without a mark it is text."""
-        self._state = "text" if self._is_bare and not self._mark and not self._num_calls else "whole"
-        return self._state == "text"
+        """Leave to the end what is no call, as it seems; without a mark to the end of the object."""
+        self._state = "object" if self._is_bare and not self._mark and not self._num_calls else "whole"
+        return self._state == "object"
 
     def _read_arguments(self, pieces: list[CallPiece]) -> bool:
-        end = None
-        for at, character in enumerate(self._held):
-            if self._is_escaped:
-                self._is_escaped = False
-            elif self._in_text:
-                self._is_escaped = character == "\\"
-                self._in_text = character != '"'
-            elif character == '"':
-                self._in_text = True
-            elif character in "{[":
-                self._depth += 1
-            elif character in "}]":
-                self._depth -= 1
-                if not self._depth:
-                    end = at + 1
-                    break
+        end = self._scan(0)
         text = self._held if end is None else self._held[:end]
         pieces.append(CallPiece(self._num_calls - 1, None, text))
         self._held = self._held[len(text) :]

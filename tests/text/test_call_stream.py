@@ -12,7 +12,17 @@ from edge_rt.text.tool_calls import SYNTAXES, Tools, split_tool_calls
 
 TOOLS = ({"type": "function", "function": {"name": "f", "parameters": {}}}, {"name": "gee_2"})
 ARGUMENTS = ({"a": 'x } " ] <tool_call> ☃'}, {}, {"b": [1, {"c": None}]})
-NO_CALLS = ("hello { } there", '{"a": 1}', "  x", '{"name": "q"}', '{"name": "\\x"')
+NO_CALLS = (
+    "hello { } there", '{"a": 1}', "  x", '{"name": "q"}', '{"name": "\\x"', '{ "a": "}', "{}", "{ print 1 }",
+    '{"arguments": {}, "name": "q"} {"name": "f"}',
+)  # fmt: skip
+UNTAUGHT = (
+    '{"name": "f", "arguments": {"a": "}"}}', ' {"arguments": {"b": [1]}, "id": 3, "name": "gee_2"}\n',
+    '{"name": "f"} ; {"name": "gee_2", "parameters": {"a": 1}}', '{"name": "f", "arguments": "{}"}',
+    '<|python_tag|>{"name": "f", "parameters": {}}', 'Well. <|python_tag|>{"name": "f"}',
+    'Yes <tool_call>{"name": "f", "arguments": {}}</tool_call>', '[TOOL_CALLS][{"name": "f", "arguments": {"a": 1}}]',
+)  # fmt: skip
+"""Calls as some templates teach them, and others not."""
 
 
 def written(syntax, rng):
@@ -65,6 +75,29 @@ def test_the_pieces_add_up_to_the_whole_answer(syntax):
         assert shown.split() == rest.split() or "".join(shown.split()) == "".join(rest.split())
         if not calls:
             assert shown == text
+
+
+@pytest.mark.parametrize("syntax", [*SYNTAXES, None], ids=[str(number) for number in range(len(SYNTAXES) + 1)])
+def test_a_call_that_nobody_taught_is_never_text_as_well(syntax):
+    rng, tools = random.Random(7), Tools(TOOLS, syntax)
+    for text in UNTAUGHT:
+        rest, calls = split_tool_calls(text, tools.names)
+        assert calls
+        for _ in range(8):
+            shown, called = read(CallStream(tools), text, rng, calls)
+            assert called == [(call.name, call.arguments) for call in calls]
+            assert shown.strip() == rest
+
+
+def test_an_object_that_is_no_call_is_told_as_soon_as_that_is_seen():
+    tools = Tools(TOOLS, next(one for one in SYNTAXES if one.name.startswith("Qwen")))
+    stream = CallStream(tools)
+    assert [stream.push(piece)[0] for piece in (' {"a": ', '"}"', "}", " x")] == ["", "", ' {"a": "}"}', " x"]
+    stream = CallStream(tools)
+    assert [stream.push(piece)[0] for piece in ("{", " x", " y")] == ["", "{ x", " y"]
+    stream = CallStream(tools)
+    whole = '{"name": "f", "arguments": {}}'
+    assert [stream.push(piece)[0] for piece in (whole, "\n", "is a call")] == ["", "", f"{whole}\nis a call"]
 
 
 def test_a_call_is_told_before_it_is_whole():
