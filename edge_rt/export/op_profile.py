@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from edge_rt.errors import ConfigError, UnsupportedModel
-from edge_rt.export.graph.builder import GraphBuilder
+from edge_rt.export.graph.builder import GraphBuilder, not_carried
 from edge_rt.export.graph.native import NO_FINE_BLOCKS, FineBlocks, NativeBuilder
 from edge_rt.export.graph.portable import PortableBuilder
 from edge_rt.export.sources.model_file import TensorReader
@@ -50,6 +50,11 @@ class OpProfile(ABC):
     rounds_by_rule: ClassVar[bool]
     has_4_bit_keys: ClassVar[bool]
     has_tables: ClassVar[bool]
+
+    def require_carried(self, decoder: Decoder) -> None:
+        """Refuse a model with a part that no operator of the profile computes."""
+        if any(layer.short_conv is not None for layer in decoder.kinds):
+            raise not_carried(decoder, "short convolutions")
 
     @abstractmethod
     def stack(self, name: str, parts: Sequence[Part]) -> tuple[Linear, ...]:

@@ -2,25 +2,29 @@
 
 A layer is, for a stream ``x [rows, hidden_size]``, r the residual scale, and norms where the description has them::
 
-    x = x + r * post_norm(attention(norm(x)))
+    x = x + r * post_norm(mixer(norm(x)))
     x = x + r * post_norm(feed_forward(norm(x)))
 
-Layers of one kind are described once.
+A mixer is attention or a short convolution. Layers of one kind are described once.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from functools import cached_property
 from typing import Any, ClassVar, Final
+
+from edge_rt.package.documents import RARE
 
 MAX_LAYERS: Final = 1024
 MAX_WIDTH: Final = 1 << 18
 MAX_HEADS: Final = 1 << 12
 MAX_HEAD_DIM: Final = 1024
 """Elements of the largest heads that operators take."""
+MAX_TAPS: Final = 64
+"""Rows that a short convolution sees, at most."""
 MAX_CONTEXT: Final = 1 << 24
 MAX_ROWS: Final = 1 << 24
 MIN_EPSILON, MAX_EPSILON = 1e-12, 1.0
@@ -127,17 +131,32 @@ class FeedForward:
 
 
 @dataclass(frozen=True)
+class ShortConv:
+    """``out(c * conv(b * u))``, where ``in(x)`` is ``[b | c | u]``; every feature is convolved on its own.
+
+    Attributes:
+        taps: rows that a row sees, itself included; those before the text are 0.
+        has_bias: whether both matrices and the convolution have one.
+    """
+
+    taps: int
+    has_bias: bool = False
+
+
+@dataclass(frozen=True)
 class Layer:
     """A layer.
 
     Attributes:
+        attention: its mixer; None: it has another one.
         has_post_norms: whether their outputs are, before they are added to the stream.
     """
 
-    attention: Attention
+    attention: Attention | None
     feed_forward: FeedForward
     has_pre_norms: bool = True
     has_post_norms: bool = False
+    short_conv: ShortConv | None = field(default=None, metadata=RARE)
 
 
 @dataclass(frozen=True)
@@ -146,8 +165,8 @@ class Decoder:
 
     Attributes:
         family: its architecture, for example ``"qwen3"``.
-        kinds: the different layers that there are; all have heads of the same number and size, and windows of at most
-            one size.
+        kinds: the different layers that there are; those with attention have heads of the same number and size, and
+            windows of at most one size.
         pattern: for every layer in order its number in ``kinds``.
         norm: one of ``NORMS``, of all norms but those of queries and keys, which are ``"rms"``.
         logit_softcap: then logits become ``softcap * tanh(logit / softcap)``; 0: they do not.
@@ -180,20 +199,31 @@ class Decoder:
         """Number of layers."""
         return len(self.pattern)
 
+    @cached_property
+    def attention_layers(self) -> tuple[int, ...]:
+        """Numbers of the layers that have attention, and so rows in the KV cache."""
+        return tuple(number for number, layer in enumerate(self.layers) if layer.attention is not None)
+
+    def attention_of(self, layer: int) -> Attention:
+        """Return the attention of one of these layers."""
+        attention = self.layers[layer].attention
+        assert attention is not None, layer
+        return attention
+
     @property
     def num_heads(self) -> int:
-        """Heads of queries, of every layer."""
-        return self.layers[0].attention.num_heads
+        """Heads of queries, of every layer with attention."""
+        return self.attention_of(self.attention_layers[0]).num_heads
 
     @property
     def num_kv_heads(self) -> int:
-        """Heads of keys and values, of every layer."""
-        return self.layers[0].attention.num_kv_heads
+        """Heads of keys and values, of every layer with attention."""
+        return self.attention_of(self.attention_layers[0]).num_kv_heads
 
     @property
     def head_dim(self) -> int:
-        """Elements of a head, of every layer."""
-        return self.layers[0].attention.head_dim
+        """Elements of a head, of every layer with attention."""
+        return self.attention_of(self.attention_layers[0]).head_dim
 
     @cached_property
     def intermediate_size(self) -> int:
@@ -203,7 +233,7 @@ class Decoder:
     @cached_property
     def layer_windows(self) -> tuple[int, ...]:
         """Sliding window of every layer; 0: none."""
-        return tuple(layer.attention.window for layer in self.layers)
+        return tuple(0 if layer.attention is None else layer.attention.window for layer in self.layers)
 
     @cached_property
     def sliding_window(self) -> int:
@@ -245,25 +275,21 @@ class Decoder:
     def _problems(self) -> Iterable[tuple[str, bool]]:
         yield "there are no layers", not self.pattern
         yield "a layer has a kind that is not there", not all(0 <= kind < len(self.kinds) for kind in self.pattern)
+        yield "no layer has attention", not self.attention_layers
         yield "its context has no room for a prompt and an answer, 2 tokens", self.context_length < 2
         yield from _out_of_range(self)
         yield "the norm is unknown", self.norm not in NORMS
         yield "there are no rotations", not self.ropes
         for layer in self.kinds:
-            attention, feed_forward = layer.attention, layer.feed_forward
-            heads = (attention.num_heads, attention.num_kv_heads, attention.head_dim)
-            yield "heads differ from layer to layer", heads != (self.num_heads, self.num_kv_heads, self.head_dim)
-            yield "a window is below 0", attention.window < 0
-            yield "windows differ in size", attention.window not in (0, self.sliding_window)
-            has_rope = attention.rope is None or 0 <= attention.rope < len(self.ropes)
-            yield "a layer names a rotation that is not there", not has_rope
-            yield "the norm of queries and keys is unknown", attention.qk_norm not in QK_NORMS
+            mixers = [mixer for mixer in (layer.attention, layer.short_conv) if mixer is not None]
+            yield "a layer has not one mixer", len(mixers) != 1
+            if layer.attention is not None:
+                yield from self._attention_problems(layer.attention)
+            if layer.short_conv is not None:
+                yield "a convolution has a size out of range", not 1 <= layer.short_conv.taps <= MAX_TAPS
+            feed_forward = layer.feed_forward
             yield "the activation is unknown", feed_forward.activation not in ACTIVATIONS
             yield "a feed-forward has a size out of range", not 1 <= feed_forward.size <= 4 * MAX_WIDTH
-            scaling = attention.query_scaling
-            growth = () if scaling is None else (scaling.beta,)
-            yield "scores have a factor that is no number", not _are_finite(attention.scale, attention.softcap, *growth)
-            yield "queries grow from a position below 1", scaling is not None and scaling.original_context < 1
         factors = (self.embedding_scale, self.residual_scale, self.logit_scale, self.logit_softcap)
         yield "a factor is no number", not _are_finite(*factors)
         for rope in self.ropes:
@@ -272,6 +298,19 @@ class Decoder:
             yield "long frequencies are not as many", len(rope.long_frequencies) not in (0, len(rope.frequencies))
             numbers = (rope.base, rope.magnitude, *rope.frequencies, *rope.long_frequencies)
             yield "a rotation has a number out of range", rope.base <= 0 or not _are_finite(*numbers)
+
+    def _attention_problems(self, attention: Attention) -> Iterable[tuple[str, bool]]:
+        heads = (attention.num_heads, attention.num_kv_heads, attention.head_dim)
+        yield "heads differ from layer to layer", heads != (self.num_heads, self.num_kv_heads, self.head_dim)
+        yield "a window is below 0", attention.window < 0
+        yield "windows differ in size", attention.window not in (0, self.sliding_window)
+        has_rope = attention.rope is None or 0 <= attention.rope < len(self.ropes)
+        yield "a layer names a rotation that is not there", not has_rope
+        yield "the norm of queries and keys is unknown", attention.qk_norm not in QK_NORMS
+        scaling = attention.query_scaling
+        growth = () if scaling is None else (scaling.beta,)
+        yield "scores have a factor that is no number", not _are_finite(attention.scale, attention.softcap, *growth)
+        yield "queries grow from a position below 1", scaling is not None and scaling.original_context < 1
 
 
 def _are_finite(*numbers: float) -> bool:
@@ -338,7 +377,7 @@ Model = Decoder | Dimensions
 
 def sizes(model: Model) -> dict[str, str | int | bool]:
     """Return what any model has, for people and for JSON."""
-    names = [field.name for field in fields(Dimensions) if field.name != "norm_epsilon"]
+    names = [one.name for one in fields(Dimensions) if one.name != "norm_epsilon"]
     return {name: getattr(model, name) for name in (*names, "sliding_window")}
 
 

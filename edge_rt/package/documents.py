@@ -8,7 +8,7 @@ import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar, cast, get_args, get_origin, get_type_hints
+from typing import Any, Final, TypeVar, cast, get_args, get_origin, get_type_hints
 
 from edge_rt.errors import InputError, kind_of
 from edge_rt.system.checkpoint_names import is_portable_path
@@ -19,6 +19,9 @@ Refusal = Callable[[str, str], InputError]
 """Makes the error of a folder from its first two sentences: what is wrong, and the numbers."""
 
 T = TypeVar("T")
+
+RARE: Final[Mapping[str, bool]] = {"is_rare": True}
+"""Metadata of fields that a document has only where they differ from their defaults."""
 
 
 def is_text(text: str) -> bool:
@@ -41,6 +44,19 @@ def parse_document(data: bytes, format_name: str, refuse: Refusal, *, name: str,
     if not isinstance(document, dict) or document.get("format") != format_name:
         raise refuse(f"the {name} is not {owner}.", f"'format' must be '{format_name}'.")
     return document
+
+
+def to_document(value: Any) -> Any:
+    """Return what JSON has of a dataclass, and of what it holds; ``build`` is the way back."""
+    if dataclasses.is_dataclass(value):
+        return {
+            entry.name: to_document(found)
+            for entry in dataclasses.fields(value)
+            if (found := getattr(value, entry.name)) != entry.default or "is_rare" not in entry.metadata
+        }
+    if isinstance(value, Mapping):
+        return {key: to_document(found) for key, found in value.items()}
+    return [to_document(found) for found in value] if isinstance(value, list | tuple) else value
 
 
 def build(kind: type[T], value: Any, where: str, refuse: Refusal) -> T:

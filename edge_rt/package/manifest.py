@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from edge_rt.package.decoder import Decoder, Dimensions, Model
-from edge_rt.package.documents import FileInfo
+from edge_rt.package.documents import FileInfo, to_document
 from edge_rt.package.sampling import SamplingAdvice
 from edge_rt.package.spec_modes import Drafts, drafts_of
 from edge_rt.package.weights_info import TracedInfo, WeightsInfo
@@ -344,7 +344,7 @@ class Manifest:
 
     def to_bytes(self) -> bytes:
         """Return the canonical form of this manifest: UTF-8 JSON, keys in field order, two spaces, final newline."""
-        document: dict[str, Any] = {"format": FORMAT_NAME, **dataclasses.asdict(self)}
+        document: dict[str, Any] = {"format": FORMAT_NAME, **to_document(self)}
         if self.sampling is not None:
             document["sampling"] = self.sampling.given
         # What may be left out is left out where there is none.

@@ -91,6 +91,8 @@ def _strange(manifest: Manifest) -> Iterator[str]:
 
 def _strange_layer(layer: Layer) -> Iterator[str]:
     attention, feed_forward = layer.attention, layer.feed_forward
+    if attention is None:
+        return iter(("layers without attention",))
     facts = {
         "biases": attention.has_qkv_bias or attention.has_output_bias or feed_forward.has_bias,
         "norms of queries and keys": attention.qk_norm != "none",

@@ -11,7 +11,7 @@ import pytest
 from edge_rt.text.tokenizer import Tokenizer
 from tests.helpers.family_cases import CASES, load_case, write_folder, write_gguf
 from tests.helpers.family_data import DATA, checksum, text_tensors
-from tests.helpers.family_gguf import head_dim
+from tests.helpers.family_gguf import head_dim, lfm2_size
 from tests.helpers.family_reference import family_logits
 
 
@@ -41,8 +41,14 @@ def test_a_case_is_whole(case):
     assert layers == set(range(config["num_hidden_layers"]))
     for layer in layers:
         prefix = f"model.layers.{layer}."
-        assert shapes[prefix + "self_attn.o_proj.weight"] == (hidden, heads * size)
-        assert shapes[prefix + "mlp.down_proj.weight"] == (hidden, config["intermediate_size"])
+        if config["model_type"] == "lfm2":
+            assert shapes[prefix + "feed_forward.w2.weight"] == (hidden, lfm2_size(config))
+            if config["layer_types"][layer] == "conv":
+                assert shapes[prefix + "conv.conv.weight"] == (hidden, 1, config["conv_L_cache"])
+                continue
+        else:
+            assert shapes[prefix + "self_attn.o_proj.weight"] == (hidden, heads * size)
+            assert shapes[prefix + "mlp.down_proj.weight"] == (hidden, config["intermediate_size"])
         if prefix + "self_attn.qkv_proj.weight" in shapes:
             assert shapes[prefix + "self_attn.qkv_proj.weight"] == ((heads + 2 * kv_heads) * size, hidden)
         else:

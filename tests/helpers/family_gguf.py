@@ -15,7 +15,8 @@ from tests.helpers.gguf_factory import CHATML, _add_value, _quantised, _tokenize
 
 ARCHITECTURES = {
     "cohere2": "cohere2", "ernie4_5": "ernie4_5", "exaone4": "exaone4", "gemma2": "gemma2", "gemma3": "gemma3",
-    "gemma3_text": "gemma3", "granite": "granite", "hunyuan_v1_dense": "hunyuan-dense", "llama": "llama",
+    "gemma3_text": "gemma3", "granite": "granite", "hunyuan_v1_dense": "hunyuan-dense", "lfm2": "lfm2",
+    "llama": "llama",
     "ministral3": "mistral3", "mistral": "llama", "mistral3": "mistral3", "olmo2": "olmo2", "olmo3": "olmo2",
     "phi3": "phi3", "qwen2": "qwen2", "qwen3": "qwen3", "smollm3": "smollm3", "stablelm": "stablelm",
 }  # fmt: skip
@@ -57,7 +58,8 @@ def write_gguf(
             _add_value(writer, key, value)
     for name, array in tensors.items():
         matrix_type = embedding_type if name in ("token_embd.weight", "output.weight") else None
-        chosen = (types or {}).get(name) or ("F32" if array.ndim == 1 or "norm" in name else matrix_type or weight_type)
+        is_plain = array.ndim == 1 or "norm" in name or "conv.conv" in name
+        chosen = (types or {}).get(name) or ("F32" if is_plain else matrix_type or weight_type)
         writer.add_tensor(name, _quantised(name, array, chosen), raw_dtype=gguf.GGMLQuantizationType[chosen])
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
@@ -69,6 +71,14 @@ def write_gguf(
 def head_dim(config: Mapping[str, Any]) -> int:
     """Return the size of a head."""
     return config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"]
+
+
+def lfm2_size(config: Mapping[str, Any]) -> int:
+    """Return the features of a feed-forward of LFM2."""
+    size, multiple = config["intermediate_size"], config["block_multiple_of"]
+    if not config["block_auto_adjust_ff_dim"]:
+        return size
+    return -(-int(config["block_ffn_dim_multiplier"] * int(2 * size / 3)) // multiple) * multiple
 
 
 # --- tensors --------------------------------------------------------------------------------------
@@ -110,7 +120,7 @@ def _converted(name: str, values: np.ndarray, arch: str, config: Mapping[str, An
         heads = config["num_attention_heads" if "q_proj" in name else "num_key_value_heads"]
         halves = values.reshape(heads, 2, len(values) // heads // 2, *values.shape[1:])
         return np.ascontiguousarray(halves.swapaxes(1, 2)).reshape(values.shape)
-    return values
+    return values.squeeze(1) if name.endswith("conv.conv.weight") else values
 
 
 def _rope_tensors(config: Mapping[str, Any], arch: str) -> dict[str, np.ndarray]:
@@ -159,6 +169,8 @@ def gguf_metadata(case: FamilyCase) -> dict[str, object]:
     }
     if "rms_norm_eps" in config:
         found["attention.layer_norm_rms_epsilon"] = float(config["rms_norm_eps"])
+    if "norm_eps" in config:
+        found["attention.layer_norm_rms_epsilon"] = float(config["norm_eps"])
     if "layer_norm_eps" in config:
         found["attention.layer_norm_epsilon"] = float(config["layer_norm_eps"])
     if config.get("head_dim") and arch != "granite":
@@ -244,6 +256,12 @@ def _family_metadata(config: Mapping[str, Any], arch: str) -> dict[str, object]:
     if arch == "stablelm":
         rotated = int(head_dim(config) * config["rope_parameters"]["partial_rotary_factor"])
         return {"use_parallel_residual": config["use_parallel_residual"], "rope.dimension_count": rotated}
+    if arch == "lfm2":
+        heads = [config["num_key_value_heads"] * (kind != "conv") for kind in config["layer_types"]]
+        return {
+            "attention.head_count_kv": heads, "feed_forward_length": lfm2_size(config),
+            "shortconv.l_cache": config["conv_L_cache"], "vocab_size": config["vocab_size"],
+        }  # fmt: skip
     if arch == "cohere2":
         return {
             "logit_scale": float(config["logit_scale"]), "rope.dimension_count": head_dim(config),

@@ -55,6 +55,7 @@ FACTS = {
     "ernie4_5": Facts(adjacent=True),
     "hunyuan_v1_dense": Facts(qk_norm="head", qk_norm_after_rope=True),
     "stablelm": Facts(layer_norm=True),
+    "lfm2": Facts(qk_norm="head"),
     "cohere2": Facts(input_norms="parallel", layer_norm=True, adjacent=True, rope_on="sliding"),
 }  # fmt: skip
 
@@ -94,7 +95,7 @@ class _Pass:
             x = x * np.sqrt(config["hidden_size"])
         for layer in range(config["num_hidden_layers"]):
             x = self.layer(layer, x)
-        x = self.norm("model.norm", x)
+        x = self.norm("model.embedding_norm" if "model.embedding_norm.weight" in self.tensors else "model.norm", x)
         head = self.tensors.get("lm_head.weight", self.tensors["model.embed_tokens.weight"])
         logits = x @ head.T / config.get("logits_scaling", 1.0) * config.get("logit_scale", 1.0)
         cap = config.get("final_logit_softcapping")
@@ -102,6 +103,8 @@ class _Pass:
 
     def layer(self, layer: int, x: Array) -> Array:
         name, kind = f"model.layers.{layer}.", self.facts.input_norms
+        if name + "operator_norm.weight" in self.tensors:
+            return self.lfm2_layer(layer, name, x)
         scale = self.config.get("residual_multiplier", 1.0)
         if kind == "parallel":
             h = self.norm(name + "input_layernorm", x)
@@ -111,6 +114,30 @@ class _Pass:
         before = {"pre": "post_attention_layernorm", "both": "pre_feedforward_layernorm"}
         m = self.mlp(name, x if kind == "post" else self.norm(name + before[kind], x))
         return x + scale * (m if kind == "pre" else self.norm(name + "post_feedforward_layernorm", m))
+
+    def lfm2_layer(self, layer: int, name: str, x: Array) -> Array:
+        h = self.norm(name + "operator_norm", x)
+        x = x + (self.short_conv(name + "conv.", h) if self.kind_of(layer) == "conv" else self.attention(layer, h))
+        h = self.norm(name + "ffn_norm", x)
+        gate = self.linear(name + "feed_forward.w1", h)
+        hidden = gate / (1 + np.exp(-gate)) * self.linear(name + "feed_forward.w3", h)
+        return x + self.linear(name + "feed_forward.w2", hidden)
+
+    def short_conv(self, name: str, x: Array) -> Array:
+        b, c, u = np.split(self.linear(name + "in_proj", x), 3, axis=1)
+        return self.linear(name + "out_proj", c * self.conv(name + "conv", b * u))
+
+    def conv(self, name: str, u: Array) -> Array:
+        """Return ``u [n, features]`` convolved: the last of a feature's weights is that of a row itself."""
+        weights = self.tensors[name + ".weight"][:, 0]
+        y = np.zeros_like(u)
+        for back, weight in enumerate(weights.T[::-1]):
+            y[back:] += u[: len(u) - back] * weight
+        return y + self.tensors.get(name + ".bias", 0.0)
+
+    def kind_of(self, layer: int) -> str | None:
+        kinds = self.config.get("layer_types")
+        return None if kinds is None else kinds[layer]
 
     def attention(self, layer: int, x: Array) -> Array:
         name, config, n = f"model.layers.{layer}.self_attn.", self.config, len(x)
@@ -142,7 +169,8 @@ class _Pass:
         scores = np.where(seen, scores, -np.inf)
         weights = np.exp(scores - scores.max(axis=-1, keepdims=True))
         mixed = weights / weights.sum(axis=-1, keepdims=True) @ v
-        return self.linear(name + "o_proj", mixed.swapaxes(0, 1).reshape(n, -1))
+        output = "o_proj" if name + "o_proj.weight" in self.tensors else "out_proj"
+        return self.linear(name + output, mixed.swapaxes(0, 1).reshape(n, -1))
 
     def mlp(self, name: str, x: Array) -> Array:
         if name + "mlp.gate_up_proj.weight" in self.tensors:
@@ -164,23 +192,26 @@ class _Pass:
     def normed(self, x: Array, weight: Array) -> Array:
         if self.facts.layer_norm:
             x = x - x.mean(axis=-1, keepdims=True)
-        epsilon = self.config["layer_norm_eps" if self.facts.layer_norm else "rms_norm_eps"]
+        config = self.config
+        epsilon = (
+            config["layer_norm_eps"] if self.facts.layer_norm else config.get("rms_norm_eps", config.get("norm_eps"))
+        )
         return x / np.sqrt((x**2).mean(axis=-1, keepdims=True) + epsilon) * (weight + self.facts.norm_offset)
 
     def head_norm(self, name: str, which: str, x: Array) -> Array:
         if self.facts.qk_norm == "each":
             weights = [self.tensors[f"{name}{which}_layernorm.norms.{head}.weight"] for head in range(len(x))]
             return self.normed(x, np.stack(weights)[:, None])
-        long_name = {"q": "query_layernorm", "k": "key_layernorm"}[which]
-        known = f"{name}{long_name}.weight" in self.tensors
-        return self.normed(x, self.tensors[f"{name}{long_name if known else which + '_norm'}.weight"])
+        names = ({"q": "query", "k": "key"}[which] + "_layernorm", f"{which}_layernorm", f"{which}_norm")
+        return self.normed(
+            x, next(self.tensors[found] for one in names if (found := f"{name}{one}.weight") in self.tensors)
+        )
 
     # --- what depends on the layer ----------------------------------------------------------------
 
     def is_sliding(self, layer: int) -> bool:
-        kinds = self.config.get("layer_types")
-        if kinds is not None:
-            return kinds[layer] == "sliding_attention"
+        if (kind := self.kind_of(layer)) is not None:
+            return kind == "sliding_attention"
         return self.config.get("sliding_window") is not None
 
     def window(self, layer: int) -> float:

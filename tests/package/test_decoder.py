@@ -10,6 +10,8 @@ import pytest
 from edge_rt.errors import InvalidPackage
 from edge_rt.export import export_model
 from edge_rt.export.families.rope import default_rope
+from edge_rt.package.decoder import Decoder, FeedForward, Layer, ShortConv
+from edge_rt.package.documents import build, to_document
 from edge_rt.package.reader import open_package
 from tests.helpers.arrays import tiny_decoder
 from tests.helpers.family_cases import load_case, write_folder
@@ -37,11 +39,43 @@ def changed(decoder, attention=None, **changes):
         ({"attention": {"rope": 1}}, "a rotation that is not there"),
         ({"attention": {"qk_norm": "both"}}, "norm of queries and keys"),
         ({"attention": {"window": -1}}, "below 0"),
+        ({"kinds": (Layer(None, FeedForward(8), short_conv=ShortConv(3)),)}, "no layer has attention"),
     ],
 )
 def test_contradictions(changes, message):
     with pytest.raises(ValueError, match=message):
         changed(tiny_decoder(), **changes).check()
+
+
+@pytest.mark.parametrize(
+    ("mixers", "message"),
+    [
+        ({"attention": None}, "has not one mixer"),
+        ({"short_conv": ShortConv(3)}, "has not one mixer"),
+        ({"attention": None, "short_conv": ShortConv(0)}, "convolution has a size out of range"),
+        ({"attention": None, "short_conv": ShortConv(65)}, "convolution has a size out of range"),
+    ],
+)
+def test_a_layer_has_one_mixer(mixers, message):
+    kind = tiny_decoder().kinds[0]
+    with pytest.raises(ValueError, match=message):
+        changed(tiny_decoder(), kinds=(kind, dataclasses.replace(kind, **mixers)), pattern=(0, 1)).check()
+
+
+def test_a_document_has_rare_parts_only_where_they_are():
+    plain = tiny_decoder()
+    conv = dataclasses.replace(plain.kinds[0], attention=None, short_conv=ShortConv(3))
+    mixed = changed(plain, kinds=(plain.kinds[0], conv), pattern=(0, 1, 1))
+    mixed.check()
+    for decoder in (plain, mixed):
+        document = json.loads(json.dumps(to_document(decoder)))
+        assert build(Decoder, document, "decoder", lambda *what: AssertionError(what)) == decoder
+        assert [kind.get("short_conv") for kind in document["kinds"]][1:] == [{"taps": 3, "has_bias": False}] * (
+            decoder is mixed
+        )
+    assert "short_conv" not in to_document(plain)["kinds"][0]
+    assert mixed.attention_layers == (0,)
+    assert mixed.layer_windows == (0, 0, 0)
 
 
 def test_windows_of_two_sizes():

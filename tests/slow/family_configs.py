@@ -271,6 +271,29 @@ POST_NORM = {
     ),
 }  # fmt: skip
 
+_LFM2 = {key: value for key, value in _base(num_attention_heads=6).items() if key != "rms_norm_eps"} | {
+    "norm_eps": 2e-3, "num_hidden_layers": 5,
+}  # fmt: skip
+
+CONVOLUTIONS = {
+    "lfm2": CaseConfig(
+        "Lfm2",
+        _LFM2 | {
+            "intermediate_size": 200, "block_multiple_of": 32, "block_ffn_dim_multiplier": 1.5,
+            "tie_word_embeddings": True, "layer_types": ["conv", "conv", "full_attention", "conv", "full_attention"],
+            **_theta(1e6)},
+        old={"layer_types": None, "full_attn_idxs": [2, 4], "intermediate_size": 999, "block_ff_dim": 200,
+             "tie_word_embeddings": False, "tie_embedding": True},
+    ),
+    "lfm2_bias": CaseConfig(
+        "Lfm2",
+        _LFM2 | {
+            "block_auto_adjust_ff_dim": False, "conv_bias": True, "conv_L_cache": 4,
+            "layer_types": ["full_attention", "conv", "conv", "full_attention", "conv"], **_theta(5e4)},
+        gguf="llama.cpp's lfm2 has no biases of convolutions",
+    ),
+}  # fmt: skip
+
 OTHERS = {
     "ernie4_5": CaseConfig("Ernie4_5", _base(head_dim=32, tie_word_embeddings=True, **_theta(5e5))),
     "ernie4_5_bias": CaseConfig(
@@ -302,4 +325,4 @@ OTHERS = {
     ),
 }  # fmt: skip
 
-CONFIGS: dict[str, CaseConfig] = QWEN | LLAMA | GEMMA | PHI3 | SCALED | POST_NORM | OTHERS
+CONFIGS: dict[str, CaseConfig] = QWEN | LLAMA | GEMMA | PHI3 | SCALED | POST_NORM | CONVOLUTIONS | OTHERS

@@ -76,13 +76,21 @@ def rounding_rows(rounding: Mapping[str, Any]) -> list[Row]:
 
 def _layer_text(layer: Layer, decoder: Decoder) -> str:
     inner = layer.feed_forward
-    parts = [_attention_text(layer.attention, decoder)]
+    parts = [_mixer_text(layer, decoder)]
     parts.append(f"{inner.activation} {'with' if inner.is_gated else 'without'} a gate, {inner.size}")
     if inner.has_bias:
         parts[-1] += ", biases"
     if layer.has_post_norms:
         parts.append("norms before and behind" if layer.has_pre_norms else "norms behind only")
     return "; ".join(parts)
+
+
+def _mixer_text(layer: Layer, decoder: Decoder) -> str:
+    if layer.attention is not None:
+        return _attention_text(layer.attention, decoder)
+    assert layer.short_conv is not None
+    biases = ", biases" if layer.short_conv.has_bias else ""
+    return f"short convolution over {counted(layer.short_conv.taps, 'row')}{biases}"
 
 
 def _attention_text(attention: Attention, decoder: Decoder) -> str:

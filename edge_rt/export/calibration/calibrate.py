@@ -205,7 +205,7 @@ class _QueryPreparation:
     def __init__(
         self, folder: Path, layout: WeightsLayout, decoder: Decoder, layer: int, tables: Mapping[str, Array]
     ) -> None:
-        self._attention = attention = decoder.layers[layer].attention
+        self._attention = attention = decoder.attention_of(layer)
         self._epsilon = decoder.norm_epsilon
         names = () if attention.rope is None else rope_names(attention.rope)
         self._tables = [tables[name] for name in names]
@@ -247,7 +247,7 @@ def _constants(caches: Sequence[Array], queries: Array, decoder: Decoder) -> Ite
         for layer, keys in enumerate(caches):
             found = queries[layer].reshape(len(queries[layer]), kv_heads, -1, decoder.head_dim).swapaxes(0, 1)
             of_head = functools.partial(
-                _of_head, scale=decoder.layers[layer].attention.scale, window=decoder.layer_windows[layer]
+                _of_head, scale=decoder.attention_of(layer).scale, window=decoder.layer_windows[layer]
             )
             yield list(workers.map(of_head, keys, found))
 

@@ -8,11 +8,13 @@ from typing import Final
 
 from edge_rt.errors import InvalidModelFile, UnsupportedModel
 from edge_rt.export.sources.gguf_types import COMPOUND_TYPE_ID, EXPORTABLE_TYPES, FETCH_AGAIN, GGUFHeader, TensorInfo
-from edge_rt.package.decoder import Decoder, Layer
+from edge_rt.package.decoder import Attention, Decoder, Layer, ShortConv
 from edge_rt.system.byte_size import counted
 
 FLOAT_VECTORS: Final = ("F32", "F16", "BF16")
-"""Types of norms and other vectors."""
+"""Types of norms and other vectors, and of the matrices that nobody quantises."""
+PLAIN: Final = ("shortconv.conv.weight",)
+"""Ends of these matrices' names."""
 OPTIONAL: Final = ("rope_freqs.weight", "rope_factors_short.weight", "rope_factors_long.weight")
 """Tensors whose numbers are in the description."""
 
@@ -37,26 +39,16 @@ def expected_shapes(decoder: Decoder) -> Shapes:
 
 def layer_shapes(decoder: Decoder, layer: Layer) -> Shapes:
     """Return the shapes of a layer's tensors, by their names within it."""
-    width, attention, inner = decoder.hidden_size, layer.attention, layer.feed_forward
-    queries, keys = attention.query_size, attention.key_size
-    shapes: Shapes = {
-        "attn_q.weight": (width, queries),
-        "attn_k.weight": (width, keys),
-        "attn_v.weight": (width, keys),
-        "attn_output.weight": (queries, width),
-        "ffn_up.weight": (width, inner.size),
-        "ffn_down.weight": (inner.size, width),
-    }
+    width, inner = decoder.hidden_size, layer.feed_forward
+    shapes: Shapes = {}
+    if layer.attention is not None:
+        shapes |= _attention_shapes(width, layer.attention)
+    if layer.short_conv is not None:
+        shapes |= _short_conv_shapes(width, layer.short_conv)
+    matrices: Shapes = {"ffn_up.weight": (width, inner.size), "ffn_down.weight": (inner.size, width)}
     if inner.is_gated:
-        shapes["ffn_gate.weight"] = (width, inner.size)
-    biased = {"attn_q": attention.has_qkv_bias, "attn_k": attention.has_qkv_bias, "attn_v": attention.has_qkv_bias}
-    biased |= {"attn_output": attention.has_output_bias}
-    biased |= dict.fromkeys(("ffn_gate", "ffn_up", "ffn_down"), inner.has_bias)
-    shapes |= {
-        f"{name}.bias": shapes[f"{name}.weight"][1:]
-        for name, has_bias in biased.items()
-        if has_bias and f"{name}.weight" in shapes
-    }
+        matrices["ffn_gate.weight"] = (width, inner.size)
+    shapes |= _with_biases(matrices, inner.has_bias)
     norms = {"attn_norm": layer.has_pre_norms, "ffn_norm": layer.has_pre_norms}
     norms |= {"post_attention_norm": layer.has_post_norms, "post_ffw_norm": layer.has_post_norms}
     for name, is_there in norms.items():
@@ -64,6 +56,16 @@ def layer_shapes(decoder: Decoder, layer: Layer) -> Shapes:
             shapes[f"{name}.weight"] = (width,)
             if decoder.has_norm_bias:
                 shapes[f"{name}.bias"] = (width,)
+    return shapes
+
+
+def _attention_shapes(width: int, attention: Attention) -> Shapes:
+    queries, keys = attention.query_size, attention.key_size
+    shapes = _with_biases(
+        {"attn_q.weight": (width, queries), "attn_k.weight": (width, keys), "attn_v.weight": (width, keys)},
+        attention.has_qkv_bias,
+    )
+    shapes |= _with_biases({"attn_output.weight": (queries, width)}, attention.has_output_bias)
     if attention.qk_norm != "none":
         is_row = attention.qk_norm == "row"
         shapes["attn_q_norm.weight"] = (queries if is_row else attention.head_dim,)
@@ -71,6 +73,23 @@ def layer_shapes(decoder: Decoder, layer: Layer) -> Shapes:
     if attention.has_sinks:
         shapes["attn_sinks.weight"] = (attention.num_heads,)
     return shapes
+
+
+def _short_conv_shapes(width: int, conv: ShortConv) -> Shapes:
+    return _with_biases(
+        {
+            "shortconv.in_proj.weight": (width, 3 * width),
+            "shortconv.conv.weight": (conv.taps, width),
+            "shortconv.out_proj.weight": (width, width),
+        },
+        conv.has_bias,
+    )
+
+
+def _with_biases(matrices: Shapes, has_bias: bool) -> Shapes:
+    """Return the shapes of matrices, and of their biases if they have them."""
+    biases = {f"{name.removesuffix('weight')}bias": shape[1:] for name, shape in matrices.items()}
+    return matrices | (biases if has_bias else {})
 
 
 def is_fused(name: str) -> bool:
@@ -82,11 +101,12 @@ def split_fused(where: str, tensors: Mapping[str, TensorInfo], decoder: Decoder)
     """Return the tensors in which queries, keys and values, and gate and up, are apart."""
     found = dict(tensors)
     for index, layer in enumerate(decoder.layers):
-        attention, inner = layer.attention, layer.feed_forward
-        prefix, heads = f"blk.{index}.", {"attn_q": attention.query_size, "attn_k": attention.key_size}
-        heads["attn_v"] = attention.key_size
+        attention, inner, prefix = layer.attention, layer.feed_forward, f"blk.{index}."
         gate_up = {"ffn_gate": inner.size, "ffn_up": inner.size}
-        fused = [("attn_qkv", heads), ("ffn_gate_up", gate_up)]
+        fused = [("ffn_gate_up", gate_up)]
+        if attention is not None:
+            keys = attention.key_size
+            fused.append(("attn_qkv", {"attn_q": attention.query_size, "attn_k": keys, "attn_v": keys}))
         up = found.get(f"{prefix}ffn_up.weight")
         has_gate = f"{prefix}ffn_gate.weight" in found
         if inner.is_gated and not has_gate and up is not None and up.shape[-1] == 2 * inner.size:
@@ -172,11 +192,12 @@ def require_no_surplus(
 
 
 def _check_types(where: str, tensors: Mapping[str, TensorInfo]) -> None:
-    vectors = [n for n, tensor in tensors.items() if len(tensor.shape) == 1 and tensor.type_name not in FLOAT_VECTORS]
+    plain = {n for n, tensor in tensors.items() if len(tensor.shape) == 1 or n.endswith(PLAIN)}
+    vectors = [n for n in tensors if n in plain and tensors[n].type_name not in FLOAT_VECTORS]
     matrices = [
         f"{n} is {tensor.type_name}"
         for n, tensor in tensors.items()
-        if len(tensor.shape) == 2 and tensor.type_name not in EXPORTABLE_TYPES
+        if n not in plain and tensor.type_name not in EXPORTABLE_TYPES
     ]
     if vectors or matrices:
         raise UnsupportedModel(

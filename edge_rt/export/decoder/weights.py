@@ -113,6 +113,7 @@ def collect_weights(
     source: Source, decoder: Decoder, profile: OpProfile, types: Mapping[str, str] | None = None
 ) -> DecoderWeights:
     """List every matrix and vector of the package; tensors that are not in ``types`` keep theirs."""
+    profile.require_carried(decoder)
     types = types or {}
     tensors = source.tensors
     q_order = None if source.has_halves else unpermuted_rows(decoder.num_heads, decoder.head_dim)
@@ -182,7 +183,7 @@ def _norm_order(name: str, source: Source, decoder: Decoder) -> Array | None:
     if source.has_halves or not name.endswith(("q_norm", "k_norm")):
         return None
     heads = 1
-    if decoder.layers[0].attention.qk_norm == "row":
+    if decoder.attention_of(decoder.attention_layers[0]).qk_norm == "row":
         heads = decoder.num_heads if name.endswith("q_norm") else decoder.num_kv_heads
     return unpermuted_rows(heads, decoder.head_dim)
 
@@ -216,9 +217,8 @@ def place_weights(
 
 def calibrated_layers(decoder: Decoder) -> Sequence[int]:
     """Return the layers that have constants for 4-bit keys: those whose softmax does not see what they take away."""
-    return [
-        i for i, layer in enumerate(decoder.layers) if not layer.attention.softcap and not layer.attention.has_sinks
-    ]
+    attentions = ((i, decoder.attention_of(i)) for i in decoder.attention_layers)
+    return [i for i, attention in attentions if not attention.softcap and not attention.has_sinks]
 
 
 def write_rope_tables(out: WeightsFile, layout: WeightsLayout, decoder: Decoder) -> None:
@@ -236,7 +236,8 @@ def write_rope_tables(out: WeightsFile, layout: WeightsLayout, decoder: Decoder)
 
 def _query_scaling(decoder: Decoder) -> QueryScaling | None:
     """Return the factor on queries, which all layers that have one share."""
-    return next((s for layer in decoder.layers if (s := layer.attention.query_scaling) is not None), None)
+    attentions = map(decoder.attention_of, decoder.attention_layers)
+    return next((s for attention in attentions if (s := attention.query_scaling) is not None), None)
 
 
 def rope_rows(rope: Rope, positions: range) -> tuple[Array, Array]:

@@ -26,6 +26,7 @@ NEUTRAL_VALUES: Final[Mapping[str, tuple[Any, ...]]] = {
     "attention_multiplier": (),
     "attn_logit_softcapping": (),
     "clip_qkv": (),
+    "conv_bias": (False,),
     "embedding_multiplier": (1,),
     "final_logit_softcapping": (),
     "hidden_act": ("silu", "swish"),
@@ -128,17 +129,40 @@ class ConfigReader:
             return None
         return ConfigReader(self.where, self._value(key, None, (dict,)))
 
+    def alias(self, key: str, other: str) -> None:
+        """Let the value of another key, where it is there, be that of a key."""
+        if self.has(other):
+            self.values = {**self.values, key: self.values[other]}
+
+    def is_null(self, key: str) -> bool:
+        """Return whether a key is there and null."""
+        return key in self.values and not self.has(key)
+
     def layer_types(self, layers: int) -> tuple[bool, ...] | None:
         """Return for every layer whether it has a sliding window; None where the configuration does not list them."""
-        if not self.has("layer_types"):
+        kinds = self.kinds("layer_types", layers, (FULL, SLIDING))
+        return None if kinds is None else tuple(kind == SLIDING for kind in kinds)
+
+    def kinds(self, key: str, layers: int, known: tuple[str, ...]) -> tuple[str, ...] | None:
+        """Return a word for every layer; None where the configuration does not list them."""
+        if not self.has(key):
             return None
-        kinds = self._value("layer_types", None, (list,))
+        kinds = self._value(key, None, (list,))
         if len(kinds) != layers:
-            raise self.wrong("layer_types", f"{len(kinds)} entries for {layers} layers")
+            raise self.wrong(key, f"{len(kinds)} entries for {layers} layers")
         for kind in kinds:
-            if kind not in (FULL, SLIDING):
-                raise self.refused(f"layer_types has {kind!r:.60}")
-        return tuple(kind == SLIDING for kind in kinds)
+            if kind not in known:
+                raise self.refused(f"{key} has {kind!r:.60}")
+        return tuple(kinds)
+
+    def indices(self, key: str, layers: int) -> frozenset[int] | None:
+        """Return numbers of layers; None where the configuration does not list them."""
+        if not self.has(key):
+            return None
+        numbers = self._value(key, None, (list,))
+        if not all(type(number) is int and 0 <= number < layers for number in numbers):
+            raise self.wrong(key, f"{numbers!r:.60} for {layers} layers")
+        return frozenset(numbers)
 
     def dimensions(
         self,

@@ -54,6 +54,8 @@ class Family:
     Attributes:
         from_config: describes the model of a ``config.json``; the second argument is its name.
         layer_names: transformers' names of modules within a layer -> GGUF's.
+        top_names: the same outside of layers.
+        header_names: names of GGUF files' tensors that are not those of other families -> these.
         config_has_halves: whether a rotated pair is half a head apart in the rows of transformers' checkpoints; else
             its elements are neighbours.
         header_has_halves: the same of GGUF files. Where they differ, the converter has reordered rows.
@@ -68,6 +70,8 @@ class Family:
     from_config: Callable[[ConfigReader, str], Decoder]
     from_header: Callable[[HeaderReader], Decoder]
     layer_names: Mapping[str, str] = field(default_factory=lambda: LAYER_NAMES)
+    top_names: Mapping[str, str] = field(default_factory=lambda: TOP_NAMES)
+    header_names: Mapping[str, str] = field(default_factory=dict)
     config_has_halves: bool = True
     header_has_halves: bool = True
     config_norm_offset: float = 0.0

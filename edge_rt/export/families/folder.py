@@ -11,7 +11,7 @@ from typing import Any, Final
 from edge_rt.errors import InvalidModelFile, StorageError
 from edge_rt.export.decoder.tensors import check_shapes, expected_shapes, is_fused, require_no_surplus, split_fused
 from edge_rt.export.families.config_reader import ConfigReader
-from edge_rt.export.families.family import TOP_NAMES, Family
+from edge_rt.export.families.family import Family
 from edge_rt.export.families.registry import MODEL_TYPES, family_of_config, require_decoder
 from edge_rt.export.sources.gguf_types import TensorInfo
 from edge_rt.export.sources.hf_folder import HFFolder, float_tensor
@@ -121,7 +121,7 @@ def _names(folder: HFFolder, family: Family, decoder: Decoder) -> tuple[dict[str
     """Return transformers' name of every tensor that there may be -> GGUF's; and what precedes them."""
     prefix = _prefix(folder)
     names = dict.fromkeys(HEADS, "output.weight")
-    modules = {f"{prefix}{hf}": ours for hf, ours in TOP_NAMES.items()}
+    modules = {f"{prefix}{hf}": ours for hf, ours in family.top_names.items()}
     for layer in range(decoder.num_layers):
         modules |= {f"{prefix}layers.{layer}.{hf}": f"blk.{layer}.{ours}" for hf, ours in family.layer_names.items()}
     for hf, ours in modules.items():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 from edge_rt.errors import InvalidModelFile
 from edge_rt.export.decoder.tensors import check_tensors, split_fused
@@ -27,7 +28,13 @@ def read_header_decoder(header: GGUFHeader) -> tuple[Family, Decoder, Mapping[st
             f"{header.path.name}: its numbers contradict each other.", f"{error}.", FETCH_AGAIN
         ) from error
     # str.startswith of no beginnings is false.
-    stored = {name: one for name, one in header.tensors.items() if not name.startswith(family.skipped_tensors)}
+    # A file that has both names keeps a surplus tensor.
+    names = {theirs: ours for theirs, ours in family.header_names.items() if ours not in header.tensors}
+    stored = {
+        names.get(name, name): replace(one, name=names.get(name, name))
+        for name, one in header.tensors.items()
+        if not name.startswith(family.skipped_tensors)
+    }
     tensors = split_fused(header.path.name, stored, decoder)
     check_tensors(header, tensors, decoder)
     return family, decoder, tensors

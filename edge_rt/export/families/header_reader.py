@@ -93,6 +93,27 @@ class HeaderReader:
             return int(values.pop())
         return self.header.get_int(name, minimum=least, maximum=most)
 
+    def counts(self, key: str, most: int, *, layers: int) -> tuple[int, ...]:
+        """Return a whole number, 0 or more, for every layer; where the file has one for all, so often."""
+        value = self.header.values.get(self.key(key))
+        if not isinstance(value, MetadataArray):
+            return (self.count(key, most, least=0),) * layers
+        values = value.to_list()
+        if len(values) != layers or not all(type(one) is int and 0 <= one <= most for one in values):
+            raise InvalidModelFile(
+                f"{self.where}: '{self.key(key)}' cannot be used.",
+                f"It has {len(values)} values for {layers} layers; each must be 0 to {most}.",
+                FETCH_AGAIN,
+            )
+        return tuple(values)
+
+    def only(self, key: str, values: tuple[int, ...]) -> int:
+        """Return the number that all layers have which do not have 0."""
+        found = set(values) - {0}
+        if len(found) != 1:
+            raise self.refused(f"{self.key(key)!r} has {len(found)} values above 0 for {len(values)} layers")
+        return found.pop()
+
     def number(self, key: str, *, least: float, most: float, default: float | None = None) -> float:
         """Return a number."""
         name = self.key(key)
@@ -174,12 +195,21 @@ class HeaderReader:
         return struct.unpack(f"<{tensor.elements}{_FLOATS.get(tensor.type_name, 'f')}", data)
 
     def dimensions(
-        self, *, is_tied: bool | None = None, epsilon: str = "attention.layer_norm_rms_epsilon"
+        self,
+        *,
+        is_tied: bool | None = None,
+        epsilon: str = "attention.layer_norm_rms_epsilon",
+        kv_heads: int | None = None,
     ) -> Dimensions:
-        """Return the sizes; ``is_tied`` is None if that is told by whether the file has a head of its own."""
+        """Return the sizes; ``is_tied`` is None if that is told by whether the file has a head of its own.
+
+        Args:
+            kv_heads: of layers with attention, where not all have it; None: the file has one number for all.
+        """
         width = self.count("embedding_length", MAX_WIDTH)
         heads = self.count("attention.head_count", MAX_HEADS)
-        kv_heads = self.count("attention.head_count_kv", heads, default=heads)
+        if kv_heads is None:
+            kv_heads = self.count("attention.head_count_kv", heads, default=heads)
         self._require_divisor("attention.head_count_kv", kv_heads, "attention.head_count", heads)
         return Dimensions(
             name=self.header.get_str("general.name", default=stored_name(self.header.path.with_suffix("")))[:200],

@@ -12,6 +12,7 @@ from edge_rt.package.decoder import MAX_CONTEXT, MAX_LAYERS, Dimensions, Layer
 
 def with_attention(layer: Layer, **changes: object) -> Layer:
     """Return a layer whose attention differs."""
+    assert layer.attention is not None
     return replace(layer, attention=replace(layer.attention, **changes))  # type: ignore[arg-type]
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Final
 
 from edge_rt.export.families.config_reader import ConfigReader
@@ -10,6 +9,7 @@ from edge_rt.export.families.config_rope import read_rope
 from edge_rt.export.families.family import Family
 from edge_rt.export.families.header_reader import HeaderReader
 from edge_rt.export.families.header_rope import read_header_rope
+from edge_rt.export.families.layers import with_attention
 from edge_rt.package.decoder import MAX_CONTEXT, MAX_LAYERS, Decoder, Dimensions, Layer
 
 
@@ -42,7 +42,7 @@ def qwen_layers(config: ConfigReader, dims: Dimensions, layer: Layer) -> tuple[L
         kinds = tuple(index >= first for index in range(dims.num_layers))
     if window >= dims.context_length:
         return (layer,) * dims.num_layers
-    windowed = replace(layer, attention=replace(layer.attention, window=window))
+    windowed = with_attention(layer, window=window)
     return tuple(windowed if kind else layer for kind in kinds)
 
 

@@ -14,6 +14,7 @@ from edge_rt.export.families.gemma2 import GEMMA2
 from edge_rt.export.families.gemma3 import GEMMA3
 from edge_rt.export.families.granite import GRANITE
 from edge_rt.export.families.hunyuan import HUNYUAN
+from edge_rt.export.families.lfm2 import LFM2
 from edge_rt.export.families.llama import LLAMA
 from edge_rt.export.families.ministral3 import MINISTRAL3
 from edge_rt.export.families.olmo2 import OLMO2, OLMO3
@@ -39,6 +40,7 @@ FAMILIES: Final[tuple[Family, ...]] = (
     ERNIE4_5,
     HUNYUAN,
     STABLELM,
+    LFM2,
 )
 """Every family that edge-rt runs."""
 MODEL_TYPES: Final = {name: family for family in FAMILIES for name in family.model_types}

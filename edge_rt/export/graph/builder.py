@@ -176,7 +176,7 @@ class GraphBuilder(ABC):
 
     def attention_of(self, layer: int) -> Attention:
         """Return the description of a layer's attention."""
-        return self._decoder.layers[layer].attention
+        return self._decoder.attention_of(layer)
 
     def node(
         self,

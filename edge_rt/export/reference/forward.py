@@ -51,8 +51,8 @@ class DecoderForward:
     def layer(self, x: Array, layer: int, tables: Tables) -> Array:
         """Return the stream after a layer; ``tables`` as from ``rope``, for the rows of ``x``."""
         name, scale = f"blk.{layer}", self._decoder.residual_scale
-        attended = self._attention(self.norm(x, f"{name}.attn_norm.weight"), layer, tables)
-        x = x + self._scaled(self.norm(attended, f"{name}.post_attention_norm.weight"), scale)
+        mixed = self._mixed(self.norm(x, f"{name}.attn_norm.weight"), layer, tables)
+        x = x + self._scaled(self.norm(mixed, f"{name}.post_attention_norm.weight"), scale)
         fed = self._mlp(self.norm(x, f"{name}.ffn_norm.weight"), layer)
         return x + self._scaled(self.norm(fed, f"{name}.post_ffw_norm.weight"), scale)
 
@@ -120,7 +120,7 @@ class DecoderForward:
 
     def _qk_normed(self, x: Array, layer: int, kind: str) -> Array:
         """Return the norm of queries or keys ``[..., rows, heads, head_dim]``, of heads or of the rows of all heads."""
-        how, weight = self._decoder.layers[layer].attention.qk_norm, f"blk.{layer}.attn_{kind}_norm.weight"
+        how, weight = self._decoder.attention_of(layer).qk_norm, f"blk.{layer}.attn_{kind}_norm.weight"
         if how == "none":
             return x
         if how == "head":
@@ -129,7 +129,7 @@ class DecoderForward:
 
     def _heads_of(self, x: Array, layer: int, tables: Tables) -> tuple[Array, Array, Array]:
         """Return queries and keys, normed and rotated, and values, ``[..., rows, heads, head_dim]``."""
-        attention = self._decoder.layers[layer].attention
+        attention = self._decoder.attention_of(layer)
         counts = {"q": attention.num_heads, "k": attention.num_kv_heads, "v": attention.num_kv_heads}
         q, k, v = (
             self._times(x, f"blk.{layer}.attn_{kind}").reshape(*x.shape[:-1], heads, attention.head_dim)
@@ -162,8 +162,26 @@ class DecoderForward:
         name = f"blk.{layer}.attn_sinks.weight"
         return self._vector(name) if name in self._tensors else None
 
+    def _mixed(self, x: Array, layer: int, tables: Tables) -> Array:
+        if self._decoder.layers[layer].short_conv is not None:
+            return self._short_conv(x, layer)
+        return self._attention(x, layer, tables)
+
+    def _short_conv(self, x: Array, layer: int) -> Array:
+        name = f"blk.{layer}.shortconv"
+        before, behind, rows = np.split(self._times(x, f"{name}.in_proj"), 3, axis=-1)
+        return self._times(behind * self._convolved(before * rows, f"{name}.conv"), f"{name}.out_proj")
+
+    def _convolved(self, x: Array, name: str) -> Array:
+        """Return ``x [..., rows, features]`` with every feature convolved over the rows up to each."""
+        weights = np.concatenate([rows.astype(self._dtype) for rows in self._matrices.pieces(f"{name}.weight")])
+        taps, rows = weights.shape[1], x.shape[-2]
+        padded = np.concatenate([np.zeros_like(x[..., :1, :]).repeat(taps - 1, axis=-2), x], axis=-2)
+        found: Array = sum(padded[..., tap : tap + rows, :] * weights[:, tap] for tap in range(taps))
+        return found + self._vector(f"{name}.bias") if f"{name}.bias" in self._tensors else found
+
     def _attention(self, x: Array, layer: int, tables: Tables) -> Array:
-        attention = self._decoder.layers[layer].attention
+        attention = self._decoder.attention_of(layer)
         q, k, v = self._heads_of(x, layer, tables)
         sinks = self._sinks(layer)
         group = attention.num_heads // attention.num_kv_heads

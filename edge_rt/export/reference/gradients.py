@@ -270,7 +270,7 @@ class DecoderGradients(DecoderForward):
         return gradient + self._norm_back(x, at_normed, name("attn_norm"))
 
     def _heads(self, normed: Array, layer: int, tables: Tables) -> _Heads:
-        attention = self._decoder.layers[layer].attention
+        attention = self._decoder.attention_of(layer)
         q, k, v = (part.transpose(1, 0, 2) for part in self._heads_of(normed, layer, tables))
         group = attention.num_heads // attention.num_kv_heads
         k, v = np.repeat(k, group, axis=0), np.repeat(v, group, axis=0)
@@ -283,7 +283,7 @@ class DecoderGradients(DecoderForward):
 
     def _attention_back(self, heads: _Heads, gradient: Array, layer: int, tables: Tables) -> tuple[Array, Array, Array]:
         """Return the gradients at the products of q, k and v, ``[tokens, rows]``."""
-        attention = self._decoder.layers[layer].attention
+        attention = self._decoder.attention_of(layer)
         split = gradient.reshape(len(gradient), attention.num_heads, attention.head_dim).transpose(1, 0, 2)
         at_weights = split @ heads.v.transpose(0, 2, 1)
         at_scores = heads.weights * (at_weights - (at_weights * heads.weights).sum(axis=-1, keepdims=True))
@@ -301,7 +301,7 @@ class DecoderGradients(DecoderForward):
 
     def _prepared_back(self, gradient: Array, normed: Array, layer: int, kind: str, tables: Tables) -> Array:
         """Return the gradient at the products of queries or keys from that behind norm, rotation and scaling."""
-        attention = self._decoder.layers[layer].attention
+        attention = self._decoder.attention_of(layer)
         raw = self._times(normed, f"blk.{layer}.attn_{kind}").reshape(gradient.shape)
         if kind == "q":
             gradient = self._grown(gradient, attention)
@@ -319,7 +319,7 @@ class DecoderGradients(DecoderForward):
 
     def _qk_back(self, x: Array, gradient: Array, layer: int, kind: str) -> Array:
         """Return the gradient at the input of the norm of queries or keys, ``[rows, heads, head_dim]``."""
-        how, weight = self._decoder.layers[layer].attention.qk_norm, f"blk.{layer}.attn_{kind}_norm.weight"
+        how, weight = self._decoder.attention_of(layer).qk_norm, f"blk.{layer}.attn_{kind}_norm.weight"
         if how == "none":
             return gradient
         if how == "head":

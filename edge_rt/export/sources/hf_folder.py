@@ -162,6 +162,9 @@ def float_tensor(where: str, name: str, stored: StoredTensor) -> TensorInfo:
         )
     type_id, type_name = GGML_TYPE_OF[stored.dtype]
     shape = stored.shape[::-1]
+    if len(shape) == 3 and shape[1] == 1:
+        # A convolution of every feature on its own, whose inputs are one.
+        shape = (shape[0], shape[2])
     return TensorInfo(name, shape, type_id, type_name, stored.offset, stored.nbytes, stored.file, stored.name)
 
 

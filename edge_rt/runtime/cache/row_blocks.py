@@ -23,7 +23,6 @@ import hashlib
 import json
 import struct
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Final, Protocol
 
@@ -31,6 +30,7 @@ import numpy as np
 import numpy.typing as npt
 
 from edge_rt.errors import InvalidPromptCache
+from edge_rt.package.documents import to_document
 from edge_rt.package.kv_formats import BLOCK_TOKENS
 from edge_rt.package.manifest import FORMAT_VERSION, WEIGHTS_FILE, Manifest
 from edge_rt.system.files import NOT_READ, storage_errors
@@ -57,7 +57,7 @@ def rows_key(manifest: Manifest, kv_formats: Sequence[str], context: int) -> byt
         "rows": ROWS_VERSION,
         "graphs": FORMAT_VERSION,
         "files": {name: manifest.files[name].sha256 for name in (*manifest.graphs, WEIGHTS_FILE)},
-        "decoder": asdict(decoder),
+        "decoder": to_document(decoder),
         "rotation": decoder.rotation(context),
         "kv_formats": list(kv_formats),
     }
