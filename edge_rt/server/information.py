@@ -21,6 +21,7 @@ from edge_rt.version import VERSION
 _FILES: Final = {
     "/": ("index.html", "text/html"),
     "/page.js": ("page.js", "text/javascript"),
+    "/conversations.js": ("conversations.js", "text/javascript"),
     "/text.js": ("text.js", "text/javascript"),
     "/page.css": ("page.css", "text/css"),
 }

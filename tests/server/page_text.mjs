@@ -1,8 +1,74 @@
 // Texts of the page without a browser; run by test_page.py.
 import assert from "node:assert/strict";
+import { Kept, newChat, sameMessages } from "./conversations.mjs";
 import { EventSplitter, addRun, inline, markdown, spokenLength, webAddress } from "./text.mjs";
 
+/** What a browser keeps for all of its tabs. */
+function storage(room = Infinity) {
+  return Object.create({
+    getItem(key) {
+      return Object.hasOwn(this, key) ? this[key] : null;
+    },
+    setItem(key, value) {
+      if (value.length > room) throw new Error("full");
+      this[key] = value;
+    },
+    removeItem(key) {
+      delete this[key];
+    },
+  });
+}
+
+function said(...contents) {
+  return { ...newChat(), messages: contents.map((content) => ({ role: "user", content })) };
+}
+
+const contents = (chat) => chat.messages.map((one) => one.content).join(" ");
+
 const facts = {
+  "headings of answers leave out no level"() {
+    const levels = (text) => JSON.stringify(markdown(text)).match(/"h\d"/g).join("").replaceAll(/\D/g, "");
+    assert.equal(levels("### a\n# b\n#### c\n> ###### d\n\n## e"), "44565");
+  },
+  "tabs that go on with one conversation keep both"() {
+    const shared = storage();
+    const [here, there] = [new Kept(shared), new Kept(shared)];
+    const mine = said("a");
+    assert.equal(here.keep(mine), "kept");
+    const theirs = there.chat(mine.id);
+    theirs.messages.push({ role: "user", content: "b" });
+    assert.equal(there.keep(theirs), "kept");
+    mine.messages.push({ role: "user", content: "c" });
+    assert.equal(here.keep(mine), "copied");
+    assert.notEqual(mine.id, theirs.id);
+    assert.equal(here.keep(mine), "kept");
+    assert.equal(there.keep(theirs), "kept");
+    assert.deepEqual(here.chats().map(contents).sort(), ["a b", "a c"]);
+    assert.equal(sameMessages(mine, theirs), 1);
+  },
+  "a conversation that was deleted does not come back"() {
+    const kept = new Kept(storage());
+    const chat = said("a");
+    kept.keep(chat);
+    kept.remove(chat);
+    kept.keep(chat);
+    assert.deepEqual(kept.chats(), []);
+  },
+  "settings of other tabs stay"() {
+    const shared = storage();
+    new Kept(shared).set("system", "Be short.");
+    new Kept(shared).set("seed", "5");
+    assert.deepEqual(new Kept(shared).settings(), { system: "Be short.", seed: "5" });
+  },
+  "what is damaged, or has no room, harms nothing else"() {
+    const shared = storage(200);
+    Object.assign(shared, { "edge-rt.chat.x": "{", "edge-rt.chat.y": "[]", "edge-rt.settings": "7", other: "1" });
+    const kept = new Kept(shared);
+    assert.equal(kept.keep(said("a".repeat(300))), "full");
+    assert.equal(kept.keep(said("a")), "kept");
+    assert.deepEqual(kept.chats().map(contents), ["a"]);
+    assert.ok(kept.set("seed", "1"));
+  },
   "events come whole, wherever the stream is cut"() {
     const stream = ': ping\n\ndata: {"a": 1}\r\n\r\nevent: x\ndata: one\ndata:two\n\ndata: [DONE]\n\nid: 3\n\n';
     for (let size = 1; size <= stream.length; size += 1) {
@@ -33,7 +99,7 @@ const facts = {
   },
   "blocks"() {
     const tags = (text) => markdown(text).map((block) => block.tag);
-    assert.deepEqual(tags("# t\n\ntext\n- a\n- b\n\n1. x\n2. y\n\n> q\n\n---\n"), ["h3", "p", "ul", "ol", "blockquote", "hr"]);
+    assert.deepEqual(tags("# t\n\ntext\n- a\n- b\n\n1. x\n2. y\n\n> q\n\n---\n"), ["h4", "p", "ul", "ol", "blockquote", "hr"]);
     assert.deepEqual(markdown("```python\n# x\n<b>\n```\nend")[0], { tag: "pre", language: "python", children: ["# x\n<b>"] });
     assert.deepEqual(tags("```\nnever closed"), ["pre"]);
     const [table] = markdown("| a | b |\n|---|:-:|\n| 1 | **2** |");
@@ -45,7 +111,7 @@ const facts = {
     assert.equal(markdown("3. a\n4. b")[0].start, 3);
   },
   "no tag is made but those of the subset"() {
-    const allowed = new Set("p h3 h4 h5 h6 ul ol li pre code strong em del a hr blockquote table tr th td".split(" "));
+    const allowed = new Set("p h4 h5 h6 ul ol li pre code strong em del a hr blockquote table tr th td".split(" "));
     const walk = (part) => {
       if (typeof part === "string") return;
       assert.ok(allowed.has(part.tag), part.tag);

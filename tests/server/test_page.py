@@ -6,6 +6,8 @@ import json
 import re
 import shutil
 import subprocess
+import time
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import pytest
@@ -14,9 +16,17 @@ from tests.helpers.served import models_of, served, until
 from tests.server.conftest import ENDLESS
 
 FILES = Path(__file__).parents[2] / "edge_rt" / "server" / "page"
-PATHS = ("/", "/page.js", "/text.js", "/page.css")
+PATHS = ("/", "/page.js", "/conversations.js", "/text.js", "/page.css")
 KEY = "a-key-of-some-length"
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+# Answers of noise end where a message says so, and nowhere else.
+ENDLESS_ANSWERS = """
+const fetched = window.fetch;
+window.fetch = (where, options) => {
+  if (options?.body) options.body = JSON.stringify({ ...JSON.parse(options.body), logit_bias: BIAS });
+  return fetched(where, options);
+};
+""".replace("BIAS", json.dumps(ENDLESS["logit_bias"]))
 SCRIPTS = (
     "<script>window.hit = 1</script>",
     "<img src=x onerror='window.hit = 1'>",
@@ -64,7 +74,8 @@ def test_texts_of_the_page(tmp_path):
     node = shutil.which("node")
     if node is None:
         pytest.skip("there is no Node.js on this machine")
-    shutil.copy(FILES / "text.js", tmp_path / "text.mjs")
+    for name in ("conversations", "text"):
+        shutil.copy(FILES / f"{name}.js", tmp_path / f"{name}.mjs")
     shutil.copy(Path(__file__).parent / "page_text.mjs", tmp_path)
     run = subprocess.run([node, "page_text.mjs"], cwd=tmp_path, capture_output=True, text=True, timeout=120)
     assert run.returncode == 0, run.stderr
@@ -104,24 +115,42 @@ def browser():
 
 
 @pytest.fixture(scope="module")
-def address(long_package):
-    with served(models_of({"small": long_package}, slots=2, ctx=4096)) as (_, client):
-        yield str(client.base_url)
+def large(long_package):
+    """A server, its address, and the passes of its model."""
+    with served(models_of({"small": long_package}, slots=2, ctx=4096)) as (server, client):
+        client.post("/v1/completions", json={"prompt": "a", "max_tokens": 1})
+        yield str(client.base_url), server.models.loaded["small"].model._batch
 
 
 @pytest.fixture
-def page(browser, address):
+def batch(large):
+    return large[1]
+
+
+@pytest.fixture
+def new_tab(browser, large):
+    """Open the page in tabs of one browser."""
     context = browser.new_context()
-    page = context.new_page()
-    page.set_default_timeout(20_000)
+    context.add_init_script(ENDLESS_ANSWERS)
     errors = []
-    page.on("pageerror", lambda error: errors.append(str(error)))
-    page.on("console", lambda line: errors.append(line.text) if "Content Security" in line.text else None)
-    page.goto(address)
-    page.wait_for_selector("#model option[value=small]", state="attached")
-    yield page
+
+    def open_tab():
+        page = context.new_page()
+        page.set_default_timeout(20_000)
+        page.on("pageerror", lambda error: errors.append(str(error)))
+        page.on("console", lambda line: errors.append(line.text) if "Content Security" in line.text else None)
+        page.goto(large[0])
+        page.wait_for_selector("#model option[value=small]", state="attached")
+        return page
+
+    yield open_tab
     context.close()
     assert not errors
+
+
+@pytest.fixture
+def page(new_tab):
+    return new_tab()
 
 
 def settings(page, **values):
@@ -144,9 +173,19 @@ def wait_until(page, state):
     until(lambda: page.text_content("#state").startswith(state))
 
 
-def wait_for_text(page):
-    """Wait until an answer has begun."""
-    until(lambda: page.evaluate("(document.querySelector('article.assistant .body')?.textContent ?? '').length > 20"))
+@contextmanager
+def half_answered(page, batch, begin=ask, **values):
+    """Ask, and hold the model when the answer has begun."""
+    with ExitStack() as held:
+        held.enter_context(batch._stepping())
+        settings(page, max_tokens=3500, temperature=1, seed=5)
+        begin(page, **values)
+        until(lambda: bool(batch.admission.waiting))
+        while len(page.locator("article.assistant .body").last.text_content()) <= 20:
+            held.close()
+            time.sleep(0.002)  # A few passes.
+            held.enter_context(batch._stepping())
+        yield
 
 
 def fill_history(page, messages):
@@ -173,12 +212,11 @@ def test_an_answer_is_streamed_with_figures_and_kept(page):
     assert page.locator("article.assistant .body").inner_text() == before
 
 
-def test_stop_keeps_what_has_come_and_retry_answers_again(page):
-    ask(page, max_tokens=3500, temperature=1, seed=5)
-    wait_for_text(page)
-    assert page.get_attribute("#log", "aria-busy") == "true"
-    page.click("#stop")
-    wait_until(page, "Stopped")
+def test_stop_keeps_what_has_come_and_retry_answers_again(page, batch):
+    with half_answered(page, batch):
+        assert page.get_attribute("#log", "aria-busy") == "true"
+        page.click("#stop")
+        wait_until(page, "Stopped")
     assert "Stopped." in page.inner_text("article.assistant")
     assert page.evaluate("document.activeElement.id") == "text"
     settings(page, max_tokens=10)
@@ -187,10 +225,9 @@ def test_stop_keeps_what_has_come_and_retry_answers_again(page):
     assert page.locator("article").count() == 2
 
 
-def test_a_reload_during_an_answer_keeps_it_as_stopped(page):
-    ask(page, max_tokens=3500, temperature=1, seed=5)
-    wait_for_text(page)
-    page.reload()
+def test_a_reload_during_an_answer_keeps_it_as_stopped(page, batch):
+    with half_answered(page, batch):
+        page.reload()
     assert page.locator("article").count() == 2
     assert len(page.inner_text("article.assistant .body")) > 10
     assert "Stopped." in page.inner_text("article.assistant")
@@ -226,6 +263,50 @@ def test_a_system_prompt_and_settings_go_with_the_request(page):
     wait_until(page, "Done")
 
 
+def test_tabs_show_what_one_of_them_is_told(new_tab, batch):
+    one, other = new_tab(), new_tab()
+    ask(one, "Hello", max_tokens=5)
+    wait_until(one, "Done")
+    until(lambda: other.locator("#chats option").count() == 2)
+    other.select_option("#chats", label="Hello")
+    with half_answered(one, batch, text="More"):
+        until(lambda: "Another tab is writing this." in other.inner_text("#log"))
+        one.click("#stop")
+        until(lambda: "Stopped." in other.inner_text("#log"))
+    assert other.locator(".body").all_inner_texts() == one.locator(".body").all_inner_texts()
+    assert other.locator(".body").count() == 4
+    one.evaluate("document.getElementById('more').open = true")
+    one.click("#delete")
+    wait_until(other, "The conversation was deleted")
+    assert other.locator("article").count() == 0
+    other.reload()
+    assert other.evaluate("Object.keys(localStorage).filter(key => key.startsWith('edge-rt.chat')).length") == 0
+
+
+def test_tabs_that_both_go_on_with_a_conversation_lose_nothing(new_tab, batch):
+    one, other = new_tab(), new_tab()
+    ask(one, "Hello", max_tokens=5)
+    wait_until(one, "Done")
+    until(lambda: other.locator("#chats option").count() == 2)
+    other.select_option("#chats", label="Hello")
+    settings(other, max_tokens=5)
+    with half_answered(one, batch, text="This"):
+        ask(other, "That", max_tokens=5)
+        until(lambda: bool(batch.admission.waiting))
+        one.click("#stop")
+        wait_until(one, "Another tab went on")
+    wait_until(other, "Done")
+    titles = one.locator("#chats option").all_inner_texts()
+    assert sorted(titles) == ["Hello", "Hello (copy)"]
+    asked = [page.locator("article.user .body").all_inner_texts() for page in (one, other)]
+    assert asked == [["Hello", "This"], ["Hello", "This", "That"]]
+    shown = [page.locator(".body").all_inner_texts() for page in (one, other)]
+    for page in (one, other):
+        page.reload()
+    assert [page.locator(".body").all_inner_texts() for page in (one, other)] == shown
+    assert len(shown[0][-1]) > 20
+
+
 def test_a_hundred_messages_and_the_next(page):
     roles = ("user", "assistant")
     fill_history(page, [{"role": roles[n % 2], "content": f"m {n}", "state": "stop"} for n in range(100)])
@@ -251,23 +332,60 @@ def test_nothing_is_cut_off_in_a_window_of_any_width(page, width):
         assert box["x"] + box["width"] <= width, name
 
 
-def test_the_keyboard_alone_is_enough(page):
+def test_the_keyboard_alone_is_enough(page, batch):
     assert page.evaluate("document.activeElement.id") == "text"
-    settings(page, max_tokens=3500)
-    page.focus("#text")
-    page.keyboard.type("one")
-    page.keyboard.press("Shift+Enter")
-    page.keyboard.type("two")
-    page.keyboard.press("Enter")
-    wait_for_text(page)
-    assert page.text_content("article.user .body") == "one\ntwo"
-    page.keyboard.press("Escape")
-    wait_until(page, "Stopped")
+
+    def type_message(page):
+        page.focus("#text")
+        page.keyboard.type("one")
+        page.keyboard.press("Shift+Enter")
+        page.keyboard.type("two")
+        page.keyboard.press("Enter")
+
+    with half_answered(page, batch, type_message):
+        assert page.text_content("article.user .body") == "one\ntwo"
+        page.keyboard.press("Escape")
+        wait_until(page, "Stopped")
     reached = set()
     for _ in range(40):
         page.keyboard.press("Shift+Tab")
         reached.add(page.evaluate("document.activeElement.id || document.activeElement.textContent"))
     assert {"model", "chats", "new", "log", "Edit", "Retry", "Settings", "text"} <= reached
+    page.focus("summary")
+    page.keyboard.press("Enter")
+    page.keyboard.press("Tab")
+    assert page.evaluate("document.activeElement.id") == "system"
+    page.keyboard.press("Escape")
+    assert page.evaluate("document.activeElement.id") == "text"
+    assert not page.locator("#system").is_visible()
+
+
+@pytest.mark.parametrize("width", [320, 1200])
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_axe_has_nothing_to_report(page, scheme, width):
+    axe = pytest.importorskip("axe_playwright_python.sync_playwright", reason="axe-playwright-python is not installed")
+    page.emulate_media(color_scheme=scheme)
+    page.set_viewport_size({"width": width, "height": 700})
+    report(axe, page)
+    answer = (
+        "### Title\n\nA `word`, [a link](https://example.org)\n\n- a\n\n> q\n\n|a|b|\n|-|-|\n|1|2|\n\n```c\nint i;\n```"
+    )
+    shared = {"role": "assistant", "model": "small", "reasoning": "Well.", "figures": "8 tokens", "runs": [1, 2, 3]}
+    failed = {"role": "assistant", "content": "", "state": "failed", "error": "It is full."}
+    question = {"role": "user", "content": "x"}
+    fill_history(page, [question, {**shared, "content": answer, "state": "length"}, question, failed])
+    report(axe, page)
+    page.evaluate("document.getElementById('drafts').click()")
+    page.click("text=Thoughts")
+    page.click("article.user >> nth=0 >> text=Edit")
+    report(axe, page)
+    page.evaluate("document.getElementById('more').open = true")
+    report(axe, page)
+
+
+def report(axe, page):
+    found = axe.Axe().run(page).response["violations"]
+    assert not [(one["id"], node["target"], node["failureSummary"]) for one in found for node in one["nodes"]]
 
 
 @pytest.mark.parametrize("text", SCRIPTS)

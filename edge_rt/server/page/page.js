@@ -1,19 +1,20 @@
 // The page: conversations, which live in this browser, and answers, which are read as they come. Whatever a model or a
 // person wrote becomes text nodes; no text is ever read as HTML.
 
+import { Kept, chatOf, newChat, sameMessages } from "./conversations.js";
 import { EventSplitter, addRun, markdown, spokenLength } from "./text.js";
 
-const CHAT = "edge-rt.chat.";
-const SETTINGS = "edge-rt.settings";
+const OPEN = "edge-rt.open";
 const KEY = "edge-rt.key";
 const DRAW_MS = 80;
 const SAVE_MS = 500;
 const SPEAK_MS = 2000;
 const NUMBERS = ["temperature", "top_p", "top_k", "min_p", "max_tokens", "seed"];
-const KEPT = ["model", "system", "schema", ...NUMBERS];
+const SETTINGS = ["model", "system", "schema", ...NUMBERS];
 
 const $ = (id) => document.getElementById(id);
 const log = $("log");
+const kept = new Kept(localStorage);
 let chat = null;
 let isLeaving = false;
 let running = null; // {abort, message, tokens, steps, begun, ...} of the answer under way.
@@ -78,7 +79,8 @@ const REASONS = {
 
 function draw(message) {
   const old = nodes.get(message);
-  const node = make("article", { className: message.role });
+  const isRunning = message === running?.message;
+  const node = make("article", { className: isRunning ? "assistant running" : message.role });
   node.append(make("h3", { textContent: message.role === "user" ? "You" : message.model || "Answer" }));
   if (message.reasoning) {
     const wasOpen = old?.querySelector(".thoughts")?.open ?? false;
@@ -93,10 +95,11 @@ function draw(message) {
   if (message.role === "user") body.textContent = message.content;
   else body.append(...answerNodes(message));
   node.append(body);
-  const why = message.error ?? REASONS[message.state];
+  const isElsewhere = message.state === "answering" && !isRunning;
+  const why = message.error ?? (isElsewhere ? "Another tab is writing this." : REASONS[message.state]);
   if (why) node.append(make("p", { className: message.error ? "why bad" : "why", textContent: why }));
   if (message.figures) node.append(make("p", { className: "why", textContent: message.figures }));
-  if (message !== running?.message) node.append(actions(message));
+  if (!isRunning) node.append(actions(message));
   if (old) old.replaceWith(node);
   else log.append(node);
   nodes.set(message, node);
@@ -114,7 +117,7 @@ function actions(message) {
   };
   if (message.role === "user") add("Edit", "Edit this message", () => edit(message));
   else if (message === chat.messages.at(-1)) add("Retry", "Answer again", () => retry());
-  if (navigator.clipboard) {
+  if (navigator.clipboard && message.content) {
     add("Copy", "Copy this text", async () => {
       await navigator.clipboard.writeText(message.content);
       say("Copied.");
@@ -127,15 +130,21 @@ function drawAll() {
   nodes.clear();
   log.replaceChildren();
   if (!chat.messages.length) {
-    log.append(make("p", { className: "empty", textContent: "Ask something. The answer is computed on this machine's edge-rt." }));
+    const where = `The model runs on ${location.host}; what is said stays there and in this browser.`;
+    const lines = [make("strong", { textContent: "What shall we talk about?" }), make("span", { textContent: where })];
+    log.append(make("p", { className: "empty" }, lines));
   }
   chat.messages.forEach(draw);
   log.scrollTop = log.scrollHeight;
 }
 
+function readsEnd() {
+  return log.scrollHeight - log.scrollTop - log.clientHeight < 60;
+}
+
 /** Draws, and follows the end only if the reader is there. */
 function redraw(message) {
-  const isAtEnd = log.scrollHeight - log.scrollTop - log.clientHeight < 60;
+  const isAtEnd = readsEnd();
   draw(message);
   if (isAtEnd) log.scrollTop = log.scrollHeight;
 }
@@ -147,39 +156,24 @@ function say(text, isBad = false) {
 
 // --- What is kept --------------------------------------------------------------------------------------------------
 
-function read(key, otherwise) {
-  try {
-    return JSON.parse(localStorage.getItem(key)) ?? otherwise;
-  } catch {
-    return otherwise;
+const FULL = "This browser keeps no more: clear conversations in the settings.";
+
+function keep(one) {
+  const state = kept.keep(one);
+  if (state === "full") say(FULL, true);
+  if (state === "copied" && one === chat) {
+    sessionStorage.setItem(OPEN, chat.id);
+    listChats();
+    say("Another tab went on with this conversation: here it goes on as a copy.");
   }
 }
 
-function write(key, value) {
-  try {
-    localStorage.setItem(key, JSON.stringify(value));
-  } catch {
-    say("This browser keeps no more: clear conversations in the settings.", true);
-  }
-}
-
-function save() {
-  if (chat.messages.length) write(CHAT + chat.id, chat);
-}
-
-function keptChats() {
-  const keys = Object.keys(localStorage).filter((key) => key.startsWith(CHAT));
-  const chats = keys.map((key) => read(key, null)).filter((one) => Array.isArray(one?.messages));
-  return chats.sort((a, b) => b.changed - a.changed);
-}
-
-function newChat() {
-  const id = Array.from(crypto.getRandomValues(new Uint8Array(8)), (one) => one.toString(16).padStart(2, "0")).join("");
-  return { id, title: "New conversation", changed: Date.now(), messages: [] };
+function keepSetting(id) {
+  if (!kept.set(id, id === "drafts" ? $(id).checked : $(id).value)) say(FULL, true);
 }
 
 function listChats() {
-  const chats = keptChats();
+  const chats = kept.chats();
   if (!chats.some((one) => one.id === chat.id)) chats.unshift(chat);
   $("chats").replaceChildren(...chats.map((one) => make("option", { value: one.id, textContent: one.title })));
   $("chats").value = chat.id;
@@ -188,20 +182,45 @@ function listChats() {
 function openChat(next) {
   running?.abort.abort();
   chat = next;
-  for (const message of chat.messages) {
-    // It was being written when the page was left.
-    if (message.state === "answering") message.state = "stopped";
-  }
-  sessionStorage.setItem("edge-rt.open", chat.id);
+  stopUnfinished();
+  sessionStorage.setItem(OPEN, chat.id);
   listChats();
   drawAll();
   say("");
 }
 
-function keepSettings() {
-  const values = Object.fromEntries(KEPT.map((id) => [id, $(id).value]));
-  write(SETTINGS, { ...values, drafts: $("drafts").checked });
+/** Marks what was being written when its page was left. */
+function stopUnfinished() {
+  for (const message of chat.messages) if (message.state === "answering") message.state = "stopped";
 }
+
+/** Shows what another tab has written into the conversation that is open here too. */
+function catchUp() {
+  const next = kept.chat(chat.id);
+  if (next === null || next.stamp === chat.stamp) return;
+  const isAtEnd = readsEnd();
+  const same = sameMessages(chat, next);
+  next.messages.splice(0, same, ...chat.messages.slice(0, same));
+  forget(same);
+  chat = next;
+  chat.messages.slice(Math.max(0, same - 1)).forEach(draw);
+  if (isAtEnd) log.scrollTop = log.scrollHeight;
+}
+
+addEventListener("storage", (event) => {
+  const id = chatOf(event.key);
+  if (id === null) return;
+  const isOpen = id === chat.id;
+  if (event.newValue === null) {
+    if (!isOpen) return listChats();
+    chat.isDeleted = true;
+    openChat(newChat());
+    return say("The conversation was deleted in another tab.");
+  }
+  // Who answers or edits here goes on, and keeps a copy.
+  if (isOpen && !running && !log.querySelector(".edit")) catchUp();
+  if (![...$("chats").options].some((one) => one.value === id)) listChats();
+});
 
 // --- Answers -------------------------------------------------------------------------------------------------------
 
@@ -256,13 +275,14 @@ function ask(text) {
 async function answer() {
   const schema = readSchema();
   if (schema === undefined) return redrawAll();
+  stopUnfinished();
   const body = request(chat.messages, schema);
   const message = { role: "assistant", content: "", reasoning: "", runs: [], state: "answering", isJSON: schema !== null };
   const own = { abort: new AbortController(), message, chat, tokens: 0, steps: 0, accepted: 0, begun: 0, spoken: 0, said: 0 };
   running = own;
   chat.messages.push(message);
   chat.changed = Date.now();
-  save();
+  keep(chat);
   listChats();
   for (const one of chat.messages.slice(-3)) draw(one);
   log.scrollTop = log.scrollHeight;
@@ -288,7 +308,7 @@ async function answer() {
     const state = { stopped: "Stopped.", failed: message.error }[message.state] ?? "Done.";
     say(state, message.state === "failed");
   }
-  if (!own.chat.isDeleted) write(CHAT + own.chat.id, own.chat);
+  keep(own.chat);
   if (own.chat === chat) redraw(message);
   readStatus();
 }
@@ -319,7 +339,7 @@ async function follow(own, body) {
       drawn = Math.max(now, performance.now() + 2 * (performance.now() - now) - DRAW_MS);
     }
     if (now - saved > SAVE_MS) {
-      write(CHAT + own.chat.id, own.chat);
+      keep(own.chat);
       saved = now;
     }
     speak(own, false);
@@ -376,7 +396,7 @@ function take(own, chunk) {
     const guesses = times.draft_n ? `, ${times.draft_n_accepted} of ${times.draft_n} guesses right` : "";
     const per = times.predicted_per_second.toFixed(1);
     message.figures = `${times.predicted_n} tokens, ${per} per second, ${perStep.toFixed(2)} per step${guesses}`;
-    speedText = `${per} tokens/s · ${perStep.toFixed(2)} tokens per step`;
+    speedText = `${per} tokens/s · ${perStep.toFixed(2)} per step`;
     showFigures(null);
   }
 }
@@ -432,6 +452,7 @@ function edit(message) {
   ]);
   const leave = () => {
     draw(message);
+    catchUp();
     $("text").focus();
   };
   const send = (event) => {
@@ -461,7 +482,7 @@ function showFigures(own) {
   if (own?.steps > 1) {
     const seconds = (own.last - own.begun) / 1e3;
     const speed = seconds > 0 ? (own.tokens / seconds).toFixed(1) : "...";
-    speedText = `${speed} tokens/s · ${(own.tokens / own.steps).toFixed(2)} tokens per step`;
+    speedText = `${speed} tokens/s · ${(own.tokens / own.steps).toFixed(2)} per step`;
   }
   $("figures").textContent = [speedText, memoryText].filter(Boolean).join(" · ");
 }
@@ -475,8 +496,8 @@ async function readStatus() {
     const { memory, models, answering, waiting } = await response.json();
     const planned = models.reduce((sum, one) => sum + one.planned_bytes, 0);
     const of = planned ? ` of ${megabytes(planned)} planned` : "";
-    const queue = answering + waiting ? ` · ${answering} answering, ${waiting} waiting` : "";
-    memoryText = `memory ${megabytes(memory.resident_bytes)}${of}${queue}`;
+    const queue = [answering && `${answering} answering`, waiting && `${waiting} waiting`].filter(Boolean);
+    memoryText = [`memory ${megabytes(memory.resident_bytes)}${of}`, ...queue].join(" · ");
     showFigures(null);
   } catch {
     memoryText = "the server is not there";
@@ -500,10 +521,10 @@ async function listModels() {
   } catch (error) {
     say(error.message, true);
   }
-  const kept = read(SETTINGS, {}).model;
-  const usual = make("option", { value: "default", textContent: "the usual one" });
+  const { model } = kept.settings();
+  const usual = make("option", { value: "default", textContent: "the usual model" });
   $("model").replaceChildren(usual, ...names.map((name) => make("option", { value: name, textContent: name })));
-  $("model").value = names.includes(kept) ? kept : "default";
+  $("model").value = names.includes(model) ? model : "default";
 }
 
 // --- Beginning -----------------------------------------------------------------------------------------------------
@@ -517,6 +538,7 @@ $("ask").addEventListener("submit", (event) => {
   const text = $("text").value;
   if (running || !text.trim()) return;
   $("text").value = "";
+  $("more").open = false;
   ask(text);
 });
 $("text").addEventListener("keydown", (event) => {
@@ -525,7 +547,11 @@ $("text").addEventListener("keydown", (event) => {
   $("ask").requestSubmit();
 });
 document.addEventListener("keydown", (event) => {
-  if (event.key === "Escape") running?.abort.abort();
+  if (event.key !== "Escape") return;
+  if ($("more").open) {
+    $("more").open = false;
+    $("text").focus();
+  } else running?.abort.abort();
 });
 $("stop").addEventListener("click", () => {
   running?.abort.abort();
@@ -535,30 +561,22 @@ $("new").addEventListener("click", () => {
   openChat(newChat());
   $("text").focus();
 });
-$("chats").addEventListener("change", () => openChat(read(CHAT + $("chats").value, null) ?? newChat()));
+$("chats").addEventListener("change", () => openChat(kept.chat($("chats").value) ?? newChat()));
 $("delete").addEventListener("click", () => {
-  const gone = chat;
-  gone.isDeleted = true;
+  kept.remove(chat);
   openChat(newChat());
-  drop([CHAT + gone.id]);
   say("The conversation is deleted.");
 });
 $("clear").addEventListener("click", () => {
   if (!confirm("Delete all conversations that are kept in this browser?")) return;
-  chat.isDeleted = true;
+  for (const one of [chat, ...kept.chats()]) kept.remove(one);
   openChat(newChat());
-  drop(Object.keys(localStorage).filter((key) => key.startsWith(CHAT)));
   say("All conversations are deleted.");
 });
 
-function drop(keys) {
-  for (const key of keys) localStorage.removeItem(key);
-  listChats();
-}
-
-for (const id of KEPT) $(id).addEventListener("change", keepSettings);
+for (const id of SETTINGS) $(id).addEventListener("change", () => keepSetting(id));
 $("drafts").addEventListener("change", () => {
-  keepSettings();
+  keepSetting("drafts");
   redrawAll();
 });
 $("key").addEventListener("change", () => {
@@ -571,12 +589,14 @@ addEventListener("beforeunload", () => {
   isLeaving = true;
   setTimeout(() => (isLeaving = false), 1000);
 });
-addEventListener("pagehide", save);
+addEventListener("pagehide", () => {
+  if (running) keep(chat);
+});
 
-const settings = read(SETTINGS, {});
-for (const id of KEPT) if (id !== "model" && typeof settings[id] === "string") $(id).value = settings[id];
+const settings = kept.settings();
+for (const id of SETTINGS) if (id !== "model" && typeof settings[id] === "string") $(id).value = settings[id];
 $("drafts").checked = settings.drafts === true;
 $("key").value = sessionStorage.getItem(KEY) ?? "";
-openChat(read(CHAT + sessionStorage.getItem("edge-rt.open"), null) ?? newChat());
+openChat(kept.chat(sessionStorage.getItem(OPEN)) ?? newChat());
 listModels();
 readStatus();

@@ -103,7 +103,7 @@ const QUOTE = /^ {0,3}> ?/;
 const DASHES = /^\s*\|?\s*:?-+:?\s*(?:\|\s*:?-+:?\s*){0,60}\|?\s*$/;
 
 /** Returns a text as blocks: paragraphs, headings, lists, quotes, tables and code. */
-export function markdown(text, depth = 0) {
+export function markdown(text, depth = 0, above = []) {
   const lines = typeof text === "string" ? text.replaceAll("\r\n", "\n").split("\n") : text;
   if (depth > DEEPEST) return [{ tag: "p", children: [lines.join("\n")] }];
   const blocks = [];
@@ -120,8 +120,10 @@ export function markdown(text, depth = 0) {
       blocks.push({ tag: "pre", language: fence[2], children: [code.join("\n")] });
     } else if (HEADING.test(line)) {
       const [, marks, title] = HEADING.exec(line);
-      // The page's own headings are levels 1 and 2.
-      blocks.push({ tag: `h${Math.min(6, marks.length + 2)}`, children: inline(title) });
+      // Below the page's own headings, levels 1 to 3, and without gaps, whatever levels a model writes.
+      while (above.at(-1) >= marks.length) above.pop();
+      above.push(marks.length);
+      blocks.push({ tag: `h${Math.min(6, above.length + 3)}`, children: inline(title) });
       at += 1;
     } else if (RULE.test(line)) {
       blocks.push({ tag: "hr", children: [] });
@@ -129,9 +131,9 @@ export function markdown(text, depth = 0) {
     } else if (QUOTE.test(line)) {
       const inner = [];
       for (; at < lines.length && QUOTE.test(lines[at]); at += 1) inner.push(lines[at].replace(QUOTE, ""));
-      blocks.push({ tag: "blockquote", children: markdown(inner, depth + 1) });
+      blocks.push({ tag: "blockquote", children: markdown(inner, depth + 1, above) });
     } else if (ITEM.test(line)) {
-      const [list, next] = readList(lines, at, depth);
+      const [list, next] = readList(lines, at, depth, above);
       blocks.push(list);
       at = next;
     } else if (line.includes("|") && DASHES.test(lines[at + 1] ?? "") && lines[at + 1].includes("-")) {
@@ -156,7 +158,7 @@ function beginsBlock(line) {
   return !line.trim() || [FENCE, HEADING, ITEM, RULE, QUOTE].some((pattern) => pattern.test(line));
 }
 
-function readList(lines, begin, depth) {
+function readList(lines, begin, depth, above) {
   const [, indent, mark] = ITEM.exec(lines[begin]);
   const isOrdered = /\d/.test(mark);
   const items = [];
@@ -174,7 +176,7 @@ function readList(lines, begin, depth) {
       inner.push(line);
     }
     const margin = Math.min(...inner.slice(1).filter((one) => one.trim()).map((one) => one.search(/\S/)), 1e3);
-    const blocks = markdown([inner[0], ...inner.slice(1).map((one) => one.slice(margin))], depth + 1);
+    const blocks = markdown([inner[0], ...inner.slice(1).map((one) => one.slice(margin))], depth + 1, above);
     const isTight = blocks[0]?.tag === "p";
     items.push({ tag: "li", children: isTight ? [...blocks[0].children, ...blocks.slice(1)] : blocks });
     while (at < lines.length && !lines[at].trim() && ITEM.test(lines[at + 1] ?? "")) at += 1;
