@@ -85,6 +85,7 @@ if TYPE_CHECKING:
         Usage as Usage,
     )
     from edge_rt.runtime.stream import Stream as Stream
+    from edge_rt.server import asgi_app as asgi_app
     from edge_rt.store.layout import RemovedReport as RemovedReport, StoreEntry as StoreEntry
     from edge_rt.store.pull import PullReport as PullReport
     from edge_rt.system.progress import ProgressEvent as ProgressEvent
@@ -120,6 +121,7 @@ _HOME = {
         "Event", "FinishReason", "LogProb", "Memory", "Result", "SpecStats", "Timings", "TokenLogProb", "Usage",
     ),
     "edge_rt.runtime.decode.scoring": ("Score",),
+    "edge_rt.server": ("asgi_app",),
     "edge_rt.store.layout": ("RemovedReport", "StoreEntry"),
     "edge_rt.store.pull": ("PullReport",),
     "edge_rt.text.template_text": ("RenderedPrompt",),

@@ -1,10 +1,12 @@
-"""A model inside a FastAPI application of your own, which streams answers to several clients at once.
+"""A model inside a FastAPI application of your own: a route of yours that streams, and all routes of the server.
 
 ::
 
     pip install fastapi uvicorn
     python examples/fastapi_app.py
     curl http://127.0.0.1:8000/ask -H "Content-Type: application/json" -d '{"question": "What is a haiku?"}'
+
+Clients of OpenAI's API take http://127.0.0.1:8000/llm/v1 as their base URL, and a browser shows the page at /llm/.
 """
 
 from __future__ import annotations
@@ -12,6 +14,7 @@ from __future__ import annotations
 import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from pathlib import Path
 
 from fastapi import FastAPI, HTTPException
 from fastapi.responses import StreamingResponse
@@ -33,6 +36,7 @@ def make_app(package: str) -> FastAPI:
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         with edge_rt.load(package, slots=4, max_queue=16) as app.state.model:
+            app.mount("/llm", edge_rt.asgi_app({Path(package).name: app.state.model}))
             yield
 
     app = FastAPI(lifespan=lifespan)

@@ -21,7 +21,7 @@ from edge_rt.server.answers import AnswerRequest, answering
 from edge_rt.server.anthropic_messages import count_tokens, read_messages
 from edge_rt.server.anthropic_writer import MessageWriter
 from edge_rt.server.bodies import Fields
-from edge_rt.server.failures import HTTPFailure, failure_of, response_of
+from edge_rt.server.failures import HTTPFailure, failure_of, path_of, response_of
 from edge_rt.server.guard import OPEN_PATHS, Guard
 from edge_rt.server.models import LoadedModel
 from edge_rt.server.ollama import OllamaTextWriter, OllamaWriter, read_ollama_chat, read_ollama_text
@@ -154,26 +154,26 @@ async def _answered(server: Server, handler: Handler, request: Request) -> Respo
     try:
         return await handler(server, request)
     except HTTPFailure as failure:
-        return response_of(failure, request.scope["path"])
+        return response_of(failure, request.scope)
     except EdgeRTError as error:
         translated = failure_of(error)
         if translated.status >= 500:
             server.log(str(error))
-        return response_of(translated, request.scope["path"])
+        return response_of(translated, request.scope)
     except (ClientGone, ClientDisconnect):
         return Response(status_code=CLIENT_LEFT)
     except Exception as error:
         # Its text may hold what was asked.
-        server.log(f"{request.scope['path']} failed: {type(error).__name__}")
+        server.log(f"{path_of(request.scope)} failed: {type(error).__name__}")
         what = f"The server failed: {type(error).__name__}."
-        return response_of(HTTPFailure(500, what, code="server_error"), request.scope["path"])
+        return response_of(HTTPFailure(500, what, code="server_error"), request.scope)
 
 
 async def _no_route(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
-    what = f"There is no {request.method} {request.scope['path'][:200]} here."
+    what = f"There is no {request.method} {path_of(request.scope)[:200]} here."
     failure = HTTPFailure(error.status_code, what, code="unknown_url")
-    response = response_of(failure, request.scope["path"])
+    response = response_of(failure, request.scope)
     response.headers.update(error.headers or {})
     return response
 

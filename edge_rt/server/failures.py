@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, MutableMapping
 from typing import Any, Final
 
 from starlette.responses import JSONResponse
@@ -126,6 +126,12 @@ def openai_error(failure: HTTPFailure) -> dict[str, Any]:
     return {"message": failure.message, "type": kind, "param": failure.param, "code": failure.code}
 
 
-def response_of(failure: HTTPFailure, path: str) -> JSONResponse:
+def response_of(failure: HTTPFailure, scope: MutableMapping[str, Any]) -> JSONResponse:
     """Return the response of a failure."""
-    return JSONResponse(body_of(failure, path), failure.status, headers=failure.headers)
+    return JSONResponse(body_of(failure, path_of(scope)), failure.status, headers=failure.headers)
+
+
+def path_of(scope: MutableMapping[str, Any]) -> str:
+    """Return the path of a request below the one that the application is mounted at."""
+    path, root = str(scope["path"]), str(scope.get("root_path", ""))
+    return path.removeprefix(root) if path.startswith(f"{root}/") else path

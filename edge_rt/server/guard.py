@@ -17,7 +17,7 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from edge_rt.server.failures import HTTPFailure, response_of
+from edge_rt.server.failures import HTTPFailure, path_of, response_of
 from edge_rt.server.information import PAGE_PATHS
 
 LOOPBACK_NAMES: Final = ("localhost", "127.0.0.1", "::1")
@@ -101,7 +101,7 @@ class Guard:
         try:
             self._check(scope, headers, origin)
         except HTTPFailure as failure:
-            await response_of(failure, scope["path"])(scope, receive, send_on)
+            await response_of(failure, scope)(scope, receive, send_on)
             return
         if scope["method"] == "OPTIONS" and origin is not None and "access-control-request-method" in headers:
             await _preflight()(scope, receive, send_on)
@@ -127,7 +127,7 @@ class Guard:
         if origin is not None and origin.lower() not in self._origins and not _is_same(origin, hosts[0]):
             what = f"Pages of {origin[:80]!r} may not ask. Start the server with --allow-origin ORIGIN to let them."
             raise HTTPFailure(403, what, code="origin_not_allowed")
-        method, path = scope["method"], scope["path"]
+        method, path = scope["method"], path_of(scope)
         if method == "OPTIONS" and origin is not None:
             return  # A browser asks, without the key, whether it may ask.
         if self._key is not None and path not in OPEN_PATHS and not self._knows_key(headers):

@@ -14,6 +14,7 @@ from typing import Any, Final
 from starlette.requests import Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response
 
+from edge_rt.server.failures import path_of
 from edge_rt.server.shared import Server
 from edge_rt.system.process_memory import own_bytes, peak_rss_bytes
 from edge_rt.version import VERSION
@@ -156,7 +157,7 @@ async def show_status(server: Server, request: Request) -> Response:
 async def show_page(server: Server, request: Request) -> Response:
     """Send a file of the page, unless the browser has it."""
     del server
-    name, media_type = _FILES[request.scope["path"]]
+    name, media_type = _FILES[path_of(request.scope)]
     content, etag = _read(name)
     headers = {**_HEADERS, "etag": etag}
     known = [one.strip().removeprefix("W/") for one in request.headers.get("if-none-match", "").split(",")]

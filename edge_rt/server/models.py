@@ -38,7 +38,10 @@ class LoadedModel:
     model: Model
     users: int = 0
     used: float = 0.0
-    turn: asyncio.Lock | None = None
+    turn: asyncio.Lock | None = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.turn = asyncio.Lock() if self.model.plan.request.slots == 1 else None
 
 
 @dataclass
@@ -157,8 +160,7 @@ class Models:
                 break
             await self._unload(idle[0], f"{name} needs its memory")
         model = await asyncio.to_thread(self._open, package, plan)
-        turn = asyncio.Lock() if model.plan.request.slots == 1 else None
-        self.loaded[name] = LoadedModel(name, model, used=self.clock(), turn=turn)
+        self.loaded[name] = LoadedModel(name, model, used=self.clock())
         seconds = time.perf_counter() - started
         slots = f"{model.slots} answers at once, " if model.slots > 1 else ""
         self.log(f"{name} is loaded ({slots}{model.context_tokens} tokens of context, {seconds:.1f} s)")

@@ -64,8 +64,11 @@ def test_fastapi(native_package, expected):
     module = importlib.util.module_from_spec(spec)
     sys.modules["fastapi_app"] = module
     spec.loader.exec_module(module)
-    with TestClient(module.make_app(str(native_package))) as client:
+    with TestClient(module.make_app(str(native_package)), base_url="http://127.0.0.1:8000") as client:
         asked = {"question": "What is a haiku?", "max_tokens": 60}
         assert client.post("/ask", json=asked).text == expected
         too_long = client.post("/ask", json={"question": "word " * 9000})
         assert (too_long.status_code, "context" in too_long.text) == (400, True)
+        chat = {"messages": QUESTION, "max_tokens": 60, "temperature": 0}
+        answer = client.post("/llm/v1/chat/completions", json=chat).json()
+        assert answer["choices"][0]["message"]["content"] == expected

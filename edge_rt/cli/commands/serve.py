@@ -16,7 +16,8 @@ from edge_rt.cli.options import flags
 from edge_rt.cli.options.groups import LoadFlags, OutputFlags, PlaceFlags, SpeculationFlags, configured, preset_of
 from edge_rt.cli.options.spread import only
 from edge_rt.cli.render.console import Terminal
-from edge_rt.errors import ConfigError, ModelNotFound, RuntimeUnavailable
+from edge_rt.errors import ConfigError, ModelNotFound
+from edge_rt.server import require_packages
 
 if TYPE_CHECKING:
     from edge_rt.memory.budget import Budget
@@ -96,7 +97,7 @@ def serve(
     speculation.check()
     if serving.no_prompt_cache and serving.prompt_cache is not None:
         raise ConfigError("--prompt-cache and --no-prompt-cache exclude each other.", "Both were given.", "Choose one.")
-    _require_packages()
+    require_packages()
     from edge_rt.server.models import Models
     from edge_rt.server.running import KEY_VARIABLE, RunningServer, open_socket, read_key
     from edge_rt.server.shared import Server
@@ -142,18 +143,6 @@ def serve(
             raise
         terminal.note("stopped", "dim")
     return 0
-
-
-def _require_packages() -> None:
-    try:
-        import starlette  # noqa: F401
-        import uvicorn  # noqa: F401
-    except ImportError as error:
-        from edge_rt.system.machine import install_command
-
-        raise RuntimeUnavailable(
-            "The server needs starlette and uvicorn.", f"{error}.", f"Install them: {install_command('serve')}"
-        ) from error
 
 
 def _budget(load: LoadFlags, places: PlaceFlags) -> Budget:

@@ -142,3 +142,9 @@ async def talked_later(model: edge_rt.Model, tools: list[dict[str, Any]]) -> Non
         shown(event)
     async for event in model.astream("Hello", template_args={"enable_thinking": True}):
         shown(event)
+
+
+def mounted(model: edge_rt.Model) -> object:
+    return edge_rt.asgi_app(
+        {"small": model}, host="127.0.0.1", key="a-key-of-some-length", allowed_hosts=["box.lan"], allowed_origins=(),
+    )  # fmt: skip
