@@ -55,7 +55,7 @@ class CallStream:
         self._marks = () if tools is None else (*_MARKS, PYTHON_TAG)
         self._taught = () if syntax is None or not syntax.mark else (syntax.mark,)
         # Calls whose arguments are no JSON, or whose way of writing is unknown, are read when they are whole.
-        self._is_pieced = syntax is not None and not syntax.quote
+        self._is_pieced = syntax is not None and syntax.notation == "json"
         self._head = _PLAIN_HEAD if syntax is not None and "[ARGS]" in syntax.call[1] else _JSON_HEAD
         self._closers = () if syntax is None else tuple(filter(None, (*syntax.marks, syntax.close, syntax.end)))
         self._is_bare = syntax is not None and not syntax.mark

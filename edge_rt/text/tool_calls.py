@@ -9,7 +9,9 @@ import json
 import re
 from collections.abc import Callable, Container, Iterable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any, Final
+from typing import Any, Final, Literal
+
+from edge_rt.text.python_calls import read_calls
 
 MAX_CALLS: Final = 128
 """Most calls that are read from one answer."""
@@ -45,7 +47,8 @@ class CallSyntax:
             call begins where the answer does.
         begin, between, end: texts in front of all calls, between two, and behind all.
         close: the mark behind a call, or behind all of them.
-        quote: what stands around texts in Gemma's notation of arguments; empty: they are JSON.
+        notation: of arguments: JSON, Gemma's or Python's.
+        quote: what stands around texts in Gemma's.
         several: whether an answer may have several calls.
         unlike: texts of templates that have the signs and teach something else.
         read: reads what follows the first mark, of one call or all.
@@ -59,6 +62,7 @@ class CallSyntax:
     between: str = ""
     end: str = ""
     close: str = ""
+    notation: Literal["json", "gemma", "python"] = "json"
     quote: str = ""
     several: bool = True
     unlike: tuple[str, ...] = ()
@@ -267,6 +271,13 @@ def _read_mistral(text: str, at: int) -> Values:
     return [{"name": named[1], "arguments": arguments}], at
 
 
+def _read_lfm2(text: str, at: int) -> Values:
+    """Read calls in Python's notation; some templates ask for JSON in its place."""
+    begin = _skip_blanks(text, at)
+    first = _skip_blanks(text, begin + 1) if text.startswith("[", begin) else begin
+    return _read_json(text, at) if text.startswith("{", first) else read_calls(text, at)
+
+
 _CALL: Final = re.compile(r"\s*call:([^\s{}]+)\s*")
 _KEY: Final = re.compile(r"\s*([^\s:{}\[\],\"<]+)\s*:")
 _QUOTES: Final = ('<|"|>', "<escape>")
@@ -367,6 +378,7 @@ _GEMMA: Final = CallSyntax(
     call=("<|tool_call>call:", "", "<tool_call|>"),
     marks=("<|tool_call>", '<|"|>', "<tool_call|>"),
     close="<tool_call|>",
+    notation="gemma",
     quote='<|"|>',
     read=_read_gemma,
 )
@@ -376,6 +388,18 @@ _LLAMA: Final = CallSyntax(
     call=('{"name": "', '", "parameters": ', "}"),
     marks=(PYTHON_TAG,),
     several=False,
+)
+_LFM2: Final = CallSyntax(
+    "LFM2",
+    signs=("<|tool_list_start|>",),
+    call=("", "(", ")"),
+    marks=("<|tool_call_start|>", "<|tool_call_end|>"),
+    begin="<|tool_call_start|>[",
+    between=", ",
+    end="]<|tool_call_end|>",
+    close="<|tool_call_end|>",
+    notation="python",
+    read=_read_lfm2,
 )
 SYNTAXES: Final = (
     replace(
@@ -388,6 +412,9 @@ SYNTAXES: Final = (
         quote="<escape>",
     ),
     _GEMMA,
+    replace(_LFM2, signs=("<|tool_call_start|>", '"arguments": '), call=_JSON, notation="json"),
+    replace(_LFM2, signs=("<|tool_call_start|>",)),
+    _LFM2,
     _MISTRAL,
     replace(_MISTRAL_LIST, signs=("[TOOL_CALLS] [",), begin="[TOOL_CALLS] ["),
     _MISTRAL_LIST,

@@ -13,8 +13,9 @@ from dataclasses import dataclass
 from typing import Any, Final, Literal
 
 from edge_rt.errors import ConfigError, InvalidGrammar, kind_of
+from edge_rt.text import gemma_arguments, python_calls
 from edge_rt.text.answer_format import AnswerFormat, closed
-from edge_rt.text.gemma_arguments import arguments_rules, lark_expression
+from edge_rt.text.gemma_arguments import lark_expression
 from edge_rt.text.json_schema import read_schema
 from edge_rt.text.tool_calls import PYTHON_TAG, SYNTAXES, CallSyntax, Tools, function_of
 
@@ -291,8 +292,10 @@ def faulty_tool(tools: Tools, refuses: Callable[[AnswerFormat], str | None]) -> 
 
 
 def _rules(schema: dict[str, Any], syntax: CallSyntax, spelled: _Spelling, number: int) -> tuple[list[str], list[str]]:
-    if syntax.quote:
-        return arguments_rules(schema, f"args{number}", spelled(syntax.quote), syntax.quote)
+    if syntax.notation == "gemma":
+        return gemma_arguments.arguments_rules(schema, f"args{number}", spelled(syntax.quote), syntax.quote)
+    if syntax.notation == "python":
+        return python_calls.arguments_rules(schema, f"args{number}", _SEPARATORS), []
     return [f"args{number}: %json {json.dumps({**schema, 'x-guidance': _SEPARATORS})}"], []
 
 

@@ -17,6 +17,12 @@ _FRAME: Final = r"""
         {{- '[' }}{% for one in value %}{{- ',' if not loop.first }}{{- value_of(one) }}{% endfor %}{{- ']' }}
     {%- else %}{{- value | tojson }}{% endif %}
 {%- endmacro %}
+{%- macro named(arguments) %}
+    {%- for key, one in arguments.items() %}
+        {{- ', ' if not loop.first }}{{- key ~ '=' }}
+        {%- if one is string %}{{- "'" ~ one ~ "'" }}{% elif one is mapping %}{{- one | tojson }}{% else %}{{- one | string }}{% endif %}
+    {%- endfor %}
+{%- endmacro %}
 {%- if tools %}
     {{- '<|im_start|>system\nYou can call these functions:' }}
     {%- for tool in tools %}{{- '\n' ~ tool | tojson }}{% endfor %}
@@ -63,12 +69,19 @@ TOOL_TEMPLATES: Final = {
         _each("<|tool_call>call:", "", "<tool_call|>", "value_of(call.arguments)"),
         '<|"|>',
     ),
+    "LFM2": _template(
+        "<|tool_call_start|>[<name>(<key>=<value>)]<|tool_call_end|>",
+        "<|tool_call_start|>["
+        + _each("", "(", ")", between=", ", arguments="named(call.arguments)")
+        + "]<|tool_call_end|>",
+        "'",
+    ),
     "Granite": _template('<|tool_call|>[{"name": <name>, "arguments": <arguments>}]', f"<|tool_call|>[{_ITEMS}]"),
 }
 
 MARKS: Final = (
     *("<tool_call>", "</tool_call>", "[TOOL_CALLS]", "[ARGS]", "[CALL_ID]", "<|tool_call>", '<|"|>', "<tool_call|>"),
-    *("<|tool_call|>", "<|python_tag|>"),
+    *("<|tool_call|>", "<|python_tag|>", "<|tool_call_start|>", "<|tool_call_end|>"),
 )
 """Control tokens of all syntaxes."""
 

@@ -89,7 +89,7 @@ def check(result, once=False):
 def test_calls_fit_their_tools_in_every_syntax_and_are_the_same_with_drafts(name, has_marks, packages, tmp_path):
     with loaded(packages["marked" if has_marks else "plain"], tmp_path, TOOL_TEMPLATES[name]) as model:
         begin = {"Llama": '{"name": "weather"', "Gemma": "<|tool_call>"}.get(name, "[TOOL_CALLS]")
-        begin = {"Qwen": "<tool_call>", "Granite": "<|tool_call|>"}.get(name, begin)
+        begin = {"Qwen": "<tool_call>", "Granite": "<|tool_call|>", "LFM2": "<|tool_call_start|>"}.get(name, begin)
         asked = (
             {"tool_choice": "required", "temperature": 0.0},
             {"tool_choice": "required", **SAMPLED},
@@ -171,7 +171,9 @@ def test_choices_that_there_cannot_be(qwen, options, message):
 def test_a_template_whose_calls_are_not_known_cannot_be_asked_for_one(package, tmp_path):
     template = "{% for tool in tools %}<function={{ tool.name }}>{% endfor %}{{ messages[0].content }}"
     with loaded(package, tmp_path, template) as model:
-        with pytest.raises(ConfigError, match=r"does not know.*known are the ways of FunctionGemma, Gemma 4, Mistral"):
+        with pytest.raises(
+            ConfigError, match=r"does not know.*known are the ways of FunctionGemma, Gemma 4, LFM2, Mistral"
+        ):
             model.check(HELLO, tools=TOOLS, tool_choice="required")
         assert model.generate(HELLO, tools=TOOLS, max_tokens=3).tool_calls == ()
 

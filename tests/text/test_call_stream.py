@@ -31,6 +31,8 @@ def written(syntax, rng):
     calls = [(rng.choice(["f", "gee_2"]), rng.choice(ARGUMENTS)) for _ in range(count)]
 
     def spelled(arguments):
+        if syntax.notation == "python":
+            return ", ".join(f"{key}={value!r}" for key, value in arguments.items())
         if not syntax.quote:
             return json.dumps(arguments, ensure_ascii=False)
         texts = ((key, value) for key, value in arguments.items() if isinstance(value, str))

@@ -47,6 +47,21 @@ B = ToolCall("b", {})
         ),
         ("<|tool_call>call:a{x:1} then<tool_call|><|tool_call>call:b{}", (B,)),
         ('<|tool_call>call:b{s:<|"|>open}<tool_call|>', ()),
+        ("<|tool_call_start|>[a(x=1), b()]<|tool_call_end|>", (A, B)),
+        ('Well. <|tool_call_start|>[{"name": "a", "arguments": {"x": 1}}]<|tool_call_end|>', (A,)),
+        ("<|tool_call_start|>[a(x=1), b(", (A,)),
+        ("<|tool_call_start|>a(x=1)<|tool_call_end|>", (A,)),
+        (
+            "<|tool_call_start|>[b(s='it\\'s )]\\n', t=[True, None, {'k': -1.5e1}], u=(\"v\",))]<|tool_call_end|>",
+            (ToolCall("b", {"s": "it's )]\n", "t": [True, None, {"k": -15.0}], "u": ["v"]}),),
+        ),
+        ("<|tool_call_start|>[b(1)]<|tool_call_end|>", ()),
+        ("<|tool_call_start|>[b(x=open('f'))]<|tool_call_end|>", ()),
+        ("<|tool_call_start|>[b(x=1, x=2)]<|tool_call_end|>", ()),
+        ("<|tool_call_start|>[b(s='open)]<|tool_call_end|>", ()),
+        ("<|tool_call_start|>[a(x=" + "[" * 100_000, ()),
+        ("<|tool_call_start|>[a(x=" + "1" * 100_000, ()),
+        ("<|tool_call_start|>" + "[" * 100_000, ()),
         ("[1]", ()),
         ("<tool_call>[1]</tool_call>", ()),
         ('{"name": "a"', ()),
@@ -102,8 +117,18 @@ def test_calls_are_bounded():
 
 
 @given(
-    st.sampled_from(("", "<tool_call>", "[TOOL_CALLS]", "<|tool_call|>", "<|tool_call>call:a{", "<|python_tag|>")),
-    st.text('{}[]":,;<tool_call>/|pythgname \\1'),
+    st.sampled_from(
+        (
+            "",
+            "<tool_call>",
+            "[TOOL_CALLS]",
+            "<|tool_call|>",
+            "<|tool_call>call:a{",
+            "<|tool_call_start|>[a(x=",
+            "<|python_tag|>",
+        )
+    ),
+    st.text("{}[]()=\":,;<tool_call>/|pythgname \\1'"),
 )
 def test_no_text_fails(mark, text):
     assert all(isinstance(call, ToolCall) for call in parse_tool_calls(mark + text))
@@ -122,6 +147,7 @@ def test_no_text_fails(mark, text):
         ("{{ '<start_function_call>call:' }}", "FunctionGemma"),
         ("{{ '<|tool_call|>[' ~ ']<|/tool_call|>' }}", "Phi 4"),
         ('{{ \'{"name": "f", "arguments": {}}\' }}', "JSON"),
+        ("{{ 'List of tools: <|tool_list_start|>[' }}", "LFM2"),
         ("{{ messages }}", None),
     ],
 )

@@ -1,0 +1,249 @@
+"""Calls in Python's notation, as LFM2 writes them: ``[name(city='Paris', days=3), other()]``; reading, and grammars.
+
+Texts stand in quotes of either kind. Objects are those of JSON or of Python, and both spellings of true, false and null
+are read. A grammar gives texts in either kind of quotes, and lists and objects in JSON, which is Python but for these
+three words.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, Final
+
+from edge_rt.errors import InvalidGrammar
+
+MAX_DEPTH: Final = 64
+_NAME: Final = re.compile(r"\s*([^\s()\[\]{},=:'\"]+)\s*\(")
+_KEY: Final = re.compile(r"\s*([^\W\d]\w*)\s*=")
+_NUMBER: Final = re.compile(r"[-+]?(?:\d[\d_]*(\.\d*)?|(\.\d+))([eE][-+]?\d+)?")
+_WORD: Final = re.compile(r"[A-Za-z]+")
+_WORDS: Final[Mapping[str, Any]] = {
+    "True": True, "False": False, "None": None, "true": True, "false": False, "null": None,
+}  # fmt: skip
+_ESCAPE: Final = re.compile(r"\\(?:u([0-9a-fA-F]{4})|x([0-9a-fA-F]{2})|(.))", re.DOTALL)
+_ESCAPES: Final = {"n": "\n", "t": "\t", "r": "\r", "b": "\b", "f": "\f", "\n": ""}
+_PLAIN: Final = frozenset("\\'\"/")
+
+
+# --- reading ---
+
+
+def read_calls(text: str, at: int) -> tuple[list[Any], int]:
+    """Read one call, or a list of calls; of a list that is cut, those that are whole.
+
+    Returns:
+        Objects with ``name`` and ``arguments``, and where the text behind them begins.
+
+    Raises:
+        ValueError: there is no whole call.
+    """
+    at = _blanks(text, at)
+    if not text.startswith("[", at):
+        call, at = _read_call(text, at)
+        return [call], at
+    calls: list[Any] = []
+    at = _blanks(text, at + 1)
+    while not text.startswith("]", at):
+        try:
+            call, at = _read_call(text, at)
+        except ValueError:
+            if not calls:
+                raise
+            return calls, at
+        calls.append(call)
+        if (at := _blanks(text, at)) == len(text):
+            return calls, at
+        at = _comma(text, at, "]")
+    return calls, at + 1
+
+
+def _read_call(text: str, at: int) -> tuple[dict[str, Any], int]:
+    named = _NAME.match(text, at)
+    if named is None:
+        raise ValueError("no name")
+    arguments: dict[str, Any] = {}
+    at = _blanks(text, named.end())
+    while not text.startswith(")", at):
+        # Arguments without a name are nobody's: the order of parameters is not Python's.
+        key = _KEY.match(text, at)
+        if key is None or key[1] in arguments:
+            raise ValueError("no key")
+        arguments[key[1]], at = _read_value(text, key.end(), 0)
+        at = _comma(text, at, ")")
+    return {"name": named[1], "arguments": arguments}, at + 1
+
+
+def _read_value(text: str, at: int, depth: int) -> tuple[Any, int]:
+    at = _blanks(text, at)
+    if depth > MAX_DEPTH:
+        raise ValueError("nested too deeply")
+    first = text[at : at + 1]
+    if first in ("'", '"'):
+        return _read_text(text, at)
+    if first == "{":
+        return _read_object(text, at, depth)
+    if first in ("[", "("):
+        items: list[Any] = []
+        end, at = "]" if first == "[" else ")", _blanks(text, at + 1)
+        while not text.startswith(end, at):
+            item, at = _read_value(text, at, depth + 1)
+            items.append(item)
+            at = _comma(text, at, end)
+        return items, at + 1
+    word = _WORD.match(text, at)
+    if word is not None and word[0] in _WORDS:
+        return _WORDS[word[0]], word.end()
+    number = _NUMBER.match(text, at)
+    if number is None:
+        raise ValueError("no value")
+    return (float if any(number.groups()) else int)(number[0]), number.end()
+
+
+def _read_object(text: str, at: int, depth: int) -> tuple[dict[str, Any], int]:
+    entries: dict[str, Any] = {}
+    at = _blanks(text, at + 1)
+    while not text.startswith("}", at):
+        key, at = _read_value(text, at, depth + 1)
+        at = _blanks(text, at)
+        if not isinstance(key, str) or not text.startswith(":", at):
+            raise ValueError("no key")
+        entries[key], at = _read_value(text, at + 1, depth + 1)
+        at = _comma(text, at, "}")
+    return entries, at + 1
+
+
+def _read_text(text: str, at: int) -> tuple[str, int]:
+    quote, parts = text[at], []
+    begin = at = at + 1
+    while (end := _first_of(text, at, quote)) >= 0 and text[end] == "\\":
+        escape = _ESCAPE.match(text, end)
+        if escape is None:
+            raise ValueError("no end")
+        parts += [text[begin:end], _escaped(escape)]
+        begin = at = escape.end()
+    if end < 0:
+        raise ValueError("no end")
+    # Characters beyond 16 bits are two escapes in JSON.
+    whole = "".join([*parts, text[begin:end]]).encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+    return whole, end + 1
+
+
+def _first_of(text: str, at: int, quote: str) -> int:
+    found = re.compile(rf"[\\{quote}]").search(text, at)
+    return -1 if found is None else found.start()
+
+
+def _escaped(escape: re.Match[str]) -> str:
+    if code := escape[1] or escape[2]:
+        return chr(int(code, 16))
+    character = escape[3]
+    return _ESCAPES.get(character, character if character in _PLAIN else f"\\{character}")
+
+
+def _comma(text: str, at: int, end: str) -> int:
+    at = _blanks(text, at)
+    if text.startswith(",", at):
+        return _blanks(text, at + 1)
+    if not text.startswith(end, at):
+        raise ValueError("no end")
+    return at
+
+
+def _blanks(text: str, at: int) -> int:
+    while at < len(text) and text[at].isspace():
+        at += 1
+    return at
+
+
+# --- grammars ---
+
+_KNOWN: Final = frozenset(("type", "properties", "required", "additionalProperties", "title", "description"))
+_DEFINITIONS: Final = ("$defs", "definitions")
+_REFERENCE: Final = re.compile(r'"\$ref": "(?!#/(?:\$defs|definitions)/)')
+
+
+def arguments_rules(schema: Mapping[str, Any], name: str, separators: Mapping[str, Any]) -> list[str]:
+    """Return rules in Lark's notation for what stands between the parentheses, the first one of the given name.
+
+    Args:
+        schema: of an object, as ``read_schema`` returns it.
+        separators: how JSON is written.
+
+    Raises:
+        InvalidGrammar: a keyword cannot be enforced in this notation.
+    """
+    definitions = {key: schema[key] for key in _DEFINITIONS if key in schema}
+    for keyword in sorted(schema.keys() - _KNOWN - definitions.keys()):
+        raise _refusal(f"The keyword '{keyword}' of an object of arguments")
+    if _REFERENCE.search(json.dumps(schema)):
+        raise _refusal("A reference to anything but a definition")
+
+    def json_rule(part: Any) -> str:
+        return (
+            f"%json {json.dumps({**(part if isinstance(part, dict) else {}), **definitions, 'x-guidance': separators})}"
+        )
+
+    properties = {key: one for key, one in schema.get("properties", {}).items() if one is not False}
+    required, more = set(schema.get("required", ())), schema.get("additionalProperties", True)
+    for key in required - properties.keys():
+        properties[key] = more
+    rules: list[str] = []
+    pairs: list[tuple[str, bool]] = []
+    for number, (key, part) in enumerate(properties.items()):
+        if re.fullmatch(r"[^\W\d]\w*", key) is None or part is False:
+            raise InvalidGrammar(
+                "The name of a parameter cannot be written in this model's calls.",
+                f"{key!r:.60}.",
+                "Use letters, digits and underscores.",
+            )
+        value = f"{name}_{number}"
+        rules += _value_rules(part, value, json_rule)
+        pairs.append((f"{json.dumps(f'{key}=', ensure_ascii=False)} {value}", key in required))
+    if more is not False:
+        rules += _value_rules(more, f"{name}_more", json_rule)
+        pairs.append((f"/[A-Za-z_][A-Za-z0-9_]*=/ {name}_more", False))
+    return [*_sequence(name, pairs, has_more=more is not False), *rules]
+
+
+def _value_rules(part: Any, name: str, json_rule: Callable[[Any], str]) -> Iterator[str]:
+    """Yield the rules of a value: texts may have quotes of either kind, and words are Python's."""
+    schema = part if isinstance(part, dict) else {}
+    words = {"boolean": '"True" | "False"', "null": '"None"'}
+    kinds = schema.get("type")
+    given = schema.keys() - {"title", "description", "default", "examples"}
+    if isinstance(kinds, str) and kinds in words and given == {"type"}:
+        yield f"{name}: {words[kinds]}"
+        return
+    yield f"{name}json: {json_rule(part)}"
+    if (kinds == "string" and given == {"type"}) or not given:
+        terminal = f"T{name.upper()}"
+        yield rf"{terminal}: /'(?s:[^'\\]|\\.)*'/"
+        yield f"{name}: {name}json | {terminal}{'' if given else ' | ' + ' | '.join(words.values())}"
+    else:
+        yield f"{name}: {name}json"
+
+
+def _sequence(name: str, pairs: list[tuple[str, bool]], *, has_more: bool) -> Iterator[str]:
+    """Yield rules for pairs in their order, without some of those that are not required; the last may come often."""
+    behind = first = '""'
+    for number, (pair, is_required) in reversed(list(enumerate(pairs))):
+        if has_more and number == len(pairs) - 1:
+            later, now = f'(", " {pair})*', f'({pair} (", " {pair})*)?'
+        elif is_required:
+            later, now = f'", " {pair} {behind}', f"{pair} {behind}"
+        else:
+            later, now = f'(", " {pair})? {behind}', f"{pair} {behind} | {first}"
+        behind, first = f"{name}_b{number}", f"{name}_f{number}"
+        yield f"{behind}: {later}"
+        yield f"{first}: {now}"
+    yield f"{name}: {first}"
+
+
+def _refusal(what: str) -> InvalidGrammar:
+    return InvalidGrammar(
+        f"{what} cannot be enforced in Python's notation of arguments.",
+        "Arguments are named values, each with a schema of its own.",
+        "Leave it out, and check the arguments.",
+    )
