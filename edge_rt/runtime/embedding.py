@@ -33,11 +33,18 @@ def require_pooling(manifest: Manifest) -> Pooling:
 
 
 def embedding_ids(
-    texts: Iterable[str], tokenizer: Tokenizer, pooling: Pooling, prompt: str | None, most: int, *, truncate: bool
+    texts: Iterable[str | Sequence[int]],
+    tokenizer: Tokenizer,
+    pooling: Pooling,
+    prompt: str | None,
+    most: int,
+    *,
+    truncate: bool,
 ) -> list[list[int]]:
     """Return the token ids of texts, with the prompt in front and the end token behind.
 
     Args:
+        texts: or their token ids, which may have the end token.
         prompt: name of one of the package's prompts; None: none.
         most: tokens of context.
         truncate: whether a text that is longer loses its end; else it is refused.
@@ -50,10 +57,14 @@ def embedding_ids(
             "Choose one of them, or put your own in front of the texts.",
         )
     before = "" if prompt is None else prompts[prompt]
+    start = tokenizer.encode_prompt(before) if before else []
     ends = [] if pooling.end_token_id is None else [pooling.end_token_id]
     found = []
     for number, text in enumerate(texts):
-        ids = tokenizer.encode_prompt(before + text)
+        ids = tokenizer.encode_prompt(before + text) if isinstance(text, str) else [*start, *text]
+        if not isinstance(text, str):
+            _check_ids(number, ids, tokenizer.vocab_size)
+            ids = ids[:-1] if ends and ids[-1:] == ends else ids
         if len(ids) + len(ends) > most:
             if not truncate:
                 way = f"Text {number} is too long: cut it, load the model with a larger ctx, or give truncate=True."
@@ -63,6 +74,15 @@ def embedding_ids(
             raise ConfigError(f"Text {number} is empty.", "It has no tokens.", "Leave it out.")
         found.append([*ids, *ends])
     return found
+
+
+def _check_ids(number: int, ids: Sequence[int], count: int) -> None:
+    if not all(0 <= one < count for one in ids):
+        raise ConfigError(
+            f"Text {number} has tokens that the model has not.",
+            f"Its tokens have the ids 0 to {count - 1}.",
+            "Give texts, or ids of this model's tokenizer.",
+        )
 
 
 @dataclass

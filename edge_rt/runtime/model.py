@@ -377,7 +377,7 @@ class Model(ModelTexts):
     @known_options()
     def embed(
         self,
-        texts: Iterable[str],
+        texts: Iterable[str | Items[int]],
         *,
         prompt: str | None = None,
         truncate: bool = False,
@@ -390,15 +390,15 @@ class Model(ModelTexts):
         is empty afterwards.
 
         Args:
-            texts: taken as they are; the model's end token is added.
+            texts: texts or token ids, taken as they are; the model's end token is added.
             prompt: name of one of ``package.manifest.pooling.prompts``, which is put in front of every text.
             truncate: whether a text that does not fit the context loses its end; else it is refused.
             cancel: stops it from elsewhere.
             on_progress: called with the texts that are done, and with all.
 
         Raises:
-            ConfigError: the package gives no embeddings, or passes run on a GPU; there is no such prompt, or a text
-                without tokens.
+            ConfigError: the package gives no embeddings, or passes run on a GPU; there is no such prompt, a text has no
+                tokens, or one that the model has not.
             ContextOverflow: a text does not fit.
             Busy, ModelClosed, InferenceError, Cancelled.
         """

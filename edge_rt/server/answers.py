@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
-from concurrent.futures import Executor
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 from edge_rt.errors import EdgeRTError
@@ -18,6 +18,8 @@ from edge_rt.runtime.results import Event, Result, TokenLogProb
 from edge_rt.runtime.stream import Stream
 from edge_rt.server.failures import RETRY_SECONDS, HTTPFailure, failure_of
 from edge_rt.server.models import LoadedModel
+from edge_rt.server.request_fields import with_system
+from edge_rt.server.shared import Server
 from edge_rt.server.texts import infill_prompt
 from edge_rt.text.call_stream import CallPiece, CallStream
 
@@ -35,6 +37,7 @@ class AnswerRequest:
         model: a name; None: the usual model.
         prompt: messages, a text or token ids.
         options: fields of ``GenerationConfig``.
+        usual: the same, where neither the request nor its preset says anything.
         more: further prompts.
         count: answers to each.
         infill: what comes before and behind the answer; the prompt is made of both.
@@ -51,18 +54,24 @@ class AnswerRequest:
     count: int = 1
     infill: tuple[str, str] | None = None
     needs_count: bool = False
+    usual: Mapping[str, Any] = field(default_factory=dict)
 
-    def with_preset(self, preset: Preset) -> AnswerRequest:
+    def with_preset(self, preset: Preset | None) -> AnswerRequest:
         """Return the request with a preset's options and system message where it has none of its own."""
+        if preset is None:
+            return self
         options = dict(preset.sampling)
         if preset.max_tokens is not None:
             options["max_tokens"] = preset.max_tokens
         prompt = self.prompt
-        if preset.system is not None and prompt and not isinstance(prompt, str) and isinstance(prompt[0], Mapping):
-            messages = [one for one in prompt if isinstance(one, Mapping)]
-            if messages[0].get("role") != "system":
-                prompt = [{"role": "system", "content": preset.system}, *messages]
+        if not isinstance(prompt, str) and prompt and isinstance(prompt[0], Mapping):
+            prompt = with_system([dict(one) for one in prompt if isinstance(one, Mapping)], preset)
         return replace(self, prompt=prompt, options={**options, **self.options})
+
+    @property
+    def needs_grammar(self) -> bool:
+        """Whether its answers are held to a schema of its own."""
+        return "response_format" in self.options or self.tools is not None
 
     @property
     def begun(self) -> str:
@@ -210,20 +219,14 @@ class Answers:
 
 
 @asynccontextmanager
-async def answering(
-    entry: LoadedModel, asked: AnswerRequest, encoding: Executor, on_result: Callable[[Result], None]
-) -> AsyncGenerator[Answers]:
+async def answering(server: Server, entry: LoadedModel, asked: AnswerRequest) -> AsyncGenerator[Answers]:
     """Begin the answers to a request; what has not ended with the block is stopped.
-
-    Args:
-        encoding: threads in which prompts become tokens, and schemas grammars.
-        on_result: called with the result of each answer that ends.
 
     Raises:
         EdgeRTError: the request cannot be answered; nothing was computed.
     """
-    loop = asyncio.get_running_loop()
-    answers = await loop.run_in_executor(encoding, _opened, entry, asked, on_result)
+    run = server.compiled if asked.needs_grammar else server.encoded
+    answers = await run(partial(_opened, entry, asked, server.counters.add))
     tasks = [asyncio.create_task(answers.read(index)) for index in range(len(answers.streams))]
     try:
         yield answers
@@ -234,7 +237,7 @@ async def answering(
 
 
 def _opened(entry: LoadedModel, asked: AnswerRequest, on_result: Callable[[Result], None]) -> Answers:
-    model, config = entry.model, GenerationConfig(**asked.options)
+    model, config = entry.model, GenerationConfig(**{**asked.usual, **asked.options})
     given: dict[str, Any] = {"tools": asked.tools, "template_args": asked.template_args}
     count = None
     if asked.needs_count:

@@ -8,8 +8,8 @@ from typing import Any
 from edge_rt.runtime.results import Result
 from edge_rt.server.answer_fields import new_id, own_fields, sse
 from edge_rt.server.answers import Answers, Piece
-from edge_rt.server.bodies import Fields
 from edge_rt.server.failures import HTTPFailure, anthropic_error
+from edge_rt.server.fields import Fields
 from edge_rt.server.models import LoadedModel
 from edge_rt.text.call_stream import CallPiece
 
@@ -20,9 +20,9 @@ class MessageWriter:
     media_type = "text/event-stream"
     ping: bytes | None = sse({"type": "ping"}, "ping")
 
-    def __init__(self, fields: Fields, entry: LoadedModel) -> None:
-        del fields
-        self._entry, self._id = entry, new_id("msg_")
+    def __init__(self, fields: Fields, entry: LoadedModel, name: str) -> None:
+        del fields, entry
+        self._name, self._id = name, new_id("msg_")
         self._index, self._kind = -1, ""
         self._num_calls = 0
 
@@ -105,8 +105,7 @@ class MessageWriter:
         return sse({"type": "content_block_delta", "index": self._index, "delta": delta}, "content_block_delta")
 
     def _message(self, content: list[dict[str, Any]]) -> dict[str, Any]:
-        name = self._entry.name
-        return {"id": self._id, "type": "message", "role": "assistant", "model": name, "content": content}
+        return {"id": self._id, "type": "message", "role": "assistant", "model": self._name, "content": content}
 
 
 def _stop(result: Result, num_calls: int) -> dict[str, Any]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Awaitable, Callable, Collection
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from typing import Any, Final
@@ -16,52 +16,45 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from edge_rt.errors import EdgeRTError
-from edge_rt.server import information, ollama, texts
+from edge_rt.server import embeddings, information, ollama, texts
 from edge_rt.server.answers import AnswerRequest, answering
-from edge_rt.server.anthropic_messages import count_tokens, read_messages
+from edge_rt.server.anthropic_messages import MESSAGES, PROMPT, count_tokens, read_messages
 from edge_rt.server.anthropic_writer import MessageWriter
-from edge_rt.server.bodies import Fields
+from edge_rt.server.embeddings import EMBEDDINGS, OLLAMA_EMBED, OLLAMA_EMBEDDINGS
 from edge_rt.server.failures import HTTPFailure, failure_of, path_of, response_of
+from edge_rt.server.fields import Fields, Table, schema_of
 from edge_rt.server.guard import OPEN_PATHS, Guard
 from edge_rt.server.models import LoadedModel
-from edge_rt.server.ollama import OllamaTextWriter, OllamaWriter, read_ollama_chat, read_ollama_text
-from edge_rt.server.openai_chat import ChatWriter, read_chat
-from edge_rt.server.openai_completions import CompletionWriter, InfillWriter, read_completion, read_infill
-from edge_rt.server.openai_responses import read_response
+from edge_rt.server.ollama import (
+    OLLAMA_CHAT,
+    OLLAMA_MODEL,
+    OLLAMA_TEXT,
+    OllamaTextWriter,
+    OllamaWriter,
+    read_ollama_chat,
+    read_ollama_text,
+)
+from edge_rt.server.openai_chat import CHAT_COMPLETION, ChatWriter, read_chat
+from edge_rt.server.openai_completions import (
+    COMPLETION,
+    INFILL,
+    CompletionWriter,
+    InfillWriter,
+    read_completion,
+    read_infill,
+)
+from edge_rt.server.openai_responses import RESPONSE, read_response
 from edge_rt.server.responding import ClientGone, Writer, respond, unless_gone
 from edge_rt.server.response_writer import ResponseWriter
-from edge_rt.server.shared import Handler, Server
+from edge_rt.server.shared import Post, Server
 from edge_rt.version import VERSION
 
 CLIENT_LEFT: Final = 499
 """Status of a request whose client has left: nobody reads it, but the log has it."""
 
 
-def answered_by(
-    read: Callable[[Fields], AnswerRequest], write: Callable[[Fields, LoadedModel], Writer], *, streams: bool = False
-) -> Handler:
-    """Return what answers the requests of an API that generates.
-
-    Args:
-        read: reads them.
-        write: writes the answers.
-        streams: whether it streams where a request does not say.
-    """
-
-    async def handle(server: Server, request: Request) -> Response:
-        async with AsyncExitStack() as held:
-            fields = await held.enter_async_context(server.bodies.read(request))
-            asked = read(fields)
-            if (preset := server.models.preset_of(asked.model)) is not None:
-                asked = asked.with_preset(preset)
-            entry = await held.enter_async_context(server.models.using(asked.model))
-            writer = write(fields, entry)
-            opening = answering(entry, asked, server.encoding, server.counters.add)
-            answers = await unless_gone(request.receive, held.enter_async_context(opening))
-            return await respond(request, answers, writer, held, is_streamed=fields.flag("stream", default=streams))
-        raise AssertionError("unreachable")
-
-    return handle
+Handler = Callable[[Server, Request], Awaitable[Response]]
+"""Answers a request; raises ``HTTPFailure`` or an ``EdgeRTError``."""
 
 
 @dataclass(frozen=True)
@@ -70,12 +63,53 @@ class Endpoint:
 
     Attributes:
         summary: what it does, in a sentence.
+        table: the fields of its body; None: it has none.
     """
 
     method: str
     path: str
     handler: Handler
     summary: str
+    table: Table | None = None
+
+
+def post(path: str, table: Table, answer: Callable[[Server, Post], Awaitable[Response]], summary: str) -> Endpoint:
+    """Return a route whose requests have a body."""
+
+    async def handle(server: Server, request: Request) -> Response:
+        async with AsyncExitStack() as held:
+            values = await held.enter_async_context(server.bodies.read(request))
+            return await answer(server, Post(request, Fields(values, table), held))
+        raise AssertionError("unreachable")
+
+    return Endpoint("POST", path, handle, summary, table)
+
+
+def answered_by(
+    read: Callable[[Fields], AnswerRequest],
+    write: Callable[[Fields, LoadedModel, str], Writer],
+    *,
+    streams: bool = False,
+) -> Callable[[Server, Post], Awaitable[Response]]:
+    """Return what answers the requests of an API that generates.
+
+    Args:
+        read: reads them.
+        write: writes the answers, with the name of their model.
+        streams: whether it streams where a request does not say.
+    """
+
+    async def answer(server: Server, post: Post) -> Response:
+        asked = read(post.fields)
+        asked = asked.with_preset(server.models.preset_of(asked.model))
+        entry = await post.held.enter_async_context(server.models.using(asked.model))
+        writer = write(post.fields, entry, server.models.shown(asked.model))
+        opening = post.held.enter_async_context(answering(server, entry, asked))
+        answers = await unless_gone(post.request.receive, opening)
+        is_streamed = post.fields.flag("stream", default=streams)
+        return await respond(post.request, answers, writer, post.held, is_streamed=is_streamed)
+
+    return answer
 
 
 async def _openapi(server: Server, request: Request) -> Response:
@@ -83,13 +117,13 @@ async def _openapi(server: Server, request: Request) -> Response:
     del server, request
     paths: dict[str, dict[str, Any]] = {}
     for endpoint in ENDPOINTS:
-        described: dict[str, Any] = {"summary": endpoint.summary, "responses": {"200": {"description": "The answer."}}}
+        described: dict[str, Any] = {"summary": endpoint.summary, "responses": _RESPONSES}
         path = endpoint.path.replace(":path}", "}")
         if "{" in path:
             name = path.partition("{")[2].partition("}")[0]
             described["parameters"] = [{"name": name, "in": "path", "required": True, "schema": {"type": "string"}}]
-        if endpoint.method == "POST":
-            content = {"application/json": {"schema": {"type": "object"}}}
+        if endpoint.table is not None:
+            content = {"application/json": {"schema": schema_of(endpoint.table)}}
             described["requestBody"] = {"required": True, "content": content}
         if path not in OPEN_PATHS:
             described["security"] = [{"key": []}]
@@ -104,32 +138,37 @@ async def _openapi(server: Server, request: Request) -> Response:
     )
 
 
+_RESPONSES: Final = {
+    "200": {"description": "The answer."},
+    "4XX": {"description": "The request has to be another one, or cannot be answered now (429)."},
+    "5XX": {"description": "The server cannot answer now (503), or has failed."},
+}
 ENDPOINTS: Final = (
     Endpoint("GET", "/health", information.health, "Whether the server is there; needs no key."),
     Endpoint("GET", "/v1/models", information.list_models, "The models."),
     Endpoint("GET", "/v1/models/{id:path}", information.show_model, "One model."),
-    Endpoint("POST", "/v1/chat/completions", answered_by(read_chat, ChatWriter), "OpenAI's chat completions."),
-    Endpoint("POST", "/v1/completions", answered_by(read_completion, CompletionWriter), "OpenAI's completions."),
-    Endpoint("POST", "/v1/responses", answered_by(read_response, ResponseWriter), "OpenAI's responses, without state."),
-    Endpoint("POST", "/v1/messages", answered_by(read_messages, MessageWriter), "Anthropic's messages."),
-    Endpoint("POST", "/v1/messages/count_tokens", count_tokens, "The tokens of a prompt of Anthropic's messages."),
-    Endpoint("POST", "/infill", answered_by(read_infill, InfillWriter), "llama.cpp's completion between two texts."),
-    Endpoint("POST", "/api/chat", answered_by(read_ollama_chat, OllamaWriter, streams=True), "Ollama's chats."),
-    Endpoint("POST", "/api/generate", answered_by(read_ollama_text, OllamaTextWriter, streams=True), "Ollama's texts."),
+    post("/v1/chat/completions", CHAT_COMPLETION, answered_by(read_chat, ChatWriter), "OpenAI's chat completions."),
+    post("/v1/completions", COMPLETION, answered_by(read_completion, CompletionWriter), "OpenAI's completions."),
+    post("/v1/responses", RESPONSE, answered_by(read_response, ResponseWriter), "OpenAI's responses, without state."),
+    post("/v1/embeddings", EMBEDDINGS, embeddings.answer_openai, "OpenAI's embeddings."),
+    post("/v1/messages", MESSAGES, answered_by(read_messages, MessageWriter), "Anthropic's messages."),
+    post("/v1/messages/count_tokens", PROMPT, count_tokens, "The tokens of a prompt of Anthropic's messages."),
+    post("/infill", INFILL, answered_by(read_infill, InfillWriter), "llama.cpp's completion between two texts."),
+    post("/api/chat", OLLAMA_CHAT, answered_by(read_ollama_chat, OllamaWriter, streams=True), "Ollama's chats."),
+    post("/api/generate", OLLAMA_TEXT, answered_by(read_ollama_text, OllamaTextWriter, streams=True), "Ollama's text."),
+    post("/api/embed", OLLAMA_EMBED, embeddings.answer_ollama, "Ollama's embeddings."),
+    post("/api/embeddings", OLLAMA_EMBEDDINGS, embeddings.answer_old_ollama, "Ollama's embedding of one text."),
     Endpoint("GET", "/api/tags", ollama.list_tags, "Ollama's list of models."),
-    Endpoint("POST", "/api/show", ollama.show_details, "Ollama's facts of a model."),
+    post("/api/show", OLLAMA_MODEL, ollama.show_details, "Ollama's facts of a model."),
     Endpoint("GET", "/api/version", ollama.show_version, "The version of Ollama whose routes these are."),
-    Endpoint("POST", "/tokenize", texts.tokenize, "The tokens of a text or of messages."),
-    Endpoint("POST", "/detokenize", texts.detokenize, "The text of tokens."),
-    Endpoint("POST", "/apply-template", texts.apply_template, "Messages as the model's chat template writes them."),
+    post("/tokenize", texts.TOKENIZE, texts.tokenize, "The tokens of a text or of messages."),
+    post("/detokenize", texts.DETOKENIZE, texts.detokenize, "The text of tokens."),
+    post("/apply-template", texts.APPLY_TEMPLATE, texts.apply_template, "Messages as the chat template writes them."),
     Endpoint("GET", "/props", information.show_props, "Settings of the usual model."),
     Endpoint("GET", "/metrics", information.show_metrics, "Sums and gauges, for Prometheus."),
     Endpoint("GET", "/v1/edge/status", information.show_status, "What is loaded and under way, and its memory."),
     Endpoint("GET", "/openapi.json", _openapi, "This list."),
-    *(
-        Endpoint("GET", path, information.show_page, "A file of the page for people.")
-        for path in information.PAGE_PATHS
-    ),
+    *(Endpoint("GET", path, information.show_page, "A file of the page.") for path in information.PAGE_PATHS),
 )
 
 

@@ -110,6 +110,7 @@ async def show_metrics(server: Server, request: Request) -> Response:
         ("prompt_tokens_total", "counter", counters.prompt_tokens, "Tokens of prompts that were computed."),
         ("prompt_tokens_cached_total", "counter", counters.cached_tokens, "Tokens of prompts that were known."),
         ("prompt_seconds_total", "counter", counters.prompt_seconds, "Seconds until first tokens."),
+        ("embedded_tokens_total", "counter", counters.embedded_tokens, "Tokens of embeddings."),
         ("tokens_predicted_total", "counter", counters.predicted_tokens, "Tokens of answers."),
         ("tokens_predicted_seconds_total", "counter", counters.predicted_seconds, "Seconds behind first tokens."),
         ("spec_decode_num_draft_tokens_total", "counter", counters.draft_tokens, "Drafted tokens that were tested."),

@@ -32,6 +32,7 @@ class LoadedModel:
         users: requests that use it now.
         used: when the last one ended.
         turn: held by the one answer of a model that has no slots.
+        embedding: requests for embeddings, one of which is computed.
     """
 
     name: str
@@ -39,6 +40,8 @@ class LoadedModel:
     users: int = 0
     used: float = 0.0
     turn: asyncio.Lock | None = field(init=False)
+    embedding: int = 0
+    embedding_turn: asyncio.Lock = field(default_factory=asyncio.Lock)
 
     def __post_init__(self) -> None:
         self.turn = asyncio.Lock() if self.model.plan.request.slots == 1 else None
@@ -69,7 +72,11 @@ class Models:
 
     def preset_of(self, asked: str | None) -> Preset | None:
         """Return the preset that a request means; None: it means a model."""
-        return self.presets.get(self.usual if (asked or "") in USUAL_NAMES else str(asked))
+        return self.presets.get(self.shown(asked))
+
+    def shown(self, asked: str | None) -> str:
+        """Return the name that the answer to a request gives: that of the request, of a preset as well."""
+        return self.usual if (asked or "") in USUAL_NAMES else str(asked)
 
     def name_of(self, asked: str | None) -> str:
         """Return the name of the model that a request means.
@@ -78,7 +85,7 @@ class Models:
             HTTPFailure: there is none of that name.
         """
         preset = self.preset_of(asked)
-        name = preset.model if preset is not None else self.usual if (asked or "") in USUAL_NAMES else str(asked)
+        name = self.shown(asked) if preset is None else preset.model
         # Names alone: a request opens no path of its choice.
         if name not in self.loaded and name not in (known := self.packages()):
             names = ", ".join(sorted(known)) or "none"

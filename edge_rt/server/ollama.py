@@ -16,14 +16,63 @@ from starlette.responses import JSONResponse, Response
 from edge_rt.runtime.results import Result
 from edge_rt.server.answer_fields import json_text, own_fields
 from edge_rt.server.answers import AnswerRequest, Answers, Piece
-from edge_rt.server.bodies import Fields
-from edge_rt.server.failures import HTTPFailure, unsupported, wrong_field
+from edge_rt.server.failures import HTTPFailure, unsupported
+from edge_rt.server.fields import (
+    ANYTHING,
+    FLAG,
+    TEXT,
+    Fields,
+    Table,
+    either,
+    inner,
+    listed,
+    needed,
+    objects,
+    one_of,
+    whole,
+)
 from edge_rt.server.models import LoadedModel
-from edge_rt.server.request_fields import MOST_TOKENS, chat_messages, chat_tools, sampling_options
-from edge_rt.server.shared import Server
+from edge_rt.server.request_fields import (
+    CHAT,
+    MESSAGE,
+    MOST_MESSAGES,
+    MOST_TOKENS,
+    SAMPLING,
+    chat_messages,
+    chat_tools,
+    refuse,
+    sampling_options,
+)
+from edge_rt.server.shared import Post, Server
 
 API_VERSION: Final = "0.13.3"
 """Of Ollama, whose routes these are: clients refuse older ones."""
+
+
+_ASKED: Final[Table] = {
+    "model": TEXT,
+    "options": inner({**SAMPLING, "num_predict": whole(-2, MOST_TOKENS)}),
+    "format": either(one_of("json", ""), inner({})),
+    "think": either(FLAG, TEXT),
+    "stream": FLAG,
+}
+_IMAGES: Final = listed(TEXT, 16)
+OLLAMA_CHAT: Final[Table] = {
+    **_ASKED,
+    **CHAT,
+    "messages": needed(objects({**MESSAGE, "images": _IMAGES}, MOST_MESSAGES)),
+}
+OLLAMA_TEXT: Final[Table] = {
+    **_ASKED,
+    "prompt": TEXT,
+    "suffix": TEXT,
+    "system": TEXT,
+    "raw": FLAG,
+    "images": _IMAGES,
+    "template": ANYTHING,
+    "context": ANYTHING,
+}
+OLLAMA_MODEL: Final[Table] = {"model": TEXT, "name": TEXT}
 
 
 def read_ollama_chat(fields: Fields) -> AnswerRequest:
@@ -36,53 +85,49 @@ def read_ollama_chat(fields: Fields) -> AnswerRequest:
     for number, message in enumerate(messages):
         if message.pop("images", None):
             raise unsupported(f"messages[{number}].images", "Models get text alone here.")
-    return AnswerRequest(_model(fields), messages, _options(fields), chat_tools(fields), _thoughts(fields))
+    return AnswerRequest(ollama_name(fields), messages, _options(fields), chat_tools(fields), _thoughts(fields))
 
 
 def read_ollama_text(fields: Fields) -> AnswerRequest:
     """Return what a request for the answer to one text asks for; raises as ``read_ollama_chat``."""
-    if fields.items("images", 16):
+    if fields.items("images"):
         raise unsupported("images", "Models get text alone here.")
-    for name in ("template", "context"):
-        if name in fields:
-            raise unsupported(name, f"The field '{name}' is not supported. Send messages to /api/chat.")
+    refuse(fields, dict.fromkeys(("template", "context"), "Send messages to /api/chat."))
     prompt = fields.text("prompt") or ""
     if suffix := fields.text("suffix"):
-        return AnswerRequest(_model(fields), prompt, _options(fields), infill=(prompt, suffix))
+        return AnswerRequest(ollama_name(fields), prompt, _options(fields), infill=(prompt, suffix))
     if fields.flag("raw"):
-        return AnswerRequest(_model(fields), prompt, _options(fields))
+        return AnswerRequest(ollama_name(fields), prompt, _options(fields))
     system = fields.text("system")
     messages = [] if system is None else [{"role": "system", "content": system}]
     messages.append({"role": "user", "content": prompt})
-    return AnswerRequest(_model(fields), messages, _options(fields), template_args=_thoughts(fields))
+    return AnswerRequest(ollama_name(fields), messages, _options(fields), template_args=_thoughts(fields))
 
 
-def _model(fields: Fields) -> str | None:
+def ollama_name(fields: Fields) -> str | None:
+    """Return the model that a request names, without the tag that every model has there."""
     name = fields.text("model")
     return None if name is None else name.removesuffix(":latest")
 
 
 def _thoughts(fields: Fields) -> dict[str, Any]:
-    think = fields.raw("think")
-    if think is not None and not isinstance(think, bool | str):
-        raise wrong_field("think", "true, false or a text", think)
+    think = fields.value("think")
     return {} if think is None else {"enable_thinking": think not in (False, "none")}
 
 
 def _options(fields: Fields) -> dict[str, Any]:
     """Return the options of a generation; how a model is loaded is the server's business, not a request's."""
-    given = fields.inner("options") or Fields({}, "options")
-    options = sampling_options(given)
-    most = given.whole("num_predict", -2, MOST_TOKENS)
-    if most is not None and most > 0:
-        options["max_tokens"] = most
-    wanted = fields.raw("format")
+    options: dict[str, Any] = {}
+    if (given := fields.inner("options")) is not None:
+        options = sampling_options(given)
+        most = given.whole("num_predict")
+        if most is not None and most > 0:
+            options["max_tokens"] = most
+    wanted = fields.value("format")
     if wanted == "json":
         options["response_format"] = {"type": "json_object"}
-    elif isinstance(wanted, Mapping):
-        options["response_format"] = {"type": "json_schema", "json_schema": {"schema": dict(wanted)}}
-    elif wanted not in (None, ""):
-        raise wrong_field("format", "'json' or a JSON schema", wanted)
+    elif wanted:
+        options["response_format"] = {"type": "json_schema", "json_schema": {"schema": wanted}}
     return options
 
 
@@ -93,8 +138,9 @@ class OllamaWriter:
     ping: bytes | None = None
     is_chat = True
 
-    def __init__(self, fields: Fields, entry: LoadedModel) -> None:
-        self._name = fields.text("model") or entry.name
+    def __init__(self, fields: Fields, entry: LoadedModel, name: str) -> None:
+        del entry
+        self._name = fields.text("model") or name
         self._begun = time.perf_counter()
 
     def whole(self, answers: Answers) -> dict[str, Any]:
@@ -208,12 +254,11 @@ def _details(manifest: Any) -> dict[str, Any]:
     }
 
 
-async def show_details(server: Server, request: Request) -> Response:
+async def show_details(server: Server, post: Post) -> Response:
     """Show one model: context, template, what it can do."""
     from edge_rt.package.reader import open_package
 
-    async with server.bodies.read(request) as fields:
-        asked = fields.text("model") or fields.text("name")
+    asked = post.fields.text("model") or post.fields.text("name")
     name = server.models.name_of(None if asked is None else asked.removesuffix(":latest"))
     packages = await asyncio.to_thread(server.models.packages)
     package = await asyncio.to_thread(open_package, packages[name])

@@ -18,16 +18,34 @@ from edge_rt.server.answer_fields import (
     usage,
 )
 from edge_rt.server.answers import AnswerRequest, Answers, Piece, WholeAnswer
-from edge_rt.server.bodies import Fields
-from edge_rt.server.failures import HTTPFailure, openai_error, unsupported, wrong_field
+from edge_rt.server.failures import HTTPFailure, openai_error, unsupported
+from edge_rt.server.fields import (
+    ANYTHING,
+    FLAG,
+    TEXT,
+    Fields,
+    Table,
+    inner,
+    listed,
+    needed,
+    one_of,
+    whole,
+)
 from edge_rt.server.models import LoadedModel
 from edge_rt.server.request_fields import (
+    CHAT,
+    MESSAGE,
     MOST_TOKENS,
+    SAMPLING,
+    STREAM,
+    TEMPLATE,
     chat_messages,
     chat_tools,
+    content_of,
+    refuse,
+    refused,
     sampling_options,
     template_arguments,
-    text_of_parts,
 )
 
 MOST_TOP_LOGPROBS: Final = 20
@@ -38,6 +56,23 @@ _REFUSED: Final = {
     "audio": "Answers are text alone.",
     "web_search_options": "This server searches nothing.",
 }
+CHAT_COMPLETION: Final[Table] = {
+    **CHAT,
+    **SAMPLING,
+    **TEMPLATE,
+    **STREAM,
+    "max_completion_tokens": whole(1, MOST_TOKENS),
+    "max_tokens": whole(-1, MOST_TOKENS),
+    "n": whole(1, MOST_ANSWERS),
+    "logprobs": FLAG,
+    "top_logprobs": whole(0, MOST_TOP_LOGPROBS),
+    "response_format": inner({}),
+    "tool_choice": ANYTHING,
+    "parallel_tool_calls": FLAG,
+    "prediction": inner({"type": needed(one_of("content")), "content": needed(MESSAGE["content"])}),
+    "modalities": listed(TEXT, 8),
+    **refused(_REFUSED),
+}
 
 
 def read_chat(fields: Fields) -> AnswerRequest:
@@ -46,19 +81,17 @@ def read_chat(fields: Fields) -> AnswerRequest:
     Raises:
         HTTPFailure: a field is wrong, or asks for what this server cannot do.
     """
-    for name, why in _REFUSED.items():
-        if name in fields:
-            raise unsupported(name, f"The field '{name}' is not supported. {why}")
-    for kind in fields.items("modalities", 8) or ():
+    refuse(fields, _REFUSED)
+    for kind in fields.items("modalities"):
         if kind != "text":
             raise unsupported("modalities", f"Answers are text alone; got {kind!r:.40}.")
     messages = chat_messages(fields)
     options = sampling_options(fields)
-    most = fields.whole("max_completion_tokens", 1, MOST_TOKENS) or fields.whole("max_tokens", -1, MOST_TOKENS)
+    most = fields.whole("max_completion_tokens") or fields.whole("max_tokens")
     if most is not None and most > 0:
         options["max_tokens"] = most
     if fields.flag("logprobs"):
-        options["logprobs"] = fields.whole("top_logprobs", 0, MOST_TOP_LOGPROBS) or 0
+        options["logprobs"] = fields.whole("top_logprobs") or 0
     elif "top_logprobs" in fields:
         raise HTTPFailure(400, "The field 'top_logprobs' needs 'logprobs': true.", param="top_logprobs")
     if (wanted := fields.inner("response_format")) is not None:
@@ -72,7 +105,7 @@ def read_chat(fields: Fields) -> AnswerRequest:
         options["parallel_tool_calls"] = fields.flag("parallel_tool_calls")
     if (text := _prediction(fields)) is not None:
         options |= {"reference": text, "spec": "reference"}
-    count = fields.whole("n", 1, MOST_ANSWERS) or 1
+    count = fields.whole("n") or 1
     return AnswerRequest(fields.text("model"), messages, options, tools, template_arguments(fields), count=count)
 
 
@@ -80,13 +113,9 @@ def _prediction(fields: Fields) -> str | None:
     given = fields.inner("prediction")
     if given is None:
         return None
-    content = given.required("content")
-    if given.raw("type") != "content":
-        raise wrong_field("prediction.type", "'content'", given.raw("type"))
-    text = text_of_parts(content, "prediction.content") if isinstance(content, list) else content
-    if not isinstance(text, str):
-        raise wrong_field("prediction.content", "a text or a list of parts", content)
-    return text or None
+    given.required("type")
+    given.required("content")
+    return content_of(given) or None
 
 
 class ChatWriter:
@@ -95,13 +124,14 @@ class ChatWriter:
     media_type = "text/event-stream"
     ping: bytes | None = PING
 
-    def __init__(self, fields: Fields, entry: LoadedModel) -> None:
+    def __init__(self, fields: Fields, entry: LoadedModel, name: str) -> None:
         stream_options = fields.inner("stream_options")
         self._has_usage = stream_options is not None and stream_options.flag("include_usage")
         self._has_drafts = stream_options is not None and stream_options.flag("include_drafts")
         self._has_prediction = "prediction" in fields
         self._has_logprobs = fields.flag("logprobs")
-        self._entry, self._id, self._created = entry, new_id("chatcmpl-"), int(time.time())
+        self._entry, self._name = entry, name
+        self._id, self._created = new_id("chatcmpl-"), int(time.time())
         self._calls: dict[int, list[str]] = {}
 
     def whole(self, answers: Answers) -> dict[str, Any]:
@@ -172,7 +202,7 @@ class ChatWriter:
         return (sse({"error": openai_error(failure)}),)
 
     def _head(self, kind: str) -> dict[str, Any]:
-        return {"id": self._id, "object": kind, "created": self._created, "model": self._entry.name}
+        return {"id": self._id, "object": kind, "created": self._created, "model": self._name}
 
     def _chunk(
         self,

@@ -4,22 +4,46 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 from typing import Any, Final
 
 from edge_rt.runtime.results import TokenLogProb
 from edge_rt.server.answer_fields import DONE, PING, finish_reason, new_id, own_fields, sse, usage
 from edge_rt.server.answers import AnswerRequest, Answers, Piece
-from edge_rt.server.bodies import Fields
 from edge_rt.server.failures import HTTPFailure, openai_error, unsupported, wrong_field
+from edge_rt.server.fields import FLAG, TEXT, Fields, Table, either, inner, listed, needed, objects, whole
 from edge_rt.server.models import LoadedModel
-from edge_rt.server.request_fields import MOST_TOKENS, sampling_options
-from edge_rt.server.texts import token_ids
+from edge_rt.server.request_fields import MOST_TOKENS, SAMPLING, STREAM, sampling_options
+from edge_rt.server.texts import MOST_IDS, token_ids
 
 MOST_PROMPTS: Final = 16
 MOST_ANSWERS: Final = 16
 _USUAL_TOKENS: Final = 16
 """OpenAI's default."""
-_MOST_LOGPROBS: Final = 20
+_TOKEN_IDS: Final = listed(whole(0, (1 << 31) - 1), MOST_IDS)
+COMPLETION: Final[Table] = {
+    "model": TEXT,
+    "prompt": needed(either(TEXT, listed(either(TEXT, whole(0, (1 << 31) - 1), _TOKEN_IDS), MOST_IDS))),
+    "suffix": TEXT,
+    **SAMPLING,
+    **STREAM,
+    "max_tokens": whole(1, MOST_TOKENS),
+    "logprobs": whole(0, 20),
+    "response_format": inner({}),
+    "n": whole(1, MOST_ANSWERS),
+    "best_of": whole(1, MOST_ANSWERS),
+    "echo": FLAG,
+}
+INFILL: Final[Table] = {
+    "model": TEXT,
+    "input_prefix": TEXT,
+    "input_suffix": TEXT,
+    "prompt": TEXT,
+    "input_extra": objects({"text": needed(TEXT)}, 256),
+    "n_predict": whole(-1, MOST_TOKENS),
+    **STREAM,
+    **SAMPLING,
+}
 
 
 def read_completion(fields: Fields) -> AnswerRequest:
@@ -30,15 +54,16 @@ def read_completion(fields: Fields) -> AnswerRequest:
     """
     prompts = _prompts(fields)
     options = sampling_options(fields)
-    options["max_tokens"] = fields.whole("max_tokens", 1, MOST_TOKENS) or _USUAL_TOKENS
-    if (count := fields.whole("logprobs", 0, _MOST_LOGPROBS)) is not None:
+    if (most := fields.whole("max_tokens")) is not None:
+        options["max_tokens"] = most
+    if (count := fields.whole("logprobs")) is not None:
         options["logprobs"] = count
     if (wanted := fields.inner("response_format")) is not None:
         options["response_format"] = wanted.values
     if fields.flag("echo"):
         raise unsupported("echo", "The prompt is not repeated. Leave out 'echo', and put it in front yourself.")
-    count = fields.whole("n", 1, MOST_ANSWERS) or 1
-    if (fields.whole("best_of", 1, MOST_ANSWERS) or count) != count:
+    count = fields.whole("n") or 1
+    if (fields.whole("best_of") or count) != count:
         raise unsupported("best_of", "All answers are returned: 'best_of' is 'n'.")
     if count * len(prompts) > MOST_ANSWERS:
         what = f"{len(prompts)} prompts with {count} answers each are too many; the limit is {MOST_ANSWERS} answers."
@@ -48,7 +73,8 @@ def read_completion(fields: Fields) -> AnswerRequest:
         if len(prompts) > 1 or not isinstance(prompts[0], str):
             raise wrong_field("prompt", "one text, as there is a suffix", fields.raw("prompt"))
         infill = (prompts[0], suffix)
-    return AnswerRequest(fields.text("model"), prompts[0], options, more=prompts[1:], count=count, infill=infill)
+    asked = AnswerRequest(fields.text("model"), prompts[0], options, more=prompts[1:], count=count, infill=infill)
+    return replace(asked, usual={"max_tokens": _USUAL_TOKENS})
 
 
 def _prompts(fields: Fields) -> tuple[Any, ...]:
@@ -67,15 +93,11 @@ def read_infill(fields: Fields) -> AnswerRequest:
     before, behind = fields.text("input_prefix"), fields.text("input_suffix")
     if before is None and behind is None:
         fields.required("input_prefix")
-    extra = fields.objects("input_extra", 256) or ()
-    for number, one in enumerate(extra):
-        if not isinstance(one.get("text"), str):
-            raise wrong_field(f"input_extra[{number}].text", "a text", one.get("text"))
     # What the editor has elsewhere comes in front, as one more beginning.
-    context = "".join(f"{one['text']}\n" for one in extra)
+    context = "".join(f"{one.required('text')}\n" for one in fields.objects("input_extra"))
     prefix = context + (before or "") + (fields.text("prompt") or "")
     options = sampling_options(fields)
-    most = fields.whole("n_predict", -1, MOST_TOKENS)
+    most = fields.whole("n_predict")
     if most is not None and most > 0:
         options["max_tokens"] = most
     return AnswerRequest(fields.text("model"), prefix, options, infill=(prefix, behind or ""))
@@ -87,10 +109,12 @@ class CompletionWriter:
     media_type = "text/event-stream"
     ping: bytes | None = PING
 
-    def __init__(self, fields: Fields, entry: LoadedModel) -> None:
+    def __init__(self, fields: Fields, entry: LoadedModel, name: str) -> None:
+        del entry
         stream_options = fields.inner("stream_options")
         self._has_usage = stream_options is not None and stream_options.flag("include_usage")
-        self._entry, self._id, self._created = entry, new_id("cmpl-"), int(time.time())
+        self._name = name
+        self._id, self._created = new_id("cmpl-"), int(time.time())
         self._offsets: dict[int, int] = {}
 
     def whole(self, answers: Answers) -> dict[str, Any]:
@@ -129,7 +153,7 @@ class CompletionWriter:
         return (sse({"error": openai_error(failure)}),)
 
     def _head(self) -> dict[str, Any]:
-        return {"id": self._id, "object": "text_completion", "created": self._created, "model": self._entry.name}
+        return {"id": self._id, "object": "text_completion", "created": self._created, "model": self._name}
 
     def _logprobs(self, index: int, tokens: Sequence[TokenLogProb]) -> dict[str, Any]:
         """Return log probabilities as completions have them, with the place of each token in the text."""
@@ -167,7 +191,7 @@ class InfillWriter(CompletionWriter):
         kinds = {"stop": "word" if result.stop_string is not None else "eos", "repetition": "eos"}
         return {
             "stop": True,
-            "model": self._entry.name,
+            "model": self._name,
             "stop_type": kinds.get(result.finish_reason, "limit"),
             "stopping_word": result.stop_string or "",
             "tokens_predicted": result.usage.completion_tokens,

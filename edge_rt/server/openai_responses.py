@@ -6,16 +6,70 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from edge_rt.server.answers import AnswerRequest
-from edge_rt.server.bodies import Fields
-from edge_rt.server.failures import unsupported, wrong_field
-from edge_rt.server.request_fields import MOST_MESSAGES, MOST_TOKENS, MOST_TOOLS, sampling_options, text_of_parts
+from edge_rt.server.failures import unsupported
+from edge_rt.server.fields import (
+    ANYTHING,
+    FLAG,
+    TEXT,
+    Fields,
+    Table,
+    either,
+    inner,
+    listed,
+    needed,
+    objects,
+    one_of,
+    whole,
+)
+from edge_rt.server.request_fields import (
+    MOST_MESSAGES,
+    MOST_PARTS,
+    MOST_TOKENS,
+    MOST_TOOLS,
+    PART,
+    SAMPLING,
+    content_of,
+    refuse,
+    refused,
+    sampling_options,
+)
 
 _REFUSED: Final = {
     "previous_response_id": "Nothing is kept between requests: send the whole conversation in 'input'.",
     "conversation": "Nothing is kept between requests: send the whole conversation in 'input'.",
     "prompt": "There are no stored prompts here: send the text in 'input'.",
 }
-_MOST_TOP_LOGPROBS: Final = 20
+_FUNCTION: Final[Table] = {"type": TEXT, "name": TEXT, "description": ANYTHING, "parameters": ANYTHING}
+_ITEM: Final[Table] = {
+    "type": TEXT,
+    "role": one_of("user", "assistant", "system", "developer"),
+    "content": either(TEXT, objects(PART, MOST_PARTS)),
+    "call_id": TEXT,
+    "name": TEXT,
+    "arguments": TEXT,
+    "output": either(TEXT, objects(PART, MOST_PARTS)),
+}
+RESPONSE: Final[Table] = {
+    "model": TEXT,
+    "input": either(TEXT, objects(_ITEM, MOST_MESSAGES)),
+    "instructions": TEXT,
+    **SAMPLING,
+    "stream": FLAG,
+    "max_output_tokens": whole(1, MOST_TOKENS),
+    "include": listed(TEXT, 64),
+    "top_logprobs": whole(0, 20),
+    "text": inner(
+        {"format": inner({"type": needed(one_of("text", "json_object", "json_schema")), "schema": ANYTHING})}
+    ),
+    "tools": objects(_FUNCTION, MOST_TOOLS),
+    "tool_choice": ANYTHING,
+    "parallel_tool_calls": FLAG,
+    "reasoning": inner({"effort": TEXT}),
+    "background": FLAG,
+    "metadata": ANYTHING,
+    "user": ANYTHING,
+    **refused(_REFUSED),
+}
 
 
 def read_response(fields: Fields) -> AnswerRequest:
@@ -24,16 +78,14 @@ def read_response(fields: Fields) -> AnswerRequest:
     Raises:
         HTTPFailure: a field is wrong, or asks for what this server cannot do.
     """
-    for name, why in _REFUSED.items():
-        if name in fields:
-            raise unsupported(name, f"The field '{name}' is not supported. {why}")
+    refuse(fields, _REFUSED)
     if fields.flag("background"):
         raise unsupported("background", "Responses are answered at once here. Leave out 'background'.")
     options = sampling_options(fields)
-    if (most := fields.whole("max_output_tokens", 1, MOST_TOKENS)) is not None:
+    if (most := fields.whole("max_output_tokens")) is not None:
         options["max_tokens"] = most
-    if "message.output_text.logprobs" in (fields.items("include", 64) or ()):
-        options["logprobs"] = fields.whole("top_logprobs", 0, _MOST_TOP_LOGPROBS) or 0
+    if "message.output_text.logprobs" in fields.items("include"):
+        options["logprobs"] = fields.whole("top_logprobs") or 0
     if (wanted := _format(fields)) is not None:
         options["response_format"] = wanted
     tools = response_tools(fields)
@@ -51,12 +103,11 @@ def read_response(fields: Fields) -> AnswerRequest:
 def response_tools(fields: Fields) -> list[dict[str, Any]] | None:
     """Return the functions that an answer may call; tools of other kinds, which nobody runs here, are not shown."""
     functions = []
-    for number, tool in enumerate(fields.objects("tools", MOST_TOOLS) or ()):
-        if tool.get("type") != "function":
+    for tool in fields.objects("tools"):
+        if tool.raw("type") != "function":
             continue
-        if not isinstance(tool.get("name"), str):
-            raise wrong_field(f"tools[{number}].name", "a text", tool.get("name"))
-        described = {name: tool[name] for name in ("name", "description", "parameters") if tool.get(name) is not None}
+        tool.required("name")
+        described = {name: tool.raw(name) for name in ("name", "description", "parameters") if name in tool}
         functions.append({"type": "function", "function": described})
     return functions or None
 
@@ -72,12 +123,11 @@ def _choice(value: Any) -> Any:
 def _format(fields: Fields) -> dict[str, Any] | None:
     text = fields.inner("text")
     wanted = None if text is None else text.inner("format")
-    if wanted is None or wanted.raw("type") == "text":
+    kind = None if wanted is None else wanted.required("type")
+    if wanted is None or kind == "text":
         return None
-    if wanted.raw("type") == "json_object":
+    if kind == "json_object":
         return {"type": "json_object"}
-    if wanted.raw("type") != "json_schema":
-        raise wrong_field("text.format.type", "'text', 'json_object' or 'json_schema'", wanted.raw("type"))
     return {"type": "json_schema", "json_schema": {"schema": wanted.required("schema")}}
 
 
@@ -86,12 +136,12 @@ def _messages(fields: Fields) -> list[dict[str, Any]]:
     messages: list[dict[str, Any]] = []
     if instructions := fields.text("instructions"):
         messages.append({"role": "system", "content": instructions})
-    given = fields.raw("input")
+    given = fields.value("input")
     if isinstance(given, str):
         messages.append({"role": "user", "content": given})
-    elif given is not None:
-        for number, item in enumerate(fields.objects("input", MOST_MESSAGES) or ()):
-            _add(messages, Fields(item, f"input[{number}]"))
+    else:
+        for item in fields.objects("input"):
+            _add(messages, item)
     if all(message["role"] == "system" for message in messages):
         # Some clients ask for nothing, to see whether there is a server.
         messages.append({"role": "user", "content": ""})
@@ -104,29 +154,22 @@ def _add(messages: list[dict[str, Any]], item: Fields) -> None:
         _add_message(messages, item)
     elif kind == "function_call":
         function = {"name": item.required("name"), "arguments": item.text("arguments") or "{}"}
-        if not isinstance(function["name"], str):
-            raise wrong_field(item.name_of("name"), "a text", function["name"])
         if not messages or messages[-1]["role"] != "assistant":
             messages.append({"role": "assistant", "content": ""})
         call = {"id": item.text("call_id") or "", "type": "function", "function": function}
         messages[-1].setdefault("tool_calls", []).append(call)
     elif kind == "function_call_output":
-        output = item.required("output")
-        text = text_of_parts(output, item.name_of("output")) if isinstance(output, list) else output
-        if not isinstance(text, str):
-            raise wrong_field(item.name_of("output"), "a text or a list of parts", output)
+        item.required("output")
+        text = content_of(item, "output")
         messages.append({"role": "tool", "tool_call_id": item.text("call_id") or "", "content": text})
     elif kind != "reasoning":  # thoughts of earlier turns are not shown to a model again
         raise unsupported(item.name_of("type"), f"An item of type {kind[:40]!r} cannot be shown to a model here.")
 
 
 def _add_message(messages: list[dict[str, Any]], item: Fields) -> None:
-    role, content = item.text("role"), item.raw("content")
-    if role not in ("user", "assistant", "system", "developer"):
-        raise wrong_field(item.name_of("role"), "'user', 'assistant', 'system' or 'developer'", role)
-    text = text_of_parts(content, item.name_of("content")) if isinstance(content, list) else content
-    if not isinstance(text, str):
-        raise wrong_field(item.name_of("content"), "a text or a list of parts", content)
+    role = item.required("role")
+    item.required("content")
+    text = content_of(item)
     role = "system" if role == "developer" else role
     if role == "system" and messages and all(message["role"] == "system" for message in messages):
         # Templates know one message of the system, in front.

@@ -3,38 +3,86 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
-from edge_rt.server.bodies import Fields
-from edge_rt.server.failures import HTTPFailure, unsupported, wrong_field
+from edge_rt.server.failures import unsupported, wrong_field
+from edge_rt.server.fields import (
+    ANYTHING,
+    FLAG,
+    TEXT,
+    Fields,
+    Table,
+    either,
+    inner,
+    listed,
+    mapping,
+    needed,
+    number,
+    objects,
+    whole,
+)
+
+if TYPE_CHECKING:
+    from edge_rt.store.config import Preset
 
 MOST_MESSAGES: Final = 2048
+MOST_PARTS: Final = 2048
 MOST_TOOLS: Final = 128
 MOST_STOPS: Final = 16
 LONGEST_STOP: Final = 256
 MOST_TOKENS: Final = 1 << 30
-_BIASES: Final = 1024
-_NUMBERS: Final = (
-    ("temperature", "temperature", 0.0, 100.0),
-    ("top_p", "top_p", 0.0, 1.0),
-    ("min_p", "min_p", 0.0, 1.0),
-    ("presence_penalty", "presence_penalty", -100.0, 100.0),
-    ("frequency_penalty", "frequency_penalty", -100.0, 100.0),
-    ("repetition_penalty", "repetition_penalty", 0.0, 100.0),
-    ("repeat_penalty", "repetition_penalty", 0.0, 100.0),
-)
+_BIAS: Final = number(-100.0, 100.0)
+STOPS: Final = either(TEXT, listed(TEXT, MOST_STOPS))
+SAMPLING: Final[Table] = {
+    "temperature": number(0.0, 100.0),
+    "top_p": number(0.0, 1.0),
+    "min_p": number(0.0, 1.0),
+    "presence_penalty": number(-100.0, 100.0),
+    "frequency_penalty": number(-100.0, 100.0),
+    "repetition_penalty": number(0.0, 100.0),
+    "repeat_penalty": number(0.0, 100.0),
+    "top_k": whole(-1, MOST_TOKENS),
+    "seed": whole(-(1 << 63), (1 << 64) - 1),
+    "stop": STOPS,
+    "logit_bias": mapping(_BIAS, 1024),
+}
+"""OpenAI's, and those that local servers add."""
+PART: Final[Table] = {"type": needed(TEXT), "text": TEXT, "refusal": TEXT}
+MESSAGE: Final[Table] = {
+    "role": needed(TEXT),
+    "content": either(TEXT, objects(PART, MOST_PARTS)),
+    "reasoning_content": ANYTHING,
+    "reasoning": ANYTHING,
+    "tool_calls": ANYTHING,
+}
+TOOL: Final[Table] = {
+    "type": TEXT,
+    "function": needed(inner({"name": needed(TEXT), "description": ANYTHING, "parameters": ANYTHING})),
+}
+CHAT: Final[Table] = {
+    "model": TEXT,
+    "messages": needed(objects(MESSAGE, MOST_MESSAGES)),
+    "tools": objects(TOOL, MOST_TOOLS),
+}
+"""Of every chat whose messages are OpenAI's."""
+TEMPLATE: Final[Table] = {"chat_template_kwargs": inner({}), "chat_template": ANYTHING, "reasoning_effort": TEXT}
+STREAM: Final[Table] = {
+    "stream": FLAG,
+    "stream_options": inner({"include_usage": FLAG, "include_drafts": FLAG}),
+}
 
 
 def sampling_options(fields: Fields) -> dict[str, Any]:
-    """Return the options of a generation that are numbers: OpenAI's, and those that local servers add."""
+    """Return the options of a generation among the fields."""
     options: dict[str, Any] = {}
-    for name, option, least, most in _NUMBERS:
-        if (value := fields.number(name, least, most)) is not None:
-            options[option] = value
-    if (top_k := fields.whole("top_k", -1, MOST_TOKENS)) is not None:
+    for name in ("temperature", "top_p", "min_p", "presence_penalty", "frequency_penalty", "repetition_penalty"):
+        if (value := fields.value(name)) is not None:
+            options[name] = value
+    if (value := fields.value("repeat_penalty")) is not None:
+        options["repetition_penalty"] = value
+    if (top_k := fields.whole("top_k")) is not None:
         options["top_k"] = max(top_k, 0)
-    seed = fields.whole("seed", -(1 << 63), (1 << 64) - 1)
-    if seed is not None:
+    if (seed := fields.whole("seed")) is not None:
         options["seed"] = seed % (1 << 64)
     if (stop := stop_texts(fields, "stop")) is not None:
         options["stop"] = stop
@@ -45,86 +93,105 @@ def sampling_options(fields: Fields) -> dict[str, Any]:
 
 def stop_texts(fields: Fields, name: str) -> tuple[str, ...] | None:
     """Return the texts that end an answer; None if there are none."""
-    value = fields.raw(name)
+    value = fields.value(name)
     if value is None:
         return None
-    texts = [value] if isinstance(value, str) else fields.items(name, MOST_STOPS) or []
+    texts = (value,) if isinstance(value, str) else tuple(value)
     for text in texts:
         if not isinstance(text, str) or not 0 < len(text) <= LONGEST_STOP:
             raise wrong_field(fields.name_of(name), f"a list of texts of 1 to {LONGEST_STOP} characters", text)
-    return tuple(texts)
+    return texts
 
 
 def _biases(bias: Fields) -> dict[int, float]:
-    if len(bias.values) > _BIASES:
-        what = f"The field 'logit_bias' has {len(bias.values)} entries; the limit is {_BIASES}."
-        raise HTTPFailure(400, what, param="logit_bias")
     biases = {}
-    for name in bias.values:
+    for name, value in bias.values.items():
         if not (name.isascii() and name.isdigit() and len(name) < 10):
             raise wrong_field("logit_bias", "an object with token ids as names", name)
-        value = bias.number(name, -100.0, 100.0)
+        if value is not None and not _BIAS.fits(value):
+            raise wrong_field(bias.name_of(name), _BIAS.wanted, value)
         biases[int(name)] = 0.0 if value is None else value
     return biases
 
 
-def chat_messages(fields: Fields, name: str = "messages") -> list[dict[str, Any]]:
+def chat_messages(fields: Fields) -> list[dict[str, Any]]:
     """Return messages as templates take them.
 
     Raises:
         HTTPFailure: there are none, or one has a part that is no text.
     """
-    fields.required(name)
-    messages = fields.objects(name, MOST_MESSAGES)
+    fields.required("messages")
+    messages = [_message(message) for message in fields.objects("messages")]
     if not messages:
-        raise wrong_field(name, "a list of messages that is not empty", messages)
-    return [_message(f"{name}[{number}]", message) for number, message in enumerate(messages)]
+        raise wrong_field("messages", "a list of messages that is not empty", messages)
+    return messages
 
 
-def _message(where: str, message: Mapping[str, Any]) -> dict[str, Any]:
-    role = message.get("role")
-    if not isinstance(role, str):
-        raise wrong_field(f"{where}.role", "a text", role)
-    content = message.get("content")
-    if isinstance(content, list):
-        content = text_of_parts(content, f"{where}.content")
-    elif content is not None and not isinstance(content, str):
-        raise wrong_field(f"{where}.content", "a text or a list of parts", content)
-    if content is None and not any(message.get(one) for one in ("tool_calls", "reasoning_content", "reasoning")):
+def _message(message: Fields) -> dict[str, Any]:
+    role, content = message.required("role"), content_of(message)
+    if content is None and not any(message.raw(one) for one in ("tool_calls", "reasoning_content", "reasoning")):
         content = ""
     # OpenAI's name for what chat templates know as the system's messages.
-    return {**message, "role": "system" if role == "developer" else role, "content": content}
+    return {**message.values, "role": "system" if role == "developer" else role, "content": content}
 
 
-def text_of_parts(parts: Iterable[Any], where: str) -> str:
-    """Return the text of a message that is a list of parts.
+def content_of(message: Fields, name: str = "content") -> str | None:
+    """Return a text that may be given as a list of parts.
 
     Raises:
         HTTPFailure: one of them is an image, or something else that is no text.
     """
+    content = message.value(name)
+    if not isinstance(content, list):
+        return None if content is None else str(content)
     texts = []
-    for number, part in enumerate(parts):
+    for index, part in enumerate(content):
+        where = f"{message.name_of(name)}[{index}]"
         kind = part.get("type") if isinstance(part, Mapping) else None
         text = part.get("text", part.get("refusal")) if isinstance(part, Mapping) else None
         if kind in ("text", "input_text", "output_text", "refusal") and isinstance(text, str):
             texts.append(text)
         elif kind in ("text", "input_text", "output_text", "refusal") or not isinstance(kind, str):
-            raise wrong_field(f"{where}[{number}]", "a part with a type and a text", part)
+            raise wrong_field(where, "a part with a type and a text", part)
         else:
-            raise unsupported(f"{where}[{number}]", f"Models get text alone here; a part is of type {kind[:40]!r}.")
+            raise unsupported(where, f"Models get text alone here; a part is of type {kind[:40]!r}.")
     return "".join(texts)
+
+
+def with_system(messages: list[dict[str, Any]], preset: Preset | None) -> list[dict[str, Any]]:
+    """Return messages behind the system message of a preset, if they have none of their own."""
+    if preset is None or preset.system is None or messages[0].get("role") == "system":
+        return messages
+    return [{"role": "system", "content": preset.system}, *messages]
 
 
 def chat_tools(fields: Fields) -> list[dict[str, Any]] | None:
     """Return the functions that an answer may call, as OpenAI describes them; None: there are none."""
-    tools = fields.objects("tools", MOST_TOOLS)
-    for number, tool in enumerate(tools or ()):
-        function = tool.get("function")
-        if tool.get("type", "function") != "function":
-            raise unsupported(f"tools[{number}].type", f"Only functions can be called here; got {tool['type']!r:.40}.")
+    tools = []
+    for tool in fields.objects("tools"):
+        if (kind := tool.raw("type")) not in (None, "function"):
+            raise unsupported(tool.name_of("type"), f"Only functions can be called here; got {kind!r:.40}.")
+        function = tool.raw("function")
         if not isinstance(function, dict) or not isinstance(function.get("name"), str):
-            raise wrong_field(f"tools[{number}].function", "an object with a name", function)
+            raise wrong_field(tool.name_of("function"), "an object with a name", function)
+        tools.append(dict(tool.values))
     return tools or None
+
+
+def refuse(fields: Fields, why: Mapping[str, str]) -> None:
+    """Refuse fields that ask for what this server cannot do.
+
+    Args:
+        why: names, and what to do instead.
+    """
+    for name, instead in why.items():
+        if name in fields:
+            raise unsupported(name, f"The field '{name}' is not supported. {instead}")
+
+
+def refused(names: Iterable[str]) -> Table:
+    """Return the fields that ``refuse`` refuses."""
+    return dict.fromkeys(names, ANYTHING)
 
 
 def template_arguments(fields: Fields) -> dict[str, Any]:

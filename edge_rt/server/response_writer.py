@@ -9,8 +9,8 @@ from typing import Any, Final
 from edge_rt.runtime.results import Result
 from edge_rt.server.answer_fields import PING, chat_logprobs, new_id, own_fields, sse, usage
 from edge_rt.server.answers import Answers, Piece
-from edge_rt.server.bodies import Fields
 from edge_rt.server.failures import HTTPFailure, openai_error
+from edge_rt.server.fields import Fields
 from edge_rt.server.models import LoadedModel
 from edge_rt.text.call_stream import CallPiece
 
@@ -24,8 +24,9 @@ class ResponseWriter:
     media_type = "text/event-stream"
     ping: bytes | None = PING
 
-    def __init__(self, fields: Fields, entry: LoadedModel) -> None:
-        self._entry, self._id, self._created = entry, new_id("resp_"), int(time.time())
+    def __init__(self, fields: Fields, entry: LoadedModel, name: str) -> None:
+        self._entry, self._name = entry, name
+        self._id, self._created = new_id("resp_"), int(time.time())
         self._given = {name: fields.raw(name) for name in _ECHOED}
         self._tools = [tool for tool in fields.raw("tools") or () if tool.get("type") == "function"]
         self._choice = fields.raw("tool_choice") or "auto"
@@ -152,7 +153,7 @@ class ResponseWriter:
             "metadata": given["metadata"] or {},
             "text": given["text"] or {"format": {"type": "text"}},
             "reasoning": given["reasoning"] or {"effort": None, "summary": None},
-            "model": self._entry.name,
+            "model": self._name,
             "output": [] if answers is None else self._output,
             "parallel_tool_calls": self._is_parallel,
             "previous_response_id": None,

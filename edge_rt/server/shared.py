@@ -5,21 +5,26 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import Counter
-from collections.abc import AsyncGenerator, Awaitable, Callable
+from collections.abc import AsyncGenerator, Callable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import asynccontextmanager, suppress
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Final, TypeVar
 
 from starlette.applications import Starlette
 from starlette.requests import Request
-from starlette.responses import Response
 
 from edge_rt.runtime.results import Result
 from edge_rt.server.bodies import BodyRoom
+from edge_rt.server.failures import RETRY_SECONDS, HTTPFailure
+from edge_rt.server.fields import Fields
 from edge_rt.server.models import Models
 
+T = TypeVar("T")
 ENCODING_THREADS: Final = 2
+COMPILING_THREADS: Final = 2
+COMPILING_SECONDS: Final = 2.0
+"""How long a request's schema may take to become a grammar, and to wait for a thread that makes it one."""
 TIDY_SECONDS: Final = 5.0
 
 
@@ -38,6 +43,7 @@ class Counters:
     active: int = 0
     answers: int = 0
     prompt_tokens: int = 0
+    embedded_tokens: int = 0
     cached_tokens: int = 0
     predicted_tokens: int = 0
     prompt_seconds: float = 0.0
@@ -64,16 +70,46 @@ class Server:
 
     Attributes:
         log: writes a line for whoever runs the server; never what was asked or answered.
-        encoding: threads in which prompts become tokens.
+        compiling_seconds: as of ``COMPILING_SECONDS``.
     """
 
     models: Models
     log: Callable[[str], None] = lambda _: None
     bodies: BodyRoom = field(default_factory=BodyRoom)
     counters: Counters = field(default_factory=Counters)
-    encoding: ThreadPoolExecutor = field(
-        default_factory=lambda: ThreadPoolExecutor(ENCODING_THREADS, thread_name_prefix="edge-rt encoding")
-    )
+    compiling_seconds: float = COMPILING_SECONDS
+    _encoding: ThreadPoolExecutor = field(default_factory=lambda: _threads(ENCODING_THREADS, "encoding"))
+    _compiling: ThreadPoolExecutor = field(default_factory=lambda: _threads(COMPILING_THREADS, "compiling"))
+
+    async def encoded(self, work: Callable[[], T]) -> T:
+        """Return what some work with prompts returns, which would hold up the event loop."""
+        return await asyncio.get_running_loop().run_in_executor(self._encoding, work)
+
+    async def compiled(self, work: Callable[[], T]) -> T:
+        """Return what some work with a schema of a request returns.
+
+        Raises:
+            HTTPFailure: it takes too long, and goes on in its thread; or all threads are at such work.
+        """
+        begun = asyncio.Event()
+        loop = asyncio.get_running_loop()
+
+        def run() -> T:
+            loop.call_soon_threadsafe(begun.set)
+            return work()
+
+        task = loop.run_in_executor(self._compiling, run)
+        try:
+            await asyncio.wait_for(begun.wait(), self.compiling_seconds)
+        except TimeoutError:
+            task.cancel()
+            what = "Other requests' schemas are being compiled. Try again soon."
+            raise HTTPFailure(503, what, code="overloaded", retry_after=RETRY_SECONDS) from None
+        try:
+            return await asyncio.wait_for(task, self.compiling_seconds)
+        except TimeoutError:
+            what = f"The request's schema was not compiled within {self.compiling_seconds:g} s. Simplify it."
+            raise HTTPFailure(400, what, code="schema_too_costly") from None
 
     @asynccontextmanager
     async def running(self, _: Starlette) -> AsyncGenerator[None]:
@@ -86,7 +122,8 @@ class Server:
             with suppress(asyncio.CancelledError):
                 await tidying
             await self.models.close()
-            self.encoding.shutdown(wait=False, cancel_futures=True)
+            for threads in (self._encoding, self._compiling):
+                threads.shutdown(wait=False, cancel_futures=True)
 
     async def _tidy(self) -> None:
         while True:
@@ -94,5 +131,18 @@ class Server:
             await self.models.unload_idle()
 
 
-Handler = Callable[[Server, Request], Awaitable[Response]]
-"""Answers a request; raises ``HTTPFailure`` or an ``EdgeRTError``."""
+def _threads(count: int, name: str) -> ThreadPoolExecutor:
+    return ThreadPoolExecutor(count, thread_name_prefix=f"edge-rt {name}")
+
+
+@dataclass(frozen=True)
+class Post:
+    """A request with a body.
+
+    Attributes:
+        held: what is let go when it has been answered.
+    """
+
+    request: Request
+    fields: Fields
+    held: AsyncExitStack

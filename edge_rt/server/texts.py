@@ -2,18 +2,27 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable
+from functools import partial
 from typing import Any, Final, TypeVar
 
-from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
 from edge_rt.runtime.model import Model
-from edge_rt.server.bodies import Fields
 from edge_rt.server.failures import HTTPFailure, wrong_field
-from edge_rt.server.request_fields import chat_messages, chat_tools, template_arguments
-from edge_rt.server.shared import Server
+from edge_rt.server.fields import FLAG, TEXT, Fields, Table, listed, needed, objects, whole
+from edge_rt.server.request_fields import (
+    CHAT,
+    MESSAGE,
+    MOST_MESSAGES,
+    TEMPLATE,
+    chat_messages,
+    chat_tools,
+    template_arguments,
+    with_system,
+)
+from edge_rt.server.shared import Post, Server
+from edge_rt.text.template_text import RenderedPrompt
 
 T = TypeVar("T")
 MOST_IDS: Final = 1 << 20
@@ -33,21 +42,34 @@ def token_ids(value: object, name: str, vocabulary: int = 1 << 31) -> list[int]:
     return value
 
 
-async def _done(server: Server, request: Request, work: Callable[[Model, Fields], T]) -> T:
+TOKENIZE: Final[Table] = {
+    **CHAT,
+    **TEMPLATE,
+    "messages": objects(MESSAGE, MOST_MESSAGES),
+    "add_generation_prompt": FLAG,
+    "content": TEXT,
+    "prompt": TEXT,
+    "add_special": FLAG,
+    "with_pieces": FLAG,
+}
+DETOKENIZE: Final[Table] = {"model": TEXT, "tokens": needed(listed(whole(0, (1 << 31) - 1), MOST_IDS))}
+APPLY_TEMPLATE: Final[Table] = {**CHAT, **TEMPLATE, "add_generation_prompt": FLAG}
+
+
+async def _done(server: Server, post: Post, work: Callable[[Model], T]) -> T:
     """Do some work with the model that a request names, beside the event loop."""
-    async with server.bodies.read(request) as fields, server.models.using(fields.text("model")) as entry:
-        loop = asyncio.get_running_loop()
-        return await loop.run_in_executor(server.encoding, work, entry.model, fields)
+    async with server.models.using(post.fields.text("model")) as entry:
+        return await server.encoded(partial(work, entry.model))
     raise AssertionError("nothing swallows errors")
 
 
-async def tokenize(server: Server, request: Request) -> Response:
+async def tokenize(server: Server, post: Post) -> Response:
     """Return the tokens of a text, or of messages as the template writes them."""
+    fields = post.fields
 
-    def work(model: Model, fields: Fields) -> dict[str, Any]:
+    def work(model: Model) -> dict[str, Any]:
         if "messages" in fields:
-            rendered = _rendered(model, fields)
-            ids = model.tokenizer.encode_rendered(rendered)
+            ids = model.tokenizer.encode_rendered(_rendered(server, model, fields))
         else:
             name = "content" if "content" in fields or "prompt" not in fields else "prompt"
             fields.required(name)
@@ -61,27 +83,30 @@ async def tokenize(server: Server, request: Request) -> Response:
             answer["tokens"] = [{"id": token, "piece": model.decode([token], skip_special=False)} for token in ids]
         return answer
 
-    return JSONResponse(await _done(server, request, work))
+    return JSONResponse(await _done(server, post, work))
 
 
-async def detokenize(server: Server, request: Request) -> Response:
+async def detokenize(server: Server, post: Post) -> Response:
     """Return the text of tokens."""
 
-    def work(model: Model, fields: Fields) -> dict[str, Any]:
-        ids = token_ids(fields.required("tokens"), "tokens", model.tokenizer.vocab_size)
+    def work(model: Model) -> dict[str, Any]:
+        ids = token_ids(post.fields.required("tokens"), "tokens", model.tokenizer.vocab_size)
         text = model.decode(ids, skip_special=False)
         return {"content": text, "prompt": text}
 
-    return JSONResponse(await _done(server, request, work))
+    return JSONResponse(await _done(server, post, work))
 
 
-async def apply_template(server: Server, request: Request) -> Response:
+async def apply_template(server: Server, post: Post) -> Response:
     """Return messages as the template writes them."""
-    return JSONResponse(await _done(server, request, lambda model, fields: {"prompt": _rendered(model, fields).text}))
+    rendered = await _done(server, post, lambda model: _rendered(server, model, post.fields))
+    return JSONResponse({"prompt": rendered.text})
 
 
-def _rendered(model: Model, fields: Fields) -> Any:
-    messages, tools, arguments = chat_messages(fields), chat_tools(fields), template_arguments(fields)
+def _rendered(server: Server, model: Model, fields: Fields) -> RenderedPrompt:
+    """Return messages as the template writes them, behind the system message of a preset if they have none."""
+    messages = with_system(chat_messages(fields), server.models.preset_of(fields.text("model")))
+    tools, arguments = chat_tools(fields), template_arguments(fields)
     begins = fields.flag("add_generation_prompt", default=True)
     return model.render(messages, add_generation_prompt=begins, tools=tools, template_args=arguments)
 

@@ -6,8 +6,9 @@ import json
 
 import pytest
 
-from edge_rt.server.bodies import MOST_BODY_BYTES, Fields, parse_object
+from edge_rt.server.bodies import MOST_BODY_BYTES, parse_object
 from edge_rt.server.failures import HTTPFailure
+from edge_rt.server.fields import FLAG, TEXT, Fields, either, inner, whole
 
 
 @pytest.mark.parametrize(
@@ -39,7 +40,7 @@ def test_objects_as_deep_as_allowed_are_read():
 
 
 def test_null_is_as_if_the_field_were_not_there():
-    fields = Fields({"a": None, "b": {"c": 1}})
+    fields = Fields({"a": None, "b": {"c": 1}}, {"a": either(TEXT, FLAG), "b": inner({"c": TEXT})})
     assert (fields.text("a"), "a" in fields, fields.flag("a", default=True)) == (None, False, True)
     with pytest.raises(HTTPFailure, match=r"'b\.c' is a text"):
         fields.inner("b").text("c")
@@ -48,7 +49,7 @@ def test_null_is_as_if_the_field_were_not_there():
 @pytest.mark.parametrize(("least", "value"), [(0, True), (0, 1.0), (1, 0), (0, "1"), (0, 1 << 70)])
 def test_whole_numbers_are_numbers_within_their_range(least, value):
     with pytest.raises(HTTPFailure) as refused:
-        Fields({"n": value}).whole("n", least, 100)
+        Fields({"n": value}, {"n": whole(least, 100)}).whole("n")
     assert refused.value.param == "n"
 
 

@@ -46,6 +46,12 @@ BODIES = {
         ],
     },
     "/v1/messages/count_tokens": {"model": "small", "messages": [{"role": "user", "content": "x"}], "system": "s"},
+    "/v1/embeddings": {
+        "model": "small", "input": ["x", [3]], "encoding_format": "float", "dimensions": 8, "prompt_name": "query",
+        "truncate": True,
+    },
+    "/api/embed": {"model": "small", "input": ["x"], "truncate": True, "dimensions": 8},
+    "/api/embeddings": {"model": "small", "prompt": "x"},
     "/infill": {"input_prefix": "a", "input_suffix": "b", "prompt": "c", "input_extra": [{"text": "d"}]},
     "/api/chat": {
         "model": "small", "messages": [{"role": "user", "content": "x"}], "stream": False, "think": False,
