@@ -1,7 +1,8 @@
 """What a model of the catalogue takes and how fast it would be, before anything of it is fetched.
 
 The numbers of its configuration give its tensors, and the type of its file gives theirs, by the rules that llama.cpp
-quantises with. How fast a machine is follows from passes that were measured on it, of any model.
+quantises with. How fast a machine is follows from passes that were measured on it, of any model, else from how fast it
+reads memory.
 """
 
 from __future__ import annotations
@@ -119,7 +120,8 @@ class Speed:
     """How many tokens a second a model generates one after the other, without drafts, at ``TYPICAL_DEPTH``.
 
     Attributes:
-        basis: ``measured`` (this model, here), ``derived`` (another model, here) or ``figures`` (of the device).
+        basis: ``measured`` (this model, here), ``derived`` (another model, here), ``bandwidth`` (measured, of the
+            device) or ``figures`` (of the device, from elsewhere).
     """
 
     tokens_per_second: float
@@ -138,6 +140,8 @@ def expected_speed(
     own = next((one for one in measured if one.package_id == package_id), None)
     if own is None and not measured:
         cache = shape.model.num_layers * TYPICAL_DEPTH * shape.token_bytes(kv_format)
+        if device.is_measured:
+            return Speed(device.bandwidth / (_work(shape) + cache), "bandwidth")
         seconds = device.computes.step_overhead_s + (shape.read_bytes + cache) / device.computes.bandwidth
         return Speed(1 / seconds, "figures")
     one = own or min(measured, key=lambda other: abs(math.log(shape.read_bytes / other.shape.read_bytes)))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -25,10 +25,12 @@ if TYPE_CHECKING:
     from edge_rt.store.config import Config
     from edge_rt.store.layout import Store
 
+_SECONDS, _REPEATS = 0.3, 3
 HERE, FETCHED_BEFORE, UNTRIED = "here", "fetched before", "untried"
 _BASES = {
     "measured": "measured with this model here",
     "derived": "from what other models measured here",
+    "bandwidth": "from how fast memory is read, measured",
     "figures": "from the figures of the device",
 }
 
@@ -139,6 +141,18 @@ class _Listing:
 
         return tuple(measured_models(self.store, self.device.threads)) if self.device.name == MACHINE else ()
 
+    @cached_property
+    def bandwidth(self) -> float | None:
+        """Bytes per second that this machine reads, measured now, if nothing else tells how fast it is."""
+        from edge_rt.measure.machine import BUFFER_BYTES, measure_bandwidth
+        from edge_rt.memory.device import MACHINE
+
+        if self.device.name != MACHINE or self.device.is_measured or self.measured:
+            return None
+        buffer = min(BUFFER_BYTES, self.device.available_bytes // 8)
+        measured = measure_bandwidth(self.device.threads, buffer_bytes=buffer, seconds=_SECONDS, repeats=_REPEATS)
+        return measured.bytes_per_second
+
     def entry(self, model: CatalogueModel) -> Entry:
         from edge_rt.runtime.load.planning import plan_package
         from edge_rt.store.catalogue import read_first_fetch
@@ -152,9 +166,12 @@ class _Listing:
         elif read_first_fetch(self.store.root, model) is not None:
             state = FETCHED_BEFORE
         plan = plan_package(shape, self.options, self.device)
-        return Entry(
-            model, plan, expected_speed(shape, plan.device, self.measured, plan.choice.kv_format, package_id), state
-        )
+        device = plan.device
+        if self.bandwidth is not None:
+            # A load plans without it.
+            device = replace(device, bandwidth=self.bandwidth, is_measured=True)
+        speed = expected_speed(shape, device, self.measured, plan.choice.kv_format, package_id)
+        return Entry(model, plan, speed, state)
 
 
 def _print_all(terminal: Terminal, entries: Sequence[Entry], config: Config) -> None:

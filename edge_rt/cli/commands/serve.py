@@ -21,6 +21,7 @@ from edge_rt.server import require_packages
 
 if TYPE_CHECKING:
     from edge_rt.memory.budget import Budget
+    from edge_rt.server.models import Models
     from edge_rt.store.config import Preset
     from edge_rt.store.layout import Store
 
@@ -98,50 +99,32 @@ def serve(
     if serving.no_prompt_cache and serving.prompt_cache is not None:
         raise ConfigError("--prompt-cache and --no-prompt-cache exclude each other.", "Both were given.", "Choose one.")
     require_packages()
-    from edge_rt.server.models import Models
     from edge_rt.server.running import KEY_VARIABLE, RunningServer, open_socket, read_key
     from edge_rt.server.shared import Server
 
     file = None if address.api_key_file is None else address.api_key_file.expanduser()
     key = read_key(file, os.environ.get(KEY_VARIABLE), address.host)
     check_runtime()
-    usual, packages = _models(
-        terminal, load, places, is_named=load.model is not None or serving.usual_preset is not None
-    )
-    presets = _presets(places, packages())
-    if serving.usual_preset is not None:
-        # Its model was fetched just now, if need be, under the name that the store has for it.
-        presets[serving.usual_preset] = replace(places.configured.presets[serving.usual_preset], model=usual)
-        usual = serving.usual_preset
-    asked = replace(load, prompt_cache=serving.prompts_folder).options(places, speculation)
-    asked = asked.but(slots=serving.slots, kv_rows=serving.kv_rows, max_queue=serving.queue, formats=True)
-    asked = asked.but(memory=_budget(load, places))
-    models = Models(
-        lambda: _with_presets(packages(), presets),
-        usual,
-        telling_load(terminal, asked).but(base_bytes=None),
-        presets=presets,
-        idle_seconds=serving.unload_after or None,
-        log=terminal.note,
-    )
-    bound = open_socket(address.host, address.port)
-    running = RunningServer(
-        Server(models, log=terminal.note),
-        bound,
-        host=address.host,
-        key=key,
-        allowed_hosts=address.allowed_host or (),
-        allowed_origins=address.allow_origin or (),
-        on_ready=lambda url: _tell_ready(terminal, url, usual, has_key=key is not None),
-    )
-    try:
-        with signals_held(lambda _: running.leave()):
-            asyncio.run(running.run())
-    except SignalReceived as stop:
-        # Everything was answered: for what has sent SIGTERM that is success.
-        if stop.signum != signal.SIGTERM:
-            raise
-        terminal.note("stopped", "dim")
+    # A port that is taken is told before a model is fetched.
+    with open_socket(address.host, address.port) as bound:
+        models = _models(terminal, load, places, serving, speculation)
+        running = RunningServer(
+            Server(models, log=terminal.note),
+            bound,
+            host=address.host,
+            key=key,
+            allowed_hosts=address.allowed_host or (),
+            allowed_origins=address.allow_origin or (),
+            on_ready=lambda url: _tell_ready(terminal, url, models.name_of(None), host=address.host, key=key),
+        )
+        try:
+            with signals_held(lambda _: running.leave()):
+                asyncio.run(running.run())
+        except SignalReceived as stop:
+            # Everything was answered: for what has sent SIGTERM that is success.
+            if stop.signum != signal.SIGTERM:
+                raise
+            terminal.note("stopped", "dim")
     return 0
 
 
@@ -162,6 +145,32 @@ REQUESTS_BYTES: Final = 64 << 20
 
 
 def _models(
+    terminal: Terminal, load: LoadFlags, places: PlaceFlags, serving: ServingFlags, speculation: SpeculationFlags
+) -> Models:
+    """Return the models that are served; the usual one is fetched if need be."""
+    from edge_rt.server.models import Models
+
+    is_named = load.model is not None or serving.usual_preset is not None
+    usual, packages = _packages(terminal, load, places, is_named=is_named)
+    presets = _presets(places, packages())
+    if serving.usual_preset is not None:
+        # Its model was fetched just now, if need be, under the name that the store has for it.
+        presets[serving.usual_preset] = replace(places.configured.presets[serving.usual_preset], model=usual)
+        usual = serving.usual_preset
+    asked = replace(load, prompt_cache=serving.prompts_folder).options(places, speculation)
+    asked = asked.but(slots=serving.slots, kv_rows=serving.kv_rows, max_queue=serving.queue, formats=True)
+    asked = asked.but(memory=_budget(load, places))
+    return Models(
+        lambda: _with_presets(packages(), presets),
+        usual,
+        telling_load(terminal, asked).but(base_bytes=None),
+        presets=presets,
+        idle_seconds=serving.unload_after or None,
+        log=terminal.note,
+    )
+
+
+def _packages(
     terminal: Terminal, load: LoadFlags, places: PlaceFlags, *, is_named: bool
 ) -> tuple[str, Callable[[], Mapping[str, Path]]]:
     """Return the usual model's name, and what finds the packages of all."""
@@ -195,5 +204,10 @@ def _stored(store: Store) -> dict[str, Path]:
     return {name: store.package_path(name) for name in store.names() if store.has_package(name)}
 
 
-def _tell_ready(terminal: Terminal, url: str, usual: str, *, has_key: bool) -> None:
-    terminal.note(f"serving {usual} on {url}/v1{' (with a key)' if has_key else ''}; Ctrl-C stops")
+def _tell_ready(terminal: Terminal, url: str, usual: str, *, host: str, key: str | None) -> None:
+    from edge_rt.server.guard import is_loopback
+
+    with_key = "" if key is None else " (with a key)"
+    terminal.note(f"serving {usual} on {url}/v1{with_key}, a page on {url}/; Ctrl-C stops")
+    if not is_loopback(host):
+        terminal.warn("Keys and texts travel as they are: for HTTPS put a proxy in front, as docs/server.md shows.")

@@ -87,6 +87,11 @@ def test_a_key_comes_from_a_file_or_a_variable(started, tmp_path):
     assert httpx.get(f"{address}/v1/models", headers={"x-api-key": key}).status_code == 200
 
 
+def test_that_keys_and_texts_travel_as_they_are_is_told_where_others_can_ask(started):
+    process, _ = started("--host", "0.0.0.0", env={"EDGE_RT_API_KEY": "of-a-variable-1234"})
+    assert "for HTTPS put a proxy in front" in process.stderr.readline()
+
+
 def test_other_machines_need_a_key(cli, native_package, tmp_path):
     result = cli("serve", "-m", native_package, "--host", "0.0.0.0", "--port", "0")
     assert result.returncode == 2
@@ -98,17 +103,17 @@ def test_other_machines_need_a_key(cli, native_package, tmp_path):
     assert cli("serve", "-m", native_package, "--api-key-file", tmp_path / "none").returncode == 6
 
 
-def test_a_port_that_is_taken_is_told(cli, native_package):
+def test_a_port_that_is_taken_is_told_before_a_model_is_looked_for(cli):
     with socket.create_server(("127.0.0.1", 0)) as other:
         port = other.getsockname()[1]
-        result = cli("serve", "-m", native_package, "--port", port)
+        result = cli("serve", "-m", "org/name", "--port", port)
     assert result.returncode == 2
     assert f"Port {port} is taken.".encode() in result.stderr
     assert f"--port {port + 1}".encode() in result.stderr
 
 
 def test_a_machine_without_models_is_told_how_to_get_one(inline):
-    result = inline("serve")
+    result = inline("serve", "--port", "0")
     assert result.returncode == 3
     assert "There is no model on this machine." in result.stderr.decode()
     assert "edge-rt serve -m smollm2-135m-instruct" in result.stderr.decode()
