@@ -79,7 +79,9 @@ def post(path: str, table: Table, answer: Callable[[Server, Post], Awaitable[Res
     async def handle(server: Server, request: Request) -> Response:
         async with AsyncExitStack() as held:
             values = await held.enter_async_context(server.bodies.read(request))
-            return await answer(server, Post(request, Fields(values, table), held))
+            fields = Fields(values, table)
+            fields.check()
+            return await answer(server, Post(request, fields, held))
         raise AssertionError("unreachable")
 
     return Endpoint("POST", path, handle, summary, table)

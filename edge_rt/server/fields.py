@@ -150,6 +150,11 @@ class Fields:
             raise HTTPFailure(400, what, param=self.name_of(name))
         return value
 
+    def check(self) -> None:
+        """Refuse a field of another kind than the table's, also where nothing comes to read it; raises as ``value``."""
+        for name in self._table:
+            self.value(name)
+
     def text(self, name: str) -> str | None:
         """Return a text, or None."""
         value: str | None = self.value(name)

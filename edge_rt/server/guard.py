@@ -138,8 +138,10 @@ class Guard:
             if kind != "application/json":
                 what = f"The body's type is {kind[:60]!r}. Send JSON with 'Content-Type: application/json'."
                 raise HTTPFailure(415, what, code="unsupported_media_type")
-            if headers.get("content-encoding", "identity").lower() != "identity":
-                raise HTTPFailure(415, "Compressed bodies are not read. Send it as it is.", code="unsupported_encoding")
+            encoding = headers.get("content-encoding", "identity").lower()
+            if encoding not in ("identity", "zstd"):
+                what = f"Bodies compressed with {encoding[:40]!r} are not read. Send it as it is, or use zstd."
+                raise HTTPFailure(415, what, code="unsupported_encoding")
 
     def _is_known(self, name: str) -> bool:
         if name in self._hosts or name.endswith(".localhost"):

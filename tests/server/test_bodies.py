@@ -66,3 +66,22 @@ def test_bodies_are_bounded_alone_and_together(client, server):
     finally:
         server.bodies._most = most
     assert server.bodies._held == 0
+
+
+def test_bodies_compressed_with_zstd_are_read_within_the_same_bounds(client, server):
+    zstd = pytest.importorskip("zstandard")
+    headers = {"content-type": "application/json", "content-encoding": "zstd"}
+
+    def tokens(content):
+        return client.post("/tokenize", content=content, headers=headers)
+
+    body = json.dumps({"content": "Hello"}).encode()
+    packed = zstd.ZstdCompressor().compress(body)
+    assert tokens(packed).json() == client.post("/tokenize", json={"content": "Hello"}).json()
+    bomb = zstd.ZstdCompressor().compress(b" " * (200 << 20))
+    assert len(bomb) < 1 << 20
+    for content, status in ((bomb, 413), (body, 400), (packed[:-3], 400), (b"", 400)):
+        assert tokens(content).status_code == status
+    wide = zstd.ZstdCompressor(compression_params=zstd.ZstdCompressionParameters(window_log=27)).compressobj()
+    assert tokens(wide.compress(body) + wide.flush()).status_code == 400
+    assert server.bodies._held == 0

@@ -5,10 +5,12 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+import jsonschema
 import pytest
 
 from edge_rt.server.app import ENDPOINTS
 from edge_rt.server.guard import OPEN_PATHS
+from tests.server.test_hostile_fields import BODIES
 
 HELLO = [{"role": "user", "content": "Hello"}]
 
@@ -90,6 +92,31 @@ def test_the_description_of_the_routes_is_that_of_the_routes(client, server):
         for described in methods.values():
             assert described["summary"].endswith(".")
             assert ("security" in described) == (path not in OPEN_PATHS)
+
+
+def test_the_description_has_the_fields_that_requests_are_read_by(client):
+    paths = client.get("/openapi.json").json()["paths"]
+    chat = paths["/v1/chat/completions"]["post"]["requestBody"]["content"]["application/json"]["schema"]
+    assert chat["required"] == ["messages"]
+    assert {"type": "number", "minimum": 0.0, "maximum": 100.0} in chat["properties"]["temperature"]["anyOf"]
+    for path, methods in paths.items():
+        if "post" in methods:
+            schema = methods["post"]["requestBody"]["content"]["application/json"]["schema"]
+            jsonschema.Draft202012Validator.check_schema(schema)
+            # What the schema refuses is refused, and what it takes is not refused for its kind.
+            jsonschema.validate(BODIES[path], schema)
+
+
+@pytest.mark.parametrize("path", BODIES)
+def test_what_is_no_request_by_the_description_is_refused(client, path):
+    schema = client.get("/openapi.json").json()["paths"][path]["post"]["requestBody"]["content"]["application/json"]
+    valid = jsonschema.Draft202012Validator(schema["schema"]).is_valid
+    for name in schema["schema"]["properties"]:
+        for value in (True, -1, 1.5, "x", {}):
+            body = {**BODIES[path], name: value}
+            if not valid(body):
+                response = client.post(path, json=body)
+                assert (name, value, response.status_code) == (name, value, 400)
 
 
 def test_the_manual_names_every_route_and_no_other():

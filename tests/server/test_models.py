@@ -129,6 +129,19 @@ def test_a_preset_is_its_model_with_a_system_message_and_options(native_package,
         own = [{"role": "system", "content": "Sing."}, *said]
         expected = alone.generate(own, max_tokens=7, temperature=0)
         assert answer_of(client, model="poet", messages=own, max_tokens=7) == expected.text
+        # Counted and written out as it is answered.
+        system = [{"role": "system", "content": "Be brief."}, *said]
+        for path in ("/tokenize", "/apply-template"):
+            first, second = (
+                client.post(path, json={"model": model, "messages": messages}).json()
+                for model, messages in (("poet", said), ("small", system))
+            )
+            assert first == second
+        counted = client.post("/v1/messages/count_tokens", json={"model": "poet", "messages": said}).json()
+        assert counted == {"input_tokens": alone.count_tokens(system)}
+        # A plain text stays as it is; options hold, before what is usual there.
+        written = client.post("/v1/completions", json={"model": "poet", "prompt": "Once"}).json()
+        assert written["choices"][0]["text"] == alone.generate("Once", max_tokens=4, temperature=0).text
         assert set(models.loaded) == {"small"}
         assert "poet" in {one["id"] for one in client.get("/v1/models").json()["data"]}
 
@@ -140,3 +153,16 @@ def test_the_usual_model_may_be_a_preset(native_package, alone):
     with served(models) as (_, client):
         assert answer_of(client, messages=said) == alone.generate(said, max_tokens=3, temperature=0).text
         assert client.get("/props").json()["model"] == "small"
+        # As other servers do: the name that was asked for, so that a client finds its own again.
+        for path, fields in (
+            ("/v1/chat/completions", {"messages": said}),
+            ("/v1/completions", {"prompt": "x"}),
+            ("/v1/responses", {"input": "x"}),
+            ("/v1/messages", {"messages": said, "max_tokens": 1}),
+            ("/api/chat", {"messages": said, "stream": False}),
+        ):
+            for asked, name in (("small", "small"), ("poet", "poet"), ("default", "poet"), (None, "poet")):
+                if path == "/api/chat" and asked == "default":
+                    continue
+                answer = client.post(path, json={"model": asked, **fields})
+                assert (path, answer.json()["model"]) == (path, name)
