@@ -58,6 +58,23 @@ def test_models_are_listed_and_shown(client):
     assert client.get("/api/version").json()["version"].count(".") == 2
 
 
+def test_ollamas_own_client(client, alone):
+    ollama = pytest.importorskip("ollama", reason="Ollama's client is not installed")
+    expected = alone.generate(HELLO, max_tokens=8, **GREEDY).text
+    plain = alone.generate("Hello", max_tokens=8, **GREEDY).text
+    with ollama.Client(host=str(client.base_url)) as api:
+        assert api.list().models[0].model == "small"
+        assert api.show("small").details.family == "llama"
+        assert api.chat("small", messages=HELLO, options=OPTIONS).message.content == expected
+        pieces = list(api.chat("small", messages=HELLO, options=OPTIONS, stream=True))
+        assert "".join(piece.message.content for piece in pieces) == expected
+        assert (pieces[-1].done, pieces[-1].eval_count) == (True, 8)
+        assert api.generate("small", "Hello", raw=True, options=OPTIONS).response == plain
+        with pytest.raises(ollama.ResponseError, match="other") as raised:
+            api.chat("other", messages=HELLO)
+        assert raised.value.status_code == 404
+
+
 @pytest.mark.parametrize(
     ("path", "fields", "status"),
     [
