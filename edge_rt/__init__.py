@@ -61,6 +61,7 @@ if TYPE_CHECKING:
     )
     from edge_rt.export.entry import export_model as export_model
     from edge_rt.export.exporter import ExportReport as ExportReport
+    from edge_rt.measure.benchmark import BenchReport as BenchReport, bench as bench
     from edge_rt.memory.budget import Budget as Budget
     from edge_rt.memory.plan import Plan as Plan
     from edge_rt.package.reader import Package as Package, open_package as open_package
@@ -104,6 +105,7 @@ _HOME = {
     ),
     "edge_rt.export.entry": ("export_model",),
     "edge_rt.export.exporter": ("ExportReport",),
+    "edge_rt.measure.benchmark": ("BenchReport", "bench"),
     "edge_rt.memory.budget": ("Budget",),
     "edge_rt.memory.plan": ("Plan",),
     "edge_rt.package.reader": ("Package", "open_package"),

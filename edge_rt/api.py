@@ -16,6 +16,7 @@ from edge_rt.runtime.prompts import PromptEncoder
 from edge_rt.runtime.speculation.cost_model import user_costs
 from edge_rt.system.byte_size import parse_limit
 from edge_rt.system.json_files import user_cache
+from edge_rt.system.notebooks import usual_progress
 from edge_rt.system.option_names import known_options
 
 if TYPE_CHECKING:
@@ -251,12 +252,12 @@ def _open(model: str | Path, store: str | Path | None, *, pulls: bool = False, r
     from edge_rt.store.pull import ensure_package, find_made
 
     if resolved.kind == "package":
-        return open_package(ensure_package(resolved.name, store=place, offline=not pulls))
+        return open_package(ensure_package(resolved.name, store=place, offline=not pulls, progress=usual_progress()))
 
     if (made := find_made(resolved, place)) is not None:
         return made
     if pulls:
-        return open_package(ensure_package(model, store=place))
+        return open_package(ensure_package(model, store=place, progress=usual_progress()))
     if resolved.is_checkpoint:
         kind = "GGUF file" if resolved.kind == "gguf" else "folder with safetensors"
         raise ModelNotFound(
@@ -301,7 +302,7 @@ def pull(
             another size is exported again. None: that of the package if there is one, else no limit.
         kv, accept_loss: as in ``export_model``.
         force: fetch and export again, and replace another model of that name.
-        progress: called with the stages.
+        progress: called with the stages; None: they are shown in a notebook, and nowhere else.
 
     Raises:
         ModelNotFound, UnsupportedModel, InputError: the model does not exist or cannot be exported.
@@ -311,7 +312,6 @@ def pull(
     """
     from edge_rt.store.layout import open_store
     from edge_rt.store.pull import pull as pull_into
-    from edge_rt.system.progress import no_progress
 
     return pull_into(
         ref,
@@ -324,7 +324,7 @@ def pull(
         kv=kv,
         accept_loss=accept_loss,
         force=force,
-        progress=progress or no_progress,
+        progress=progress or usual_progress(),
     )
 
 

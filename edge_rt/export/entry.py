@@ -12,8 +12,9 @@ from edge_rt.export.opening import open_checkpoint
 from edge_rt.export.options import Adapters, ExportOptions
 from edge_rt.package.manifest import BUILT_IN_CALIBRATION
 from edge_rt.package.reader import absolute_path
+from edge_rt.system.notebooks import usual_progress
 from edge_rt.system.option_names import known_options
-from edge_rt.system.progress import ProgressCallback, no_progress
+from edge_rt.system.progress import ProgressCallback
 
 if TYPE_CHECKING:
     from edge_rt.export.estimate import ExportEstimate
@@ -41,7 +42,7 @@ def export_model(
     accept_loss: bool = False,
     exits: Sequence[int] = (),
     adapters: Adapters = (),
-    progress: ProgressCallback = no_progress,
+    progress: ProgressCallback | None = None,
     on_estimate: Callable[[ExportEstimate], None] | None = None,
     on_chatter: Callable[[str], None] | None = None,
 ) -> ExportReport:
@@ -86,7 +87,7 @@ def export_model(
         adapters: LoRA adapters that are merged into the checkpoint's floats before these are rounded, in their order:
             folders that PEFT wrote, or GGUF files of llama.cpp; with scales, or without them as they are. What is
             quantised already is rounded a second time, which has to be asked for by ``weights`` or ``size``.
-        progress: called with the stages of ``STAGES``.
+        progress: called with the stages of ``STAGES``; None: they are shown in a notebook, and nowhere else.
         on_estimate: called once with the predicted disk and memory, before anything is written.
         on_chatter: called once, with ``via`` alone, with what the other exporter printed, also if it failed.
 
@@ -116,7 +117,7 @@ def export_model(
         accept_loss=accept_loss,
         exits=exits,
         adapters=adapters,
-        progress=progress,
+        progress=progress or usual_progress(),
         on_estimate=on_estimate,
         on_chatter=on_chatter,
     )

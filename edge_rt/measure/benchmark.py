@@ -22,9 +22,14 @@ from edge_rt.runtime.decode.loop import Decoding, Target, decode, prefill
 from edge_rt.runtime.decode.sampling import Sampler
 from edge_rt.runtime.decode.sequence import Sequence as Request
 from edge_rt.runtime.model import Model
+from edge_rt.system.byte_size import show_size
+from edge_rt.system.notebooks import shown_table, shown_text
+from edge_rt.system.option_names import known_options
 from edge_rt.system.process_memory import peak_rss_bytes
 
 ROW_COUNTS: Final = (1, 2, 4, 8, 16)
+FIRST_TOKEN_PROMPT: Final = 128
+"""Tokens of the prompt for the time to the first token."""
 PASSES_PER_REPETITION: Final = 12
 """Passes of each row count in one repetition of the row-cost curve."""
 
@@ -63,8 +68,20 @@ class BenchReport:
             "samples": {"tok_s": self.tokens_per_second, "ttft_ms": self.ttft_ms},
         }
 
+    def _repr_html_(self) -> str:
+        document = self.to_json()
+        speeds = [(test, f"{mean:.2f} ± {deviation:.2f}") for test, mean, deviation in self.rows()]
+        passes = [(rows, f"{ms:.2f}") for rows, ms in document["row_cost_ms"].items()]
+        words = f"First token of a prompt of {FIRST_TOKEN_PROMPT} tokens after {document['ttft_ms']:.0f} ms; "
+        return (
+            shown_table(speeds, head=("test", "tokens per second"), right=(1,))
+            + shown_table(passes, head=("rows of one pass", "ms"), right=(0, 1))
+            + shown_text(f"{words}peak memory {show_size(self.peak_bytes)}.")
+        )
 
-def run_benchmark(
+
+@known_options()
+def bench(
     model: Model,
     *,
     repetitions: int = 5,
@@ -74,12 +91,22 @@ def run_benchmark(
     row_counts: Sequence[int] = ROW_COUNTS,
     on_progress: Callable[[str], None] | None = None,
 ) -> BenchReport:
-    """Measure a model, after a warm-up; it is reset before and after.
+    """Measure the speed of a model, as ``edge-rt bench`` does, after a warm-up; it is reset before and after.
 
     Args:
+        repetitions: samples of each figure.
+        prompt_sizes: tokens of the prompts whose reading is measured.
+        generate: tokens that are generated.
         depth: tokens in the cache before a pass of the row-cost curve.
+        row_counts: rows of the passes of that curve.
+        on_progress: called with what is measured: ``"warm-up"``, ``"1/5"``...
+
+    Raises:
+        ConfigError: a count is less than 1, or the context too short for what is measured.
+        Busy: the model is generating.
+        ModelClosed: it was closed.
     """
-    needed = max(*prompt_sizes, generate + 1, depth + max(row_counts))
+    needed = max(*prompt_sizes, generate + 1, depth + max(row_counts), FIRST_TOKEN_PROMPT + 1)
     if min(repetitions, generate, depth, *prompt_sizes, *row_counts) < 1 or needed > model.context_tokens:
         raise ConfigError(
             "The benchmark does not fit the model.",
@@ -106,7 +133,7 @@ def run_benchmark(
             speeds[f"tg{generate}"].append(generate / _time_decode(target, cache, random_ids(1), generate, vocab_size))
             _measure_rows(target, cache, random_ids, depth, model.prefill_chunk, costs)
             cache.truncate(0)
-        ttft.append(_time_to_first_token(model, random_ids(128)))
+        ttft.append(_time_to_first_token(model, random_ids(FIRST_TOKEN_PROMPT)))
         if repetition == 0:
             for samples in (*speeds.values(), ttft, *costs.values()):
                 samples.clear()

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from edge_rt.device.names import DeviceName
+from edge_rt.system.byte_size import counted
 
 CONTEXT_BYTES: Final = 512 << 20
 """CUDA's context, the kernels, recorded graphs, and what the driver rounds up. An estimate: what planners of other
@@ -75,6 +76,13 @@ class Choice:
     def largest_pass(self) -> int:
         """Rows of the largest pass."""
         return max(min(self.prefill_chunk, self.ctx), self.tree_rows, 1 if self.slots == 1 else 2 * self.slots)
+
+    def in_words(self) -> str:
+        """Return a text such as ``"int4 cache, no speculation, context 4096, chunk 64"``."""
+        drafting = f"speculation with drafts of {self.draft_max} ({self.spec})" if self.draft_max else "no speculation"
+        slots = f", {self.slots} slots" if self.slots > 1 else ""
+        layers = "" if self.gpu_layers is None else f", {counted(self.gpu_layers, 'layer')} on the GPU"
+        return f"{self.kv_format} cache, {drafting}, context {self.ctx}, chunk {self.prefill_chunk}{slots}{layers}"
 
 
 @dataclass(frozen=True)

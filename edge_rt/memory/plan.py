@@ -20,13 +20,14 @@ from edge_rt.memory.fallbacks import (
     why_one_slot,
 )
 from edge_rt.memory.figures import Amounts, Choice, Device
-from edge_rt.memory.plan_terms import Term, terms_of
+from edge_rt.memory.plan_terms import Term, rows_of, terms_of
 from edge_rt.memory.request import Alternative, Request
 from edge_rt.memory.shape import ModelShape
 from edge_rt.memory.sizes import Regimes, Sizes, sizes_of
 from edge_rt.memory.speed import plain_tokens_per_second, tokens_per_second
 from edge_rt.package.spec_modes import AUTO, MODEL, TRAINED_MODES, mode_of
 from edge_rt.system.byte_size import show_at_least, show_size
+from edge_rt.system.notebooks import shown_table, shown_text
 
 __all__ = [
     "DEFAULT_CONTEXT", "KEPT_SPEED", "LEAST_CONTEXT", "Alternative", "Choice", "Plan", "Request", "Term", "make_plan",
@@ -143,6 +144,17 @@ class Plan:
     def base_bytes(self) -> int:
         """Those without the driver."""
         return self.sizes.runtime - self.sizes.driver
+
+    def rows(self) -> list[tuple[str, str, str, str]]:
+        """Return the rows of a table: (part, bytes, share of the total or bytes on the GPU, what it comes from)."""
+        return rows_of(self.terms, self.device, self.request, self.needs, self.budget, self.regimes)
+
+    def _repr_html_(self) -> str:
+        does = "fits" if self.fits else "does not fit"
+        title = f"{self.shape.model.name} on {self.device.name} {does}: {self.choice.in_words()}."
+        speed = f"Expected: {self.tokens_per_second:.0f} tokens per second, with half of the context filled."
+        reduced = [f"Reduced: {text}." for text in self.given_up]
+        return shown_text("\n".join([title, speed, *reduced])) + shown_table(self.rows(), right=(1, 2))
 
 
 def make_plan(shape: ModelShape, device: Device, request: Request) -> Plan:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
-from edge_rt.memory.figures import Choice
+from edge_rt.memory.figures import Amounts, Choice, Device
 from edge_rt.memory.request import Request
 from edge_rt.memory.shape import DrafterShape, ModelShape
-from edge_rt.memory.sizes import Sizes
+from edge_rt.memory.sizes import Regimes, Sizes
 from edge_rt.memory.terms import TableBytes, drafts_itself, embedding_bytes, kv_rows
 from edge_rt.package.kv_formats import KV_FORMAT
 from edge_rt.package.spec_modes import SELF
@@ -172,3 +172,41 @@ def _drafters_text(shape: ModelShape, choice: Choice, tables: TableBytes) -> str
     contexts = f"{choice.recycling_contexts} contexts x {tables.context} B"
     slots = "" if choice.slots == 1 else f"{choice.slots} slots x "
     return f"{slots}{choice.suffix_tokens} tokens x {tables.token} B + {contexts}{own}"
+
+
+_REGIMES: Final = {
+    "load": "tokenizer and graph are read",
+    "prefill": "a prompt fills the context",
+    "decode": "the largest pass is computed in a full context",
+}
+
+
+def rows_of(
+    terms: tuple[Term, ...], device: Device, request: Request, needs: Amounts, budget: Amounts, regimes: Regimes
+) -> list[tuple[str, str, str, str]]:
+    """Return the rows of a table: the parts, their total and the budget.
+
+    The third column is what a GPU holds; without one it is the share of the total.
+    """
+    if device.gpu is None:
+        rows = [(one.name, show_size(one.bytes), f"{100 * one.bytes / needs.host:.1f} %", one.text) for one in terms]
+        sums, budgets = (show_size(needs.host), ""), (show_size(budget.host), "")
+    else:
+        rows = [("", "process", "GPU", device.gpu.name)]
+        rows += [(one.name, _shown(one.bytes), _shown(one.device_bytes), one.text) for one in terms]
+        sums, budgets = (show_size(needs.host), "together"), (show_size(budget.host), "shared")
+        if device.has_own_gpu_memory:
+            sums, budgets = (sums[0], show_size(needs.gpu)), (budgets[0], show_size(budget.gpu))
+    text = f"{'given' if request.budget_bytes is not None else 'what is available'}; {_left(budget.host - needs.host)}"
+    if device.has_own_gpu_memory:
+        of_gpu = "given" if request.device_budget_bytes is not None else "what is free there"
+        text += f"; of the GPU {of_gpu}, {_left(budget.gpu - needs.gpu)}"
+    return [*rows, ("total", *sums, f"largest while {_REGIMES[regimes.largest]}"), ("budget", *budgets, text)]
+
+
+def _shown(count: int) -> str:
+    return show_size(count) if count else ""
+
+
+def _left(count: int) -> str:
+    return f"{show_size(count)} left" if count >= 0 else f"{show_size(-count)} too little"

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
-import html
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from edge_rt.system.notebooks import shown_text
 from edge_rt.text.tool_calls import ToolCall
 
 FinishReason = Literal["stop", "length", "cancelled", "context_full", "repetition"]
@@ -195,7 +195,7 @@ class Result:
     warnings: tuple[str, ...] = ()
 
     def _repr_html_(self) -> str:
-        return shown_in_notebooks(self.text)
+        return shown_text(self.text)
 
     def to_json(self) -> dict[str, Any]:
         """Return the result as a JSON object; what follows ``memory`` only where there is something.
@@ -209,11 +209,6 @@ class Result:
             if document[name] in ("", (), None):
                 del document[name]
         return document
-
-
-def shown_in_notebooks(text: str) -> str:
-    """Return the HTML of an answer, in which tags are text."""
-    return f'<div style="white-space: pre-wrap">{html.escape(text)}</div>'
 
 
 def _is_plain(value: object) -> bool:

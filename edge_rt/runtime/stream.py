@@ -12,7 +12,8 @@ from typing import Any, Self
 from edge_rt.errors import ConfigError
 from edge_rt.runtime.config import GenerationOptions
 from edge_rt.runtime.forward.cancel import CancelToken
-from edge_rt.runtime.results import Event, Result, shown_in_notebooks
+from edge_rt.runtime.results import Event, Result
+from edge_rt.system.notebooks import shown_text
 from edge_rt.text.answer_format import partial_json
 
 Events = Generator[Event, None, None]
@@ -159,11 +160,11 @@ class Stream:
         """Show the answer in a notebook while it is written."""
         from IPython.display import HTML, display
 
-        shown = display(HTML(shown_in_notebooks("")), display_id=True)
+        shown = display(HTML(shown_text("")), display_id=True)
         for _ in self:
-            shown.update(HTML(shown_in_notebooks(self._outcome.text)))
+            shown.update(HTML(shown_text(self._outcome.text)))
         # Its text may end in what was held back.
-        shown.update(HTML(shown_in_notebooks(self.result().text)))
+        shown.update(HTML(shown_text(self.result().text)))
 
     def __enter__(self) -> Self:
         return self

@@ -129,9 +129,9 @@ def _measure_speed(terminal: Terminal, model: Model, speed: SpeedFlags) -> Bench
         terminal.note(f"measuring: {stage}", "dim")
 
     def work() -> BenchReport:
-        from edge_rt.measure.benchmark import run_benchmark
+        from edge_rt.measure.benchmark import bench as measure_speed
 
-        return run_benchmark(
+        return measure_speed(
             model,
             repetitions=speed.samples,
             prompt_sizes=tuple(speed.prompt_sizes) if speed.prompt_sizes else (128, 512),

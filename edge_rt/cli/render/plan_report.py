@@ -15,7 +15,7 @@ from edge_rt.system.byte_size import counted, show_at_least, show_size
 if TYPE_CHECKING:
     from edge_rt.cli.plan_speed import Rate, Speeds
     from edge_rt.memory.figures import Amounts, Device
-    from edge_rt.memory.plan import Choice, Plan
+    from edge_rt.memory.plan import Plan
 
 
 def plan_json(made: Plan, speeds: Speeds) -> dict[str, Any]:
@@ -99,7 +99,7 @@ def print_plan(
     terminal.line(f"{made.shape.model.name} on {made.device.name} ({made.shape.op_profile}{estimated})\n")
     if not is_here:
         terminal.line("Planned, not measured: figures of a description of the machine.\n")
-    terminal.table(term_rows(made), right=(1, 2))
+    terminal.table(made.rows(), right=(1, 2))
     terminal.line()
     terminal.table(_decided(made, speeds.rate(choice), is_here=is_here))
     if made.given_up:
@@ -111,7 +111,7 @@ def print_plan(
         terminal.line(f"  {shlex.join([*verb, *other.flags, *named])}")
         on_gpu = f" and {show_size(other.device_bytes)} on the GPU" if other.device_bytes else ""
         expected = _rate(made, speeds.rate(other.choice), is_here=is_here)
-        needs = f"needs {show_size(other.total_bytes)}{on_gpu}, {expected}: {in_words(other.choice)}"
+        needs = f"needs {show_size(other.total_bytes)}{on_gpu}, {expected}: {other.choice.in_words()}"
         terminal.indented(needs, 4)
     usual = made.shape.kv_formats[0]
     less = LESS_EXACT[LESS_EXACT.index(usual) + 1 :] if usual in LESS_EXACT else LESS_EXACT
@@ -162,52 +162,6 @@ def layers_text(made: Plan) -> str | None:
 
 LESS_EXACT: Final = ("int8", "int4x2", "k8v4", "int4")
 """Cache formats that are less precise than f16, the most precise first."""
-
-
-def in_words(choice: Choice) -> str:
-    """Return a choice as text, for example ``"int4 cache, no speculation, context 4096, chunk 64"``."""
-    drafting = "no speculation"
-    if choice.draft_max:
-        drafting = f"speculation with drafts of {choice.draft_max} ({choice.spec})"
-    slots = f", {choice.slots} slots" if choice.slots > 1 else ""
-    layers = "" if choice.gpu_layers is None else f", {counted(choice.gpu_layers, 'layer')} on the GPU"
-    return f"{choice.kv_format} cache, {drafting}, context {choice.ctx}, chunk {choice.prefill_chunk}{slots}{layers}"
-
-
-_REGIMES: Final = {
-    "load": "tokenizer and graph are read",
-    "prefill": "a prompt fills the context",
-    "decode": "the largest pass is computed in a full context",
-}
-
-
-def term_rows(made: Plan) -> list[tuple[str, str, str, str]]:
-    """Return the rows of a table: the parts, their total and the budget.
-
-    The third column is what a GPU holds; without one it is the share of the total.
-    """
-    if made.device.gpu is None:
-        whole = made.total_bytes
-        rows = [(one.name, show_size(one.bytes), f"{100 * one.bytes / whole:.1f} %", one.text) for one in made.terms]
-        sums, budgets = (show_size(whole), ""), (show_size(made.budget_bytes), "")
-    else:
-        rows = [("", "process", "GPU", made.device.gpu.name)]
-        rows += [(one.name, _shown(one.bytes), _shown(one.device_bytes), one.text) for one in made.terms]
-        sums, budgets = _gpu_sums(made)
-    rows += [("total", *sums, f"largest while {_REGIMES[made.regimes.largest]}")]
-    return [*rows, ("budget", *budgets, _budget_text(made))]
-
-
-def _gpu_sums(made: Plan) -> tuple[tuple[str, str], tuple[str, str]]:
-    """Return totals and budgets of both columns; of shared memory there is one of each."""
-    if not made.device.has_own_gpu_memory:
-        return (show_size(made.total_bytes), "together"), (show_size(made.budget_bytes), "shared")
-    needs, budget = made.needs, made.budget
-    return (show_size(needs.host), show_size(needs.gpu)), (show_size(budget.host), show_size(budget.gpu))
-
-
-def _shown(count: int) -> str:
-    return show_size(count) if count else ""
 
 
 def _missing(made: Plan) -> str:
@@ -302,19 +256,6 @@ def _layers(made: Plan) -> list[tuple[str, str]]:
         return []
     which = "the last one" if there == 1 else f"the last {there}"
     return [("layers on the GPU", f"{which} of {made.shape.model.num_layers}; the CPU computes the others")]
-
-
-def _budget_text(made: Plan) -> str:
-    what = "given" if made.request.budget_bytes is not None else "what is available"
-    text = f"{what}; {_left(made.budget_bytes - made.total_bytes)}"
-    if not made.device.has_own_gpu_memory:
-        return text
-    of_gpu = "given" if made.request.device_budget_bytes is not None else "what is free there"
-    return f"{text}; of the GPU {of_gpu}, {_left(made.budget.gpu - made.needs.gpu)}"
-
-
-def _left(count: int) -> str:
-    return f"{show_size(count)} left" if count >= 0 else f"{show_size(-count)} too little"
 
 
 def _rate(made: Plan, rate: Rate, *, is_here: bool) -> str:

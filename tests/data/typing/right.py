@@ -73,6 +73,12 @@ def tokens(model: edge_rt.Model, prompt: edge_rt.Prompt) -> int:
     return model.count_tokens(prompt, tools=None, documents=None, template_args={"enable_thinking": False})
 
 
+def measured(model: edge_rt.Model) -> edge_rt.BenchReport:
+    return edge_rt.bench(
+        model, repetitions=1, prompt_sizes=(8,), generate=4, depth=4, row_counts=(1, 2), on_progress=print
+    )
+
+
 def answered(model: edge_rt.Model, prompt: edge_rt.Prompt, **options: Unpack[edge_rt.GenerationOptions]) -> str:
     config = edge_rt.GenerationConfig(stop="END", logit_bias={5: -1.0}).with_options(**options)
     model.check(prompt, config, max_tokens=5)
