@@ -17,7 +17,7 @@ from edge_rt.runtime.embedding import Array, embedding_ids, require_pooling
 from edge_rt.runtime.forward.cancel import CancelToken
 from edge_rt.runtime.model import Model
 from edge_rt.server.answer_fields import json_text
-from edge_rt.server.failures import RETRY_SECONDS, HTTPFailure, unsupported
+from edge_rt.server.failures import RETRY_SECONDS, HTTPFailure, too_long, unsupported
 from edge_rt.server.fields import FLAG, TEXT, Fields, Table, either, listed, needed, one_of, whole
 from edge_rt.server.models import LoadedModel
 from edge_rt.server.ollama import ollama_name
@@ -120,7 +120,7 @@ async def _embedded(server: Server, post: Post, asked: _Asked) -> tuple[Array, i
             try:
                 return embedding_ids(asked.inputs, tokenizer, pooling, asked.prompt, most, truncate=asked.truncate)
             except ContextOverflow as error:
-                raise HTTPFailure(400, str(error), param="input", code="context_length_exceeded") from error
+                raise too_long(error, "input") from error
 
         token_ids = await server.encoded(encoded)
         if post.fields.whole("dimensions") not in (None, size):

@@ -23,6 +23,7 @@ from edge_rt.errors import (
 )
 
 RETRY_SECONDS: Final = 1.0
+CONTEXT_EXCEEDED: Final = "context_length_exceeded"
 _OF_ANTHROPIC: Final = {
     400: "invalid_request_error",
     401: "authentication_error",
@@ -80,11 +81,18 @@ def unsupported(param: str, what: str) -> HTTPFailure:
     return HTTPFailure(400, what, param=param, code="unsupported")
 
 
+def too_long(error: ContextOverflow, param: str) -> HTTPFailure:
+    """Return the failure of a request whose prompt does not fit."""
+    # Programs that shorten a conversation by themselves look for these words.
+    words = f"This model's maximum context length is {error.context_tokens} tokens, as it is loaded."
+    return HTTPFailure(400, f"{words} {error}", param=param, code=CONTEXT_EXCEEDED)
+
+
 def failure_of(error: EdgeRTError) -> HTTPFailure:
     """Return how a request fails with an error of a generation."""
     message = str(error)
     if isinstance(error, ContextOverflow):
-        return HTTPFailure(400, message, param="messages", code="context_length_exceeded")
+        return too_long(error, "messages")
     if isinstance(error, QueueFull):
         return HTTPFailure(429, message, code="rate_limit_exceeded", retry_after=error.retry_after)
     if isinstance(error, Busy | ModelClosed):
@@ -111,7 +119,9 @@ def body_of(failure: HTTPFailure, path: str) -> Mapping[str, Any]:
 def anthropic_error(failure: HTTPFailure) -> dict[str, Any]:
     """Return a failure as Anthropic's API writes it, in answers and in events."""
     kind = _OF_ANTHROPIC.get(failure.status, "api_error")
-    return {"type": "error", "error": {"type": kind, "message": failure.message}}
+    # Here programs look for these.
+    words = "prompt is too long: " if failure.code == CONTEXT_EXCEEDED else ""
+    return {"type": "error", "error": {"type": kind, "message": f"{words}{failure.message}"}}
 
 
 def openai_error(failure: HTTPFailure) -> dict[str, Any]:

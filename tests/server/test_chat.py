@@ -182,6 +182,7 @@ def test_what_cannot_be_answered_says_which_field_and_not_to_try_again(client, f
     assert response.headers["x-should-retry"] == "false"
     if "word word" in str(fields):
         assert error["code"] == "context_length_exceeded"
+        assert error["message"].startswith("This model's maximum context length is 256 tokens")
 
 
 def test_fields_that_change_nothing_here_are_ignored(client):

@@ -102,6 +102,12 @@ def test_blocks_are_closed_before_the_next_begins(client):
     assert events[0]["message"]["usage"]["input_tokens"] > 0
 
 
+def test_a_prompt_that_does_not_fit_is_told_in_the_words_that_programs_look_for(client):
+    long = {"messages": [{"role": "user", "content": "word " * 400}], "max_tokens": 5}
+    message = client.post(PATH, json=long).json()["error"]["message"]
+    assert message.startswith("prompt is too long: This model's maximum context length is 256 tokens")
+
+
 @pytest.mark.parametrize(
     "fields",
     [
