@@ -24,6 +24,11 @@ from tests.helpers.gguf_factory import write_llama_gguf
 from tests.helpers.served import models_of, served
 
 MODELS = ("small", "embeds")
+NAMES = {
+    "model": ["small", "embeds", None], "role": ["user", "assistant"], "type": ["text", "function", "json_object"],
+    "chat_template_kwargs": [{}, None], "response_format": [{"type": "json_object"}, {"type": "text"}, None],
+    "logit_bias": [{"5": 1}, None], "tool_calls": [None], "format": ["json", "", {"type": "object"}, None],
+}  # fmt: skip
 SLOWEST = 30.0
 
 
@@ -42,10 +47,23 @@ def described(client: httpx.Client) -> dict:
         for operation in methods.values():
             if "requestBody" in operation:
                 schema = operation["requestBody"]["content"]["application/json"]["schema"]
-                schema["properties"]["model"] = {"enum": [*MODELS, None]}
+                _narrow(schema)
             for one in operation.get("parameters", ()):
                 one["schema"] = {"type": "string", "minLength": 1}
     return document
+
+
+def _narrow(schema) -> None:
+    """Let names be those that mean something."""
+    if isinstance(schema, dict):
+        for name, names in NAMES.items():
+            if name in schema.get("properties", {}):
+                schema["properties"][name] = {"enum": names}
+        for inner in schema.values():
+            _narrow(inner)
+    elif isinstance(schema, list):
+        for inner in schema:
+            _narrow(inner)
 
 
 def fuzz(operation, mode: GenerationMode, client: httpx.Client, examples: int, statuses: Counter) -> tuple[int, float]:

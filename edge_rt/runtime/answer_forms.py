@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Sequence as Items
 from dataclasses import dataclass
 from typing import Final
@@ -56,6 +57,7 @@ class AnswerGrammars:
         self._vocab_size = vocab_size
         self._reserve = reserve
         self._table: TokenTable | None = None
+        self._making = threading.Lock()
 
     @property
     def table(self) -> TokenTable:
@@ -66,11 +68,17 @@ class AnswerGrammars:
             MemoryBudgetExceeded: they do not fit the budget.
             RuntimeUnavailable: the library that follows grammars is not installed.
         """
-        if self._table is None:
-            if self._reserve is not None:
-                self._reserve()
-            self._table = TokenTable(self._tokenizer, self._vocab_size)
+        self.prepare()
+        assert self._table is not None
         return self._table
+
+    def prepare(self) -> None:
+        """Make the tables, unless they are made; raises as ``table``."""
+        with self._making:
+            if self._table is None:
+                if self._reserve is not None:
+                    self._reserve()
+                self._table = TokenTable(self._tokenizer, self._vocab_size)
 
     def of(self, config: GenerationConfig, form: AnswerForm) -> tuple[AnswerFormat | None, AnswerGrammar] | None:
         """Return what an answer has to fit, and what lets only such answers through; None: any text.

@@ -70,8 +70,8 @@ class AnswerRequest:
 
     @property
     def needs_grammar(self) -> bool:
-        """Whether its answers are held to a schema of its own."""
-        return "response_format" in self.options or self.tools is not None
+        """Whether its answers are held to a schema of its own from their beginning."""
+        return "response_format" in self.options or self.options.get("tool_choice") not in (None, "none", "auto")
 
     @property
     def begun(self) -> str:
@@ -225,7 +225,11 @@ async def answering(server: Server, entry: LoadedModel, asked: AnswerRequest) ->
     Raises:
         EdgeRTError: the request cannot be answered; nothing was computed.
     """
-    run = server.compiled if asked.needs_grammar else server.encoded
+    run = server.encoded
+    if asked.needs_grammar and entry.model.texts is not None:
+        # Made once for each model, which may take longer than a request's schema.
+        await server.encoded(entry.model.texts.grammars.prepare)
+        run = server.compiled
     answers = await run(partial(_opened, entry, asked, server.counters.add))
     tasks = [asyncio.create_task(answers.read(index)) for index in range(len(answers.streams))]
     try:

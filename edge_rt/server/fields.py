@@ -8,7 +8,7 @@ from functools import partial
 from typing import Any, Final
 
 from edge_rt.package.sampling import is_int, is_number
-from edge_rt.server.failures import HTTPFailure, wrong_field
+from edge_rt.server.failures import HTTPFailure, unsupported, wrong_field
 
 
 @dataclass(frozen=True)
@@ -20,6 +20,7 @@ class Kind:
         wanted: the same in words.
         most: entries of a list or an object.
         table: the fields of an object, or of each object of a list.
+        instead: what to do without it, if nobody can have it.
     """
 
     schema: Mapping[str, Any]
@@ -28,6 +29,7 @@ class Kind:
     most: int | None = None
     table: Table | None = None
     is_required: bool = False
+    instead: str = ""
 
 
 Table = Mapping[str, Kind]
@@ -41,6 +43,15 @@ def _is(kind: type) -> Callable[[Any], bool]:
 TEXT: Final = Kind({"type": "string"}, "a text", _is(str))
 FLAG: Final = Kind({"type": "boolean"}, "true or false", _is(bool))
 ANYTHING: Final = Kind({}, "anything", lambda _: True)
+
+
+def refused(instead: str) -> Kind:
+    """Return the kind of what this server cannot do.
+
+    Args:
+        instead: what to do, in a sentence.
+    """
+    return Kind({"type": "null"}, "not supported", lambda _: False, instead=instead)
 
 
 def whole(least: int, most: int) -> Kind:
@@ -105,7 +116,7 @@ def schema_of(table: Table) -> dict[str, Any]:
 
 def _schema(kind: Kind) -> Mapping[str, Any]:
     """Return the schema of a field: null is as if it were not there."""
-    if kind.is_required or not kind.schema:
+    if kind.is_required or kind.instead or not kind.schema:
         return kind.schema
     return {"anyOf": [kind.schema, {"type": "null"}]}
 
@@ -143,6 +154,8 @@ class Fields:
         value, kind = self.raw(name), self._table[name]
         if value is None:
             return None
+        if kind.instead:
+            raise unsupported(self.name_of(name), f"The field '{name}' is not supported. {kind.instead}")
         if not kind.fits(value):
             raise wrong_field(self.name_of(name), kind.wanted, value)
         if kind.most is not None and not isinstance(value, str) and len(value) > kind.most:

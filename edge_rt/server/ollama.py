@@ -18,7 +18,6 @@ from edge_rt.server.answer_fields import json_text, own_fields
 from edge_rt.server.answers import AnswerRequest, Answers, Piece
 from edge_rt.server.failures import HTTPFailure, unsupported
 from edge_rt.server.fields import (
-    ANYTHING,
     FLAG,
     TEXT,
     Fields,
@@ -29,6 +28,7 @@ from edge_rt.server.fields import (
     needed,
     objects,
     one_of,
+    refused,
     whole,
 )
 from edge_rt.server.models import LoadedModel
@@ -40,7 +40,6 @@ from edge_rt.server.request_fields import (
     SAMPLING,
     chat_messages,
     chat_tools,
-    refuse,
     sampling_options,
 )
 from edge_rt.server.shared import Post, Server
@@ -69,8 +68,8 @@ OLLAMA_TEXT: Final[Table] = {
     "system": TEXT,
     "raw": FLAG,
     "images": _IMAGES,
-    "template": ANYTHING,
-    "context": ANYTHING,
+    "template": refused("Send messages to /api/chat."),
+    "context": refused("Send messages to /api/chat."),
 }
 OLLAMA_MODEL: Final[Table] = {"model": TEXT, "name": TEXT}
 
@@ -92,7 +91,6 @@ def read_ollama_text(fields: Fields) -> AnswerRequest:
     """Return what a request for the answer to one text asks for; raises as ``read_ollama_chat``."""
     if fields.items("images"):
         raise unsupported("images", "Models get text alone here.")
-    refuse(fields, dict.fromkeys(("template", "context"), "Send messages to /api/chat."))
     prompt = fields.text("prompt") or ""
     if suffix := fields.text("suffix"):
         return AnswerRequest(ollama_name(fields), prompt, _options(fields), infill=(prompt, suffix))

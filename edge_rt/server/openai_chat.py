@@ -19,21 +19,11 @@ from edge_rt.server.answer_fields import (
 )
 from edge_rt.server.answers import AnswerRequest, Answers, Piece, WholeAnswer
 from edge_rt.server.failures import HTTPFailure, openai_error, unsupported
-from edge_rt.server.fields import (
-    ANYTHING,
-    FLAG,
-    TEXT,
-    Fields,
-    Table,
-    inner,
-    listed,
-    needed,
-    one_of,
-    whole,
-)
+from edge_rt.server.fields import FLAG, TEXT, Fields, Table, either, inner, listed, needed, one_of, refused, whole
 from edge_rt.server.models import LoadedModel
 from edge_rt.server.request_fields import (
     CHAT,
+    CHOICES,
     MESSAGE,
     MOST_TOKENS,
     SAMPLING,
@@ -42,20 +32,12 @@ from edge_rt.server.request_fields import (
     chat_messages,
     chat_tools,
     content_of,
-    refuse,
-    refused,
     sampling_options,
     template_arguments,
 )
 
 MOST_TOP_LOGPROBS: Final = 20
 MOST_ANSWERS: Final = 8
-_REFUSED: Final = {
-    "functions": "Describe functions in 'tools'.",
-    "function_call": "Choose a function with 'tool_choice'.",
-    "audio": "Answers are text alone.",
-    "web_search_options": "This server searches nothing.",
-}
 CHAT_COMPLETION: Final[Table] = {
     **CHAT,
     **SAMPLING,
@@ -67,11 +49,14 @@ CHAT_COMPLETION: Final[Table] = {
     "logprobs": FLAG,
     "top_logprobs": whole(0, MOST_TOP_LOGPROBS),
     "response_format": inner({}),
-    "tool_choice": ANYTHING,
+    "tool_choice": either(CHOICES, inner({"type": TEXT, "function": inner({"name": TEXT})})),
     "parallel_tool_calls": FLAG,
     "prediction": inner({"type": needed(one_of("content")), "content": needed(MESSAGE["content"])}),
     "modalities": listed(TEXT, 8),
-    **refused(_REFUSED),
+    "functions": refused("Describe functions in 'tools'."),
+    "function_call": refused("Choose a function with 'tool_choice'."),
+    "audio": refused("Answers are text alone."),
+    "web_search_options": refused("This server searches nothing."),
 }
 
 
@@ -81,7 +66,6 @@ def read_chat(fields: Fields) -> AnswerRequest:
     Raises:
         HTTPFailure: a field is wrong, or asks for what this server cannot do.
     """
-    refuse(fields, _REFUSED)
     for kind in fields.items("modalities"):
         if kind != "text":
             raise unsupported("modalities", f"Answers are text alone; got {kind!r:.40}.")

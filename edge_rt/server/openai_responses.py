@@ -19,9 +19,11 @@ from edge_rt.server.fields import (
     needed,
     objects,
     one_of,
+    refused,
     whole,
 )
 from edge_rt.server.request_fields import (
+    CHOICES,
     MOST_MESSAGES,
     MOST_PARTS,
     MOST_TOKENS,
@@ -29,16 +31,9 @@ from edge_rt.server.request_fields import (
     PART,
     SAMPLING,
     content_of,
-    refuse,
-    refused,
     sampling_options,
 )
 
-_REFUSED: Final = {
-    "previous_response_id": "Nothing is kept between requests: send the whole conversation in 'input'.",
-    "conversation": "Nothing is kept between requests: send the whole conversation in 'input'.",
-    "prompt": "There are no stored prompts here: send the text in 'input'.",
-}
 _FUNCTION: Final[Table] = {"type": TEXT, "name": TEXT, "description": ANYTHING, "parameters": ANYTHING}
 _ITEM: Final[Table] = {
     "type": TEXT,
@@ -62,13 +57,15 @@ RESPONSE: Final[Table] = {
         {"format": inner({"type": needed(one_of("text", "json_object", "json_schema")), "schema": ANYTHING})}
     ),
     "tools": objects(_FUNCTION, MOST_TOOLS),
-    "tool_choice": ANYTHING,
+    "tool_choice": either(CHOICES, inner({"type": TEXT, "name": TEXT})),
     "parallel_tool_calls": FLAG,
     "reasoning": inner({"effort": TEXT}),
     "background": FLAG,
     "metadata": ANYTHING,
     "user": ANYTHING,
-    **refused(_REFUSED),
+    "previous_response_id": refused("Nothing is kept between requests: send the whole conversation in 'input'."),
+    "conversation": refused("Nothing is kept between requests: send the whole conversation in 'input'."),
+    "prompt": refused("There are no stored prompts here: send the text in 'input'."),
 }
 
 
@@ -78,7 +75,6 @@ def read_response(fields: Fields) -> AnswerRequest:
     Raises:
         HTTPFailure: a field is wrong, or asks for what this server cannot do.
     """
-    refuse(fields, _REFUSED)
     if fields.flag("background"):
         raise unsupported("background", "Responses are answered at once here. Leave out 'background'.")
     options = sampling_options(fields)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Final
 
 from edge_rt.server.failures import unsupported, wrong_field
@@ -19,6 +19,8 @@ from edge_rt.server.fields import (
     needed,
     number,
     objects,
+    one_of,
+    refused,
     whole,
 )
 
@@ -65,7 +67,14 @@ CHAT: Final[Table] = {
     "tools": objects(TOOL, MOST_TOOLS),
 }
 """Of every chat whose messages are OpenAI's."""
-TEMPLATE: Final[Table] = {"chat_template_kwargs": inner({}), "chat_template": ANYTHING, "reasoning_effort": TEXT}
+_NO_TEMPLATE: Final = "Chat templates come with models; requests cannot bring their own."
+TEMPLATE: Final[Table] = {
+    "chat_template_kwargs": inner({}),
+    "chat_template": refused(_NO_TEMPLATE),
+    "reasoning_effort": TEXT,
+}
+CHOICES: Final = one_of("none", "auto", "required")
+"""Whether tools are called; or which one, by an object that is each API's own."""
 STREAM: Final[Table] = {
     "stream": FLAG,
     "stream_options": inner({"include_usage": FLAG, "include_drafts": FLAG}),
@@ -178,28 +187,12 @@ def chat_tools(fields: Fields) -> list[dict[str, Any]] | None:
     return tools or None
 
 
-def refuse(fields: Fields, why: Mapping[str, str]) -> None:
-    """Refuse fields that ask for what this server cannot do.
-
-    Args:
-        why: names, and what to do instead.
-    """
-    for name, instead in why.items():
-        if name in fields:
-            raise unsupported(name, f"The field '{name}' is not supported. {instead}")
-
-
-def refused(names: Iterable[str]) -> Table:
-    """Return the fields that ``refuse`` refuses."""
-    return dict.fromkeys(names, ANYTHING)
-
-
 def template_arguments(fields: Fields) -> dict[str, Any]:
     """Return further variables of the chat template; a template itself comes with a model, never with a request."""
     given = fields.inner("chat_template_kwargs")
     arguments = {} if given is None else dict(given.values)
-    if "chat_template" in fields or "chat_template" in arguments:
-        raise unsupported("chat_template", "Chat templates come with models; requests cannot bring their own.")
+    if "chat_template" in arguments:
+        raise unsupported("chat_template", _NO_TEMPLATE)
     if (effort := fields.text("reasoning_effort")) is not None:
         arguments.setdefault("reasoning_effort", effort)
         arguments.setdefault("enable_thinking", effort not in ("none", "minimal"))
