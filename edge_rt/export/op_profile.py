@@ -55,6 +55,16 @@ class OpProfile(ABC):
         """Refuse a model with a part that no operator of the profile computes."""
         if any(layer.short_conv is not None for layer in decoder.kinds):
             raise not_carried(decoder, "short convolutions")
+        if any(layer.experts is not None for layer in decoder.kinds):
+            raise not_carried(decoder, "experts")
+        if any(layer.attention is not None and layer.attention.clip for layer in decoder.kinds):
+            raise not_carried(decoder, "limits of queries, keys and values")
+        if any(
+            inner.limit or inner.slope != 1.0 or inner.up_offset
+            for kind in decoder.kinds
+            for inner in kind.feed_forwards
+        ):
+            raise not_carried(decoder, "limits of feed-forwards")
 
     @abstractmethod
     def stack(self, name: str, parts: Sequence[Part]) -> tuple[Linear, ...]:

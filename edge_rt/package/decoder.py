@@ -5,7 +5,8 @@ A layer is, for a stream ``x [rows, hidden_size]``, r the residual scale, and no
     x = x + r * post_norm(mixer(norm(x)))
     x = x + r * post_norm(feed_forward(norm(x)))
 
-A mixer is attention or a short convolution. Layers of one kind are described once.
+A mixer is attention or a short convolution. Experts, several feed-forwards of which a router chooses some, may have the
+place of the one. Layers of one kind are described once.
 """
 
 from __future__ import annotations
@@ -23,6 +24,9 @@ MAX_WIDTH: Final = 1 << 18
 MAX_HEADS: Final = 1 << 12
 MAX_HEAD_DIM: Final = 1024
 """Elements of the largest heads that operators take."""
+MAX_EXPERTS: Final = 1 << 12
+MAX_ALL_EXPERTS: Final = 1 << 16
+"""Of all layers together."""
 MAX_TAPS: Final = 64
 """Rows that a short convolution sees, at most."""
 MAX_CONTEXT: Final = 1 << 24
@@ -36,6 +40,8 @@ MAX_STORED_ROPE_BYTES: Final = 64 << 20
 ACTIVATIONS: Final = ("silu", "gelu", "relu2")
 """silu(x) = x sigmoid(x); gelu is its tanh form (Hendrycks and Gimpel, arXiv 1606.08415); relu2(x) = max(x, 0)^2."""
 NORMS: Final = ("rms", "layer")
+GATINGS: Final = ("softmax", "chosen", "sigmoid")
+"""What makes weights of a router's scores: softmax of all of them, or of those of the chosen experts, or sigmoid."""
 QK_NORMS: Final = ("none", "head", "row")
 """Norms of queries and keys: over each head, or over the rows of all heads."""
 
@@ -92,6 +98,7 @@ class Attention:
         window: tokens that a token sees, itself included; 0: all.
         softcap: scores become ``softcap * tanh(score / softcap)``; 0: they do not.
         has_sinks: whether softmax has one more score for every head, without a value.
+        clip: queries and keys behind their norms, and values, are limited to plus and minus this; 0: they are not.
         query_scaling: or None.
     """
 
@@ -108,6 +115,7 @@ class Attention:
     has_output_bias: bool = False
     has_sinks: bool = False
     query_scaling: QueryScaling | None = None
+    clip: float = field(default=0.0, metadata=RARE)
 
     @property
     def query_size(self) -> int:
@@ -122,12 +130,45 @@ class Attention:
 
 @dataclass(frozen=True)
 class FeedForward:
-    """``down(activation(gate(x)) * up(x))``, or without a gate ``down(activation(up(x)))``."""
+    """``down(activation(gate(x)) * up(x))``, or without a gate ``down(activation(up(x)))``.
+
+    Attributes:
+        limit: the gate is at most this, and what goes up between plus and minus this; 0: they have no limits.
+        slope: of the sigmoid in ``"silu"``, ``x sigmoid(slope x)``.
+        up_offset: is added to what goes up, behind the limit.
+    """
 
     size: int
     activation: str = "silu"
     is_gated: bool = True
     has_bias: bool = False
+    limit: float = field(default=0.0, metadata=RARE)
+    slope: float = field(default=1.0, metadata=RARE)
+    up_offset: float = field(default=0.0, metadata=RARE)
+
+
+@dataclass(frozen=True)
+class Experts:
+    """Feed-forwards of one kind, of which a router chooses some for each row; their weighted sum.
+
+    Attributes:
+        count: how many there are.
+        chosen: how many a row has: those with the highest scores, of equal ones the first.
+        gating: one of ``GATINGS``.
+        is_normalised: whether weights are divided by their sum and ``epsilon``.
+        scale: factor on weights, behind that.
+        has_choice_bias: whether the choice is made by scores behind ``gating`` plus a bias, which weights do not have.
+    """
+
+    count: int
+    chosen: int
+    each: FeedForward
+    gating: str = "softmax"
+    is_normalised: bool = False
+    epsilon: float = 0.0
+    scale: float = 1.0
+    has_router_bias: bool = False
+    has_choice_bias: bool = False
 
 
 @dataclass(frozen=True)
@@ -149,14 +190,22 @@ class Layer:
 
     Attributes:
         attention: its mixer; None: it has another one.
+        feed_forward: None: there are experts in its place.
         has_post_norms: whether their outputs are, before they are added to the stream.
     """
 
     attention: Attention | None
-    feed_forward: FeedForward
+    feed_forward: FeedForward | None
     has_pre_norms: bool = True
     has_post_norms: bool = False
     short_conv: ShortConv | None = field(default=None, metadata=RARE)
+    experts: Experts | None = field(default=None, metadata=RARE)
+
+    @property
+    def feed_forwards(self) -> tuple[FeedForward, ...]:
+        """The kinds of feed-forwards that it has, those of experts once."""
+        parts = (self.feed_forward, None if self.experts is None else self.experts.each)
+        return tuple(part for part in parts if part is not None)
 
 
 @dataclass(frozen=True)
@@ -210,6 +259,12 @@ class Decoder:
         assert attention is not None, layer
         return attention
 
+    def feed_forward_of(self, layer: int) -> FeedForward:
+        """Return the feed-forward of a layer that has no experts in its place."""
+        feed_forward = self.layers[layer].feed_forward
+        assert feed_forward is not None, layer
+        return feed_forward
+
     @property
     def num_heads(self) -> int:
         """Heads of queries, of every layer with attention."""
@@ -227,8 +282,8 @@ class Decoder:
 
     @cached_property
     def intermediate_size(self) -> int:
-        """Features of the widest feed-forward."""
-        return max(layer.feed_forward.size for layer in self.layers)
+        """Features of the widest feed-forward, or expert."""
+        return max(part.size for layer in self.layers for part in layer.feed_forwards)
 
     @cached_property
     def layer_windows(self) -> tuple[int, ...]:
@@ -276,6 +331,7 @@ class Decoder:
         yield "there are no layers", not self.pattern
         yield "a layer has a kind that is not there", not all(0 <= kind < len(self.kinds) for kind in self.pattern)
         yield "no layer has attention", not self.attention_layers
+        yield "a layer has not one feed-forward", any(len(layer.feed_forwards) != 1 for layer in self.kinds)
         yield "its context has no room for a prompt and an answer, 2 tokens", self.context_length < 2
         yield from _out_of_range(self)
         yield "the norm is unknown", self.norm not in NORMS
@@ -287,9 +343,17 @@ class Decoder:
                 yield from self._attention_problems(layer.attention)
             if layer.short_conv is not None:
                 yield "a convolution has a size out of range", not 1 <= layer.short_conv.taps <= MAX_TAPS
-            feed_forward = layer.feed_forward
-            yield "the activation is unknown", feed_forward.activation not in ACTIVATIONS
-            yield "a feed-forward has a size out of range", not 1 <= feed_forward.size <= 4 * MAX_WIDTH
+            for feed_forward in layer.feed_forwards:
+                yield "the activation is unknown", feed_forward.activation not in ACTIVATIONS
+                yield "a feed-forward has a size out of range", not 1 <= feed_forward.size <= 4 * MAX_WIDTH
+                limits = (feed_forward.limit, feed_forward.slope, feed_forward.up_offset)
+                yield "a feed-forward has a limit that is no number", not _are_finite(*limits) or limits[0] < 0
+                is_plain = feed_forward.activation == "silu" and feed_forward.is_gated
+                yield "a feed-forward has limits that it cannot have", limits != (0.0, 1.0, 0.0) and not is_plain
+            if layer.experts is not None:
+                yield from _experts_problems(layer.experts)
+        experts = sum(0 if layer.experts is None else layer.experts.count for layer in self.layers)
+        yield f"it has {experts} experts, at most {MAX_ALL_EXPERTS} are read", experts > MAX_ALL_EXPERTS
         factors = (self.embedding_scale, self.residual_scale, self.logit_scale, self.logit_softcap)
         yield "a factor is no number", not _are_finite(*factors)
         for rope in self.ropes:
@@ -309,8 +373,17 @@ class Decoder:
         yield "the norm of queries and keys is unknown", attention.qk_norm not in QK_NORMS
         scaling = attention.query_scaling
         growth = () if scaling is None else (scaling.beta,)
-        yield "scores have a factor that is no number", not _are_finite(attention.scale, attention.softcap, *growth)
+        factors = (attention.scale, attention.softcap, attention.clip, *growth)
+        yield "scores have a factor that is no number", not _are_finite(*factors) or attention.clip < 0
         yield "queries grow from a position below 1", scaling is not None and scaling.original_context < 1
+
+
+def _experts_problems(experts: Experts) -> Iterable[tuple[str, bool]]:
+    yield "there are too few or too many experts", not 1 <= experts.count <= MAX_EXPERTS
+    yield "more experts are chosen than there are", not 1 <= experts.chosen <= experts.count
+    yield "how experts are weighted is unknown", experts.gating not in GATINGS
+    yield "weights of experts have a factor that is no number", not _are_finite(experts.epsilon, experts.scale)
+    yield "weights of experts are divided by less than 0", experts.epsilon < 0
 
 
 def _are_finite(*numbers: float) -> bool:

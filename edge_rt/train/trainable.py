@@ -91,8 +91,8 @@ def _strange(manifest: Manifest) -> Iterator[str]:
 
 def _strange_layer(layer: Layer) -> Iterator[str]:
     attention, feed_forward = layer.attention, layer.feed_forward
-    if attention is None:
-        return iter(("layers without attention",))
+    if attention is None or feed_forward is None:
+        return iter(("layers without attention" if attention is None else "experts",))
     facts = {
         "biases": attention.has_qkv_bias or attention.has_output_bias or feed_forward.has_bias,
         "norms of queries and keys": attention.qk_norm != "none",
@@ -101,6 +101,7 @@ def _strange_layer(layer: Layer) -> Iterator[str]:
         "queries scaled by position": attention.query_scaling is not None,
         "a scale of scores of its own": attention.scale != attention.head_dim**-0.5,
         "layers without rotations": attention.rope is None,
+        "limits": attention.clip != 0.0 or feed_forward.limit != 0.0,
         "feed-forwards without a gate": not feed_forward.is_gated,
         f"the activation {feed_forward.activation!r}": feed_forward.activation != "silu",
         "norms of what sub-layers add": layer.has_post_norms or not layer.has_pre_norms,

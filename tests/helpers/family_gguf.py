@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -15,12 +16,13 @@ from tests.helpers.gguf_factory import CHATML, _add_value, _quantised, _tokenize
 
 ARCHITECTURES = {
     "cohere2": "cohere2", "ernie4_5": "ernie4_5", "exaone4": "exaone4", "gemma2": "gemma2", "gemma3": "gemma3",
-    "gemma3_text": "gemma3", "granite": "granite", "hunyuan_v1_dense": "hunyuan-dense", "lfm2": "lfm2",
+    "gemma3_text": "gemma3", "granite": "granite", "granitemoe": "granitemoe", "lfm2_moe": "lfm2moe", "olmoe": "olmoe",
+    "qwen3_moe": "qwen3moe", "hunyuan_v1_dense": "hunyuan-dense", "lfm2": "lfm2",
     "llama": "llama",
     "ministral3": "mistral3", "mistral": "llama", "mistral3": "mistral3", "olmo2": "olmo2", "olmo3": "olmo2",
     "phi3": "phi3", "qwen2": "qwen2", "qwen3": "qwen3", "smollm3": "smollm3", "stablelm": "stablelm",
 }  # fmt: skip
-PERMUTED = ("llama", "granite", "smollm3", "mistral3")
+PERMUTED = ("llama", "granite", "granitemoe", "smollm3", "mistral3")
 """Architectures whose q and k rows the converter brings from split halves into adjacent pairs."""
 
 
@@ -58,7 +60,7 @@ def write_gguf(
             _add_value(writer, key, value)
     for name, array in tensors.items():
         matrix_type = embedding_type if name in ("token_embd.weight", "output.weight") else None
-        is_plain = array.ndim == 1 or "norm" in name or "conv.conv" in name
+        is_plain = array.ndim == 1 or "norm" in name or "conv.conv" in name or "gate_inp" in name
         chosen = (types or {}).get(name) or ("F32" if is_plain else matrix_type or weight_type)
         writer.add_tensor(name, _quantised(name, array, chosen), raw_dtype=gguf.GGMLQuantizationType[chosen])
     writer.write_header_to_file()
@@ -73,10 +75,23 @@ def head_dim(config: Mapping[str, Any]) -> int:
     return config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"]
 
 
+def _expert_metadata(config: Mapping[str, Any]) -> dict[str, object]:
+    if "num_experts_per_tok" not in config:
+        return {}
+    found = {
+        "expert_count": config.get("num_experts", config.get("num_local_experts")),
+        "expert_used_count": config["num_experts_per_tok"],
+        "expert_feed_forward_length": config.get("moe_intermediate_size"),
+    }
+    if "num_dense_layers" in config:
+        found |= {"leading_dense_block_count": config["num_dense_layers"], "expert_gating_func": 2}
+    return found
+
+
 def lfm2_size(config: Mapping[str, Any]) -> int:
     """Return the features of a feed-forward of LFM2."""
-    size, multiple = config["intermediate_size"], config["block_multiple_of"]
-    if not config["block_auto_adjust_ff_dim"]:
+    size, multiple = config["intermediate_size"], config.get("block_multiple_of")
+    if not config.get("block_auto_adjust_ff_dim"):
         return size
     return -(-int(config["block_ffn_dim_multiplier"] * int(2 * size / 3)) // multiple) * multiple
 
@@ -88,10 +103,14 @@ def gguf_tensors(case: FamilyCase) -> dict[str, np.ndarray]:
     """Return the float32 tensors of the file by their names there, outermost dimension first."""
     config = case.text_config
     arch = ARCHITECTURES[config["model_type"]]
-    names = gguf.get_tensor_name_map(_architecture(arch), config["num_hidden_layers"])
+    layers = config["num_hidden_layers"]
+    names = gguf.get_tensor_name_map(_architecture(arch), layers)
+    # Where every layer has experts, the map has no plain feed-forwards.
+    plain = gguf.get_tensor_name_map(gguf.MODEL_ARCH.QWEN3, layers)
     found = _rope_tensors(config, arch)
-    for name, values in _stacked_norms(text_tensors(case.tensors())).items():
-        mapped = names.get_name(name, try_suffixes=(".weight", ".bias"))
+    for name, values in _stacked(text_tensors(case.tensors())).items():
+        suffixes = (".weight", ".bias")
+        mapped = names.get_name(name, try_suffixes=suffixes) or plain.get_name(name, try_suffixes=suffixes)
         if mapped is None:
             raise ValueError(f"{case.name}: {name} has no name in {arch}")
         found[mapped] = _converted(name, values, arch, config)
@@ -102,15 +121,26 @@ def _architecture(name: str) -> gguf.MODEL_ARCH:
     return next(arch for arch, known in gguf.MODEL_ARCH_NAMES.items() if known == name)
 
 
-def _stacked_norms(tensors: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """Return the tensors with StableLM's norms of single heads stacked."""
+def _stacked(tensors: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """Return the tensors with StableLM's norms of single heads stacked, and experts; gate and up of these apart."""
     found: dict[str, Any] = {}
     for name, values in tensors.items():
         if ".norms." in name:
             found.setdefault(name.split(".norms.")[0] + ".weight", []).append(values)
+        elif one := re.fullmatch(r"(.*\.experts)\.(\d+)(\..*)", name):
+            whole = one[1] + one[3]
+            for theirs, ours in (("w1", "gate_proj"), ("w2", "down_proj"), ("w3", "up_proj")):
+                whole = whole.replace(f"feed_forward.experts.{theirs}", f"mlp.experts.{ours}")
+            found.setdefault(whole, {})[int(one[2])] = values
+        elif name.endswith("input_linear.weight"):
+            gate, up = np.split(values, 2, axis=1)
+            found |= {name.replace("block_sparse_moe.input_linear", f"mlp.experts.{kind}_proj"): part
+                      for kind, part in (("gate", gate), ("up", up))}  # fmt: skip
         else:
-            found[name] = values
-    return {name: np.stack(values) if isinstance(values, list) else values for name, values in found.items()}
+            found[name.replace(".expert_bias", ".expert_bias.bias")] = values
+    stacked = {name: [values[n] for n in sorted(values)] if isinstance(values, dict) else values
+               for name, values in found.items()}  # fmt: skip
+    return {name: np.stack(values) if isinstance(values, list) else values for name, values in stacked.items()}
 
 
 def _converted(name: str, values: np.ndarray, arch: str, config: Mapping[str, Any]) -> np.ndarray:
@@ -173,7 +203,7 @@ def gguf_metadata(case: FamilyCase) -> dict[str, object]:
         found["attention.layer_norm_rms_epsilon"] = float(config["norm_eps"])
     if "layer_norm_eps" in config:
         found["attention.layer_norm_epsilon"] = float(config["layer_norm_eps"])
-    if config.get("head_dim") and arch != "granite":
+    if config.get("head_dim") and not arch.startswith("granite"):
         found |= {"attention.key_length": config["head_dim"], "attention.value_length": config["head_dim"]}
     if arch in PERMUTED:
         found["rope.dimension_count"] = head_dim(config)
@@ -240,8 +270,8 @@ def _family_metadata(config: Mapping[str, Any], arch: str) -> dict[str, object]:
             "attn_logit_softcapping": config.get("attn_logit_softcapping"),
             "final_logit_softcapping": config.get("final_logit_softcapping"),
         }
-    if arch == "granite":
-        return {
+    if arch in ("granite", "granitemoe"):
+        return _expert_metadata(config) | {
             "attention.scale": float(config["attention_multiplier"]),
             "embedding_scale": float(config["embedding_multiplier"]),
             "residual_scale": float(config["residual_multiplier"]),
@@ -256,9 +286,12 @@ def _family_metadata(config: Mapping[str, Any], arch: str) -> dict[str, object]:
     if arch == "stablelm":
         rotated = int(head_dim(config) * config["rope_parameters"]["partial_rotary_factor"])
         return {"use_parallel_residual": config["use_parallel_residual"], "rope.dimension_count": rotated}
-    if arch == "lfm2":
+    if arch in ("qwen3moe", "olmoe"):
+        return _expert_metadata(config)
+    if arch in ("lfm2", "lfm2moe"):
         heads = [config["num_key_value_heads"] * (kind != "conv") for kind in config["layer_types"]]
         return {
+            **_expert_metadata(config),
             "attention.head_count_kv": heads, "feed_forward_length": lfm2_size(config),
             "shortconv.l_cache": config["conv_L_cache"], "vocab_size": config["vocab_size"],
         }  # fmt: skip

@@ -28,6 +28,7 @@ class Facts:
         qk_norm_after_rope: whether it follows the rotation.
         adjacent: rope turns adjacent dimensions instead of those half a head apart.
         gelu: GELU (tanh) instead of SiLU.
+        router: what makes weights of the scores of experts, "softmax" or "sigmoid".
         rope_on: which layers rotate: "all", "sliding" layers only, or those of "no_rope_layers" that are not 0.
     """
 
@@ -38,6 +39,7 @@ class Facts:
     qk_norm_after_rope: bool = False
     adjacent: bool = False
     gelu: bool = False
+    router: str = "softmax"
     rope_on: str = "all"
 
 
@@ -56,6 +58,10 @@ FACTS = {
     "hunyuan_v1_dense": Facts(qk_norm="head", qk_norm_after_rope=True),
     "stablelm": Facts(layer_norm=True),
     "lfm2": Facts(qk_norm="head"),
+    "lfm2_moe": Facts(qk_norm="head", router="sigmoid"),
+    "qwen3_moe": Facts(qk_norm="head"),
+    "olmoe": Facts(qk_norm="row"),
+    "granitemoe": LLAMA,
     "cohere2": Facts(input_norms="parallel", layer_norm=True, adjacent=True, rope_on="sliding"),
 }  # fmt: skip
 
@@ -119,9 +125,39 @@ class _Pass:
         h = self.norm(name + "operator_norm", x)
         x = x + (self.short_conv(name + "conv.", h) if self.kind_of(layer) == "conv" else self.attention(layer, h))
         h = self.norm(name + "ffn_norm", x)
-        gate = self.linear(name + "feed_forward.w1", h)
-        hidden = gate / (1 + np.exp(-gate)) * self.linear(name + "feed_forward.w3", h)
-        return x + self.linear(name + "feed_forward.w2", hidden)
+        if name + "feed_forward.gate.weight" in self.tensors:
+            return x + self.experts(name + "feed_forward.", h, ("w1", "w3", "w2"))
+        return x + self.swiglu(name + "feed_forward.", h, ("w1", "w3", "w2"))
+
+    def swiglu(self, name: str, x: Array, parts: tuple[str, str, str]) -> Array:
+        gate, up = self.linear(name + parts[0], x), self.linear(name + parts[1], x)
+        return self.linear(name + parts[2], gate / (1 + np.exp(-gate)) * up)
+
+    def experts(self, name: str, x: Array, parts: tuple[str, str, str]) -> Array:
+        """Return the weighted sum of the experts of every row, one row after the other."""
+        config, y = self.config, np.zeros_like(x)
+        scores = self.linear(name + "gate", x)
+        likely = 1 / (1 + np.exp(-scores)) if self.facts.router == "sigmoid" else softmax(scores)
+        ranked = likely + self.tensors.get(name + "expert_bias", 0.0)
+        for row, (values, ranks) in enumerate(zip(likely, ranked, strict=True)):
+            chosen = np.argsort(-ranks)[: config["num_experts_per_tok"]]
+            total = values[chosen].sum() + (1e-6 if self.facts.router == "sigmoid" else 0.0)
+            if not config.get("norm_topk_prob"):
+                total = 1.0
+            for expert in chosen:
+                weight = values[expert] / total * config.get("routed_scaling_factor", 1.0)
+                y[row] += weight * self.swiglu(f"{name}experts.{expert}.", x[row : row + 1], parts)[0]
+        return y
+
+    def granite_experts(self, name: str, x: Array) -> Array:
+        y = np.zeros_like(x)
+        for row, scores in enumerate(self.linear(name + "router.layer", x)):
+            chosen = np.argsort(-scores)[: self.config["num_experts_per_tok"]]
+            for expert, weight in zip(chosen, softmax(scores[chosen]), strict=True):
+                gate, up = np.split(self.tensors[name + "input_linear.weight"][expert] @ x[row], 2)
+                hidden = gate / (1 + np.exp(-gate)) * up
+                y[row] += weight * (self.tensors[name + "output_linear.weight"][expert] @ hidden)
+        return y
 
     def short_conv(self, name: str, x: Array) -> Array:
         b, c, u = np.split(self.linear(name + "in_proj", x), 3, axis=1)
@@ -148,6 +184,8 @@ class _Pass:
             q, k, v = (self.linear(f"{name}{part}_proj", x) for part in "qkv")
         if self.facts.qk_norm == "row":
             q, k = self.norm(name + "q_norm", q), self.norm(name + "k_norm", k)
+        if (clip := config.get("clip_qkv")) is not None:
+            q, k, v = (np.clip(rows, -clip, clip) for rows in (q, k, v))
         q, k, v = (rows.reshape(n, -1, self.size).swapaxes(0, 1) for rows in (q, k, v))  # [heads, n, size]
         for after in (False, True):
             if after == self.facts.qk_norm_after_rope and self.facts.qk_norm in ("head", "each"):
@@ -173,6 +211,10 @@ class _Pass:
         return self.linear(name + output, mixed.swapaxes(0, 1).reshape(n, -1))
 
     def mlp(self, name: str, x: Array) -> Array:
+        if name + "mlp.gate.weight" in self.tensors:
+            return self.experts(name + "mlp.", x, ("gate_proj", "up_proj", "down_proj"))
+        if name + "block_sparse_moe.router.layer.weight" in self.tensors:
+            return self.granite_experts(name + "block_sparse_moe.", x)
         if name + "mlp.gate_up_proj.weight" in self.tensors:
             gate, up = np.split(self.linear(name + "mlp.gate_up_proj", x), 2, axis=1)
         else:
@@ -240,6 +282,11 @@ class _Pass:
         y = x.copy()
         y[..., a], y[..., b] = x[..., a] * cos - x[..., b] * sin, x[..., b] * cos + x[..., a] * sin
         return y
+
+
+def softmax(scores: Array) -> Array:
+    likely = np.exp(scores - scores.max(axis=-1, keepdims=True))
+    return likely / likely.sum(axis=-1, keepdims=True)
 
 
 def rope_frequencies(rope: Mapping[str, Any], size: int, length: int, context: int) -> tuple[Array, float]:

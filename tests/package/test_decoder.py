@@ -10,7 +10,7 @@ import pytest
 from edge_rt.errors import InvalidPackage
 from edge_rt.export import export_model
 from edge_rt.export.families.rope import default_rope
-from edge_rt.package.decoder import Decoder, FeedForward, Layer, ShortConv
+from edge_rt.package.decoder import Decoder, Experts, FeedForward, Layer, ShortConv
 from edge_rt.package.documents import build, to_document
 from edge_rt.package.reader import open_package
 from tests.helpers.arrays import tiny_decoder
@@ -45,6 +45,35 @@ def changed(decoder, attention=None, **changes):
 def test_contradictions(changes, message):
     with pytest.raises(ValueError, match=message):
         changed(tiny_decoder(), **changes).check()
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"count": 0}, "too few or too many experts"),
+        ({"count": 4097}, "too few or too many experts"),
+        ({"chosen": 5}, "more experts are chosen"),
+        ({"chosen": 0}, "more experts are chosen"),
+        ({"gating": "hash"}, "how experts are weighted"),
+        ({"scale": float("nan")}, "factor that is no number"),
+        ({"epsilon": -1.0}, "divided by less than 0"),
+        ({"each": FeedForward(8, limit=-1.0)}, "limit that is no number"),
+        ({"each": FeedForward(8, "gelu", limit=7.0)}, "limits that it cannot have"),
+    ],
+)
+def test_experts_that_contradict_themselves(changes, message):
+    kind = tiny_decoder().kinds[0]
+    experts = dataclasses.replace(Experts(4, 2, FeedForward(8)), **changes)
+    with pytest.raises(ValueError, match=message):
+        changed(tiny_decoder(), kinds=(dataclasses.replace(kind, feed_forward=None, experts=experts),)).check()
+
+
+@pytest.mark.parametrize("experts", [None, Experts(4, 2, FeedForward(8))])
+def test_a_layer_has_one_feed_forward(experts):
+    kind = tiny_decoder().kinds[0]
+    inner = None if experts is None else kind.feed_forward
+    with pytest.raises(ValueError, match="not one feed-forward"):
+        changed(tiny_decoder(), kinds=(dataclasses.replace(kind, feed_forward=inner, experts=experts),)).check()
 
 
 @pytest.mark.parametrize(

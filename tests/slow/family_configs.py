@@ -271,6 +271,56 @@ POST_NORM = {
     ),
 }  # fmt: skip
 
+
+def _moe(**changes: Any) -> dict[str, Any]:
+    return _base(num_experts=8, num_experts_per_tok=3, **changes)
+
+
+_HUB_EXPERTS = {"num_local_experts": None, "num_experts": 8}
+
+EXPERTS = {
+    "qwen3_moe": CaseConfig(
+        "Qwen3Moe",
+        _moe(head_dim=32, moe_intermediate_size=64, norm_topk_prob=True, **_theta(1e6)),
+        old=_HUB_EXPERTS,
+    ),
+    "qwen3_moe_mixed": CaseConfig(
+        "Qwen3Moe",
+        _moe(num_hidden_layers=6, moe_intermediate_size=64, decoder_sparse_step=2, mlp_only_layers=[3],
+             attention_bias=True, tie_word_embeddings=True, **_theta(5e4)),
+        old=_HUB_EXPERTS,
+        gguf="llama.cpp's qwen3moe has experts in every layer, and divides their weights",
+    ),
+    "olmoe": CaseConfig(
+        "Olmoe", _moe(hidden_size=128, intermediate_size=64, **_theta(10000.0)), old=_HUB_EXPERTS
+    ),
+    "olmoe_clip": CaseConfig(
+        "Olmoe", _moe(hidden_size=128, intermediate_size=64, clip_qkv=0.5, norm_topk_prob=True, **_theta(5e4)),
+        gguf="llama.cpp's olmoe has no clip_qkv, and does not divide the weights of experts",
+    ),
+    "granitemoe": CaseConfig(
+        "GraniteMoe",
+        _base(num_attention_heads=6, intermediate_size=64, num_local_experts=6, num_experts_per_tok=2,
+              embedding_multiplier=12.0, logits_scaling=3.0, residual_multiplier=0.375, attention_multiplier=0.5,
+              tie_word_embeddings=True, **_theta(5e6)),
+    ),
+    "lfm2_moe": CaseConfig(
+        "Lfm2Moe",
+        {key: value for key, value in _moe(num_attention_heads=6).items() if key != "rms_norm_eps"} | {
+            "norm_eps": 2e-3, "num_hidden_layers": 5, "num_dense_layers": 2, "moe_intermediate_size": 64,
+            "tie_word_embeddings": True,
+            "layer_types": ["conv", "conv", "full_attention", "conv", "full_attention"], **_theta(1e6)},
+    ),
+    "lfm2_moe_other": CaseConfig(
+        "Lfm2Moe",
+        {key: value for key, value in _moe(num_attention_heads=6).items() if key != "rms_norm_eps"} | {
+            "norm_eps": 2e-3, "num_dense_layers": 1, "moe_intermediate_size": 64, "routed_scaling_factor": 1.5,
+            "use_expert_bias": False, "norm_topk_prob": False, "conv_bias": True,
+            "layer_types": ["full_attention", "conv", "conv", "full_attention"], **_theta(5e4)},
+        gguf="llama.cpp's lfm2moe divides the weights of experts, and has no biases of convolutions",
+    ),
+}  # fmt: skip
+
 _LFM2 = {key: value for key, value in _base(num_attention_heads=6).items() if key != "rms_norm_eps"} | {
     "norm_eps": 2e-3, "num_hidden_layers": 5,
 }  # fmt: skip
@@ -325,4 +375,4 @@ OTHERS = {
     ),
 }  # fmt: skip
 
-CONFIGS: dict[str, CaseConfig] = QWEN | LLAMA | GEMMA | PHI3 | SCALED | POST_NORM | CONVOLUTIONS | OTHERS
+CONFIGS: dict[str, CaseConfig] = QWEN | LLAMA | GEMMA | PHI3 | SCALED | POST_NORM | CONVOLUTIONS | EXPERTS | OTHERS

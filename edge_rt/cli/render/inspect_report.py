@@ -75,11 +75,15 @@ def rounding_rows(rounding: Mapping[str, Any]) -> list[Row]:
 
 
 def _layer_text(layer: Layer, decoder: Decoder) -> str:
-    inner = layer.feed_forward
     parts = [_mixer_text(layer, decoder)]
-    parts.append(f"{inner.activation} {'with' if inner.is_gated else 'without'} a gate, {inner.size}")
-    if inner.has_bias:
-        parts[-1] += ", biases"
+    for inner in layer.feed_forwards:
+        parts.append(f"{inner.activation} {'with' if inner.is_gated else 'without'} a gate, {inner.size}")
+        if inner.limit:
+            parts[-1] += f", limits {inner.limit:.6g}"
+        if inner.has_bias:
+            parts[-1] += ", biases"
+    if layer.experts is not None:
+        parts[-1] += f", {layer.experts.chosen} of {counted(layer.experts.count, 'expert')}"
     if layer.has_post_norms:
         parts.append("norms before and behind" if layer.has_pre_norms else "norms behind only")
     return "; ".join(parts)

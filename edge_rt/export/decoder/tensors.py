@@ -2,23 +2,24 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Final
 
 from edge_rt.errors import InvalidModelFile, UnsupportedModel
 from edge_rt.export.sources.gguf_types import COMPOUND_TYPE_ID, EXPORTABLE_TYPES, FETCH_AGAIN, GGUFHeader, TensorInfo
-from edge_rt.package.decoder import Attention, Decoder, Layer, ShortConv
+from edge_rt.package.decoder import Attention, Decoder, Experts, FeedForward, Layer, ShortConv
 from edge_rt.system.byte_size import counted
 
 FLOAT_VECTORS: Final = ("F32", "F16", "BF16")
 """Types of norms and other vectors, and of the matrices that nobody quantises."""
-PLAIN: Final = ("shortconv.conv.weight",)
+PLAIN: Final = ("shortconv.conv.weight", "ffn_gate_inp.weight")
 """Ends of these matrices' names."""
 OPTIONAL: Final = ("rope_freqs.weight", "rope_factors_short.weight", "rope_factors_long.weight")
 """Tensors whose numbers are in the description."""
 
-FUSED: Final = (".attn_qkv", ".ffn_gate_up")
+FUSED: Final = (".attn_qkv", ".ffn_gate_up", "_exps")
 """Ends of the names of tensors that hold several of a decoder's."""
 
 Shapes = dict[str, tuple[int, ...]]
@@ -39,16 +40,16 @@ def expected_shapes(decoder: Decoder) -> Shapes:
 
 def layer_shapes(decoder: Decoder, layer: Layer) -> Shapes:
     """Return the shapes of a layer's tensors, by their names within it."""
-    width, inner = decoder.hidden_size, layer.feed_forward
+    width = decoder.hidden_size
     shapes: Shapes = {}
     if layer.attention is not None:
         shapes |= _attention_shapes(width, layer.attention)
     if layer.short_conv is not None:
         shapes |= _short_conv_shapes(width, layer.short_conv)
-    matrices: Shapes = {"ffn_up.weight": (width, inner.size), "ffn_down.weight": (inner.size, width)}
-    if inner.is_gated:
-        matrices["ffn_gate.weight"] = (width, inner.size)
-    shapes |= _with_biases(matrices, inner.has_bias)
+    if layer.feed_forward is not None:
+        shapes |= _feed_forward_shapes(width, layer.feed_forward, "")
+    if layer.experts is not None:
+        shapes |= _experts_shapes(width, layer.experts)
     norms = {"attn_norm": layer.has_pre_norms, "ffn_norm": layer.has_pre_norms}
     norms |= {"post_attention_norm": layer.has_post_norms, "post_ffw_norm": layer.has_post_norms}
     for name, is_there in norms.items():
@@ -86,6 +87,22 @@ def _short_conv_shapes(width: int, conv: ShortConv) -> Shapes:
     )
 
 
+def _feed_forward_shapes(width: int, inner: FeedForward, suffix: str) -> Shapes:
+    matrices: Shapes = {f"ffn_up{suffix}.weight": (width, inner.size), f"ffn_down{suffix}.weight": (inner.size, width)}
+    if inner.is_gated:
+        matrices[f"ffn_gate{suffix}.weight"] = (width, inner.size)
+    return _with_biases(matrices, inner.has_bias)
+
+
+def _experts_shapes(width: int, experts: Experts) -> Shapes:
+    shapes = _with_biases({"ffn_gate_inp.weight": (width, experts.count)}, experts.has_router_bias)
+    if experts.has_choice_bias:
+        shapes["exp_probs_b.bias"] = (experts.count,)
+    for number in range(experts.count):
+        shapes |= _feed_forward_shapes(width, experts.each, f".{number}")
+    return shapes
+
+
 def _with_biases(matrices: Shapes, has_bias: bool) -> Shapes:
     """Return the shapes of matrices, and of their biases if they have them."""
     biases = {f"{name.removesuffix('weight')}bias": shape[1:] for name, shape in matrices.items()}
@@ -102,15 +119,24 @@ def split_fused(where: str, tensors: Mapping[str, TensorInfo], decoder: Decoder)
     found = dict(tensors)
     for index, layer in enumerate(decoder.layers):
         attention, inner, prefix = layer.attention, layer.feed_forward, f"blk.{index}."
-        gate_up = {"ffn_gate": inner.size, "ffn_up": inner.size}
-        fused = [("ffn_gate_up", gate_up)]
+        fused: list[tuple[str, dict[str, int]]] = []
         if attention is not None:
             keys = attention.key_size
             fused.append(("attn_qkv", {"attn_q": attention.query_size, "attn_k": keys, "attn_v": keys}))
-        up = found.get(f"{prefix}ffn_up.weight")
-        has_gate = f"{prefix}ffn_gate.weight" in found
-        if inner.is_gated and not has_gate and up is not None and up.shape[-1] == 2 * inner.size:
-            fused.append(("ffn_up", gate_up))
+        if layer.experts is not None:
+            _split_experts(where, found, prefix, layer.experts.count)
+            size = layer.experts.each.size
+            fused += [
+                (f"ffn_gate_up.{number}", {f"ffn_gate.{number}": size, f"ffn_up.{number}": size})
+                for number in range(layer.experts.count)
+            ]
+        if inner is not None:
+            gate_up = {"ffn_gate": inner.size, "ffn_up": inner.size}
+            fused.append(("ffn_gate_up", gate_up))
+            up = found.get(f"{prefix}ffn_up.weight")
+            has_gate = f"{prefix}ffn_gate.weight" in found
+            if inner.is_gated and not has_gate and up is not None and up.shape[-1] == 2 * inner.size:
+                fused.append(("ffn_up", gate_up))
         for name, parts in fused:
             for kind in ("weight", "bias"):
                 tensor = found.get(f"{prefix}{name}.{kind}")
@@ -118,6 +144,18 @@ def split_fused(where: str, tensors: Mapping[str, TensorInfo], decoder: Decoder)
                     del found[tensor.name]
                     found |= _rows_of(where, tensor, {f"{prefix}{part}.{kind}": rows for part, rows in parts.items()})
     return found
+
+
+def _split_experts(where: str, found: dict[str, TensorInfo], prefix: str, count: int) -> None:
+    """Put the tensors of single experts in the places of those that hold all of a layer's."""
+    for kind, suffix in itertools.product(("gate", "up", "down", "gate_up"), ("weight", "bias")):
+        tensor = found.get(f"{prefix}ffn_{kind}_exps.{suffix}")
+        if tensor is None or len(tensor.shape) != (3 if suffix == "weight" else 2) or tensor.shape[-1] != count:
+            continue
+        del found[tensor.name]
+        names = {f"{prefix}ffn_{kind}.{number}.{suffix}": 1 for number in range(count)}
+        for name, one in _rows_of(where, tensor, names).items():
+            found[name] = replace(one, shape=tensor.shape[:-1])
 
 
 def _rows_of(where: str, tensor: TensorInfo, parts: Mapping[str, int]) -> dict[str, TensorInfo]:

@@ -126,7 +126,7 @@ def collect_weights(
         def of(kind: str, order: Array | None = None) -> Part:
             return part(f"blk.{i}.{kind}.weight", order)
 
-        is_gated = decoder.layers[i].feed_forward.is_gated
+        is_gated = decoder.feed_forward_of(i).is_gated
         qkv = (of("attn_q", q_order), of("attn_k", k_order), of("attn_v"))
         gate_up = f"layer{i}.gate_up"
         return LayerWeights(

@@ -45,6 +45,13 @@ FUSED_NAMES: Final[Mapping[str, str]] = {
     "mlp.down_proj": "ffn_down",
 }
 """The same where queries, keys and values are one matrix, and gate and up another."""
+EXPERT_NAMES: Final[Mapping[str, str]] = {
+    "mlp.gate": "ffn_gate_inp",
+    "mlp.experts.*.gate_proj": "ffn_gate.*",
+    "mlp.experts.*.up_proj": "ffn_up.*",
+    "mlp.experts.*.down_proj": "ffn_down.*",
+}
+"""What most families with experts have besides."""
 
 
 @dataclass(frozen=True)
@@ -53,9 +60,10 @@ class Family:
 
     Attributes:
         from_config: describes the model of a ``config.json``; the second argument is its name.
-        layer_names: transformers' names of modules within a layer -> GGUF's.
+        layer_names: transformers' names of modules within a layer -> GGUF's; a star stands for the number of an expert,
+            and a tensor that is no weight of a module has its end in GGUF's name.
         top_names: the same outside of layers.
-        header_names: names of GGUF files' tensors that are not those of other families -> these.
+        header_names: names of GGUF files' modules that are not those of other families -> these.
         config_has_halves: whether a rotated pair is half a head apart in the rows of transformers' checkpoints; else
             its elements are neighbours.
         header_has_halves: the same of GGUF files. Where they differ, the converter has reordered rows.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
@@ -122,11 +122,23 @@ def _names(folder: HFFolder, family: Family, decoder: Decoder) -> tuple[dict[str
     prefix = _prefix(folder)
     names = dict.fromkeys(HEADS, "output.weight")
     modules = {f"{prefix}{hf}": ours for hf, ours in family.top_names.items()}
-    for layer in range(decoder.num_layers):
-        modules |= {f"{prefix}layers.{layer}.{hf}": f"blk.{layer}.{ours}" for hf, ours in family.layer_names.items()}
+    for number, layer in enumerate(decoder.layers):
+        experts = 0 if layer.experts is None else layer.experts.count
+        for hf, ours in _expanded(family.layer_names, experts):
+            modules[f"{prefix}layers.{number}.{hf}"] = f"blk.{number}.{ours}"
     for hf, ours in modules.items():
-        names |= {f"{hf}.weight": f"{ours}.weight", f"{hf}.bias": f"{ours}.bias", hf: f"{ours}.weight"}
+        if ours.endswith(".bias"):
+            names[hf] = ours
+        else:
+            names |= {f"{hf}.weight": f"{ours}.weight", f"{hf}.bias": f"{ours}.bias", hf: f"{ours}.weight"}
     return names, prefix
+
+
+def _expanded(names: Mapping[str, str], experts: int) -> Iterator[tuple[str, str]]:
+    """Yield names of modules within a layer, with those of every expert."""
+    for hf, ours in names.items():
+        numbers = range(experts) if "*" in hf else (0,)
+        yield from ((hf.replace("*", str(number)), ours.replace("*", str(number))) for number in numbers)
 
 
 def _renamed(folder: HFFolder, family: Family, decoder: Decoder) -> tuple[dict[str, TensorInfo], tuple[str, ...]]:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import replace
+from typing import Final
 
 from edge_rt.errors import InvalidModelFile
 from edge_rt.export.decoder.tensors import check_tensors, split_fused
@@ -12,6 +14,9 @@ from edge_rt.export.families.header_reader import HeaderReader
 from edge_rt.export.families.registry import family_of_header
 from edge_rt.export.sources.gguf_types import FETCH_AGAIN, GGUFHeader, TensorInfo
 from edge_rt.package.decoder import Decoder
+
+_PARTS: Final = re.compile(r"((?:blk\.\d+\.)?)(.*?)((?:\.(?:weight|bias))?)", re.DOTALL)
+"""A layer, a module, and what of it a tensor is."""
 
 
 def read_header_decoder(header: GGUFHeader) -> tuple[Family, Decoder, Mapping[str, TensorInfo]]:
@@ -27,14 +32,22 @@ def read_header_decoder(header: GGUFHeader) -> tuple[Family, Decoder, Mapping[st
         raise InvalidModelFile(
             f"{header.path.name}: its numbers contradict each other.", f"{error}.", FETCH_AGAIN
         ) from error
-    # str.startswith of no beginnings is false.
-    # A file that has both names keeps a surplus tensor.
-    names = {theirs: ours for theirs, ours in family.header_names.items() if ours not in header.tensors}
-    stored = {
-        names.get(name, name): replace(one, name=names.get(name, name))
-        for name, one in header.tensors.items()
-        if not name.startswith(family.skipped_tensors)
-    }
+    stored = {}
+    for name, one in header.tensors.items():
+        # str.startswith of no beginnings is false.
+        if not name.startswith(family.skipped_tensors):
+            ours = _our_name(name, family)
+            # A file that has both names keeps a surplus tensor.
+            ours = name if ours in header.tensors else ours
+            stored[ours] = replace(one, name=ours)
     tensors = split_fused(header.path.name, stored, decoder)
     check_tensors(header, tensors, decoder)
     return family, decoder, tensors
+
+
+def _our_name(name: str, family: Family) -> str:
+    """Return the name of a tensor as other families have it."""
+    parts = _PARTS.fullmatch(name)
+    assert parts is not None
+    layer, module, suffix = parts.groups()
+    return f"{layer}{family.header_names.get(module, module)}{suffix}"

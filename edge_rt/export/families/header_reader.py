@@ -271,7 +271,7 @@ class HeaderReader:
     def refuse_variants(self, skipped: tuple[str, ...] = ()) -> None:
         """Refuse keys that nobody has read, unless they change nothing or begin with one of ``skipped``."""
         experts = f"{self.architecture}.expert_count"
-        if (count := self.header.get_int(experts, default=0)) > 0:
+        if "expert_count" not in self._read and (count := self.header.get_int(experts, default=0)) > 0:
             raise UnsupportedModel(
                 f"{self.where}: mixture-of-experts models are not supported.",
                 f"The file has {count} experts.",

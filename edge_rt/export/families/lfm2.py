@@ -34,7 +34,8 @@ def from_config(config: ConfigReader, name: str) -> Decoder:
     config.alias("intermediate_size", "block_ff_dim")
     dims = config_dimensions(config, name)
     dims = replace(dims, intermediate_size=_adjusted(config, dims.intermediate_size))
-    layers = _layers(dims, _config_attention(config, dims.num_layers), config_conv(config))
+    found = mixers(dims, _config_attention(config, dims.num_layers), config_conv(config))
+    layers = tuple(replace(layer, feed_forward=dims.feed_forward()) for layer in found)
     rope = read_rope(config, dims.head_dim, dims.context_length, theta=1e6)
     return dims.decoder("lfm2", layers, rope)
 
@@ -74,15 +75,21 @@ def _config_attention(config: ConfigReader, layers: int) -> tuple[bool, ...]:
 
 def from_header(reader: HeaderReader) -> Decoder:
     """Describe the model of a GGUF header."""
+    dims, mixers = header_mixers(reader)
+    layers = tuple(replace(layer, feed_forward=dims.feed_forward()) for layer in mixers)
+    return dims.decoder("lfm2", layers, read_header_rope(reader, dims))
+
+
+def header_mixers(reader: HeaderReader) -> tuple[Dimensions, tuple[Layer, ...]]:
+    """Return the sizes and the layers, without feed-forwards, of a GGUF header; KV heads mean attention."""
     heads = reader.counts("attention.head_count_kv", MAX_HEADS, layers=reader.count("block_count", MAX_LAYERS))
     dims = reader.dimensions(kv_heads=reader.only("attention.head_count_kv", heads))
-    conv = ShortConv(reader.count("shortconv.l_cache", MAX_TAPS))
-    return dims.decoder("lfm2", _layers(dims, tuple(map(bool, heads)), conv), read_header_rope(reader, dims))
+    return dims, mixers(dims, tuple(map(bool, heads)), ShortConv(reader.count("shortconv.l_cache", MAX_TAPS)))
 
 
-def _layers(dims: Dimensions, attention: tuple[bool, ...], conv: ShortConv) -> tuple[Layer, ...]:
-    inner = dims.feed_forward()
-    full, short = Layer(dims.attention(qk_norm="head"), inner), Layer(None, inner, short_conv=conv)
+def mixers(dims: Dimensions, attention: tuple[bool, ...], conv: ShortConv) -> tuple[Layer, ...]:
+    """Return layers without feed-forwards, with attention or a convolution."""
+    full, short = Layer(dims.attention(qk_norm="head"), None), Layer(None, None, short_conv=conv)
     return tuple(full if is_full else short for is_full in attention)
 
 
@@ -94,5 +101,5 @@ LFM2: Final = Family(
     from_header,
     layer_names=_NAMES,
     top_names={"embed_tokens": "token_embd", "embedding_norm": "output_norm"},
-    header_names={"token_embd_norm.weight": "output_norm.weight"},
+    header_names={"token_embd_norm": "output_norm"},
 )

@@ -9,6 +9,7 @@ from typing import Any, Final
 from edge_rt.errors import UnsupportedModel
 from edge_rt.export.families.ernie4_5 import ERNIE4_5
 from edge_rt.export.families.exaone4 import EXAONE4
+from edge_rt.export.families.experts import GRANITEMOE, LFM2MOE, OLMOE, QWEN3MOE
 from edge_rt.export.families.family import Family
 from edge_rt.export.families.gemma2 import GEMMA2
 from edge_rt.export.families.gemma3 import GEMMA3
@@ -41,6 +42,10 @@ FAMILIES: Final[tuple[Family, ...]] = (
     HUNYUAN,
     STABLELM,
     LFM2,
+    QWEN3MOE,
+    OLMOE,
+    GRANITEMOE,
+    LFM2MOE,
 )
 """Every family that edge-rt runs."""
 MODEL_TYPES: Final = {name: family for family in FAMILIES for name in family.model_types}

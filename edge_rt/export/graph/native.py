@@ -149,7 +149,7 @@ class NativeBuilder(GraphBuilder):
 
     def _activation(self, layer: int) -> str:
         """Return the operators' name of a feed-forward's activation."""
-        feed_forward = self._decoder.layers[layer].feed_forward
+        feed_forward = self._decoder.feed_forward_of(layer)
         key = (feed_forward.activation, feed_forward.is_gated)
         if key not in _ACTIVATIONS:
             raise not_carried(self._decoder, f"{key[0]} {'with' if key[1] else 'without'} a gate")

@@ -101,7 +101,7 @@ class PortableBuilder(GraphBuilder):
 
     def hidden(self, x: Residual, layers: Linears, name: str, *, norm: str | None, layer: int) -> ir.Value:
         """Return what a feed-forward has between its matrices."""
-        feed_forward = self._decoder.layers[layer].feed_forward
+        feed_forward = self._decoder.feed_forward_of(layer)
         product = self._product(self._norm(x, norm), layers, f"{name}.gate_up")
         if not feed_forward.is_gated:
             return self._activated(product, feed_forward.activation, name)

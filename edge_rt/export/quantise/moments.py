@@ -138,7 +138,7 @@ class CalibrationWalk:
         """Run a layer and return the moments of its inputs by name."""
         self._found = {}
         # Matrices with one input count it once.
-        is_gated = self._decoder.layers[index].feed_forward.is_gated
+        is_gated = self._decoder.feed_forward_of(index).is_gated
         self._counted = {"attn_q", "attn_output", "ffn_gate" if is_gated else "ffn_up", "ffn_down"}
         with np.errstate(over="ignore", invalid="ignore"):
             for number, x in enumerate(self._streams):

@@ -17,7 +17,7 @@ import numpy.typing as npt
 from edge_rt.export.decoder.weights import query_growth
 from edge_rt.export.sources.source import Source
 from edge_rt.export.weights.matrices import Matrices
-from edge_rt.package.decoder import Attention, Decoder, Rope
+from edge_rt.package.decoder import Attention, Decoder, Experts, FeedForward, Rope
 
 Array = npt.NDArray[Any]
 Product = Callable[[Array, str], Array]
@@ -136,6 +136,9 @@ class DecoderForward:
             for kind, heads in counts.items()
         )
         steps: list[Callable[[Array, str], Array]] = [lambda rows, kind: self._qk_normed(rows, layer, kind)]
+        if attention.clip:
+            steps.append(lambda rows, _: np.clip(rows, -attention.clip, attention.clip))
+            v = np.clip(v, -attention.clip, attention.clip)
         if attention.rope is not None:
             cos, sin = tables[attention.rope]
             steps.append(lambda rows, _: self._rotate(rows, cos, sin))
@@ -200,13 +203,47 @@ class DecoderForward:
         return self._times(attended.reshape(*x.shape[:2], -1), f"blk.{layer}.attn_output")
 
     def _mlp(self, x: Array, layer: int) -> Array:
-        feed_forward, name = self._decoder.layers[layer].feed_forward, f"blk.{layer}"
-        activation = ACTIVATIONS[feed_forward.activation]
-        if not feed_forward.is_gated:
-            return self._times(activation(self._times(x, f"{name}.ffn_up")), f"{name}.ffn_down")
-        hidden = activation(self._times(x, f"{name}.ffn_gate"))
-        hidden *= self._times(x, f"{name}.ffn_up")
-        return self._times(hidden, f"{name}.ffn_down")
+        experts = self._decoder.layers[layer].experts
+        if experts is not None:
+            return self._experts(x, layer, experts)
+        return self._fed(x, self._decoder.feed_forward_of(layer), f"blk.{layer}", "")
+
+    def _fed(self, x: Array, inner: FeedForward, layer: str, suffix: str) -> Array:
+        """Return what a feed-forward makes of rows; ``suffix``: of its matrices' names."""
+        activation = ACTIVATIONS[inner.activation]
+        up = self._times(x, f"{layer}.ffn_up{suffix}")
+        if inner.is_gated:
+            gate = self._times(x, f"{layer}.ffn_gate{suffix}")
+            if inner.limit:
+                gate, up = np.minimum(gate, inner.limit), np.clip(up, -inner.limit, inner.limit)
+            hidden = activation(gate) if inner.slope == 1.0 else gate * sigmoid(gate * inner.slope)
+            hidden *= up + inner.up_offset if inner.up_offset else up
+        else:
+            hidden = activation(up)
+        return self._times(hidden, f"{layer}.ffn_down{suffix}")
+
+    def _experts(self, x: Array, layer: int, experts: Experts) -> Array:
+        """Return the weighted sum of a row's experts, in the order of their numbers."""
+        name = f"blk.{layer}"
+        weights = expert_weights(
+            self._routed(x, f"{name}.ffn_gate_inp"),
+            experts,
+            self._vector(f"{name}.exp_probs_b.bias") if experts.has_choice_bias else None,
+        )
+        found = np.zeros_like(x)
+        for number in range(experts.count):
+            # Rows that one of the forwards has chosen: all forwards stay side by side.
+            rows = np.flatnonzero((weights[..., number] != 0).any(axis=0))
+            if len(rows):
+                made = self._fed(x[:, rows], experts.each, name, f".{number}")
+                found[:, rows] += weights[:, rows, number, None] * made
+        return found
+
+    def _routed(self, x: Array, name: str) -> Array:
+        """Return the scores of a router, whose input is never rounded."""
+        router = np.concatenate([rows.astype(self._dtype) for rows in self._matrices.pieces(f"{name}.weight")])
+        scores: Array = x @ router.T
+        return scores + self._vector(f"{name}.bias") if f"{name}.bias" in self._tensors else scores
 
 
 def sigmoid(x: Array) -> Array:
@@ -238,6 +275,28 @@ def relu2(x: Array) -> Array:
 
 ACTIVATIONS: Final[Mapping[str, Callable[[Array], Array]]] = {"silu": silu, "gelu": gelu, "relu2": relu2}
 """Name in a description -> function."""
+
+
+def expert_weights(scores: Array, experts: Experts, choice_bias: Array | None = None) -> Array:
+    """Return the weights of all experts ``[..., experts]``, 0 of those that a row has not chosen."""
+    likely = scores
+    if experts.gating == "softmax":
+        likely = np.exp(scores - scores.max(axis=-1, keepdims=True))
+        likely /= likely.sum(axis=-1, keepdims=True)
+    elif experts.gating == "sigmoid":
+        likely = sigmoid(scores)
+    ranked = likely if choice_bias is None else likely + choice_bias
+    # Of equal ones the first.
+    order = np.argsort(-ranked, axis=-1, kind="stable")[..., : experts.chosen]
+    chosen = np.take_along_axis(likely, order, axis=-1)
+    if experts.gating == "chosen":
+        chosen = np.exp(chosen - chosen.max(axis=-1, keepdims=True))
+        chosen /= chosen.sum(axis=-1, keepdims=True)
+    if experts.is_normalised:
+        chosen = chosen / (chosen.sum(axis=-1, keepdims=True) + chosen.dtype.type(experts.epsilon))
+    weights = np.zeros_like(likely)
+    np.put_along_axis(weights, order, chosen * chosen.dtype.type(experts.scale), axis=-1)
+    return weights
 
 
 def attention_weights(scores: Array, window: int, sinks: Array | None = None) -> Array:

@@ -236,7 +236,7 @@ class DecoderGradients(DecoderForward):
             product: Array = at_output @ self._matrix(name(kind))
             return product
 
-        feed_forward, scale = self._decoder.layers[layer].feed_forward, self._decoder.residual_scale
+        feed_forward, scale = self._decoder.feed_forward_of(layer), self._decoder.residual_scale
         activation, slope = ACTIVATIONS[feed_forward.activation], SLOPES[feed_forward.activation]
         normed = self.norm(x, name("attn_norm"))
         heads = self._heads(normed, layer, tables)

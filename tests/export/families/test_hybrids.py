@@ -9,6 +9,7 @@ from edge_rt.errors import InvalidModelFile, UnsupportedModel
 from edge_rt.export.opening import open_checkpoint
 from edge_rt.package.decoder import ShortConv
 from tests.helpers.family_cases import load_case, write_folder, write_gguf
+from tests.helpers.family_gguf import ARCHITECTURES
 
 KINDS = ["conv", "conv", "full_attention", "conv", "full_attention"]
 
@@ -89,3 +90,82 @@ class TestConvolutions:
     def test_other_families_refuse_their_keys(self, tmp_path, name):
         with pytest.raises(UnsupportedModel, match="conv_bias is true"):
             opened(tmp_path, name, conv_bias=True)
+
+
+class TestExperts:
+    @pytest.mark.parametrize("name", ["qwen3_moe", "olmoe", "granitemoe", "lfm2_moe"])
+    def test_a_file_says_what_a_folder_says(self, tmp_path, name):
+        folder, file = opened(tmp_path, name), opened_file(tmp_path, name)
+        assert [layer.experts for layer in file.layers] == [layer.experts for layer in folder.layers]
+        assert file.layers[-1].feed_forward is None
+        assert [layer.attention is None for layer in file.layers] == [
+            layer.attention is None for layer in folder.layers
+        ]
+
+    def test_layers_may_keep_a_plain_feed_forward(self, tmp_path):
+        kinds = [layer.experts is not None for layer in opened(tmp_path, "qwen3_moe_mixed").layers]
+        assert kinds == [False, True, False, False, False, True]
+
+    @pytest.mark.parametrize(
+        ("name", "changes", "error", "message"),
+        [
+            ("qwen3_moe", {"num_local_experts": 0}, InvalidModelFile, "'num_experts' in config.json is out of range"),
+            ("qwen3_moe", {"num_local_experts": 1 << 13}, InvalidModelFile, "'num_experts' .* out of range"),
+            ("qwen3_moe", {"num_local_experts": True}, InvalidModelFile, "'num_experts' .* wrong type"),
+            ("qwen3_moe", {"num_local_experts": 9}, InvalidModelFile, "tensors are missing"),
+            ("qwen3_moe", {"num_local_experts": 7}, UnsupportedModel, "this architecture does not use"),
+            ("qwen3_moe", {"num_experts_per_tok": 9}, InvalidModelFile, "'num_experts_per_tok' .* out of range"),
+            ("qwen3_moe", {"num_experts_per_tok": 0}, InvalidModelFile, "'num_experts_per_tok' .* out of range"),
+            ("qwen3_moe", {"moe_intermediate_size": 0}, InvalidModelFile, "'moe_intermediate_size' .* out of range"),
+            ("qwen3_moe", {"moe_intermediate_size": 65}, InvalidModelFile, "have a wrong shape"),
+            ("qwen3_moe", {"norm_topk_prob": "no"}, InvalidModelFile, "'norm_topk_prob' .* wrong type"),
+            ("qwen3_moe", {"decoder_sparse_step": 0}, InvalidModelFile, "'decoder_sparse_step' .* out of range"),
+            ("qwen3_moe", {"mlp_only_layers": [4]}, InvalidModelFile, "'mlp_only_layers' .* cannot be used"),
+            ("qwen3_moe", {"mlp_only_layers": [0]}, UnsupportedModel, "this architecture does not use"),
+            ("qwen3_moe", {"hidden_act": "gelu"}, UnsupportedModel, "hidden_act is 'gelu'"),
+            ("qwen3_moe", {"shared_expert_intermediate_size": 64}, UnsupportedModel, "shared_expert_intermediate_size"),
+            ("qwen3_moe", {"num_hidden_layers": 1000, "num_local_experts": 4096}, InvalidModelFile, "at most 65536"),
+            ("olmoe", {"clip_qkv": 0.0}, InvalidModelFile, "'clip_qkv' .* out of range"),
+            ("olmoe", {"clip_qkv": [1]}, InvalidModelFile, "'clip_qkv' .* wrong type"),
+            ("granitemoe", {"num_experts_per_tok": 7}, InvalidModelFile, "'num_experts_per_tok' .* out of range"),
+            ("granitemoe", {"shared_intermediate_size": 64}, UnsupportedModel, "shared_intermediate_size"),
+            ("lfm2_moe", {"layer_types": None}, UnsupportedModel, "no layer_types"),
+            ("lfm2_moe", {"routed_scaling_factor": 0}, InvalidModelFile, "'routed_scaling_factor' .* out of range"),
+            ("lfm2_moe", {"num_dense_layers": -1}, InvalidModelFile, "'num_dense_layers' .* out of range"),
+            ("lfm2_moe", {"use_expert_bias": False}, UnsupportedModel, "expert_bias"),
+            ("llama", {"num_local_experts": 8}, UnsupportedModel, "num_local_experts is 8"),
+            ("qwen3", {"mlp_only_layers": [1]}, UnsupportedModel, "mlp_only_layers"),
+        ],
+    )  # fmt: skip
+    def test_configurations_are_refused(self, tmp_path, name, changes, error, message):
+        with pytest.raises(error, match=message):
+            opened(tmp_path, name, **changes)
+
+    @pytest.mark.parametrize(
+        ("name", "metadata", "error", "message"),
+        [
+            ("qwen3_moe", {"expert_count": 0}, InvalidModelFile, "expert_count"),
+            ("qwen3_moe", {"expert_count": 1 << 31}, InvalidModelFile, "expert_count"),
+            ("qwen3_moe", {"expert_count": 7}, InvalidModelFile, "tensors are missing"),
+            ("qwen3_moe", {"expert_used_count": 9}, InvalidModelFile, "expert_used_count"),
+            ("qwen3_moe", {"expert_feed_forward_length": 63}, InvalidModelFile, "wrong shape"),
+            ("qwen3_moe", {"expert_shared_count": 1}, UnsupportedModel, "expert_shared_count' is 1"),
+            ("olmoe", {"attention.clamp_kqv": 0.5}, UnsupportedModel, "clamp_kqv' is 0.5"),
+            ("lfm2_moe", {"expert_gating_func": 1}, UnsupportedModel, "expert_gating_func' is 1"),
+            ("lfm2_moe", {"leading_dense_block_count": 1}, InvalidModelFile, "tensors are missing"),
+            ("llama", {"expert_count": 8}, UnsupportedModel, "mixture-of-experts models are not supported"),
+        ],
+    )  # fmt: skip
+    def test_headers_are_refused(self, tmp_path, name, metadata, error, message):
+        prefix = ARCHITECTURES[load_case(name).text_config["model_type"]]
+        with pytest.raises(error, match=message):
+            opened_file(tmp_path, name, extra_metadata={f"{prefix}.{key}": one for key, one in metadata.items()})
+
+    def test_a_router_is_not_quantised(self, tmp_path):
+        case = load_case("olmoe")
+        with pytest.raises(UnsupportedModel, match=r"quantisation of 1 tensor.*\n?.*ffn_gate_inp\.weight"):
+            open_checkpoint(write_gguf(tmp_path / "m.gguf", case, types={"blk.1.ffn_gate_inp.weight": "Q8_0"}))
+
+    def test_experts_may_be_quantised(self, tmp_path):
+        decoder = opened_file(tmp_path, "olmoe", weight_type="Q8_0")
+        assert decoder.layers[0].experts.count == 8
