@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from edge_rt.errors import ConfigError, ModelNotFound, VersionMismatch
 from edge_rt.memory.plan import Plan
 from edge_rt.package.reader import Package, absolute_path, is_package, open_package
+from edge_rt.runtime.config import GenerationConfig
 from edge_rt.runtime.load.options import LoadOptions, Memory as MemoryBudget
 from edge_rt.runtime.load.planning import plan_package
 from edge_rt.runtime.model import Model
@@ -20,6 +21,7 @@ from edge_rt.system.notebooks import usual_progress
 from edge_rt.system.option_names import known_options
 
 if TYPE_CHECKING:
+    from edge_rt.store.config import Preset
     from edge_rt.store.layout import RemovedReport, StoreEntry
     from edge_rt.store.pull import PullReport
     from edge_rt.system.progress import ProgressCallback
@@ -58,7 +60,9 @@ def load(
 
     Args:
         model: folder of a package, or the name of one in the store. With ``pull``, everything that ``edge_rt.pull``
-            takes.
+            takes. The name of a preset of the configuration file: its model, with its ``memory`` and ``ctx`` where none
+            are given here, its options for answers that are given no ``GenerationConfig``, and its system message for
+            conversations that are given none.
         memory: budget of resident memory for the process: bytes, a text such as ``"600MiB"``, or a ``Budget`` that
             several models share. None: what the machine has available. A setting given below is kept, or the load is
             refused. Settings left at None are reduced until the model fits: first speculation is turned off, then the
@@ -120,6 +124,11 @@ def load(
             drafter.
         DownloadError, StorageError: with ``pull``, as there.
     """
+    named = _preset_of(model)
+    if named is not None:
+        model = named.model
+        if plan is None:
+            memory, ctx = named.memory if memory is None else memory, named.ctx if ctx is None else ctx
     options = LoadOptions(
         memory=memory,
         device_memory=device_memory,
@@ -145,6 +154,8 @@ def load(
         tokenizer_readings=user_cache("tokenizers"),
         plan=plan,
         share_tokenizer_with=_encoder_of(share_tokenizer_with),
+        config=None if named is None else GenerationConfig(**named.options),
+        system=None if named is None else named.system,
     )
     return Model(_open(model, store, pulls=pull), options)
 
@@ -175,7 +186,7 @@ def plan(
     Its ``unused`` names the given arguments that have no effect.
 
     Args:
-        model: folder of a package, or the name of one in the store; all arguments are as in ``load``.
+        model: folder of a package, or the name of one in the store, or of a preset; all arguments are as in ``load``.
         memory: budget of resident memory.
         device_memory: budget of the memory of a GPU that has its own.
         ctx: capacity of the context in tokens.
@@ -202,6 +213,9 @@ def plan(
         RuntimeUnavailable: this build cannot run the drafter, or there is no such GPU.
         StorageError: the corpus or the drafter cannot be read.
     """
+    if (named := _preset_of(model)) is not None:
+        model, memory = named.model, named.memory if memory is None else memory
+        ctx = named.ctx if ctx is None else ctx
     options = LoadOptions(
         memory=memory,
         device_memory=device_memory,
@@ -221,6 +235,14 @@ def plan(
         costs=user_costs(),
     )
     return plan_package(_open(model, store, remakes=False), options)
+
+
+def _preset_of(model: str | Path) -> Preset | None:
+    """Return the preset of the configuration file that a text names; None if it names a model."""
+    from edge_rt.store.config import load_config
+    from edge_rt.store.naming import is_name
+
+    return load_config().presets.get(model) if isinstance(model, str) and is_name(model) else None
 
 
 def _encoder_of(model: Model | PromptEncoder | None) -> PromptEncoder | None:

@@ -83,3 +83,26 @@ def test_sizes_and_paths_are_texts_as_well(small_gguf, tmp_path):
     assert edge_rt.LoadOptions(corpus="texts.corpus", drafter="head").corpus == Path("texts.corpus")
     with pytest.raises(edge_rt.ConfigError, match="cannot be resolved"):
         edge_rt.load("~nobody-of-that-name/x.gguf")
+
+
+def test_a_preset_is_loaded_like_a_model(native_package, tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
+    (tmp_path / "edge-rt").mkdir()
+    (tmp_path / "edge-rt" / "config.toml").write_text(
+        f'[presets.poet]\nmodel = "{native_package}"\nsystem = "Rhyme."\nctx = 64\nmemory = "900MiB"\n'
+        "max_tokens = 3\nsampling = { temperature = 0 }\n"
+    )
+    assert edge_rt.plan("poet").choice.ctx == 64
+    with edge_rt.load("poet", spec="off") as model, edge_rt.load(native_package, ctx=64, spec="off") as plain:
+        assert (model.context_tokens, model.plan.budget_bytes) == (64, 900 << 20)
+        expected = plain.generate("Hello", max_tokens=3, temperature=0).token_ids
+        assert model.generate("Hello").token_ids == expected
+        assert [answer.token_ids for answer in model.generate_many(["Hello"])] == [expected]
+        assert len(model.generate("Hello", max_tokens=5).token_ids) == 5
+        chat = model.chat()
+        assert chat.system == "Rhyme."
+        assert chat.send("Hello").usage.completion_tokens == 3
+        assert model.chat(system="Be brief.").system == "Be brief."
+        assert model.describe()["sampling"]["temperature"] == 0
+    with edge_rt.load("poet", ctx=48, memory="1GiB") as model:
+        assert (model.context_tokens, model.plan.budget_bytes) == (48, 1 << 30)

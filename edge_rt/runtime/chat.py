@@ -48,6 +48,7 @@ class ChatModel(Protocol):
 
     package: Package
     pump: Pump | None
+    usual_config: GenerationConfig
 
     @property
     def tokenizer(self) -> Tokenizer:
@@ -305,7 +306,7 @@ class Chat:
         begun: ChatMessage | None = None,
     ) -> Stream:
         called = time.perf_counter()
-        config = (config or GenerationConfig()).with_options(**options)
+        config = (config or self._model.usual_config).with_options(**options)
         tools = config.shown(self.tools)
         prompt = self._render(asked, tools) if begun is None else self._render_begun([*asked, begun], tools)
         self._model.check_prompt_fits(prompt, config)

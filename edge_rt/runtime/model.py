@@ -110,6 +110,7 @@ class Model(ModelTexts):
         # A model that is dropped without being closed gives its share back as well.
         weakref.finalize(self, self._load_plan.release)
         self.package = package
+        self.usual_config, self._usual_system = options.config or GenerationConfig(), options.system
         self.plan = self._load_plan.plan
         self.device_choice = self.plan.device_choice or DeviceChoice(ON_CPU)
         self.context_tokens = self.plan.choice.ctx
@@ -247,7 +248,7 @@ class Model(ModelTexts):
             ConfigError: an option for all prompts is wrong.
             Busy, ModelClosed: during the iteration; no further prompt could be answered.
         """
-        config, shared = apart(config or GenerationConfig(), options)
+        config, shared = apart(config or self.usual_config, options)
         cancel = shared.get("cancel") or CancelToken()
 
         def ask(asked: Asked) -> tuple[Generation, Wanted]:
@@ -430,6 +431,7 @@ class Model(ModelTexts):
         self._require_texts().require_places(Inputs(tools, documents))
         from edge_rt.runtime.chat import Chat
 
+        system = self._usual_system if system is None else system
         return Chat(self, system=system, tools=tools, documents=documents, template_args=template_args)
 
     # --- what chats are made of ---
@@ -474,7 +476,7 @@ class Model(ModelTexts):
     ) -> tuple[Generation, Wanted]:
         """Return the generation of an answer; arguments and errors as in ``generate``."""
         called = time.perf_counter()
-        config = (config or GenerationConfig()).with_options(**options)
+        config = (config or self.usual_config).with_options(**options)
         inputs = Inputs(config.shown(tools), documents, template_args)
         token_ids, form = self._require_texts().prepare(prompt, config, inputs)
         return self._generation(token_ids, config, cancel, on_prefill_progress, called, form)
@@ -779,7 +781,7 @@ class Model(ModelTexts):
             "speculation": self._speculation.mode,
             "drafter": None if self.drafter is None else self.drafter.info.name,
             "draft_model": None if self._load_plan.draft_model is None else self._load_plan.draft_model.path,
-            "sampling": asdict(GenerationConfig().sampling(manifest.sampling)),
+            "sampling": asdict(self.usual_config.sampling(manifest.sampling)),
             "memory": self._load_plan.to_json(),
             "load_ms": self.load_ms,
         }

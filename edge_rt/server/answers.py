@@ -60,13 +60,10 @@ class AnswerRequest:
         """Return the request with a preset's options and system message where it has none of its own."""
         if preset is None:
             return self
-        options = dict(preset.sampling)
-        if preset.max_tokens is not None:
-            options["max_tokens"] = preset.max_tokens
         prompt = self.prompt
         if not isinstance(prompt, str) and prompt and isinstance(prompt[0], Mapping):
             prompt = with_system([dict(one) for one in prompt if isinstance(one, Mapping)], preset)
-        return replace(self, prompt=prompt, options={**options, **self.options})
+        return replace(self, prompt=prompt, options={**preset.options, **self.options})
 
     @property
     def needs_grammar(self) -> bool:

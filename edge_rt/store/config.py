@@ -18,7 +18,7 @@
     ctx = 2048                      # also: memory, and max_tokens
     sampling = { temperature = 1.2 }
 
-Only ``store`` matters to Python; everything else is for the command line, whose flags come first.
+Flags come first. Of the keys, only ``store`` and the preset that a program names matter to Python.
 """
 
 from __future__ import annotations
@@ -55,6 +55,11 @@ class Preset:
     ctx: int | None = None
     max_tokens: int | None = None
     sampling: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """Options of answers, by the names of ``GenerationConfig``."""
+        return dict(self.sampling) | ({} if self.max_tokens is None else {"max_tokens": self.max_tokens})
 
 
 @dataclass(frozen=True)

@@ -19,11 +19,17 @@ def load_options(spec: str | None = None, **flags: Any) -> LoadOptions:
 
 
 def make_chat(
-    package: Path, folder: Path, load: LoadOptions | None = None, *, max_tokens: int = 2, **more: Any
+    package: Path,
+    folder: Path,
+    load: LoadOptions | None = None,
+    *,
+    max_tokens: int = 2,
+    config: Path | None = None,
+    **more: Any,
 ) -> Conversation:
     """Return a greedy chat with a package; its store is in ``folder``."""
     greedy = GenerationConfig(temperature=0.0, max_tokens=max_tokens, spec=more.pop("answers", None))
     options = more.pop("options", greedy)
-    places = PlaceFlags(store=folder / "store")
+    places = PlaceFlags(store=folder / "store", config=config)
     terminal = Terminal(io.StringIO(), io.StringIO())
     return Conversation(terminal, str(package), places, load or load_options(), options, **more)

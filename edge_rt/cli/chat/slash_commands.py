@@ -23,7 +23,7 @@ from edge_rt.cli.options.spread import path_of
 from edge_rt.cli.render.console import joined_lines, number
 from edge_rt.cli.render.stats import device_text, tell_table
 from edge_rt.errors import ConfigError, InputError, InvalidPromptCache, StorageError
-from edge_rt.system.byte_size import counted, show_share, show_size
+from edge_rt.system.byte_size import counted, parse_size, show_share, show_size
 from edge_rt.system.files import read_text
 
 SHOW_TOPICS: Final = ("info", "template", "params", "memory")
@@ -67,6 +67,7 @@ class Commands:
         self._ask = ask
         self._own_files: set[Path] = set()  # files that this chat was saved to or loaded from
         self._terminal = conversation.terminal
+        self._budget = conversation.load.memory  # a preset's is its own
         self.table: Mapping[str, Command] = {
             "/help": Command(self._help, "", "list the commands"),
             "/exit": Command(self._exit, "", "leave (Ctrl-D)"),
@@ -82,7 +83,7 @@ class Commands:
             "/continue": Command(self._continue, "", "continue the last answer where it ends"),
             "/undo": Command(self._undo, "", "drop a pending /read, else the last exchange"),
             "/read": Command(self._read, "FILE", "put a file's text in front of the next message"),
-            "/model": Command(self._model, "MODEL", "change the model; memory is planned anew"),
+            "/model": Command(self._model, "MODEL", "change the model, or preset; memory is planned anew"),
             "/ctx": Command(self._ctx, "N", "change the context size; memory is planned anew"),
         }
 
@@ -338,7 +339,15 @@ class Commands:
     def _model(self, argument: str) -> None:
         conversation = self._conversation
         before = conversation.model.describe()
-        conversation.switch(argument, conversation.load.but(ctx=None))
+        preset = conversation.places.configured.presets.get(argument)
+        if preset is None:
+            conversation.switch(argument, conversation.load.but(ctx=None, memory=self._budget))
+        else:
+            memory = self._budget if preset.memory is None else parse_size(preset.memory)
+            conversation.switch(preset.model, conversation.load.but(ctx=preset.ctx, memory=memory), called=argument)
+            conversation.set_options(conversation.options.with_options(**preset.options))
+            if preset.system is not None:
+                conversation.chat.system = preset.system
         for line in conversation.banner()[:-1]:
             self._terminal.reply(line, "dim")
         self._tell_changes(before, conversation.model.describe())

@@ -113,7 +113,9 @@ def _at_terminal(conversation: Conversation, *, keep_history: bool, is_default: 
     terminal = conversation.terminal
     history = open_history(default_history_path(), terminal.warn) if keep_history else InMemoryHistory()
     commands = Commands(conversation, terminal.ask)
-    session = make_session(terminal, commands, history, conversation.places.open_store().names)
+    places = conversation.places
+    names = lambda: [*places.open_store().names(), *places.configured.presets]  # noqa: E731 - said once
+    session = make_session(terminal, commands, history, names)
     for line in (*conversation.banner(), *(_OF_THE_DEFAULT if is_default else ())):
         terminal.note(line, "dim")
     terminal.note()

@@ -62,7 +62,7 @@ class SamplingFlags:
         config, preset = configured(groups), preset_of(groups)
         values = {} if config is None else dict(config.sampling)
         if preset is not None:
-            values |= {**preset.sampling, "max_tokens": preset.max_tokens}
+            values |= preset.options
         usual = {_FLAG_OF.get(name, name): value for name, value in values.items()}
         return replace(self, **{name: value for name, value in usual.items() if getattr(self, name) is None})
 

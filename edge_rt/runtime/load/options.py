@@ -20,6 +20,7 @@ from edge_rt.system.byte_size import parse_size
 from edge_rt.system.option_names import known_fields
 
 if TYPE_CHECKING:
+    from edge_rt.runtime.config import GenerationConfig
     from edge_rt.runtime.prompts import PromptEncoder
     from edge_rt.runtime.speculation.adaptive import Trace
     from edge_rt.runtime.speculation.cost_model import CostStore
@@ -95,6 +96,8 @@ class LoadOptions:
         prompt_cache: folder that keeps rows of prompts, for later ones that begin alike; None: nothing is written.
         prompt_cache_size: bytes that the folder may have, or a text; what was not used for the longest time goes.
             None: 2 GiB.
+        config: what answers take that are given no ``GenerationConfig``; None: the model's own options.
+        system: system message of conversations that are given none.
         unverified: whether drafts are allowed on a device where no ``edge-rt verify`` of the package has passed, which
             is what ``verify`` itself needs.
         gpu_provider: edge-rt's own execution provider, for ``"cuda"``.
@@ -133,6 +136,8 @@ class LoadOptions:
     kv_rows: int | None = None
     max_queue: int | None = None
     hidden: bool = False
+    config: GenerationConfig | None = None
+    system: str | None = None
     formats: bool = False
     prompt_cache: Path | None = None
     prompt_cache_size: int | str | None = None

@@ -12,7 +12,7 @@ from edge_rt.cli.chat.slash_commands import Commands, LeaveChat
 from edge_rt.errors import ConfigError, ContextOverflow, EdgeRTError, InputError, StorageError
 from edge_rt.package.sampling import SAMPLING_NAMES
 from edge_rt.runtime.config import GenerationConfig
-from tests.helpers.chats import make_chat
+from tests.helpers.chats import load_options, make_chat
 from tests.helpers.packages import copied, edit_manifest, manifest_setter
 
 
@@ -456,6 +456,29 @@ def test_the_mode_in_force_is_shown(commands, speculating, told):
 def test_exit(line, commands):
     with pytest.raises(LeaveChat):
         commands.run(line)
+
+
+def test_a_preset_is_a_model_with_its_settings(native_package, tmp_path):
+    config = tmp_path / "config.toml"
+    config.write_text(
+        f'[presets.poet]\nmodel = "{native_package}"\nsystem = "Rhyme."\nctx = 64\nmemory = "500MiB"\n'
+        "max_tokens = 3\nsampling = { top_k = 5 }\n"
+    )
+    conversation = make_chat(native_package, tmp_path, load_options(ctx=128), config=config, max_tokens=4)
+    commands = Commands(conversation)
+    try:
+        conversation.say("Hello")
+        budget = conversation.load.memory
+        commands.run("/model poet")
+        assert (conversation.model.context_tokens, conversation.load.memory) == (64, 500 << 20)
+        assert (conversation.options.max_tokens, conversation.options.top_k) == (3, 5)
+        assert conversation.options.temperature == 0
+        assert [message["role"] for message in conversation.chat.messages] == ["system", "user", "assistant"]
+        assert conversation.reference == "poet"
+        commands.run(f"/model {native_package}")
+        assert conversation.load.memory == budget
+    finally:
+        conversation.close()
 
 
 def test_a_chat_of_a_version_without_the_guard_has_it_on(commands, conversation, tmp_path):
