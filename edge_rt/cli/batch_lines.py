@@ -13,12 +13,11 @@ from pathlib import Path
 from typing import Any, Final
 
 from edge_rt.errors import ConfigError, EdgeRTError, InputError, as_json, kind_of
-from edge_rt.runtime.config import GenerationOptions
+from edge_rt.runtime.config import asked_of, has_format
 from edge_rt.runtime.results import LogProb, Result
 from edge_rt.system.byte_size import show_size
 from edge_rt.system.files import NOT_READ, storage_errors
 from edge_rt.system.json_files import parse_object
-from edge_rt.system.option_names import unknown_option
 from edge_rt.text.tool_calls import split_tool_calls, tool_names
 
 MAX_LINE_BYTES: Final = 64 << 20
@@ -27,9 +26,6 @@ START: Final = b'{"id": "line-'
 """How lines with answers begin."""
 
 _ID: Final = re.compile(r"line-(\d{1,18})-([0-9a-f]{8})-([0-9a-f]{8})-([0-9a-f]{8})")
-_OPTIONS: Final = GenerationOptions.__annotations__.keys() - {"logits_processor"}
-_INPUTS: Final = {"tools", "documents", "template_args"}
-_PROMPTS: Final = ("prompt", "messages")
 _OF_SERVICE: Final = frozenset({
     "model", "user", "metadata", "store", "service_tier", "stream_options", "prompt_cache_key",
     "prompt_cache_retention", "safety_identifier", "verbosity",
@@ -103,8 +99,7 @@ class Line:
     def has_format(self) -> bool:
         """Whether the answer may have to fit something."""
         given = self.document.get("body") if self.is_openai else self.document
-        names = ("response_format", "regex", "grammar", "tools")
-        return isinstance(given, dict) and any(given.get(name) is not None for name in names)
+        return isinstance(given, dict) and has_format(given)
 
     def asked(self, *, raw: bool) -> tuple[Any, dict[str, Any]]:
         """Return the prompt and the options as ``generate`` takes them.
@@ -117,18 +112,7 @@ class Line:
         """
         if self.error is not None:
             raise self.error
-        given = {name: value for name, value in self._fields().items() if value is not None}
-        prompts = [given.pop(name) for name in _PROMPTS if name in given]
-        if len(prompts) != 1:
-            raise ConfigError("A line has one prompt.", f"Got {len(prompts)}.", "Give 'messages' or 'prompt'.")
-        for name in given:
-            if name not in _OPTIONS and name not in _INPUTS:
-                raise unknown_option("A line", name, _OPTIONS | _INPUTS)
-        if isinstance(given.get("logit_bias"), dict):
-            given["logit_bias"] = {_token_id(name): value for name, value in given["logit_bias"].items()}
-        [prompt] = prompts
-        is_message = isinstance(prompt, str) and not raw
-        return [{"role": "user", "content": prompt}] if is_message else prompt, given
+        return asked_of(self._fields(), "A line", raw=raw)
 
     def answer(self, result: Result, model: str, basis: Basis) -> dict[str, Any]:
         """Return the line that has a result."""
@@ -278,10 +262,6 @@ def _line(number: int, text: bytes, seen: set[str]) -> Line:
     if custom is not None:
         seen.add(custom)
     return Line(number, own, document, custom_id=custom, is_openai=is_openai)
-
-
-def _token_id(name: str) -> int | str:
-    return int(name) if name.isdecimal() and len(name) < 10 else name
 
 
 def _logprob(one: LogProb) -> dict[str, Any]:

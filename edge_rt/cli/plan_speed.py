@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 from edge_rt.memory.speed import (
     head_chain,
@@ -23,11 +23,6 @@ if TYPE_CHECKING:
     from edge_rt.memory.figures import Choice, Device
     from edge_rt.memory.shape import DrafterShape, ModelShape
     from edge_rt.runtime.speculation.cost_model import CostStore, RowCosts
-
-
-ANSWER_MS: Final = 0.35
-"""What a step of several answers takes for each besides its pass: choosing a token, and its text. Measured with 2 to 8
-answers of SmolLM2 on an AMD Zen 5."""
 
 
 @dataclass(frozen=True)
@@ -95,10 +90,10 @@ class Speeds:
         costs = self._measured.get(choice.kv_format)
         if costs is None or choice.gpu_layers is not None:
             return Rate(None, None, is_measured=False)
-        least = costs.depths[0]
-        rows = costs.curve(least, choice.slots)[-1]
-        cache = costs.curve(max(choice.ctx // 2, least), 1)[0] - costs.curve(least, 1)[0]
-        rate = 1e3 * choice.slots / (rows + choice.slots * (cache + ANSWER_MS))
+        from edge_rt.runtime.speculation.stored_costs import ANSWER_MS, step_parts
+
+        parts = step_parts(costs, choice.slots, choice.ctx // 2)
+        rate = 1e3 * choice.slots / (sum(parts) + choice.slots * ANSWER_MS)
         return Rate(rate, rate, is_measured=True)
 
 

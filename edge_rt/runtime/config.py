@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final, TypedDict, Unpack
 
 from edge_rt.errors import ConfigError
 from edge_rt.package.sampling import SAMPLING_NAMES, Sampling, SamplingAdvice, fault, is_int, is_number
-from edge_rt.system.option_names import known_fields, known_options
+from edge_rt.system.option_names import known_fields, known_options, unknown_option
 from edge_rt.text.answer_format import AnswerFormat, answer_format
 from edge_rt.text.tool_grammar import ToolChoice, read_choice
 
@@ -331,3 +331,43 @@ def _require(name: str, value: object, fits: bool, wanted: str) -> None:
             f"Got {value!r:.60}, wanted {wanted}.",
             "Give such a value, or leave it out.",
         )
+
+
+ROW_OPTIONS: Final = GenerationOptions.__annotations__.keys() - {"logits_processor"}
+"""Options that are data, so that a row of a file or of a table may have them."""
+ROW_INPUTS: Final = frozenset({"tools", "documents", "template_args"})
+_ROW_PROMPTS: Final = ("prompt", "messages")
+_FORMATS: Final = ("response_format", "regex", "grammar", "tools")
+
+
+def asked_of(fields: Mapping[str, Any], where: str, *, raw: bool) -> tuple[Any, dict[str, Any]]:
+    """Return the prompt and the options of a row, as ``generate`` takes them; fields that are None are not given.
+
+    Args:
+        where: what the row is called in errors: ``"A line"``.
+        raw: take a text as it is; else it is the message of a user.
+
+    Raises:
+        ConfigError: it has no prompt or two, or an option that does not exist.
+    """
+    given = {name: value for name, value in fields.items() if value is not None}
+    prompts = [given.pop(name) for name in _ROW_PROMPTS if name in given]
+    if len(prompts) != 1:
+        raise ConfigError(f"{where} has one prompt.", f"Got {len(prompts)}.", "Give 'messages' or 'prompt'.")
+    for name in given:
+        if name not in ROW_OPTIONS and name not in ROW_INPUTS:
+            raise unknown_option(where, name, ROW_OPTIONS | ROW_INPUTS)
+    if isinstance(given.get("logit_bias"), dict):
+        given["logit_bias"] = {_token_id(name): value for name, value in given["logit_bias"].items()}
+    [prompt] = prompts
+    is_message = isinstance(prompt, str) and not raw
+    return [{"role": "user", "content": prompt}] if is_message else prompt, given
+
+
+def has_format(fields: Mapping[str, Any]) -> bool:
+    """Return whether the answer to a row may have to fit something."""
+    return any(fields.get(name) is not None for name in _FORMATS)
+
+
+def _token_id(name: str) -> int | str:
+    return int(name) if name.isdecimal() and len(name) < 10 else name

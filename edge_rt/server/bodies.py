@@ -23,6 +23,8 @@ MOST_DEPTH: Final = 64
 _WINDOW_BITS: Final = 23
 ALL_BODY_BYTES: Final = 32 << 20
 """Of all bodies in flight; what a body becomes takes about as much again."""
+REQUESTS_BYTES: Final = 64 << 20
+"""Of a budget: bodies of requests, what is read of them, and answers that nobody has taken yet."""
 
 
 class BodyRoom:

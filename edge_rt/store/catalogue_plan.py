@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Final
 
 from edge_rt.memory.figures import Device
 from edge_rt.memory.shape import ModelShape, shape_of, shape_of_model
+from edge_rt.memory.speed import row_cost
 from edge_rt.package.layer_sizes import TILE_ROWS, row_bytes
 from edge_rt.package.manifest import KV_FORMATS
 from edge_rt.store.catalogue import CatalogueModel
@@ -117,7 +118,7 @@ def measured_models(store: Store, threads: int, costs: CostStore | None = None) 
 
 @dataclass(frozen=True)
 class Speed:
-    """How many tokens a second a model generates one after the other, without drafts, at ``TYPICAL_DEPTH``.
+    """How many tokens a second a model generates without drafts, at ``TYPICAL_DEPTH``, with all its slots together.
 
     Attributes:
         basis: ``measured`` (this model, here), ``derived`` (another model, here), ``bandwidth`` (measured, of the
@@ -129,25 +130,37 @@ class Speed:
 
 
 def expected_speed(
-    shape: ModelShape, device: Device, measured: Sequence[MeasuredModel], kv_format: str, package_id: str | None = None
+    shape: ModelShape,
+    device: Device,
+    measured: Sequence[MeasuredModel],
+    kv_format: str,
+    package_id: str | None = None,
+    *,
+    slots: int = 1,
 ) -> Speed:
     """Return how fast a model is on a device, from the measured model whose size is nearest, else from its figures.
 
     Args:
         measured: on this machine; empty for others.
         package_id: of the model's package, if there is one.
+        slots: answers that are computed at once.
     """
+    from edge_rt.runtime.speculation.stored_costs import ANSWER_MS, step_parts
+
+    of_answers = slots * ANSWER_MS if slots > 1 else 0.0
     own = next((one for one in measured if one.package_id == package_id), None)
     if own is None and not measured:
         cache = shape.model.num_layers * TYPICAL_DEPTH * shape.token_bytes(kv_format)
+        computes = device.computes
+        weights = computes.step_overhead_s + shape.read_bytes / computes.bandwidth
         if device.is_measured:
-            return Speed(device.bandwidth / (_work(shape) + cache), "bandwidth")
-        seconds = device.computes.step_overhead_s + (shape.read_bytes + cache) / device.computes.bandwidth
-        return Speed(1 / seconds, "figures")
+            weights = _work(shape) / device.bandwidth
+        seconds = weights * row_cost(computes.row_cost, slots) + slots * cache / computes.bandwidth + of_answers / 1e3
+        return Speed(slots / seconds, "bandwidth" if device.is_measured else "figures")
     one = own or min(measured, key=lambda other: abs(math.log(shape.read_bytes / other.shape.read_bytes)))
-    start, there = (one.costs.curve(depth, 1)[0] for depth in (0, TYPICAL_DEPTH))
-    ms = start * _work(shape) / _work(one.shape) + (there - start) * _attention(shape) / _attention(one.shape)
-    return Speed(1e3 / ms, "derived" if own is None else "measured")
+    rows, contexts = step_parts(one.costs, slots, TYPICAL_DEPTH)
+    ms = rows * _work(shape) / _work(one.shape) + contexts * _attention(shape) / _attention(one.shape) + of_answers
+    return Speed(1e3 * slots / ms, "derived" if own is None else "measured")
 
 
 def _work(shape: ModelShape) -> float:

@@ -110,15 +110,15 @@ class Recipe:
 class ObjectReader:
     """Reads the keys of one object of a data file, and raises an error for missing, wrong and unknown ones."""
 
-    def __init__(self, where: str, value: object) -> None:
-        self.where = where
+    def __init__(self, where: str, value: object, action: str = "Correct it, or install edge-rt again.") -> None:
+        self.where, self._action = where, action
         if not isinstance(value, dict):
             self.fail("is not an object", f"It is {kind_of(value)}.")
         self.left: dict[str, Any] = dict(value)
 
     def fail(self, what: str, numbers: str) -> NoReturn:
         """Raise the error that something is wrong with the object."""
-        raise InputError(f"{self.where} {what}.", numbers, "Correct it, or install edge-rt again.")
+        raise InputError(f"{self.where} {what}.", numbers, self._action)
 
     def take(self, key: str, kind: type[_T], is_valid: Callable[[_T], object] = lambda _: True) -> _T:
         """Return the value of a key, which is then known."""

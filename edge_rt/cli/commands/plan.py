@@ -5,7 +5,7 @@ from __future__ import annotations
 import shlex
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Final
 
 import edge_rt.cli.commands.generate  # noqa: F401 - what a command holds that loads a model
 from edge_rt.cli.loading import tell_device
@@ -24,6 +24,11 @@ if TYPE_CHECKING:
     from edge_rt.memory.plan import Plan
     from edge_rt.memory.shape import ModelShape
     from edge_rt.package.reader import Package
+    from edge_rt.runtime.load.options import LoadOptions
+
+
+ACTOR_SLOTS: Final = 4
+"""Answers at once of a model on one of several machines, as ``edge-rt batch`` and the workers of Ray have them."""
 
 
 @dataclass(frozen=True)
@@ -41,7 +46,7 @@ class FoundModel:
 
 @dataclass(frozen=True)
 class MachineFlags:
-    """The machine to plan for."""
+    """The machine to plan for, or several."""
 
     device: Annotated[
         str | None,
@@ -54,6 +59,7 @@ class MachineFlags:
     weights: Annotated[
         str | None, making_flags.WEIGHTS.but(help="Types of the matrices that an export of a checkpoint would give.")
     ] = None
+    machines: Annotated[Path | None, flags.MACHINES] = None
 
 
 def plan(
@@ -62,7 +68,7 @@ def plan(
     machine: MachineFlags,
     output: OutputFlags,
     places: Annotated[PlaceFlags, only("store", "config")],
-    slots: Annotated[int, flags.SLOTS] = 1,
+    slots: Annotated[int | None, flags.SLOTS.but(shown=f"1; with --machines {ACTOR_SLOTS}")] = None,
     kv_rows: Annotated[int | None, flags.KV_ROWS] = None,
 ) -> int:
     """Show how much memory a model needs, and the fastest settings within a budget.
@@ -81,7 +87,10 @@ def plan(
         return 0
     speculation.check_planned()
     found = find_model(load.reference, places, machine.weights)
+    slots = slots or (1 if machine.machines is None else ACTOR_SLOTS)
     asked = load.options(places, speculation, is_package=found.package is not None).but(slots=slots, kv_rows=kv_rows)
+    if machine.machines is not None:
+        return _plan_machines(terminal, machine, machine.machines.expanduser(), found, load, asked, places)
     is_here = is_local(device)
     if is_here and device is not None:
         asked = asked.but(device=device)
@@ -118,6 +127,35 @@ def plan(
         named = ["--device", str(choice.device)] if choice.device.is_gpu else []
     print_plan(terminal, made, speeds, notes, verb=verb, named=named, is_here=is_here)
     return 0 if made.fits else MemoryBudgetExceeded.exit_code
+
+
+def _plan_machines(
+    terminal: Terminal,
+    machine: MachineFlags,
+    file: Path,
+    found: FoundModel,
+    load: ModelFlags,
+    asked: LoadOptions,
+    places: PlaceFlags,
+) -> int:
+    from edge_rt.cli.machines import Sizer, read_machines
+    from edge_rt.cli.render.machines_report import machines_json, machines_notes, print_machines
+
+    if machine.device is not None or load.device_memory is not None:
+        raise ConfigError(
+            "The CPUs of the machines in a file are planned for.",
+            f"Got {'--device' if machine.device is not None else '--device-memory'} beside --machines.",
+            "Leave it out: a machine in the file may name a device.",
+        )
+    machines = read_machines(file)
+    sizer = Sizer(found.package or found.shape, asked, this_machine(load.own_bytes), places.open_store())
+    sizing = sizer.best(machines)
+    notes = [*found.notes, *machines_notes(sizing)]
+    if terminal.is_json:
+        terminal.document({**machines_json(sizing), "notes": notes})
+    else:
+        print_machines(terminal, sizing, notes)
+    return 0 if sizing.models else MemoryBudgetExceeded.exit_code
 
 
 def find_model(reference: str, places: PlaceFlags, weights: str | None = None) -> FoundModel:

@@ -131,6 +131,7 @@ def serve(
 def _budget(load: LoadFlags, places: PlaceFlags) -> Budget:
     """Return the budget that all models share: the one that was given, else what the machine has."""
     from edge_rt.memory.budget import Budget
+    from edge_rt.server.bodies import REQUESTS_BYTES
     from edge_rt.system.machine import available_memory_bytes
     from edge_rt.system.process_memory import own_bytes
 
@@ -138,10 +139,6 @@ def _budget(load: LoadFlags, places: PlaceFlags) -> Budget:
     budget = Budget(available_memory_bytes() + own_bytes() if given is None else given)
     budget.claim("requests", REQUESTS_BYTES)
     return budget
-
-
-REQUESTS_BYTES: Final = 64 << 20
-"""Bodies of requests, what is read of them, and answers that nobody has taken yet."""
 
 
 def _models(

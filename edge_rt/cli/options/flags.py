@@ -198,6 +198,12 @@ DEVICE: Final = Flag(
     panel=MEMORY_PANEL,
     complete=completed_from(*SHOWN_DEVICES),
 )
+MACHINES: Final = Flag(
+    ("--machines",),
+    "Plan for the machines that this TOML or JSON file lists: how many models on which, and how fast.",
+    metavar="FILE",
+    panel=MEMORY_PANEL,
+)
 # For measurements and bug reports; 'edge-rt doctor' lists the names.
 ISA: Final = Flag(
     ("--isa",),

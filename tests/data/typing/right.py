@@ -6,7 +6,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Unpack
 
+import numpy as np
+import numpy.typing as npt
+
 import edge_rt
+from edge_rt import ray_workers
 
 ERRORS: tuple[type[edge_rt.EdgeRTError], ...] = (
     edge_rt.Busy, edge_rt.Cancelled, edge_rt.ConfigError, edge_rt.ContextOverflow, edge_rt.DownloadError,
@@ -148,6 +152,21 @@ async def talked_later(model: edge_rt.Model, tools: list[dict[str, Any]]) -> Non
         shown(event)
     async for event in model.astream("Hello", template_args={"enable_thinking": True}):
         shown(event)
+
+
+def on_ray(batch: dict[str, npt.NDArray[np.object_]]) -> dict[str, npt.NDArray[Any]]:
+    answerer = ray_workers.Answerer(
+        "small", memory="600MiB", threads=1, slots=ray_workers.SLOTS, prompt_column="question", answer_column="answer",
+        error_column="error", result_column=None, option_columns=["seed"], raw=False, options={"max_tokens": 8},
+        load={"ctx": 512},
+    )  # fmt: skip
+    print(
+        ray_workers.app_builder(
+            "small", memory=1 << 30, threads=2, slots=2, max_queue=ray_workers.QUEUE, host="0.0.0.0",
+            api_key_file="key", allowed_hosts=["box.lan"], allowed_origins=(), load=None,
+        )()
+    )  # fmt: skip
+    return answerer(batch)
 
 
 def mounted(model: edge_rt.Model) -> object:
