@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 
 from edge_rt.cli.command_line import command_line
 from edge_rt.cli.main import main
-from edge_rt.cli.options import flags, making_flags
+from edge_rt.cli.options import answer_flags, flags, making_flags
 from edge_rt.cli.options.generation import SamplingFlags
 from edge_rt.cli.options.groups import ModelFlags
 from edge_rt.cli.options.spread import Argument, Flag, Spread, only
@@ -142,7 +142,7 @@ def test_what_the_table_for_users_of_other_programs_names_exists():
         (flags.DEVICE, "c", ["cpu", "cuda", "cuda:1"]),
         (flags.ISA, "scal", ["scalar"]),
         (making_flags.WEIGHTS, "int", ["int4", "int8"]),
-        (flags.ACCEPT, "", ["match", "ratio"]),
+        (answer_flags.ACCEPT, "", ["match", "ratio"]),
         (flags.SPEC, "s", ["suffix", "self"]),
     ],
 )

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 from edge_rt.cli.interrupt import each_in_background
 from edge_rt.cli.notices import warn_of_profile
-from edge_rt.cli.options import flags
+from edge_rt.cli.options import answer_flags, flags
 from edge_rt.cli.options.groups import PlaceFlags, SpeculationFlags, place_drafter, place_spec
 from edge_rt.cli.render.console import Terminal
 from edge_rt.cli.render.progress import StatusLine
@@ -50,12 +50,12 @@ class PromptFlags:
     draft_max: Annotated[int | None, flags.DRAFT_MAX.but(panel=_IN)] = None
     corpus: Annotated[Path | None, flags.CORPUS.but(panel=_IN)] = None
     drafter: Annotated[Path | None, flags.DRAFTER.but(panel=_IN)] = None
-    max_tokens: Annotated[int | None, flags.MAX_TOKENS.but(shown="256", least=1, panel=_IN)] = None
+    max_tokens: Annotated[int | None, answer_flags.MAX_TOKENS.but(shown="256", least=1, panel=_IN)] = None
     limit: Annotated[int | None, flags.LIMIT.but(panel=_IN)] = None
-    temp: Annotated[float | None, flags.TEMP.but(shown="0", panel=_IN)] = None
-    top_p: Annotated[float | None, flags.TOP_P.but(shown="0.95", panel=_IN)] = None
+    temp: Annotated[float | None, answer_flags.TEMP.but(shown="0", panel=_IN)] = None
+    top_p: Annotated[float | None, answer_flags.TOP_P.but(shown="0.95", panel=_IN)] = None
     seed: Annotated[
-        int | None, flags.SEED.but(help="Seed of the first prompt; others follow.", shown="0", panel=_IN)
+        int | None, answer_flags.SEED.but(help="Seed of the first prompt; others follow.", shown="0", panel=_IN)
     ] = None
     cold: Annotated[bool, flags.COLD.but(panel=_IN)] = False
     raw: Annotated[bool, flags.RAW.but(panel=_IN)] = False

@@ -24,7 +24,7 @@ from edge_rt.cli.notices import (
     warn_of_prompt_cache,
     warn_of_template,
 )
-from edge_rt.cli.options import flags
+from edge_rt.cli.options import answer_flags, flags
 from edge_rt.cli.options.generation import FormatFlags, GuardFlags, SamplingFlags, TemplateFlags, ToolFlags
 from edge_rt.cli.options.groups import (
     AnswerFlags,
@@ -140,7 +140,7 @@ class FormFlags:
 
     no_stream: Annotated[bool, flags.NO_STREAM] = False
     json_lines: Annotated[bool, flags.JSON_LINES] = False
-    logprobs: Annotated[int | None, flags.LOGPROBS] = None
+    logprobs: Annotated[int | None, answer_flags.LOGPROBS] = None
 
 
 def generate(

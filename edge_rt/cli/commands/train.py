@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 import typer
 
 from edge_rt.cli.loading import check_runtime, obtain_package
-from edge_rt.cli.options import flags, making_flags
+from edge_rt.cli.options import answer_flags, flags, making_flags
 from edge_rt.cli.options.groups import ModelFlags, OutputFlags, PlaceFlags
 from edge_rt.cli.options.spread import only
 from edge_rt.cli.options.typer_commands import PlainCommand, PlainGroup, literal, typer_command
@@ -69,7 +69,7 @@ class TrainFlags:
         ),
     ] = None
     vocabulary: Annotated[int | None, making_flags.VOCABULARY] = None
-    seed: Annotated[int, flags.SEED.but(help="Of the answers and the training.", shown="0", panel=None)] = 0
+    seed: Annotated[int, answer_flags.SEED.but(help="Of the answers and the training.", shown="0", panel=None)] = 0
     work: Annotated[Path | None, making_flags.WORK] = None
     force: Annotated[bool, flags.FORCE.but(help="Replace a drafter at DIR.")] = False
 

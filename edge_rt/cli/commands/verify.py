@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 from edge_rt.cli.interrupt import SignalReceived, each_in_background
 from edge_rt.cli.loading import load_model, obtain_package, plan_model, tell_device, telling_load
 from edge_rt.cli.notices import WHY_NOTHING, never_drafts
-from edge_rt.cli.options import flags
+from edge_rt.cli.options import answer_flags, flags
 from edge_rt.cli.options.groups import ModelFlags, OutputFlags, PlaceFlags, SpeculationFlags, place_spec
 from edge_rt.cli.options.spread import only
 from edge_rt.cli.render.console import Terminal
@@ -214,12 +214,12 @@ class ComparedFlags:
 class AnswerOptions:
     """How the compared answers are generated; greedy unless a flag says otherwise."""
 
-    max_tokens: Annotated[int, flags.MAX_TOKENS.but(shown="256", least=1, panel=flags.SAMPLING)] = 256
-    temp: Annotated[float, flags.TEMP.but(shown="0", panel=flags.SAMPLING)] = 0.0
-    top_p: Annotated[float, flags.TOP_P.but(shown="0.95")] = 0.95
-    top_k: Annotated[int, flags.TOP_K.but(shown="0")] = 0
-    repeat_penalty: Annotated[float, flags.REPEAT_PENALTY.but(shown="1.0")] = 1.0
-    seed: Annotated[int, flags.SEED.but(help="Seed of the first prompt; others follow.", shown="0")] = 0
+    max_tokens: Annotated[int, answer_flags.MAX_TOKENS.but(shown="256", least=1, panel=answer_flags.SAMPLING)] = 256
+    temp: Annotated[float, answer_flags.TEMP.but(shown="0", panel=answer_flags.SAMPLING)] = 0.0
+    top_p: Annotated[float, answer_flags.TOP_P.but(shown="0.95")] = 0.95
+    top_k: Annotated[int, answer_flags.TOP_K.but(shown="0")] = 0
+    repeat_penalty: Annotated[float, answer_flags.REPEAT_PENALTY.but(shown="1.0")] = 1.0
+    seed: Annotated[int, answer_flags.SEED.but(help="Seed of the first prompt; others follow.", shown="0")] = 0
 
     def config(self) -> GenerationConfig:
         """Return the options of generation."""

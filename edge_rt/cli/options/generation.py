@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any, Final
 
-from edge_rt.cli.options import flags
+from edge_rt.cli.options import answer_flags, flags
 from edge_rt.cli.options.groups import configured, preset_of
 from edge_rt.errors import ConfigError, InvalidGrammar
 from edge_rt.runtime.config import GenerationConfig
@@ -32,29 +32,29 @@ class SamplingFlags:
     """How tokens are sampled and when an answer ends; a missing flag leaves the default."""
 
     max_tokens: Annotated[
-        int | None, flags.MAX_TOKENS.but(help="Maximum number of tokens in the answer; -1: no limit.")
+        int | None, answer_flags.MAX_TOKENS.but(help="Maximum number of tokens in the answer; -1: no limit.")
     ] = None
-    temp: Annotated[float | None, flags.TEMP] = None
-    seed: Annotated[int | None, flags.SEED] = None
-    stop: Annotated[list[str] | None, flags.STOP] = None
-    top_p: Annotated[float | None, flags.TOP_P] = None
-    top_k: Annotated[int | None, flags.TOP_K] = None
-    min_p: Annotated[float | None, flags.MIN_P] = None
-    repeat_penalty: Annotated[float | None, flags.REPEAT_PENALTY] = None
-    presence_penalty: Annotated[float | None, flags.PRESENCE_PENALTY] = None
-    frequency_penalty: Annotated[float | None, flags.FREQUENCY_PENALTY] = None
-    logit_bias: Annotated[list[str] | None, flags.LOGIT_BIAS] = None
-    banned: Annotated[list[int] | None, flags.BANNED] = None
-    top_n_sigma: Annotated[float | None, flags.TOP_N_SIGMA] = None
-    top_h: Annotated[float | None, flags.TOP_H] = None
-    xtc_probability: Annotated[float | None, flags.XTC_PROBABILITY] = None
-    xtc_threshold: Annotated[float | None, flags.XTC_THRESHOLD] = None
-    dry_multiplier: Annotated[float | None, flags.DRY_MULTIPLIER] = None
-    dry_base: Annotated[float | None, flags.DRY_BASE] = None
-    dry_allowed_length: Annotated[int | None, flags.DRY_ALLOWED_LENGTH] = None
-    dry_breaker: Annotated[list[str] | None, flags.DRY_BREAKER] = None
-    fsd: Annotated[float | None, flags.FSD] = None
-    fsd_order: Annotated[int | None, flags.FSD_ORDER] = None
+    temp: Annotated[float | None, answer_flags.TEMP] = None
+    seed: Annotated[int | None, answer_flags.SEED] = None
+    stop: Annotated[list[str] | None, answer_flags.STOP] = None
+    top_p: Annotated[float | None, answer_flags.TOP_P] = None
+    top_k: Annotated[int | None, answer_flags.TOP_K] = None
+    min_p: Annotated[float | None, answer_flags.MIN_P] = None
+    repeat_penalty: Annotated[float | None, answer_flags.REPEAT_PENALTY] = None
+    presence_penalty: Annotated[float | None, answer_flags.PRESENCE_PENALTY] = None
+    frequency_penalty: Annotated[float | None, answer_flags.FREQUENCY_PENALTY] = None
+    logit_bias: Annotated[list[str] | None, answer_flags.LOGIT_BIAS] = None
+    banned: Annotated[list[int] | None, answer_flags.BANNED] = None
+    top_n_sigma: Annotated[float | None, answer_flags.TOP_N_SIGMA] = None
+    top_h: Annotated[float | None, answer_flags.TOP_H] = None
+    xtc_probability: Annotated[float | None, answer_flags.XTC_PROBABILITY] = None
+    xtc_threshold: Annotated[float | None, answer_flags.XTC_THRESHOLD] = None
+    dry_multiplier: Annotated[float | None, answer_flags.DRY_MULTIPLIER] = None
+    dry_base: Annotated[float | None, answer_flags.DRY_BASE] = None
+    dry_allowed_length: Annotated[int | None, answer_flags.DRY_ALLOWED_LENGTH] = None
+    dry_breaker: Annotated[list[str] | None, answer_flags.DRY_BREAKER] = None
+    fsd: Annotated[float | None, answer_flags.FSD] = None
+    fsd_order: Annotated[int | None, answer_flags.FSD_ORDER] = None
 
     def completed(self, groups: Iterable[object]) -> SamplingFlags:
         """Return the flags with the values of the configuration file; errors as in ``LoadFlags.completed``."""
@@ -149,18 +149,18 @@ class ToolFlags:
 class GuardFlags:
     """Whether an answer that repeats itself or counts without end is stopped."""
 
-    no_repetition_guard: Annotated[bool, flags.NO_REPETITION_GUARD] = False
+    no_repetition_guard: Annotated[bool, answer_flags.NO_REPETITION_GUARD] = False
 
 
 @dataclass(frozen=True)
 class FormatFlags:
     """What the answer has to fit."""
 
-    json_schema: Annotated[Path | None, flags.JSON_SCHEMA] = None
-    json_object: Annotated[bool, flags.JSON_OBJECT] = False
-    regex: Annotated[str | None, flags.REGEX] = None
-    grammar: Annotated[Path | None, flags.GRAMMAR] = None
-    json_spaces: Annotated[bool, flags.JSON_SPACES] = False
+    json_schema: Annotated[Path | None, answer_flags.JSON_SCHEMA] = None
+    json_object: Annotated[bool, answer_flags.JSON_OBJECT] = False
+    regex: Annotated[str | None, answer_flags.REGEX] = None
+    grammar: Annotated[Path | None, answer_flags.GRAMMAR] = None
+    json_spaces: Annotated[bool, answer_flags.JSON_SPACES] = False
 
     def applied_to(self, options: GenerationConfig) -> GenerationConfig:
         """Return the options with what the answer has to fit, which is read and checked, so before a model is loaded.

@@ -9,7 +9,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-from edge_rt.cli.options import flags
+from edge_rt.cli.options import answer_flags, flags
 from edge_rt.cli.options.spread import path_of
 from edge_rt.cli.render.console import Terminal
 from edge_rt.errors import ConfigError, InputError
@@ -153,7 +153,7 @@ class SpeculationFlags:
     reference: Annotated[Path | None, flags.REFERENCE] = None
     corpus: Annotated[Path | None, flags.CORPUS] = None
     drafter: Annotated[Path | None, flags.DRAFTER] = None
-    accept: Annotated[str | None, flags.ACCEPT] = None
+    accept: Annotated[str | None, answer_flags.ACCEPT] = None
     spec_trace: Annotated[Path | None, flags.SPEC_TRACE] = None
 
     def check(self) -> None:
