@@ -27,7 +27,8 @@ MODELS = ("small", "embeds")
 NAMES = {
     "model": ["small", "embeds", None], "role": ["user", "assistant"], "type": ["text", "function", "json_object"],
     "chat_template_kwargs": [{}, None], "response_format": [{"type": "json_object"}, {"type": "text"}, None],
-    "logit_bias": [{"5": 1}, None], "tool_calls": [None], "format": ["json", "", {"type": "object"}, None],
+    "logit_bias": [{"5": 1}, None], "prompt_name": ["query", None], "dimensions": [None], "best_of": [None],
+    "tool_calls": [None], "format": ["json", "", {"type": "object"}, None],
 }  # fmt: skip
 SLOWEST = 30.0
 

@@ -80,8 +80,13 @@ class AnswerGrammars:
                     self._reserve()
                 self._table = TokenTable(self._tokenizer, self._vocab_size)
 
-    def of(self, config: GenerationConfig, form: AnswerForm) -> tuple[AnswerFormat | None, AnswerGrammar] | None:
+    def of(
+        self, config: GenerationConfig, form: AnswerForm, *, ahead: bool = False
+    ) -> tuple[AnswerFormat | None, AnswerGrammar] | None:
         """Return what an answer has to fit, and what lets only such answers through; None: any text.
+
+        Args:
+            ahead: whether the grammar of calls that may never come is made now.
 
         Raises:
             ConfigError: a call is asked for that there cannot be.
@@ -101,7 +106,10 @@ class AnswerGrammars:
         may_call = choice.kind == "auto" and form.tools is not None and config.accept == "match"
         if not may_call or form.tools is None or form.tools.syntax is None or form.tools.names is None:
             return None
-        return None, self._free(form.tools, form, several=config.parallel_tool_calls)
+        grammar = self._free(form.tools, form, several=config.parallel_tool_calls)
+        if ahead:
+            grammar.prepare()
+        return None, grammar
 
     def _whole(self, wanted: AnswerFormat, form: AnswerForm, tools: Tools | None = None) -> AnswerGrammar:
         matcher = self.table.matcher(wanted) if tools is None else self._of_calls(wanted, tools)
@@ -110,7 +118,7 @@ class AnswerGrammars:
         ends = self._tokenizer.eos_token_ids
         return AnswerGrammar(matcher, ends, self._vocab_size, self._opening(form), wanted.warnings)
 
-    def _free(self, tools: Tools, form: AnswerForm, *, several: bool) -> AnswerGrammar:
+    def _free(self, tools: Tools, form: AnswerForm, *, several: bool) -> CallGrammar:
         tokens = self._tokens(tools)
 
         def calls() -> tuple[Matcher, tuple[str, ...]]:

@@ -508,7 +508,9 @@ class Model(ModelTexts):
             max_tokens=config.max_tokens,
             end_ids=self.tokenizer.eos_token_ids,
         )
-        grammar = self._require_texts().grammar(config, form)
+        # In the caller's thread: a step computes for others as well.
+        ahead = self._batch is not None and self.plan.request.formats
+        grammar = self._require_texts().grammar(config, form, ahead=ahead)
         sampling = config.sampling(self.package.manifest.sampling)
         sampler = Sampler(
             config,

@@ -162,9 +162,11 @@ class PromptEncoder:
         reserve = None if budget is None else partial(budget.reserve_tables, self._vocab_size)
         self.grammars = AnswerGrammars(self.tokenizer, self._vocab_size, reserve)
 
-    def grammar(self, config: GenerationConfig, form: AnswerForm) -> tuple[AnswerFormat | None, AnswerGrammar] | None:
+    def grammar(
+        self, config: GenerationConfig, form: AnswerForm, *, ahead: bool = False
+    ) -> tuple[AnswerFormat | None, AnswerGrammar] | None:
         """Return what an answer has to fit, and what lets only such answers through; see ``AnswerGrammars.of``."""
-        return self.grammars.of(config, form)
+        return self.grammars.of(config, form, ahead=ahead)
 
     def has_tokenizer_of(self, package: Package) -> bool:
         """Return whether a package's tokenizer is this one."""

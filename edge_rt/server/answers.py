@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
@@ -222,11 +222,14 @@ async def answering(server: Server, entry: LoadedModel, asked: AnswerRequest) ->
     Raises:
         EdgeRTError: the request cannot be answered; nothing was computed.
     """
-    run = server.encoded
-    if asked.needs_grammar and entry.model.texts is not None:
-        # Made once for each model, which may take longer than a request's schema.
-        await server.encoded(entry.model.texts.grammars.prepare)
+    model, run = entry.model, server.encoded
+    # With room for them grammars of calls that may never come are made as well: in a step they would hold up others.
+    if asked.needs_grammar or (asked.tools is not None and model.plan.request.formats):
         run = server.compiled
+        with suppress(EdgeRTError):  # Whoever comes to need them says why there are none.
+            if model.texts is not None:
+                # Made once for each model, which may take longer than a request's schema.
+                await server.encoded(model.texts.grammars.prepare)
     answers = await run(partial(_opened, entry, asked, server.counters.add))
     tasks = [asyncio.create_task(answers.read(index)) for index in range(len(answers.streams))]
     try:

@@ -226,3 +226,16 @@ def test_a_chat_asks_for_calls_and_goes_on(qwen):
     assert [call.name for call in chat.send("Hello", tool_choice="clock").tool_calls] == ["clock"]
     chat.send_tool_results(["12:00"], tool_choice="none", max_tokens=3)
     assert [message["role"] for message in chat.messages] == ["user", "assistant", "tool", "assistant"]
+
+
+def test_where_answers_share_passes_the_grammar_of_calls_that_may_come_is_made_ahead(qwen, package, tmp_path):
+    with loaded(package, tmp_path, TOOL_TEMPLATES["Qwen"], slots=2, formats=True, ctx=1024) as model:
+        model.stream(HELLO, tools=TOOLS)
+        assert model.texts.grammars._table is not None
+        for tools in (TOOLS, FREE):
+            for text in ("<tool_call>", "no"):
+                given = {"tools": tools, "max_tokens": 60, **SAMPLED}
+                expected = qwen.generate(HELLO, **given, **writing(qwen, text, tools=tools))
+                result = model.generate(HELLO, **given, **writing(model, text, tools=tools))
+                assert (result.token_ids, result.warnings) == (expected.token_ids, expected.warnings)
+                assert bool(result.warnings) == (tools is FREE and text == "<tool_call>")

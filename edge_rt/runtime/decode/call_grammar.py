@@ -1,13 +1,15 @@
 """Answers that may call tools: free text until a call begins, then a grammar of calls.
 
 Text that calls nothing costs no mask and no table: tables are built, and the grammar is compiled, when a call begins.
+Where other answers would have to wait for that, it is done ahead.
 """
 
 from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Sequence as Items
-from typing import TYPE_CHECKING
+from functools import partial
+from typing import TYPE_CHECKING, Never
 
 from edge_rt.errors import InvalidGrammar, MemoryBudgetExceeded, RuntimeUnavailable
 from edge_rt.runtime.decode.answer_grammar import AnswerGrammar, mask_of
@@ -83,6 +85,10 @@ class FreeText:
         return self._token_bytes(token_id).decode("latin-1")
 
 
+def _fail(error: Exception) -> Never:
+    raise error
+
+
 class CallGrammar(AnswerGrammar):
     """Follows an answer that may call tools.
 
@@ -111,6 +117,15 @@ class CallGrammar(AnswerGrammar):
                 self._free = free
                 free.give_up()
             self._take(token)
+
+    def prepare(self) -> None:
+        """Make the grammar of calls before one begins, so that other answers need not wait for it."""
+        try:
+            made = self._make()
+        except (InvalidGrammar, MemoryBudgetExceeded, RuntimeUnavailable) as error:
+            self._make = partial(_fail, error)
+        else:
+            self._make = lambda: made
 
     def _calls_made(self) -> Matcher | None:
         if self._calls is None:
