@@ -93,7 +93,9 @@ def tensor_values(case: str, name: str, shape: tuple[int, ...], config: dict[str
         return np.floor(integers / 2) * np.float32(2.0**-7) + np.float32(0.0 if added_later else 1.0)
     if "embed_tokens" in name:
         return integers * np.float32(2.0**-9 if scaled_embedding else 2.0**-6)
-    if name.endswith("expert_bias"):
+    if name.endswith("sinks"):
+        return integers * np.float32(2.0**-6)
+    if name.endswith(("expert_bias", "proj_bias")):
         return integers * np.float32(2.0**-7)
     if name.endswith("conv.conv.weight"):
         return integers * np.float32(2.0**-6)

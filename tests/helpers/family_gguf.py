@@ -16,12 +16,15 @@ from tests.helpers.gguf_factory import CHATML, _add_value, _quantised, _tokenize
 
 ARCHITECTURES = {
     "cohere2": "cohere2", "ernie4_5": "ernie4_5", "exaone4": "exaone4", "gemma2": "gemma2", "gemma3": "gemma3",
-    "gemma3_text": "gemma3", "granite": "granite", "granitemoe": "granitemoe", "lfm2_moe": "lfm2moe", "olmoe": "olmoe",
+    "gemma3_text": "gemma3", "granite": "granite", "granitemoe": "granitemoe",
+    "gpt_oss": "gpt-oss", "lfm2_moe": "lfm2moe", "olmoe": "olmoe",
     "qwen3_moe": "qwen3moe", "hunyuan_v1_dense": "hunyuan-dense", "lfm2": "lfm2",
     "llama": "llama",
     "ministral3": "mistral3", "mistral": "llama", "mistral3": "mistral3", "olmo2": "olmo2", "olmo3": "olmo2",
     "phi3": "phi3", "qwen2": "qwen2", "qwen3": "qwen3", "smollm3": "smollm3", "stablelm": "stablelm",
 }  # fmt: skip
+PLAIN = ("norm", "conv.conv", "gate_inp")
+"""Parts of the names of tensors that are floats in every file."""
 PERMUTED = ("llama", "granite", "granitemoe", "smollm3", "mistral3")
 """Architectures whose q and k rows the converter brings from split halves into adjacent pairs."""
 
@@ -60,7 +63,9 @@ def write_gguf(
             _add_value(writer, key, value)
     for name, array in tensors.items():
         matrix_type = embedding_type if name in ("token_embd.weight", "output.weight") else None
-        is_plain = array.ndim == 1 or "norm" in name or "conv.conv" in name or "gate_inp" in name
+        is_plain = (
+            array.ndim == 1 or name.endswith("bias") or "norm" in name or "conv.conv" in name or "gate_inp" in name
+        )
         chosen = (types or {}).get(name) or ("F32" if is_plain else matrix_type or weight_type)
         writer.add_tensor(name, _quantised(name, array, chosen), raw_dtype=gguf.GGMLQuantizationType[chosen])
     writer.write_header_to_file()
@@ -113,7 +118,9 @@ def gguf_tensors(case: FamilyCase) -> dict[str, np.ndarray]:
         mapped = names.get_name(name, try_suffixes=suffixes) or plain.get_name(name, try_suffixes=suffixes)
         if mapped is None:
             raise ValueError(f"{case.name}: {name} has no name in {arch}")
-        found[mapped] = _converted(name, values, arch, config)
+        found[mapped if mapped.endswith(("weight", "bias")) else f"{mapped}.weight"] = _converted(
+            name, values, arch, config
+        )
     return found
 
 
@@ -132,6 +139,8 @@ def _stacked(tensors: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
             for theirs, ours in (("w1", "gate_proj"), ("w2", "down_proj"), ("w3", "up_proj")):
                 whole = whole.replace(f"feed_forward.experts.{theirs}", f"mlp.experts.{ours}")
             found.setdefault(whole, {})[int(one[2])] = values
+        elif ".mlp.experts." in name:
+            found |= _of_gpt_oss(name, values)
         elif name.endswith("input_linear.weight"):
             gate, up = np.split(values, 2, axis=1)
             found |= {name.replace("block_sparse_moe.input_linear", f"mlp.experts.{kind}_proj"): part
@@ -141,6 +150,18 @@ def _stacked(tensors: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
     stacked = {name: [values[n] for n in sorted(values)] if isinstance(values, dict) else values
                for name, values in found.items()}  # fmt: skip
     return {name: np.stack(values) if isinstance(values, list) else values for name, values in stacked.items()}
+
+
+def _of_gpt_oss(name: str, values: np.ndarray) -> dict[str, np.ndarray]:
+    """Return the tensors of the experts of gpt-oss, outputs first; gate and up, which take turns, apart."""
+    suffix, rows = ("bias", values) if name.endswith("_bias") else ("weight", values.swapaxes(1, 2))
+    module = name.removesuffix("_bias")
+    if "gate_up" not in name:
+        return {f"{module}.{suffix}": np.ascontiguousarray(rows)}
+    return {
+        module.replace("gate_up", kind) + f".{suffix}": np.ascontiguousarray(rows[:, first::2])
+        for first, kind in enumerate(("gate", "up"))
+    }
 
 
 def _converted(name: str, values: np.ndarray, arch: str, config: Mapping[str, Any]) -> np.ndarray:
@@ -254,11 +275,11 @@ def _window_metadata(config: Mapping[str, Any], arch: str) -> dict[str, object]:
     window = config.get("sliding_window")
     if arch == "phi3":
         return {"attention.sliding_window": window or 0}
-    if window is None or arch not in ("gemma2", "gemma3", "olmo2", "exaone4", "cohere2"):
+    if window is None or arch not in ("gemma2", "gemma3", "olmo2", "exaone4", "cohere2", "gpt-oss"):
         return {}
     found: dict[str, object] = {"attention.sliding_window": window}
     sliding = [kind == "sliding_attention" for kind in config["layer_types"]]
-    usual = {"gemma2": 2, "gemma3": 6, "cohere2": 4}.get(arch)
+    usual = {"gemma2": 2, "gpt-oss": 2, "gemma3": 6, "cohere2": 4}.get(arch)
     if usual is None or sliding != [(layer + 1) % usual != 0 for layer in range(len(sliding))]:
         found["attention.sliding_window_pattern"] = sliding
     return found
@@ -286,7 +307,7 @@ def _family_metadata(config: Mapping[str, Any], arch: str) -> dict[str, object]:
     if arch == "stablelm":
         rotated = int(head_dim(config) * config["rope_parameters"]["partial_rotary_factor"])
         return {"use_parallel_residual": config["use_parallel_residual"], "rope.dimension_count": rotated}
-    if arch in ("qwen3moe", "olmoe"):
+    if arch in ("qwen3moe", "olmoe", "gpt-oss"):
         return _expert_metadata(config)
     if arch in ("lfm2", "lfm2moe"):
         heads = [config["num_key_value_heads"] * (kind != "conv") for kind in config["layer_types"]]

@@ -61,7 +61,7 @@ FACTS = {
     "lfm2_moe": Facts(qk_norm="head", router="sigmoid"),
     "qwen3_moe": Facts(qk_norm="head"),
     "olmoe": Facts(qk_norm="row"),
-    "granitemoe": LLAMA,
+    "granitemoe": LLAMA, "gpt_oss": LLAMA,
     "cohere2": Facts(input_norms="parallel", layer_norm=True, adjacent=True, rope_on="sliding"),
 }  # fmt: skip
 
@@ -205,12 +205,28 @@ class _Pass:
         back = positions[:, None] - positions[None, :]
         seen = (back >= 0) & (back < self.window(layer))
         scores = np.where(seen, scores, -np.inf)
-        weights = np.exp(scores - scores.max(axis=-1, keepdims=True))
-        mixed = weights / weights.sum(axis=-1, keepdims=True) @ v
+        if (sinks := self.tensors.get(name + "sinks")) is not None:
+            scores = np.concatenate([scores, np.broadcast_to(sinks[:, None, None], (len(sinks), n, 1))], axis=-1)
+        mixed = softmax(scores)[..., :n] @ v
         output = "o_proj" if name + "o_proj.weight" in self.tensors else "out_proj"
         return self.linear(name + output, mixed.swapaxes(0, 1).reshape(n, -1))
 
+    def gpt_oss_experts(self, name: str, x: Array) -> Array:
+        limit, slope, y = self.config["swiglu_limit"], self.config["swiglu_alpha"], np.zeros_like(x)
+        weights = {key: self.tensors[f"{name}experts.{key}"] for key in ("gate_up_proj", "down_proj")}
+        biases = {key: self.tensors[f"{name}experts.{key}_bias"] for key in weights}
+        for row, scores in enumerate(self.linear(name + "router", x)):
+            chosen = np.argsort(-scores)[: self.config["num_experts_per_tok"]]
+            for expert, weight in zip(chosen, softmax(scores[chosen]), strict=True):
+                both = x[row] @ weights["gate_up_proj"][expert] + biases["gate_up_proj"][expert]
+                gate, up = np.minimum(both[::2], limit), np.clip(both[1::2], -limit, limit)
+                hidden = (up + 1) * gate / (1 + np.exp(-slope * gate))
+                y[row] += weight * (hidden @ weights["down_proj"][expert] + biases["down_proj"][expert])
+        return y
+
     def mlp(self, name: str, x: Array) -> Array:
+        if name + "mlp.router.weight" in self.tensors:
+            return self.gpt_oss_experts(name + "mlp.", x)
         if name + "mlp.gate.weight" in self.tensors:
             return self.experts(name + "mlp.", x, ("gate_proj", "up_proj", "down_proj"))
         if name + "block_sparse_moe.router.layer.weight" in self.tensors:
@@ -327,8 +343,10 @@ def _yarn(rope: Mapping[str, Any], plain: Array, size: int, original: int) -> tu
     def pair(rotations: float) -> float:
         return size * math.log(original / (rotations * 2 * math.pi)) / (2 * math.log(rope["rope_theta"]))
 
-    low = max(math.floor(pair(rope.get("beta_fast") or 32)), 0)
-    high = min(math.ceil(pair(rope.get("beta_slow") or 1)), size - 1)
+    low, high = pair(rope.get("beta_fast") or 32), pair(rope.get("beta_slow") or 1)
+    if rope.get("truncate", True):
+        low, high = math.floor(low), math.ceil(high)
+    low, high = max(low, 0), min(high, size - 1)
     divided = np.clip((np.arange(len(plain)) - low) / (high - low if high != low else 1e-3), 0, 1)
 
     def sharpness(weight: float) -> float:

@@ -304,6 +304,22 @@ EXPERTS = {
               embedding_multiplier=12.0, logits_scaling=3.0, residual_multiplier=0.375, attention_multiplier=0.5,
               tie_word_embeddings=True, **_theta(5e6)),
     ),
+    "gpt_oss": CaseConfig(
+        "GptOss",
+        _base(head_dim=32, sliding_window=WINDOW, num_local_experts=8, num_experts_per_tok=3, intermediate_size=64,
+              swiglu_limit=0.75, swiglu_alpha=1.3, rope_parameters={
+                  "rope_type": "yarn", "rope_theta": 10000.0, "factor": 8.0, "beta_fast": 32.0, "beta_slow": 1.0,
+                  "truncate": False, "original_max_position_embeddings": 64}),
+        old={"layer_types": None},
+        gguf="llama.cpp has other limits of feed-forwards only as constants, and rounds the ends of yarn's ramp",
+    ),
+    "gpt_oss_plain": CaseConfig(
+        "GptOss",
+        _base(head_dim=24, sliding_window=WINDOW, num_local_experts=6, num_experts_per_tok=2, intermediate_size=64,
+              **_theta(150000.0)),
+        # Without them transformers assumes the yarn of the releases.
+        old={"rope_scaling": None, "rope_theta": None, **_theta(150000.0)},
+    ),
     "lfm2_moe": CaseConfig(
         "Lfm2Moe",
         {key: value for key, value in _moe(num_attention_heads=6).items() if key != "rms_norm_eps"} | {

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Final
+from typing import Any, Final
 
 from edge_rt.export.families.config_reader import FULL, ConfigReader
 from edge_rt.export.families.config_rope import read_rope
@@ -30,29 +30,30 @@ _SIGMOID: Final = 2
 
 def config_experts(
     config: ConfigReader,
+    each: FeedForward,
     *,
-    size: str = "moe_intermediate_size",
     count: str = "num_experts",
-    size_default: int | None = None,
     count_default: int | None = None,
     chosen_default: int | None = None,
-    **more: object,
+    **more: Any,
 ) -> Experts:
     """Return the experts of a ``config.json``; what differs from a plain softmax is given."""
     # Newer configurations have one name for all families.
     config.alias(count, "num_local_experts")
     experts = config.count(count, MAX_EXPERTS, default=count_default)
-    chosen = config.count("num_experts_per_tok", experts, default=chosen_default)
-    each = FeedForward(config.count(size, 4 * MAX_WIDTH, default=size_default))
-    return Experts(experts, chosen, each, **more)  # type: ignore[arg-type]
+    return Experts(experts, config.count("num_experts_per_tok", experts, default=chosen_default), each, **more)
 
 
-def header_experts(reader: HeaderReader, size: int | None = None, **more: object) -> Experts:
-    """Return the experts of a GGUF header; ``size``: of each, where no key of its own states it."""
+def config_expert(config: ConfigReader, size: int | None = None) -> FeedForward:
+    """Return one of the experts of a ``config.json``; ``size``: where the configuration does not state it."""
+    return FeedForward(config.count("moe_intermediate_size", 4 * MAX_WIDTH, default=size))
+
+
+def header_experts(reader: HeaderReader, each: FeedForward, **more: Any) -> Experts:
+    """Return the experts of a GGUF header; ``each``: one of them, of the size that it has where none is stated."""
+    size = reader.count("expert_feed_forward_length", 4 * MAX_WIDTH, default=each.size)
     count = reader.count("expert_count", MAX_EXPERTS)
-    chosen = reader.count("expert_used_count", count)
-    each = FeedForward(reader.count("expert_feed_forward_length", 4 * MAX_WIDTH, default=size))
-    return Experts(count, chosen, each, **more)  # type: ignore[arg-type]
+    return Experts(count, reader.count("expert_used_count", count), replace(each, size=size), **more)
 
 
 # --- Qwen 3 ---
@@ -64,7 +65,11 @@ def qwen3_from_config(config: ConfigReader, name: str) -> Decoder:
     dims, has_bias = config.dimensions(name), config.flag("attention_bias")
     _require_silu(config)
     experts = config_experts(
-        config, size_default=768, count_default=128, chosen_default=8, is_normalised=config.flag("norm_topk_prob")
+        config,
+        config_expert(config, 768),
+        count_default=128,
+        chosen_default=8,
+        is_normalised=config.flag("norm_topk_prob"),
     )
     step = config.count("decoder_sparse_step", MAX_LAYERS, default=1)
     dense = config.indices("mlp_only_layers", dims.num_layers) or frozenset()
@@ -79,7 +84,7 @@ def qwen3_from_config(config: ConfigReader, name: str) -> Decoder:
 def qwen3_from_header(reader: HeaderReader) -> Decoder:
     """Describe the model of Qwen 3's GGUF header: readers divide weights by their sum, whatever the model did."""
     dims = reader.dimensions()
-    experts = header_experts(reader, is_normalised=True)
+    experts = header_experts(reader, dims.feed_forward(), is_normalised=True)
     layer = Layer(dims.attention(qk_norm="head"), None, experts=experts)
     return dims.decoder("qwen3moe", layer, read_header_rope(reader, dims))
 
@@ -97,7 +102,7 @@ def olmoe_from_config(config: ConfigReader, name: str) -> Decoder:
     _require_silu(config)
     experts = config_experts(
         config,
-        size="intermediate_size",
+        dims.feed_forward(),
         count_default=64,
         chosen_default=8,
         is_normalised=config.flag("norm_topk_prob"),
@@ -113,7 +118,7 @@ def olmoe_from_config(config: ConfigReader, name: str) -> Decoder:
 def olmoe_from_header(reader: HeaderReader) -> Decoder:
     """Describe the model of OLMoE's GGUF header: readers do not divide weights."""
     dims = reader.dimensions()
-    layer = Layer(dims.attention(qk_norm="row"), None, experts=header_experts(reader, dims.intermediate_size))
+    layer = Layer(dims.attention(qk_norm="row"), None, experts=header_experts(reader, dims.feed_forward()))
     return dims.decoder("olmoe", layer, read_header_rope(reader, dims))
 
 
@@ -122,16 +127,18 @@ def olmoe_from_header(reader: HeaderReader) -> Decoder:
 
 def granite_from_config(config: ConfigReader, name: str) -> Decoder:
     """Describe the model of Granite's ``config.json``."""
+    decoder = GRANITE.from_config(config, name)
+    each = FeedForward(decoder.intermediate_size)
     experts = config_experts(
-        config, size="intermediate_size", count="num_local_experts", count_default=8, chosen_default=2, gating="chosen"
+        config, each, count="num_local_experts", count_default=8, chosen_default=2, gating="chosen"
     )
-    return _with_experts(GRANITE.from_config(config, name), "granitemoe", experts)
+    return _with_experts(decoder, "granitemoe", experts)
 
 
 def granite_from_header(reader: HeaderReader) -> Decoder:
     """Describe the model of Granite's GGUF header."""
     decoder = GRANITE.from_header(reader)
-    experts = header_experts(reader, decoder.intermediate_size, gating="chosen")
+    experts = header_experts(reader, FeedForward(decoder.intermediate_size), gating="chosen")
     return _with_experts(decoder, "granitemoe", experts)
 
 
@@ -151,7 +158,7 @@ def lfm2_from_config(config: ConfigReader, name: str) -> Decoder:
         raise config.refused("there are no layer_types")
     experts = config_experts(
         config,
-        size_default=1792,
+        config_expert(config, 1792),
         count_default=32,
         chosen_default=4,
         gating="sigmoid",
@@ -174,7 +181,12 @@ def lfm2_from_header(reader: HeaderReader) -> Decoder:
     dense = reader.count("leading_dense_block_count", MAX_LAYERS, least=0, default=0)
     has_bias = reader.has_tensor(f"blk.{dense}.exp_probs_b.bias")
     experts = header_experts(
-        reader, gating="sigmoid", is_normalised=True, epsilon=_LFM2_EPSILON, has_choice_bias=has_bias
+        reader,
+        dims.feed_forward(),
+        gating="sigmoid",
+        is_normalised=True,
+        epsilon=_LFM2_EPSILON,
+        has_choice_bias=has_bias,
     )
     return dims.decoder("lfm2moe", _fed(dims, layers, dense, experts), read_header_rope(reader, dims))
 

@@ -63,6 +63,7 @@ class Family:
         layer_names: transformers' names of modules within a layer -> GGUF's; a star stands for the number of an expert,
             and a tensor that is no weight of a module has its end in GGUF's name.
         top_names: the same outside of layers.
+        stacked_experts: module within a layer whose experts lie as in ``edge_rt.export.sources.stacked``; empty: none.
         header_names: names of GGUF files' modules that are not those of other families -> these.
         config_has_halves: whether a rotated pair is half a head apart in the rows of transformers' checkpoints; else
             its elements are neighbours.
@@ -80,6 +81,7 @@ class Family:
     layer_names: Mapping[str, str] = field(default_factory=lambda: LAYER_NAMES)
     top_names: Mapping[str, str] = field(default_factory=lambda: TOP_NAMES)
     header_names: Mapping[str, str] = field(default_factory=dict)
+    stacked_experts: str = ""
     config_has_halves: bool = True
     header_has_halves: bool = True
     config_norm_offset: float = 0.0

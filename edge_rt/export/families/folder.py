@@ -134,6 +134,23 @@ def _names(folder: HFFolder, family: Family, decoder: Decoder) -> tuple[dict[str
     return names, prefix
 
 
+def _stacked(folder: HFFolder, family: Family, decoder: Decoder, prefix: str) -> tuple[dict[str, TensorInfo], set[str]]:
+    """Return the tensors of experts that lie in tensors of whole layers, and the names of these."""
+    from edge_rt.export.sources.stacked import stacked_experts
+
+    found: dict[str, TensorInfo] = {}
+    used: set[str] = set()
+    for number, layer in enumerate(decoder.layers):
+        if layer.experts is not None:
+            module = f"{prefix}layers.{number}.{family.stacked_experts}."
+            tensors, names = stacked_experts(
+                folder.weights.tensors, module, f"blk.{number}.", decoder.hidden_size, layer.experts
+            )
+            found |= tensors
+            used |= names
+    return found, used
+
+
 def _expanded(names: Mapping[str, str], experts: int) -> Iterator[tuple[str, str]]:
     """Yield names of modules within a layer, with those of every expert."""
     for hf, ours in names.items():
@@ -156,12 +173,17 @@ def _renamed(folder: HFFolder, family: Family, decoder: Decoder) -> tuple[dict[s
     remarks: tuple[str, ...] = ()
     if (settings := read_packed_settings(folder.path.name, folder.config)) is not None:
         from edge_rt.export.decoder.packed import packed_tensors
-        from edge_rt.export.sources.compound import conversion_remarks
 
         weights = {hf: ours for hf, ours in names.items() if hf.endswith("weight")}
         matrices = {hf: ours for hf, ours in weights.items() if len(expected.get(ours, ())) == 2}
         packed, parts = packed_tensors(folder, matrices, settings)
         ignored |= parts
+    if family.stacked_experts:
+        stacked, parts = _stacked(folder, family, decoder, prefix)
+        packed, ignored = {**packed, **stacked}, ignored | parts
+    if packed:
+        from edge_rt.export.sources.compound import conversion_remarks
+
         remarks = conversion_remarks(packed.values())
     wanted = {hf for hf, ours in names.items() if ours in expected or is_fused(ours)}
     surplus = [name for name in stored if name not in wanted and name not in ignored]

@@ -13,6 +13,7 @@ from edge_rt.export.families.experts import GRANITEMOE, LFM2MOE, OLMOE, QWEN3MOE
 from edge_rt.export.families.family import Family
 from edge_rt.export.families.gemma2 import GEMMA2
 from edge_rt.export.families.gemma3 import GEMMA3
+from edge_rt.export.families.gpt_oss import GPT_OSS
 from edge_rt.export.families.granite import GRANITE
 from edge_rt.export.families.hunyuan import HUNYUAN
 from edge_rt.export.families.lfm2 import LFM2
@@ -46,6 +47,7 @@ FAMILIES: Final[tuple[Family, ...]] = (
     OLMOE,
     GRANITEMOE,
     LFM2MOE,
+    GPT_OSS,
 )
 """Every family that edge-rt runs."""
 MODEL_TYPES: Final = {name: family for family in FAMILIES for name in family.model_types}

@@ -188,6 +188,9 @@ def read_packed_settings(where: str, config: Mapping[str, Any]) -> QuantisedSett
         return None
     settings = ConfigObject(where, key, config[key])
     method = settings.text("quant_method", "compressed-tensors" if "config_groups" in settings.values else None)
+    if method == "mxfp4":
+        # Of experts alone, whose tensors tell.
+        return None
     if method == "gptq":
         return _gptq(settings)
     if method == "awq":
@@ -200,7 +203,8 @@ def read_packed_settings(where: str, config: Mapping[str, Any]) -> QuantisedSett
         return read_float8(settings)
     if method == "bitsandbytes":
         return read_bitsandbytes(settings)
-    raise settings.refused("quant_method", method, "gptq, awq, auto-round, compressed-tensors, fp8, bitsandbytes")
+    known = "gptq, awq, auto-round, compressed-tensors, fp8, bitsandbytes, mxfp4"
+    raise settings.refused("quant_method", method, known)
 
 
 def _gptq(settings: ConfigObject) -> PackedSettings:

@@ -75,7 +75,8 @@ class CheckpointMatrices:
         """Yield the rows of a matrix; see ``Matrices``."""
         tensor = self._tensors[name]
         if isinstance(tensor, CompoundTensor):
-            matrix, rows = tensor.open(self._source), np.arange(tensor.shape[1])
+            # A vector is one row.
+            matrix, rows = tensor.open(self._source), np.arange((*tensor.shape, 1)[1])
             # Taking words apart needs more memory than blocks do: pieces are smaller.
             step = max(1, piece_rows(tensor) // (1 if isinstance(tensor, ConvertedTensor) else 4))
             for some in np.split(rows, rows[::step][1:]):

@@ -12,6 +12,7 @@ from edge_rt.export.sources.gguf_types import TensorInfo
 from edge_rt.export.sources.mlx import AffineTensor
 from edge_rt.export.sources.model_file import TensorReader
 from edge_rt.export.sources.packed import PackedTensor
+from edge_rt.export.sources.stacked import BlocksTensor
 from edge_rt.export.weights.blocks import FLOAT_TYPES, Array, float_rows, piece_rows, stored_floats
 from edge_rt.export.weights.codes import Codes
 from edge_rt.export.weights.gguf_blocks import read_codes
@@ -42,6 +43,9 @@ class CheckpointRows:
         if isinstance(part.tensor, AffineTensor):
             yield from affine_rows(part.tensor, self._source, part.row_order, multiple)
             return
+        if isinstance(part.tensor, BlocksTensor):
+            yield from block_rows(part.tensor, self._source, part.row_order, multiple)
+            return
         if isinstance(part.tensor, ConvertedTensor):
             yield from converted_rows(part.tensor, self._source, part.row_order, multiple)
             return
@@ -68,6 +72,15 @@ def affine_rows(
     for rows, read in _in_pieces(tensor, row_order, piece_rows(tensor, multiple=2 * multiple) // 2):
         found = matrix.rows(rows)
         yield Codes(found.codes, d=found.scales, m=found.minima), read
+
+
+def block_rows(
+    tensor: BlocksTensor, source: TensorReader, row_order: Array | None, multiple: int
+) -> Iterator[tuple[Codes, int]]:
+    """Yield the rows of a matrix whose blocks lie in two tensors, and their share of its bytes; see ``packed_rows``."""
+    matrix = tensor.open(source)
+    for rows, read in _in_pieces(tensor, row_order, piece_rows(tensor, multiple=multiple)):
+        yield read_codes(tensor, matrix.blocks(rows)), read
 
 
 def converted_rows(

@@ -93,7 +93,7 @@ class TestConvolutions:
 
 
 class TestExperts:
-    @pytest.mark.parametrize("name", ["qwen3_moe", "olmoe", "granitemoe", "lfm2_moe"])
+    @pytest.mark.parametrize("name", ["qwen3_moe", "olmoe", "granitemoe", "lfm2_moe", "gpt_oss_plain"])
     def test_a_file_says_what_a_folder_says(self, tmp_path, name):
         folder, file = opened(tmp_path, name), opened_file(tmp_path, name)
         assert [layer.experts for layer in file.layers] == [layer.experts for layer in folder.layers]
@@ -133,6 +133,12 @@ class TestExperts:
             ("lfm2_moe", {"routed_scaling_factor": 0}, InvalidModelFile, "'routed_scaling_factor' .* out of range"),
             ("lfm2_moe", {"num_dense_layers": -1}, InvalidModelFile, "'num_dense_layers' .* out of range"),
             ("lfm2_moe", {"use_expert_bias": False}, UnsupportedModel, "expert_bias"),
+            ("gpt_oss", {"swiglu_limit": 0.0}, InvalidModelFile, "'swiglu_limit' .* out of range"),
+            ("gpt_oss", {"swiglu_alpha": "1"}, InvalidModelFile, "'swiglu_alpha' .* wrong type"),
+            ("gpt_oss", {"rope_parameters": None}, UnsupportedModel, "no rope_parameters"),
+            ("gpt_oss", {"attention_bias": False}, UnsupportedModel, "this architecture does not use"),
+            ("gpt_oss", {"num_local_experts": 9}, InvalidModelFile, "does not fit the quantisation"),
+            ("llama", {"swiglu_limit": 7.0}, UnsupportedModel, "swiglu_limit is 7.0"),
             ("llama", {"num_local_experts": 8}, UnsupportedModel, "num_local_experts is 8"),
             ("qwen3", {"mlp_only_layers": [1]}, UnsupportedModel, "mlp_only_layers"),
         ],
