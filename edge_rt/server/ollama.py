@@ -267,6 +267,7 @@ async def show_details(server: Server, post: Post) -> Response:
     entry = server.models.loaded.get(name)
     context = manifest.model.context_length if entry is None else entry.model.context_tokens
     able = ["completion", *(["tools"] if "tools" in template else [])]
+    able += ["embedding"] if manifest.pooling is not None else []
     family = manifest.model.family
     info = {"general.architecture": family, "general.parameter_count": manifest.num_parameters}
     info[f"{family}.context_length"] = context

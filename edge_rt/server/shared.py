@@ -24,7 +24,9 @@ T = TypeVar("T")
 ENCODING_THREADS: Final = 2
 COMPILING_THREADS: Final = 2
 COMPILING_SECONDS: Final = 2.0
-"""How long a request's schema may take to become a grammar, and to wait for a thread that makes it one."""
+"""How long a request's schema may take to become a grammar."""
+COMPILING_WAIT: Final = 30.0
+"""How long it may wait, in seconds, for a thread that makes it one."""
 TIDY_SECONDS: Final = 5.0
 
 
@@ -70,7 +72,7 @@ class Server:
 
     Attributes:
         log: writes a line for whoever runs the server; never what was asked or answered.
-        compiling_seconds: as of ``COMPILING_SECONDS``.
+        compiling_seconds, compiling_wait: as of ``COMPILING_SECONDS`` and ``COMPILING_WAIT``.
     """
 
     models: Models
@@ -78,6 +80,7 @@ class Server:
     bodies: BodyRoom = field(default_factory=BodyRoom)
     counters: Counters = field(default_factory=Counters)
     compiling_seconds: float = COMPILING_SECONDS
+    compiling_wait: float = COMPILING_WAIT
     _encoding: ThreadPoolExecutor = field(default_factory=lambda: _threads(ENCODING_THREADS, "encoding"))
     _compiling: ThreadPoolExecutor = field(default_factory=lambda: _threads(COMPILING_THREADS, "compiling"))
 
@@ -100,7 +103,7 @@ class Server:
 
         task = loop.run_in_executor(self._compiling, run)
         try:
-            await asyncio.wait_for(begun.wait(), self.compiling_seconds)
+            await asyncio.wait_for(begun.wait(), self.compiling_wait)
         except TimeoutError:
             task.cancel()
             what = "Other requests' schemas are being compiled. Try again soon."

@@ -19,11 +19,8 @@ def test_a_schema_that_takes_too_long_is_refused_and_those_behind_it_are_told_to
     over = threading.Event()
 
     async def run():
-        server = Server(models_of({"none": tmp_path}), compiling_seconds=0.05)
+        server = Server(models_of({"none": tmp_path}), compiling_seconds=0.05, compiling_wait=0.05)
         try:
-            assert await server.compiled(lambda: 7) == 7
-            with pytest.raises(ZeroDivisionError):
-                await server.compiled(lambda: 1 / 0)
             for _ in range(COMPILING_THREADS):
                 with pytest.raises(HTTPFailure) as refused:
                     await server.compiled(over.wait)
@@ -34,8 +31,10 @@ def test_a_schema_that_takes_too_long_is_refused_and_those_behind_it_are_told_to
             assert (refused.value.status, refused.value.headers["x-should-retry"]) == (503, "true")
             assert await server.encoded(lambda: 7) == 7
             over.set()
-            server.compiling_seconds = 20.0
+            server.compiling_seconds = server.compiling_wait = 20.0
             assert await server.compiled(lambda: 7) == 7
+            with pytest.raises(ZeroDivisionError):
+                await server.compiled(lambda: 1 / 0)
         finally:
             over.set()
 

@@ -101,6 +101,8 @@ def test_ollamas_routes_give_the_same(client, alone, path):
     answer = client.post(path, json={"model": "embeds:latest", "input": TEXTS}).json()
     np.testing.assert_array_equal(np.array(answer["embeddings"][0], np.float32), expected)
     assert (answer["model"], len(answer["embeddings"])) == ("embeds:latest", 3)
+    shown = [client.post("/api/show", json={"model": name}).json()["capabilities"] for name in ("embeds", "small")]
+    assert ["embedding" in one for one in shown] == [True, False]
     assert answer["prompt_eval_count"] == sum(len(alone.tokenizer.encode_prompt(text)) + 1 for text in TEXTS)
 
 
