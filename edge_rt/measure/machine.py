@@ -77,6 +77,10 @@ STEADY: Final = 0.25
 """Spread of repeats up to which a measurement counts as undisturbed."""
 
 
+LEAST_SHARE: Final = 0.5
+"""Of the threads' time: 0.6 to 0.85 where nothing else computes, as they wait for each other; 0.2 on a busy machine."""
+
+
 @dataclass(frozen=True)
 class Bandwidth:
     """Measured memory bandwidth.
@@ -84,10 +88,17 @@ class Bandwidth:
     Attributes:
         bytes_per_second: bandwidth of all threads together, from the best repeat, because other programs only lower it.
         spread: difference of the best and the worst repeat, as a share of the best.
+        share: of the threads' time, how much they had a CPU.
     """
 
     bytes_per_second: float
     spread: float
+    share: float
+
+    @property
+    def is_disturbed(self) -> bool:
+        """Whether other programs have made it a low one."""
+        return self.spread > STEADY or self.share < LEAST_SHARE
 
 
 def measure_bandwidth(
@@ -107,6 +118,7 @@ def measure_bandwidth(
     buffer = np.ones(part * threads, np.int64)
     parts = [buffer[thread * part : (thread + 1) * part] for thread in range(threads)]
     found: list[float] = []
+    began, computed = time.perf_counter(), time.process_time()
     with ThreadPoolExecutor(threads) as pool:
         for _ in range(repeats):
             rates: list[float] = []
@@ -117,4 +129,5 @@ def measure_bandwidth(
                 list(pool.map(np.maximum.reduce, parts))
                 rates.append(buffer.nbytes / max(clock() - started, 1e-9))
             found.append(statistics.quantiles(rates, n=4)[2])
-    return Bandwidth(max(found), 1 - min(found) / max(found))
+    share = (time.process_time() - computed) / threads / max(time.perf_counter() - began, 1e-9)
+    return Bandwidth(max(found), 1 - min(found) / max(found), share)

@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 
 from edge_rt.errors import RuntimeUnavailable
-from edge_rt.measure.machine import base_bytes, measure_bandwidth, measure_device
+from edge_rt.measure.machine import Bandwidth, base_bytes, measure_bandwidth, measure_device
 from edge_rt.memory.device import LIBRARIES_BYTES, with_base
 from tests.memory.shapes import DEVICE
 
@@ -46,6 +46,12 @@ def test_the_best_repeat_counts_and_the_worst_tells_how_quiet_it_was():
     measured = measure_bandwidth(1, buffer_bytes=1 << 16, seconds=0.0, repeats=3, clock=clock)
     assert measured.bytes_per_second == 1 << 16
     assert measured.spread == pytest.approx(0.5)
+
+
+def test_a_measurement_is_disturbed_where_repeats_differ_or_threads_had_no_cpu():
+    assert not Bandwidth(60e9, spread=0.1, share=0.7).is_disturbed
+    assert Bandwidth(60e9, spread=0.4, share=0.7).is_disturbed
+    assert Bandwidth(10e9, spread=0.1, share=0.2).is_disturbed
 
 
 def test_a_saved_base_makes_no_plan_smaller():

@@ -17,6 +17,7 @@ from edge_rt.errors import ConfigError, EdgeRTError
 from edge_rt.system.byte_size import human_bytes, show_size
 
 if TYPE_CHECKING:
+    from edge_rt.measure.machine import Bandwidth
     from edge_rt.memory.figures import Device
     from edge_rt.memory.plan import Plan
     from edge_rt.runtime.load.options import LoadOptions
@@ -65,6 +66,8 @@ def models(
     listing = _Listing(places.open_store(), _options(load, places, wanted.device), _device(load, wanted.device))
     chosen = catalogue.values() if wanted.shown is None or named is None else (named,)
     entries = [listing.entry(model) for model in chosen]
+    if listing.bandwidth is not None and listing.bandwidth.is_disturbed:
+        terminal.warn("This machine was busy when its memory was measured: it may be several times as fast as shown.")
     presets = places.configured.presets
     if output.json:
         kept = {name: asdict(preset) for name, preset in presets.items()}
@@ -142,16 +145,15 @@ class _Listing:
         return tuple(measured_models(self.store, self.device.threads)) if self.device.name == MACHINE else ()
 
     @cached_property
-    def bandwidth(self) -> float | None:
-        """Bytes per second that this machine reads, measured now, if nothing else tells how fast it is."""
+    def bandwidth(self) -> Bandwidth | None:
+        """How fast this machine reads memory, measured now, if nothing else tells how fast it is."""
         from edge_rt.measure.machine import BUFFER_BYTES, measure_bandwidth
         from edge_rt.memory.device import MACHINE
 
         if self.device.name != MACHINE or self.device.is_measured or self.measured:
             return None
         buffer = min(BUFFER_BYTES, self.device.available_bytes // 8)
-        measured = measure_bandwidth(self.device.threads, buffer_bytes=buffer, seconds=_SECONDS, repeats=_REPEATS)
-        return measured.bytes_per_second
+        return measure_bandwidth(self.device.threads, buffer_bytes=buffer, seconds=_SECONDS, repeats=_REPEATS)
 
     def entry(self, model: CatalogueModel) -> Entry:
         from edge_rt.runtime.load.planning import plan_package
@@ -169,7 +171,7 @@ class _Listing:
         device = plan.device
         if self.bandwidth is not None:
             # A load plans without it.
-            device = replace(device, bandwidth=self.bandwidth, is_measured=True)
+            device = replace(device, bandwidth=self.bandwidth.bytes_per_second, is_measured=True)
         speed = expected_speed(shape, device, self.measured, plan.choice.kv_format, package_id)
         return Entry(model, plan, speed, state)
 

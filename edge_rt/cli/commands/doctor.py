@@ -114,23 +114,21 @@ def _profile_name(given: str | None, is_saved: bool) -> str | None:
 
 def _measured(terminal: Terminal, name: str, warnings: list[str]) -> dict[str, Any]:
     """Measure this machine and save its device description under a name."""
-    from edge_rt.measure.machine import STEADY, measure_bandwidth, measure_device
+    from edge_rt.measure.machine import measure_bandwidth, measure_device
     from edge_rt.memory.device import device_path, save_device
 
     terminal.note("Measuring the memory bandwidth.", "dim")
-    spreads: list[float] = []
 
     def bandwidth(threads: int) -> float:
         measured = measure_bandwidth(threads)
-        spreads.append(measured.spread)
+        if measured.is_disturbed:
+            warnings.append(
+                f"Other programs were running: the measured bandwidth varied by {100 * measured.spread:.0f} %, the "
+                "best was kept. Measure again when the machine is less busy."
+            )
         return measured.bytes_per_second
 
     profile = measure_device(name, bandwidth=bandwidth)
-    if max(spreads) > STEADY:
-        warnings.append(
-            f"The measured bandwidth varied by {100 * max(spreads):.0f} %, the best was kept: "
-            "measure again when the machine is less busy."
-        )
     path = device_path(name)
     save_device(profile, path)
     return {
