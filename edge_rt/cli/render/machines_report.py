@@ -56,6 +56,13 @@ def machines_notes(sizing: Sizing) -> list[str]:
 
 
 def _notes(sizing: Sizing) -> Iterator[str]:
+    plan = sizing.plan
+    if not sizing.models:
+        yield (
+            f"It fits none of the machines: a model needs at least {show_size(plan.minimum.host)} with a context of "
+            f"{plan.choice.ctx} tokens."
+        )
+        return
     local = [one for one in sizing.shares if one.machines.device is None]
     if local:
         from edge_rt.system.machine import cpu_model
@@ -71,24 +78,18 @@ def _notes(sizing: Sizing) -> Iterator[str]:
             f"Speeds are {known} on this machine ({cpu_model()}, {threads}): other machines are faster or slower. "
             "'edge-rt plan' there tells theirs; a device in the file takes its figures."
         )
-    if any(one.threads > sizing.cpus for one in sizing.shares):
+    if any(one.models and one.threads > sizing.cpus for one in sizing.shares):
         yield "With fewer threads than were measured a model counts as slower in proportion."
-    if any(one.threads < sizing.cpus for one in sizing.shares):
+    if any(one.models and one.threads < sizing.cpus for one in sizing.shares):
         yield "More threads than were measured count as no faster."
     if any(one.models > 1 for one in local):
         yield "Several models on a machine count as if each had the memory bandwidth that was measured with one."
     none = [one.machines for one in sizing.shares if not one.models]
-    plan = sizing.plan
-    if sizing.models and none:
+    if none:
         short = [one for one in none if one.memory_bytes < sizing.memory_bytes]
         names = ", ".join(one.name for one in none)
         why = f"; with --memory {exact_size(min(one.memory_bytes for one in short))} one might" if short else ""
         yield f"No model of this size runs on {names}{why}."
-    if not sizing.models:
-        yield (
-            f"It fits none of the machines: a model needs at least {show_size(plan.minimum.host)} with a context of "
-            f"{plan.choice.ctx} tokens."
-        )
 
 
 def print_machines(terminal: Terminal, sizing: Sizing, notes: Sequence[str]) -> None:
@@ -107,12 +108,11 @@ def print_machines(terminal: Terminal, sizing: Sizing, notes: Sequence[str]) -> 
             f"\nnum_cpus={sizing.cpus}, memory={sizing.memory_bytes}, ActorPoolStrategy(size={sizing.models})"
         )
     terminal.note()
-    terminal.note(
-        "MODELS: on each. TOK/S: of COUNT machines, plain decoding at a depth of 512 tokens; prompts come on top.",
-        "dim",
-    )
-    for text in plan.given_up:
-        terminal.note(f"reduced to fit: {text}", "dim")
+    if sizing.models:
+        meaning = "plain decoding at a depth of 512 tokens; prompts come on top"
+        terminal.note(f"MODELS: on each. TOK/S: of COUNT machines, {meaning}.", "dim")
+        for text in plan.given_up:
+            terminal.note(f"reduced to fit: {text}", "dim")
     for text in notes:
         terminal.note(text, "dim")
 
