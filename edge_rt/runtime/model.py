@@ -9,23 +9,18 @@ from collections.abc import AsyncGenerator, Callable, Generator, Iterable, Mappi
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import asdict
 from functools import partial
-from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, Literal, Self, Unpack, overload
 
 from edge_rt.device.names import ON_CPU, DeviceChoice
-from edge_rt.errors import Busy, Cancelled, ConfigError, out_of_memory
+from edge_rt.errors import Cancelled, ConfigError, out_of_memory
 from edge_rt.memory.plan import Plan
 from edge_rt.ort.session import follow_cpus, onnxruntime_version, pool_size
-from edge_rt.package.kv_formats import BLOCK_TOKENS, ROW_BLOCK
-from edge_rt.package.manifest import PROMPTS_FOLDER
 from edge_rt.package.reader import Package
 from edge_rt.runtime.admission import Admission, Wanted
 from edge_rt.runtime.aio import AsyncStream, Pump, iterate, read_whole
 from edge_rt.runtime.answer_forms import PLAIN_ANSWER, AnswerForm
 from edge_rt.runtime.batch import Batch
-from edge_rt.runtime.cache.kv_cache import KVCache, common_prefix
-from edge_rt.runtime.cache.prompt_cache import PromptCache
 from edge_rt.runtime.config import GenerationConfig, GenerationOptions
 from edge_rt.runtime.decode.detokenizer import TextStream
 from edge_rt.runtime.decode.draft import Drafter
@@ -38,11 +33,10 @@ from edge_rt.runtime.decode.sequence import Sequence
 from edge_rt.runtime.forward.cancel import CancelToken
 from edge_rt.runtime.forward.runner import ExclusiveRunner, Runner, closed
 from edge_rt.runtime.generation import Generation, Held
-from edge_rt.runtime.load.facts import why_rows_are_not_stored
 from edge_rt.runtime.load.loading import load
 from edge_rt.runtime.load.options import LoadOptions
 from edge_rt.runtime.many import Answer, Asked, apart, one_by_one, pair, together
-from edge_rt.runtime.model_texts import ModelTexts
+from edge_rt.runtime.model_rows import ModelRows
 from edge_rt.runtime.prompts import Prompt
 from edge_rt.runtime.results import Event, Result
 from edge_rt.runtime.speculation.cost_model import RowCosts
@@ -61,11 +55,10 @@ if TYPE_CHECKING:
 
 
 _LESS: Final = "Load the model with a smaller context."
-_WITHOUT_ROWS: Final = "Give with_cache=False."
 _ON_CPU: Final = 'Load the model with device="cpu".'
 
 
-class Model(ModelTexts):
+class Model(ModelRows):
     """A package opened for generation; made by ``edge_rt.load``.
 
     One generation at a time: a second one, from any thread, raises ``Busy`` and disturbs nothing. Loaded with
@@ -554,81 +547,8 @@ class Model(ModelTexts):
         is_alone = config.accept == "ratio" and sampling.temperature > 0.0
         return generation, Wanted(drafting, is_alone, cancel)
 
-    def save_rows(self, path: Path, token_ids: Items[int]) -> int:
-        """Write the rows that the cache holds of a prompt into a file; return of how many tokens, 0 if it is short.
-
-        Raises:
-            ConfigError: rows of this model's cache cannot be stored.
-            Busy, ModelClosed, StorageError: it is generating, it is closed, the file cannot be written.
-        """
-        prompts = self._require_prompts(_WITHOUT_ROWS)
-        with self._alone():
-            return prompts.write_file(path, self._cache_with(token_ids), token_ids)
-
-    @known_options()
-    def carry_prompt(self, system: str) -> tuple[Path, int]:
-        """Compute a system message and keep its rows in the package, so that chats that begin with it need not.
-
-        The package's folder ``prompts`` goes with it to other machines; every load with the same format of the cache
-        reads it.
-
-        Args:
-            system: the message, as chats will have it.
-
-        Returns:
-            The file, and of how many tokens it holds the rows.
-
-        Raises:
-            ConfigError: the message has too few tokens, the package carries as many as are read, or rows of this
-                model's cache cannot be stored.
-            Busy, ModelClosed, StorageError, InvalidTemplate, ContextOverflow: as in ``generate``, or the package's
-                folder cannot be written.
-        """
-        prompts = self._require_prompts("Leave it to be computed.")
-        first, second = (
-            self.tokenizer.encode_rendered(
-                self.render([{"role": "system", "content": system}, {"role": "user", "content": text}])
-            )
-            for text in ("a", "1")
-        )
-        count = common_prefix(first, second) // BLOCK_TOKENS * BLOCK_TOKENS
-        if not count:
-            raise ConfigError(
-                "The system message is too short to be worth a file.",
-                f"Chats have {common_prefix(first, second)} tokens in common; a block has {BLOCK_TOKENS}.",
-                "Leave it to be computed.",
-            )
-        path = prompts.file_in(self.package.path / PROMPTS_FOLDER, first[:count])
-        self.generate(first[:count], max_tokens=1, temperature=0.0, spec="off")
-        with self._alone():
-            written = prompts.write_file(path, self._cache_with(first[:count]), first[:count], private=False)
-        if not written:
-            raise Busy(
-                "The rows of the system message were replaced before they were written.",
-                "Another generation ran in between.",
-                "Do it again while nothing is generated.",
-            )
-        return path, written
-
-    def _cache_with(self, token_ids: Items[int]) -> KVCache:
-        """Return a cache with all that is held of a prompt; nothing may be generated."""
-        return self._cache if self._batch is None else self._batch.admission.cache_with(token_ids)
-
-    def load_rows(self, path: Path) -> None:
-        """Read rows of a file of ``save_rows`` when a prompt begins with its tokens.
-
-        Raises:
-            InvalidPromptCache: it is malformed or damaged, or of another package or format of the cache.
-            ConfigError, StorageError: rows of this model cannot be stored, the file cannot be read.
-        """
-        self._require_prompts(_WITHOUT_ROWS).read_from(path)
-
-    def _require_prompts(self, action: str) -> PromptCache:
-        if self._prompts is None:
-            manifest = self.package.manifest
-            why = why_rows_are_not_stored(manifest) or f"They lie on {self.device_choice.device}."
-            raise ConfigError("Rows of this model's cache cannot be stored.", why, action)
-        return self._prompts
+    def _compute(self, token_ids: Items[int]) -> None:
+        self.generate(token_ids, max_tokens=1, temperature=0.0, spec="off")
 
     def _token_text(self, token_id: int) -> str:
         return self.tokenizer.token_bytes(token_id).decode("utf-8", "replace")
@@ -690,13 +610,6 @@ class Model(ModelTexts):
         return pool_size() or 1
 
     @property
-    def cached_tokens(self) -> int:
-        """Tokens in the KV cache; with slots, rows that are taken, in blocks of 16."""
-        if self._pool is None:
-            return self._cache.length
-        return ROW_BLOCK * (self._pool.num_blocks - self._pool.num_free)
-
-    @property
     def prefill_chunk(self) -> int:
         """Tokens of one pass over a prompt."""
         return self.plan.choice.prefill_chunk
@@ -705,22 +618,6 @@ class Model(ModelTexts):
     def logit_rows(self) -> int | None:
         """Most rows whose logits a pass may want; None: as many as the system has memory for."""
         return self._load_plan.most_logit_rows
-
-    @contextmanager
-    def passes(self) -> Generator[tuple[Runner, KVCache]]:
-        """Hold the model for passes of one's own over its cache: for measurements and tests.
-
-        With slots it waits until the generations before it have ended, and those that come later wait.
-
-        Raises:
-            Busy: a generation is running, without slots.
-        """
-        with self._alone() as runner:
-            yield runner, self._cache
-
-    def _alone(self, cancel: CancelToken | None = None) -> AbstractContextManager[Runner]:
-        """Hold the model for passes of no generation."""
-        return self._runner.hold(CancelToken(), cancel) if self._batch is None else self._batch.alone(cancel)
 
     @property
     def speculation(self) -> Speculation:
@@ -740,19 +637,6 @@ class Model(ModelTexts):
             costs = self.measured_costs.measure(runner)
             self._speculation.costs = LiveCosts(costs, self.measured_costs.keep)
         return costs
-
-    def reset(self) -> None:
-        """Empty the KV cache; what the drafters have learned stays. With slots, answers under way keep their rows.
-
-        Raises:
-            Busy: a generation is running, without slots.
-        """
-        if self._batch is not None:
-            self._runner.get()
-            self._batch.forget_rows()
-            return
-        with self.passes() as (_, cache):
-            cache.truncate(0)
 
     def describe(self) -> dict[str, Any]:
         """Return what was decided when the model was loaded, as a JSON object."""
