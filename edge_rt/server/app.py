@@ -6,6 +6,7 @@ import time
 from collections.abc import Awaitable, Callable, Collection
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Final
 
 from starlette.applications import Starlette
@@ -204,10 +205,14 @@ async def _answered(server: Server, handler: Handler, request: Request) -> Respo
     except (ClientGone, ClientDisconnect):
         return Response(status_code=CLIENT_LEFT)
     except Exception as error:
-        # Its text may hold what was asked.
-        server.log(f"{path_of(request.scope)} failed: {type(error).__name__}")
-        what = f"The server failed: {type(error).__name__}."
-        return response_of(HTTPFailure(500, what, code="server_error"), request.scope)
+        return await _failed(server, request, error)
+
+
+async def _failed(server: Server, request: Request, error: Exception) -> Response:
+    """Tell that an answer failed; not why, as the error's text may hold what was asked."""
+    server.log(f"{path_of(request.scope)} failed: {type(error).__name__}")
+    what = f"The server failed: {type(error).__name__}."
+    return response_of(HTTPFailure(500, what, code="server_error"), request.scope)
 
 
 async def _no_route(request: Request, error: Exception) -> Response:
@@ -234,6 +239,7 @@ def make_app(
     return Starlette(
         routes=[_route(server, endpoint) for endpoint in ENDPOINTS],
         middleware=[guard],
-        exception_handlers={HTTPException: _no_route},
+        # What fails while an answer is sent comes here as well.
+        exception_handlers={HTTPException: _no_route, Exception: partial(_failed, server)},
         lifespan=server.running,
     )

@@ -121,8 +121,9 @@ class RunningServer:
             loop="asyncio",
             lifespan="on",
             log_config=None,
-            # What a stranger sends, such as no HTTP at all, is no news.
-            log_level="error",
+            # What a stranger sends, such as no HTTP at all, is no news; of failures the application tells, and its
+            # lines hold nothing that was asked.
+            log_level="critical",
             access_log=False,
             server_header=False,
             # Whoever connects could write them.

@@ -250,3 +250,21 @@ def test_requests_beyond_the_queue_are_told_when_to_come_again(long_package):
         for connection in connections:
             connection.close()
         until(lambda: is_free(server))
+
+
+def test_a_failure_while_an_answer_is_sent_is_told_without_what_was_asked(large, caplog):
+    class Broken:
+        def __iadd__(self, count):
+            raise RuntimeError("the prompt")
+
+    server, client = large
+    lines, active = [], server.counters.active
+    server.log, log = lines.append, server.log
+    server.counters.active = Broken()
+    try:
+        answer = client.get("/health")
+    finally:
+        server.log, server.counters.active = log, active
+    assert (answer.status_code, answer.json()["error"]["code"]) == (500, "server_error")
+    assert lines == ["/health failed: RuntimeError"]
+    assert "the prompt" not in answer.text + caplog.text
