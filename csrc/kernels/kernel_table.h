@@ -6,6 +6,7 @@
 #include "ops/quant_embed/quant_embed.h"
 #include "ops/quant_linear/quant_linear.h"
 #include "ops/row_top_k/row_top_k.h"
+#include "ops/short_conv/short_conv.h"
 #include "ops/spec_attention/spec_attention.h"
 #include "quantise/quantise.h"
 #include "sampling/sampling_kernels.h"
@@ -16,6 +17,7 @@ struct KernelTable {
   QuantLinearKernels quant_linear;
   QuantEmbedKernels quant_embed;
   SpecAttentionKernels spec_attention;
+  ShortConvKernels short_conv;
   RowTopKKernels row_top_k;
   DraftHeadKernels draft_head;
   QuantiseKernels quantise;

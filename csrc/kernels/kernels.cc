@@ -18,6 +18,7 @@ namespace {
 // Joins what the above finds.
 #include "ops/draft_head/draft_head_cpu.inl"
 #include "ops/spec_attention/spec_attention_cpu.inl"
+#include "ops/short_conv/short_conv_cpu.inl"
 #include "quantise/quantise_cpu.inl"
 // With the minus infinity of row_top_k.
 #include "sampling/sampling_cpu.inl"
@@ -25,8 +26,8 @@ namespace {
 
 extern const KernelTable kTable;
 const KernelTable kTable{
-    kQuantLinearKernels, kQuantEmbedKernels, kSpecAttentionKernels, kRowTopKKernels,
-    kDraftHeadKernels,   kQuantiseKernels,   kSamplingKernels,
+    kQuantLinearKernels, kQuantEmbedKernels, kSpecAttentionKernels, kShortConvKernels,
+    kRowTopKKernels,     kDraftHeadKernels,  kQuantiseKernels,      kSamplingKernels,
 };
 
 }  // namespace edge_rt::EDGE_RT_ISA_NAMESPACE

@@ -6,11 +6,12 @@
 #include "ops/quant_embed/quant_embed_op.h"
 #include "ops/quant_linear/quant_linear_op.h"
 #include "ops/row_top_k/row_top_k_op.h"
+#include "ops/short_conv/short_conv_op.h"
 #include "ops/spec_attention/spec_attention_op.h"
 #include "ort/registry.h"
 
 namespace edge_rt {
 
-using AllOps = ort::OpList<QuantLinear, QuantEmbed, RowTopK, SpecAttention, DecoderLayer, DraftHead>;
+using AllOps = ort::OpList<QuantLinear, QuantEmbed, RowTopK, SpecAttention, ShortConv, DecoderLayer, DraftHead>;
 
 }  // namespace edge_rt

@@ -64,25 +64,6 @@ void add_sequences(AttentionShape& shape, Random& random, bool is_deep) {
   }
 }
 
-// Room for all rows.
-void make_room(AttentionShape& shape, Random& random) {
-  shape.capacity = shape.positions = 0;
-  for (const SequenceShape& sequence : shape.sequences) {
-    shape.capacity += sequence.used() - sequence.shared;
-    shape.positions = std::max(shape.positions, sequence.used());
-  }
-  if (random.one_in(2)) shape.capacity += random.below(30);
-  if (random.one_in(2)) shape.positions += random.below(30);
-}
-
-// With room for what the first row of the pass sees and for the pass, and little more.
-void make_it_a_ring(AttentionShape& shape, Random& random) {
-  const SequenceShape& rows = shape.first();
-  shape.ring_window = random.one_in(2) ? random.size(rows.past) : random.between(1, rows.past);
-  shape.capacity = shape.ring_window - 1 + rows.rows + (random.one_in(2) ? 0 : random.below(4));
-  shape.positions = std::max(shape.positions, shape.capacity + 1);
-}
-
 // What a committed row may hold.
 void fill_row(Random& random, const AttentionShape& shape, int64_t row, Input* cache) {
   for (int64_t plane = 0; plane < 2 * shape.kv_heads; ++plane) {
@@ -134,54 +115,6 @@ Input make_cache(Random& random, const AttentionShape& shape, const Input& row_m
   return cache;
 }
 
-// Rows in any order, which every `capacity` positions take again. What stands behind the pass is not read, nor is a
-// span that is not seen; other entries before the window must be rows, but any will do.
-Input make_ring(Random& random, const AttentionShape& shape) {
-  Input map = int32s({1, shape.positions});
-  std::vector<int32_t> rows(static_cast<size_t>(shape.capacity));
-  std::iota(rows.begin(), rows.end(), 0);
-  for (size_t i = rows.size() - 1; i > 0; --i) {
-    std::swap(rows[i], rows[static_cast<size_t>(random.below(static_cast<int64_t>(i) + 1))]);
-  }
-  const bool is_wild = random.one_in(2);
-  for (int64_t i = 0; i < shape.positions; ++i) {
-    int32_t row = rows[static_cast<size_t>(i % shape.capacity)];
-    if (is_wild && i < shape.first_seen()) row = static_cast<int32_t>(random.below(shape.capacity));
-    if (is_wild && (i < shape.first_mapped() || i >= shape.first().used())) {
-      row = random.pick({INT32_MIN, INT32_MAX, -1});
-    }
-    map.set(i, row);
-  }
-  map.alignment = random.pick<size_t>({64, 4});
-  return map;
-}
-
-// Positions' rows: in order, or shuffled, or with committed ones that were moved to the front by an earlier pass. What
-// stands behind the pass is not read.
-Input make_row_map(Random& random, const AttentionShape& shape) {
-  if (shape.is_ring()) return make_ring(random, shape);
-  Input map = int32s({static_cast<int64_t>(shape.sequences.size()), shape.positions});
-  std::vector<int32_t> rows(static_cast<size_t>(shape.capacity));
-  std::iota(rows.begin(), rows.end(), 0);
-  const int64_t kind = random.below(3);
-  const int64_t first = kind == 0 ? shape.capacity : kind == 1 ? 0 : random.below(shape.first().past + 1);
-  for (int64_t i = first; i < shape.capacity; ++i) {
-    std::swap(rows[static_cast<size_t>(i)], rows[static_cast<size_t>(random.between(first, shape.capacity - 1))]);
-  }
-  const bool is_wild = random.one_in(2);
-  size_t next = 0;
-  for (int64_t b = 0; b < map.dims[0]; ++b) {
-    const SequenceShape& sequence = shape.sequences[static_cast<size_t>(b)];
-    for (int64_t i = 0; i < shape.positions; ++i) {
-      int32_t row = is_wild ? random.pick({INT32_MIN, INT32_MAX, -1}) : 0;
-      if (i < sequence.used()) row = i < sequence.shared ? map.get<int32_t>(i) : rows[next++];
-      map.set(b * shape.positions + i, row);
-    }
-  }
-  map.alignment = random.pick<size_t>({64, 4});
-  return map;
-}
-
 // Each may be there or not. A balance is well above 0, and feedback far from adding up.
 void add_key_constants(Case& call, Random& random, const AttentionShape& shape, float softcap, int first) {
   const auto at = [&](int i) -> Input& { return call.inputs[static_cast<size_t>(first + i)]; };
@@ -196,20 +129,6 @@ void add_key_constants(Case& call, Random& random, const AttentionShape& shape, 
   if (call.inputs[kSinks].present || softcap != 0) at(0).present = false;
 }
 
-// Adds the parents of the nodes of a sequence, `begin` being the first. Returns the greatest depth.
-int64_t add_parents(Random& random, int64_t begin, int64_t nodes, Input* out) {
-  const int64_t kind = random.below(4);  // a chain, a chain with few branches, any tree, all children of the last token
-  std::vector<int64_t> depths;
-  for (int64_t i = 0; i < nodes; ++i) {
-    int64_t parent = i - 1;
-    if (kind == 3) parent = -1;
-    if (kind == 2 || (kind == 1 && random.one_in(5))) parent = random.between(-1, i - 1);
-    out->set(begin + i, static_cast<int32_t>(parent));
-    depths.push_back(parent < 0 ? 0 : depths[static_cast<size_t>(parent)] + 1);
-  }
-  return *std::max_element(depths.begin(), depths.end());
-}
-
 // The first position that the last row attends to is not the first of a span.
 bool cuts_span(int64_t window, int64_t last) {
   return window > 0 && window <= last && (last + 1 - window) % kKvSpan != 0;
@@ -221,51 +140,6 @@ const char* feature_of(const AttentionShape& shape, const Input& parents, int64_
   for (int64_t i = 0; i < shape.first().rows; ++i) is_chain = is_chain && parents.get<int32_t>(i) == i - 1;
   if (shape.first().past / kKvSpan != last / kKvSpan) return is_chain ? kPromptOverEnd : kTreeOverEnd;
   return cuts_span(window, last) ? kCutSpan : kSpans;
-}
-
-// Rows of the cache that the pass writes.
-std::vector<int32_t> rows_written(const Case& call, const AttentionShape& shape) {
-  std::vector<int32_t> rows;
-  for (size_t b = 0; b < shape.sequences.size(); ++b) {
-    const SequenceShape& sequence = shape.sequences[b];
-    const int64_t begin = static_cast<int64_t>(b) * shape.positions;
-    for (int64_t i = sequence.past; i < sequence.used(); ++i) {
-      rows.push_back(call.inputs[kRowMap].get<int32_t>(begin + i));
-    }
-  }
-  return rows;
-}
-
-// The sequences of a call, which are its parts.
-std::vector<Case> take_apart(const Case& call, int sequence_rows) {
-  const int64_t sequences = call.inputs[kPast].dims[0];
-  const auto cut = [](const Input& from, int64_t begin, int64_t count) {
-    Input part = from;
-    const size_t bytes = from.bytes.size() / static_cast<size_t>(from.dims[0]);
-    part.dims[0] = count;
-    part.bytes.assign(from.bytes.begin() + begin * static_cast<int64_t>(bytes),
-                      from.bytes.begin() + (begin + count) * static_cast<int64_t>(bytes));
-    return part;
-  };
-  std::vector<Case> parts;
-  int64_t first = 0;
-  for (int64_t b = 0; sequences > 1 && b < sequences; ++b) {
-    Case part = call;
-    const Input& counts = call.inputs[static_cast<size_t>(sequence_rows)];
-    const int64_t rows = counts.get<int32_t>(b),
-                  ranges = static_cast<int64_t>(call.writable.size()) / call.outputs[0][0];
-    part.inputs[kRowsIn] = cut(call.inputs[kRowsIn], first, rows);
-    part.inputs[kParents] = cut(call.inputs[kParents], first, rows);
-    part.inputs[kPast] = cut(call.inputs[kPast], b, 1);
-    part.inputs[kRowMap] = cut(call.inputs[kRowMap], b, 1);
-    part.inputs[static_cast<size_t>(sequence_rows)] = cut(counts, b, 1);
-    part.outputs[0][0] = rows;
-    part.writable.assign(call.writable.begin() + first * ranges, call.writable.begin() + (first + rows) * ranges);
-    part.written.clear();
-    parts.push_back(std::move(part));
-    first += rows;
-  }
-  return parts;
 }
 
 Case make(Random& random) {
@@ -301,7 +175,7 @@ AttentionShape any_attention(Random& random, bool is_in_blocks) {
   shape.heads = shape.kv_heads * random.between(1, most_group);
   const int64_t half_dim = random.one_in(100) ? random.between(80, kMaxHeadDim / 2) : random.size(160) / 2;
   shape.dim = 2 * (is_deep ? random.between(1, 8) : std::max<int64_t>(1, half_dim));
-  const bool is_prompt = is_deep && random.one_in(12);
+  const bool is_prompt = is_deep && random.one_in(8);
   if (is_prompt) shape.heads = shape.kv_heads = 1;
   if (is_in_blocks) shape.dim = in_blocks(shape.heads, shape.dim);
   if (is_prompt) {
@@ -313,7 +187,9 @@ AttentionShape any_attention(Random& random, bool is_in_blocks) {
   const int64_t kind = random.below(4);
   if (kind < 2 && !is_prompt) add_sequences(shape, random, is_deep);
   make_room(shape, random);
-  if (kind == 2 && shape.first().past > 1) make_it_a_ring(shape, random);
+  if (const int64_t past = shape.first().past; kind == 2 && past > 1) {
+    make_it_a_ring(shape, random.one_in(2) ? random.size(past) : random.between(1, past), random);
+  }
   shape.format = static_cast<KvFormatId>(random.below(kKvFormatCount));
   const KvFormat& format = kKvFormats[shape.format];
   shape.row_bytes = kv_row_bytes(format, shape.dim) + format.alignment * (random.one_in(3) ? random.below(9) : 0);
@@ -342,28 +218,16 @@ std::vector<ByteRange> places_in_cache(const AttentionShape& shape, int64_t plan
 
 void add_attention(Case& call, Random& random, const AttentionShape& shape, int key_constants) {
   call.inputs.resize(std::max<size_t>(call.inputs.size(), kSinks + 1));
-  call.inputs[kRowMap] = make_row_map(random, shape);
-  call.inputs[kCache] = make_cache(random, shape, call.inputs[kRowMap]);
   const auto sequences = static_cast<int64_t>(shape.sequences.size());
-  const auto sequence_rows = static_cast<size_t>(sequence_rows_of(key_constants));
+  const int sequence_rows = sequence_rows_of(key_constants);
   // The last committed rows of one sequence may be nodes of the tree instead.
   const bool has_done = sequences == 1 && !shape.is_ring() && random.one_in(2);
   const int64_t done = has_done ? random.between(0, std::min<int64_t>(shape.first().past, 9)) : 0;
-  call.inputs.resize(std::max(call.inputs.size(), sequence_rows + 1));
-  call.inputs[kPast] = int32s({sequences});
-  call.inputs[sequence_rows] = int32s({sequences});
-  call.inputs[kParents] = int32s({done + shape.rows()});
-  int64_t last = 0, first = 0, many_spans = 0;
-  for (int64_t b = 0; b < sequences; ++b) {
-    const SequenceShape& sequence = shape.sequences[static_cast<size_t>(b)];
-    const int64_t past = sequence.past - done;
-    call.inputs[kPast].set(b, static_cast<int32_t>(past));
-    call.inputs[sequence_rows].set(b, static_cast<int32_t>(sequence.rows));
-    const int64_t deepest = add_parents(random, first, done + sequence.rows, &call.inputs[kParents]);
-    last = std::max(last, past + deepest);
-    many_spans += past + deepest >= kKvSpan ? 1 : 0;
-    first += sequence.rows;
-  }
+  call.inputs.resize(std::max(call.inputs.size(), static_cast<size_t>(sequence_rows) + 1));
+  const std::vector<int64_t> last_of = add_rows(call, random, shape, done, sequence_rows);
+  const int64_t last = *std::max_element(last_of.begin(), last_of.end());
+  const auto many_spans = std::count_if(last_of.begin(), last_of.end(), [](int64_t at) { return at >= kKvSpan; });
+  call.inputs[kCache] = make_cache(random, shape, call.inputs[kRowMap]);
   // Other layers' formats are not this node's business.
   const int64_t layer = random.below(3), layers = layer + random.between(1, 3);
   call.inputs[kFormats] = int32s({layers});
@@ -442,7 +306,7 @@ Subject attention_subject(const char* op, std::function<Case(Random&)> make_call
                   attention_features()};
   for (int i = kRowsIn; i < kQueryNorm; ++i) subject.required.push_back(i);
   subject.required.push_back(sequence_rows_of(key_constants));
-  subject.take_apart = [key_constants](const Case& call) { return take_apart(call, sequence_rows_of(key_constants)); };
+  subject.take_apart = take_apart;
   subject.checked.push_back({kRowsIn, {1}});
   subject.required_attributes = {"num_heads", "num_kv_heads", "head_dim", "layer", "scale"};
   return subject;

@@ -131,19 +131,10 @@ uint16_t moderate_half(Random& random) {
   return static_cast<uint16_t>((bits & 0x83ff) | static_cast<uint64_t>(random.between(3, 14)) << 10);
 }
 
-std::vector<Mistake> lasting_mistakes(const Subject& subject) {
-  const std::vector<int> required = subject.required;
-  const std::vector<std::string> names = subject.required_attributes;
+namespace {
+
+std::vector<Mistake> attribute_mistakes(const std::vector<std::string>& names) {
   return {
-      {"input missing",
-       [required](Case& call, Random& random) {
-         const auto which = static_cast<size_t>(random.below(static_cast<int64_t>(required.size())));
-         call.inputs[static_cast<size_t>(required[which])].present = false;
-         call.words = {"is missing"};
-         return true;
-       }},
-      {"input type", change_type},
-      {"input rank", change_rank},
       {"attribute missing",
        [names](Case& call, Random& random) {
          const std::string& name = names[static_cast<size_t>(random.below(static_cast<int64_t>(names.size())))];
@@ -162,6 +153,22 @@ std::vector<Mistake> lasting_mistakes(const Subject& subject) {
          call.words = {"attribute " + attribute.name};
          return true;
        }}};
+}
+
+}  // namespace
+
+std::vector<Mistake> lasting_mistakes(const Subject& subject) {
+  std::vector<Mistake> mistakes;
+  if (!subject.required_attributes.empty()) mistakes = attribute_mistakes(subject.required_attributes);
+  mistakes.push_back({"input missing", [required = subject.required](Case& call, Random& random) {
+                        const auto which = static_cast<size_t>(random.below(static_cast<int64_t>(required.size())));
+                        call.inputs[static_cast<size_t>(required[which])].present = false;
+                        call.words = {"is missing"};
+                        return true;
+                      }});
+  mistakes.push_back({"input type", change_type});
+  mistakes.push_back({"input rank", change_rank});
+  return mistakes;
 }
 
 std::vector<Mistake> common_mistakes(const Subject& subject) {

@@ -136,6 +136,7 @@ Subject quant_linear_parts();
 Subject quant_embed();
 Subject row_top_k();
 Subject spec_attention();
+Subject short_conv();
 Subject decoder_layer();
 Subject draft_head();
 

@@ -40,6 +40,8 @@ enum AttentionInput : int {
   kKeyNorm,
   kSinks
 };
+// A convolution has the first five of them, and then others.
+enum ConvInput : int { kWeight = kParents + 1, kBias, kConvSequenceRows };
 
 // One of a pass's sequences: rows behind `past` positions, the first of which may be those of the first sequence.
 struct SequenceShape {
@@ -48,12 +50,11 @@ struct SequenceShape {
   int64_t used() const { return past + rows; }
 };
 
-struct AttentionShape {
-  int64_t kv_heads, heads, dim, capacity, row_bytes;
+struct RowsShape {
+  int64_t capacity;
   std::vector<SequenceShape> sequences;
   int64_t positions;    // of row_map; more than `capacity` make a ring, which needs a window
   int64_t ring_window;  // 0: no ring, and any window or none
-  KvFormatId format;
 
   const SequenceShape& first() const { return sequences.front(); }
   int64_t rows() const {
@@ -66,6 +67,24 @@ struct AttentionShape {
   int64_t first_seen() const { return is_ring() ? first().past + 1 - ring_window : 0; }
   int64_t first_mapped() const { return first_seen() / kKvSpan * kKvSpan; }
 };
+
+struct AttentionShape : RowsShape {
+  int64_t kv_heads, heads, dim, row_bytes;
+  KvFormatId format;
+};
+
+// Room for all rows; or with room for what the first row of the pass sees and for the pass, and little more.
+void make_room(RowsShape& shape, Random& random);
+void make_it_a_ring(RowsShape& shape, int64_t window, Random& random);
+// Adds row_map, past_length, parents and sequence_rows, at the places above and at `sequence_rows`. Of one sequence the
+// last `done` committed rows are nodes of the tree instead. Returns every sequence's greatest position.
+std::vector<int64_t> add_rows(Case& call, Random& random, const RowsShape& shape, int64_t done, int sequence_rows);
+// Rows of the cache that the pass writes, in order.
+std::vector<int32_t> rows_written(const Case& call, const RowsShape& shape);
+// The sequences of a call, which are its parts; sequence_rows is its last input.
+std::vector<Case> take_apart(const Case& call);
+// Mistakes in those inputs, likewise.
+std::vector<Mistake> row_mistakes();
 
 // `is_in_blocks`: heads * dim is a multiple of 32, as rounded inputs of a matrix must be.
 AttentionShape any_attention(Random& random, bool is_in_blocks);

@@ -151,6 +151,48 @@ void run_top_k(const KernelTable& kernels, const Report& report, int k) {
   report(name, hash.value());
 }
 
+// A prompt in passes of several sizes, a tree that is given up, one of whose paths another pass takes up; the outputs
+// of all and the cache at the end.
+void run_short_conv(const KernelTable& kernels, const Report& report, int64_t channels, int taps, bool has_bias) {
+  constexpr int64_t kCapacity = 61;
+  const std::string name = "short_conv." + std::to_string(channels) + "x" + std::to_string(taps);
+  Random random(name);
+  const std::vector<float> weight = random.uniform(taps * channels, 2.0f), bias = random.uniform(channels, 1.0f);
+  std::vector<float> cache(static_cast<size_t>(kCapacity * channels));
+  std::vector<int32_t> row_map;
+  for (int32_t i = 0; i < kCapacity; ++i) row_map.push_back(7 * i % kCapacity);
+  Hash hash;
+  ConvPass pass{};
+  pass.capacity = kCapacity;
+  pass.window = taps;
+  pass.channels = channels;
+  pass.weight = weight.data();
+  pass.bias = has_bias ? bias.data() : nullptr;
+  pass.cache = cache.data();
+  pass.row_map = row_map.data();
+  const auto run = [&](const std::vector<int32_t>& parents, int64_t done) {
+    pass.rows = static_cast<int64_t>(parents.size()) - done;
+    pass.done = done;
+    pass.parents = parents.data();
+    const std::vector<float> bcx = random.uniform(pass.rows * 3 * channels, 2.0f);
+    std::vector<float> y(static_cast<size_t>(pass.rows * channels));
+    pass.bcx = bcx.data();
+    pass.y = y.data();
+    kernels.short_conv.rows(pass, pass.rows / 2, pass.rows);
+    kernels.short_conv.rows(pass, 0, pass.rows / 2);
+    hash.add(y);
+  };
+  for (const int64_t rows : {1, 2, 20, 1}) {
+    run(chain(rows), 0);
+    pass.past += rows;
+  }
+  run({-1, 0, 0, 1, 1, -1, 5, 3, 7}, 0);
+  run({-1, 0, 1, 1, 3, -1}, 3);
+  run(chain(5), 0);
+  hash.add(cache);
+  report(name, hash.value());
+}
+
 // A long prompt in one pass, two more rows one by one, then a tree; the outputs of all and the cache at the end.
 void run_attention_case(const AttentionRunner& runner, const Report& report, const std::string& name,
                         Attention attention, int64_t prompt) {
@@ -256,6 +298,10 @@ void run_tables(const KernelTable& kernels, const Report& report) {
     run_embeds(kernels, report, format);
   }
   for (int k : {1, 5, kMaxTopK}) run_top_k(kernels, report, k);
+  run_short_conv(kernels, report, 64, 3, false);
+  run_short_conv(kernels, report, 37, 4, true);
+  run_short_conv(kernels, report, 5, kMaxTaps, true);
+  run_short_conv(kernels, report, 16, 1, false);
 }
 
 void run_ops(const KernelTable& kernels, const Report& report) {

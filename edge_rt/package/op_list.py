@@ -53,11 +53,16 @@ class Op:
 
 _WEIGHT: Final = Port("weight", "uint8", "[tiles, blocks, bytes]")
 
-_ATTENTION_PORTS: Final = (
-    Port("cache", "uint8", "[2, KV, C, row bytes]"),
+_ROW_PORTS: Final = (
     Port("past_length", "int32", "[B]"),
     Port("row_map", "int32", "[B, P]"),
     Port("parents", "int32", "[S], or with one sequence longer by nodes of earlier passes"),
+)
+"""Inputs that say which rows of a cache a pass reads and writes."""
+
+_ATTENTION_PORTS: Final = (
+    Port("cache", "uint8", "[2, KV, C, row bytes]"),
+    *_ROW_PORTS,
     Port("kv_formats", "int32", "[layers]"),
     Port("cos", "float", "[P, R / 2]"),
     Port("sin", "float", "[P, R / 2]"),
@@ -139,6 +144,20 @@ OPS: Final[tuple[Op, ...]] = (
             "norm_after_rotation": "int?",
             "epsilon": "float?",
         },
+    ),
+    # c * conv(b * x), bcx being b, c and x of C channels: a convolution over a row and the K - 1 rows before it, whose
+    # b * x are kept in `cache`, written in place.
+    Op(
+        "ShortConv",
+        (
+            Port("bcx", "float", "[S, 3 C]"),
+            Port("cache", "float", "[W, C]"),
+            *_ROW_PORTS,
+            Port("weight", "float", "[K, C]"),
+            Port("bias", "float", "[C]", is_optional=True),
+            _SEQUENCE_ROWS,
+        ),
+        (Port("y", "float", "[S, C]"),),
     ),
     # A whole layer: the operators above in sequence, in one parallel section.
     Op(

@@ -64,7 +64,7 @@ struct DecoderLayer {
     int64_t rows;
     PackedParts weights[kMatrixCount];
     SpecAttention::Passes attention;
-    SpecAttention::Depths depths;
+    Depths depths;
     const float* x;
     float *qkv, *attended, *sum, *hidden;  // scratch memory
     float* y;

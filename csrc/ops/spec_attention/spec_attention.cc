@@ -4,18 +4,17 @@
 
 #include "kernels/kernel_table.h"
 #include "ops/spec_attention/spec_attention_op.h"
-#include "ops/spec_attention/spec_attention_places.h"
 #include "ops/spec_attention/spec_attention_run.h"
 
 namespace edge_rt {
 namespace {
 
-// Larger ones do not occur, and products of numbers below it fit 64 bits.
-constexpr int64_t kMaxHeads = 1024;
-constexpr int64_t kMaxRows = int64_t{1} << 28;
+constexpr int64_t kMaxHeads = 1024;                                              // more do not occur
 constexpr int kKeyConstants = static_cast<int>(1 + std::size(kAttentionPorts));  // the first input of them
 constexpr int kQueryScale = kKeyConstants + static_cast<int>(std::size(kKeyConstantPorts));
 constexpr SpecAttention::Places kPlaces{kKeyConstants, kQueryScale, kQueryScale + 1};
+
+RowInputs rows_of(const SpecAttention::Places& places) { return {2, 3, 4, places.sequence_rows}; }
 
 long long printable(int64_t value) { return static_cast<long long>(value); }
 
@@ -58,8 +57,8 @@ abi::Status* SpecAttention::create(ort::Attributes& attributes) {
   fixed_.group = fixed_.heads / fixed_.kv_heads;
   fixed_.head_dim = static_cast<int>(head_dim);
   fixed_.padded_dim = (fixed_.head_dim + 15) / 16 * 16;
-  // Positions end below kMaxRows, so a larger window is none.
-  fixed_.window = window > kMaxRows ? 0 : window;
+  // Positions end below kMaxCacheRows, so a larger window is none.
+  fixed_.window = window > kMaxCacheRows ? 0 : window;
   fixed_.interleaved = interleaved == 1;
   fixed_.norms_after_rotation = norm_after_rotation == 1;
   rotates_ = rotate == 1;
@@ -72,33 +71,14 @@ abi::Status* SpecAttention::check_shapes(const ort::OpContext& context, const Pl
   const int64_t dim = pass->head_dim;
   abi::Status* bad = nullptr;
   if ((bad = context.check_shape(1, {2, pass->kv_heads, -1, -1})) != nullptr ||
-      (bad = context.check_shape(2, {-1})) != nullptr || (bad = context.check_shape(5, {-1})) != nullptr ||
-      (bad = context.check_shape(6, {-1, -1})) != nullptr || (bad = check_norms(context, pass)) != nullptr ||
-      (bad = context.check_shape(10, {pass->heads})) != nullptr) {
+      (bad = context.check_shape(5, {-1})) != nullptr || (bad = context.check_shape(6, {-1, -1})) != nullptr ||
+      (bad = check_norms(context, pass)) != nullptr || (bad = context.check_shape(10, {pass->heads})) != nullptr) {
     return bad;
   }
   pass->capacity = context.input(1).dims[2];
-  if (pass->rows < 1) return context.error("%s has no rows", context.input_name(0));
-  if (pass->capacity < 1 || pass->capacity > kMaxRows) {
-    return context.error("cache has %lld rows, must be 1 to %lld", printable(pass->capacity), printable(kMaxRows));
-  }
+  if ((bad = check_row_shapes(context, rows_of(places), pass)) != nullptr) return bad;
   const ort::TensorView& cos = context.input(6);
-  const int64_t sequences = context.input(2).dims[0];
-  if (sequences < 1 || sequences > pass->rows) {
-    return context.error("past_length has %lld sequences, must be 1 to %lld, as many as there are rows",
-                         printable(sequences), printable(pass->rows));
-  }
-  if ((bad = context.check_shape(3, {sequences, -1})) != nullptr || (bad = context.check_shape(4, {-1})) != nullptr ||
-      (bad = context.check_shape(places.sequence_rows, {sequences})) != nullptr ||
-      (bad = context.check_shape(7, {cos.dims[0], cos.dims[1]})) != nullptr) {
-    return bad;
-  }
-  const int64_t nodes = context.input(4).dims[0];
-  if (nodes < pass->rows || (sequences > 1 && nodes > pass->rows)) {
-    return context.error("parents is [%lld], must be [%lld]%s", printable(nodes), printable(pass->rows),
-                         sequences > 1 ? " with more than one sequence" : ", or longer by the nodes of earlier passes");
-  }
-  pass->done = nodes - pass->rows;
+  if ((bad = context.check_shape(7, {cos.dims[0], cos.dims[1]})) != nullptr) return bad;
   if (2 * cos.dims[1] > dim) {
     return context.error("cos has %lld columns, head_dim %lld allows %lld", printable(cos.dims[1]), printable(dim),
                          printable(dim / 2));
@@ -171,49 +151,12 @@ abi::Status* SpecAttention::check_key_constants(const ort::OpContext& context, i
   return nullptr;
 }
 
-abi::Status* SpecAttention::check_sequences(const ort::OpContext& context, int sequence_rows, const AttentionPass& all,
-                                            Passes* passes, Depths* depths) const {
-  const int32_t* const past = context.input(2).as<const int32_t>();
-  const int32_t* const rows_of = context.input(sequence_rows).as<const int32_t>();
-  const int64_t sequences = context.input(2).dims[0], mapped = context.input(3).dims[1];
-  int64_t sum = 0;
-  for (int64_t i = 0; i < sequences; ++i) {
-    sum += rows_of[i];
-    if (rows_of[i] < 1 || sum > all.rows || (i + 1 == sequences && sum != all.rows)) {
-      return context.error("sequence_rows[%lld] is %d, the pass has %lld rows and every sequence one of them at least",
-                           printable(i), rows_of[i], printable(all.rows));
-    }
-  }
-  int32_t* of_nodes = depths->take(all.done + all.rows);
-  passes->reserve(static_cast<size_t>(sequences));
-  for (int64_t i = 0, first = 0; i < sequences; ++i) {
-    AttentionPass& pass = passes->emplace_back(all);
-    pass.rows = rows_of[i];
-    pass.past = past[i];
-    pass.row_map += i * mapped;
-    pass.parents += first;
-    std::string problem = find_bad_rows(pass, mapped);
-    if (problem.empty()) problem = find_depths(context.input(6).dims[0], of_nodes, &pass);
-    if (!problem.empty()) {
-      return sequences == 1 ? context.error("%s", problem.c_str())
-                            : context.error("sequence %lld: %s", printable(i), problem.c_str());
-    }
-    of_nodes += pass.done + pass.rows;
-    first += pass.rows;
-  }
-  if (sequences == 1) return nullptr;
-  const std::string problem = find_foreign_rows(*passes);
-  return problem.empty() ? nullptr : context.error("%s", problem.c_str());
-}
-
 abi::Status* SpecAttention::check(const ort::OpContext& context, int64_t rows, const Places& places, Passes* passes,
                                   Depths* depths) const {
   AttentionPass all = fixed_;
   all.rows = rows;
   if (abi::Status* bad = check_shapes(context, places, &all)) return bad;
   if (abi::Status* bad = check_cache(context, &all)) return bad;
-  all.row_map = context.input(3).as<const int32_t>();
-  all.parents = context.input(4).as<const int32_t>();
   all.cos = context.input(6).as<const float>();
   all.sin = context.input(7).as<const float>();
   all.q_norm = context.input(8).as<const float>();
@@ -221,7 +164,12 @@ abi::Status* SpecAttention::check(const ort::OpContext& context, int64_t rows, c
   all.sinks = context.input(10).as<const float>();
   all.query_scale = context.input(places.query_scale).as<const float>();
   if (abi::Status* bad = check_key_constants(context, places.key_constants, &all)) return bad;
-  if (abi::Status* bad = check_sequences(context, places.sequence_rows, all, passes, depths)) return bad;
+  std::vector<PassRows> sequences;
+  if (abi::Status* bad = check_sequences(context, rows_of(places), all, context.input(6).dims[0], &sequences, depths)) {
+    return bad;
+  }
+  passes->assign(sequences.size(), all);
+  for (size_t i = 0; i < sequences.size(); ++i) static_cast<PassRows&>((*passes)[i]) = sequences[i];
   return context.check_shape(places.query_scale, {context.input(6).dims[0]});
 }
 

@@ -32,6 +32,8 @@
 
 #include <cstdint>
 
+#include "ops/pass_rows/pass_rows.h"
+
 namespace edge_rt {
 
 constexpr int kKvTile = 16;
@@ -124,26 +126,20 @@ inline constexpr int64_t kv_row_bytes(const KvFormat& format, int64_t head_dim) 
 }
 
 // One run of the op, checked. Queries are numbered (kv head, row, head within the group).
-struct AttentionPass {
+struct AttentionPass : PassRows {
   int heads, kv_heads, group;     // group = heads / kv_heads
   int head_dim, padded_dim;       // padded_dim: head_dim up to a multiple of 16
   int half_rotary;                // R / 2; 0: no rotation
   float scale, softcap, epsilon;  // softcap 0: none
-  int64_t window;                 // 0: none
   bool interleaved;
   bool norms_after_rotation;
   bool q_norm_of_row, k_norm_of_row;  // weights of all heads, [H * D] and [KV * D]; else of a head, [D]
   int format;
-  int64_t rows, past, capacity;
-  int64_t done;  // nodes of the tree before the rows of the pass: earlier passes appended them
-  bool chain;    // every node's parent is the node before it
   const float *qkv, *cos, *sin;
   const float *q_norm, *k_norm, *sinks, *query_scale;    // or nullptr
   const float *key_centre, *key_balance, *key_feedback;  // likewise
   uint8_t* cache;
-  int64_t plane_bytes[2];            // of keys, of values
-  const int32_t *row_map, *parents;  // parents: [done + rows], numbers of nodes
-  const int32_t* depths;             // [rows], and before it those of `done`: 0 follows the committed rows
+  int64_t plane_bytes[2];  // of keys, of values
   float* y;
   // Scratch memory, 64-byte aligned.
   int64_t first_query;  // number of the query that `queries` begins with
@@ -152,10 +148,6 @@ struct AttentionPass {
   float* query_scales;  // and the scale and the sum of codes per group of dimensions
   int32_t* query_sums;
 
-  // First position that a row at `position` attends to.
-  int64_t first_seen(int64_t position) const { return window > 0 && position + 1 > window ? position + 1 - window : 0; }
-  // Where a row of the pass lies in the cache.
-  int64_t place_of(int64_t row) const { return row_map[past + done + row]; }
   int64_t query_index(int kv, int64_t row) const { return (kv * rows + row) * group; }
   // Where a query lies in scratch memory.
   int64_t query_place(int kv, int64_t row) const { return query_index(kv, row) - first_query; }

@@ -5,8 +5,8 @@
 #include <vector>
 
 #include "gpu/alignment.h"
+#include "ops/pass_rows/pass_rows_check.h"
 #include "ops/spec_attention/spec_attention_gpu.h"
-#include "ops/spec_attention/spec_attention_places.h"
 
 namespace edge_rt::gpu {
 namespace {
@@ -29,8 +29,8 @@ void check_replays(const ort::OpContext& context, const AttentionPass& pass, Pas
                                  pass.window})) {
     return;
   }
-  stream.check_replays([=](DriverError* error) {
-    AttentionPass now = pass;
+  stream.check_replays([=, rows = PassRows(pass)](DriverError* error) {
+    PassRows now = rows;
     now.past = *past_length;
     if (*sequence_rows != now.rows) {
       return is_well("sequence_rows[0] is " + std::to_string(*sequence_rows) + ", the pass has " +
@@ -86,7 +86,7 @@ bool GpuAttention::enqueue(PassStream& stream, const AttentionPass& pass, void* 
 }
 
 abi::Status* GpuSpecAttention::enqueue(ort::OpContext& context, PassStream& stream) const {
-  SpecAttention::Depths depths;
+  Depths depths;
   SpecAttention::Passes passes;
   GpuAttention attention;
   if (abi::Status* bad = op_.check(context, &passes, &depths)) return bad;

@@ -3,6 +3,7 @@
 
 #include <vector>
 
+#include "ops/pass_rows/pass_rows_check.h"
 #include "ops/spec_attention/spec_attention.h"
 #include "ort/op.h"
 
@@ -32,15 +33,7 @@ inline constexpr ort::Port kSequencePorts[] = {{"sequence_rows", abi::kInt32}};
 
 // y [S, H * D] = attention of S rows over the cache, which the op appends to (`cache` is written in place). The rows
 // are those of B sequences, one behind the other, which see nothing of each other.
-//   sequence_rows [B]: how many rows each has, 1 at least.
-//   past_length [B]: how many of each are committed.
-//   row_map [B, P]: row of the cache of every position of a sequence; row i of it is written to
-//     row_map[past_length + i]. Sequences may have committed rows in common, but none writes a row that another reads
-//     or writes. With a window, positions that are no longer seen may share their rows with later ones.
-//   parents [S]: -1 for the last committed token, else an earlier row of the sequence, counted from its first; a row's
-//     position is past_length + depth. With one sequence it may have more entries than the pass has rows: the first
-//     ones are then nodes that earlier passes have appended behind the same past_length, which rows may follow. Row i
-//     of N such nodes is written to row_map[past_length + N + i].
+//   sequence_rows, past_length, row_map, parents: which rows those are (pass_rows_check.h).
 //   kv_formats: the format of every layer's cache, at index `layer` (spec_attention.h lists them).
 //   key_centre, key_balance [KV, D], key_feedback [KV, D, D]: constants of every kv head for keys of 4 bits
 //     (spec_attention.h says how they count); other formats do without. A centre moves all scores of a query alike,
@@ -59,21 +52,6 @@ struct SpecAttention {
 
   abi::Status* create(ort::Attributes& attributes);
   abi::Status* compute(ort::OpContext& context) const;
-
-  // Depths of all sequences' nodes, on the stack for few.
-  class Depths {
-   public:
-    int32_t* take(int64_t count) {
-      if (count <= kFew) return few_;
-      many_.resize(static_cast<size_t>(count));
-      return many_.data();
-    }
-
-   private:
-    static constexpr int64_t kFew = 64;
-    int32_t few_[kFew];
-    std::vector<int32_t> many_;
-  };
 
   // Inputs that operators have at places of their own: the first of the constants of keys, and two more.
   struct Places {
@@ -102,10 +80,6 @@ struct SpecAttention {
   abi::Status* check_norms(const ort::OpContext& context, AttentionPass* pass) const;
   abi::Status* check_cache(const ort::OpContext& context, AttentionPass* pass) const;
   abi::Status* check_key_constants(const ort::OpContext& context, int first, AttentionPass* pass) const;
-  // Makes the passes of `all`, which holds what they have in common, and all rows.
-  abi::Status* check_sequences(const ort::OpContext& context, int sequence_rows, const AttentionPass& all,
-                               Passes* passes, Depths* depths) const;
-
   AttentionPass fixed_{};  // what the attributes say
   int64_t layer_ = 0;
   bool rotates_ = true;
