@@ -25,7 +25,11 @@ SPREAD = 0.02
 
 @dataclass(frozen=True)
 class Shape:
-    """Sizes of a model, and the keys of its header that are its family's own."""
+    """Sizes of a model, and the keys of its header that are its family's own.
+
+    Attributes:
+        convs: numbers of the layers that have a short convolution over three rows.
+    """
 
     architecture: str
     hidden: int
@@ -43,6 +47,7 @@ class Shape:
     has_post_norms: bool = False
     keys: dict[str, Any] = field(default_factory=dict)
     rope_tensors: tuple[str, ...] = ()
+    convs: frozenset[int] = frozenset()
 
 
 SHAPES = {
@@ -56,6 +61,12 @@ SHAPES = {
         "llama", 4096, 32, 32, 8, 128, 14336, 128256, 131072, 5e5, 128, rope_tensors=("rope_freqs.weight",)
     ),
     "tiny": Shape("llama", 256, 2, 4, 2, 64, 512, 512, 4096, 1e4, 64),
+    "lfm2-350m": Shape(
+        *("lfm2", 1024, 16, 16, 8, 64, 4608, 65536, 128000, 1e6, 64),
+        has_head_norms=True,
+        keys={"shortconv.l_cache": 3},
+        convs=frozenset(range(16)) - {2, 5, 8, 10, 12, 14},
+    ),
     "gemma-3-1b": Shape(
         "gemma3",
         *(1152, 26, 4, 1, 256, 6912, 262144, 32768, 1e6, 256),
@@ -143,9 +154,12 @@ def type_of(name: str, layer: int, layers: int, columns: int, mix: str) -> str:
     return chosen if columns % 256 == 0 else FALLBACKS[chosen]
 
 
-def matrices_of(shape: Shape) -> dict[str, tuple[int, int]]:
+def matrices_of(shape: Shape, layer: int) -> dict[str, tuple[int, int]]:
     """Return rows and columns of a layer's matrices."""
     hidden, wide = shape.hidden, shape.intermediate
+    if layer in shape.convs:
+        found = {"shortconv.in_proj": (3 * hidden, hidden), "shortconv.out_proj": (hidden, hidden)}
+        return {**found, "ffn_down": (hidden, wide), "ffn_gate": (wide, hidden), "ffn_up": (wide, hidden)}
     query, key = shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim
     found = {"attn_output": (hidden, query), "ffn_down": (hidden, wide)}
     if shape.is_fused:
@@ -160,10 +174,10 @@ def matrices_of(shape: Shape) -> dict[str, tuple[int, int]]:
     }
 
 
-def vectors_of(shape: Shape) -> dict[str, int]:
+def vectors_of(shape: Shape, layer: int) -> dict[str, int]:
     """Return the sizes of a layer's norms."""
     found = {"attn_norm": shape.hidden, "ffn_norm": shape.hidden}
-    if shape.has_head_norms:
+    if shape.has_head_norms and layer not in shape.convs:
         found |= {"attn_q_norm": shape.head_dim, "attn_k_norm": shape.head_dim}
     if shape.has_post_norms:
         found |= {"post_attention_norm": shape.hidden, "post_ffw_norm": shape.hidden}
@@ -178,7 +192,8 @@ def write_header(writer: gguf.GGUFWriter, name: str, shape: Shape) -> None:
     writer.add_block_count(shape.layers)
     writer.add_feed_forward_length(shape.intermediate)
     writer.add_head_count(shape.heads)
-    writer.add_head_count_kv(shape.kv_heads)
+    by_layer = [0 if layer in shape.convs else shape.kv_heads for layer in range(shape.layers)]
+    writer.add_head_count_kv(by_layer if shape.convs else shape.kv_heads)
     writer.add_key_length(shape.head_dim)
     writer.add_value_length(shape.head_dim)
     writer.add_rope_dimension_count(shape.rotated)
@@ -188,7 +203,7 @@ def write_header(writer: gguf.GGUFWriter, name: str, shape: Shape) -> None:
     for key, value in shape.keys.items():
         add = writer.add_uint32 if isinstance(value, int) else writer.add_float32
         add(f"{shape.architecture}.{key}", value)
-    write_tokenizer(writer, shape.vocabulary, "qwen2")
+    write_tokenizer(writer, shape.vocabulary, "lfm2" if shape.architecture == "lfm2" else "qwen2")
 
 
 def write_model(out: Path, name: str, mix: str, seed: int = 0) -> None:
@@ -216,11 +231,14 @@ def write_model(out: Path, name: str, mix: str, seed: int = 0) -> None:
 
     matrix("token_embd", 0, shape.vocabulary, shape.hidden)
     for layer in range(shape.layers):
-        for name, (rows, columns) in matrices_of(shape).items():
+        for name, (rows, columns) in matrices_of(shape, layer).items():
             matrix(name, layer, rows, columns)
-        for name, size in vectors_of(shape).items():
+        for name, size in vectors_of(shape, layer).items():
             norm(f"blk.{layer}.{name}", size)
-    norm("output_norm", shape.hidden)
+        if layer in shape.convs:
+            taps = 0.6 * rng.standard_normal((shape.hidden, 3))
+            writer.add_tensor(f"blk.{layer}.shortconv.conv.weight", taps.astype(np.float32))
+    norm("token_embd_norm" if shape.architecture == "lfm2" else "output_norm", shape.hidden)
     for name in shape.rope_tensors:
         divisors = np.geomspace(1, 32, shape.rotated // 2)
         writer.add_tensor(name, divisors.astype(np.float32))

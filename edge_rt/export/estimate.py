@@ -104,7 +104,7 @@ def _activations(decoder: Decoder, rows: int, heads: int) -> int:
 def _inputs(weights: DecoderWeights) -> list[tuple[Linear, ...]]:
     """Return the matrices of one layer, those with one input together."""
     layer = weights.layers[0]
-    return [layer.qkv, layer.output, layer.gate_up, layer.down]
+    return [layer.mixer_in, layer.mixer_out, layer.gate_up, layer.down]
 
 
 def _square_bytes(inputs: int) -> int:

@@ -373,7 +373,7 @@ def _quantisation(checkpoint: Checkpoint) -> dict[str, str]:
 
     return {
         "embedding": checkpoint.weights.embedding.type_name,
-        "attention": types([layer.qkv for layer in layers] + [layer.output for layer in layers]),
+        "attention": types([layer.mixer_in for layer in layers] + [layer.mixer_out for layer in layers]),
         "feed_forward": types([layer.gate_up for layer in layers] + [layer.down for layer in layers]),
         "head": checkpoint.weights.head.type_name,
     }

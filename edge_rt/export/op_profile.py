@@ -42,6 +42,7 @@ class OpProfile(ABC):
             step.
         has_4_bit_keys: whether the cache can have 4-bit keys, and packages hold constants for them.
         has_tables: whether tables and codes of 5 and 6 bits take as many bits, not 8.
+        has_short_convs: whether its operators compute short convolutions.
     """
 
     name: ClassVar[str]
@@ -50,10 +51,11 @@ class OpProfile(ABC):
     rounds_by_rule: ClassVar[bool]
     has_4_bit_keys: ClassVar[bool]
     has_tables: ClassVar[bool]
+    has_short_convs: ClassVar[bool]
 
     def require_carried(self, decoder: Decoder) -> None:
         """Refuse a model with a part that no operator of the profile computes."""
-        if any(layer.short_conv is not None for layer in decoder.kinds):
+        if decoder.conv_layers and not self.has_short_convs:
             raise not_carried(decoder, "short convolutions")
         if any(layer.experts is not None for layer in decoder.kinds):
             raise not_carried(decoder, "experts")
@@ -121,6 +123,7 @@ class PortableProfile(OpProfile):
     rounds_by_rule = False
     has_4_bit_keys = False
     has_tables = False
+    has_short_convs = False
 
     def gate_up(self, name: str, gate: Part, up: Part) -> tuple[Linear, ...]:
         """Stack gate and up: their product is split in two."""
@@ -172,6 +175,7 @@ class NativeProfile(OpProfile):
     rounds_by_rule = True
     has_4_bit_keys = True
     has_tables = True
+    has_short_convs = True
 
     stack = staticmethod(native_weights.stack)
     gate_up = staticmethod(native_weights.gate_up)
@@ -202,7 +206,12 @@ class NativeProfile(OpProfile):
 def native_caches(decoder: Decoder, capacity: int, kv_format: str) -> list[Array]:
     """Return empty caches of every layer for so many positions; windows have room for all of them as well."""
     row_bytes = KV_FORMAT[kv_format].row_bytes(decoder.head_dim)
-    return [np.zeros((2, decoder.num_kv_heads, capacity, row_bytes), np.uint8) for _ in range(decoder.num_layers)]
+    return [
+        np.zeros((2, decoder.num_kv_heads, capacity, row_bytes), np.uint8)
+        if layer.short_conv is None
+        else np.zeros((capacity, decoder.hidden_size), np.float32)
+        for layer in decoder.layers
+    ]
 
 
 def native_feeds(
@@ -215,7 +224,7 @@ def native_feeds(
     loaded: Mapping[str, Array],
 ) -> tuple[Feeds, Feeds]:
     """Return inputs and outputs of a native pass over tokens behind ``begin`` others; ``loaded``: tables at a load."""
-    rows, capacity, wanted = len(token_ids), caches[0].shape[2], len(logit_rows)
+    rows, capacity, wanted = len(token_ids), caches[0].shape[-2], len(logit_rows)
     inputs: Feeds = {
         "input_ids": np.asarray(token_ids, np.int64),
         "logit_rows": np.asarray(logit_rows, np.int64),

@@ -136,11 +136,16 @@ def _session_text(shape: ModelShape, choice: Choice) -> str:
 
 def _cache_text(shape: ModelShape, choice: Choice) -> str:
     rows, windowed = kv_rows(shape, choice)
-    windows = f", {shape.window_layers} of them {windowed}" if shape.window_layers else ""
+    window_layers, convs = shape.window_layers - shape.conv_layers, ""
+    windows = f", {window_layers} of them {windowed}" if window_layers else ""
+    if shape.conv_layers:
+        layers = counted(shape.conv_layers, "short convolution")
+        convs = f"; {windowed} rows x {layers} x {shape.conv_row_bytes} B"
     row_bytes = shape.token_bytes(choice.kv_format)
     name = choice.kv_format if choice.kv_format in KV_FORMAT and shape.op_profile == "native" else "f32"
     shared = "" if choice.slots == 1 else f" that {choice.slots} slots share"
-    return f"{rows} rows{shared} x {counted(shape.model.num_layers, 'layer')}{windows} x {row_bytes} B ({name})"
+    attending = counted(shape.model.num_layers - shape.conv_layers, "layer")
+    return f"{rows} rows{shared} x {attending}{windows} x {row_bytes} B ({name}){convs}"
 
 
 def _activations_text(choice: Choice, sizes: Sizes) -> str:

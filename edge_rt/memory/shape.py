@@ -149,8 +149,18 @@ class ModelShape:
 
     @cached_property
     def window_layers(self) -> int:
-        """Layers whose cache holds a sliding window; that of traced graphs holds all tokens."""
+        """Layers whose cache holds a sliding window or a convolution's rows; that of traced graphs holds all tokens."""
         return 0 if self.traced is not None else sum(window > 0 for window in self.model.layer_windows)
+
+    @cached_property
+    def conv_layers(self) -> int:
+        """Those of them that are short convolutions."""
+        return 0 if self.traced is not None else len(self.model.conv_layers)
+
+    @property
+    def conv_row_bytes(self) -> int:
+        """Bytes of a row of a short convolution."""
+        return 4 * self.model.hidden_size
 
     @property
     def rotation_bytes(self) -> int:

@@ -134,8 +134,9 @@ def row_cost(curve: Sequence[tuple[int, float]], rows: float) -> float:
 def pass_seconds(shape: ModelShape, device: Device, choice: Choice) -> float:
     """Return the seconds of a pass over one row with half the context filled."""
     seen = choice.ctx // 2
-    windowed = min(seen, shape.model.sliding_window) if shape.window_layers else 0
-    rows = (shape.model.num_layers - shape.window_layers) * seen + shape.window_layers * windowed
+    windows = shape.window_layers - shape.conv_layers
+    windowed = min(seen, shape.model.sliding_window) if windows else 0
+    rows = (shape.model.num_layers - shape.window_layers) * seen + windows * windowed
     cache = rows * shape.token_bytes(choice.kv_format)
     if choice.gpu_layers is not None:
         return _divided_seconds(shape, device, choice, cache)

@@ -140,14 +140,15 @@ def kv_rows(shape: ModelShape, choice: Choice) -> tuple[int, int]:
         return choice.kv_rows, choice.kv_rows
     if not shape.window_layers:
         return choice.ctx, choice.ctx
-    return choice.ctx, window_capacity(shape.model.sliding_window, choice.largest_pass, choice.ctx)
+    return choice.ctx, window_capacity(shape.model.ring_window, choice.largest_pass, choice.ctx)
 
 
 def kv_bytes(shape: ModelShape, choice: Choice) -> int:
-    """Return the bytes of the KV cache: rows x layers x bytes of a row."""
+    """Return the bytes of the KV cache: rows x layers x bytes of a row; and of the rows of convolutions."""
     full, windowed = kv_rows(shape, choice)
-    rows = (shape.model.num_layers - shape.window_layers) * full + shape.window_layers * windowed
-    return rows * shape.token_bytes(choice.kv_format)
+    convs = shape.conv_layers
+    rows = (shape.model.num_layers - shape.window_layers) * full + (shape.window_layers - convs) * windowed
+    return rows * shape.token_bytes(choice.kv_format) + convs * windowed * shape.conv_row_bytes
 
 
 def slots_bytes(shape: ModelShape, choice: Choice) -> int:

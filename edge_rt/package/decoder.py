@@ -27,7 +27,7 @@ MAX_HEAD_DIM: Final = 1024
 MAX_EXPERTS: Final = 1 << 12
 MAX_ALL_EXPERTS: Final = 1 << 16
 """Of all layers together."""
-MAX_TAPS: Final = 64
+MAX_TAPS: Final = 16
 """Rows that a short convolution sees, at most."""
 MAX_CONTEXT: Final = 1 << 24
 MAX_ROWS: Final = 1 << 24
@@ -286,14 +286,29 @@ class Decoder:
         return max(part.size for layer in self.layers for part in layer.feed_forwards)
 
     @cached_property
+    def conv_layers(self) -> tuple[int, ...]:
+        """Numbers of the layers that have a short convolution."""
+        return tuple(number for number, layer in enumerate(self.layers) if layer.short_conv is not None)
+
+    @cached_property
     def layer_windows(self) -> tuple[int, ...]:
-        """Sliding window of every layer; 0: none."""
-        return tuple(0 if layer.attention is None else layer.attention.window for layer in self.layers)
+        """Rows that a row sees in every layer, itself included: a sliding window, a convolution's taps; 0: all."""
+        return tuple(
+            (0 if layer.attention is None else layer.attention.window)
+            if layer.short_conv is None
+            else layer.short_conv.taps
+            for layer in self.layers
+        )
+
+    @cached_property
+    def ring_window(self) -> int:
+        """The largest of these: what layers must keep that do not keep all rows; 0: all do."""
+        return max(self.layer_windows)
 
     @cached_property
     def sliding_window(self) -> int:
-        """The window of layers that have one; 0: none has."""
-        return max(self.layer_windows)
+        """The window of layers whose attention has one; 0: none has."""
+        return max(self.attention_of(layer).window for layer in self.attention_layers)
 
     @property
     def top_tokens(self) -> int:
@@ -407,8 +422,10 @@ class Dimensions:
     norm_epsilon: float = 1e-5
     is_tied: bool = False
     layer_windows: ClassVar[tuple[int, ...]] = ()
+    conv_layers: ClassVar[tuple[int, ...]] = ()
     """No windows are known without a description."""
     sliding_window: ClassVar[int] = 0
+    ring_window: ClassVar[int] = 0
 
     def check(self) -> None:
         """Check that the numbers are in range."""

@@ -44,7 +44,7 @@ ACTIVATIONS: Final = ("auto", "int8", "float")
 """Values of the option ``activations`` of an export."""
 INPUT_BLOCK: Final = 32
 """Numbers of a linear layer's input that are rounded with one scale."""
-_LAYER_INPUTS: Final = ("qkv", "output", "gate_up", "down")
+_LAYER_INPUTS: Final = ("qkv", "output", "conv_in", "conv_out", "gate_up", "down")
 BUILT_IN_CALIBRATION: Final = "built-in"
 """Name of edge-rt's own calibration text."""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from types import SimpleNamespace
 
 import numpy as np
@@ -32,7 +33,7 @@ class Arrays:
         return Arrays(self.arrays | {name: self.arrays[name] + by}, self._piece_rows)
 
 
-def tiny_decoder(attention=None, feed_forward=None, layer=None, sizes=None, **more):
+def tiny_decoder(attention=None, feed_forward=None, layer=None, sizes=None, conv=None, **more):
     """Return the description of a model of two layers with a head for every two of the queries.
 
     Args:
@@ -40,6 +41,7 @@ def tiny_decoder(attention=None, feed_forward=None, layer=None, sizes=None, **mo
         feed_forward: what differs in the feed-forward.
         layer: what else differs in layers.
         sizes: dimensions that differ.
+        conv: a short convolution, which the first layer has instead of attention.
         more: what else differs.
     """
     numbers = {
@@ -50,7 +52,8 @@ def tiny_decoder(attention=None, feed_forward=None, layer=None, sizes=None, **mo
     dims = Dimensions(**(numbers | (sizes or {})))
     ropes = more.pop("ropes", (default_rope(100.0, dims.head_dim),))
     one = Layer(dims.attention(**(attention or {})), dims.feed_forward(**(feed_forward or {})), **(layer or {}))
-    return dims.decoder("llama", one, *ropes, **more)
+    first = one if conv is None else replace(one, attention=None, short_conv=conv)
+    return dims.decoder("llama", (first, *(one,) * (dims.num_layers - 1)), *ropes, **more)
 
 
 def random_arrays(decoder, seed=0, scale=0.4):

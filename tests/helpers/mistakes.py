@@ -23,19 +23,19 @@ def parts_of(linears, name, order):
 
 
 def q_as_in_the_file(layer):
-    parts = list(layer.qkv[0].parts)
+    parts = list(layer.mixer_in[0].parts)
     parts[0] = dataclasses.replace(parts[0], row_order=None)
-    return dataclasses.replace(layer, qkv=(Linear("layer0.qkv", tuple(parts)),))
+    return dataclasses.replace(layer, mixer_in=(Linear("layer0.qkv", tuple(parts)),))
 
 
 def v_rotated(layer):
-    parts = list(layer.qkv[0].parts)
+    parts = list(layer.mixer_in[0].parts)
     parts[2] = dataclasses.replace(parts[2], row_order=parts[1].row_order)
-    return dataclasses.replace(layer, qkv=(Linear("layer0.qkv", tuple(parts)),))
+    return dataclasses.replace(layer, mixer_in=(Linear("layer0.qkv", tuple(parts)),))
 
 
 def k_and_v_swapped(layer):
-    return dataclasses.replace(layer, qkv=parts_of(layer.qkv, "layer0.qkv", (0, 2, 1)))
+    return dataclasses.replace(layer, mixer_in=parts_of(layer.mixer_in, "layer0.qkv", (0, 2, 1)))
 
 
 def gate_and_up_swapped(layer):

@@ -104,7 +104,8 @@ def test_a_document_has_rare_parts_only_where_they_are():
         )
     assert "short_conv" not in to_document(plain)["kinds"][0]
     assert mixed.attention_layers == (0,)
-    assert mixed.layer_windows == (0, 0, 0)
+    assert mixed.conv_layers == (1, 2)
+    assert (mixed.layer_windows, mixed.ring_window, mixed.sliding_window) == ((0, 3, 3), 3, 0)
 
 
 def test_windows_of_two_sizes():

@@ -11,7 +11,16 @@ from tests.helpers.native_profile import require_native
 from tests.helpers.passes import same_bits
 from tests.helpers.segmented import CutPasses, whole_passes
 
-NAMES = ("qwen3_window", "gemma2", "gemma3_text", "phi3_partial", "ministral3", "smollm3_window", "stablelm")
+NAMES = (
+    "qwen3_window",
+    "gemma2",
+    "gemma3_text",
+    "phi3_partial",
+    "ministral3",
+    "smollm3_window",
+    "stablelm",
+    "lfm2_bias",
+)
 CONTEXT = 96
 LARGEST_PASS = 16
 TREE = [-1, 0, 0, 1, 2, 4, 1]

@@ -72,10 +72,12 @@ class CalibrationBuilder(NativeBuilder):
 
 def calibration_bytes(decoder: Decoder, tokens: int) -> int:
     """Predict the memory of ``calibrate`` in addition to the weights: cache, queries, one pass, and statistics."""
-    cache = decoder.num_layers * tokens * KV_FORMAT[_FORMAT].token_bytes(decoder.num_kv_heads, decoder.head_dim)
-    queries = decoder.num_layers * -(-tokens // STRIDE) * decoder.num_heads * decoder.head_dim * 2
+    layers = len(decoder.attention_layers)
+    convs = 4 * decoder.hidden_size * (decoder.num_layers - layers) * tokens
+    cache = layers * tokens * KV_FORMAT[_FORMAT].token_bytes(decoder.num_kv_heads, decoder.head_dim) + convs
+    queries = layers * -(-tokens // STRIDE) * decoder.num_heads * decoder.head_dim * 2
     width = max(decoder.hidden_size, decoder.intermediate_size, decoder.num_heads * decoder.head_dim)
-    one_pass = 4 * PASS_ROWS * (decoder.num_layers * _qkv_width(decoder) + 4 * width) + 8 * decoder.vocab_size
+    one_pass = 4 * PASS_ROWS * (layers * _qkv_width(decoder) + 4 * width) + 8 * decoder.vocab_size
     group = decoder.num_heads // decoder.num_kv_heads
     head = statistics_bytes(tokens, -(-tokens // STRIDE) * group, decoder.head_dim)
     return cache + queries + max(one_pass, usable_cpus() * head)
@@ -99,12 +101,12 @@ def calibrate(
         A sentence about the heads that do not fit half precision, if there are any.
     """
     passes = -(-len(token_ids) // PASS_ROWS)
-    steps = passes + decoder.num_layers
+    steps = passes + len(decoder.attention_layers)
     caches, queries = _run(folder, weights, layout, decoder, token_ids, lambda done: on_progress(done, steps))
     unfit: dict[int, int] = {}
     with WeightsFile(folder / WEIGHTS_FILE, layout, is_new=False) as out:
         calibrated = frozenset(calibrated_layers(decoder))
-        for layer, heads in enumerate(_constants(caches, queries, decoder)):
+        for done, (layer, heads) in enumerate(_constants(caches, queries, decoder), start=passes + 1):
             if layer not in calibrated:
                 continue
             if missing := heads.count(None):
@@ -113,13 +115,13 @@ def calibrate(
             constants = KeyConstants.joined([neutral if head is None else head for head in heads])
             for name, array in zip(key_constant_names(layer), constants.arrays, strict=True):
                 out.write(layout.slots[name], 0, array)
-            on_progress(passes + layer + 1, steps)
+            on_progress(done, steps)
     return (_warning(unfit, decoder),) if unfit else ()
 
 
 def _warning(unfit: Mapping[int, int], decoder: Decoder) -> str:
     """Return a sentence about heads without constants; ``unfit``: layer -> kv heads beyond half precision."""
-    heads = decoder.num_layers * decoder.num_kv_heads
+    heads = len(decoder.attention_layers) * decoder.num_kv_heads
     return (
         f"{sum(unfit.values())} of {heads} kv heads, the first in layer {min(unfit)}, have keys or queries that do not "
         "fit half precision: they have no constants for 4-bit keys, and int4 and int4x2 caches lose more there."
@@ -137,8 +139,8 @@ def _run(
     """Compute keys and queries of the text.
 
     Returns:
-        Every layer's keys, float16 ``[kv_heads, tokens, head_dim]``, and the rotated queries of every ``STRIDE``-th
-        token, float16 ``[layers, tokens / STRIDE, heads, head_dim]``.
+        Keys of every layer with attention, float16 ``[kv_heads, tokens, head_dim]``, and the rotated queries of every
+        ``STRIDE``-th token, float16 ``[layers, tokens / STRIDE, heads, head_dim]``.
     """
     graph = folder / _GRAPH_FILE
     model = build_graph(CalibrationBuilder(layout, decoder), weights, decoder, "edge-rt")
@@ -151,25 +153,26 @@ def _run(
         tokens = len(token_ids)
         caches = native_caches(decoder, tokens, _FORMAT)
         taken = -(-tokens // STRIDE)
-        queries = np.empty((decoder.num_layers, taken, decoder.num_heads, decoder.head_dim), np.float16)
+        layers = decoder.attention_layers
+        queries = np.empty((len(layers), taken, decoder.num_heads, decoder.head_dim), np.float16)
         loaded = loaded_tables(decoder, tokens)
         tables = {name: _table(folder, layout, name) for name in layout.slots if name.startswith("rope")} | loaded
-        prepare = [_QueryPreparation(folder, layout, decoder, layer, tables) for layer in range(decoder.num_layers)]
+        prepare = [_QueryPreparation(folder, layout, decoder, layer, tables) for layer in layers]
         # One array for all passes: the memory prediction has no room for a second one.
-        room = np.empty((decoder.num_layers, min(tokens, PASS_ROWS), _qkv_width(decoder)), np.float32)
+        room = np.empty((len(layers), min(tokens, PASS_ROWS), _qkv_width(decoder)), np.float32)
         for begin in range(0, tokens, PASS_ROWS):
             on_pass(begin // PASS_ROWS)
             products = room[:, : tokens - begin]
             _pass(session, decoder, caches, token_ids[begin : begin + PASS_ROWS], begin, products, loaded)
             # PASS_ROWS is a multiple of STRIDE.
             rows = slice(begin // STRIDE, begin // STRIDE + len(products[0, ::STRIDE]))
-            for layer, qkv in enumerate(products):
+            for number, qkv in enumerate(products):
                 with np.errstate(over="ignore", invalid="ignore"):
-                    queries[layer, rows] = prepare[layer](qkv[::STRIDE], begin)
+                    queries[number, rows] = prepare[number](qkv[::STRIDE], begin)
     finally:
         graph.unlink()
     # The planes of keys come first, as half precision.
-    return [cache[0].view(np.float16) for cache in caches], queries
+    return [caches[layer][0].view(np.float16) for layer in layers], queries
 
 
 def _pass(
@@ -184,7 +187,7 @@ def _pass(
     """Compute tokens after ``begin`` others; write queries, keys and values to ``products [layers, rows, width]``."""
     last = np.asarray([len(token_ids) - 1])
     inputs, outputs = native_feeds(decoder, token_ids, last, begin, caches, _FORMAT, loaded)
-    outputs |= {f"layer{layer}.qkv": product for layer, product in enumerate(products)}
+    outputs |= {f"layer{layer}.qkv": product for layer, product in zip(decoder.attention_layers, products, strict=True)}
     binding = session.binding()
     binding.bind(inputs, outputs)
     binding.run(StopSwitch())
@@ -240,16 +243,18 @@ class _QueryPreparation:
         return np.concatenate(turned, axis=-1)
 
 
-def _constants(caches: Sequence[Array], queries: Array, decoder: Decoder) -> Iterator[list[KeyConstants | None]]:
-    """Yield the constants of every layer, per kv head; several heads are computed at once."""
+def _constants(
+    caches: Sequence[Array], queries: Array, decoder: Decoder
+) -> Iterator[tuple[int, list[KeyConstants | None]]]:
+    """Yield every layer with attention and its constants, per kv head; several heads are computed at once."""
     kv_heads = decoder.num_kv_heads
     with ThreadPoolExecutor(usable_cpus()) as workers:
-        for layer, keys in enumerate(caches):
-            found = queries[layer].reshape(len(queries[layer]), kv_heads, -1, decoder.head_dim).swapaxes(0, 1)
+        for layer, keys, rows in zip(decoder.attention_layers, caches, queries, strict=True):
+            found = rows.reshape(len(rows), kv_heads, -1, decoder.head_dim).swapaxes(0, 1)
             of_head = functools.partial(
                 _of_head, scale=decoder.attention_of(layer).scale, window=decoder.layer_windows[layer]
             )
-            yield list(workers.map(of_head, keys, found))
+            yield layer, list(workers.map(of_head, keys, found))
 
 
 def _of_head(keys: Array, queries: Array, *, scale: float, window: int) -> KeyConstants | None:

@@ -136,7 +136,7 @@ def tensor_classes(
     by_name = {error.name: error for error in errors}
     layers = weights.layers
     classes: dict[str, tuple[Linear, ...]] = {
-        "attention": tuple(linear for layer in layers for linear in (*layer.qkv, *layer.output)),
+        "attention": tuple(linear for layer in layers for linear in (*layer.mixer_in, *layer.mixer_out)),
         "feed_forward": tuple(linear for layer in layers for linear in (*layer.gate_up, *layer.down)),
         "embedding": (weights.embedding,),
         "head": (weights.head,),

@@ -21,6 +21,7 @@ import numpy.typing as npt
 from edge_rt.errors import UnsupportedModel
 from edge_rt.export.check.predictions import Divergence, Predictor
 from edge_rt.export.checkpoint import Checkpoint
+from edge_rt.export.decoder.tensors import INPUT_OF, kind_of
 from edge_rt.export.decoder.weights import DecoderWeights
 from edge_rt.export.graph.native import NO_FINE_BLOCKS
 from edge_rt.export.reference.gradients import DecoderGradients, Pass
@@ -145,8 +146,7 @@ def _costs(
 
     def of_layer(found: Pass) -> None:
         layer = next(iter(found.at_inputs)).split(".")[0].removeprefix("layer")
-        kinds = {"qkv": "attn_q", "output": "attn_output", "gate_up": "ffn_up", "down": "ffn_down"}
-        add(found, {f"layer{layer}.{name}": f"blk.{layer}.{kind}.weight" for name, kind in kinds.items()})
+        add(found, {f"layer{layer}.{INPUT_OF[kind_of(matrix)]}": matrix for matrix in found.inputs})
 
     with np.errstate(over="ignore", invalid="ignore"):
         whole = model.run(token_ids, on_layer=on_layer, on_gradients=of_layer)

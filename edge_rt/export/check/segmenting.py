@@ -90,7 +90,8 @@ class SegmentBuilder(NativeBuilder):
         windows = [self._windows[layer] for layer in self._range]
         maps = [(self._row_map, 0 in windows), (self._window_row_map, any(windows))]
         caches = [self._caches[layer] for layer in self._range]
-        ropes = {id(value) for layer in self._range for value in self.rope_of(layer)}
+        attending = set(self._range) & set(self._decoder.attention_layers)
+        ropes = {id(value) for layer in attending for value in self.rope_of(layer)}
         return [
             self._past_length,
             *(row_map for row_map, is_wanted in maps if is_wanted),

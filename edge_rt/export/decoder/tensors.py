@@ -22,6 +22,19 @@ OPTIONAL: Final = ("rope_freqs.weight", "rope_factors_short.weight", "rope_facto
 FUSED: Final = (".attn_qkv", ".ffn_gate_up", "_exps")
 """Ends of the names of tensors that hold several of a decoder's."""
 
+INPUT_OF: Final[Mapping[str, str]] = {
+    "attn_q": "qkv",
+    "attn_k": "qkv",
+    "attn_v": "qkv",
+    "attn_output": "output",
+    "shortconv.in_proj": "conv_in",
+    "shortconv.out_proj": "conv_out",
+    "ffn_gate": "gate_up",
+    "ffn_up": "gate_up",
+    "ffn_down": "down",
+}
+"""Kind of matrix -> what its input is called."""
+
 Shapes = dict[str, tuple[int, ...]]
 
 
@@ -107,6 +120,11 @@ def _with_biases(matrices: Shapes, has_bias: bool) -> Shapes:
     """Return the shapes of matrices, and of their biases if they have them."""
     biases = {f"{name.removesuffix('weight')}bias": shape[1:] for name, shape in matrices.items()}
     return matrices | (biases if has_bias else {})
+
+
+def kind_of(name: str) -> str:
+    """Return which matrix of its layer a tensor is, as in ``INPUT_OF``."""
+    return name.split(".", 2)[-1].removesuffix(".weight")
 
 
 def is_fused(name: str) -> bool:

@@ -30,7 +30,7 @@ Array = npt.NDArray[Any]
 
 @dataclass(frozen=True)
 class Vector:
-    """A vector of the package.
+    """A vector of the package, or the small matrix of a convolution, whose taps lie one behind the other.
 
     Attributes:
         parts: tensors of the checkpoint that follow each other in it.
@@ -44,35 +44,42 @@ class Vector:
     alternates: bool = False
 
     @property
-    def elements(self) -> int:
-        """Number of elements."""
-        return sum(part.elements for part in self.parts)
+    def shape(self) -> tuple[int, ...]:
+        """Shape in the package."""
+        first = self.parts[0].shape
+        return first if len(first) > 1 else (sum(part.elements for part in self.parts),)
 
     def read(self, source: TensorReader) -> Array:
-        """Return the elements, float32."""
+        """Return the array, float32."""
         found = []
         for part, order in zip(self.parts, self.orders, strict=True):
-            values = float_values(float_rows(part, read_rows(source, part)))[0]
+            values = float_values(float_rows(part, read_rows(source, part))).T.reshape(-1)
             found.append(values if order is None else values[order])
         if self.alternates:
             joined: Array = np.stack([values.reshape(-1, TILE_ROWS) for values in found], axis=1).reshape(-1)
         else:
             joined = np.concatenate(found)
+        joined = joined.reshape(self.shape)
         return joined + np.float32(self.offset) if self.offset else joined
 
 
 @dataclass(frozen=True)
 class LayerWeights:
-    """Matrices of one layer; q, k, v are stacked, gate and up joined as the op profile wants them."""
+    """Matrices of one layer, gate and up joined as the op profile wants them.
 
-    qkv: tuple[Linear, ...]
-    output: tuple[Linear, ...]
+    Attributes:
+        mixer_in: q, k, v, stacked; or what makes a short convolution's rows and gates.
+        mixer_out: what follows attention, or the convolution.
+    """
+
+    mixer_in: tuple[Linear, ...]
+    mixer_out: tuple[Linear, ...]
     gate_up: tuple[Linear, ...]
     down: tuple[Linear, ...]
 
     def linears(self) -> tuple[Linear, ...]:
         """Every matrix, in the order of the file."""
-        return (*self.qkv, *self.output, *self.gate_up, *self.down)
+        return (*self.mixer_in, *self.mixer_out, *self.gate_up, *self.down)
 
 
 @dataclass(frozen=True)
@@ -99,14 +106,15 @@ class DecoderWeights:
     def by_input(self) -> dict[str, tuple[Linear, ...]]:
         """Return the matrices that read each input of linear layers, by the input's name."""
         found: dict[str, tuple[Linear, ...]] = {"head": (self.head,)}
-        for number, layer in enumerate(self.layers):
-            found |= {
-                f"layer{number}.qkv": layer.qkv,
-                f"layer{number}.output": layer.output,
-                f"layer{number}.gate_up": layer.gate_up,
-                f"layer{number}.down": layer.down,
-            }
+        for layer in self.layers:
+            for linears in (layer.mixer_in, layer.mixer_out, layer.gate_up, layer.down):
+                found[input_of(linears[0])] = linears
         return found
+
+
+def input_of(linear: Linear) -> str:
+    """Return the name of the input of a layer's matrix, which may be one of several that read it."""
+    return ".".join(linear.name.split(".")[:2])
 
 
 def collect_weights(
@@ -127,11 +135,17 @@ def collect_weights(
             return part(f"blk.{i}.{kind}.weight", order)
 
         is_gated = decoder.feed_forward_of(i).is_gated
-        qkv = (of("attn_q", q_order), of("attn_k", k_order), of("attn_v"))
+        if decoder.layers[i].short_conv is not None:
+            mixer_in = profile.stack(f"layer{i}.conv_in", [of("shortconv.in_proj")])
+            mixer_out = profile.stack(f"layer{i}.conv_out", [of("shortconv.out_proj")])
+        else:
+            qkv = (of("attn_q", q_order), of("attn_k", k_order), of("attn_v"))
+            mixer_in = profile.stack(f"layer{i}.qkv", qkv)
+            mixer_out = profile.stack(f"layer{i}.output", [of("attn_output")])
         gate_up = f"layer{i}.gate_up"
         return LayerWeights(
-            qkv=profile.stack(f"layer{i}.qkv", qkv),
-            output=profile.stack(f"layer{i}.output", [of("attn_output")]),
+            mixer_in=mixer_in,
+            mixer_out=mixer_out,
             gate_up=profile.gate_up(gate_up, of("ffn_gate"), of("ffn_up"))
             if is_gated
             else profile.stack(gate_up, [of("ffn_up")]),
@@ -154,7 +168,7 @@ def collect_weights(
 
 
 def _norms(source: Source, decoder: Decoder) -> dict[str, Vector]:
-    """Return the weights and biases of all norms, and the sinks."""
+    """Return the weights and biases of all norms, the sinks, and the taps of convolutions."""
     tensors, found = source.tensors, {}
     names = {"output_norm": "final_norm"}
     for i in range(decoder.num_layers):
@@ -175,6 +189,10 @@ def _norms(source: Source, decoder: Decoder) -> dict[str, Vector]:
     for i in range(decoder.num_layers):
         if f"blk.{i}.attn_sinks.weight" in tensors:
             found[f"layer{i}.sinks"] = Vector((tensors[f"blk.{i}.attn_sinks.weight"],))
+    for i in decoder.conv_layers:
+        for theirs, ours in (("weight", f"layer{i}.conv"), ("bias", f"layer{i}.conv_bias")):
+            if (name := f"blk.{i}.shortconv.conv.{theirs}") in tensors:
+                found[ours] = Vector((tensors[name],))
     return found
 
 
@@ -204,7 +222,7 @@ def place_weights(
     for linear in weights.linears():
         profile.place(linear, layout)
     for name, vector in weights.vectors.items():
-        layout.add(name, np.float32, (vector.elements,))
+        layout.add(name, np.float32, vector.shape)
     for index, rope in enumerate(() if decoder.loads_rope else decoder.ropes):
         for table in rope_names(index):
             layout.add(table, np.float32, (decoder.context_length, len(rope.frequencies)))

@@ -42,12 +42,12 @@ class LayerMatrices(Protocol):
     """Matrices of one layer."""
 
     @property
-    def qkv(self) -> Linears:
-        """Queries, keys and values, stacked."""
+    def mixer_in(self) -> Linears:
+        """Queries, keys and values, stacked; or what a short convolution reads."""
 
     @property
-    def output(self) -> Linears:
-        """Output of attention."""
+    def mixer_out(self) -> Linears:
+        """What follows attention, or the convolution."""
 
     @property
     def gate_up(self) -> Linears:
@@ -97,30 +97,35 @@ class GraphBuilder(ABC):
     def attention(self, qkv: ir.Value, layer: int) -> ir.Value:
         """Rotate ``qkv [rows, (heads + 2 kv_heads) * head_dim]``, append to the cache, attend."""
 
+    def short_conv(self, bcx: ir.Value, layer: int) -> ir.Value:  # noqa: ARG002 - of no layer
+        """Append ``b * x`` of ``bcx [rows, 3 * hidden_size]`` to the cache and convolve, between the gates b and c."""
+        raise not_carried(self._decoder, "short convolutions")
+
     @abstractmethod
     def logits(self, x: Residual, head: Linear) -> ir.Value:
         """Return the logits of a stream."""
 
     def layer(self, x: Residual, weights: LayerMatrices, index: int) -> Residual:
         """Return the stream after layer ``index``."""
-        return self.finish_layer(x, self.attention(self.project_qkv(x, weights, index), index), weights, index)
+        return self.finish_layer(x, self.mixed(x, weights, index), weights, index)
 
     def last_layer(self, x: Residual, weights: LayerMatrices, index: int) -> Residual:
         """Return the stream after the model's last layer, of the rows that need logits."""
-        qkv = self.project_qkv(x, weights, index)
-        # After the last attention rows are independent of each other: only those that need logits continue.
-        attended = self.wanted(self.attention(qkv, index), "attention.wanted")
-        return self.finish_layer(Residual(self.wanted(x.settled, "residual.wanted")), attended, weights, index)
+        # Behind the last mixer rows are independent of each other: only those that need logits continue.
+        mixed = self.wanted(self.mixed(x, weights, index), "attention.wanted")
+        return self.finish_layer(Residual(self.wanted(x.settled, "residual.wanted")), mixed, weights, index)
 
-    def project_qkv(self, x: Residual, weights: LayerMatrices, index: int) -> ir.Value:
-        """Return queries, keys and values of a layer."""
-        return self.linear(x, weights.qkv, f"layer{index}.qkv", norm=self.found(f"layer{index}.attention_norm"))
+    def mixed(self, x: Residual, weights: LayerMatrices, index: int) -> ir.Value:
+        """Return what a layer's attention, or its short convolution, gives, before the matrix behind it."""
+        is_conv, norm = self._decoder.layers[index].short_conv is not None, self.found(f"layer{index}.attention_norm")
+        rows = self.linear(x, weights.mixer_in, f"layer{index}.{'conv_in' if is_conv else 'qkv'}", norm=norm)
+        return self.short_conv(rows, index) if is_conv else self.attention(rows, index)
 
-    def finish_layer(self, x: Residual, attended: ir.Value, weights: LayerMatrices, index: int) -> Residual:
-        """Return the stream after the layer's steps that follow attention."""
+    def finish_layer(self, x: Residual, mixed: ir.Value, weights: LayerMatrices, index: int) -> Residual:
+        """Return the stream after the layer's steps that follow its attention or convolution."""
         name = f"layer{index}"
         x = self.add_linear(
-            x, attended, weights.output, f"{name}.output", post_norm=self.found(f"{name}.attention_post_norm")
+            x, mixed, weights.mixer_out, f"{name}.output", post_norm=self.found(f"{name}.attention_post_norm")
         )
         hidden = self.hidden(x, weights.gate_up, f"{name}.hidden", norm=self.found(f"{name}.mlp_norm"), layer=index)
         return self.add_linear(x, hidden, weights.down, f"{name}.down", post_norm=self.found(f"{name}.mlp_post_norm"))

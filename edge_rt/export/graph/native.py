@@ -11,11 +11,12 @@ name                        dtype   shape                      meaning
 ``logit_rows``              int64   [R]                        rows of this pass whose logits are wanted
 ``past_length``             int32   [B]                        a sequence's committed rows before this pass
 ``row_map``                 int32   [B, P]                     position -> row in the cache's memory
-``window_row_map``          int32   [B, P]                     the same for layers with a window
+``window_row_map``          int32   [B, P]                     the same for layers with a window or a convolution
 ``parents``                 int32   [S]                        row of its sequence that a row follows; -1: the past
 ``sequence_rows``           int32   [B]                        rows of each sequence, in order
 ``kv_formats``              int32   [num_layers]               format of the layer's cache
 ``cache.{i}``               uint8   [2, kv_heads, C or W, row] keys and values of layer i, written in place
+``cache.{i}``               float32 [W, hidden_size]           rows of layer i, if it has a short convolution
 =========================== ======= ========================== =============================================
 
 There is one row map for each kind of layer that the model has. Outputs, with the K = 8 most likely tokens of every row
@@ -86,14 +87,13 @@ class NativeBuilder(GraphBuilder):
         self._sequence_rows = graph_input("sequence_rows", ir.DataType.INT32, ["sequences"])
         self._kv_formats = graph_input("kv_formats", ir.DataType.INT32, [decoder.num_layers])
         self._windows = decoder.layer_windows
-        self._caches = [
-            graph_input(
-                f"cache.{i}",
-                ir.DataType.UINT8,
-                [2, decoder.num_kv_heads, "window_rows" if window else "capacity", "row_bytes"],
-            )
-            for i, window in enumerate(self._windows)
-        ]
+        self._caches = [self._cache(i) for i in range(decoder.num_layers)]
+
+    def _cache(self, layer: int) -> ir.Value:
+        name, rows = f"cache.{layer}", "window_rows" if self._windows[layer] else "capacity"
+        if self._decoder.layers[layer].short_conv is not None:
+            return graph_input(name, ir.DataType.FLOAT, ("window_rows", self._decoder.hidden_size))
+        return graph_input(name, ir.DataType.UINT8, (2, self._decoder.num_kv_heads, rows, "row_bytes"))
 
     def _cache_inputs(self) -> Sequence[ir.Value]:
         wanted = ((self._row_map, 0 in self._windows), (self._window_row_map, any(self._windows)))
@@ -168,10 +168,23 @@ class NativeBuilder(GraphBuilder):
         attributes = self._heads(layer)
         return self.node("SpecAttention", inputs, [f"layer{layer}.attention"], domain=DOMAIN, attributes=attributes)[0]
 
+    def short_conv(self, bcx: ir.Value, layer: int) -> ir.Value:
+        """Append to the cache and convolve, between the gates."""
+        inputs: list[ir.Value | None] = [
+            bcx,
+            *self._rows_of(layer),
+            self.stored(f"layer{layer}.conv"),
+            self.optional(f"layer{layer}.conv_bias"),
+            self._sequence_rows,
+        ]
+        return self.node("ShortConv", inputs, [f"layer{layer}.conv.rows"], domain=DOMAIN)[0]
+
     def layer(self, x: Residual, weights: LayerMatrices, index: int) -> Residual:
-        """Return the stream after layer ``index``: a single operator if every step is one matrix."""
-        groups = {"qkv": weights.qkv, "output": weights.output, "gate_up": weights.gate_up, "down": weights.down}
-        if any(len(group) != 1 for group in groups.values()):
+        """Return the stream after layer ``index``: a single operator if it attends and every step is one matrix."""
+        groups = {
+            "qkv": weights.mixer_in, "output": weights.mixer_out, "gate_up": weights.gate_up, "down": weights.down
+        }  # fmt: skip
+        if any(len(group) != 1 for group in groups.values()) or self._decoder.layers[index].attention is None:
             return super().layer(x, weights, index)
         matrices = {name: _only(group) for name, group in groups.items()}
         tiles = {name: self.stored(tiles_of(matrix)) for name, matrix in matrices.items()}
@@ -214,16 +227,18 @@ class NativeBuilder(GraphBuilder):
 
     def _cache_of(self, layer: int) -> list[ir.Value | None]:
         return [
-            self._caches[layer],
-            self._past_length,
-            self._window_row_map if self._windows[layer] else self._row_map,
-            self._parents,
+            *self._rows_of(layer),
             self._kv_formats,
             *self.rope_of(layer),
             self.optional(f"layer{layer}.q_norm"),
             self.optional(f"layer{layer}.k_norm"),
             self.optional(f"layer{layer}.sinks"),
         ]
+
+    def _rows_of(self, layer: int) -> list[ir.Value]:
+        """Return a layer's cache, and what says where the pass's rows lie in it."""
+        row_map = self._window_row_map if self._windows[layer] else self._row_map
+        return [self._caches[layer], self._past_length, row_map, self._parents]
 
     def _key_constants_of(self, layer: int) -> list[ir.Value | None]:
         """Return the constants of 4-bit keys; None for each if the package does not have them."""

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from edge_rt.errors import ConfigError
+from edge_rt.export.decoder.tensors import PLAIN
 from edge_rt.export.sources.gguf_types import TensorInfo
 from edge_rt.export.sources.source import Source
 from edge_rt.package.decoder import Decoder
@@ -90,7 +91,8 @@ def choose_weights(
             for folders of floats.
         has_tables: whether the package holds tables and codes of 5 and 6 bits in as many bits, not in 8.
     """
-    matrices = {name: tensor for name, tensor in source.tensors.items() if len(tensor.shape) == 2}
+    found = source.tensors.items()
+    matrices = {name: tensor for name, tensor in found if len(tensor.shape) == 2 and not name.endswith(PLAIN)}
     floats = {name: tensor for name, tensor in matrices.items() if tensor.type_name in _FLOATS}
     require_known(wanted, size)
     if size:

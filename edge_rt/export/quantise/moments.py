@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from edge_rt.errors import UnsupportedModel
+from edge_rt.export.decoder.tensors import INPUT_OF, kind_of
 from edge_rt.export.reference.forward import DecoderForward
 from edge_rt.export.sources.source import Source
 from edge_rt.export.weights.matrices import Matrices, whole_matrix
@@ -26,17 +27,6 @@ HELD_OUT_SHARE: Final = 4
 """One in this many sequences is held out, to judge by."""
 HELD_OUT_TOKENS: Final = 1024
 """Most tokens whose inputs are kept to judge by."""
-
-INPUT_OF: Final[Mapping[str, str]] = {
-    "attn_q": "qkv",
-    "attn_k": "qkv",
-    "attn_v": "qkv",
-    "attn_output": "output",
-    "ffn_gate": "gate_up",
-    "ffn_up": "gate_up",
-    "ffn_down": "down",
-}
-"""Kind of matrix -> what its input is called."""
 
 
 class Moments:
@@ -139,7 +129,8 @@ class CalibrationWalk:
         self._found = {}
         # Matrices with one input count it once.
         is_gated = self._decoder.feed_forward_of(index).is_gated
-        self._counted = {"attn_q", "attn_output", "ffn_gate" if is_gated else "ffn_up", "ffn_down"}
+        one_each = {"attn_q", "attn_output", "shortconv.in_proj", "shortconv.out_proj", "ffn_down"}
+        self._counted = one_each | {"ffn_gate" if is_gated else "ffn_up"}
         with np.errstate(over="ignore", invalid="ignore"):
             for number, x in enumerate(self._streams):
                 self._is_held_out = self.is_held_out(number)
@@ -183,7 +174,7 @@ class CalibrationWalk:
         return self._forward.logits_of(products)
 
     def _product(self, x: Array, name: str) -> Array:
-        _, _, kind, _ = name.split(".")
+        kind = kind_of(name)
         if kind in self._counted:
             self._add(INPUT_OF[kind], x.reshape(-1, x.shape[-1]))
         if name not in self._layer:

@@ -11,9 +11,10 @@ import numpy as np
 import numpy.typing as npt
 
 from edge_rt.errors import UnsupportedModel
+from edge_rt.export.decoder.tensors import INPUT_OF, kind_of
 from edge_rt.export.quantise.feedback import feedback, importance, quantise
 from edge_rt.export.quantise.grids import LARGEST_HALF, Grid
-from edge_rt.export.quantise.moments import INPUT_OF, HeldOut, InputMoments, Moments
+from edge_rt.export.quantise.moments import HeldOut, InputMoments, Moments
 from edge_rt.export.quantise.nested import quantise_nested
 from edge_rt.export.weights.blocks import FLOAT_TYPES
 from edge_rt.export.weights.codes import Codes, joined_rows
@@ -218,5 +219,4 @@ def _judge(moments: InputMoments) -> Moments | HeldOut:
 
 
 def _input_of(name: str) -> str:
-    kind = name.split(".")[-2]
-    return INPUT_OF.get(kind, "head")
+    return INPUT_OF.get(kind_of(name), "head")

@@ -176,12 +176,17 @@ class DecoderForward:
         return self._times(behind * self._convolved(before * rows, f"{name}.conv"), f"{name}.out_proj")
 
     def _convolved(self, x: Array, name: str) -> Array:
-        """Return ``x [..., rows, features]`` with every feature convolved over the rows up to each."""
+        """Return ``x [..., rows, features]`` with every feature convolved over the rows up to each, and the bias."""
+        found = self._tapped(x, name)
+        return found + self._vector(f"{name}.bias") if f"{name}.bias" in self._tensors else found
+
+    def _tapped(self, x: Array, name: str) -> Array:
+        """Return the same without the bias."""
         weights = np.concatenate([rows.astype(self._dtype) for rows in self._matrices.pieces(f"{name}.weight")])
         taps, rows = weights.shape[1], x.shape[-2]
         padded = np.concatenate([np.zeros_like(x[..., :1, :]).repeat(taps - 1, axis=-2), x], axis=-2)
         found: Array = sum(padded[..., tap : tap + rows, :] * weights[:, tap] for tap in range(taps))
-        return found + self._vector(f"{name}.bias") if f"{name}.bias" in self._tensors else found
+        return found
 
     def _attention(self, x: Array, layer: int, tables: Tables) -> Array:
         attention = self._decoder.attention_of(layer)

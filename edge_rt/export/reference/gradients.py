@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from edge_rt.errors import UnsupportedModel
+from edge_rt.export.decoder.tensors import INPUT_OF
 from edge_rt.export.reference.forward import (
     ACTIVATIONS,
     GELU_CUBE,
@@ -239,9 +240,8 @@ class DecoderGradients(DecoderForward):
         feed_forward, scale = self._decoder.feed_forward_of(layer), self._decoder.residual_scale
         activation, slope = ACTIVATIONS[feed_forward.activation], SLOPES[feed_forward.activation]
         normed = self.norm(x, name("attn_norm"))
-        heads = self._heads(normed, layer, tables)
-        attended = self._joined(heads.weights @ heads.v)
-        output = self._times(attended, f"blk.{layer}.attn_output")
+        mixer = self._mixer(normed, layer, tables)
+        output = self._times(mixer.rows, f"blk.{layer}.{mixer.out}")
         between = x + self._scaled(self.norm(output, name("post_attention_norm")), scale)
         normed_between = self.norm(between, name("ffn_norm"))
         up = self._times(normed_between, f"blk.{layer}.ffn_up")
@@ -260,14 +260,30 @@ class DecoderGradients(DecoderForward):
         found.at_inputs.update({f"layer{layer}.down": at_hidden, f"layer{layer}.gate_up": at_normed})
         gradient = gradient + self._norm_back(between, at_normed, name("ffn_norm"))
         at_output = self._norm_back(output, self._scaled(gradient, scale), name("post_attention_norm"))
-        at_attended = back("attn_output", at_output, attended)
-        at_heads = self._attention_back(heads, at_attended, layer, tables)
-        at_normed = sum(
-            (back(kind, part, normed) for kind, part in zip(("attn_q", "attn_k", "attn_v"), at_heads, strict=True)),
-            start=np.zeros_like(normed),
-        )
-        found.at_inputs.update({f"layer{layer}.output": at_attended, f"layer{layer}.qkv": at_normed})
+        at_rows = back(mixer.out, at_output, mixer.rows)
+        at_normed = np.zeros_like(normed)
+        for kind, at_product in mixer.back(at_rows).items():
+            at_normed += back(kind, at_product, normed)
+            found.at_inputs[f"layer{layer}.{INPUT_OF[kind]}"] = at_normed
+        found.at_inputs[f"layer{layer}.{INPUT_OF[mixer.out]}"] = at_rows
         return gradient + self._norm_back(x, at_normed, name("attn_norm"))
+
+    def _mixer(self, normed: Array, layer: int, tables: Tables) -> _Mixer:
+        """Run a layer's attention, or its short convolution, for its way back."""
+        if self._decoder.layers[layer].short_conv is None:
+            heads = self._heads(normed, layer, tables)
+            attended = self._joined(heads.weights @ heads.v)
+            return _Mixer(attended, "attn_output", lambda found: self._attention_back(heads, found, layer, tables))
+        name = f"blk.{layer}.shortconv"
+        before, behind, x = np.split(self._times(normed, f"{name}.in_proj"), 3, axis=-1)
+        convolved = self._convolved(before * x, f"{name}.conv")
+
+        def back(gradient: Array) -> dict[str, Array]:
+            # A row gets from those behind it what it gave them.
+            at_rows = self._tapped((gradient * behind)[::-1], f"{name}.conv")[::-1]
+            return {"shortconv.in_proj": np.concatenate([at_rows * x, gradient * convolved, at_rows * before], axis=-1)}
+
+        return _Mixer(behind * convolved, "shortconv.out_proj", back)
 
     def _heads(self, normed: Array, layer: int, tables: Tables) -> _Heads:
         attention = self._decoder.attention_of(layer)
@@ -281,7 +297,7 @@ class DecoderGradients(DecoderForward):
             slope = slope * (1 - np.square(scores / self._dtype.type(attention.softcap)))
         return _Heads(normed, q, k, v, attention_weights(scores, attention.window, self._sinks(layer)), slope)
 
-    def _attention_back(self, heads: _Heads, gradient: Array, layer: int, tables: Tables) -> tuple[Array, Array, Array]:
+    def _attention_back(self, heads: _Heads, gradient: Array, layer: int, tables: Tables) -> dict[str, Array]:
         """Return the gradients at the products of q, k and v, ``[tokens, rows]``."""
         attention = self._decoder.attention_of(layer)
         split = gradient.reshape(len(gradient), attention.num_heads, attention.head_dim).transpose(1, 0, 2)
@@ -297,7 +313,7 @@ class DecoderGradients(DecoderForward):
             self._prepared_back(part, heads.normed, layer, kind, tables)
             for part, kind in zip(rows, ("q", "k"), strict=True)
         )
-        return self._flat(at_q), self._flat(at_k), self._joined(v)
+        return {"attn_q": self._flat(at_q), "attn_k": self._flat(at_k), "attn_v": self._joined(v)}
 
     def _prepared_back(self, gradient: Array, normed: Array, layer: int, kind: str, tables: Tables) -> Array:
         """Return the gradient at the products of queries or keys from that behind norm, rotation and scaling."""
@@ -333,6 +349,19 @@ class DecoderGradients(DecoderForward):
     def _flat(self, rows: Array) -> Array:
         """``[tokens, heads, head_dim]`` -> ``[tokens, heads * head_dim]``."""
         return rows.reshape(len(rows), -1)
+
+
+class _Mixer(NamedTuple):
+    """What a layer's attention, or its short convolution, gives.
+
+    Attributes:
+        out: kind of the matrix behind it.
+        back: returns the gradient at the products of the matrices before it, by their kind, from that at ``rows``.
+    """
+
+    rows: Array
+    out: str
+    back: Callable[[Array], dict[str, Array]]
 
 
 class _Heads(NamedTuple):

@@ -38,7 +38,8 @@ class NativeIOBinding(IOBinding):
 
     ``cache_bytes`` is the sum over the layers of 2 x kv_heads x rows x row bytes of the layer's format
     (``edge_rt.package.kv_formats``), each rounded up to 64. A layer has ``rows`` rows, one with a sliding window
-    ``window_capacity(window, largest_pass, capacity)``.
+    ``window_capacity(window, largest_pass, capacity)``. A short convolution has as many of ``hidden_size`` floats each,
+    whatever the format.
 
     Args:
         capacity: positions of a sequence.
@@ -50,7 +51,7 @@ class NativeIOBinding(IOBinding):
 
     Attributes:
         buffers: per layer, uint8 ``[2, kv_heads, rows, bytes per row]``; a page takes memory only once a row in it is
-            written.
+            written. Of a short convolution ``[rows, bytes per row]``.
     """
 
     profile = "native"
@@ -75,7 +76,11 @@ class NativeIOBinding(IOBinding):
         self._rope_tables = loaded_tables(model, capacity)
         self.kv_formats = formats
         windows, heads = model.layer_windows, model.num_kv_heads
-        token_bytes = [KV_FORMAT[name].token_bytes(heads, model.head_dim) for name in formats]
+        self._convs = frozenset(model.conv_layers)
+        token_bytes = [
+            4 * model.hidden_size if layer in self._convs else KV_FORMAT[name].token_bytes(heads, model.head_dim)
+            for layer, name in enumerate(formats)
+        ]
         self.row_bytes = sum(token_bytes)
         self.most_sequences = sequences = 0 if any(windows) else sequences
         if rows is None:
@@ -87,7 +92,7 @@ class NativeIOBinding(IOBinding):
             self.row_map = self.slots[0].row_map
         elif 0 in windows:
             self.row_map = np.arange(capacity, dtype=np.int32)
-        if window := max(windows):
+        if window := model.ring_window:
             of_window = sum(count for count, size in zip(token_bytes, windows, strict=True) if size)
             seen = window_capacity(window, largest_pass, capacity)
             self.window = SlidingWindow(min(window, capacity), seen, capacity, row_bytes=of_window)
@@ -95,7 +100,10 @@ class NativeIOBinding(IOBinding):
         sizes = [of_layer * count for of_layer, count in zip(rows_of, token_bytes, strict=True)]
         self.buffers: list[Array] = []
         self._allocate(
-            [(2, heads, count, size // (2 * heads * count)) for size, count in zip(sizes, rows_of, strict=True)]
+            [
+                (count, size // count) if layer in self._convs else (2, heads, count, size // (2 * heads * count))
+                for layer, (size, count) in enumerate(zip(sizes, rows_of, strict=True))
+            ]
         )
         self._formats = np.asarray([KV_FORMAT[name].id for name in formats], np.int32)
 
@@ -140,7 +148,10 @@ class NativeIOBinding(IOBinding):
         """Write the first rows of all layers, at the offsets that their formats give."""
         heads, head_dim = self.model.num_kv_heads, self.model.head_dim
         # After ``release`` there are no buffers.
-        for buffer, name in zip(self.buffers, self.kv_formats, strict=False):
+        for number, (buffer, name) in enumerate(zip(self.buffers, self.kv_formats, strict=False)):
+            if number in self._convs:
+                buffer[:rows] = FILLING
+                continue
             capacity, layer = buffer.shape[2], buffer.reshape(-1)
             for begin, end in KV_FORMAT[name].places(heads, head_dim, capacity, min(rows, capacity)):
                 layer[begin:end] = FILLING
@@ -196,7 +207,11 @@ class NativeIOBinding(IOBinding):
 
     def _layer_arrays(self) -> Mapping[str, Array | DeviceArray]:
         """Return name of an input -> the array that passes read where they run: rotations and caches."""
-        return {**self._rope_tables, **{f"cache.{layer}": buffer for layer, buffer in enumerate(self.buffers)}}
+        caches = {
+            f"cache.{layer}": buffer.view(np.float32) if layer in self._convs else buffer
+            for layer, buffer in enumerate(self.buffers)
+        }
+        return {**self._rope_tables, **caches}
 
     def _specs(self) -> Specs:
         return {**self.layer_specs(range(self.model.num_layers)), **self.output_specs()}
@@ -214,7 +229,9 @@ class NativeIOBinding(IOBinding):
             "sequence_rows": (("sequences",), "tensor(int32)"),
             "kv_formats": ((model.num_layers,), "tensor(int32)"),
             **{
-                f"cache.{i}": ((2, model.num_kv_heads, size, "row_bytes"), "tensor(uint8)")
+                f"cache.{i}": ((size, model.hidden_size), "tensor(float)")
+                if i in self._convs
+                else ((2, model.num_kv_heads, size, "row_bytes"), "tensor(uint8)")
                 for i, size in zip(layers, rows, strict=True)
             },
         }

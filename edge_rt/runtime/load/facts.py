@@ -8,7 +8,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from edge_rt.device.names import AUTO as AUTO_DEVICE, CUDA, require_op_profile
-from edge_rt.errors import ConfigError, RuntimeUnavailable
+from edge_rt.errors import ConfigError, RuntimeUnavailable, UnsupportedModel
 from edge_rt.memory.device import MACHINE, this_device, unmeasured_gpu
 from edge_rt.memory.figures import CONTEXT_BYTES, DRIVER_BYTES, Device, GpuFigures
 from edge_rt.memory.plan import GPU_OP_PROFILE
@@ -19,7 +19,7 @@ from edge_rt.package.reader import Package
 from edge_rt.package.spec_modes import AUTO, COMPUTED_MODES, CORPUS_MODES, mode_of
 from edge_rt.runtime.load.drafters import drafting_shapes
 from edge_rt.runtime.load.options import LoadOptions
-from edge_rt.system.byte_size import file_size, round_up
+from edge_rt.system.byte_size import counted, file_size, round_up
 from edge_rt.system.process_memory import own_bytes, read_memory
 
 if TYPE_CHECKING:
@@ -211,15 +211,22 @@ def why_rows_are_not_stored(manifest: Manifest) -> str | None:
     """Return why rows of a package's cache cannot be stored; None: they can."""
     if manifest.op_profile != "native":
         return f"Results of the op profile {manifest.op_profile} depend on how a prompt is cut into passes."
-    if manifest.model.sliding_window:
-        return "Layers with a sliding window keep the last rows only."
+    if manifest.model.ring_window:
+        return "Layers with a sliding window or a short convolution keep the last rows only."
     return None
 
 
 def _with_gpus(facts: Facts, options: LoadOptions, *, is_process: bool) -> Facts:
     """Return the facts with the GPUs that a load may take; no driver is asked where it takes none."""
     name, provider, store = options.device_name, options.gpu_provider, options.costs
-    is_planned, package_id = facts.shape.op_profile == GPU_OP_PROFILE, facts.shape.package_id
+    convs, package_id = facts.shape.conv_layers, facts.shape.package_id
+    is_planned = facts.shape.op_profile == GPU_OP_PROFILE and not convs
+    if name.kind == CUDA and convs:
+        raise UnsupportedModel(
+            "Short convolutions are not computed on a GPU.",
+            f"{facts.shape.model.name} has them in {counted(convs, 'layer')}.",
+            "Use --device cpu.",
+        )
     if name.kind == CUDA and not is_planned and is_process:
         # ONNX Runtime's own provider takes what it needs, and says what it lacks.
         return facts

@@ -1,0 +1,100 @@
+"""Models with short convolutions: every drafter gives plain texts, chats go back, and memory is what was planned."""
+
+from __future__ import annotations
+
+import pytest
+
+from edge_rt.errors import UnsupportedModel
+from edge_rt.export import export_model
+from edge_rt.memory.fallbacks import why_one_slot
+from edge_rt.package.kv_formats import KV_FORMAT
+from edge_rt.package.reader import open_package
+from edge_rt.runtime.forward.io_binding_native import NativeIOBinding
+from edge_rt.runtime.load.facts import why_rows_are_not_stored
+from tests.helpers.family_cases import load_case, write_folder, write_gguf
+from tests.helpers.models import load_package
+from tests.helpers.native_profile import require_native
+from tests.helpers.small import FREE_ROWS, GREEDY
+
+CASE = load_case("lfm2")
+PROMPT = [5 + (7 * i) % 11 for i in range(70)]
+OPTIONS = {"profile": "native", "calibration": None, "accept_loss": True}
+SAMPLING = (GREEDY, {"temperature": 1.0, "seed": 3})
+
+
+@pytest.fixture(scope="module")
+def packages(tmp_path_factory):
+    """A package whose weights are nested, and one that is cut at exits."""
+    require_native()
+    folder = tmp_path_factory.mktemp("conv")
+    source = write_folder(folder / "model", CASE)
+    export_model(source, folder / "nested", weights="nested8", **OPTIONS)
+    export_model(source, folder / "cut", weights="int8", exits=(1, 3), **OPTIONS)
+    return folder
+
+
+def test_a_file_becomes_the_package_of_the_folder(packages, tmp_path):
+    write_gguf(tmp_path / "m.gguf", CASE)
+    export_model(tmp_path / "m.gguf", tmp_path / "p", weights="nested8", **OPTIONS)
+    weights = [folder / "weights.bin" for folder in (packages / "nested", tmp_path / "p")]
+    assert weights[0].read_bytes() == weights[1].read_bytes()
+
+
+@pytest.mark.parametrize(
+    ("name", "spec"),
+    [
+        *(("nested", spec) for spec in ("suffix", "ngram", "recycling", "self", "auto")),
+        ("cut", "exit"),
+        ("cut", "auto"),
+    ],
+)
+def test_drafted_texts_are_the_plain_ones(packages, name, spec):
+    drafted = 0
+    kv = "int4x2" if spec == "self" else "f16"
+    with load_package(packages / name, spec=spec, kv=kv) as model:
+        model.speculation.costs = FREE_ROWS
+        for sampling in SAMPLING:
+            plain = model.generate(PROMPT, max_tokens=60, spec="off", **sampling)
+            for _ in range(2):
+                found = model.generate(PROMPT, max_tokens=60, **sampling)
+                assert found.token_ids == plain.token_ids
+                drafted += found.spec.rows_drafted
+                model._cache.check()
+    assert drafted > 0
+
+
+def test_a_chat_goes_back_by_as_many_tokens_as_a_pass_has(packages):
+    with load_package(packages / "nested", spec="off", prefill_chunk=16, draft_max=7) as model:
+        first = model.generate(PROMPT, max_tokens=20, **GREEDY)
+        text = [*PROMPT, *first.token_ids]
+        # The end of the answer is taken back, as templates do that drop thoughts.
+        near = model.generate([*text[:-30], 9, 8], max_tokens=8, **GREEDY)
+        assert near.usage.cached_tokens == len(text) - 30
+        far = model.generate([*text[:5], 9, 8], max_tokens=8, **GREEDY)
+        assert far.usage.cached_tokens == 0
+        model.reset()
+        assert model.generate([*text[:-30], 9, 8], max_tokens=8, **GREEDY).token_ids == near.token_ids
+
+
+def test_the_plan_counts_the_rows_that_there_are(packages):
+    manifest = open_package(packages / "nested").manifest
+    model, convs = manifest.model, len(manifest.model.conv_layers)
+    with load_package(packages / "nested", kv="int8", ctx=400, prefill_chunk=100) as loaded:
+        term = next(term for term in loaded.plan.terms if term.name == "kv_cache")
+        there = NativeIOBinding(model, 400, "int8", largest_pass=loaded.plan.choice.largest_pass).cache_bytes
+        of_token = KV_FORMAT["int8"].token_bytes(model.num_kv_heads, model.head_dim)
+        rows = 128  # three taps and 100 rows, up to a multiple of 64
+        assert term.bytes == 400 * (model.num_layers - convs) * of_token + rows * convs * 4 * model.hidden_size
+        assert f"{rows} rows x {convs} short convolutions x {4 * model.hidden_size} B" in term.text
+        # Each layer's part begins at a multiple of 64.
+        assert 0 <= there - term.bytes < 64 * model.num_layers
+
+
+def test_what_is_not_there_yet_is_said(packages):
+    with load_package(packages / "nested", slots=2) as model:
+        assert model.slots == 1
+        why = why_one_slot(model.plan.shape, model.plan.device)
+        assert why == "layers with a sliding window or a short convolution have one sequence"
+    assert "short convolution" in why_rows_are_not_stored(open_package(packages / "nested").manifest)
+    with pytest.raises(UnsupportedModel, match="Short convolutions are not computed on a GPU"):
+        load_package(packages / "nested", device="cuda:0")
