@@ -122,13 +122,13 @@ async def _embedded(server: Server, post: Post, asked: _Asked) -> tuple[Array, i
             except ContextOverflow as error:
                 raise too_long(error, "input") from error
 
-        token_ids = await server.encoded(encoded)
+        texts = await server.encoded(encoded)
         if post.fields.whole("dimensions") not in (None, size):
             what = f"Embeddings of {asked.model or entry.name} have {size} dimensions, and cannot be shortened."
             raise unsupported("dimensions", f"{what} Leave out 'dimensions'.")
-        computing = _computed(entry, token_ids, server.models.options.max_queue)
+        computing = _computed(entry, texts, server.models.options.max_queue)
         vectors = await unless_gone(post.request.receive, computing)
-        count = sum(map(len, token_ids))
+        count = sum(map(len, texts))
         server.counters.embedded_tokens += count
         return vectors, count
     raise AssertionError("nothing swallows errors")

@@ -190,13 +190,13 @@ class Fields:
 
     def objects(self, name: str) -> list[Fields]:
         """Return the fields of each object of a list."""
-        found = []
+        entries = []
         for index, one in enumerate(self.items(name)):
             where = f"{self.name_of(name)}[{index}]"
             if not isinstance(one, dict):
                 raise wrong_field(where, "an object", one)
-            found.append(Fields(one, self._table[name].table or {}, where))
-        return found
+            entries.append(Fields(one, self._table[name].table or {}, where))
+        return entries
 
     def inner(self, name: str) -> Fields | None:
         """Return the fields of an object, or None."""
