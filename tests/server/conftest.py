@@ -8,11 +8,12 @@ from edge_rt.export import export_model
 from tests.helpers.gguf_factory import write_llama_gguf
 from tests.helpers.models import load_package
 from tests.helpers.native_profile import require_native
-from tests.helpers.served import models_of, served
 from tests.helpers.small import NO_SPECIALS
 
 pytest.importorskip("starlette")
 pytest.importorskip("uvicorn")
+
+from tests.helpers.served import models_of, served
 
 ENDLESS = {"temperature": 0, "logit_bias": {str(token): -100 for token in NO_SPECIALS}}
 """Greedy, and only ``max_tokens`` ends the answer."""
