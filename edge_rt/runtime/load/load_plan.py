@@ -10,7 +10,7 @@ from typing import Any
 
 from edge_rt.device.names import AUTO as AUTO_DEVICE
 from edge_rt.errors import ConfigError
-from edge_rt.memory.budget import Budget, Claim
+from edge_rt.memory.budget import Budget, Claim, EncodingBudget
 from edge_rt.memory.fallbacks import DEFAULT_DRAFT
 from edge_rt.memory.plan import Plan, require_fit
 from edge_rt.memory.request import as_arguments
@@ -20,7 +20,6 @@ from edge_rt.ort.session import PassMemory
 from edge_rt.package.reader import Package
 from edge_rt.package.spec_modes import AUTO, OFF
 from edge_rt.runtime.load.options import LoadOptions
-from edge_rt.runtime.prompts import EncodingBudget
 from edge_rt.runtime.speculation.slot_sources import TableBounds
 from edge_rt.runtime.speculation.text_sources import MAX_CONTEXTS, MAX_TOKENS
 
