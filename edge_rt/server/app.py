@@ -162,6 +162,7 @@ ENDPOINTS: Final = (
     post("/api/embed", OLLAMA_EMBED, embeddings.answer_ollama, "Ollama's embeddings."),
     post("/api/embeddings", OLLAMA_EMBEDDINGS, embeddings.answer_old_ollama, "Ollama's embedding of one text."),
     Endpoint("GET", "/api/tags", ollama.list_tags, "Ollama's list of models."),
+    Endpoint("GET", "/api/ps", ollama.list_loaded, "Ollama's list of models that are loaded."),
     post("/api/show", OLLAMA_MODEL, ollama.show_details, "Ollama's facts of a model."),
     Endpoint("GET", "/api/version", ollama.show_version, "The version of Ollama whose routes these are."),
     post("/tokenize", texts.TOKENIZE, texts.tokenize, "The tokens of a text or of messages."),

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
@@ -43,6 +43,9 @@ from edge_rt.server.request_fields import (
     sampling_options,
 )
 from edge_rt.server.shared import Post, Server
+
+if TYPE_CHECKING:
+    from edge_rt.package.reader import Package
 
 API_VERSION: Final = "0.13.3"
 """Of Ollama, whose routes these are: clients refuse older ones."""
@@ -218,6 +221,20 @@ async def list_tags(server: Server, request: Request) -> Response:
     return JSONResponse({"models": [one for one in listed if one is not None]})
 
 
+async def list_loaded(server: Server, request: Request) -> Response:
+    """List the models that are loaded, with the memory that is planned for them."""
+    del request
+
+    def of(entry: LoadedModel) -> dict[str, Any]:
+        plan = entry.model.plan
+        on_gpu = plan.device_bytes
+        sizes = {"size": plan.process_bytes + on_gpu, "size_vram": on_gpu}
+        tag = _tag_of(entry.name, entry.model.package)
+        return {**tag, **sizes, "context_length": entry.model.context_tokens}
+
+    return JSONResponse({"models": [of(entry) for entry in server.models.loaded.values()]})
+
+
 def _tag(name: str, path: Path) -> dict[str, Any] | None:
     from edge_rt.errors import EdgeRTError
     from edge_rt.package.reader import open_package
@@ -229,15 +246,12 @@ def _tag(name: str, path: Path) -> dict[str, Any] | None:
     modified = 0.0
     with suppress(OSError):
         modified = path.stat().st_mtime
-    manifest = package.manifest
-    return {
-        "name": name,
-        "model": name,
-        "modified_at": _time(modified),
-        "size": package.size_bytes,
-        "digest": package.id,
-        "details": _details(manifest),
-    }
+    return {**_tag_of(name, package), "modified_at": _time(modified)}
+
+
+def _tag_of(name: str, package: Package) -> dict[str, Any]:
+    details = _details(package.manifest)
+    return {"name": name, "model": name, "size": package.size_bytes, "digest": package.id, "details": details}
 
 
 def _details(manifest: Any) -> dict[str, Any]:

@@ -52,6 +52,9 @@ def test_an_answer_fits_its_format(client):
 def test_models_are_listed_and_shown(client):
     (model,) = client.get("/api/tags").json()["models"]
     assert (model["name"], model["details"]["family"]) == ("small", "llama")
+    (loaded,) = client.get("/api/ps").json()["models"]
+    assert (loaded["name"], loaded["digest"], loaded["context_length"]) == ("small", model["digest"], 256)
+    assert loaded["size"] > 0
     shown = client.post("/api/show", json={"model": "small:latest"}).json()
     assert shown["model_info"]["llama.context_length"] == 256
     assert shown["capabilities"][0] == "completion"

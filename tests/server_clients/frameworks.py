@@ -203,6 +203,8 @@ def ollama_asked(served: Served, **changes):
 def list_and_show(served):
     client = ollama_client(served)
     expect({model.model for model in client.list().models}, {served.plain, served.tools, served.thinking})
+    client.generate(model=served.plain, prompt=QUESTION, options={"num_predict": 1})
+    expect([model.model for model in client.ps().models], [served.plain])
     shown = client.show(served.tools)
     expect((shown.details.format, "tools" in shown.capabilities), ("edge-rt", True))
 
