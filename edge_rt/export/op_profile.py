@@ -57,8 +57,12 @@ class OpProfile(ABC):
         """Refuse a model with a part that no operator of the profile computes."""
         if decoder.conv_layers and not self.has_short_convs:
             raise not_carried(decoder, "short convolutions")
+        if any(layer.gated_delta is not None for layer in decoder.kinds):
+            raise not_carried(decoder, "a gated delta rule")
         if any(layer.experts is not None for layer in decoder.kinds):
             raise not_carried(decoder, "experts")
+        if any(layer.attention is not None and layer.attention.has_gate for layer in decoder.kinds):
+            raise not_carried(decoder, "gates of attention")
         if any(layer.attention is not None and layer.attention.clip for layer in decoder.kinds):
             raise not_carried(decoder, "limits of queries, keys and values")
         if any(

@@ -5,8 +5,8 @@ A layer is, for a stream ``x [rows, hidden_size]``, r the residual scale, and no
     x = x + r * post_norm(mixer(norm(x)))
     x = x + r * post_norm(feed_forward(norm(x)))
 
-A mixer is attention or a short convolution. Experts, several feed-forwards of which a router chooses some, may have the
-place of the one. Layers of one kind are described once.
+A mixer is attention, a short convolution or a gated delta rule. Experts, several feed-forwards of which a router
+chooses some, may have the place of the one. Layers of one kind are described once.
 """
 
 from __future__ import annotations
@@ -98,6 +98,8 @@ class Attention:
         window: tokens that a token sees, itself included; 0: all.
         softcap: scores become ``softcap * tanh(score / softcap)``; 0: they do not.
         has_sinks: whether softmax has one more score for every head, without a value.
+        has_gate: whether its output is multiplied by the sigmoid of gates, which lie behind the queries of every head
+            in their matrix.
         clip: queries and keys behind their norms, and values, are limited to plus and minus this; 0: they are not.
         query_scaling: or None.
     """
@@ -116,6 +118,7 @@ class Attention:
     has_sinks: bool = False
     query_scaling: QueryScaling | None = None
     clip: float = field(default=0.0, metadata=RARE)
+    has_gate: bool = field(default=False, metadata=RARE)
 
     @property
     def query_size(self) -> int:
@@ -185,6 +188,39 @@ class ShortConv:
 
 
 @dataclass(frozen=True)
+class GatedDelta:
+    """Linear attention with a state that forgets and corrects itself (Yang et al., arXiv 2412.06464).
+
+    Per head of values, with a state S ``[key_dim, value_dim]``, and k and q of length 1 behind a convolution and SiLU::
+
+        S = exp(a softplus(alpha + dt)) S;  S = S + k (sigmoid(beta) (v - S^T k))^T;  o = S^T q / sqrt(key_dim)
+
+    Attributes:
+        taps: rows that the convolution sees.
+        is_tiled: whether head v of values has head v modulo ``key_heads`` of keys; else each of these has neighbours.
+        epsilon: is added to the squared length of k and q.
+    """
+
+    key_heads: int
+    value_heads: int
+    key_dim: int
+    value_dim: int
+    taps: int
+    is_tiled: bool = False
+    epsilon: float = 1e-6
+
+    @property
+    def conv_size(self) -> int:
+        """Features that are convolved: queries, keys and values."""
+        return 2 * self.key_heads * self.key_dim + self.value_size
+
+    @property
+    def value_size(self) -> int:
+        """Features of the values of a row."""
+        return self.value_heads * self.value_dim
+
+
+@dataclass(frozen=True)
 class Layer:
     """A layer.
 
@@ -199,6 +235,7 @@ class Layer:
     has_pre_norms: bool = True
     has_post_norms: bool = False
     short_conv: ShortConv | None = field(default=None, metadata=RARE)
+    gated_delta: GatedDelta | None = field(default=None, metadata=RARE)
     experts: Experts | None = field(default=None, metadata=RARE)
 
     @property
@@ -352,12 +389,14 @@ class Decoder:
         yield "the norm is unknown", self.norm not in NORMS
         yield "there are no rotations", not self.ropes
         for layer in self.kinds:
-            mixers = [mixer for mixer in (layer.attention, layer.short_conv) if mixer is not None]
-            yield "a layer has not one mixer", len(mixers) != 1
+            mixers = (layer.attention, layer.short_conv, layer.gated_delta)
+            yield "a layer has not one mixer", sum(mixer is not None for mixer in mixers) != 1
             if layer.attention is not None:
                 yield from self._attention_problems(layer.attention)
             if layer.short_conv is not None:
                 yield "a convolution has a size out of range", not 1 <= layer.short_conv.taps <= MAX_TAPS
+            if layer.gated_delta is not None:
+                yield from _delta_problems(layer.gated_delta)
             for feed_forward in layer.feed_forwards:
                 yield "the activation is unknown", feed_forward.activation not in ACTIVATIONS
                 yield "a feed-forward has a size out of range", not 1 <= feed_forward.size <= 4 * MAX_WIDTH
@@ -391,6 +430,16 @@ class Decoder:
         factors = (attention.scale, attention.softcap, attention.clip, *growth)
         yield "scores have a factor that is no number", not _are_finite(*factors) or attention.clip < 0
         yield "queries grow from a position below 1", scaling is not None and scaling.original_context < 1
+
+
+def _delta_problems(delta: GatedDelta) -> Iterable[tuple[str, bool]]:
+    heads, groups = delta.value_heads, delta.key_heads
+    yield "a delta rule has heads out of range", not (1 <= groups <= MAX_HEADS and 1 <= heads <= MAX_HEADS)
+    yield f"{heads} heads of values are no multiple of {groups} heads of keys", heads % groups != 0
+    sizes = (delta.key_dim, delta.value_dim)
+    yield "a delta rule has a size out of range", not all(1 <= size <= MAX_HEAD_DIM for size in sizes)
+    yield "a convolution has a size out of range", not 1 <= delta.taps <= MAX_TAPS
+    yield "an epsilon is out of range", not 0 < delta.epsilon <= MAX_EPSILON
 
 
 def _experts_problems(experts: Experts) -> Iterable[tuple[str, bool]]:

@@ -101,6 +101,7 @@ def _strange_layer(layer: Layer) -> Iterator[str]:
         "queries scaled by position": attention.query_scaling is not None,
         "a scale of scores of its own": attention.scale != attention.head_dim**-0.5,
         "layers without rotations": attention.rope is None,
+        "gates of attention": attention.has_gate,
         "limits": attention.clip != 0.0 or feed_forward.limit != 0.0,
         "feed-forwards without a gate": not feed_forward.is_gated,
         f"the activation {feed_forward.activation!r}": feed_forward.activation != "silu",

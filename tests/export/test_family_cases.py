@@ -47,6 +47,10 @@ def test_a_case_is_whole(case):
             if config["layer_types"][layer] == "conv":
                 assert shapes[prefix + "conv.conv.weight"] == (hidden, 1, config["conv_L_cache"])
                 continue
+        elif prefix + "linear_attn.conv1d.weight" in shapes:
+            values = config["linear_num_value_heads"] * config["linear_value_head_dim"]
+            assert shapes[prefix + "linear_attn.out_proj.weight"] == (hidden, values)
+            continue
         else:
             assert shapes[prefix + "self_attn.o_proj.weight"] == (hidden, heads * size)
             if "num_experts_per_tok" not in config:
@@ -54,7 +58,8 @@ def test_a_case_is_whole(case):
         if prefix + "self_attn.qkv_proj.weight" in shapes:
             assert shapes[prefix + "self_attn.qkv_proj.weight"] == ((heads + 2 * kv_heads) * size, hidden)
         else:
-            assert shapes[prefix + "self_attn.q_proj.weight"] == (heads * size, hidden)
+            gated = 2 if config["model_type"] == "qwen3_5_text" else 1
+            assert shapes[prefix + "self_attn.q_proj.weight"] == (gated * heads * size, hidden)
             assert shapes[prefix + "self_attn.k_proj.weight"] == (kv_heads * size, hidden)
     assert case.tokens.max() < config["vocab_size"]
     assert case.logits.shape == (len(case.tokens), config["vocab_size"])
@@ -81,7 +86,8 @@ def test_a_folder_holds_the_case(case, tmp_path):
     folder = write_folder(tmp_path / "model", case, dtype="BF16", old_keys=True)
     config = json.loads((folder / "config.json").read_text())
     assert config["torch_dtype"] == "bfloat16"
-    assert "rope_parameters" not in config or case.name == "gpt_oss_plain"
+    # Two families assume others than a plain rotation without them.
+    assert "rope_parameters" not in config or case.name.startswith(("gpt_oss_plain", "qwen3_5"))
     tokenizer = Tokenizer.from_file(folder / "tokenizer.json")
     assert tokenizer.decode(tokenizer.encode_text("The boat left at 9.")) == "The boat left at 9."
 

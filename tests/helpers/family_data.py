@@ -89,12 +89,16 @@ def tensor_values(case: str, name: str, shape: tuple[int, ...], config: dict[str
     if name.endswith(".bias"):
         return integers * np.float32(2.0**-8)
     if "norm" in name:
-        added_later = config["model_type"].startswith("gemma") and "vision" not in name
+        added_later = config["model_type"].startswith(("gemma", "qwen3_5")) and not any(
+            part in name for part in ("vision", "linear_attn")
+        )
         return np.floor(integers / 2) * np.float32(2.0**-7) + np.float32(0.0 if added_later else 1.0)
     if "embed_tokens" in name:
         return integers * np.float32(2.0**-9 if scaled_embedding else 2.0**-6)
-    if name.endswith("sinks"):
+    if name.endswith(("sinks", "A_log", "conv1d.weight")):
         return integers * np.float32(2.0**-6)
+    if name.endswith("dt_bias"):
+        return integers * np.float32(2.0**-5)
     if name.endswith(("expert_bias", "proj_bias")):
         return integers * np.float32(2.0**-7)
     if name.endswith("conv.conv.weight"):

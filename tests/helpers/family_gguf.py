@@ -18,12 +18,12 @@ ARCHITECTURES = {
     "cohere2": "cohere2", "ernie4_5": "ernie4_5", "exaone4": "exaone4", "gemma2": "gemma2", "gemma3": "gemma3",
     "gemma3_text": "gemma3", "granite": "granite", "granitemoe": "granitemoe",
     "gpt_oss": "gpt-oss", "lfm2_moe": "lfm2moe", "olmoe": "olmoe",
-    "qwen3_moe": "qwen3moe", "hunyuan_v1_dense": "hunyuan-dense", "lfm2": "lfm2",
+    "qwen3_moe": "qwen3moe", "qwen3_5_text": "qwen35", "hunyuan_v1_dense": "hunyuan-dense", "lfm2": "lfm2",
     "llama": "llama",
     "ministral3": "mistral3", "mistral": "llama", "mistral3": "mistral3", "olmo2": "olmo2", "olmo3": "olmo2",
     "phi3": "phi3", "qwen2": "qwen2", "qwen3": "qwen3", "smollm3": "smollm3", "stablelm": "stablelm",
 }  # fmt: skip
-PLAIN = ("norm", "conv.conv", "gate_inp")
+PLAIN = ("norm", "conv.conv", "conv1d", "gate_inp")
 """Parts of the names of tensors that are floats in every file."""
 PERMUTED = ("llama", "granite", "granitemoe", "smollm3", "mistral3")
 """Architectures whose q and k rows the converter brings from split halves into adjacent pairs."""
@@ -63,9 +63,7 @@ def write_gguf(
             _add_value(writer, key, value)
     for name, array in tensors.items():
         matrix_type = embedding_type if name in ("token_embd.weight", "output.weight") else None
-        is_plain = (
-            array.ndim == 1 or name.endswith("bias") or "norm" in name or "conv.conv" in name or "gate_inp" in name
-        )
+        is_plain = array.ndim == 1 or name.endswith("bias") or any(part in name for part in PLAIN)
         chosen = (types or {}).get(name) or ("F32" if is_plain else matrix_type or weight_type)
         writer.add_tensor(name, _quantised(name, array, chosen), raw_dtype=gguf.GGMLQuantizationType[chosen])
     writer.write_header_to_file()
@@ -118,9 +116,9 @@ def gguf_tensors(case: FamilyCase) -> dict[str, np.ndarray]:
         mapped = names.get_name(name, try_suffixes=suffixes) or plain.get_name(name, try_suffixes=suffixes)
         if mapped is None:
             raise ValueError(f"{case.name}: {name} has no name in {arch}")
-        found[mapped if mapped.endswith(("weight", "bias")) else f"{mapped}.weight"] = _converted(
-            name, values, arch, config
-        )
+        if not mapped.endswith(("weight", "bias", "ssm_a")):
+            mapped = f"{mapped}.weight"
+        found[mapped] = _converted(name, values, arch, config)
     return found
 
 
@@ -146,7 +144,8 @@ def _stacked(tensors: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
             found |= {name.replace("block_sparse_moe.input_linear", f"mlp.experts.{kind}_proj"): part
                       for kind, part in (("gate", gate), ("up", up))}  # fmt: skip
         else:
-            found[name.replace(".expert_bias", ".expert_bias.bias")] = values
+            name = name.replace(".expert_bias", ".expert_bias.bias")
+            found[name.replace("linear_attn.dt_bias", "linear_attn.dt_proj.bias")] = values
     stacked = {name: [values[n] for n in sorted(values)] if isinstance(values, dict) else values
                for name, values in found.items()}  # fmt: skip
     return {name: np.stack(values) if isinstance(values, list) else values for name, values in stacked.items()}
@@ -164,9 +163,29 @@ def _of_gpt_oss(name: str, values: np.ndarray) -> dict[str, np.ndarray]:
     }
 
 
+def _tiled(name: str, values: np.ndarray, config: Mapping[str, Any]) -> np.ndarray:
+    """Return a tensor of a gated delta rule in the order of GGUF: head v of values has head v mod n of keys."""
+    groups, heads, size = (config[f"linear_{key}"] for key in
+                           ("num_key_heads", "num_value_heads", "value_head_dim"))  # fmt: skip
+    order = np.arange(heads).reshape(groups, -1).T.reshape(-1)
+    rows = (order[:, None] * size + np.arange(size)).reshape(-1)
+    before = 2 * groups * config["linear_key_head_dim"]
+    if "in_proj_qkv" in name or "conv1d" in name:
+        return np.concatenate([values[:before], values[before:][rows]])
+    if "in_proj_z" in name:
+        return values[rows]
+    if "out_proj" in name:
+        return np.ascontiguousarray(values[:, rows])
+    if name.endswith("A_log"):
+        return -np.exp(values[order])
+    return values if "norm" in name else values[order]
+
+
 def _converted(name: str, values: np.ndarray, arch: str, config: Mapping[str, Any]) -> np.ndarray:
-    if arch.startswith("gemma") and name.endswith("norm.weight"):
+    if arch.startswith(("gemma", "qwen35")) and name.endswith("norm.weight") and "linear_attn" not in name:
         return values + np.float32(1)
+    if "linear_attn" in name:
+        return _tiled(name, values.squeeze(1) if "conv1d" in name else values, config)
     if arch in PERMUTED and ("q_proj" in name or "k_proj" in name):
         heads = config["num_attention_heads" if "q_proj" in name else "num_key_value_heads"]
         halves = values.reshape(heads, 2, len(values) // heads // 2, *values.shape[1:])
@@ -307,6 +326,16 @@ def _family_metadata(config: Mapping[str, Any], arch: str) -> dict[str, object]:
     if arch == "stablelm":
         rotated = int(head_dim(config) * config["rope_parameters"]["partial_rotary_factor"])
         return {"use_parallel_residual": config["use_parallel_residual"], "rope.dimension_count": rotated}
+    if arch == "qwen35":
+        heads, wide = config["linear_num_value_heads"], config["linear_value_head_dim"]
+        sections = full_rope(config)["mrope_section"]
+        return {
+            "ssm.conv_kernel": config["linear_conv_kernel_dim"], "ssm.state_size": config["linear_key_head_dim"],
+            "ssm.group_count": config["linear_num_key_heads"], "ssm.time_step_rank": heads,
+            "ssm.inner_size": heads * wide, "rope.dimension_sections": [*sections, 0],
+            "rope.dimension_count": int(config["head_dim"] * full_rope(config)["partial_rotary_factor"]),
+            "full_attention_interval": 3,
+        }  # fmt: skip
     if arch in ("qwen3moe", "olmoe", "gpt-oss"):
         return _expert_metadata(config)
     if arch in ("lfm2", "lfm2moe"):

@@ -61,7 +61,7 @@ FACTS = {
     "lfm2_moe": Facts(qk_norm="head", router="sigmoid"),
     "qwen3_moe": Facts(qk_norm="head"),
     "olmoe": Facts(qk_norm="row"),
-    "granitemoe": LLAMA, "gpt_oss": LLAMA,
+    "qwen3_5_text": Facts(qk_norm="head", norm_offset=1.0), "granitemoe": LLAMA, "gpt_oss": LLAMA,
     "cohere2": Facts(input_norms="parallel", layer_norm=True, adjacent=True, rope_on="sliding"),
 }  # fmt: skip
 
@@ -115,11 +115,38 @@ class _Pass:
         if kind == "parallel":
             h = self.norm(name + "input_layernorm", x)
             return x + self.attention(layer, h) + self.mlp(name, h)
-        a = self.attention(layer, x if kind == "post" else self.norm(name + "input_layernorm", x))
+        mixer = self.delta if self.kind_of(layer) == "linear_attention" else self.attention
+        a = mixer(layer, x if kind == "post" else self.norm(name + "input_layernorm", x))
         x = x + scale * (a if kind == "pre" else self.norm(name + "post_attention_layernorm", a))
         before = {"pre": "post_attention_layernorm", "both": "pre_feedforward_layernorm"}
         m = self.mlp(name, x if kind == "post" else self.norm(name + before[kind], x))
         return x + scale * (m if kind == "pre" else self.norm(name + "post_feedforward_layernorm", m))
+
+    def delta(self, layer: int, x: Array) -> Array:
+        """Return what a gated delta rule makes of rows ``[n, hidden]``, head by head and row by row."""
+        name, config = f"model.layers.{layer}.linear_attn.", self.config
+        groups, heads, dk, dv = (
+            config[f"linear_{key}"] for key in ("num_key_heads", "num_value_heads", "key_head_dim", "value_head_dim")
+        )
+        mixed = self.conv(name + "conv1d", self.linear(name + "in_proj_qkv", x))
+        mixed = mixed / (1 + np.exp(-mixed))
+        gates, a, b = (self.linear(f"{name}in_proj_{part}", x) for part in "zab")
+        y = np.zeros((len(x), heads, dv))
+        for head in range(heads):
+            of = head // (heads // groups) * dk
+            q, k = (mixed[:, at + of : at + of + dk] for at in (0, groups * dk))
+            v = mixed[:, 2 * groups * dk + head * dv :][:, :dv]
+            rate = -np.exp(self.tensors[name + "A_log"][head])
+            state = np.zeros((dk, dv))
+            for row in range(len(x)):
+                key = k[row] / np.sqrt((k[row] ** 2).sum() + 1e-6)
+                query = q[row] / np.sqrt((q[row] ** 2).sum() + 1e-6) / math.sqrt(dk)
+                state = state * np.exp(rate * np.log1p(np.exp(a[row, head] + self.tensors[name + "dt_bias"][head])))
+                state = state + np.outer(key, (v[row] - key @ state) / (1 + np.exp(-b[row, head])))
+                y[row, head] = query @ state
+        y = y / np.sqrt((y**2).mean(axis=-1, keepdims=True) + config["rms_norm_eps"])
+        y = (y * self.tensors[name + "norm.weight"]).reshape(gates.shape) * gates / (1 + np.exp(-gates))
+        return self.linear(name + "out_proj", y)
 
     def lfm2_layer(self, layer: int, name: str, x: Array) -> Array:
         h = self.norm(name + "operator_norm", x)
@@ -186,6 +213,9 @@ class _Pass:
             q, k = self.norm(name + "q_norm", q), self.norm(name + "k_norm", k)
         if (clip := config.get("clip_qkv")) is not None:
             q, k, v = (np.clip(rows, -clip, clip) for rows in (q, k, v))
+        gates = None
+        if q.shape[1] == 2 * self.heads * self.size:
+            q, gates = (rows.reshape(n, -1) for rows in np.split(q.reshape(n, self.heads, -1), 2, axis=-1))
         q, k, v = (rows.reshape(n, -1, self.size).swapaxes(0, 1) for rows in (q, k, v))  # [heads, n, size]
         for after in (False, True):
             if after == self.facts.qk_norm_after_rope and self.facts.qk_norm in ("head", "each"):
@@ -209,7 +239,8 @@ class _Pass:
             scores = np.concatenate([scores, np.broadcast_to(sinks[:, None, None], (len(sinks), n, 1))], axis=-1)
         mixed = softmax(scores)[..., :n] @ v
         output = "o_proj" if name + "o_proj.weight" in self.tensors else "out_proj"
-        return self.linear(name + output, mixed.swapaxes(0, 1).reshape(n, -1))
+        mixed = mixed.swapaxes(0, 1).reshape(n, -1)
+        return self.linear(name + output, mixed if gates is None else mixed / (1 + np.exp(-gates)))
 
     def gpt_oss_experts(self, name: str, x: Array) -> Array:
         limit, slope, y = self.config["swiglu_limit"], self.config["swiglu_alpha"], np.zeros_like(x)

@@ -276,6 +276,35 @@ def _moe(**changes: Any) -> dict[str, Any]:
     return _base(num_experts=8, num_experts_per_tok=3, **changes)
 
 
+_SECTIONS = {"partial_rotary_factor": 0.25, "mrope_section": [3, 3, 2], "mrope_interleaved": True}
+_DELTA = {
+    "head_dim": 64,
+    "linear_num_key_heads": 2,
+    "linear_key_head_dim": 32,
+    "linear_num_value_heads": 6,
+    "linear_value_head_dim": 48,
+}
+
+DELTAS = {
+    "qwen3_5": CaseConfig(
+        "Qwen3_5Text",
+        _base(num_hidden_layers=5, tie_word_embeddings=True, **_DELTA, **_theta(1e4, **_SECTIONS),
+              layer_types=["linear_attention", "linear_attention", "full_attention", "linear_attention",
+                           "full_attention"]),
+        old={"rope_theta": None, "rope_scaling": None, "partial_rotary_factor": None, **_theta(1e4, **_SECTIONS)},
+        model_class="Qwen3_5ForCausalLM",
+        gguf="llama.cpp makes keys and queries of length 1 with the epsilon of norms",
+    ),
+    "qwen3_5_epsilon": CaseConfig(  # an epsilon of norms that is that of keys and queries, too
+        "Qwen3_5Text",
+        _base(num_hidden_layers=6, rms_norm_eps=1e-6, linear_conv_kernel_dim=3, **_DELTA | {"linear_num_key_heads": 3},
+              **_theta(1e6, **_SECTIONS), layer_types=["linear_attention", "linear_attention", "full_attention"] * 2),
+        old={"rope_theta": None, "rope_scaling": None, "partial_rotary_factor": None, **_theta(1e6, **_SECTIONS),
+             "layer_types": None, "full_attention_interval": 3},
+        model_class="Qwen3_5ForCausalLM",
+    ),
+}  # fmt: skip
+
 _HUB_EXPERTS = {"num_local_experts": None, "num_experts": 8}
 
 EXPERTS = {
@@ -391,4 +420,6 @@ OTHERS = {
     ),
 }  # fmt: skip
 
-CONFIGS: dict[str, CaseConfig] = QWEN | LLAMA | GEMMA | PHI3 | SCALED | POST_NORM | CONVOLUTIONS | EXPERTS | OTHERS
+CONFIGS: dict[str, CaseConfig] = (
+    QWEN | LLAMA | GEMMA | PHI3 | SCALED | POST_NORM | CONVOLUTIONS | DELTAS | EXPERTS | OTHERS
+)

@@ -92,6 +92,9 @@ def _layer_text(layer: Layer, decoder: Decoder) -> str:
 def _mixer_text(layer: Layer, decoder: Decoder) -> str:
     if layer.attention is not None:
         return _attention_text(layer.attention, decoder)
+    if (delta := layer.gated_delta) is not None:
+        heads = f"{counted(delta.value_heads, 'head')} of {delta.value_dim} over {delta.key_heads} of {delta.key_dim}"
+        return f"gated delta rule, {heads}, convolution over {counted(delta.taps, 'row')}"
     assert layer.short_conv is not None
     biases = ", biases" if layer.short_conv.has_bias else ""
     return f"short convolution over {counted(layer.short_conv.taps, 'row')}{biases}"
@@ -107,6 +110,8 @@ def _attention_text(attention: Attention, decoder: Decoder) -> str:
         parts.append(f"soft-cap {attention.softcap:.6g}")
     if attention.has_qkv_bias:
         parts.append("biases of q, k, v and output" if attention.has_output_bias else "biases of q, k, v")
+    if attention.has_gate:
+        parts.append("gates of the output")
     if attention.has_sinks:
         parts.append("sinks")
     if (scaling := attention.query_scaling) is not None:

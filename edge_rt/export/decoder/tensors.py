@@ -9,12 +9,12 @@ from typing import Final
 
 from edge_rt.errors import InvalidModelFile, UnsupportedModel
 from edge_rt.export.sources.gguf_types import COMPOUND_TYPE_ID, EXPORTABLE_TYPES, FETCH_AGAIN, GGUFHeader, TensorInfo
-from edge_rt.package.decoder import Attention, Decoder, Experts, FeedForward, Layer, ShortConv
+from edge_rt.package.decoder import Attention, Decoder, Experts, FeedForward, GatedDelta, Layer, ShortConv
 from edge_rt.system.byte_size import counted
 
 FLOAT_VECTORS: Final = ("F32", "F16", "BF16")
 """Types of norms and other vectors, and of the matrices that nobody quantises."""
-PLAIN: Final = ("shortconv.conv.weight", "ffn_gate_inp.weight")
+PLAIN: Final = ("shortconv.conv.weight", "ffn_gate_inp.weight", "ssm_conv1d.weight")
 """Ends of these matrices' names."""
 OPTIONAL: Final = ("rope_freqs.weight", "rope_factors_short.weight", "rope_factors_long.weight")
 """Tensors whose numbers are in the description."""
@@ -59,6 +59,8 @@ def layer_shapes(decoder: Decoder, layer: Layer) -> Shapes:
         shapes |= _attention_shapes(width, layer.attention)
     if layer.short_conv is not None:
         shapes |= _short_conv_shapes(width, layer.short_conv)
+    if layer.gated_delta is not None:
+        shapes |= _gated_delta_shapes(width, layer.gated_delta)
     if layer.feed_forward is not None:
         shapes |= _feed_forward_shapes(width, layer.feed_forward, "")
     if layer.experts is not None:
@@ -76,7 +78,11 @@ def layer_shapes(decoder: Decoder, layer: Layer) -> Shapes:
 def _attention_shapes(width: int, attention: Attention) -> Shapes:
     queries, keys = attention.query_size, attention.key_size
     shapes = _with_biases(
-        {"attn_q.weight": (width, queries), "attn_k.weight": (width, keys), "attn_v.weight": (width, keys)},
+        {
+            "attn_q.weight": (width, 2 * queries if attention.has_gate else queries),
+            "attn_k.weight": (width, keys),
+            "attn_v.weight": (width, keys),
+        },
         attention.has_qkv_bias,
     )
     shapes |= _with_biases({"attn_output.weight": (queries, width)}, attention.has_output_bias)
@@ -98,6 +104,21 @@ def _short_conv_shapes(width: int, conv: ShortConv) -> Shapes:
         },
         conv.has_bias,
     )
+
+
+def _gated_delta_shapes(width: int, delta: GatedDelta) -> Shapes:
+    heads, values = delta.value_heads, delta.value_size
+    return {
+        "attn_qkv.weight": (width, delta.conv_size),
+        "attn_gate.weight": (width, values),
+        "ssm_alpha.weight": (width, heads),
+        "ssm_beta.weight": (width, heads),
+        "ssm_conv1d.weight": (delta.taps, delta.conv_size),
+        "ssm_dt.bias": (heads,),
+        "ssm_a.weight": (heads,),
+        "ssm_norm.weight": (delta.value_dim,),
+        "ssm_out.weight": (values, width),
+    }
 
 
 def _feed_forward_shapes(width: int, inner: FeedForward, suffix: str) -> Shapes:

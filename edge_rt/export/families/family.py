@@ -69,6 +69,7 @@ class Family:
             its elements are neighbours.
         header_has_halves: the same of GGUF files. Where they differ, the converter has reordered rows.
         config_norm_offset: what transformers adds to the weights of norms; GGUF files hold the sum.
+        ignored_tensors: beginnings of the names of tensors in folders that transformers does not read either.
         skipped_keys: beginnings of keys below the architecture that describe how a model sees, in files of both halves.
         skipped_tensors: beginnings of the names of tensors of that half.
     """
@@ -85,5 +86,6 @@ class Family:
     config_has_halves: bool = True
     header_has_halves: bool = True
     config_norm_offset: float = 0.0
+    ignored_tensors: tuple[str, ...] = ()
     skipped_keys: tuple[str, ...] = ()
     skipped_tensors: tuple[str, ...] = ()

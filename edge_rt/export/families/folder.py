@@ -161,7 +161,8 @@ def _expanded(names: Mapping[str, str], experts: int) -> Iterator[tuple[str, str
 def _renamed(folder: HFFolder, family: Family, decoder: Decoder) -> tuple[dict[str, TensorInfo], tuple[str, ...]]:
     names, prefix = _names(folder, family, decoder)
     stored = folder.weights.tensors
-    ignored = {name for name in stored if name.endswith(_IGNORED)}
+    # str.startswith of no beginnings is false.
+    ignored = {name for name in stored if name.endswith(_IGNORED) or name.startswith(family.ignored_tensors)}
     if prefix != PREFIXES[0]:
         # Of a model that also sees or hears, the text model is read.
         ignored |= {name for name in stored if not name.startswith(prefix) and name not in HEADS}

@@ -32,10 +32,11 @@ def read_header_decoder(header: GGUFHeader) -> tuple[Family, Decoder, Mapping[st
         raise InvalidModelFile(
             f"{header.path.name}: its numbers contradict each other.", f"{error}.", FETCH_AGAIN
         ) from error
+    ahead = [f"blk.{decoder.num_layers + number}." for number in range(reader.num_blocks_ahead)]
     stored = {}
     for name, one in header.tensors.items():
         # str.startswith of no beginnings is false.
-        if not name.startswith(family.skipped_tensors):
+        if not name.startswith((*family.skipped_tensors, *ahead)):
             ours = _our_name(name, family)
             # A file that has both names keeps a surplus tensor.
             ours = name if ours in header.tensors else ours

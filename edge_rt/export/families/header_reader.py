@@ -64,6 +64,12 @@ class HeaderReader:
         self.where = header.path.name
         self.architecture = architecture
         self._read: set[str] = set()
+        self.num_blocks_ahead = 0
+
+    def blocks_ahead(self) -> int:
+        """Return how many of the blocks predict further ahead: they come last, and are not read."""
+        self.num_blocks_ahead = self.count("nextn_predict_layers", MAX_LAYERS, least=0, default=0)
+        return self.num_blocks_ahead
 
     def key(self, key: str) -> str:
         """Return the whole name of a key, which counts as read."""
@@ -200,11 +206,13 @@ class HeaderReader:
         is_tied: bool | None = None,
         epsilon: str = "attention.layer_norm_rms_epsilon",
         kv_heads: int | None = None,
+        layers: int | None = None,
     ) -> Dimensions:
         """Return the sizes; ``is_tied`` is None if that is told by whether the file has a head of its own.
 
         Args:
             kv_heads: of layers with attention, where not all have it; None: the file has one number for all.
+            layers: without blocks that predict further ahead; None: the file has none.
         """
         width = self.count("embedding_length", MAX_WIDTH)
         heads = self.count("attention.head_count", MAX_HEADS)
@@ -215,7 +223,7 @@ class HeaderReader:
             name=self.header.get_str("general.name", default=stored_name(self.header.path.with_suffix("")))[:200],
             family=self.architecture,
             hidden_size=width,
-            num_layers=self.count("block_count", MAX_LAYERS),
+            num_layers=self.count("block_count", MAX_LAYERS) if layers is None else layers,
             num_heads=heads,
             num_kv_heads=kv_heads,
             head_dim=self._head_dim(width, heads),

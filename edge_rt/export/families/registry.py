@@ -23,6 +23,7 @@ from edge_rt.export.families.olmo2 import OLMO2, OLMO3
 from edge_rt.export.families.phi3 import PHI3
 from edge_rt.export.families.qwen2 import QWEN2
 from edge_rt.export.families.qwen3 import QWEN3
+from edge_rt.export.families.qwen35 import QWEN35
 from edge_rt.export.families.smollm3 import SMOLLM3
 from edge_rt.export.families.stablelm import STABLELM
 
@@ -48,6 +49,7 @@ FAMILIES: Final[tuple[Family, ...]] = (
     GRANITEMOE,
     LFM2MOE,
     GPT_OSS,
+    QWEN35,
 )
 """Every family that edge-rt runs."""
 MODEL_TYPES: Final = {name: family for family in FAMILIES for name in family.model_types}

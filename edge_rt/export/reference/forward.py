@@ -17,7 +17,7 @@ import numpy.typing as npt
 from edge_rt.export.decoder.weights import query_growth
 from edge_rt.export.sources.source import Source
 from edge_rt.export.weights.matrices import Matrices
-from edge_rt.package.decoder import Attention, Decoder, Experts, FeedForward, Rope
+from edge_rt.package.decoder import Attention, Decoder, Experts, FeedForward, GatedDelta, Rope
 
 Array = npt.NDArray[Any]
 Product = Callable[[Array, str], Array]
@@ -40,6 +40,7 @@ class DecoderForward:
         self._decoder = decoder
         self._has_halves = source.has_halves
         self._norm_offset = source.norm_offset
+        self._source = source
         self._product = product
         self._dtype = np.dtype(dtype)
 
@@ -97,7 +98,7 @@ class DecoderForward:
     def _vector(self, name: str) -> Array:
         (piece,) = self._matrices.pieces(name)
         vector: Array = piece[0].astype(self._dtype)
-        if self._norm_offset and name.endswith("_norm.weight"):
+        if self._norm_offset and name.endswith("_norm.weight") and not name.endswith("ssm_norm.weight"):
             vector = vector + self._dtype.type(self._norm_offset)
         return vector
 
@@ -132,9 +133,10 @@ class DecoderForward:
         attention = self._decoder.attention_of(layer)
         counts = {"q": attention.num_heads, "k": attention.num_kv_heads, "v": attention.num_kv_heads}
         q, k, v = (
-            self._times(x, f"blk.{layer}.attn_{kind}").reshape(*x.shape[:-1], heads, attention.head_dim)
+            self._times(x, f"blk.{layer}.attn_{kind}").reshape(*x.shape[:-1], heads, -1)
             for kind, heads in counts.items()
         )
+        q = q[..., : attention.head_dim]
         steps: list[Callable[[Array, str], Array]] = [lambda rows, kind: self._qk_normed(rows, layer, kind)]
         if attention.clip:
             steps.append(lambda rows, _: np.clip(rows, -attention.clip, attention.clip))
@@ -166,14 +168,53 @@ class DecoderForward:
         return self._vector(name) if name in self._tensors else None
 
     def _mixed(self, x: Array, layer: int, tables: Tables) -> Array:
-        if self._decoder.layers[layer].short_conv is not None:
+        kind = self._decoder.layers[layer]
+        if kind.short_conv is not None:
             return self._short_conv(x, layer)
+        if kind.gated_delta is not None:
+            return self._gated_delta(x, layer, kind.gated_delta)
         return self._attention(x, layer, tables)
 
     def _short_conv(self, x: Array, layer: int) -> Array:
         name = f"blk.{layer}.shortconv"
         before, behind, rows = np.split(self._times(x, f"{name}.in_proj"), 3, axis=-1)
         return self._times(behind * self._convolved(before * rows, f"{name}.conv"), f"{name}.out_proj")
+
+    def _gated_delta(self, x: Array, layer: int, delta: GatedDelta) -> Array:
+        """Compute row after row; see ``GatedDelta``."""
+        name, keys = f"blk.{layer}", delta.key_heads * delta.key_dim
+        mixed = silu(self._convolved(self._times(x, f"{name}.attn_qkv"), f"{name}.ssm_conv1d"))
+        q, k, v = (part.reshape(*x.shape[:2], -1, size) for part, size in zip(
+            np.split(mixed, [keys, 2 * keys], axis=-1), (delta.key_dim, delta.key_dim, delta.value_dim), strict=True
+        ))  # fmt: skip
+        heads = np.arange(delta.value_heads)
+        of = heads % delta.key_heads if delta.is_tiled else heads // (delta.value_heads // delta.key_heads)
+        q, k = (self._unit(part, delta.epsilon)[:, :, of] for part in (q, k))
+        rates = self._decays(f"{name}.ssm_a.weight") * softplus(
+            self._times(x, f"{name}.ssm_alpha") + self._vector(f"{name}.ssm_dt.bias")
+        )
+        decays, shares = np.exp(rates), sigmoid(self._times(x, f"{name}.ssm_beta"))
+        state = np.zeros((len(x), delta.value_heads, delta.key_dim, delta.value_dim), self._dtype)
+        found = np.empty((*x.shape[:2], delta.value_heads, delta.value_dim), self._dtype)
+        for row in range(x.shape[1]):
+            state *= decays[:, row, :, None, None]
+            told = np.einsum("fhkv,fhk->fhv", state, k[:, row])
+            change = shares[:, row, :, None] * (v[:, row] - told)
+            state += k[:, row, :, :, None] * change[:, :, None]
+            found[:, row] = np.einsum("fhkv,fhk->fhv", state, q[:, row])
+        found = self._rms_normed(found * self._dtype.type(delta.key_dim**-0.5), f"{name}.ssm_norm.weight")
+        gates = silu(self._times(x, f"{name}.attn_gate"))
+        return self._times(found.reshape(gates.shape) * gates, f"{name}.ssm_out")
+
+    def _unit(self, x: Array, epsilon: float) -> Array:
+        """Return rows of length 1."""
+        unit: Array = x / np.sqrt(np.square(x).sum(axis=-1, keepdims=True) + self._dtype.type(epsilon))
+        return unit
+
+    def _decays(self, name: str) -> Array:
+        """Return the rates of decay, below 0, one for every head."""
+        stored = self._vector(name)
+        return -np.exp(stored) if self._source.has_log_decays else stored
 
     def _convolved(self, x: Array, name: str) -> Array:
         """Return ``x [..., rows, features]`` with every feature convolved over the rows up to each, and the bias."""
@@ -205,6 +246,10 @@ class DecoderForward:
             of_group = None if sinks is None else sinks[own]
             found = np.matmul(self._weights(scores, attention, of_group), values)
             attended[:, :, own] = found.transpose(0, 2, 1, 3)
+        if attention.has_gate:
+            # They lie behind the queries of each head.
+            both = self._times(x, f"blk.{layer}.attn_q").reshape(*attended.shape[:-1], -1)
+            attended *= sigmoid(both[..., attention.head_dim :])
         return self._times(attended.reshape(*x.shape[:2], -1), f"blk.{layer}.attn_output")
 
     def _mlp(self, x: Array, layer: int) -> Array:
@@ -258,6 +303,12 @@ def sigmoid(x: Array) -> Array:
         np.exp(found, out=found)
     found += 1
     return np.reciprocal(found, out=found)
+
+
+def softplus(x: Array) -> Array:
+    """Return ``log(1 + exp(x))``."""
+    found: Array = np.logaddexp(x, x.dtype.type(0))
+    return found
 
 
 def silu(x: Array) -> Array:

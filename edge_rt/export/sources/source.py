@@ -66,6 +66,11 @@ class Source:
     adapters: tuple[Adapter, ...] = ()
 
     @property
+    def has_log_decays(self) -> bool:
+        """Whether decays of states are stored as transformers has them, ``log(-a)``; GGUF files have ``a``."""
+        return self.kind != "gguf"
+
+    @property
     def num_parameters(self) -> int:
         """Numbers in all tensors."""
         return sum(tensor.elements for tensor in self.tensors.values())

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
 from edge_rt.errors import InvalidModelFile, UnsupportedModel
 from edge_rt.export.opening import open_checkpoint
-from edge_rt.package.decoder import ShortConv
+from edge_rt.package.decoder import GatedDelta, ShortConv
 from tests.helpers.family_cases import load_case, write_folder, write_gguf
 from tests.helpers.family_gguf import ARCHITECTURES
+from tests.helpers.hf_factory import write_safetensors
 
 KINDS = ["conv", "conv", "full_attention", "conv", "full_attention"]
 
@@ -175,3 +178,69 @@ class TestExperts:
     def test_experts_may_be_quantised(self, tmp_path):
         decoder = opened_file(tmp_path, "olmoe", weight_type="Q8_0")
         assert decoder.layers[0].experts.count == 8
+
+
+class TestDeltaRules:
+    def test_a_file_says_what_a_folder_says(self, tmp_path):
+        folder, file = opened(tmp_path, "qwen3_5_epsilon"), opened_file(tmp_path, "qwen3_5_epsilon")
+        assert folder.attention_layers == file.attention_layers == (2, 5)
+        assert folder.attention_of(2).has_gate
+        assert folder.layers[0].gated_delta == GatedDelta(3, 6, 32, 48, 3)
+        found = file.layers[0].gated_delta
+        assert (found.is_tiled, found.epsilon) == (True, pytest.approx(1e-6))
+        assert replace(found, is_tiled=False, epsilon=1e-6) == folder.layers[0].gated_delta
+
+    def test_heads_that_predict_ahead_are_left_out(self, tmp_path):
+        ahead = {"blk.6.nextn.eh_proj.weight": np.ones((96, 192), np.float32)}
+        metadata = {"qwen35.nextn_predict_layers": 1, "qwen35.block_count": 7}
+        assert opened_file(tmp_path, "qwen3_5_epsilon", extra_metadata=metadata, extra_tensors=ahead).num_layers == 6
+        case = load_case("qwen3_5")
+        path = write_folder(tmp_path / "m", case)
+        tensors = case.tensors() | {"mtp.fc.weight": np.ones((96, 192), np.float32)}
+        write_safetensors(path / "model.safetensors", tensors)
+        assert open_checkpoint(path)[1].num_layers == 5
+
+    @pytest.mark.parametrize(
+        ("changes", "error", "message"),
+        [
+            ({"linear_num_key_heads": 0}, InvalidModelFile, "'linear_num_key_heads' .* out of range"),
+            ({"linear_num_key_heads": 4}, InvalidModelFile, "6 heads of values are no multiple of 4"),
+            ({"linear_num_value_heads": "6"}, InvalidModelFile, "'linear_num_value_heads' .* wrong type"),
+            ({"linear_key_head_dim": 1 << 20}, InvalidModelFile, "'linear_key_head_dim' .* out of range"),
+            ({"linear_value_head_dim": 32}, InvalidModelFile, "have a wrong shape"),
+            ({"linear_conv_kernel_dim": 0}, InvalidModelFile, "'linear_conv_kernel_dim' .* out of range"),
+            ({"attn_output_gate": False}, UnsupportedModel, "attn_output_gate is false"),
+            ({"attention_bias": True}, UnsupportedModel, "attention_bias is true"),
+            ({"layer_types": ["linear_attention"] * 5}, InvalidModelFile, "no layer has attention"),
+            ({"layer_types": ["sliding_attention"] * 5}, UnsupportedModel, "layer_types has 'sliding_attention'"),
+            ({"layer_types": None, "full_attention_interval": 0}, InvalidModelFile, "'full_attention_interval'"),
+            ({"layer_types": None, "full_attention_interval": 2}, UnsupportedModel, "does not use"),
+            ({"hidden_act": "gelu"}, UnsupportedModel, "hidden_act is 'gelu'"),
+        ],
+    )  # fmt: skip
+    def test_configurations_are_refused(self, tmp_path, changes, error, message):
+        with pytest.raises(error, match=message):
+            opened(tmp_path, "qwen3_5", **changes)
+
+    @pytest.mark.parametrize(
+        ("metadata", "error", "message"),
+        [
+            ({"ssm.group_count": 0}, InvalidModelFile, "ssm.group_count"),
+            ({"ssm.group_count": 4}, InvalidModelFile, "no multiple of 4 heads of keys"),
+            ({"ssm.time_step_rank": 5}, InvalidModelFile, "no multiple of 5 heads"),
+            ({"ssm.state_size": 1 << 31}, InvalidModelFile, "ssm.state_size"),
+            ({"ssm.inner_size": 96}, InvalidModelFile, "wrong shape"),
+            ({"ssm.conv_kernel": 4}, InvalidModelFile, "wrong shape"),
+            ({"full_attention_interval": 0}, InvalidModelFile, "full_attention_interval"),
+            ({"nextn_predict_layers": 6}, InvalidModelFile, "num_layers is 0|no layers"),
+            ({"attention.recurrent_layers": [1, 1, 0]}, InvalidModelFile, "3 values for 6 layers"),
+        ],
+    )  # fmt: skip
+    def test_headers_are_refused(self, tmp_path, metadata, error, message):
+        with pytest.raises(error, match=message):
+            opened_file(tmp_path, "qwen3_5_epsilon", extra_metadata={f"qwen35.{k}": one for k, one in metadata.items()})
+
+    @pytest.mark.parametrize("key", ["linear_num_key_heads", "linear_num_value_heads", "attn_output_gate"])
+    def test_other_families_refuse_their_keys(self, tmp_path, key):
+        with pytest.raises(UnsupportedModel, match=key):
+            opened(tmp_path, "qwen3", **{key: True})
