@@ -6,7 +6,9 @@ import pytest
 
 from edge_rt.errors import UnsupportedModel
 from edge_rt.export import export_model
+from edge_rt.memory.device import GENERIC_GPU, presets
 from edge_rt.memory.fallbacks import why_one_slot
+from edge_rt.memory.plan import Request, make_plan
 from edge_rt.package.kv_formats import KV_FORMAT
 from edge_rt.package.reader import open_package
 from edge_rt.runtime.forward.io_binding_native import NativeIOBinding
@@ -95,6 +97,9 @@ def test_what_is_not_there_yet_is_said(packages):
         assert model.slots == 1
         why = why_one_slot(model.plan.shape, model.plan.device)
         assert why == "layers with a sliding window or a short convolution have one sequence"
+        with_gpu = presets()[GENERIC_GPU].device
+        assert with_gpu.gpu is not None
+        assert make_plan(model.plan.shape, with_gpu, Request()).device.gpu is None
     assert "short convolution" in why_rows_are_not_stored(open_package(packages / "nested").manifest)
     with pytest.raises(UnsupportedModel, match="Short convolutions are not computed on a GPU"):
         load_package(packages / "nested", device="cuda:0")
