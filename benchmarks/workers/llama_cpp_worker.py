@@ -44,16 +44,20 @@ class Llama:
         pointer = llama_cpp.llama_get_logits_ith(self.context, index)
         return np.ctypeslib.as_array(pointer, (self.vocabulary,))
 
-    def keep(self, count: int) -> None:
-        """Forget all but the first ``count`` tokens."""
-        llama_cpp.llama_memory_seq_rm(self.memory, 0, count, -1)
+    def clear(self) -> None:
+        """Forget all tokens."""
+        llama_cpp.llama_memory_clear(self.memory, True)
+
+    def keeps(self, count: int) -> bool:
+        """Forget all but the first ``count`` tokens; False: the model has a state that cannot be cut back."""
+        return bool(llama_cpp.llama_memory_seq_rm(self.memory, 0, count, -1))
 
 
 def run(task: str, rng: np.random.Generator, llama: Llama) -> float:
     def ids(count: int) -> list[int]:
         return [int(i) for i in rng.integers(17, llama.vocabulary, count)]
 
-    llama.keep(0)
+    llama.clear()
     if task.startswith("pp"):
         tokens = ids(int(task[2:]))
         started = time.perf_counter()
@@ -65,11 +69,14 @@ def run(task: str, rng: np.random.Generator, llama: Llama) -> float:
         for position in range(int(task[2:])):
             token = int(llama.decode([token], position, 1)[0])
         return time.perf_counter() - started
-    llama.decode(ids(DEPTH), 0, 1)
+    prompt = ids(DEPTH)
+    llama.decode(prompt, 0, 1)
     rows = int(task[4:])
     samples = []
     for _ in range(PASSES):
-        llama.keep(DEPTH)
+        if not llama.keeps(DEPTH):
+            llama.clear()
+            llama.decode(prompt, 0, 1)
         tokens = ids(rows)
         started = time.perf_counter()
         llama.decode(tokens, DEPTH, rows)
