@@ -59,6 +59,8 @@ class OpProfile(ABC):
             raise not_carried(decoder, "short convolutions")
         if any(layer.gated_delta is not None for layer in decoder.kinds):
             raise not_carried(decoder, "a gated delta rule")
+        if any(layer.state_space is not None for layer in decoder.kinds):
+            raise not_carried(decoder, "state spaces")
         if any(layer.experts is not None for layer in decoder.kinds):
             raise not_carried(decoder, "experts")
         if any(layer.attention is not None and layer.attention.has_gate for layer in decoder.kinds):

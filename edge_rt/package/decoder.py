@@ -5,8 +5,8 @@ A layer is, for a stream ``x [rows, hidden_size]``, r the residual scale, and no
     x = x + r * post_norm(mixer(norm(x)))
     x = x + r * post_norm(feed_forward(norm(x)))
 
-A mixer is attention, a short convolution or a gated delta rule. Experts, several feed-forwards of which a router
-chooses some, may have the place of the one. Layers of one kind are described once.
+A mixer is attention, a short convolution, a gated delta rule or a state space. Experts, several feed-forwards of which
+a router chooses some, may have the place of the one, or be added to it. Layers of one kind are described once.
 """
 
 from __future__ import annotations
@@ -221,12 +221,47 @@ class GatedDelta:
 
 
 @dataclass(frozen=True)
+class StateSpace:
+    """Mamba-2 (Dao and Gu, arXiv 2405.21060).
+
+    ``in(x)`` is ``[z | u b c | t]``; the middle is convolved, through SiLU. Per head, with a state S ``[head_dim,
+    state_size]`` and ``s = softplus(t + dt)``::
+
+        S = exp(a s) S + (s u) b^T;  y = S c + d u
+
+    The output is ``out(norm(y silu(z)))``; b, c and the norm are of groups of neighbouring heads.
+
+    Attributes:
+        taps: rows that the convolution sees.
+        has_bias: whether both matrices have one.
+    """
+
+    heads: int
+    head_dim: int
+    groups: int
+    state_size: int
+    taps: int
+    has_conv_bias: bool = True
+    has_bias: bool = False
+
+    @property
+    def size(self) -> int:
+        """Features of all heads."""
+        return self.heads * self.head_dim
+
+    @property
+    def conv_size(self) -> int:
+        """Features that are convolved: u, b and c."""
+        return self.size + 2 * self.groups * self.state_size
+
+
+@dataclass(frozen=True)
 class Layer:
     """A layer.
 
     Attributes:
         attention: its mixer; None: it has another one.
-        feed_forward: None: there are experts in its place.
+        feed_forward: None: there are experts in its place; what both make is added.
         has_post_norms: whether their outputs are, before they are added to the stream.
     """
 
@@ -236,6 +271,7 @@ class Layer:
     has_post_norms: bool = False
     short_conv: ShortConv | None = field(default=None, metadata=RARE)
     gated_delta: GatedDelta | None = field(default=None, metadata=RARE)
+    state_space: StateSpace | None = field(default=None, metadata=RARE)
     experts: Experts | None = field(default=None, metadata=RARE)
 
     @property
@@ -383,13 +419,13 @@ class Decoder:
         yield "there are no layers", not self.pattern
         yield "a layer has a kind that is not there", not all(0 <= kind < len(self.kinds) for kind in self.pattern)
         yield "no layer has attention", not self.attention_layers
-        yield "a layer has not one feed-forward", any(len(layer.feed_forwards) != 1 for layer in self.kinds)
+        yield "a layer has no feed-forward", not all(layer.feed_forwards for layer in self.kinds)
         yield "its context has no room for a prompt and an answer, 2 tokens", self.context_length < 2
         yield from _out_of_range(self)
         yield "the norm is unknown", self.norm not in NORMS
         yield "there are no rotations", not self.ropes
         for layer in self.kinds:
-            mixers = (layer.attention, layer.short_conv, layer.gated_delta)
+            mixers = (layer.attention, layer.short_conv, layer.gated_delta, layer.state_space)
             yield "a layer has not one mixer", sum(mixer is not None for mixer in mixers) != 1
             if layer.attention is not None:
                 yield from self._attention_problems(layer.attention)
@@ -397,6 +433,8 @@ class Decoder:
                 yield "a convolution has a size out of range", not 1 <= layer.short_conv.taps <= MAX_TAPS
             if layer.gated_delta is not None:
                 yield from _delta_problems(layer.gated_delta)
+            if layer.state_space is not None:
+                yield from _space_problems(layer.state_space)
             for feed_forward in layer.feed_forwards:
                 yield "the activation is unknown", feed_forward.activation not in ACTIVATIONS
                 yield "a feed-forward has a size out of range", not 1 <= feed_forward.size <= 4 * MAX_WIDTH
@@ -440,6 +478,15 @@ def _delta_problems(delta: GatedDelta) -> Iterable[tuple[str, bool]]:
     yield "a delta rule has a size out of range", not all(1 <= size <= MAX_HEAD_DIM for size in sizes)
     yield "a convolution has a size out of range", not 1 <= delta.taps <= MAX_TAPS
     yield "an epsilon is out of range", not 0 < delta.epsilon <= MAX_EPSILON
+
+
+def _space_problems(space: StateSpace) -> Iterable[tuple[str, bool]]:
+    heads, groups = space.heads, space.groups
+    yield "a state space has heads out of range", not (1 <= groups <= MAX_HEADS and 1 <= heads <= MAX_HEADS)
+    yield f"{heads} heads of a state space are no multiple of {groups} groups", heads % groups != 0
+    sizes = (space.head_dim, space.state_size)
+    yield "a state space has a size out of range", not all(1 <= size <= MAX_HEAD_DIM for size in sizes)
+    yield "a convolution has a size out of range", not 1 <= space.taps <= MAX_TAPS
 
 
 def _experts_problems(experts: Experts) -> Iterable[tuple[str, bool]]:

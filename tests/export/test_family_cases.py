@@ -47,6 +47,9 @@ def test_a_case_is_whole(case):
             if config["layer_types"][layer] == "conv":
                 assert shapes[prefix + "conv.conv.weight"] == (hidden, 1, config["conv_L_cache"])
                 continue
+        elif prefix + "mamba.D" in shapes:
+            assert shapes[prefix + "mamba.D"] == (config["mamba_n_heads"],)
+            continue
         elif prefix + "linear_attn.conv1d.weight" in shapes:
             values = config["linear_num_value_heads"] * config["linear_value_head_dim"]
             assert shapes[prefix + "linear_attn.out_proj.weight"] == (hidden, values)

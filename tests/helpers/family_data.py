@@ -97,6 +97,8 @@ def tensor_values(case: str, name: str, shape: tuple[int, ...], config: dict[str
         return integers * np.float32(2.0**-9 if scaled_embedding else 2.0**-6)
     if name.endswith(("sinks", "A_log", "conv1d.weight")):
         return integers * np.float32(2.0**-6)
+    if name.endswith("mamba.D"):
+        return integers * np.float32(2.0**-7) + np.float32(1)
     if name.endswith("dt_bias"):
         return integers * np.float32(2.0**-5)
     if name.endswith(("expert_bias", "proj_bias")):

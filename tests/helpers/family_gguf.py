@@ -16,16 +16,16 @@ from tests.helpers.gguf_factory import CHATML, _add_value, _quantised, _tokenize
 
 ARCHITECTURES = {
     "cohere2": "cohere2", "ernie4_5": "ernie4_5", "exaone4": "exaone4", "gemma2": "gemma2", "gemma3": "gemma3",
-    "gemma3_text": "gemma3", "granite": "granite", "granitemoe": "granitemoe",
+    "gemma3_text": "gemma3", "granite": "granite", "granitemoe": "granitemoe", "granitemoehybrid": "granitehybrid",
     "gpt_oss": "gpt-oss", "lfm2_moe": "lfm2moe", "olmoe": "olmoe",
     "qwen3_moe": "qwen3moe", "qwen3_5_text": "qwen35", "hunyuan_v1_dense": "hunyuan-dense", "lfm2": "lfm2",
     "llama": "llama",
     "ministral3": "mistral3", "mistral": "llama", "mistral3": "mistral3", "olmo2": "olmo2", "olmo3": "olmo2",
     "phi3": "phi3", "qwen2": "qwen2", "qwen3": "qwen3", "smollm3": "smollm3", "stablelm": "stablelm",
 }  # fmt: skip
-PLAIN = ("norm", "conv.conv", "conv1d", "gate_inp")
+PLAIN = ("norm", "conv.conv", "conv1d", "gate_inp", "ssm_a", "ssm_d")
 """Parts of the names of tensors that are floats in every file."""
-PERMUTED = ("llama", "granite", "granitemoe", "smollm3", "mistral3")
+PERMUTED = ("llama", "granite", "granitemoe", "granitehybrid", "smollm3", "mistral3")
 """Architectures whose q and k rows the converter brings from split halves into adjacent pairs."""
 
 
@@ -116,7 +116,7 @@ def gguf_tensors(case: FamilyCase) -> dict[str, np.ndarray]:
         mapped = names.get_name(name, try_suffixes=suffixes) or plain.get_name(name, try_suffixes=suffixes)
         if mapped is None:
             raise ValueError(f"{case.name}: {name} has no name in {arch}")
-        if not mapped.endswith(("weight", "bias", "ssm_a")):
+        if not mapped.endswith(("weight", "bias", "ssm_a", "ssm_d")):
             mapped = f"{mapped}.weight"
         found[mapped] = _converted(name, values, arch, config)
     return found
@@ -139,13 +139,19 @@ def _stacked(tensors: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
             found.setdefault(whole, {})[int(one[2])] = values
         elif ".mlp.experts." in name:
             found |= _of_gpt_oss(name, values)
+        elif "shared_mlp" in name:
+            module = "mlp.shared_expert" if any("block_sparse_moe" in one for one in tensors) else "mlp"
+            parts = np.split(values, 2) if "input" in name else [values]
+            kinds = ("gate", "up") if "input" in name else ("down",)
+            prefix = name.split("shared_mlp")[0] + module
+            found |= {f"{prefix}.{kind}_proj.weight": part for kind, part in zip(kinds, parts, strict=True)}
         elif name.endswith("input_linear.weight"):
             gate, up = np.split(values, 2, axis=1)
             found |= {name.replace("block_sparse_moe.input_linear", f"mlp.experts.{kind}_proj"): part
                       for kind, part in (("gate", gate), ("up", up))}  # fmt: skip
         else:
             name = name.replace(".expert_bias", ".expert_bias.bias")
-            found[name.replace("linear_attn.dt_bias", "linear_attn.dt_proj.bias")] = values
+            found[name.replace(".dt_bias", ".dt_proj.bias")] = values
     stacked = {name: [values[n] for n in sorted(values)] if isinstance(values, dict) else values
                for name, values in found.items()}  # fmt: skip
     return {name: np.stack(values) if isinstance(values, list) else values for name, values in stacked.items()}
@@ -161,6 +167,14 @@ def _of_gpt_oss(name: str, values: np.ndarray) -> dict[str, np.ndarray]:
         module.replace("gate_up", kind) + f".{suffix}": np.ascontiguousarray(rows[:, first::2])
         for first, kind in enumerate(("gate", "up"))
     }
+
+
+def _of_state_space(name: str, values: np.ndarray, config: Mapping[str, Any]) -> np.ndarray:
+    if "conv1d.weight" in name:
+        return values.squeeze(1)
+    if name.endswith(("A_log", "mamba.D")):
+        return (-np.exp(values) if name.endswith("A_log") else values)[:, None]
+    return values.reshape(config["mamba_n_groups"], -1) if "norm" in name else values
 
 
 def _tiled(name: str, values: np.ndarray, config: Mapping[str, Any]) -> np.ndarray:
@@ -184,6 +198,8 @@ def _tiled(name: str, values: np.ndarray, config: Mapping[str, Any]) -> np.ndarr
 def _converted(name: str, values: np.ndarray, arch: str, config: Mapping[str, Any]) -> np.ndarray:
     if arch.startswith(("gemma", "qwen35")) and name.endswith("norm.weight") and "linear_attn" not in name:
         return values + np.float32(1)
+    if "mamba." in name:
+        return _of_state_space(name, values, config)
     if "linear_attn" in name:
         return _tiled(name, values.squeeze(1) if "conv1d" in name else values, config)
     if arch in PERMUTED and ("q_proj" in name or "k_proj" in name):
@@ -310,13 +326,31 @@ def _family_metadata(config: Mapping[str, Any], arch: str) -> dict[str, object]:
             "attn_logit_softcapping": config.get("attn_logit_softcapping"),
             "final_logit_softcapping": config.get("final_logit_softcapping"),
         }
-    if arch in ("granite", "granitemoe"):
-        return _expert_metadata(config) | {
-            "attention.scale": float(config["attention_multiplier"]),
-            "embedding_scale": float(config["embedding_multiplier"]),
-            "residual_scale": float(config["residual_multiplier"]),
-            "logit_scale": float(config["logits_scaling"]),
-        }
+    hybrid: dict[str, object] = {}
+    if arch == "granitehybrid":
+        has_heads = [kind == "full_attention" for kind in config["layer_types"]]
+        hybrid = {
+            "attention.head_count_kv": [config["num_key_value_heads"] * is_full for is_full in has_heads],
+            "expert_shared_feed_forward_length": config["shared_intermediate_size"],
+            "ssm.conv_kernel": config["mamba_d_conv"], "ssm.state_size": config["mamba_d_state"],
+            "ssm.group_count": config["mamba_n_groups"], "ssm.time_step_rank": config["mamba_n_heads"],
+            "ssm.inner_size": config["mamba_n_heads"] * config["mamba_d_head"],
+            "rope.scaling.finetuned": config["position_embedding_type"] == "rope",
+        }  # fmt: skip
+        if not config["num_local_experts"]:
+            hybrid |= {"feed_forward_length": config["shared_intermediate_size"],
+                       "expert_count": None, "expert_used_count": None}  # fmt: skip
+    if arch.startswith("granite"):
+        return (
+            _expert_metadata(config)
+            | hybrid
+            | {
+                "attention.scale": float(config["attention_multiplier"]),
+                "embedding_scale": float(config["embedding_multiplier"]),
+                "residual_scale": float(config["residual_multiplier"]),
+                "logit_scale": float(config["logits_scaling"]),
+            }
+        )
     if arch == "mistral3":
         rope = config["rope_parameters"]
         return {

@@ -61,7 +61,8 @@ FACTS = {
     "lfm2_moe": Facts(qk_norm="head", router="sigmoid"),
     "qwen3_moe": Facts(qk_norm="head"),
     "olmoe": Facts(qk_norm="row"),
-    "qwen3_5_text": Facts(qk_norm="head", norm_offset=1.0), "granitemoe": LLAMA, "gpt_oss": LLAMA,
+    "granitemoe": LLAMA, "granitemoehybrid": LLAMA, "gpt_oss": LLAMA,
+    "qwen3_5_text": Facts(qk_norm="head", norm_offset=1.0),
     "cohere2": Facts(input_norms="parallel", layer_norm=True, adjacent=True, rope_on="sliding"),
 }  # fmt: skip
 
@@ -115,7 +116,8 @@ class _Pass:
         if kind == "parallel":
             h = self.norm(name + "input_layernorm", x)
             return x + self.attention(layer, h) + self.mlp(name, h)
-        mixer = self.delta if self.kind_of(layer) == "linear_attention" else self.attention
+        linear = self.state_space if name + "mamba.D" in self.tensors else self.delta
+        mixer = linear if self.kind_of(layer) == "linear_attention" else self.attention
         a = mixer(layer, x if kind == "post" else self.norm(name + "input_layernorm", x))
         x = x + scale * (a if kind == "pre" else self.norm(name + "post_attention_layernorm", a))
         before = {"pre": "post_attention_layernorm", "both": "pre_feedforward_layernorm"}
@@ -147,6 +149,27 @@ class _Pass:
         y = y / np.sqrt((y**2).mean(axis=-1, keepdims=True) + config["rms_norm_eps"])
         y = (y * self.tensors[name + "norm.weight"]).reshape(gates.shape) * gates / (1 + np.exp(-gates))
         return self.linear(name + "out_proj", y)
+
+    def state_space(self, layer: int, x: Array) -> Array:
+        """Return what Mamba-2 makes of rows ``[n, hidden]``, head by head and row by row."""
+        name, config = f"model.layers.{layer}.mamba.", self.config
+        heads, size, groups, states = (config[f"mamba_{key}"] for key in ("n_heads", "d_head", "n_groups", "d_state"))
+        wide = heads * size
+        z, mixed, times = np.split(self.linear(name + "in_proj", x), [wide, 2 * wide + 2 * groups * states], axis=1)
+        mixed = self.conv(name + "conv1d", mixed)
+        mixed = mixed / (1 + np.exp(-mixed))
+        y = np.zeros((len(x), wide))
+        for head in range(heads):
+            own, at = slice(head * size, (head + 1) * size), wide + head // (heads // groups) * states
+            rate, state = -np.exp(self.tensors[name + "A_log"][head]), np.zeros((size, states))
+            for row in range(len(x)):
+                step = np.log1p(np.exp(times[row, head] + self.tensors[name + "dt_bias"][head]))
+                b, c = mixed[row, at : at + states], mixed[row, at + groups * states :][:states]
+                state = state * np.exp(rate * step) + np.outer(step * mixed[row, own], b)
+                y[row, own] = state @ c + self.tensors[name + "D"][head] * mixed[row, own]
+        y = (y * z / (1 + np.exp(-z))).reshape(len(x), groups, -1)
+        y = y / np.sqrt((y**2).mean(axis=-1, keepdims=True) + config["rms_norm_eps"])
+        return self.linear(name + "out_proj", y.reshape(len(x), -1) * self.tensors[name + "norm.weight"])
 
     def lfm2_layer(self, layer: int, name: str, x: Array) -> Array:
         h = self.norm(name + "operator_norm", x)
@@ -260,8 +283,14 @@ class _Pass:
             return self.gpt_oss_experts(name + "mlp.", x)
         if name + "mlp.gate.weight" in self.tensors:
             return self.experts(name + "mlp.", x, ("gate_proj", "up_proj", "down_proj"))
+        y = np.zeros_like(x)
         if name + "block_sparse_moe.router.layer.weight" in self.tensors:
-            return self.granite_experts(name + "block_sparse_moe.", x)
+            y = self.granite_experts(name + "block_sparse_moe.", x)
+        if name + "shared_mlp.input_linear.weight" in self.tensors:
+            gate, up = np.split(self.linear(name + "shared_mlp.input_linear", x), 2, axis=1)
+            y = y + self.linear(name + "shared_mlp.output_linear", gate / (1 + np.exp(-gate)) * up)
+        if self.config["model_type"] in ("granitemoe", "granitemoehybrid"):
+            return y
         if name + "mlp.gate_up_proj.weight" in self.tensors:
             gate, up = np.split(self.linear(name + "mlp.gate_up_proj", x), 2, axis=1)
         else:
@@ -307,6 +336,8 @@ class _Pass:
         return self.config["sliding_window"] if self.is_sliding(layer) else math.inf
 
     def rotates(self, layer: int) -> bool:
+        if self.config["model_type"] == "granitemoehybrid":
+            return self.config["position_embedding_type"] == "rope"
         if self.facts.rope_on == "no_rope_layers":
             return bool(self.config["no_rope_layers"][layer])
         return self.facts.rope_on == "all" or self.is_sliding(layer)

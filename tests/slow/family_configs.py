@@ -305,6 +305,35 @@ DELTAS = {
     ),
 }  # fmt: skip
 
+_GRANITE_H = {
+    "num_attention_heads": 6,
+    "mamba_n_heads": 12,
+    "mamba_d_head": 16,
+    "mamba_d_state": 32,
+    "mamba_chunk_size": 16,
+    "embedding_multiplier": 3.0,
+    "attention_multiplier": 0.4,
+    "residual_multiplier": 0.375,
+    "logits_scaling": 2.0,
+}
+
+SPACES = {
+    "granite_h": CaseConfig(
+        "GraniteMoeHybrid",
+        _base(num_hidden_layers=5, tie_word_embeddings=True, intermediate_size=64, num_local_experts=6,
+              num_experts_per_tok=2, shared_intermediate_size=96, mamba_n_groups=3, **_GRANITE_H,
+              layer_types=["linear_attention", "full_attention", "linear_attention", "linear_attention",
+                           "full_attention"], **_theta(1e4)),
+        old={"layer_types": ["mamba", "attention", "mamba", "mamba", "attention"], "position_embedding_type": "nope"},
+    ),
+    "granite_h_dense": CaseConfig(
+        "GraniteMoeHybrid",
+        _base(num_local_experts=0, num_experts_per_tok=0, shared_intermediate_size=96, mamba_d_conv=3,
+              mamba_conv_bias=False, mamba_proj_bias=True, position_embedding_type="rope", **_GRANITE_H,
+              layer_types=["full_attention", "linear_attention", "full_attention", "linear_attention"], **_theta(5e4)),
+    ),
+}  # fmt: skip
+
 _HUB_EXPERTS = {"num_local_experts": None, "num_experts": 8}
 
 EXPERTS = {
@@ -421,5 +450,5 @@ OTHERS = {
 }  # fmt: skip
 
 CONFIGS: dict[str, CaseConfig] = (
-    QWEN | LLAMA | GEMMA | PHI3 | SCALED | POST_NORM | CONVOLUTIONS | DELTAS | EXPERTS | OTHERS
+    QWEN | LLAMA | GEMMA | PHI3 | SCALED | POST_NORM | CONVOLUTIONS | DELTAS | SPACES | EXPERTS | OTHERS
 )

@@ -95,6 +95,9 @@ def _mixer_text(layer: Layer, decoder: Decoder) -> str:
     if (delta := layer.gated_delta) is not None:
         heads = f"{counted(delta.value_heads, 'head')} of {delta.value_dim} over {delta.key_heads} of {delta.key_dim}"
         return f"gated delta rule, {heads}, convolution over {counted(delta.taps, 'row')}"
+    if (space := layer.state_space) is not None:
+        heads = f"{counted(space.heads, 'head')} of {space.head_dim} in {counted(space.groups, 'group')}"
+        return f"state space, {heads}, states of {space.state_size}, convolution over {counted(space.taps, 'row')}"
     assert layer.short_conv is not None
     biases = ", biases" if layer.short_conv.has_bias else ""
     return f"short convolution over {counted(layer.short_conv.taps, 'row')}{biases}"

@@ -9,7 +9,7 @@ from typing import Final
 
 from edge_rt.errors import InvalidModelFile, UnsupportedModel
 from edge_rt.export.sources.gguf_types import COMPOUND_TYPE_ID, EXPORTABLE_TYPES, FETCH_AGAIN, GGUFHeader, TensorInfo
-from edge_rt.package.decoder import Attention, Decoder, Experts, FeedForward, GatedDelta, Layer, ShortConv
+from edge_rt.package.decoder import Attention, Decoder, Experts, FeedForward, GatedDelta, Layer, ShortConv, StateSpace
 from edge_rt.system.byte_size import counted
 
 FLOAT_VECTORS: Final = ("F32", "F16", "BF16")
@@ -61,6 +61,8 @@ def layer_shapes(decoder: Decoder, layer: Layer) -> Shapes:
         shapes |= _short_conv_shapes(width, layer.short_conv)
     if layer.gated_delta is not None:
         shapes |= _gated_delta_shapes(width, layer.gated_delta)
+    if layer.state_space is not None:
+        shapes |= _state_space_shapes(width, layer.state_space)
     if layer.feed_forward is not None:
         shapes |= _feed_forward_shapes(width, layer.feed_forward, "")
     if layer.experts is not None:
@@ -118,6 +120,21 @@ def _gated_delta_shapes(width: int, delta: GatedDelta) -> Shapes:
         "ssm_a.weight": (heads,),
         "ssm_norm.weight": (delta.value_dim,),
         "ssm_out.weight": (values, width),
+    }
+
+
+def _state_space_shapes(width: int, space: StateSpace) -> Shapes:
+    matrices: Shapes = {
+        "ssm_in.weight": (width, space.size + space.conv_size + space.heads),
+        "ssm_out.weight": (space.size, width),
+    }
+    return {
+        **_with_biases(matrices, space.has_bias),
+        **_with_biases({"ssm_conv1d.weight": (space.taps, space.conv_size)}, space.has_conv_bias),
+        "ssm_dt.bias": (space.heads,),
+        "ssm_a.weight": (space.heads,),
+        "ssm_d.weight": (space.heads,),
+        "ssm_norm.weight": (space.size,),
     }
 
 

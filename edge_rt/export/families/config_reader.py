@@ -37,6 +37,7 @@ NEUTRAL_VALUES: Final[Mapping[str, tuple[Any, ...]]] = {
     "linear_num_key_heads": (),
     "linear_num_value_heads": (),
     "logits_scaling": (1,),
+    "mamba_n_heads": (),
     "mlp_bias": (False,),
     "mlp_only_layers": ([],),
     "moe_intermediate_size": (0,),

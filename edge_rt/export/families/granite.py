@@ -38,7 +38,12 @@ def from_config(config: ConfigReader, name: str) -> Decoder:
 
 def from_header(reader: HeaderReader) -> Decoder:
     """Describe the model of a GGUF header."""
-    dims = reader.dimensions()
+    return describe_header(reader)
+
+
+def describe_header(reader: HeaderReader, kv_heads: int | None = None) -> Decoder:
+    """Describe the model of a GGUF header; ``kv_heads`` as in ``HeaderReader.dimensions``."""
+    dims = reader.dimensions(kv_heads=kv_heads)
     attention, embedding, residual, logit = (
         reader.factor(key) for key in ("attention.scale", "embedding_scale", "residual_scale", "logit_scale")
     )

@@ -15,6 +15,7 @@ from edge_rt.export.families.registry import family_of_header
 from edge_rt.export.sources.gguf_types import FETCH_AGAIN, GGUFHeader, TensorInfo
 from edge_rt.package.decoder import Decoder
 
+_FLAT: Final = (".ssm_a.weight", ".ssm_d.weight", ".ssm_norm.weight")
 _PARTS: Final = re.compile(r"((?:blk\.\d+\.)?)(.*?)((?:\.(?:weight|bias))?)", re.DOTALL)
 """A layer, a module, and what of it a tensor is."""
 
@@ -40,7 +41,9 @@ def read_header_decoder(header: GGUFHeader) -> tuple[Family, Decoder, Mapping[st
             ours = _our_name(name, family)
             # A file that has both names keeps a surplus tensor.
             ours = name if ours in header.tensors else ours
-            stored[ours] = replace(one, name=ours)
+            # Vectors of state spaces have a second axis in files.
+            shape = (one.elements,) if ours.endswith(_FLAT) else one.shape
+            stored[ours] = replace(one, name=ours, shape=shape)
     tensors = split_fused(header.path.name, stored, decoder)
     check_tensors(header, tensors, decoder)
     return family, decoder, tensors

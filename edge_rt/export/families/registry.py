@@ -15,6 +15,7 @@ from edge_rt.export.families.gemma2 import GEMMA2
 from edge_rt.export.families.gemma3 import GEMMA3
 from edge_rt.export.families.gpt_oss import GPT_OSS
 from edge_rt.export.families.granite import GRANITE
+from edge_rt.export.families.granite_hybrid import GRANITE_HYBRID
 from edge_rt.export.families.hunyuan import HUNYUAN
 from edge_rt.export.families.lfm2 import LFM2
 from edge_rt.export.families.llama import LLAMA
@@ -50,6 +51,7 @@ FAMILIES: Final[tuple[Family, ...]] = (
     LFM2MOE,
     GPT_OSS,
     QWEN35,
+    GRANITE_HYBRID,
 )
 """Every family that edge-rt runs."""
 MODEL_TYPES: Final = {name: family for family in FAMILIES for name in family.model_types}

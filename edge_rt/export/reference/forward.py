@@ -17,7 +17,7 @@ import numpy.typing as npt
 from edge_rt.export.decoder.weights import query_growth
 from edge_rt.export.sources.source import Source
 from edge_rt.export.weights.matrices import Matrices
-from edge_rt.package.decoder import Attention, Decoder, Experts, FeedForward, GatedDelta, Rope
+from edge_rt.package.decoder import Attention, Decoder, Experts, FeedForward, GatedDelta, Rope, StateSpace
 
 Array = npt.NDArray[Any]
 Product = Callable[[Array, str], Array]
@@ -171,6 +171,8 @@ class DecoderForward:
         kind = self._decoder.layers[layer]
         if kind.short_conv is not None:
             return self._short_conv(x, layer)
+        if kind.state_space is not None:
+            return self._state_space(x, layer, kind.state_space)
         if kind.gated_delta is not None:
             return self._gated_delta(x, layer, kind.gated_delta)
         return self._attention(x, layer, tables)
@@ -205,6 +207,31 @@ class DecoderForward:
         found = self._rms_normed(found * self._dtype.type(delta.key_dim**-0.5), f"{name}.ssm_norm.weight")
         gates = silu(self._times(x, f"{name}.attn_gate"))
         return self._times(found.reshape(gates.shape) * gates, f"{name}.ssm_out")
+
+    def _state_space(self, x: Array, layer: int, space: StateSpace) -> Array:
+        """Compute row after row; see ``StateSpace``."""
+        name, states = f"blk.{layer}", space.groups * space.state_size
+        parts = self._times(x, f"{name}.ssm_in")
+        gates, mixed, times = np.split(parts, [space.size, space.size + space.conv_size], axis=-1)
+        mixed = silu(self._convolved(mixed, f"{name}.ssm_conv1d"))
+        u, b, c = np.split(mixed, [space.size, space.size + states], axis=-1)
+        u = u.reshape(*x.shape[:2], space.heads, space.head_dim)
+        of = np.arange(space.heads) // (space.heads // space.groups)
+        b, c = (part.reshape(*x.shape[:2], space.groups, space.state_size)[:, :, of] for part in (b, c))
+        steps = softplus(times + self._vector(f"{name}.ssm_dt.bias"))
+        decays = np.exp(self._decays(f"{name}.ssm_a.weight") * steps)
+        state = np.zeros((len(x), space.heads, space.head_dim, space.state_size), self._dtype)
+        found = np.empty_like(u)
+        for row in range(x.shape[1]):
+            state *= decays[:, row, :, None, None]
+            state += (steps[:, row, :, None] * u[:, row])[..., None] * b[:, row, :, None]
+            found[:, row] = np.einsum("fhps,fhs->fhp", state, c[:, row])
+        found += self._vector(f"{name}.ssm_d.weight")[:, None] * u
+        gated = (found.reshape(gates.shape) * silu(gates)).reshape(*x.shape[:2], space.groups, -1)
+        scale = np.sqrt(np.square(gated).mean(axis=-1, keepdims=True) + self._dtype.type(self._decoder.norm_epsilon))
+        return self._times(
+            (gated / scale).reshape(gates.shape) * self._vector(f"{name}.ssm_norm.weight"), f"{name}.ssm_out"
+        )
 
     def _unit(self, x: Array, epsilon: float) -> Array:
         """Return rows of length 1."""
@@ -253,10 +280,11 @@ class DecoderForward:
         return self._times(attended.reshape(*x.shape[:2], -1), f"blk.{layer}.attn_output")
 
     def _mlp(self, x: Array, layer: int) -> Array:
-        experts = self._decoder.layers[layer].experts
-        if experts is not None:
-            return self._experts(x, layer, experts)
-        return self._fed(x, self._decoder.feed_forward_of(layer), f"blk.{layer}", "")
+        kind = self._decoder.layers[layer]
+        made = [] if kind.experts is None else [self._experts(x, layer, kind.experts)]
+        if kind.feed_forward is not None:
+            made.append(self._fed(x, kind.feed_forward, f"blk.{layer}", ""))
+        return sum(made[1:], made[0])
 
     def _fed(self, x: Array, inner: FeedForward, layer: str, suffix: str) -> Array:
         """Return what a feed-forward makes of rows; ``suffix``: of its matrices' names."""

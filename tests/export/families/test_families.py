@@ -32,6 +32,7 @@ NATIVE_ONLY = {"lfm2": "short convolutions", "lfm2_bias": "short convolutions"}
 """Cases that no portable graph computes -> what the error names."""
 NOT_CARRIED = {
     **dict.fromkeys(("lfm2_moe", "lfm2_moe_other"), "(short convolutions|experts)"),
+    **dict.fromkeys(("granite_h", "granite_h_dense"), "state spaces"),
     **dict.fromkeys(("qwen3_5", "qwen3_5_epsilon"), "a gated delta rule"),
     **dict.fromkeys(("gpt_oss", "gpt_oss_plain"), "experts"),
     **dict.fromkeys(("qwen3_moe", "qwen3_moe_mixed", "olmoe", "olmoe_clip", "granitemoe"), "experts"),

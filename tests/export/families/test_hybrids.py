@@ -244,3 +244,65 @@ class TestDeltaRules:
     def test_other_families_refuse_their_keys(self, tmp_path, key):
         with pytest.raises(UnsupportedModel, match=key):
             opened(tmp_path, "qwen3", **{key: True})
+
+
+class TestStateSpaces:
+    @pytest.mark.parametrize("name", ["granite_h", "granite_h_dense"])
+    def test_a_file_says_what_a_folder_says(self, tmp_path, name):
+        folder, file = opened(tmp_path, name), opened_file(tmp_path, name)
+        assert file.pattern == folder.pattern
+        for ours, theirs in zip(file.kinds, folder.kinds, strict=True):
+            assert (ours.state_space, ours.experts) == (theirs.state_space, theirs.experts)
+            assert ours.feed_forward == theirs.feed_forward
+        found = folder.layers[folder.attention_layers[0]].attention.rope
+        assert found == file.layers[file.attention_layers[0]].attention.rope == (None if name == "granite_h" else 0)
+
+    @pytest.mark.parametrize(
+        ("changes", "error", "message"),
+        [
+            ({"mamba_n_heads": 0}, InvalidModelFile, "'mamba_n_heads' .* out of range"),
+            ({"mamba_n_heads": 11}, InvalidModelFile, "'mamba_n_heads' .* cannot be used"),
+            ({"mamba_d_head": 8}, InvalidModelFile, "'mamba_n_heads' .* cannot be used"),
+            ({"mamba_d_head": "large"}, InvalidModelFile, "'mamba_d_head' .* wrong type"),
+            ({"mamba_n_groups": 5}, InvalidModelFile, "12 heads of a state space are no multiple of 5"),
+            ({"mamba_n_groups": 13}, InvalidModelFile, "'mamba_n_groups' .* out of range"),
+            ({"mamba_d_state": 1 << 20}, InvalidModelFile, "'mamba_d_state' .* out of range"),
+            ({"mamba_d_conv": 3}, InvalidModelFile, "wrong shape"),
+            ({"mamba_conv_bias": False}, UnsupportedModel, "conv1d.bias"),
+            ({"mamba_proj_bias": True}, InvalidModelFile, "tensors are missing"),
+            ({"time_step_limit": [0.001, 0.1]}, UnsupportedModel, "time_step_limit is"),
+            ({"position_embedding_type": "alibi"}, UnsupportedModel, "position_embedding_type is \"alibi\""),
+            ({"position_embedding_type": ["rope"]}, UnsupportedModel, "position_embedding_type is"),
+            ({"layer_types": None}, InvalidModelFile, "no layer has attention"),
+            ({"layer_types": ["conv"] * 5}, UnsupportedModel, "layer_types has 'conv'"),
+            ({"num_local_experts": -1}, InvalidModelFile, "'num_local_experts' .* out of range"),
+            ({"num_local_experts": 0}, UnsupportedModel, "block_sparse_moe"),
+            ({"shared_intermediate_size": 0}, InvalidModelFile, "'shared_intermediate_size' .* out of range"),
+        ],
+    )  # fmt: skip
+    def test_configurations_are_refused(self, tmp_path, changes, error, message):
+        with pytest.raises(error, match=message):
+            opened(tmp_path, "granite_h", **changes)
+
+    @pytest.mark.parametrize(
+        ("metadata", "error", "message"),
+        [
+            ({"ssm.time_step_rank": 11}, InvalidModelFile, "no multiple of 11 heads"),
+            ({"ssm.group_count": 13}, InvalidModelFile, "ssm.group_count"),
+            ({"ssm.group_count": 5}, InvalidModelFile, "no multiple of 5 groups"),
+            ({"ssm.state_size": 0}, InvalidModelFile, "ssm.state_size"),
+            ({"ssm.inner_size": 384}, InvalidModelFile, "wrong shape"),
+            ({"attention.head_count_kv": [2] * 5}, InvalidModelFile, "tensors are missing"),
+            ({"attention.head_count_kv": [0] * 5}, UnsupportedModel, "0 values above 0"),
+            ({"ssm.dt_b_c_rms": True}, UnsupportedModel, "dt_b_c_rms"),
+            ({"expert_count": 0}, UnsupportedModel, "expert_used_count' is 2"),
+        ],
+    )  # fmt: skip
+    def test_headers_are_refused(self, tmp_path, metadata, error, message):
+        changes = {f"granitehybrid.{key}": one for key, one in metadata.items()}
+        with pytest.raises(error, match=message):
+            opened_file(tmp_path, "granite_h", extra_metadata=changes)
+
+    def test_other_families_refuse_their_keys(self, tmp_path):
+        with pytest.raises(UnsupportedModel, match="mamba_n_heads is 12"):
+            opened(tmp_path, "granite", mamba_n_heads=12)
