@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from edge_rt.errors import ConfigError, UnsupportedModel
+from edge_rt.export.decoder.tensors import part_without_operator
 from edge_rt.export.graph.builder import GraphBuilder, not_carried
 from edge_rt.export.graph.native import NO_FINE_BLOCKS, FineBlocks, NativeBuilder
 from edge_rt.export.graph.portable import PortableBuilder
@@ -57,22 +58,8 @@ class OpProfile(ABC):
         """Refuse a model with a part that no operator of the profile computes."""
         if decoder.conv_layers and not self.has_short_convs:
             raise not_carried(decoder, "short convolutions")
-        if any(layer.gated_delta is not None for layer in decoder.kinds):
-            raise not_carried(decoder, "a gated delta rule")
-        if any(layer.state_space is not None for layer in decoder.kinds):
-            raise not_carried(decoder, "state spaces")
-        if any(layer.experts is not None for layer in decoder.kinds):
-            raise not_carried(decoder, "experts")
-        if any(layer.attention is not None and layer.attention.has_gate for layer in decoder.kinds):
-            raise not_carried(decoder, "gates of attention")
-        if any(layer.attention is not None and layer.attention.clip for layer in decoder.kinds):
-            raise not_carried(decoder, "limits of queries, keys and values")
-        if any(
-            inner.limit or inner.slope != 1.0 or inner.up_offset
-            for kind in decoder.kinds
-            for inner in kind.feed_forwards
-        ):
-            raise not_carried(decoder, "limits of feed-forwards")
+        if (part := part_without_operator(decoder)) is not None:
+            raise not_carried(decoder, part)
 
     @abstractmethod
     def stack(self, name: str, parts: Sequence[Part]) -> tuple[Linear, ...]:

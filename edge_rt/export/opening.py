@@ -101,11 +101,21 @@ def _read_adapter(path: Path, scale: float, number: int) -> Adapter:
     return read_gguf_adapter(path, scale, number)
 
 
-def check_folder_config(folder: Path, name: str) -> None:
-    """Refuse by its ``config.json`` alone what edge-rt cannot run, before its weights are fetched."""
+def check_folder_config(folder: Path, name: str) -> Decoder:
+    """Return the description of a folder's model, by its ``config.json`` alone; what has none is refused."""
     from edge_rt.export.sources.hf_folder import read_hf_config
 
-    describe_config(name, read_hf_config(folder))
+    return describe_config(name, read_hf_config(folder))
+
+
+def check_operators(decoder: Decoder) -> None:
+    """Refuse a model with a part that no operator computes, before its weights are fetched."""
+    from edge_rt.export.decoder.tensors import part_without_operator
+
+    if (part := part_without_operator(decoder)) is not None:
+        from edge_rt.export.graph.builder import not_carried
+
+        raise not_carried(decoder, part)
 
 
 def describe_config(name: str, config: Mapping[str, Any]) -> Decoder:

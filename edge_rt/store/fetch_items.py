@@ -114,10 +114,10 @@ def needed_weights(folder: Path, weights: Sequence[Item], what: str) -> tuple[It
     """
     if not weights:
         return ()
-    from edge_rt.export.opening import check_folder_config
+    from edge_rt.export.opening import check_folder_config, check_operators
     from edge_rt.export.sources.safetensors_folder import read_index
 
-    check_folder_config(folder, what)
+    check_operators(check_folder_config(folder, what))
     if not (folder / INDEX_FILE).exists():
         return tuple(weights)
     named = set(read_index(folder / INDEX_FILE).values())
