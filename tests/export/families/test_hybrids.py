@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 
 import numpy as np
@@ -189,6 +190,19 @@ class TestDeltaRules:
         found = file.layers[0].gated_delta
         assert (found.is_tiled, found.epsilon) == (True, pytest.approx(1e-6))
         assert replace(found, is_tiled=False, epsilon=1e-6) == folder.layers[0].gated_delta
+
+    def test_the_text_half_of_a_model_that_sees(self, tmp_path):
+        case = load_case("qwen3_5")
+        text = write_folder(tmp_path / "text", case)
+        path = write_folder(tmp_path / "whole", case)
+        whole = {"model_type": "qwen3_5", "text_config": case.config, "vision_config": {}, "tie_word_embeddings": True}
+        (path / "config.json").write_text(json.dumps(whole))
+        named = {f"model.language_model.{name.removeprefix('model.')}": one for name, one in case.tensors().items()}
+        named |= {"model.visual.proj.weight": np.ones((4, 4), np.float32), "mtp.norm.weight": np.ones(96, np.float32)}
+        write_safetensors(path / "model.safetensors", named)
+        (found, described), (expected, plain) = open_checkpoint(path), open_checkpoint(text)
+        assert replace(described, name=plain.name) == plain
+        assert found.tensors.keys() == expected.tensors.keys()
 
     def test_heads_that_predict_ahead_are_left_out(self, tmp_path):
         ahead = {"blk.6.nextn.eh_proj.weight": np.ones((96, 192), np.float32)}
