@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import json
-from collections.abc import Mapping, Sequence as Items
+from collections.abc import Container, Mapping, Sequence as Items
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, Literal, NotRequired, TypedDict
@@ -50,7 +50,7 @@ class ChatMessage(TypedDict):
 def answer_message(
     result: Result,
     before: Items[ChatMessage],
-    tool_names: frozenset[str] | None,
+    tool_names: Container[str] | None,
     *,
     writes_calls: bool,
     begun: ChatMessage | None = None,

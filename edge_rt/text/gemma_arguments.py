@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from typing import Any, Final
 
 from edge_rt.errors import InvalidGrammar
@@ -79,10 +79,10 @@ class _Writer:
         """Return what fits a schema."""
         if schema is True or not isinstance(schema, dict):
             return f"{self._prefix}any"
-        _check(schema, place)
+        check_keywords(schema, place)
         given = schema.keys() - _ASIDE
         for name in sorted(given - _KNOWN):
-            raise _refusal(name, place)
+            raise keyword_refusal(name, place)
         if "$ref" in given:
             self._alone("$ref", given, place)
             return self._reference(schema["$ref"], place)
@@ -95,7 +95,7 @@ class _Writer:
             self._alone("enum" if "enum" in given else "const", given - {"type"}, place)
             values = [schema["const"]] if "const" in given else schema["enum"]
             if isinstance(types, str | list):
-                values = [one for one in values if _has_type(one, [types] if isinstance(types, str) else types)]
+                values = [one for one in values if has_type(one, [types] if isinstance(types, str) else types)]
             return self._rule(" | ".join(map(self._written, values)) or _nothing(place))
         if types is None:
             types = [kind for kind, words in _OF_TYPE.items() if not words.isdisjoint(given)]
@@ -106,7 +106,7 @@ class _Writer:
 
     def _alone(self, name: str, given: frozenset[str] | set[str], place: str) -> None:
         if others := sorted(given - {name}):
-            raise _refusal(others[0], place, f" beside '{name}'")
+            raise keyword_refusal(others[0], place, f" beside '{name}'")
 
     def _reference(self, reference: Any, place: str) -> str:
         known = self._references.get(str(reference))
@@ -119,9 +119,9 @@ class _Writer:
                     part = part.replace("~1", "/").replace("~0", "~")
                     target = target[int(part)] if isinstance(target, list) else target[part]
             except (KeyError, IndexError, ValueError, TypeError):
-                raise _refusal("$ref", place, f" and leads to {reference!r:.40}, which is not there") from None
+                raise keyword_refusal("$ref", place, f" and leads to {reference!r:.40}, which is not there") from None
             if not str(reference).startswith("#"):
-                raise _refusal("$ref", place)
+                raise keyword_refusal("$ref", place)
             self.rules.append(f"{known}: {self.item(target, str(reference))}")
         return known
 
@@ -138,13 +138,9 @@ class _Writer:
     def _text(self, schema: dict[str, Any], place: str, name: str = "") -> str:
         if "format" in schema:
             self.warnings.append(f"The format {schema['format']!r:.40} at {place} is not enforced in this notation.")
-        least, most = schema.get("minLength", 0), schema.get("maxLength", "")
-        expression = f"/(?s:.{{{least},{most}}})/" if least or most != "" else "/(?s:.*)/"
-        if "pattern" in schema:
-            expression += f" & /{_searched(schema['pattern'], place)}/"
         self._count += 1
         terminal = f"T{self._prefix.upper()}{self._count}"
-        expression = f"{expression} & {self._no_quote}"
+        expression = f"{text_expression(schema, place)} & {self._no_quote}"
         if self._quote.startswith("<"):
             self.rules.append(f"{terminal}: {expression}")
             return self._rule(f"{self._quote} {terminal} {self._quote}", name)
@@ -205,7 +201,20 @@ class _Writer:
         return _literal(json.dumps(value))
 
 
-def _check(schema: dict[str, Any], place: str) -> None:
+def text_expression(schema: Mapping[str, Any], place: str) -> str:
+    """Return, in Lark's notation, which texts fit the limits and the pattern of a schema.
+
+    Raises:
+        InvalidGrammar: the pattern cannot be enforced.
+    """
+    least, most = schema.get("minLength", 0), schema.get("maxLength", "")
+    expression = f"/(?s:.{{{least},{most}}})/" if least or most != "" else "/(?s:.*)/"
+    if "pattern" in schema:
+        expression += f" & /{_searched(schema['pattern'], place)}/"
+    return expression
+
+
+def check_keywords(schema: Mapping[str, Any], place: str) -> None:
     """Refuse keywords whose values the standard does not allow, as the grammar engine does in JSON."""
     types = schema.get("type", [])
     kinds = [types] if isinstance(types, str) else types
@@ -233,7 +242,8 @@ def _in_order(pair: tuple[str, Any]) -> str:
     return pair[0].lower()
 
 
-def _has_type(value: Any, types: list[str]) -> bool:
+def has_type(value: Any, types: Container[str]) -> bool:
+    """Return whether a value has one of the types of a JSON schema."""
     if isinstance(value, int | float) and not isinstance(value, bool):
         return "number" in types or ("integer" in types and value == int(value))
     return _TYPE_OF[type(value)] in types
@@ -250,7 +260,7 @@ def _searched(pattern: str, place: str) -> str:
     while (outer := re.sub(r"\([^()]*\)", "", bare)) != bare and not {"^", "$"} & set(bare):
         bare = outer
     if {"^", "$", "\\"} & set(bare) or ("|" in bare and inner != pattern):
-        raise _refusal("pattern", place)
+        raise keyword_refusal("pattern", place)
     before, behind = ("" if pattern.startswith("^") else "(?s:.*)", "" if pattern.endswith("$") else "(?s:.*)")
     return f"{before}(?:{_slashed(inner)}){behind}"
 
@@ -268,9 +278,10 @@ def lark_expression(text: str) -> str:
     return re.escape(text).replace("/", r"\/")
 
 
-def _refusal(name: str, place: str, why: str = "") -> InvalidGrammar:
+def keyword_refusal(name: str, place: str, why: str = "") -> InvalidGrammar:
+    """Return the error of a keyword that a notation other than JSON has no words for."""
     return InvalidGrammar(
-        f"The keyword '{name}' cannot be enforced in Gemma's notation of arguments.",
+        f"The keyword '{name}' cannot be enforced in this model's notation of arguments.",
         f"It is at {place}{why}.",
         "Leave it out, and check the arguments.",
     )

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any, Final
 
 from edge_rt.errors import InvalidGrammar
@@ -164,6 +165,54 @@ _DEFINITIONS: Final = ("$defs", "definitions")
 _REFERENCE: Final = re.compile(r'"\$ref": "(?!#/(?:\$defs|definitions)/)')
 
 
+@dataclass(frozen=True)
+class NamedValues:
+    """The parameters of a function whose arguments are named values, each with a schema of its own.
+
+    Attributes:
+        required: names of those that have to be there.
+        more: the schema of others; False: there are none.
+    """
+
+    schemas: Mapping[str, Any]
+    required: frozenset[str]
+    more: Any
+    definitions: Mapping[str, Any]
+
+    def json_rule(self, part: Any, separators: Mapping[str, Any]) -> str:
+        """Return what fits a schema as JSON, in Lark's notation."""
+        schema = part if isinstance(part, dict) else {}
+        return f"%json {json.dumps({**schema, **self.definitions, 'x-guidance': separators})}"
+
+
+def named_values(schema: Mapping[str, Any], key: str, notation: str) -> NamedValues:
+    """Return the parameters in the schema of an object, as ``read_schema`` returns it.
+
+    Args:
+        key: a regular expression of names.
+
+    Raises:
+        InvalidGrammar: a keyword cannot be enforced, or a name cannot be written.
+    """
+    definitions = {one: schema[one] for one in _DEFINITIONS if one in schema}
+    for keyword in sorted(schema.keys() - _KNOWN - definitions.keys()):
+        raise _refusal(f"The keyword '{keyword}' of an object of arguments", notation)
+    if _REFERENCE.search(json.dumps(schema)):
+        raise _refusal("A reference to anything but a definition", notation)
+    schemas = {name: one for name, one in schema.get("properties", {}).items() if one is not False}
+    required, more = frozenset(schema.get("required", ())), schema.get("additionalProperties", True)
+    for name in sorted(required - schemas.keys()):
+        schemas[name] = more
+    for name, part in schemas.items():
+        if re.fullmatch(key, name) is None or part is False:
+            raise InvalidGrammar(
+                "The name of a parameter cannot be written in this model's calls.",
+                f"{name!r:.60}.",
+                "Use letters, digits and underscores.",
+            )
+    return NamedValues(schemas, required, more, definitions)
+
+
 def arguments_rules(schema: Mapping[str, Any], name: str, separators: Mapping[str, Any]) -> list[str]:
     """Return rules in Lark's notation for what stands between the parentheses, the first one of the given name.
 
@@ -174,40 +223,21 @@ def arguments_rules(schema: Mapping[str, Any], name: str, separators: Mapping[st
     Raises:
         InvalidGrammar: a keyword cannot be enforced in this notation.
     """
-    definitions = {key: schema[key] for key in _DEFINITIONS if key in schema}
-    for keyword in sorted(schema.keys() - _KNOWN - definitions.keys()):
-        raise _refusal(f"The keyword '{keyword}' of an object of arguments")
-    if _REFERENCE.search(json.dumps(schema)):
-        raise _refusal("A reference to anything but a definition")
-
-    def json_rule(part: Any) -> str:
-        return (
-            f"%json {json.dumps({**(part if isinstance(part, dict) else {}), **definitions, 'x-guidance': separators})}"
-        )
-
-    properties = {key: one for key, one in schema.get("properties", {}).items() if one is not False}
-    required, more = set(schema.get("required", ())), schema.get("additionalProperties", True)
-    for key in required - properties.keys():
-        properties[key] = more
+    parameters = named_values(schema, r"[^\W\d]\w*", "Python's notation")
+    more = parameters.more
     rules: list[str] = []
     pairs: list[tuple[str, bool]] = []
-    for number, (key, part) in enumerate(properties.items()):
-        if re.fullmatch(r"[^\W\d]\w*", key) is None or part is False:
-            raise InvalidGrammar(
-                "The name of a parameter cannot be written in this model's calls.",
-                f"{key!r:.60}.",
-                "Use letters, digits and underscores.",
-            )
+    for number, (key, part) in enumerate(parameters.schemas.items()):
         value = f"{name}_{number}"
-        rules += _value_rules(part, value, json_rule)
-        pairs.append((f"{json.dumps(f'{key}=', ensure_ascii=False)} {value}", key in required))
+        rules += _value_rules(part, value, parameters.json_rule(part, separators))
+        pairs.append((f"{json.dumps(f'{key}=', ensure_ascii=False)} {value}", key in parameters.required))
     if more is not False:
-        rules += _value_rules(more, f"{name}_more", json_rule)
+        rules += _value_rules(more, f"{name}_more", parameters.json_rule(more, separators))
         pairs.append((f"/[A-Za-z_][A-Za-z0-9_]*=/ {name}_more", False))
     return [*_sequence(name, pairs, has_more=more is not False), *rules]
 
 
-def _value_rules(part: Any, name: str, json_rule: Callable[[Any], str]) -> Iterator[str]:
+def _value_rules(part: Any, name: str, json_rule: str) -> Iterator[str]:
     """Yield the rules of a value: texts may have quotes of either kind, and words are Python's."""
     schema = part if isinstance(part, dict) else {}
     words = {"boolean": '"True" | "False"', "null": '"None"'}
@@ -216,7 +246,7 @@ def _value_rules(part: Any, name: str, json_rule: Callable[[Any], str]) -> Itera
     if isinstance(kinds, str) and kinds in words and given == {"type"}:
         yield f"{name}: {words[kinds]}"
         return
-    yield f"{name}json: {json_rule(part)}"
+    yield f"{name}json: {json_rule}"
     if (kinds == "string" and given == {"type"}) or not given:
         terminal = f"T{name.upper()}"
         yield rf"{terminal}: /'(?s:[^'\\]|\\.)*'/"
@@ -241,9 +271,9 @@ def _sequence(name: str, pairs: list[tuple[str, bool]], *, has_more: bool) -> It
     yield f"{name}: {first}"
 
 
-def _refusal(what: str) -> InvalidGrammar:
+def _refusal(what: str, notation: str) -> InvalidGrammar:
     return InvalidGrammar(
-        f"{what} cannot be enforced in Python's notation of arguments.",
+        f"{what} cannot be enforced in {notation} of arguments.",
         "Arguments are named values, each with a schema of its own.",
         "Leave it out, and check the arguments.",
     )

@@ -11,6 +11,7 @@ from collections.abc import Callable, Container, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Final, Literal
 
+from edge_rt.text import xml_calls
 from edge_rt.text.python_calls import read_calls
 
 MAX_CALLS: Final = 128
@@ -47,7 +48,7 @@ class CallSyntax:
             call begins where the answer does.
         begin, between, end: texts in front of all calls, between two, and behind all.
         close: the mark behind a call, or behind all of them.
-        notation: of arguments: JSON, Gemma's or Python's.
+        notation: of arguments: JSON, Gemma's, Python's, or XML.
         quote: what stands around texts in Gemma's.
         several: whether an answer may have several calls.
         unlike: texts of templates that have the signs and teach something else.
@@ -62,7 +63,7 @@ class CallSyntax:
     between: str = ""
     end: str = ""
     close: str = ""
-    notation: Literal["json", "gemma", "python"] = "json"
+    notation: Literal["json", "gemma", "python", "xml"] = "json"
     quote: str = ""
     several: bool = True
     unlike: tuple[str, ...] = ()
@@ -99,8 +100,8 @@ class Tools:
     syntax: CallSyntax | None = None
 
     @property
-    def names(self) -> frozenset[str] | None:
-        """Their names; None if one of them has none that is known."""
+    def names(self) -> Mapping[str, Any] | None:
+        """Their names, each with its parameters; None if one of them has none that is known."""
         return tool_names(self.items)
 
     @property
@@ -115,12 +116,12 @@ def function_of(tool: object) -> Mapping[str, Any] | None:
     return function if isinstance(function, Mapping) and isinstance(function.get("name"), str) else None
 
 
-def tool_names(tools: Iterable[object] | None) -> frozenset[str] | None:
-    """Return the names of tools; None if one of them has none that is known, or there are no tools."""
+def tool_names(tools: Iterable[object] | None) -> Mapping[str, Any] | None:
+    """Return the names of tools, each with its parameters; None if one has none that is known, or there are none."""
     functions = [function_of(tool) for tool in tools or ()]
     if None in functions:
         return None
-    return frozenset(function["name"] for function in functions if function is not None) or None
+    return {one["name"]: one.get("parameters") for one in functions if one is not None} or None
 
 
 # --- reading ---
@@ -132,7 +133,7 @@ def parse_tool_calls(text: str, names: Container[str] | None = None) -> tuple[To
     All syntaxes of :data:`SYNTAXES` are known. Arguments may be absent or null, or an object in a JSON text.
 
     Args:
-        names: of the functions; None: any.
+        names: of the functions; None: any. In XML the parameters that a mapping has tell texts from other values.
     """
     return split_tool_calls(text, names)[1]
 
@@ -215,6 +216,9 @@ def _call(value: Any, names: Container[str] | None) -> ToolCall | None:
     if names is not None and value["name"] not in names:
         return None
     arguments: Any = next((value[key] for key in ("arguments", "parameters") if value.get(key) is not None), {})
+    if isinstance(arguments, xml_calls.WrittenArguments):
+        schema = names.get(value["name"]) if isinstance(names, Mapping) else None
+        return ToolCall(value["name"], xml_calls.read_arguments(arguments, schema))
     if isinstance(arguments, str):
         try:
             arguments = json.loads(arguments)
@@ -276,6 +280,12 @@ def _read_lfm2(text: str, at: int) -> Values:
     begin = _skip_blanks(text, at)
     first = _skip_blanks(text, begin + 1) if text.startswith("[", begin) else begin
     return _read_json(text, at) if text.startswith("{", first) else read_calls(text, at)
+
+
+def _read_qwen(text: str, at: int) -> Values:
+    """Read a call in JSON, or in XML between the same marks."""
+    at = _skip_blanks(text, at)
+    return xml_calls.read_call(text, at) if text.startswith("<function=", at) else _read_json(text, at)
 
 
 _CALL: Final = re.compile(r"\s*call:([^\s{}]+)\s*")
@@ -351,7 +361,15 @@ _QWEN: Final = CallSyntax(
     marks=("<tool_call>", "</tool_call>"),
     close="</tool_call>",
     between="\n",
-    read=_read_json,
+    read=_read_qwen,
+)
+_XML: Final = replace(
+    _QWEN,
+    name="Qwen 3.5",
+    signs=("<tool_call>", "<function=", "<parameter="),
+    unlike=(),
+    call=("<tool_call>\n<function=", ">\n", "</function>\n</tool_call>"),
+    notation="xml",
 )
 _MISTRAL: Final = CallSyntax(
     "Mistral",
@@ -427,6 +445,7 @@ SYNTAXES: Final = (
         close="<|/tool_call|>",
     ),
     _GRANITE,
+    _XML,
     _QWEN,
     _LLAMA,
     replace(_LLAMA, name="JSON", signs=('"name":', '"arguments":'), call=_JSON),

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any, Final, Literal
 
 from edge_rt.errors import ConfigError, InvalidGrammar, kind_of
-from edge_rt.text import gemma_arguments, python_calls
+from edge_rt.text import gemma_arguments, python_calls, xml_calls
 from edge_rt.text.answer_format import AnswerFormat, closed
 from edge_rt.text.gemma_arguments import lark_expression
 from edge_rt.text.json_schema import read_schema
@@ -296,6 +296,8 @@ def _rules(schema: dict[str, Any], syntax: CallSyntax, spelled: _Spelling, numbe
         return gemma_arguments.arguments_rules(schema, f"args{number}", spelled(syntax.quote), syntax.quote)
     if syntax.notation == "python":
         return python_calls.arguments_rules(schema, f"args{number}", _SEPARATORS), []
+    if syntax.notation == "xml":
+        return xml_calls.arguments_rules(schema, f"args{number}", _SEPARATORS)
     return [f"args{number}: %json {json.dumps({**schema, 'x-guidance': _SEPARATORS})}"], []
 
 

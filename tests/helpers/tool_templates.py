@@ -23,6 +23,13 @@ _FRAME: Final = r"""
         {%- if one is string %}{{- "'" ~ one ~ "'" }}{% elif one is mapping %}{{- one | tojson }}{% else %}{{- one | string }}{% endif %}
     {%- endfor %}
 {%- endmacro %}
+{%- macro lines(arguments) %}
+    {%- for key, one in arguments.items() %}
+        {{- '<parameter=' ~ key ~ '>\n' }}
+        {{- one | tojson if one is mapping or (one is sequence and one is not string) else one | string }}
+        {{- '\n</parameter>\n' }}
+    {%- endfor %}
+{%- endmacro %}
 {%- if tools %}
     {{- '<|im_start|>system\nYou can call these functions:' }}
     {%- for tool in tools %}{{- '\n' ~ tool | tojson }}{% endfor %}
@@ -56,6 +63,10 @@ TOOL_TEMPLATES: Final = {
     "Qwen": _template(
         '<tool_call>\\n{"name": <name>, "arguments": <arguments>}\\n</tool_call>',
         _each('<tool_call>\\n{"name": "', '", "arguments": ', "}\\n</tool_call>", between="\\n"),
+    ),
+    "Qwen 3.5": _template(
+        "<tool_call>\\n<function=<name>>\\n<parameter=<key>>\\n<value>\\n</parameter>\\n</function>\\n</tool_call>",
+        _each("<tool_call>\\n<function=", ">\\n", "</function>\\n</tool_call>", "lines(call.arguments)", between="\\n"),
     ),
     "Llama": _template(
         '{"name": <name>, "parameters": <arguments>}',

@@ -89,7 +89,12 @@ def check(result, once=False):
 def test_calls_fit_their_tools_in_every_syntax_and_are_the_same_with_drafts(name, has_marks, packages, tmp_path):
     with loaded(packages["marked" if has_marks else "plain"], tmp_path, TOOL_TEMPLATES[name]) as model:
         begin = {"Llama": '{"name": "weather"', "Gemma": "<|tool_call>"}.get(name, "[TOOL_CALLS]")
-        begin = {"Qwen": "<tool_call>", "Granite": "<|tool_call|>", "LFM2": "<|tool_call_start|>"}.get(name, begin)
+        begin = {
+            "Qwen": "<tool_call>",
+            "Qwen 3.5": "<tool_call>",
+            "Granite": "<|tool_call|>",
+            "LFM2": "<|tool_call_start|>",
+        }.get(name, begin)
         asked = (
             {"tool_choice": "required", "temperature": 0.0},
             {"tool_choice": "required", **SAMPLED},

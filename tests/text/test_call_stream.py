@@ -20,6 +20,7 @@ UNTAUGHT = (
     '{"name": "f", "arguments": {"a": "}"}}', ' {"arguments": {"b": [1]}, "id": 3, "name": "gee_2"}\n',
     '{"name": "f"} ; {"name": "gee_2", "parameters": {"a": 1}}', '{"name": "f", "arguments": "{}"}',
     '<|python_tag|>{"name": "f", "parameters": {}}', 'Well. <|python_tag|>{"name": "f"}',
+    "<tool_call><function=f><parameter=a>1</parameter></function></tool_call>",
     'Yes <tool_call>{"name": "f", "arguments": {}}</tool_call>', '[TOOL_CALLS][{"name": "f", "arguments": {"a": 1}}]',
 )  # fmt: skip
 """Calls as some templates teach them, and others not."""
@@ -33,6 +34,9 @@ def written(syntax, rng):
     def spelled(arguments):
         if syntax.notation == "python":
             return ", ".join(f"{key}={value!r}" for key, value in arguments.items())
+        if syntax.notation == "xml":
+            texts = ((key, one if isinstance(one, str) else json.dumps(one)) for key, one in arguments.items())
+            return "".join(f"<parameter={key}>\n{text}\n</parameter>\n" for key, text in texts)
         if not syntax.quote:
             return json.dumps(arguments, ensure_ascii=False)
         texts = ((key, value) for key, value in arguments.items() if isinstance(value, str))
@@ -103,7 +107,7 @@ def test_an_object_that_is_no_call_is_told_as_soon_as_that_is_seen():
 
 
 def test_a_call_is_told_before_it_is_whole():
-    stream = CallStream(Tools(TOOLS, next(one for one in SYNTAXES if one.name.startswith("Qwen"))))
+    stream = CallStream(Tools(TOOLS, next(one for one in SYNTAXES if one.name.startswith("Qwen,"))))
     assert stream.push("Yes.\n<tool_c") == ("Yes.", ())
     assert stream.push('all>{"name": "f", "arg') == ("", ())
     _, (head, first) = stream.push('uments": {"a": "b')

@@ -62,6 +62,20 @@ B = ToolCall("b", {})
         ("<|tool_call_start|>[a(x=" + "[" * 100_000, ()),
         ("<|tool_call_start|>[a(x=" + "1" * 100_000, ()),
         ("<|tool_call_start|>" + "[" * 100_000, ()),
+        ("<tool_call><function=a><parameter=x>1</parameter></function></tool_call>", (A,)),
+        (
+            "Well.\n<tool_call>\n<function=b>\n</function>\n</tool_call>\n<tool_call>\n<function=a></function></tool_call>",
+            (B, ToolCall("a", {})),
+        ),
+        ("<tool_call>\n<function=a>\n<parameter=x>\n1\n</parameter>\n</function>", (A,)),
+        (
+            "<tool_call><function=a></function> then</tool_call><tool_call><function=b></function></tool_call>",
+            (B,),
+        ),
+        ("<tool_call><function=a><parameter=x>1</parameter>", ()),
+        ("<tool_call><function=a><parameter=x>1", ()),
+        ("<tool_call><function=a>x</function></tool_call>", ()),
+        ("<tool_call><function=></function></tool_call>", ()),
         ("[1]", ()),
         ("<tool_call>[1]</tool_call>", ()),
         ('{"name": "a"', ()),
@@ -109,7 +123,7 @@ def test_the_text_without_its_calls(text, rest):
     ],
 )
 def test_names_of_tools(tools, names):
-    assert tool_names(tools) == names
+    assert names == (None if (read := tool_names(tools)) is None else set(read))
 
 
 def test_calls_are_bounded():
@@ -121,6 +135,7 @@ def test_calls_are_bounded():
         (
             "",
             "<tool_call>",
+            "<tool_call><function=a><parameter=x>",
             "[TOOL_CALLS]",
             "<|tool_call|>",
             "<|tool_call>call:a{",
@@ -139,7 +154,7 @@ def test_no_text_fails(mark, text):
     [
         *((source, name.split(" 11")[0]) for name, source in TOOL_TEMPLATES.items()),
         (r"""{{ "<tool_call>\n{\"name\": <name>, \"arguments\": <args>}\n</tool_call>" }}""", "Qwen"),
-        ("<tool_call>\n<function=name>\n<parameter=x>", None),
+        ("<tool_call>\n<function=name>{}</function>", None),
         (QWEN3, "Qwen"),
         (LLAMA3, "Llama"),
         (DEEPSEEK, None),
@@ -148,6 +163,7 @@ def test_no_text_fails(mark, text):
         ("{{ '<|tool_call|>[' ~ ']<|/tool_call|>' }}", "Phi 4"),
         ('{{ \'{"name": "f", "arguments": {}}\' }}', "JSON"),
         ("{{ 'List of tools: <|tool_list_start|>[' }}", "LFM2"),
+        ("{{ '<tool_call>\n<function=' ~ n ~ '>\n<parameter=' }}", "Qwen 3.5"),
         ("{{ messages }}", None),
     ],
 )
