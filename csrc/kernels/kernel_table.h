@@ -3,6 +3,7 @@
 
 #include "common/isa.h"
 #include "ops/draft_head/draft_head.h"
+#include "ops/gated_delta/gated_delta.h"
 #include "ops/quant_embed/quant_embed.h"
 #include "ops/quant_linear/quant_linear.h"
 #include "ops/row_top_k/row_top_k.h"
@@ -18,6 +19,7 @@ struct KernelTable {
   QuantEmbedKernels quant_embed;
   SpecAttentionKernels spec_attention;
   ShortConvKernels short_conv;
+  GatedDeltaKernels gated_delta;
   RowTopKKernels row_top_k;
   DraftHeadKernels draft_head;
   QuantiseKernels quantise;

@@ -19,6 +19,7 @@ namespace {
 #include "ops/draft_head/draft_head_cpu.inl"
 #include "ops/spec_attention/spec_attention_cpu.inl"
 #include "ops/short_conv/short_conv_cpu.inl"
+#include "ops/gated_delta/gated_delta_cpu.inl"
 #include "quantise/quantise_cpu.inl"
 // With the minus infinity of row_top_k.
 #include "sampling/sampling_cpu.inl"
@@ -26,7 +27,7 @@ namespace {
 
 extern const KernelTable kTable;
 const KernelTable kTable{
-    kQuantLinearKernels, kQuantEmbedKernels, kSpecAttentionKernels, kShortConvKernels,
+    kQuantLinearKernels, kQuantEmbedKernels, kSpecAttentionKernels, kShortConvKernels, kGatedDeltaKernels,
     kRowTopKKernels,     kDraftHeadKernels,  kQuantiseKernels,      kSamplingKernels,
 };
 

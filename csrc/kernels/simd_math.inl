@@ -48,6 +48,21 @@ EDGE_RT_INLINE VF vf_tanh(VF x) {
   return vf_div(e, vf_add(e, vf_set1(2.0f)));
 }
 
+// log(1 + exp(x)) as max(x, 0) + log(1 + u) with u = exp(-|x|), which overflows nowhere: log(1 + u) is twice the series of
+// atanh(s), s = u / (2 + u) being a third at most. Relative error below 1e-6 above -87; below, the value there.
+EDGE_RT_INLINE VF vf_softplus(VF x) {
+  const VF u = vf_exp(vf_neg(vf_abs(x))), s = vf_div(u, vf_add(u, vf_set1(2.0f))), square = vf_mul(s, s);
+  VF series = vf_set1(1.0f / 15);
+  series = vf_fma(series, square, vf_set1(1.0f / 13));
+  series = vf_fma(series, square, vf_set1(1.0f / 11));
+  series = vf_fma(series, square, vf_set1(1.0f / 9));
+  series = vf_fma(series, square, vf_set1(1.0f / 7));
+  series = vf_fma(series, square, vf_set1(1.0f / 5));
+  series = vf_fma(series, square, vf_set1(1.0f / 3));
+  series = vf_fma(series, square, vf_set1(1.0f));
+  return vf_fma(vf_add(s, s), series, vf_max(vf_zero(), x));
+}
+
 // Natural logarithm of a positive finite number: series of atanh in double, so that no library's rounding shows.
 EDGE_RT_INLINE float s_log(float x) {
   uint32_t bits;

@@ -6,9 +6,9 @@ EDGE_RT_INLINE float s_exp(float x) {
   return lanes[0];
 }
 
-// 1 / sqrt(mean of x^2 + eps) over n values. Four running sums hide the latency of fma; they are joined as
-// (0 + 1) + (2 + 3), and the tail is padded with zeros, whatever the instruction set.
-inline float rms_scale(const float* x, int n, float eps) {
+// Over n values. Four running sums hide the latency of fma; they are joined as (0 + 1) + (2 + 3), and the tail is padded
+// with zeros, whatever the instruction set.
+inline float sum_of_squares(const float* x, int n) {
   VF sums[4] = {vf_zero(), vf_zero(), vf_zero(), vf_zero()};
   int i = 0;
   for (; i + 64 <= n; i += 64) {
@@ -21,8 +21,12 @@ inline float rms_scale(const float* x, int n, float eps) {
     const VF a = vf_load_n(x + i, n - i < 16 ? n - i : 16);
     sums[k] = vf_fma(a, a, sums[k]);
   }
-  const float total = vf_sum(vf_add(vf_add(sums[0], sums[1]), vf_add(sums[2], sums[3])));
-  return 1.0f / s_sqrt(total / static_cast<float>(n) + eps);
+  return vf_sum(vf_add(vf_add(sums[0], sums[1]), vf_add(sums[2], sums[3])));
+}
+
+// 1 / sqrt(mean of x^2 + eps) over n values.
+inline float rms_scale(const float* x, int n, float eps) {
+  return 1.0f / s_sqrt(sum_of_squares(x, n) / static_cast<float>(n) + eps);
 }
 
 // What LayerNorm takes from n values, and what it multiplies them by: the mean, and 1 / sqrt(variance + eps).
@@ -30,7 +34,7 @@ struct LayerScale {
   float mean, scale;
 };
 
-// Both sums are in the order of rms_scale; the variance is that of differences from the mean.
+// Both sums are in the order of sum_of_squares; the variance is that of differences from the mean.
 inline LayerScale layer_scale(const float* x, int n, float eps) {
   VF sums[4] = {vf_zero(), vf_zero(), vf_zero(), vf_zero()};
   for (int i = 0, k = 0; i < n; i += 16, k = (k + 1) % 4) {

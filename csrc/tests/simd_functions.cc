@@ -44,6 +44,7 @@ SimdFunctions float_functions() {
   f.silu = EDGE_RT_FLOATS(vf_silu(x));
   f.gelu = EDGE_RT_FLOATS(vf_gelu(x));
   f.tanh = EDGE_RT_FLOATS(vf_tanh(x));
+  f.softplus = EDGE_RT_FLOATS(vf_softplus(x));
   f.load_n = [](const float* from, int n, float* out) { vf_store(out, vf_load_n(from, n)); };
   f.store_n = [](float* to, const float* a, int n) { vf_store_n(to, vf_load(a), n); };
   return f;

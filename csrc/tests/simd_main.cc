@@ -374,6 +374,7 @@ double worst_error(SimdFunctions::Floats* tested, SimdFunctions::Floats* scalar,
 double exact_sigmoid(double x) { return 1 / (1 + std::exp(-x)); }
 double exact_silu(double x) { return x * exact_sigmoid(x); }
 double exact_gelu(double x) { return 0.5 * x * (1 + std::tanh(0.7978845608028654 * (x + 0.044715 * x * x * x))); }
+double exact_softplus(double x) { return std::max(x, 0.0) + std::log1p(std::exp(-std::fabs(x))); }
 
 void check_math(const SimdFunctions& f, const SimdFunctions& scalar) {
   const auto both_ranges = [](SimdFunctions::Floats* tested, SimdFunctions::Floats* plain, double (*exact)(double),
@@ -385,13 +386,15 @@ void check_math(const SimdFunctions& f, const SimdFunctions& scalar) {
   const double silu_error = both_ranges(f.silu, scalar.silu, exact_silu, -80.0f, 87.0f);
   const double gelu_error = both_ranges(f.gelu, scalar.gelu, exact_gelu, -4.0f, 87.0f);
   const double tanh_error = both_ranges(f.tanh, scalar.tanh, std::tanh, -12.0f, 12.0f);
-  std::printf("  relative errors: exp %.3g  sigmoid %.3g  silu %.3g  gelu %.3g  tanh %.3g\n", exp_error, sigmoid_error,
-              silu_error, gelu_error, tanh_error);
+  const double softplus_error = both_ranges(f.softplus, scalar.softplus, exact_softplus, -87.0f, 87.0f);
+  std::printf("  relative errors: exp %.3g  sigmoid %.3g  silu %.3g  gelu %.3g  tanh %.3g  softplus %.3g\n", exp_error,
+              sigmoid_error, silu_error, gelu_error, tanh_error, softplus_error);
   CHECK(exp_error < 2e-7);
   CHECK(sigmoid_error < 4e-7);
   CHECK(silu_error < 5e-7);
   CHECK(gelu_error < 3e-6);  // of tails that are small themselves
   CHECK(tanh_error < 1e-6);
+  CHECK(softplus_error < 1e-6);
 
   const auto lane = [&](SimdFunctions::Floats* function, float x) {
     float a[16], out[16];
@@ -406,6 +409,7 @@ void check_math(const SimdFunctions& f, const SimdFunctions& scalar) {
   CHECK(lane(f.silu, 1e5f) == 1e5f && std::fabs(lane(f.silu, -1e5f)) < 1e-32f && lane(f.silu, 0.0f) == 0.0f);
   CHECK(lane(f.gelu, 1e5f) == 1e5f && std::fabs(lane(f.gelu, -1e5f)) < 1e-32f && lane(f.gelu, 0.0f) == 0.0f);
   CHECK(lane(f.tanh, 1e9f) == 1.0f && lane(f.tanh, -1e9f) == -1.0f && lane(f.tanh, 0.0f) == 0.0f);
+  CHECK(lane(f.softplus, 1e9f) == 1e9f && lane(f.softplus, -1e9f) < 1.3e-38f && lane(f.softplus, NAN) != 0.0f);
   CHECK(same(f.s_exp(1.5f), lane(f.exp, 1.5f)));
 }
 

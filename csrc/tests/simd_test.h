@@ -14,7 +14,7 @@ struct SimdFunctions {
   using Ints = void(const int32_t* a, const int32_t* b, int32_t* out);
 
   Floats *zero, *set1, *copy, *add, *sub, *mul, *div, *fma, *fnma, *max, *min, *where_less, *abs, *neg, *sqrt;
-  Floats *exp, *sigmoid, *silu, *gelu, *tanh;
+  Floats *exp, *sigmoid, *silu, *gelu, *tanh, *softplus;
   Ints *int_zero, *int_set1, *int_copy, *int_add, *int_sub, *shl_1, *shl_8, *shl_23;
   void (*load_n)(const float* from, int n, float* out);
   void (*store_n)(float* to, const float* a, int n);

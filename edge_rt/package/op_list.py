@@ -159,6 +159,31 @@ OPS: Final[tuple[Op, ...]] = (
         ),
         (Port("y", "float", "[S, C]"),),
     ),
+    # The gated delta rule: heads with a matrix each as their memory of a text, in one of two slots of `state`, and
+    # behind it room for what drafts did to them. K = key_heads x key dim, V = value_heads x value dim,
+    # D = V x key dim + drafts x (value_heads + K + V). A pass reads one slot and writes the other, in place.
+    Op(
+        "GatedDelta",
+        (
+            Port("qkv", "float", "[S, 2 K + V]"),
+            Port("state", "float", "[N, 2, D]"),
+            Port("past_length", "int32", "[B]"),
+            Port("state_index", "int32", "[B]"),
+            Port("slot", "int32", "[B]"),
+            Port("advance", "int32", "[B, A]"),
+            Port("certain", "int32", "[B]"),
+            Port("parents", "int32", "[S]"),
+            _SEQUENCE_ROWS,
+            Port("z", "float", "[S, V]"),
+            Port("b", "float", "[S, value_heads]"),
+            Port("a", "float", "[S, value_heads]"),
+            Port("a_scale", "float", "[value_heads]"),
+            Port("dt_bias", "float", "[value_heads]"),
+            Port("norm", "float", "[value dim]"),
+        ),
+        (Port("y", "float", "[S, V]"),),
+        {"key_heads": "int", "is_tiled": "int?", "epsilon": "float?", "key_epsilon": "float?"},
+    ),
     # A whole layer: the operators above in sequence, in one parallel section.
     Op(
         "DecoderLayer",

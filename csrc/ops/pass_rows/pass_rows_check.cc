@@ -138,18 +138,35 @@ std::string find_depths(int64_t positions, int32_t* depths, PassRows* pass) {
   return {};
 }
 
+abi::Status* check_sequence_count(const ort::OpContext& context, int past_length, int64_t rows, int64_t* sequences) {
+  if (rows < 1) return context.error("%s has no rows", context.input_name(0));
+  if (abi::Status* bad = context.check_shape(past_length, {-1})) return bad;
+  *sequences = context.input(past_length).dims[0];
+  if (*sequences >= 1 && *sequences <= rows) return nullptr;
+  return context.error("past_length has %lld sequences, must be 1 to %lld, as many as there are rows",
+                       printable(*sequences), printable(rows));
+}
+
+abi::Status* check_sequence_rows(const ort::OpContext& context, int sequence_rows, int64_t sequences, int64_t rows) {
+  const int32_t* const rows_of = context.input(sequence_rows).as<const int32_t>();
+  int64_t sum = 0;
+  for (int64_t i = 0; i < sequences; ++i) {
+    sum += rows_of[i];
+    if (rows_of[i] < 1 || sum > rows || (i + 1 == sequences && sum != rows)) {
+      return context.error("sequence_rows[%lld] is %d, the pass has %lld rows and every sequence one of them at least",
+                           printable(i), rows_of[i], printable(rows));
+    }
+  }
+  return nullptr;
+}
+
 abi::Status* check_row_shapes(const ort::OpContext& context, const RowInputs& inputs, PassRows* all) {
-  if (all->rows < 1) return context.error("%s has no rows", context.input_name(0));
   if (all->capacity < 1 || all->capacity > kMaxCacheRows) {
     return context.error("cache has %lld rows, must be 1 to %lld", printable(all->capacity), printable(kMaxCacheRows));
   }
   abi::Status* bad = nullptr;
-  if ((bad = context.check_shape(inputs.past_length, {-1})) != nullptr) return bad;
-  const int64_t sequences = context.input(inputs.past_length).dims[0];
-  if (sequences < 1 || sequences > all->rows) {
-    return context.error("past_length has %lld sequences, must be 1 to %lld, as many as there are rows",
-                         printable(sequences), printable(all->rows));
-  }
+  int64_t sequences = 0;
+  if ((bad = check_sequence_count(context, inputs.past_length, all->rows, &sequences)) != nullptr) return bad;
   if ((bad = context.check_shape(inputs.row_map, {sequences, -1})) != nullptr ||
       (bad = context.check_shape(inputs.parents, {-1})) != nullptr ||
       (bad = context.check_shape(inputs.sequence_rows, {sequences})) != nullptr) {
@@ -171,14 +188,7 @@ abi::Status* check_sequences(const ort::OpContext& context, const RowInputs& inp
   const int32_t* const past = context.input(inputs.past_length).as<const int32_t>();
   const int32_t* const rows_of = context.input(inputs.sequence_rows).as<const int32_t>();
   const int64_t sequences = context.input(inputs.past_length).dims[0], mapped = context.input(inputs.row_map).dims[1];
-  int64_t sum = 0;
-  for (int64_t i = 0; i < sequences; ++i) {
-    sum += rows_of[i];
-    if (rows_of[i] < 1 || sum > all.rows || (i + 1 == sequences && sum != all.rows)) {
-      return context.error("sequence_rows[%lld] is %d, the pass has %lld rows and every sequence one of them at least",
-                           printable(i), rows_of[i], printable(all.rows));
-    }
-  }
+  if (abi::Status* bad = check_sequence_rows(context, inputs.sequence_rows, sequences, all.rows)) return bad;
   int32_t* of_nodes = depths->take(all.done + all.rows);
   passes->reserve(static_cast<size_t>(sequences));
   for (int64_t i = 0, first = 0; i < sequences; ++i) {

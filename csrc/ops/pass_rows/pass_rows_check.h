@@ -43,6 +43,11 @@ class Depths {
   std::vector<int32_t> many_;
 };
 
+// How many sequences a pass has whose input 0 has `rows` rows; and whether sequence_rows, of that shape, share them
+// out.
+abi::Status* check_sequence_count(const ort::OpContext& context, int past_length, int64_t rows, int64_t* sequences);
+abi::Status* check_sequence_rows(const ort::OpContext& context, int sequence_rows, int64_t sequences, int64_t rows);
+
 // Checks the shapes of these inputs, for `all` that knows rows, capacity and window; fills in `done`, `row_map` and
 // `parents`.
 abi::Status* check_row_shapes(const ort::OpContext& context, const RowInputs& inputs, PassRows* all);
