@@ -377,6 +377,10 @@ void run_tables(const KernelTable& kernels, const Report& report) {
     run_embeds(kernels, report, format);
   }
   for (int k : {1, 5, kMaxTopK}) run_top_k(kernels, report, k);
+}
+
+void run_ops(const KernelTable& kernels, const Report& report) {
+  run_tables(kernels, report);
   run_short_conv(kernels, report, 64, 3, false);
   run_short_conv(kernels, report, 37, 4, true);
   run_short_conv(kernels, report, 5, kMaxTaps, true);
@@ -385,10 +389,6 @@ void run_tables(const KernelTable& kernels, const Report& report) {
   run_gated_delta(kernels, report, {2, 6, 32, 48, true, 2e-3f, 1e-5f});
   run_gated_delta(kernels, report, {16, 16, 128, 128, false, 1e-6f, 1e-6f});
   run_gated_delta(kernels, report, {1, 17, 16, 16, false, 1e-6f, 1e-6f});
-}
-
-void run_ops(const KernelTable& kernels, const Report& report) {
-  run_tables(kernels, report);
   run_attention_cases([&](Attention& attention, const std::vector<float>& qkv, const std::vector<int32_t>& parents,
                           int64_t past) { return attention.run(kernels, qkv, parents, past); },
                       report);

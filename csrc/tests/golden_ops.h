@@ -84,7 +84,7 @@ using AttentionRunner = std::function<std::vector<float>(Attention& attention, c
                                                          const std::vector<int32_t>& parents, int64_t past)>;
 void run_attention_cases(const AttentionRunner& runner, const Report& report);
 
-// All cases of all ops but attention.
+// All cases of the ops that GPUs have as well, but attention.
 void run_tables(const KernelTable& kernels, const Report& report);
 // All cases of all ops.
 void run_ops(const KernelTable& kernels, const Report& report);
