@@ -144,10 +144,14 @@ class Admission:
         return bool(self.active or self._waiting)
 
     @property
+    def most(self) -> int | None:
+        """How many may be under way or wait together; None: any number."""
+        return None if self._most_waiting is None else len(self.caches) + self._most_waiting
+
+    @property
     def is_full(self) -> bool:
         """Whether one more would be refused."""
-        most = self._most_waiting
-        return most is not None and len(self.active) + len(self._waiting) >= len(self.caches) + most
+        return self.most is not None and len(self.active) + len(self._waiting) >= self.most
 
     def add(self, ticket: Ticket, retry_after: Callable[[], float]) -> None:
         """Let a generation wait, from any thread.

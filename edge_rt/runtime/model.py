@@ -605,6 +605,11 @@ class Model(ModelRows):
         return len(admission.active), len(admission.waiting)
 
     @property
+    def most_under_way(self) -> int | None:
+        """Generations that may have a slot or wait for one; None: any number."""
+        return None if self._batch is None else self._batch.admission.most
+
+    @property
     def threads(self) -> int:
         """Threads that compute, the calling one included."""
         return pool_size() or 1

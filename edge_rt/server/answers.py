@@ -223,6 +223,10 @@ async def answering(server: Server, entry: LoadedModel, asked: AnswerRequest) ->
         EdgeRTError: the request cannot be answered; nothing was computed.
     """
     model, run = entry.model, server.encoded
+    prompts, most = 1 + len(asked.more), model.most_under_way
+    if most is not None and prompts * asked.count > most:
+        what = f"Prompts times 'n' are {prompts} x {asked.count} answers; this server takes {most} at once."
+        raise HTTPFailure(400, f"{what} Ask for fewer.", param="n" if asked.count > 1 else "prompt")
     # With room for them grammars of calls that may never come are made as well: in a step they would hold up others.
     if asked.needs_grammar or (asked.tools is not None and model.plan.request.formats):
         run = server.compiled

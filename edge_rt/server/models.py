@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Final
 
 from edge_rt.errors import EdgeRTError, MemoryBudgetExceeded
 from edge_rt.server.failures import RETRY_SECONDS, HTTPFailure
+from edge_rt.system.byte_size import show_size
 
 if TYPE_CHECKING:
     from edge_rt.memory.plan import Plan
@@ -142,7 +143,8 @@ class Models:
             return
         async with self._changing:
             for entry in self._idle():
-                if self.clock() - entry.used >= self.idle_seconds:
+                # While the one before was closed, a request may have come for this one.
+                if not entry.users and self.clock() - entry.used >= self.idle_seconds:
                     await self._unload(entry, "it was not used")
 
     async def close(self) -> None:
@@ -162,9 +164,17 @@ class Models:
         package = await asyncio.to_thread(open_package, self.packages()[name])
         while True:
             plan = await asyncio.to_thread(self._plan, package)
-            idle = self._idle()
-            if not idle or (plan.fits and not plan.given_up):
+            if not self.loaded or (plan.fits and not plan.given_up):
                 break
+            if not (idle := self._idle()):
+                # What fits a model's context must not depend on who was busy when it was loaded.
+                raise MemoryBudgetExceeded(
+                    f"{name} does not fit at its own size beside models that answer.",
+                    f"It would have less: {'; '.join(plan.given_up)}."
+                    if plan.fits
+                    else f"It needs {show_size(plan.minimum_bytes)}; {show_size(plan.budget_bytes)} are left.",
+                    "Ask again when they have answered, or give a larger budget.",
+                )
             await self._unload(idle[0], f"{name} needs its memory")
         model = await asyncio.to_thread(self._open, package, plan)
         self.loaded[name] = LoadedModel(name, model, used=self.clock())

@@ -236,6 +236,11 @@ def test_requests_beyond_the_queue_are_told_when_to_come_again(long_package):
     with served(models_of({"small": long_package}, slots=2, ctx=4096, max_queue=1)) as (server, client):
         assert client.post(PATH, json=asked("Hi", max_tokens=1)).status_code == 200
         batch = server.models.loaded["small"].model._batch
+        # More than ever fit are refused for good.
+        for path, fields in ((PATH, asked("Hi", n=4)), ("/v1/completions", {"prompt": ["Hi"] * 4})):
+            refused = client.post(path, json=fields)
+            assert (refused.status_code, refused.headers["x-should-retry"]) == (400, "false")
+            assert "'n'" in refused.json()["error"]["message"]
         with batch._stepping():
             connections = [raw(client, asked(f"wait {number}", max_tokens=3500)) for number in range(3)]
             until(lambda: batch.admission.is_full)

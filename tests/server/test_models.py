@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 
 import pytest
 
@@ -45,6 +46,26 @@ def test_a_model_goes_when_another_needs_its_room(native_package, room):
     asyncio.run(run())
 
 
+def test_a_model_has_the_same_context_whoever_is_busy_when_it_is_loaded(long_package):
+    async def run():
+        with load_package(long_package, slots=2, memory=Budget("64GiB")) as model:
+            plan, most = model.plan, model.context_tokens
+        # For one model and much of another.
+        budget = Budget(plan.total_bytes + (plan.total_bytes - plan.runtime_bytes) * 3 // 4)
+        models = models_of({"one": long_package, "two": long_package}, slots=2, memory=budget)
+        async with models.using("one") as first:
+            assert first.model.context_tokens == most
+            with pytest.raises(HTTPFailure) as busy:
+                async with models.using("two"):
+                    pass
+            assert (busy.value.status, busy.value.retry_after) == (503, 5.0)
+        async with models.using("two") as second:
+            assert second.model.context_tokens == most
+        await models.close()
+
+    asyncio.run(run())
+
+
 def test_many_requests_of_a_model_load_it_once(native_package):
     async def run():
         models = models_of({"one": native_package}, ctx=256, slots=2)
@@ -75,6 +96,32 @@ def test_idle_models_are_unloaded_and_those_in_use_stay(native_package):
             now[0] += 20
             await models.unload_idle()
             assert set(models.loaded) == {"one"}
+        await models.close()
+
+    asyncio.run(run())
+
+
+def test_a_model_that_is_used_again_while_another_is_unloaded_stays(native_package):
+    async def run():
+        now = [0.0]
+        models = models_of({"one": native_package, "two": native_package}, ctx=256, slots=2)
+        models.idle_seconds, models.clock = 60.0, lambda: now[0]
+        for name in ("one", "two"):
+            async with models.using(name):
+                pass
+        now[0] += 61
+        begun = asyncio.Event()
+        # "one" goes first; its closing is held until "two" has a user.
+        closing, loop, model = threading.Event(), asyncio.get_running_loop(), models.loaded["one"].model
+        close = model.close
+        model.close = lambda: (loop.call_soon_threadsafe(begun.set), closing.wait(20), close())
+        task = asyncio.create_task(models.unload_idle())
+        await begun.wait()
+        async with models.using("two") as entry:
+            closing.set()
+            await task
+            assert models.loaded == {"two": entry}
+            entry.model.reset()
         await models.close()
 
     asyncio.run(run())
