@@ -116,7 +116,9 @@ class AnswerGrammars:
         if tools is not None and matcher.allows_all(begun := self._begun(form)):
             matcher.take(begun)
         ends = self._tokenizer.eos_token_ids
-        return AnswerGrammar(matcher, ends, self._vocab_size, self._opening(form), wanted.warnings)
+        return AnswerGrammar(
+            matcher, ends, self._vocab_size, self._opening(form, is_call=tools is not None), wanted.warnings
+        )
 
     def _free(self, tools: Tools, form: AnswerForm, *, several: bool) -> CallGrammar:
         tokens = self._tokens(tools)
@@ -155,13 +157,16 @@ class AnswerGrammars:
     def _begun(self, form: AnswerForm) -> Items[int]:
         return self._tokenizer.encode_spans([(form.begun, True)], continues=True) if form.begun else ()
 
-    def _opening(self, form: AnswerForm) -> Opening | None:
+    def _opening(self, form: AnswerForm, *, is_call: bool) -> Opening | None:
         markers = form.thoughts
         if markers is None:
             return None
+        # Calls begin with a marker of their own.
+        before = "" if is_call else markers.answer
         begin, answer = (
             tuple(self._tokenizer.encode_spans([(text, True)], continues=True)) if text else ()
-            for text in (markers.begin, markers.answer)
+            for text in (markers.begin, before)
         )
+        end = (markers.end + before).encode()
         is_thinking = markers.is_open or markers.is_begun
-        return Opening(begin, answer, markers.end.encode(), self._tokenizer.token_bytes, in_thoughts=is_thinking)
+        return Opening(begin, answer, end, self._tokenizer.token_bytes, in_thoughts=is_thinking)

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from edge_rt.text.thoughts import overlap
-from edge_rt.text.tool_calls import PYTHON_TAG, SYNTAXES, ToolCall, Tools, split_tool_calls
+from edge_rt.text.tool_calls import HARMONY_HEAD, PYTHON_TAG, SYNTAXES, ToolCall, Tools, split_tool_calls
 
 _LONGEST_HEAD: Final = 4096
 _BLANK: Final = " \t\r\n"
@@ -56,7 +56,9 @@ class CallStream:
         self._taught = () if syntax is None or not syntax.mark else (syntax.mark,)
         # Calls whose arguments are no JSON, or whose way of writing is unknown, are read when they are whole.
         self._is_pieced = syntax is not None and syntax.notation == "json"
-        self._head = _PLAIN_HEAD if syntax is not None and "[ARGS]" in syntax.call[1] else _JSON_HEAD
+        self._head = _JSON_HEAD
+        if syntax is not None and syntax.has_plain_names:
+            self._head = HARMONY_HEAD if "<|message|>" in syntax.call[1] else _PLAIN_HEAD
         self._closers = () if syntax is None else tuple(filter(None, (*syntax.marks, syntax.close, syntax.end)))
         self._is_bare = syntax is not None and not syntax.mark
         self._state = "begin"
@@ -200,7 +202,7 @@ class CallStream:
                 return False
             return self._give_up()
         try:
-            name = head[1] if self._head is _PLAIN_HEAD else json.loads(head[1])
+            name = json.loads(head[1]) if self._head is _JSON_HEAD else head[1]
         except ValueError:
             return self._give_up()
         names = None if self._tools is None else self._tools.names
@@ -215,7 +217,7 @@ class CallStream:
 
     def _may_be_head(self) -> bool:
         """Return whether the text that is held may go on as the head of a call."""
-        if self._head is _PLAIN_HEAD:
+        if self._head is not _JSON_HEAD:
             return True
         text = self._held.lstrip(_BLANK + "[,;")
         first = text[1:].lstrip()[:6]

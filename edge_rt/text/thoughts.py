@@ -13,7 +13,8 @@ class ThoughtMarkers:
 
     Attributes:
         begin: text in front of the thoughts; they begin an answer, or there are none.
-        answer: text in front of an answer without thoughts; empty if there is none.
+        answer: text in front of an answer, with thoughts or without; empty if there is none. What calls tools has
+            another one in its place, which is a part of its text.
         is_open: whether the prompt ends with ``begin``, so that the answer begins with thoughts.
         is_begun: whether the prompt ends in the middle of thoughts.
     """
@@ -30,16 +31,13 @@ class ThoughtMarkers:
         return tuple(text for text in (self.begin, self.end, self.answer) if text)
 
 
-_HARMONY_ANSWER: Final = "<|channel|>final<|message|>"
 KNOWN_MARKERS: Final = (
     ThoughtMarkers("<think>", "</think>"),
     ThoughtMarkers("[THINK]", "[/THINK]"),
     ThoughtMarkers("<|channel>thought\n", "<channel|>"),
     ThoughtMarkers("<|START_THINKING|>", "<|END_THINKING|>"),
     ThoughtMarkers("<seed:think>", "</seed:think>"),
-    ThoughtMarkers(
-        "<|channel|>analysis<|message|>", f"<|end|><|start|>assistant{_HARMONY_ANSWER}", answer=_HARMONY_ANSWER
-    ),
+    ThoughtMarkers("<|channel|>analysis<|message|>", "<|end|><|start|>assistant", answer="<|channel|>final<|message|>"),
 )
 
 
@@ -75,7 +73,7 @@ def answer_so_far(markers: ThoughtMarkers | None, reasoning: str, content: str) 
     begun = [] if markers.is_open else [(markers.begin + line, True)]
     if not content:
         return [*begun, (reasoning, False)]
-    return [*begun, (reasoning, False), (line + markers.end + 2 * line, True), (content, False)]
+    return [*begun, (reasoning, False), (line + markers.end + 2 * line + markers.answer, True), (content, False)]
 
 
 class ThoughtStream:
@@ -95,6 +93,8 @@ class ThoughtStream:
         if markers is None:
             self._state = "answer"
         else:
+            if markers.answer:
+                self._behind = "start"
             self._state = "thought" if markers.is_begun else "thought start" if markers.is_open else "start"
         self.reasoning = ""
         self.text = ""

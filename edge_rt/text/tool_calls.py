@@ -288,6 +288,20 @@ def _read_qwen(text: str, at: int) -> Values:
     return xml_calls.read_call(text, at) if text.startswith("<function=", at) else _read_json(text, at)
 
 
+HARMONY_HEAD: Final = re.compile(
+    r"([^\s<>{}]+)\s*(?:<\|channel\|>\s*commentary)?\s*(?:<\|constrain\|>)?\s*(?:json)?\s*<\|message\|>\s*(?=\{)"
+)
+
+
+def _read_harmony(text: str, at: int) -> Values:
+    """Read a name, a channel that may stand in front of it, and arguments."""
+    named = HARMONY_HEAD.match(text, at)
+    if named is None:
+        raise ValueError("no name")
+    arguments, at = _DECODER.raw_decode(text, named.end())
+    return [{"name": named[1], "arguments": arguments}], at
+
+
 _CALL: Final = re.compile(r"\s*call:([^\s{}]+)\s*")
 _KEY: Final = re.compile(r"\s*([^\s:{}\[\],\"<]+)\s*:")
 _QUOTES: Final = ('<|"|>', "<escape>")
@@ -419,7 +433,23 @@ _LFM2: Final = CallSyntax(
     notation="python",
     read=_read_lfm2,
 )
+_HARMONY: Final = CallSyntax(
+    "gpt-oss",
+    signs=("<|channel|>", "commentary", "functions.", "<|call|>"),
+    call=("<|channel|>commentary to=functions.", " <|constrain|>json<|message|>", ""),
+    marks=("<|channel|>commentary to=functions.", "<|channel|>", "<|constrain|>", "<|message|>"),
+    close="<|call|>",
+    several=False,
+    read=_read_harmony,
+)
 SYNTAXES: Final = (
+    _HARMONY,
+    # The same with the name in front of the channel, as its template writes earlier calls.
+    replace(
+        _HARMONY,
+        call=(" to=functions.", "<|channel|>commentary <|constrain|>json<|message|>", ""),
+        marks=(" to=functions.", *_HARMONY.marks[1:]),
+    ),
     replace(
         _GEMMA,
         name="FunctionGemma",

@@ -188,7 +188,7 @@ def _first_call(syntax: CallSyntax, name: str, spelled: _Spelling, number: int, 
         yield f'head{number}[lazy]: /(?:{lark_expression(PYTHON_TAG)})?{_BARE_BEGIN}{lark_expression(name)}"/'
         yield f"first{number}: {tag} head{number} {spelled(syntax.call[1][1:])} {tail}"
         return
-    if mark in spelled.tokens:
+    if any(mark.startswith(token) for token in spelled.tokens):
         yield f"first{number}: {spelled(before + name + syntax.call[1])} {tail}"
         return
     if number == 0:

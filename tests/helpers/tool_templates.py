@@ -87,12 +87,18 @@ TOOL_TEMPLATES: Final = {
         + "]<|tool_call_end|>",
         "'",
     ),
+    "gpt-oss": _template(
+        "<|channel|>commentary to=functions.<name> <|constrain|>json<|message|><arguments><|call|>",
+        "{%- if message.tool_calls | length > 1 %}{{- raise_exception('one call at a time') }}{% endif %}"
+        + _each("<|channel|>commentary to=functions.", " <|constrain|>json<|message|>", "<|call|>"),
+    ),
     "Granite": _template('<|tool_call|>[{"name": <name>, "arguments": <arguments>}]', f"<|tool_call|>[{_ITEMS}]"),
 }
 
 MARKS: Final = (
     *("<tool_call>", "</tool_call>", "[TOOL_CALLS]", "[ARGS]", "[CALL_ID]", "<|tool_call>", '<|"|>', "<tool_call|>"),
     *("<|tool_call|>", "<|python_tag|>", "<|tool_call_start|>", "<|tool_call_end|>"),
+    *("<|channel|>", "<|constrain|>", "<|message|>"),
 )
 """Control tokens of all syntaxes."""
 

@@ -42,7 +42,7 @@ def packages(tmp_path_factory):
     """A package, and one whose tokenizer has the marks of all syntaxes as control tokens."""
     require_native()
     folder = tmp_path_factory.mktemp("tools")
-    write_llama_gguf(folder / "model.gguf", context=2048, vocab=419 + len(MARKS))
+    write_llama_gguf(folder / "model.gguf", context=6144, vocab=419 + len(MARKS))
     export_model(folder / "model.gguf", folder / "plain", profile="native")
     marked = copied(folder / "plain", folder)
     with_marks(marked)
@@ -92,6 +92,7 @@ def test_calls_fit_their_tools_in_every_syntax_and_are_the_same_with_drafts(name
         begin = {
             "Qwen": "<tool_call>",
             "Qwen 3.5": "<tool_call>",
+            "gpt-oss": "<|channel|>commentary to=functions.",
             "Granite": "<|tool_call|>",
             "LFM2": "<|tool_call_start|>",
         }.get(name, begin)
@@ -103,12 +104,26 @@ def test_calls_fit_their_tools_in_every_syntax_and_are_the_same_with_drafts(name
         )
         for options in asked:
             plain, drafted = (
-                model.generate(HELLO, tools=TOOLS, max_tokens=1200, spec=spec, **options) for spec in ("off", "suffix")
+                model.generate(HELLO, tools=TOOLS, max_tokens=4200, spec=spec, **options) for spec in ("off", "suffix")
             )
             assert (plain.text, plain.token_ids) == (drafted.text, drafted.token_ids)
             check(plain, once=options.get("tool_choice") == "weather" or "parallel_tool_calls" in options)
             ids = set(plain.token_ids) & {model.tokenizer.token_to_id(mark) for mark in MARKS}
             assert bool(ids) == (has_marks and name != "Llama")
+
+
+@pytest.mark.parametrize("has_marks", [True, False])
+@pytest.mark.parametrize("choice", ["weather", "auto"])
+def test_thoughts_in_one_channel_and_a_call_in_another(choice, has_marks, packages, tmp_path):
+    template = TOOL_TEMPLATES["gpt-oss"] + "{# <|channel|>analysis<|message|> <|end|> #}"
+    with loaded(packages["marked" if has_marks else "plain"], tmp_path, template) as model:
+        channel = "<|channel|>commentary to=functions."
+        text = f"<|channel|>analysis<|message|>hm {channel}<|end|><|start|>assistant"
+        written = writing(model, text + channel * (choice == "auto"), 0)
+        result = model.generate(HELLO, tools=TOOLS, tool_choice=choice, max_tokens=1200, **SAMPLED, **written)
+        assert result.reasoning == f"hm {channel}"
+        assert result.text.startswith(channel)
+        check(result, once=True)
 
 
 def test_named_tools_are_called_once_however_they_are_named(qwen):
@@ -177,7 +192,7 @@ def test_a_template_whose_calls_are_not_known_cannot_be_asked_for_one(package, t
     template = "{% for tool in tools %}<function={{ tool.name }}>{% endfor %}{{ messages[0].content }}"
     with loaded(package, tmp_path, template) as model:
         with pytest.raises(
-            ConfigError, match=r"does not know.*known are the ways of FunctionGemma, Gemma 4, LFM2, Mistral"
+            ConfigError, match=r"does not know.*known are the ways of gpt-oss, FunctionGemma, Gemma 4, LFM2, Mistral"
         ):
             model.check(HELLO, tools=TOOLS, tool_choice="required")
         assert model.generate(HELLO, tools=TOOLS, max_tokens=3).tool_calls == ()

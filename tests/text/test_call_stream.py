@@ -21,6 +21,8 @@ UNTAUGHT = (
     '{"name": "f"} ; {"name": "gee_2", "parameters": {"a": 1}}', '{"name": "f", "arguments": "{}"}',
     '<|python_tag|>{"name": "f", "parameters": {}}', 'Well. <|python_tag|>{"name": "f"}',
     "<tool_call><function=f><parameter=a>1</parameter></function></tool_call>",
+    '<|channel|>commentary to=functions.f<|message|>{"a": 1}',
+    ' to=functions.f<|channel|>commentary json<|message|>{"a": 1}',
     'Yes <tool_call>{"name": "f", "arguments": {}}</tool_call>', '[TOOL_CALLS][{"name": "f", "arguments": {"a": 1}}]',
 )  # fmt: skip
 """Calls as some templates teach them, and others not."""

@@ -12,6 +12,8 @@ from edge_rt.text.thoughts import KNOWN_MARKERS, ThoughtMarkers, ThoughtStream, 
 THINK = KNOWN_MARKERS[0]
 OPEN = replace(THINK, is_open=True)
 HARMONY = KNOWN_MARKERS[-1]
+THINKS = "<|channel|>analysis<|message|>"
+CALL = "<|channel|>commentary to=functions.f <|constrain|>json<|message|>{}"
 FINAL = "<|channel|>final<|message|>"
 
 
@@ -49,6 +51,10 @@ CASES = [
     (KNOWN_MARKERS[2], "<|channel>thought\nhm<channel|>7", ("hm", "7")),
     (HARMONY, f"<|channel|>analysis<|message|>hm<|end|><|start|>assistant{FINAL}7", ("hm", "7")),
     (HARMONY, f"{FINAL}7", ("", "7")),
+    (HARMONY, f"{THINKS}hm<|end|><|start|>assistant{CALL}", ("hm", CALL)),
+    (HARMONY, f"{THINKS}hm<|end|><|start|>assistant to=functions.f", ("hm", " to=functions.f")),
+    (HARMONY, f"{THINKS}a <|end|> b<|end|><|start|>assistant{FINAL}7", ("a <|end|> b", "7")),
+    (HARMONY, CALL, ("", CALL)),
 ]
 
 
