@@ -163,7 +163,7 @@ class Claim:
 
 _STEPS: Final = 50
 """A budget that is large enough is searched in steps of one fiftieth."""
-_DRIFT: Final = 1 << 20
+DRIFT: Final = 1 << 20
 """The memory of a process before a load varies a little between starts."""
 
 
@@ -240,4 +240,4 @@ class EncodingBudget:
             budget = max(needed, budget + budget // _STEPS)
         # What other models hold of the budget is added.
         total = max(self._budget.total_bytes + budget - plan.budget_bytes, self._budget.total_bytes + missing)
-        return exact_size(round_up(total + _DRIFT))
+        return exact_size(round_up(total + DRIFT))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Final
@@ -194,35 +194,40 @@ def make_plan(shape: ModelShape, device: Device, request: Request) -> Plan:
     )
 
 
-def require_fit(plan: Plan, spell: Callable[[tuple[str, ...]], str] = shlex.join) -> Plan:
+def require_fit(
+    plan: Plan, spell: Callable[[tuple[str, ...]], str] = shlex.join, others: Sequence[tuple[str, int]] = ()
+) -> Plan:
     """Return the plan if it fits.
 
     Args:
         spell: formats the flags of a setting that fits for the reader of the error.
+        others: names and bytes of what else the budget has to hold, which is not in the plan's.
 
     Raises:
         MemoryBudgetExceeded: it does not fit; the message has the needed and available memory and a setting that fits.
     """
     if plan.fits:
         return plan
-    ways = [f"{spell(other.flags)} (needs {_needed(plan, other)})" for other in plan.alternatives[:2]]
+    beside = sum(count for _, count in others)
+    ways = [f"{spell(other.flags)} (needs {_needed(plan, other, beside)})" for other in plan.alternatives[:2]]
     is_gpu_short = plan.needs.gpu > plan.budget.gpu
     minimum, budget = plan.minimum, plan.budget
-    least, limit = (minimum.gpu, budget.gpu) if is_gpu_short else (minimum.host, budget.host)
+    least, limit = (minimum.gpu, budget.gpu) if is_gpu_short else (minimum.host + beside, budget.host + beside)
+    held = "".join(f", {show_size(count)} of it for {name}" for name, count in others if not is_gpu_short)
     parts = ", ".join(
         f"{name} {show_size(count)}" for name, count in _largest_first(plan, on_gpu=is_gpu_short) if count
     )
     raise MemoryBudgetExceeded(
         f"{plan.shape.model.name} does not fit the memory{' of the GPU' if is_gpu_short else ''}.",
         f"It needs at least {show_at_least(least)} with a context of {plan.choice.ctx} tokens "
-        f"({plan.choice.kv_format} cache), the budget is {show_size(limit)} ({parts}).",
+        f"({plan.choice.kv_format} cache), the budget is {show_size(limit)}{held} ({parts}).",
         f"Try {' or '.join(dict.fromkeys(ways))}." if ways else "Choose a smaller model, or let the CPU compute.",
     )
 
 
-def _needed(plan: Plan, other: Alternative) -> str:
+def _needed(plan: Plan, other: Alternative, beside: int) -> str:
     own = f" and {show_size(other.device_bytes)} of the GPU" if plan.device.has_own_gpu_memory else ""
-    return show_size(other.total_bytes) + own
+    return show_size(other.total_bytes + beside) + own
 
 
 def _largest_first(plan: Plan, *, on_gpu: bool) -> list[tuple[str, int]]:

@@ -9,7 +9,7 @@ from typing import Final
 from edge_rt.memory.figures import Amounts, Choice, Device
 from edge_rt.memory.shape import DrafterShape, DraftModelShape, ModelShape
 from edge_rt.package.spec_modes import AUTO, NO_DRAFTER, OFF, Drafts
-from edge_rt.system.byte_size import exact_size, parse_size
+from edge_rt.system.byte_size import exact_size, parse_size, round_up
 
 
 @dataclass(frozen=True)
@@ -138,6 +138,14 @@ def as_arguments(flags: tuple[str, ...], *, budget: int | None = None, shared_by
         else:
             result.append(f"{ARGUMENTS[flag]}={value if value.isdecimal() else json.dumps(value, ensure_ascii=False)}")
     return ", ".join(result)
+
+
+def with_more_memory(flags: tuple[str, ...], more_bytes: int) -> tuple[str, ...]:
+    """Return flags with a budget that is so much larger, for what else it has to hold."""
+    return tuple(
+        exact_size(round_up(parse_size(value) + more_bytes)) if before == "--memory" else value
+        for before, value in zip(("", *flags), flags, strict=False)
+    )
 
 
 @dataclass(frozen=True)

@@ -147,6 +147,13 @@ class Models:
                 if not entry.users and self.clock() - entry.used >= self.idle_seconds:
                     await self._unload(entry, "it was not used")
 
+    async def unload(self, name: str) -> None:
+        """Unload a model that nobody uses."""
+        async with self._changing:
+            for entry in self._idle():
+                if entry.name == name:
+                    await self._unload(entry, "a request has asked for it")
+
     async def close(self) -> None:
         """Unload all."""
         async with self._changing:
@@ -181,6 +188,8 @@ class Models:
         seconds = time.perf_counter() - started
         slots = f"{model.slots} answers at once, " if model.slots > 1 else ""
         self.log(f"{name} is loaded ({slots}{model.context_tokens} tokens of context, {seconds:.1f} s)")
+        if model.plan.given_up:
+            self.log(f"{name} has less than was asked for, to fit the memory: {'; '.join(model.plan.given_up)}")
 
     def _plan(self, package: Package) -> Plan:
         from edge_rt.runtime.load.planning import plan_package

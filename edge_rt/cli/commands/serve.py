@@ -16,8 +16,9 @@ from edge_rt.cli.options import flags
 from edge_rt.cli.options.groups import LoadFlags, OutputFlags, PlaceFlags, SpeculationFlags, configured, preset_of
 from edge_rt.cli.options.spread import only
 from edge_rt.cli.render.console import Terminal
-from edge_rt.errors import ConfigError, ModelNotFound
+from edge_rt.errors import ConfigError, MemoryBudgetExceeded, ModelNotFound
 from edge_rt.server import require_packages
+from edge_rt.system.byte_size import exact_size, show_size
 
 if TYPE_CHECKING:
     from edge_rt.memory.budget import Budget
@@ -136,6 +137,12 @@ def _budget(load: LoadFlags, places: PlaceFlags) -> Budget:
     from edge_rt.system.process_memory import own_bytes
 
     given = load.budget_bytes(places)
+    if given is not None and given <= REQUESTS_BYTES:
+        raise MemoryBudgetExceeded(
+            "The budget is no more than requests take of it, beside models.",
+            f"They take {show_size(REQUESTS_BYTES)}, the budget is {exact_size(given)}.",
+            "Give what 'edge-rt plan' shows for the model, and that much more.",
+        )
     budget = Budget(available_memory_bytes() + own_bytes() if given is None else given)
     budget.claim("requests", REQUESTS_BYTES)
     return budget

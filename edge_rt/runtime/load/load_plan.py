@@ -10,10 +10,10 @@ from typing import Any
 
 from edge_rt.device.names import AUTO as AUTO_DEVICE
 from edge_rt.errors import ConfigError
-from edge_rt.memory.budget import Budget, Claim, EncodingBudget
+from edge_rt.memory.budget import DRIFT, Budget, Claim, EncodingBudget
 from edge_rt.memory.fallbacks import DEFAULT_DRAFT
 from edge_rt.memory.plan import Plan, require_fit
-from edge_rt.memory.request import as_arguments
+from edge_rt.memory.request import as_arguments, with_more_memory
 from edge_rt.memory.shape import DraftModelShape
 from edge_rt.memory.terms import drafts_itself, pass_memory_bytes
 from edge_rt.ort.session import PassMemory
@@ -154,8 +154,8 @@ def claim(plan: Plan, options: LoadOptions) -> LoadPlan:
         MemoryBudgetExceeded: the model does not fit; the error states what is needed, what is available, and a setting
             that fits.
     """
-    require_fit(plan, options.spell or _spelling(plan, options.budget))
     budget = options.budget
+    require_fit(plan, _spelling(plan, budget, options.spell), () if budget is None else budget.claims)
     total = plan.request.budget_bytes if budget is None else budget.total_bytes
     is_strict = total is not None or plan.request.device_budget_bytes is not None or bool(plan.given_up)
     if budget is None and is_strict:
@@ -171,11 +171,16 @@ def claim(plan: Plan, options: LoadOptions) -> LoadPlan:
     return LoadPlan(plan, total, is_strict, share, encoding_budget, draft_max)
 
 
-def _spelling(plan: Plan, budget: Budget | None) -> Callable[[tuple[str, ...]], str]:
-    """Return a function that formats a setting that fits for a caller of ``edge_rt.load``."""
+def _spelling(
+    plan: Plan, budget: Budget | None, spell: Callable[[tuple[str, ...]], str] | None
+) -> Callable[[tuple[str, ...]], str]:
+    """Return a function that formats a setting that fits for whoever loads, in a budget that holds others as well."""
     if budget is None:
-        return as_arguments
-    return partial(as_arguments, budget=plan.budget_bytes, shared_bytes=budget.total_bytes - plan.budget_bytes)
+        return spell or as_arguments
+    beside = budget.total_bytes - plan.budget_bytes
+    if spell is None:
+        return partial(as_arguments, budget=plan.budget_bytes, shared_bytes=beside)
+    return lambda flags: spell(with_more_memory(flags, beside + DRIFT if beside else 0))
 
 
 def require_carried_out(plan: Plan, package: Package, options: LoadOptions) -> Plan:

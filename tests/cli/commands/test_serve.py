@@ -146,3 +146,14 @@ def test_a_missing_extra_is_told_with_what_installs_it(inline, native_package, m
     assert result.returncode == 5
     assert "The server needs starlette and uvicorn." in result.stderr.decode()
     assert "pip install" in result.stderr.decode()
+
+
+def test_a_budget_that_is_advised_is_enough(cli, started, native_package):
+    result = cli("serve", "-m", native_package, "--port", "0", "--memory", "100MiB")
+    told = result.stderr.decode()
+    assert result.returncode == 4
+    assert "the budget is 100.0 MiB, 64.0 MiB of it for requests" in told
+    advised = told.partition("Try ")[2].partition(" (needs")[0].split()
+    _, address = started(*advised)
+    assert httpx.get(f"{address}/health").status_code == 200
+    assert cli("serve", "-m", native_package, "--port", "0", "--memory", "10").returncode == 4
