@@ -23,7 +23,7 @@ from edge_rt.server.fields import (
     one_of,
     whole,
 )
-from edge_rt.server.request_fields import MOST_MESSAGES, MOST_STOPS, MOST_TOKENS, MOST_TOOLS, stop_texts
+from edge_rt.server.request_fields import MOST_MESSAGES, MOST_STOPS, MOST_TOKENS, MOST_TOOLS, stop_texts, take_greedy
 from edge_rt.server.shared import Post, Server
 
 _CHOICES: Final = {"auto": "auto", "any": "required", "none": "none"}
@@ -78,6 +78,7 @@ def read_messages(fields: Fields) -> AnswerRequest:
     for name in ("temperature", "top_p", "top_k"):
         if (value := fields.value(name)) is not None:
             options[name] = value
+    take_greedy(options)
     if (stop := stop_texts(fields, "stop_sequences")) is not None:
         options["stop"] = stop
     tools = _tools(fields)

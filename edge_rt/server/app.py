@@ -141,6 +141,8 @@ async def _openapi(server: Server, request: Request) -> Response:
     )
 
 
+_OLLAMA_CHATS: Final = answered_by(read_ollama_chat, OllamaWriter, streams=True)
+_OLLAMA_TEXTS: Final = answered_by(read_ollama_text, OllamaTextWriter, streams=True)
 _RESPONSES: Final = {
     "200": {"description": "The answer."},
     "4XX": {"description": "The request has to be another one, or cannot be answered now (429)."},
@@ -157,8 +159,8 @@ ENDPOINTS: Final = (
     post("/v1/messages", MESSAGES, answered_by(read_messages, MessageWriter), "Anthropic's messages."),
     post("/v1/messages/count_tokens", PROMPT, count_tokens, "The tokens of a prompt of Anthropic's messages."),
     post("/infill", INFILL, answered_by(read_infill, InfillWriter), "llama.cpp's completion between two texts."),
-    post("/api/chat", OLLAMA_CHAT, answered_by(read_ollama_chat, OllamaWriter, streams=True), "Ollama's chats."),
-    post("/api/generate", OLLAMA_TEXT, answered_by(read_ollama_text, OllamaTextWriter, streams=True), "Ollama's text."),
+    post("/api/chat", OLLAMA_CHAT, ollama.unless_empty(_OLLAMA_CHATS, is_chat=True), "Ollama's chats."),
+    post("/api/generate", OLLAMA_TEXT, ollama.unless_empty(_OLLAMA_TEXTS, is_chat=False), "Ollama's text."),
     post("/api/embed", OLLAMA_EMBED, embeddings.answer_ollama, "Ollama's embeddings."),
     post("/api/embeddings", OLLAMA_EMBEDDINGS, embeddings.answer_old_ollama, "Ollama's embedding of one text."),
     Endpoint("GET", "/api/tags", ollama.list_tags, "Ollama's list of models."),

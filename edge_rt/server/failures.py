@@ -15,6 +15,7 @@ from edge_rt.errors import (
     EdgeRTError,
     EncodingBudgetExceeded,
     InputError,
+    InvalidGrammar,
     MemoryBudgetExceeded,
     ModelClosed,
     ModelNotFound,
@@ -99,6 +100,8 @@ def failure_of(error: EdgeRTError) -> HTTPFailure:
         return HTTPFailure(503, message, code="overloaded", retry_after=RETRY_SECONDS)
     if isinstance(error, ModelNotFound):
         return HTTPFailure(404, message, param="model", code="model_not_found")
+    if isinstance(error, InvalidGrammar):
+        return HTTPFailure(400, message, param="response_format")
     if isinstance(error, EncodingBudgetExceeded | ReferenceBudgetExceeded | ConfigError | InputError):
         return HTTPFailure(400, message)
     if isinstance(error, MemoryBudgetExceeded):
@@ -107,13 +110,22 @@ def failure_of(error: EdgeRTError) -> HTTPFailure:
     return HTTPFailure(500, f"The server failed: {type(error).__name__}. Its log has more.", code="server_error")
 
 
+_PARAMS: Final[Mapping[str, Mapping[str, str]]] = {
+    "/v1/completions": {"messages": "prompt"},
+    "/v1/responses": {"messages": "input", "response_format": "text.format"},
+    "/infill": {"messages": "input_prefix", "suffix": "input_suffix"},
+}
+"""What fields are called where it is not as in chats, for failures that know no API."""
+
+
 def body_of(failure: HTTPFailure, path: str) -> Mapping[str, Any]:
     """Return the JSON of a failure, in the shape of the API that a path belongs to."""
     if path.startswith("/api/"):
         return {"error": failure.message}
     if path.startswith("/v1/messages"):
         return anthropic_error(failure)
-    return {"error": openai_error(failure)}
+    error = openai_error(failure)
+    return {"error": {**error, "param": _PARAMS.get(path, {}).get(failure.param or "", failure.param)}}
 
 
 def anthropic_error(failure: HTTPFailure) -> dict[str, Any]:

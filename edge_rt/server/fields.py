@@ -60,10 +60,11 @@ def whole(least: int, most: int) -> Kind:
     return Kind(schema, f"a whole number from {least} to {most}", partial(is_int, minimum=least, maximum=most))
 
 
-def number(least: float, most: float) -> Kind:
-    """Return the kind of numbers within bounds, both inclusive."""
-    schema = {"type": "number", "minimum": least, "maximum": most}
-    return Kind(schema, f"a number from {least:g} to {most:g}", partial(is_number, minimum=least, maximum=most))
+def number(least: float, most: float, *, below: bool = False) -> Kind:
+    """Return the kind of numbers within bounds, both inclusive; or below the upper one."""
+    schema = {"type": "number", "minimum": least, "exclusiveMaximum" if below else "maximum": most}
+    wanted = f"a number from {least:g} to {'below ' * below}{most:g}"
+    return Kind(schema, wanted, lambda value: is_number(value, least, most) and not (below and value == most))
 
 
 def one_of(*texts: str) -> Kind:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
@@ -26,6 +26,7 @@ from edge_rt.server.fields import (
     inner,
     listed,
     needed,
+    number,
     objects,
     one_of,
     refused,
@@ -44,6 +45,8 @@ from edge_rt.server.request_fields import (
 )
 from edge_rt.server.shared import Post, Server
 
+Answering = Callable[[Server, Post], Awaitable[Response]]
+
 if TYPE_CHECKING:
     from edge_rt.package.reader import Package
 
@@ -57,6 +60,7 @@ _ASKED: Final[Table] = {
     "format": either(one_of("json", ""), inner({})),
     "think": either(FLAG, TEXT),
     "stream": FLAG,
+    "keep_alive": either(TEXT, number(-1e12, 1e12)),
 }
 _IMAGES: Final = listed(TEXT, 16)
 OLLAMA_CHAT: Final[Table] = {
@@ -84,9 +88,9 @@ def read_ollama_chat(fields: Fields) -> AnswerRequest:
         HTTPFailure: a field is wrong, or asks for what this server cannot do.
     """
     messages = chat_messages(fields)
-    for number, message in enumerate(messages):
+    for index, message in enumerate(messages):
         if message.pop("images", None):
-            raise unsupported(f"messages[{number}].images", "Models get text alone here.")
+            raise unsupported(f"messages[{index}].images", "Models get text alone here.")
     return AnswerRequest(ollama_name(fields), messages, _options(fields), chat_tools(fields), _thoughts(fields))
 
 
@@ -109,6 +113,27 @@ def ollama_name(fields: Fields) -> str | None:
     """Return the model that a request names, without the tag that every model has there."""
     name = fields.text("model")
     return None if name is None else name.removesuffix(":latest")
+
+
+def unless_empty(answer: Answering, *, is_chat: bool) -> Answering:
+    """Return what answers requests; those without a message or a prompt load their model, or unload it."""
+
+    async def begin(server: Server, post: Post) -> Response:
+        fields, models = post.fields, server.models
+        if fields.raw("messages") != [] if is_chat else any(fields.raw(one) for one in ("prompt", "suffix", "images")):
+            return await answer(server, post)
+        asked, reason = ollama_name(fields), "load"
+        if str(fields.value("keep_alive")).rstrip("smh") in ("0", "0.0"):
+            await models.unload(models.name_of(asked))
+            reason = "unload"
+        else:
+            async with models.using(asked):
+                pass
+        said = {"message": {"role": "assistant", "content": ""}} if is_chat else {"response": ""}
+        head = {"model": fields.text("model") or models.shown(asked), "created_at": _time(time.time())}
+        return JSONResponse({**head, **said, "done": True, "done_reason": reason})
+
+    return begin
 
 
 def _thoughts(fields: Fields) -> dict[str, Any]:

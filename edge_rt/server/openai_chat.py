@@ -24,6 +24,7 @@ from edge_rt.server.models import LoadedModel
 from edge_rt.server.request_fields import (
     CHAT,
     CHOICES,
+    LIMIT,
     MESSAGE,
     MOST_TOKENS,
     SAMPLING,
@@ -44,7 +45,7 @@ CHAT_COMPLETION: Final[Table] = {
     **TEMPLATE,
     **STREAM,
     "max_completion_tokens": whole(1, MOST_TOKENS),
-    "max_tokens": whole(-1, MOST_TOKENS),
+    "max_tokens": LIMIT,
     "n": whole(1, MOST_ANSWERS),
     "logprobs": FLAG,
     "top_logprobs": whole(0, MOST_TOP_LOGPROBS),

@@ -98,8 +98,9 @@ def read_infill(fields: Fields) -> AnswerRequest:
     prefix = context + (before or "") + (fields.text("prompt") or "")
     options = sampling_options(fields)
     most = fields.whole("n_predict")
-    if most is not None and most > 0:
-        options["max_tokens"] = most
+    if most is not None and most >= 0:
+        # With 0 the prompt alone is computed, for a later request: the one token behind it is not told.
+        options["max_tokens"] = max(most, 1)
     return AnswerRequest(fields.text("model"), prefix, options, infill=(prefix, behind or ""))
 
 
@@ -172,14 +173,18 @@ class CompletionWriter:
 class InfillWriter(CompletionWriter):
     """Writes texts between two others as llama.cpp's server does."""
 
+    def __init__(self, fields: Fields, entry: LoadedModel, name: str) -> None:
+        super().__init__(fields, entry, name)
+        self._has_text = fields.whole("n_predict") != 0
+
     def whole(self, answers: Answers) -> dict[str, Any]:
         """Return the text."""
         answer = answers.whole[0]
-        return {"content": answer.text, **self._end(answers)}
+        return {"content": answer.text if self._has_text else "", **self._end(answers)}
 
     def piece(self, piece: Piece) -> Iterator[bytes]:
         """Tell the text that has come."""
-        if piece.text:
+        if piece.text and self._has_text:
             yield sse({"index": 0, "content": piece.text, "stop": False})
 
     def end(self, answers: Answers) -> Iterator[bytes]:
@@ -192,9 +197,9 @@ class InfillWriter(CompletionWriter):
         return {
             "stop": True,
             "model": self._name,
-            "stop_type": kinds.get(result.finish_reason, "limit"),
+            "stop_type": kinds.get(result.finish_reason, "limit") if self._has_text else "limit",
             "stopping_word": result.stop_string or "",
-            "tokens_predicted": result.usage.completion_tokens,
+            "tokens_predicted": result.usage.completion_tokens if self._has_text else 0,
             "tokens_evaluated": result.usage.prompt_tokens,
             "truncated": False,
             **own_fields(result),

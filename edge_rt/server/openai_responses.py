@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from edge_rt.server.answers import AnswerRequest
-from edge_rt.server.failures import unsupported
+from edge_rt.server.failures import HTTPFailure, unsupported
 from edge_rt.server.fields import (
     ANYTHING,
     FLAG,
@@ -51,6 +51,7 @@ RESPONSE: Final[Table] = {
     **SAMPLING,
     "stream": FLAG,
     "max_output_tokens": whole(1, MOST_TOKENS),
+    "truncation": one_of("auto", "disabled"),
     "include": listed(TEXT, 64),
     "top_logprobs": whole(0, 20),
     "text": inner(
@@ -77,11 +78,16 @@ def read_response(fields: Fields) -> AnswerRequest:
     """
     if fields.flag("background"):
         raise unsupported("background", "Responses are answered at once here. Leave out 'background'.")
+    if fields.text("truncation") == "auto":
+        raise unsupported("truncation", "Conversations are not shortened here. Send fewer items in 'input'.")
     options = sampling_options(fields)
     if (most := fields.whole("max_output_tokens")) is not None:
         options["max_tokens"] = most
     if "message.output_text.logprobs" in fields.items("include"):
         options["logprobs"] = fields.whole("top_logprobs") or 0
+    elif fields.whole("top_logprobs"):
+        what = "The field 'top_logprobs' needs 'message.output_text.logprobs' in 'include'."
+        raise HTTPFailure(400, what, param="top_logprobs")
     if (wanted := _format(fields)) is not None:
         options["response_format"] = wanted
     tools = response_tools(fields)

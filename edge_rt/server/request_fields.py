@@ -11,6 +11,7 @@ from edge_rt.server.fields import (
     FLAG,
     TEXT,
     Fields,
+    Kind,
     Table,
     either,
     inner,
@@ -33,16 +34,18 @@ MOST_TOOLS: Final = 128
 MOST_STOPS: Final = 16
 LONGEST_STOP: Final = 256
 MOST_TOKENS: Final = 1 << 30
+LIMIT: Final = either(Kind({"const": -1}, "-1 (no limit)", lambda value: value == -1), whole(1, MOST_TOKENS))
+"""Of an answer's tokens, where local servers take -1 as well."""
 _BIAS: Final = number(-100.0, 100.0)
 STOPS: Final = either(TEXT, listed(TEXT, MOST_STOPS))
 SAMPLING: Final[Table] = {
     "temperature": number(0.0, 100.0),
     "top_p": number(0.0, 1.0),
-    "min_p": number(0.0, 1.0),
+    "min_p": number(0.0, 1.0, below=True),
     "presence_penalty": number(-100.0, 100.0),
     "frequency_penalty": number(-100.0, 100.0),
-    "repetition_penalty": number(0.0, 100.0),
-    "repeat_penalty": number(0.0, 100.0),
+    "repetition_penalty": number(0.01, 100.0),
+    "repeat_penalty": number(0.01, 100.0),
     "top_k": whole(-1, MOST_TOKENS),
     "seed": whole(-(1 << 63), (1 << 64) - 1),
     "stop": STOPS,
@@ -87,6 +90,7 @@ def sampling_options(fields: Fields) -> dict[str, Any]:
     for name in ("temperature", "top_p", "min_p", "presence_penalty", "frequency_penalty", "repetition_penalty"):
         if (value := fields.value(name)) is not None:
             options[name] = value
+    take_greedy(options)
     if (value := fields.value("repeat_penalty")) is not None:
         options["repetition_penalty"] = value
     if (top_k := fields.whole("top_k")) is not None:
@@ -98,6 +102,13 @@ def sampling_options(fields: Fields) -> dict[str, Any]:
     if (bias := fields.inner("logit_bias")) is not None:
         options["logit_bias"] = _biases(bias)
     return options
+
+
+def take_greedy(options: dict[str, Any]) -> None:
+    """Take a ``top_p`` of 0, which other servers allow, as what it means: the most likely token alone."""
+    if options.get("top_p") == 0:
+        del options["top_p"]
+        options["temperature"] = 0.0
 
 
 def stop_texts(fields: Fields, name: str) -> tuple[str, ...] | None:

@@ -136,5 +136,5 @@ def infill_prompt(model: Model, before: str, behind: str) -> list[int]:
         start = [tokenizer.bos_token_id] if tokenizer.add_bos and tokenizer.bos_token_id is not None else []
         inner = (prefix, *tokenizer.encode_text(before), suffix, *tokenizer.encode_text(behind), middle)
         return [*start, *inner]
-    what = "This model has no tokens for texts between two others. Leave out 'suffix', or use a model for code."
+    what = "This model has no tokens for texts between two others. Use one for code, or continue one text."
     raise HTTPFailure(400, what, param="suffix", code="unsupported")

@@ -144,6 +144,9 @@ def test_a_prediction_is_a_reference_and_its_tokens_are_counted(client, alone):
         ({"temperature": "hot"}, "temperature", 400),
         ({"top_p": 1.5}, "top_p", 400),
         ({"max_tokens": -2}, "max_tokens", 400),
+        ({"max_tokens": 0}, "max_tokens", 400),
+        ({"min_p": 1}, "min_p", 400),
+        ({"repetition_penalty": 0}, "repetition_penalty", 400),
         ({"max_completion_tokens": 0}, "max_completion_tokens", 400),
         ({"n": 0}, "n", 400),
         ({"n": 100}, "n", 400),
@@ -162,7 +165,8 @@ def test_a_prediction_is_a_reference_and_its_tokens_are_counted(client, alone):
         ({"modalities": ["text", "audio"]}, "modalities", 400),
         ({"chat_template": "{{ 1 }}"}, "chat_template", 400),
         ({"chat_template_kwargs": {"chat_template": "{{ 1 }}"}}, "chat_template", 400),
-        ({"response_format": {"type": "json_schema", "json_schema": {"schema": {"type": "nothing"}}}}, None, 400),
+        ({"response_format": {"type": "json_schema", "json_schema": {"schema": {"type": "nothing"}}}},
+         "response_format", 400),
         ({"response_format": {"type": "json_object"}, "stop": "x"}, None, 400),
         ({"model": "gpt-4o"}, "model", 404),
         ({"model": "../small"}, "model", 404),
@@ -204,3 +208,10 @@ def test_unknown_routes_and_methods_are_told_as_json(client):
     assert client.get("/v1/nothing").json()["error"]["code"] == "unknown_url"
     assert client.get(PATH).status_code == 405
     assert client.get("/health").json() == {"status": "ok"}
+
+
+def test_a_top_p_of_zero_takes_the_most_likely_tokens(client, alone):
+    expected = alone.generate(HELLO, max_tokens=8, **GREEDY).text
+    given = {"messages": HELLO, "top_p": 0, "max_tokens": 8, "logit_bias": ENDLESS["logit_bias"]}
+    answer = client.post("/v1/chat/completions", json=given).json()
+    assert answer["choices"][0]["message"]["content"] == expected

@@ -79,7 +79,7 @@ def test_log_probabilities_have_places_in_the_text(client, alone):
         ({"prompt": "x", "suffix": "y"}, "suffix"),
         ({"prompt": ["x", "y"], "suffix": "z"}, "prompt"),
         ({"prompt": "x", "logprobs": 21}, "logprobs"),
-        ({"prompt": "word " * 400}, "messages"),
+        ({"prompt": "word " * 400}, "prompt"),
     ],
 )
 def test_what_cannot_be_answered_says_which_field(client, fields, param):

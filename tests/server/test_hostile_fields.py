@@ -92,3 +92,21 @@ def test_wrong_kinds_of_values_are_answered_or_refused(client, server, path):
             assert response.status_code < 500, (place, value, response.text, lines[-2:])
             assert response.content
     server.log = before
+
+
+@pytest.mark.parametrize(
+    ("path", "fields", "param"),
+    [
+        ("/v1/completions", {"max_tokens": 0}, "max_tokens"),
+        ("/v1/responses", {"max_output_tokens": 0}, "max_output_tokens"),
+        ("/v1/responses", {"input": "word " * 600}, "input"),
+        ("/v1/responses", {"truncation": "auto"}, "truncation"),
+        ("/v1/responses", {"top_logprobs": 2}, "top_logprobs"),
+        ("/infill", {"input_suffix": "b"}, "input_suffix"),
+    ],
+)
+def test_the_field_that_is_wrong_is_named(client, path, fields, param):
+    needed = {"/v1/completions": {"prompt": "a"}, "/v1/responses": {"input": "a"}}
+    response = client.post(path, json={**needed.get(path, {}), **fields})
+    assert response.status_code == 400
+    assert response.json()["error"]["param"] == param

@@ -81,7 +81,6 @@ def test_ollamas_own_client(client, alone):
 @pytest.mark.parametrize(
     ("path", "fields", "status"),
     [
-        ("/api/chat", {"messages": []}, 400),
         ("/api/chat", {"messages": [{"role": "user", "content": "x", "images": ["aGk="]}]}, 400),
         ("/api/chat", {"messages": HELLO, "format": "xml"}, 400),
         ("/api/chat", {"messages": HELLO, "options": {"temperature": "hot"}}, 400),
@@ -96,3 +95,13 @@ def test_ollamas_own_client(client, alone):
 def test_what_cannot_be_answered_is_a_text(client, path, fields, status):
     response = client.post(path, json=fields)
     assert (response.status_code, type(response.json()["error"])) == (status, str), response.text
+
+
+def test_a_request_without_a_prompt_loads_a_model(client, server):
+    for path, empty in (("/api/generate", {}), ("/api/generate", {"prompt": ""}), ("/api/chat", {"messages": []})):
+        told = client.post(path, json={"model": "small:latest", **empty}).json()
+        assert (told["model"], told["done"], told["done_reason"]) == ("small:latest", True, "load")
+    assert client.post("/api/generate", json={"model": "none"}).status_code == 404
+    told = client.post("/api/generate", json={"model": "small", "keep_alive": 0}).json()
+    assert told["done_reason"] == "unload"
+    assert not server.models.loaded
