@@ -3,6 +3,7 @@
 
 #include "common/isa.h"
 #include "ops/draft_head/draft_head.h"
+#include "ops/experts/experts.h"
 #include "ops/gated_delta/gated_delta.h"
 #include "ops/quant_embed/quant_embed.h"
 #include "ops/quant_linear/quant_linear.h"
@@ -20,6 +21,7 @@ struct KernelTable {
   SpecAttentionKernels spec_attention;
   ShortConvKernels short_conv;
   GatedDeltaKernels gated_delta;
+  ExpertsKernels experts;
   RowTopKKernels row_top_k;
   DraftHeadKernels draft_head;
   QuantiseKernels quantise;

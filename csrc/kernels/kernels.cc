@@ -20,6 +20,8 @@ namespace {
 #include "ops/spec_attention/spec_attention_cpu.inl"
 #include "ops/short_conv/short_conv_cpu.inl"
 #include "ops/gated_delta/gated_delta_cpu.inl"
+// With the tiles of quant_linear.
+#include "ops/experts/experts_cpu.inl"
 #include "quantise/quantise_cpu.inl"
 // With the minus infinity of row_top_k.
 #include "sampling/sampling_cpu.inl"
@@ -28,7 +30,7 @@ namespace {
 extern const KernelTable kTable;
 const KernelTable kTable{
     kQuantLinearKernels, kQuantEmbedKernels, kSpecAttentionKernels, kShortConvKernels, kGatedDeltaKernels,
-    kRowTopKKernels,     kDraftHeadKernels,  kQuantiseKernels,      kSamplingKernels,
+    kExpertsKernels,     kRowTopKKernels,    kDraftHeadKernels,     kQuantiseKernels,  kSamplingKernels,
 };
 
 }  // namespace edge_rt::EDGE_RT_ISA_NAMESPACE

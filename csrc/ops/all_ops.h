@@ -3,6 +3,7 @@
 
 #include "ops/decoder_layer/decoder_layer_op.h"
 #include "ops/draft_head/draft_head_op.h"
+#include "ops/experts/experts_op.h"
 #include "ops/gated_delta/gated_delta_op.h"
 #include "ops/quant_embed/quant_embed_op.h"
 #include "ops/quant_linear/quant_linear_op.h"
@@ -13,7 +14,7 @@
 
 namespace edge_rt {
 
-using AllOps =
-    ort::OpList<QuantLinear, QuantEmbed, RowTopK, SpecAttention, ShortConv, GatedDelta, DecoderLayer, DraftHead>;
+using AllOps = ort::OpList<QuantLinear, QuantEmbed, RowTopK, SpecAttention, ShortConv, GatedDelta, Experts,
+                           DecoderLayer, DraftHead>;
 
 }  // namespace edge_rt

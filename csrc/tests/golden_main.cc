@@ -39,6 +39,7 @@ int run(int argc, char** argv) {
   const KernelTable& kernels = kernel_table(isa);
   run_ops(kernels, report);
   run_heads(report);
+  run_experts(report);
   if (!run_layers(kernels, report)) return 1;
   return argc == 3 ? compare_bits(computed, expected) : 0;
 }

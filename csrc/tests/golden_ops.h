@@ -92,6 +92,9 @@ void run_ops(const KernelTable& kernels, const Report& report);
 // Trees of a draft head.
 void run_heads(const Report& report);
 
+// Experts.
+void run_experts(const Report& report);
+
 // Whole layers, plain and as a tree; false if a tree's path has other bits than the same tokens one after the other, or
 // the op of a whole layer has others than its parts.
 bool run_layers(const KernelTable& kernels, const Report& report);

@@ -114,7 +114,7 @@ def _square_bytes(inputs: int) -> int:
 
 def _converting_bytes(linear: Linear, *, has_moments: bool) -> int:
     """Return the bytes while a matrix is read, quantised and packed; parts that alternate are all open at once."""
-    parts = linear.parts if linear.interleaved else (max(linear.parts, key=_read_bytes),)
+    parts = linear.parts[:2] if linear.interleaved else (max(linear.parts, key=_read_bytes),)
     pieces = sum(_open_bytes(part) for part in parts)
     largest = max(part.tensor.elements for part in parts)
     copies = _NATIVE_COPIES if has_native_rounding() else _CHUNK_COPIES
@@ -262,7 +262,7 @@ def _bytes_in_memory(linear: Linear) -> int:
         open_bytes(part.tensor) if part.row_order is not None else min(open_bytes(part.tensor), PIECE_BYTES)
         for part in linear.parts
     ]
-    return sum(pieces) if linear.interleaved else max(pieces)
+    return sum(pieces[:2]) if linear.interleaved else max(pieces)
 
 
 def _held_bytes(linear: Linear) -> int:

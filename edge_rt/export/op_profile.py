@@ -20,6 +20,7 @@ from edge_rt.export.weights import native as native_weights, portable as portabl
 from edge_rt.export.weights.linear import Linear, Part, stack
 from edge_rt.export.weights.matrices import StoredRows
 from edge_rt.export.weights.rows import RowReader
+from edge_rt.export.weights.tile_formats import TILE_ROWS
 from edge_rt.export.weights.weights_file import WeightsFile, WeightsLayout
 from edge_rt.ort.op_library import native_status, open_library
 from edge_rt.package.decoder import Decoder
@@ -44,6 +45,7 @@ class OpProfile(ABC):
         has_4_bit_keys: whether the cache can have 4-bit keys, and packages hold constants for them.
         has_tables: whether tables and codes of 5 and 6 bits take as many bits, not 8.
         has_short_convs: whether its operators compute short convolutions.
+        has_experts: whether they compute experts.
     """
 
     name: ClassVar[str]
@@ -53,13 +55,19 @@ class OpProfile(ABC):
     has_4_bit_keys: ClassVar[bool]
     has_tables: ClassVar[bool]
     has_short_convs: ClassVar[bool]
+    has_experts: ClassVar[bool]
 
     def require_carried(self, decoder: Decoder) -> None:
         """Refuse a model with a part that no operator of the profile computes."""
-        if decoder.conv_layers and not self.has_short_convs:
-            raise not_carried(decoder, "short convolutions")
         if (part := part_without_operator(decoder)) is not None:
             raise not_carried(decoder, part)
+        if decoder.conv_layers and not self.has_short_convs:
+            raise not_carried(decoder, "short convolutions")
+        for experts in (layer.experts for layer in decoder.kinds if layer.experts is not None):
+            if not self.has_experts:
+                raise not_carried(decoder, "experts")
+            if decoder.hidden_size % TILE_ROWS or experts.each.size % TILE_ROWS:
+                raise not_carried(decoder, f"experts of {decoder.hidden_size} and {experts.each.size} features")
 
     @abstractmethod
     def stack(self, name: str, parts: Sequence[Part]) -> tuple[Linear, ...]:
@@ -117,6 +125,7 @@ class PortableProfile(OpProfile):
     has_4_bit_keys = False
     has_tables = False
     has_short_convs = False
+    has_experts = False
 
     def gate_up(self, name: str, gate: Part, up: Part) -> tuple[Linear, ...]:
         """Stack gate and up: their product is split in two."""
@@ -169,6 +178,7 @@ class NativeProfile(OpProfile):
     has_4_bit_keys = True
     has_tables = True
     has_short_convs = True
+    has_experts = True
 
     stack = staticmethod(native_weights.stack)
     gate_up = staticmethod(native_weights.gate_up)

@@ -104,11 +104,13 @@ def decide(
     _check_kv(options.kv, profile)
     text = calibration_text(options.calibration, profile, choice)
     has_constants = text is not None and profile.has_4_bit_keys and bool(calibrated_layers(decoder))
+    # Gradients, which both are measured by, do not go through routers.
+    has_experts = bool(decoder.expert_layers)
     chosen = ChosenOptions(None if activations == "auto" else activations, options.kv)
     return Decided(
         profile,
         "float" if activations == "float" else "int8",
-        activations == "auto" and profile.rounds_by_rule and text is not None,
+        activations == "auto" and profile.rounds_by_rule and text is not None and not has_experts,
         choice,
         text,
         has_constants=has_constants,
@@ -228,7 +230,7 @@ def require_least_size(checkpoint: Checkpoint, layout: WeightsLayout) -> None:
 def settle_types(checkpoint: Checkpoint, layout: WeightsLayout, on_step: OnStep) -> Checkpoint:
     """Return the checkpoint with types that were measured, if its choice asks for that."""
     choice, source = checkpoint.choice, checkpoint.source
-    if not choice.rivals and not choice.ladders:
+    if not choice.ladders and (checkpoint.decoder.expert_layers or not choice.rivals):
         return checkpoint
     layers = 2 * checkpoint.decoder.num_layers if checkpoint.calibration is not None else 0
     matrices_count = len(choice.ladders) or sum(len(group.names) for group in choice.rivals)

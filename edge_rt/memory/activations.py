@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import Final
 
 from edge_rt.memory.shape import ModelShape
+from edge_rt.package.decoder import Decoder
 from edge_rt.package.kv_formats import portable_head_dim
 
 _BLOCK: Final = 32  # elements per scale
@@ -86,7 +87,21 @@ def _layer_row_bytes(shape: ModelShape) -> int:
     stream = 4 * 2 * shape.model.hidden_size  # its input and its output
     steps = 4 * (shape.qkv_size + attended + shape.model.hidden_size + shape.model.intermediate_size)
     widest = max(shape.model.hidden_size, attended, shape.model.intermediate_size)
-    return stream + steps + _rounded_bytes(shape, widest) + _rounded_bytes(shape, shape.model.intermediate_size)
+    rounded = _rounded_bytes(shape, widest) + _rounded_bytes(shape, shape.model.intermediate_size)
+    return stream + steps + rounded + _experts_row_bytes(shape)
+
+
+def _experts_row_bytes(shape: ModelShape) -> int:
+    """Return the bytes of a row in the layer whose experts need most: each of those that it has holds the row."""
+    model = shape.model
+    if not isinstance(model, Decoder):
+        return 0
+    found = 0
+    for experts in (layer.experts for layer in model.kinds if layer.experts is not None):
+        size = experts.each.size
+        each = 4 * size + _rounded_bytes(shape, model.hidden_size) + _rounded_bytes(shape, size) + 16
+        found = max(found, experts.chosen * each + 4 * (model.hidden_size + experts.count + _TILE))
+    return found
 
 
 def _rounded_bytes(shape: ModelShape, features: int) -> int:

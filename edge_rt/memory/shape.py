@@ -157,6 +157,11 @@ class ModelShape:
         """Those of them that are short convolutions."""
         return 0 if self.traced is not None else len(self.model.conv_layers)
 
+    @cached_property
+    def expert_layers(self) -> int:
+        """Layers that have experts."""
+        return len(self.model.expert_layers) if isinstance(self.model, Decoder) else 0
+
     @property
     def conv_row_bytes(self) -> int:
         """Bytes of a row of a short convolution."""
@@ -204,6 +209,21 @@ def _rotation_bytes(model: Model, traced: TracedInfo | None) -> int:
     if isinstance(model, Decoder):
         return 0 if model.loads_rope else model.rope_bytes(model.context_length)
     return 2 * model.context_length * (model.head_dim // 2) * 4
+
+
+def _idle_share(model: Model) -> float:
+    """Return how much of a model's matrices a row does not read: those of experts that it has not, of as many bits."""
+    if not isinstance(model, Decoder) or not model.expert_layers:
+        return 0.0
+    hidden, idle = model.hidden_size, 0
+    whole = model.vocab_size * hidden
+    for layer in model.layers:
+        attention, experts = layer.attention, layer.experts
+        whole += 4 * hidden**2 if attention is None else 2 * hidden * (attention.query_size + attention.key_size)
+        sizes = sum((3 if inner.is_gated else 2) * hidden * inner.size for inner in layer.feed_forwards)
+        whole += sizes if experts is None else experts.count * sizes
+        idle += 0 if experts is None else (experts.count - experts.chosen) * sizes
+    return idle / whole
 
 
 def shape_of(manifest: Manifest, package_id: str | None) -> ModelShape:
@@ -305,6 +325,7 @@ def shape_of_model(
     # A pass over one row reads only one row of these tables.
     unread = 0 if model.is_tied else min(embedding_bytes, weights_bytes // 2)
     unread += min(_rotation_bytes(model, traced), weights_bytes // 4)
+    unread += int(_idle_share(model) * (weights_bytes - unread))
     table = min(embedding_bytes if head_bytes is None else head_bytes, weights_bytes)
     return ModelShape(
         model=model,

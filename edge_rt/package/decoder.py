@@ -364,6 +364,11 @@ class Decoder:
         return tuple(number for number, layer in enumerate(self.layers) if layer.short_conv is not None)
 
     @cached_property
+    def expert_layers(self) -> tuple[int, ...]:
+        """Numbers of the layers that have experts."""
+        return tuple(number for number, layer in enumerate(self.layers) if layer.experts is not None)
+
+    @cached_property
     def layer_windows(self) -> tuple[int, ...]:
         """Rows that a row sees in every layer, itself included: a sliding window, a convolution's taps; 0: all."""
         return tuple(

@@ -184,6 +184,41 @@ OPS: Final[tuple[Op, ...]] = (
         (Port("y", "float", "[S, V]"),),
         {"key_heads": "int", "is_tiled": "int?", "epsilon": "float?", "key_epsilon": "float?"},
     ),
+    # The weighted sum of the experts that a router chooses for each row, added to a residual: E experts of K inputs and
+    # I features between their matrices, all experts' matrices one behind the other.
+    Op(
+        "Experts",
+        (
+            Port("x", "float", "[S, K]"),
+            Port("router", "float", "[E, K]"),
+            Port("gate_up", "uint8", "[tiles, blocks, bytes]"),
+            Port("down", "uint8", "[tiles, blocks, bytes]"),
+            Port("norm_weight", "float", "[K]", is_optional=True),
+            Port("norm_bias", "float", "[K]", is_optional=True),
+            Port("router_bias", "float", "[E]", is_optional=True),
+            Port("choice_bias", "float", "[E]", is_optional=True),
+            Port("gate_up_bias", "float", "[E 2 I], in the order of tiles; [E I] without a gate", is_optional=True),
+            Port("down_bias", "float", "[E K]", is_optional=True),
+            Port("residual", "float", "[S, K]", is_optional=True),
+        ),
+        (Port("y", "float", "[S, K]"),),
+        {
+            "hidden": "int",
+            "intermediate": "int",
+            "experts": "int",
+            "chosen": "int",
+            "gating": "string?",
+            "normalise": "int?",
+            "weight_epsilon": "float?",
+            "weight_scale": "float?",
+            "activation": "string?",
+            "gate_up_format": "string",
+            "down_format": "string",
+            "epsilon": "float?",
+            "norm": "string?",
+            "residual_scale": "float?",
+        },
+    ),
     # A whole layer: the operators above in sequence, in one parallel section.
     Op(
         "DecoderLayer",

@@ -15,14 +15,6 @@ constexpr int64_t kItemBytes = 24 << 10;
 // Numbers that an item norms, about a microsecond's work.
 constexpr int64_t kItemNumbers = 4096;
 
-// The hardware's own prefetcher stops at every page; without ours 8 rows take two thirds longer. One level alone has
-// too few lines in flight, a tenth; but on Zen 5 two take them from each other: one row takes a fifth longer, four rows
-// 4 %.
-FetchAhead fetch_ahead() {
-  static const bool is_zen5 = amd_family() >= 0x1a;
-  return is_zen5 ? FetchAhead{0, 8 << 10} : FetchAhead{12 << 10, 1536};
-}
-
 // Up to so many rows every thread rounds all of them for itself.
 constexpr int64_t kMaxOwnRows = 2 * kGroupRows;
 
@@ -32,6 +24,11 @@ int64_t all_code_bytes(const PackedParts& weight, int64_t rows) {
 }
 
 }  // namespace
+
+FetchAhead fetch_ahead() {
+  static const bool is_zen5 = amd_family() >= 0x1a;
+  return is_zen5 ? FetchAhead{0, 8 << 10} : FetchAhead{12 << 10, 1536};
+}
 
 size_t activation_bytes(const PackedParts& weight, int64_t rows) {
   return static_cast<size_t>(all_code_bytes(weight, rows) +

@@ -11,6 +11,11 @@
 
 namespace edge_rt {
 
+// The hardware's own prefetcher stops at every page; without ours 8 rows take two thirds longer. One level alone has
+// too few lines in flight, a tenth; but on Zen 5 two take them from each other: one row takes a fifth longer, four rows
+// 4 %.
+FetchAhead fetch_ahead();
+
 // Scratch memory for `rows` rows of a matrix's input.
 size_t activation_bytes(const PackedParts& weight, int64_t rows);
 

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
 import onnx_ir as ir
 
+from edge_rt.errors import UnsupportedModel
 from edge_rt.export.graph.builder import GraphBuilder, Residual
 from edge_rt.export.graph.native import NativeBuilder
 from edge_rt.export.op_profile import OpProfile
@@ -24,15 +25,22 @@ from edge_rt.export.weights.weights_file import WeightsFile, WeightsLayout
 from edge_rt.package.decoder import Decoder, QueryScaling, Rope, rope_names
 
 ROPE_PIECE_ROWS = 4096
+_ROUTERS: Final = {
+    "ffn_gate_inp.weight": "router",
+    "ffn_gate_inp.bias": "router_bias",
+    "exp_probs_b.bias": "choice_bias",
+}
+"""Tensors of a layer with experts -> what they are called in the package."""
 
 Array = npt.NDArray[Any]
 
 
 @dataclass(frozen=True)
 class Vector:
-    """A vector of the package, or the small matrix of a convolution, whose taps lie one behind the other.
+    """A vector of the package, or a matrix that nobody quantises.
 
     Attributes:
+        is_turned: whether it is a convolution's, whose taps lie one behind the other.
         parts: tensors of the checkpoint that follow each other in it.
         orders: for each of them int64 ``[elements]``, the order of its elements; or None for the file's.
         alternates: whether elements of the two parts take turns, 16 of each.
@@ -42,18 +50,22 @@ class Vector:
     orders: tuple[Array | None, ...] = (None,)
     offset: float = 0.0
     alternates: bool = False
+    is_turned: bool = False
 
     @property
     def shape(self) -> tuple[int, ...]:
         """Shape in the package."""
         first = self.parts[0].shape
-        return first if len(first) > 1 else (sum(part.elements for part in self.parts),)
+        if len(first) > 1:
+            return first if self.is_turned else first[::-1]
+        return (sum(part.elements for part in self.parts),)
 
     def read(self, source: TensorReader) -> Array:
         """Return the array, float32."""
         found = []
         for part, order in zip(self.parts, self.orders, strict=True):
-            values = float_values(float_rows(part, read_rows(source, part))).T.reshape(-1)
+            rows = float_values(float_rows(part, read_rows(source, part)))
+            values = (rows.T if self.is_turned else rows).reshape(-1)
             found.append(values if order is None else values[order])
         if self.alternates:
             joined: Array = np.stack([values.reshape(-1, TILE_ROWS) for values in found], axis=1).reshape(-1)
@@ -70,6 +82,7 @@ class LayerWeights:
     Attributes:
         mixer_in: q, k, v, stacked; or what makes a short convolution's rows and gates.
         mixer_out: what follows attention, or the convolution.
+        gate_up: of experts one matrix of all, and so is ``down``.
     """
 
     mixer_in: tuple[Linear, ...]
@@ -134,7 +147,6 @@ def collect_weights(
         def of(kind: str, order: Array | None = None) -> Part:
             return part(f"blk.{i}.{kind}.weight", order)
 
-        is_gated = decoder.feed_forward_of(i).is_gated
         if decoder.layers[i].short_conv is not None:
             mixer_in = profile.stack(f"layer{i}.conv_in", [of("shortconv.in_proj")])
             mixer_out = profile.stack(f"layer{i}.conv_out", [of("shortconv.out_proj")])
@@ -142,15 +154,20 @@ def collect_weights(
             qkv = (of("attn_q", q_order), of("attn_k", k_order), of("attn_v"))
             mixer_in = profile.stack(f"layer{i}.qkv", qkv)
             mixer_out = profile.stack(f"layer{i}.output", [of("attn_output")])
-        gate_up = f"layer{i}.gate_up"
-        return LayerWeights(
-            mixer_in=mixer_in,
-            mixer_out=mixer_out,
-            gate_up=profile.gate_up(gate_up, of("ffn_gate"), of("ffn_up"))
-            if is_gated
-            else profile.stack(gate_up, [of("ffn_up")]),
-            down=profile.stack(f"layer{i}.down", [of("ffn_down")]),
-        )
+        name, experts = f"layer{i}.gate_up", decoder.layers[i].experts
+        if experts is not None:
+            kinds = ("ffn_gate", "ffn_up") if experts.each.is_gated else ("ffn_up",)
+            numbers = range(experts.count)
+            inner = [of(f"{kind}.{number}") for number in numbers for kind in kinds]
+            gate_up = _of_experts(name, inner, interleaved=experts.each.is_gated)
+            down = _of_experts(f"layer{i}.down", [of(f"ffn_down.{number}") for number in numbers])
+        else:
+            is_gated = decoder.feed_forward_of(i).is_gated
+            gate_up = (
+                profile.gate_up(name, of("ffn_gate"), of("ffn_up")) if is_gated else profile.stack(name, [of("ffn_up")])
+            )
+            down = profile.stack(f"layer{i}.down", [of("ffn_down")])
+        return LayerWeights(mixer_in=mixer_in, mixer_out=mixer_out, gate_up=gate_up, down=down)
 
     embedding = Linear("embedding", (part("token_embd.weight"),))
     layers = tuple(layer(i) for i in range(decoder.num_layers))
@@ -167,8 +184,21 @@ def collect_weights(
     )
 
 
+def _of_experts(name: str, parts: Sequence[Part], *, interleaved: bool = False) -> tuple[Linear, ...]:
+    """Return the one matrix that holds those of all experts."""
+    matrix = Linear(name, tuple(parts), interleaved=interleaved)
+    if matrix.is_mixed:
+        types = sorted({part.type_name for part in parts})
+        raise UnsupportedModel(
+            "The experts of a layer have matrices of several types.",
+            f"Those of '{name}' are {', '.join(types)}.",
+            "Export with --weights int4 or int8 from floats, or choose a file whose experts have one type.",
+        )
+    return (matrix,)
+
+
 def _norms(source: Source, decoder: Decoder) -> dict[str, Vector]:
-    """Return the weights and biases of all norms, the sinks, and the taps of convolutions."""
+    """Return the weights and biases of all norms, the sinks, the taps of convolutions and the routers of experts."""
     tensors, found = source.tensors, {}
     names = {"output_norm": "final_norm"}
     for i in range(decoder.num_layers):
@@ -192,7 +222,11 @@ def _norms(source: Source, decoder: Decoder) -> dict[str, Vector]:
     for i in decoder.conv_layers:
         for theirs, ours in (("weight", f"layer{i}.conv"), ("bias", f"layer{i}.conv_bias")):
             if (name := f"blk.{i}.shortconv.conv.{theirs}") in tensors:
-                found[ours] = Vector((tensors[name],))
+                found[ours] = Vector((tensors[name],), is_turned=theirs == "weight")
+    for i, layer in enumerate(decoder.layers):
+        for theirs, ours in _ROUTERS.items() if layer.experts is not None else ():
+            if (name := f"blk.{i}.{theirs}") in tensors:
+                found[f"layer{i}.{ours}"] = Vector((tensors[name],))
     return found
 
 

@@ -101,6 +101,10 @@ class GraphBuilder(ABC):
         """Append ``b * x`` of ``bcx [rows, 3 * hidden_size]`` to the cache and convolve, between the gates b and c."""
         raise not_carried(self._decoder, "short convolutions")
 
+    def experts(self, x: Residual, weights: LayerMatrices, layer: int) -> Residual:  # noqa: ARG002 - of no layer
+        """Return the stream plus the weighted sum of the experts that a router chooses for each row."""
+        raise not_carried(self._decoder, "experts")
+
     @abstractmethod
     def logits(self, x: Residual, head: Linear) -> ir.Value:
         """Return the logits of a stream."""
@@ -127,6 +131,8 @@ class GraphBuilder(ABC):
         x = self.add_linear(
             x, mixed, weights.mixer_out, f"{name}.output", post_norm=self.found(f"{name}.attention_post_norm")
         )
+        if self._decoder.layers[index].experts is not None:
+            return self.experts(x, weights, index)
         hidden = self.hidden(x, weights.gate_up, f"{name}.hidden", norm=self.found(f"{name}.mlp_norm"), layer=index)
         return self.add_linear(x, hidden, weights.down, f"{name}.down", post_norm=self.found(f"{name}.mlp_post_norm"))
 

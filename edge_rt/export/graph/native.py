@@ -53,7 +53,7 @@ from edge_rt.export.weights.linear import Linear
 from edge_rt.export.weights.native import key_constant_names, tiles_of
 from edge_rt.export.weights.tile_formats import FORMAT_OF_GGML, UPPER_FORMAT
 from edge_rt.export.weights.weights_file import WeightsLayout
-from edge_rt.package.decoder import Decoder
+from edge_rt.package.decoder import Decoder, FeedForward
 
 DOMAIN: Final = "edge_rt"
 OPSETS: Final = {"": 21, DOMAIN: 1}
@@ -140,16 +140,15 @@ class NativeBuilder(GraphBuilder):
 
     def hidden(self, x: Residual, layers: Linears, name: str, *, norm: str | None, layer: int) -> ir.Value:
         """Return what a feed-forward has between its matrices."""
-        activation = self._activation(layer)
+        activation = self._activation(self._decoder.feed_forward_of(layer))
         if len(layers) == 1:
             return self._quant_linear(x.settled, layers[0], name, norm=norm, activation=activation)
         first, second = layers
         gate = self._quant_linear(x.settled, first, f"{name}.gate", norm=norm)
         return self._quant_linear(x.settled, second, name, norm=norm, gate=gate, activation=activation)
 
-    def _activation(self, layer: int) -> str:
+    def _activation(self, feed_forward: FeedForward) -> str:
         """Return the operators' name of a feed-forward's activation."""
-        feed_forward = self._decoder.feed_forward_of(layer)
         key = (feed_forward.activation, feed_forward.is_gated)
         if key not in _ACTIVATIONS:
             raise not_carried(self._decoder, f"{key[0]} {'with' if key[1] else 'without'} a gate")
@@ -179,12 +178,51 @@ class NativeBuilder(GraphBuilder):
         ]
         return self.node("ShortConv", inputs, [f"layer{layer}.conv.rows"], domain=DOMAIN)[0]
 
+    def experts(self, x: Residual, weights: LayerMatrices, layer: int) -> Residual:
+        """Return the stream plus the weighted sum of the experts that a router chooses for each row."""
+        experts, name = self._decoder.layers[layer].experts, f"layer{layer}"
+        assert experts is not None, layer
+        gate_up, down = _only(weights.gate_up), _only(weights.down)
+        inputs: list[ir.Value | None] = [
+            x.settled,
+            self.stored(f"{name}.router"),
+            self.stored(tiles_of(gate_up)),
+            self.stored(tiles_of(down)),
+            self.optional(f"{name}.mlp_norm"),
+            self.optional(f"{name}.mlp_norm_bias"),
+            self.optional(f"{name}.router_bias"),
+            self.optional(f"{name}.choice_bias"),
+            None,
+            None,
+            x.settled,
+        ]
+        attributes: dict[str, int | float | str] = {
+            "hidden": self._decoder.hidden_size,
+            "intermediate": experts.each.size,
+            "experts": experts.count,
+            "chosen": experts.chosen,
+            "gating": experts.gating,
+            "normalise": int(experts.is_normalised),
+            "weight_epsilon": experts.epsilon,
+            "weight_scale": experts.scale,
+            "activation": self._activation(experts.each),
+            "gate_up_format": self._format(gate_up),
+            "down_format": self._format(down),
+            "epsilon": self._decoder.norm_epsilon,
+            "norm": self._decoder.norm,
+            "residual_scale": self._decoder.residual_scale,
+        }
+        # Behind the last layer the stream has this name, whatever its feed-forward is.
+        return Residual(self.node("Experts", inputs, [f"{name}.down"], domain=DOMAIN, attributes=attributes)[0])
+
     def layer(self, x: Residual, weights: LayerMatrices, index: int) -> Residual:
         """Return the stream after layer ``index``: a single operator if it attends and every step is one matrix."""
         groups = {
             "qkv": weights.mixer_in, "output": weights.mixer_out, "gate_up": weights.gate_up, "down": weights.down
         }  # fmt: skip
-        if any(len(group) != 1 for group in groups.values()) or self._decoder.layers[index].attention is None:
+        described = self._decoder.layers[index]
+        is_plain = described.attention is not None and described.experts is None
+        if any(len(group) != 1 for group in groups.values()) or not is_plain:
             return super().layer(x, weights, index)
         matrices = {name: _only(group) for name, group in groups.items()}
         tiles = {name: self.stored(tiles_of(matrix)) for name, matrix in matrices.items()}
@@ -218,7 +256,7 @@ class NativeBuilder(GraphBuilder):
                 for key, blocks in self._fine(matrix, f"layer{index}.{name}").items()
             },
             **_given(
-                activation=(self._activation(index), "swiglu"),
+                activation=(self._activation(self._decoder.feed_forward_of(index)), "swiglu"),
                 residual_scale=(self._decoder.residual_scale, 1.0),
                 norm=(self._decoder.norm, "rms"),
             ),

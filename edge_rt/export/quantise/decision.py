@@ -95,6 +95,12 @@ def choose_weights(
     matrices = {name: tensor for name, tensor in found if len(tensor.shape) == 2 and not name.endswith(PLAIN)}
     floats = {name: tensor for name, tensor in matrices.items() if tensor.type_name in _FLOATS}
     require_known(wanted, size)
+    if size and decoder.expert_layers:
+        raise ConfigError(
+            "A size cannot be met by a model with experts.",
+            f"{decoder.name} has them in {len(decoder.expert_layers)} layers, and their types are not measured.",
+            "Choose --weights int4 or int8.",
+        )
     if size:
         return _for_size(matrices, size)
     if wanted is None:
@@ -116,13 +122,19 @@ def choose_weights(
                 "layer.",
                 "Export the model from floats, or choose --weights keep.",
             )
-        return WeightChoice(wanted, dict.fromkeys(nested, NESTED_TYPE))
+        # Both halves of experts would be read with gaps: these have 8 bits that are one.
+        types = {name: "Q8_0" if _is_expert(name) else NESTED_TYPE for name in nested}
+        return WeightChoice(wanted, types)
     if wanted == "int8":
         return WeightChoice(wanted, {name: "Q8_0" for name, tensor in floats.items() if tensor.shape[0] % _BLOCK == 0})
     if wanted in ("f16", "f32"):
         target = wanted.upper()
         return WeightChoice(wanted, {name: target for name, tensor in floats.items() if tensor.type_name != target})
     return WeightChoice(KEEP, {})
+
+
+def _is_expert(name: str) -> bool:
+    return name.split(".")[-2].isdigit()
 
 
 def _wide(matrices: Mapping[str, TensorInfo]) -> dict[str, int]:

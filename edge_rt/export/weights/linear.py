@@ -45,7 +45,8 @@ class Linear:
     """One matrix of the graph: parts stacked along the output axis.
 
     Attributes:
-        interleaved: the two parts, of equal shape, alternate every 16 rows instead of following each other.
+        interleaved: parts are pairs of equal shape, those of a pair alternate every 16 rows instead of following each
+            other; the pairs follow each other.
     """
 
     name: str
@@ -79,7 +80,7 @@ class Linear:
 
     @property
     def alternates(self) -> bool:
-        """Whether the tiles of its two parts take turns."""
+        """Whether the tiles of the two parts of a pair take turns."""
         return self.interleaved and not self.is_mixed
 
     @property

@@ -175,9 +175,10 @@ def fill(
 def _packed(source: RowReader, linear: Linear) -> Iterator[tuple[int, Array, int]]:
     """Yield the number of a region, its next tiles, and the bytes that were read for them."""
     if linear.alternates:
-        for pieces in zip(*(source.rows(part, multiple=TILE_ROWS) for part in linear.parts), strict=True):
-            pair = [pack_rows(found, linear.form) for found, _ in pieces]
-            yield 0, np.stack(pair, axis=1).reshape(-1, *pair[0].shape[1:]), sum(read for _, read in pieces)
+        for parts in zip(linear.parts[::2], linear.parts[1::2], strict=True):
+            for pieces in zip(*(source.rows(part, multiple=TILE_ROWS) for part in parts), strict=True):
+                pair = [pack_rows(found, linear.form) for found, _ in pieces]
+                yield 0, np.stack(pair, axis=1).reshape(-1, *pair[0].shape[1:]), sum(read for _, read in pieces)
         return
     for number, part in enumerate(linear.parts):
         for found, read in source.rows(part, multiple=TILE_ROWS):
@@ -206,7 +207,7 @@ def _checked_tiles(linear: Linear) -> list[int]:
     count = sum(_part_shape(part)[0] for part in linear.parts)
     tiles = {*np.linspace(0, count - 1, CHECKED_TILES).astype(np.int64).tolist()}
     first = 0
-    for part in linear.parts:
+    for number, part in enumerate(linear.parts):
         own = _part_shape(part)[0]
         step = own if part.row_order is not None else piece_rows(part.tensor, multiple=TILE_ROWS) // TILE_ROWS
         for begin in range(0, own, step):
@@ -215,7 +216,10 @@ def _checked_tiles(linear: Linear) -> list[int]:
                 tiles |= {2 * begin + first, 2 * last + first}
             else:
                 tiles |= {first + begin, first + last}
-        first += 1 if linear.alternates else own
+        if not linear.alternates:
+            first += own
+        else:
+            first += 2 * own - 1 if number % 2 else 1
     return sorted(tiles)
 
 
@@ -274,7 +278,9 @@ def verify_values(
 def _find_tile(linear: Linear, tile: int) -> tuple[Part, int, Region, int]:
     """Return the part that a tile of the matrix belongs to and its number there, its region and its number there."""
     if linear.alternates:
-        return linear.parts[tile % 2], tile // 2, _regions(linear)[0], tile
+        own = _part_shape(linear.parts[0])[0]
+        pair, rest = divmod(tile, 2 * own)
+        return linear.parts[2 * pair + rest % 2], rest // 2, _regions(linear)[0], tile
     rest = tile
     for part in linear.parts:
         tiles = _part_shape(part)[0]
@@ -290,7 +296,7 @@ def _tiles_of_part(linear: Linear, part: Part) -> tuple[Region, int, int]:
     regions = _regions(linear)
     at = next(index for index, other in enumerate(linear.parts) if other is part)
     if linear.alternates:
-        return regions[0], at, 2
+        return regions[0], at // 2 * 2 * _part_shape(part)[0] + at % 2, 2
     if linear.is_mixed:
         return regions[at], 0, 1
     return regions[0], sum(_part_shape(other)[0] for other in linear.parts[:at]), 1

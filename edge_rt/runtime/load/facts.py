@@ -220,11 +220,12 @@ def _with_gpus(facts: Facts, options: LoadOptions, *, is_process: bool) -> Facts
     """Return the facts with the GPUs that a load may take; no driver is asked where it takes none."""
     name, provider, store = options.device_name, options.gpu_provider, options.costs
     convs, package_id = facts.shape.conv_layers, facts.shape.package_id
-    is_planned = facts.shape.op_profile == GPU_OP_PROFILE and not convs
-    if name.kind == CUDA and convs:
+    experts = facts.shape.expert_layers
+    is_planned = facts.shape.op_profile == GPU_OP_PROFILE and not convs and not experts
+    if name.kind == CUDA and (convs or experts):
         raise UnsupportedModel(
-            "Short convolutions are not computed on a GPU.",
-            f"{facts.shape.model.name} has them in {counted(convs, 'layer')}.",
+            f"{'Short convolutions' if convs else 'Experts'} are not computed on a GPU.",
+            f"{facts.shape.model.name} has them in {counted(convs or experts, 'layer')}.",
             "Use --device cpu.",
         )
     if name.kind == CUDA and not is_planned and is_process:

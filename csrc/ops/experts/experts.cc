@@ -1,0 +1,310 @@
+#include <algorithm>
+#include <cmath>
+#include <vector>
+
+#include "kernels/kernel_table.h"
+#include "ops/experts/experts_op.h"
+#include "ops/quant_linear/quant_linear_run.h"
+
+namespace edge_rt {
+namespace {
+
+enum Input : int {
+  kX,
+  kRouter,
+  kGateUp,
+  kDown,
+  kNorm,
+  kNormBias,
+  kRouterBias,
+  kChoiceBias,
+  kGateUpBias,
+  kDownBias,
+  kResidual
+};
+
+constexpr int64_t kMaxWidth = int64_t{1} << 24;
+constexpr int64_t kItemBytes = 24 << 10;  // of weights that a thread walks over at a time, or a router's numbers
+constexpr int64_t kItemRows = 4;          // that are normed, or choose
+// The outputs are cut into so many stretches at most, so that each of them is a walk through memory.
+constexpr int64_t kStretches = 32;
+
+int64_t divide_up(int64_t a, int64_t b) { return (a + b - 1) / b; }
+int64_t whole_lines(int64_t bytes) { return divide_up(bytes, 64) * 64; }
+
+// Cuts scratch memory into arrays that begin at lines; without memory it counts bytes.
+class Cutter {
+ public:
+  explicit Cutter(void* memory = nullptr) : memory_(static_cast<char*>(memory)) {}
+
+  template <class T>
+  T* take(int64_t count) {
+    auto* const begin = memory_ == nullptr ? nullptr : reinterpret_cast<T*>(memory_ + bytes_);
+    bytes_ += whole_lines(count * static_cast<int64_t>(sizeof(T)));
+    return begin;
+  }
+  size_t bytes() const { return static_cast<size_t>(bytes_); }
+
+ private:
+  char* memory_;
+  int64_t bytes_ = 0;
+};
+
+// A stretch of one expert's work: groups of rows, or tiles.
+struct Piece {
+  int64_t expert, begin, end;
+};
+
+}  // namespace
+
+abi::Status* Experts::read_routing(ort::Attributes& attributes) {
+  const int64_t experts = attributes.integer("experts"), chosen = attributes.integer("chosen");
+  if (experts < 1 || experts > kMaxExperts || chosen < 1 || chosen > experts) {
+    return attributes.error("experts is %lld and chosen is %lld, must be 1 to %d, and 1 to all of them",
+                            static_cast<long long>(experts), static_cast<long long>(chosen), kMaxExperts);
+  }
+  routing_.experts = static_cast<int>(experts);
+  routing_.chosen = static_cast<int>(chosen);
+  const std::string gating = attributes.text("gating", "softmax");
+  if (gating != "softmax" && gating != "chosen" && gating != "sigmoid") {
+    return attributes.error("gating is '%.20s', must be softmax, chosen or sigmoid", gating.c_str());
+  }
+  routing_.gating = gating == "softmax" ? Gating::kSoftmax : gating == "chosen" ? Gating::kChosen : Gating::kSigmoid;
+  const int64_t normalise = attributes.integer("normalise", 0);
+  if (normalise != 0 && normalise != 1) {
+    return attributes.error("normalise is %lld, must be 0 or 1", static_cast<long long>(normalise));
+  }
+  routing_.is_normalised = normalise == 1;
+  routing_.epsilon = attributes.real("weight_epsilon", 0.0f);
+  routing_.scale = attributes.real("weight_scale", 1.0f);
+  if (!std::isfinite(routing_.epsilon) || routing_.epsilon < 0 || !std::isfinite(routing_.scale)) {
+    return attributes.error("weight_epsilon is %g and weight_scale %g, must be finite, and the first not below 0",
+                            static_cast<double>(routing_.epsilon), static_cast<double>(routing_.scale));
+  }
+  return nullptr;
+}
+
+abi::Status* Experts::create(ort::Attributes& attributes) {
+  hidden_ = attributes.integer("hidden");
+  intermediate_ = attributes.integer("intermediate");
+  for (const int64_t size : {hidden_, intermediate_}) {
+    if (size < kTileRows || size > kMaxWidth || size % kTileRows != 0) {
+      return attributes.error("hidden is %lld and intermediate is %lld, must be multiples of %d up to %lld",
+                              static_cast<long long>(hidden_), static_cast<long long>(intermediate_), kTileRows,
+                              static_cast<long long>(kMaxWidth));
+    }
+  }
+  routing_.features = hidden_;
+  if (abi::Status* bad = read_routing(attributes)) return bad;
+  if (abi::Status* bad = read_activation(attributes, {"swiglu", "geglu", "relu2"}, &steps_.activation)) return bad;
+  const int64_t rows = routing_.experts * intermediate_;
+  const std::vector<int64_t> parts(is_gated(steps_.activation) ? 2 : 1, rows);
+  abi::Status* bad = nullptr;
+  if ((bad = gate_up_.create(attributes, "gate_up_", parts, hidden_)) != nullptr ||
+      (bad = down_.create(attributes, "down_", {routing_.experts * hidden_}, intermediate_)) != nullptr ||
+      (bad = read_residual_scale(attributes, &steps_.residual_scale)) != nullptr ||
+      (bad = read_norm(attributes, &is_layer_norm_)) != nullptr) {
+    return bad;
+  }
+  epsilon_ = attributes.real("epsilon", 0.0f);
+  if (!std::isfinite(epsilon_) || epsilon_ < 0) {
+    return attributes.error("epsilon is %g, must be finite and not below 0", static_cast<double>(epsilon_));
+  }
+  linear_ = &kernel_table(attributes.isa()).quant_linear;
+  kernels_ = &kernel_table(attributes.isa()).experts;
+  return nullptr;
+}
+
+abi::Status* Experts::check(ort::OpContext& context, Call* call) const {
+  abi::Status* bad = nullptr;
+  if ((bad = gate_up_.view(context, kGateUp, &call->gate_up)) != nullptr ||
+      (bad = down_.view(context, kDown, &call->down)) != nullptr) {
+    return bad;
+  }
+  for (const PackedParts* all : {&call->gate_up, &call->down}) {
+    for (int i = 0; i < all->count; ++i) {
+      if (finer_bytes(all->parts[i].format) == 0) continue;
+      return context.error("%s has nested codes, which experts cannot have",
+                           context.input_name(all == &call->down ? kDown : kGateUp));
+    }
+  }
+  if (steps_.residual_scale != 1.0f && !context.input(kResidual).present) {
+    return context.error("residual_scale is %g, but residual is missing", static_cast<double>(steps_.residual_scale));
+  }
+  const int64_t rows = context.input(kX).rank > 0 ? context.input(kX).dims[0] : 0, experts = routing_.experts;
+  if ((bad = context.check_shape(kX, {rows, hidden_})) != nullptr ||
+      (bad = context.check_shape(kRouter, {experts, hidden_})) != nullptr ||
+      (bad = context.check_shape(kNorm, {hidden_})) != nullptr ||
+      (bad = check_norm_bias(context, kNorm, kNormBias, hidden_)) != nullptr ||
+      (bad = context.check_shape(kRouterBias, {experts})) != nullptr ||
+      (bad = context.check_shape(kChoiceBias, {experts})) != nullptr ||
+      (bad = context.check_shape(kGateUpBias, {gate_up_.out_features})) != nullptr ||
+      (bad = context.check_shape(kDownBias, {experts * hidden_})) != nullptr ||
+      (bad = context.check_shape(kResidual, {rows, hidden_})) != nullptr) {
+    return bad;
+  }
+  // What is gathered has numbers of 32 bits.
+  if (rows > INT32_MAX / routing_.chosen) {
+    return context.error("x has %lld rows, must have up to %d", static_cast<long long>(rows),
+                         INT32_MAX / routing_.chosen);
+  }
+  ort::TensorView y;
+  if ((bad = context.output(0, {rows, hidden_}, &y)) != nullptr) return bad;
+  const auto* const x = context.input(kX).as<const float>();
+  call->routing = routing_;
+  call->routing.rows = rows;
+  call->routing.x = x;
+  call->routing.router = context.input(kRouter).as<const float>();
+  call->routing.bias = context.input(kRouterBias).as<const float>();
+  call->routing.choice_bias = context.input(kChoiceBias).as<const float>();
+  call->norm = {x, hidden_, context.input(kNorm).as<const float>(), epsilon_, false, {}, {}};
+  call->norm.norm_bias = context.input(kNormBias).as<const float>();
+  call->norm.is_layer_norm = context.input(kNorm).present && (is_layer_norm_ || context.input(kNormBias).present);
+  call->sum = {nullptr,      0, rows, hidden_, context.input(kResidual).as<const float>(), steps_.residual_scale,
+               y.as<float>()};
+  return nullptr;
+}
+
+void Experts::route(const Call& call, float* normed) const {
+  const Routing& job = call.routing;
+  const auto norm = [&](int64_t item) {
+    kernels_->norm(call.norm, item * kItemRows, std::min((item + 1) * kItemRows, job.rows), normed);
+  };
+  const int64_t step = std::max<int64_t>(1, kItemBytes / (static_cast<int64_t>(sizeof(float)) * hidden_));
+  const auto score = [&](int64_t item) {
+    kernels_->scores(job, item * step, std::min<int64_t>((item + 1) * step, job.experts));
+  };
+  const auto choose = [&](int64_t item) {
+    kernels_->choose(job, item * kItemRows, std::min((item + 1) * kItemRows, job.rows));
+  };
+  const int64_t items = divide_up(job.rows, kItemRows);
+  run_phases(process_crew(), {make_phase(normed != nullptr ? items : 0, norm),
+                              make_phase(divide_up(job.experts, step), score), make_phase(items, choose)});
+}
+
+PackedParts Experts::of_expert(const PackedParts& all, int64_t index) const {
+  PackedParts out = all;
+  for (int i = 0; i < out.count; ++i) {
+    PackedWeight& part = out.parts[i];
+    part.tiles /= routing_.experts;
+    part.data += index * part.bytes();
+  }
+  out.alternate = out.count > 1;
+  return out;
+}
+
+abi::Status* Experts::multiply(ort::OpContext& context, const Call& call) const {
+  const Routing& routing = call.routing;
+  const int64_t chosen = routing.rows * routing.chosen;
+  // Rows by expert, those of each in their order.
+  std::vector<int64_t> ends(static_cast<size_t>(routing.experts));
+  for (int64_t i = 0; i < chosen; ++i) ++ends[static_cast<size_t>(routing.ids[i])];
+  for (size_t e = 1; e < ends.size(); ++e) ends[e] += ends[e - 1];
+  std::vector<int32_t> numbers(static_cast<size_t>(chosen));
+  std::vector<float> weights(static_cast<size_t>(chosen));
+  for (int64_t i = chosen - 1; i >= 0; --i) {
+    const auto to = static_cast<size_t>(--ends[static_cast<size_t>(routing.ids[i])]);
+    numbers[to] = static_cast<int32_t>(i / routing.chosen);
+    weights[to] = routing.weights[i];
+  }
+  // Each now is where the rows of its expert begin.
+  std::vector<ExpertRows> jobs;
+  size_t bytes = 0;
+  for (int64_t e = 0; e < routing.experts; ++e) {
+    const int64_t begin = ends[static_cast<size_t>(e)];
+    const int64_t rows = (e + 1 < routing.experts ? ends[static_cast<size_t>(e) + 1] : chosen) - begin;
+    if (rows == 0) continue;
+    ExpertRows& job = jobs.emplace_back();
+    for (LinearRows* linear : {&job.gate_up, &job.down}) {
+      linear->weight = of_expert(linear == &job.down ? call.down : call.gate_up, e);
+      linear->in.rows = rows;
+      linear->fetch = fetch_ahead();
+      bytes += static_cast<size_t>(whole_lines(static_cast<int64_t>(activation_bytes(linear->weight, rows))));
+    }
+    job.gate_up.paired = is_gated(steps_.activation);
+    job.gate_up.steps.activation = steps_.activation;
+    job.gate_up.out_features = gate_up_.out_features / routing.experts;
+    job.gate_up.width = intermediate_;
+    job.down.out_features = job.down.width = hidden_;
+    const auto* const bias = context.input(kGateUpBias).as<const float>();
+    const auto* const down_bias = context.input(kDownBias).as<const float>();
+    job.gate_up.bias = bias == nullptr ? nullptr : bias + e * job.gate_up.out_features;
+    job.down.bias = down_bias == nullptr ? nullptr : down_bias + e * hidden_;
+    job.rounding.numbers = numbers.data() + begin;
+    job.weights = weights.data() + begin;
+  }
+  ort::Scratch scratch;
+  bytes += static_cast<size_t>(whole_lines(chosen * intermediate_ * static_cast<int64_t>(sizeof(float))));
+  if (abi::Status* bad = context.scratch(bytes, &scratch)) return bad;
+  Cutter cutter(scratch.data());
+  std::vector<Piece> groups, tiles;
+  auto* made = cutter.take<float>(chosen * intermediate_);
+  for (size_t e = 0; e < jobs.size(); ++e) {
+    ExpertRows& job = jobs[e];
+    const int64_t rows = job.gate_up.in.rows;
+    for (LinearRows* linear : {&job.gate_up, &job.down}) {
+      auto* const memory = cutter.take<char>(static_cast<int64_t>(activation_bytes(linear->weight, rows)));
+      linear->in = place_activations(linear->weight, rows, memory);
+    }
+    const LinearRows &up = job.gate_up, &down = job.down;
+    static_cast<RoundRows&>(job.rounding) = {routing.x,          hidden_,         nullptr, 0.0f,
+                                             up.weight.rounds(), up.weight.kinds, up.in};
+    job.between = {made, intermediate_, nullptr, 0.0f, down.weight.rounds(), down.weight.kinds, down.in};
+    job.gate_up.y = made;
+    made += rows * intermediate_;
+    const auto number = static_cast<int64_t>(e);
+    for (int64_t group = 0; group < up.in.groups(); ++group) groups.push_back({number, group, group + 1});
+    const int64_t pair = up.paired ? 2 : 1, all = up.weight.tiles();
+    const int64_t tile = pair * up.weight.parts[0].tile_bytes() * up.in.groups();
+    const int64_t step = pair * divide_up(kItemBytes, tile);
+    for (int64_t begin = 0; begin < all; begin += step) tiles.push_back({number, begin, std::min(begin + step, all)});
+  }
+  ExpertSum sum = call.sum;
+  sum.experts = jobs.data();
+  sum.count = static_cast<int64_t>(jobs.size());
+  const int64_t out_tiles = hidden_ / kTileRows, stretch = divide_up(out_tiles, kStretches);
+  const auto round = [&](int64_t item) {
+    const Piece& piece = groups[static_cast<size_t>(item)];
+    kernels_->round_group(jobs[static_cast<size_t>(piece.expert)].rounding, piece.begin);
+  };
+  const auto first = [&](int64_t item) {
+    const Piece& piece = tiles[static_cast<size_t>(item)];
+    linear_->tiles(jobs[static_cast<size_t>(piece.expert)].gate_up, piece.begin, piece.end, piece.end);
+  };
+  const auto between = [&](int64_t item) {
+    const Piece& piece = groups[static_cast<size_t>(item)];
+    const RoundRows& job = jobs[static_cast<size_t>(piece.expert)].between;
+    linear_->round_group(job, piece.begin, 0, job.blocks());
+  };
+  const auto add = [&](int64_t item) { kernels_->add(sum, item * stretch, std::min((item + 1) * stretch, out_tiles)); };
+  const auto count = static_cast<int64_t>(groups.size());
+  run_phases(process_crew(), {make_phase(count, round), make_phase(static_cast<int64_t>(tiles.size()), first),
+                              make_phase(count, between), make_phase(divide_up(out_tiles, stretch), add)});
+  return nullptr;
+}
+
+abi::Status* Experts::compute(ort::OpContext& context) const {
+  Call call{};
+  if (abi::Status* bad = check(context, &call)) return bad;
+  Routing& routing = call.routing;
+  if (routing.rows == 0) return nullptr;
+  const bool has_norm = call.norm.norm_weight != nullptr;
+  float* normed = nullptr;
+  const auto place = [&](Cutter& cutter) {
+    normed = has_norm ? cutter.take<float>(routing.rows * hidden_) : nullptr;
+    routing.scores = cutter.take<float>(routing.rows * routing.stride());
+    routing.ids = cutter.take<int32_t>(routing.rows * routing.chosen);
+    routing.weights = cutter.take<float>(routing.rows * routing.chosen);
+  };
+  Cutter counter;
+  place(counter);
+  ort::Scratch scratch;
+  if (abi::Status* bad = context.scratch(counter.bytes(), &scratch)) return bad;
+  Cutter cutter(scratch.data());
+  place(cutter);
+  if (has_norm) routing.x = normed;
+  route(call, normed);
+  return multiply(context, call);
+}
+
+}  // namespace edge_rt

@@ -1,0 +1,60 @@
+// Experts' face to ONNX Runtime.
+#pragma once
+
+#include "ops/experts/experts.h"
+#include "ops/quant_linear/quant_linear_op.h"
+#include "ort/op.h"
+
+namespace edge_rt {
+
+// y [S, hidden] = residual + residual_scale * the weighted sum of a row's experts (experts.h), of x [S, hidden].
+//   gate_up holds `experts` matrices of 2 * intermediate rows, whose tiles alternate gate and up rows, and so do the
+//   numbers of its bias; of intermediate rows where activation is "relu2". Its format may be two, of gate and up. down
+//   holds as many of `hidden` rows. Both sizes are multiples of 16, and codes are not nested.
+//   `chosen` experts are taken for a row; `gating` is "softmax", "chosen" or "sigmoid"; `normalise`, 0 or 1, with
+//   `weight_epsilon`; `weight_scale`. The norm is that of QuantLinear.
+struct Experts {
+  static constexpr const char* kName = "Experts";
+  static constexpr ort::Port kInputs[] = {{"x", abi::kFloat},
+                                          {"router", abi::kFloat},
+                                          {"gate_up", abi::kUint8},
+                                          {"down", abi::kUint8},
+                                          {"norm_weight", abi::kFloat, abi::kOptional},
+                                          {"norm_bias", abi::kFloat, abi::kOptional},
+                                          {"router_bias", abi::kFloat, abi::kOptional},
+                                          {"choice_bias", abi::kFloat, abi::kOptional},
+                                          {"gate_up_bias", abi::kFloat, abi::kOptional},
+                                          {"down_bias", abi::kFloat, abi::kOptional},
+                                          {"residual", abi::kFloat, abi::kOptional}};
+  static constexpr ort::Port kOutputs[] = {{"y", abi::kFloat}};
+
+  abi::Status* create(ort::Attributes& attributes);
+  abi::Status* compute(ort::OpContext& context) const;
+
+ private:
+  // What a call is about, checked; `between` is the number of features between the matrices.
+  struct Call {
+    Routing routing;
+    RoundRows norm;
+    PackedParts gate_up, down;
+    ExpertSum sum;
+  };
+
+  abi::Status* read_routing(ort::Attributes& attributes);
+  abi::Status* check(ort::OpContext& context, Call* call) const;
+  void route(const Call& call, float* normed) const;
+  abi::Status* multiply(ort::OpContext& context, const Call& call) const;
+  // Expert number `index` in a matrix of all of them.
+  PackedParts of_expert(const PackedParts& all, int64_t index) const;
+
+  PackedMatrix gate_up_, down_;
+  int64_t hidden_ = 0, intermediate_ = 0;
+  Routing routing_{};
+  LinearSteps steps_;
+  float epsilon_ = 0.0f;
+  bool is_layer_norm_ = false;
+  const QuantLinearKernels* linear_ = nullptr;
+  const ExpertsKernels* kernels_ = nullptr;
+};
+
+}  // namespace edge_rt

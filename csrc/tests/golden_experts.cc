@@ -1,0 +1,96 @@
+// Experts, as a whole operator: what they choose and add up.
+#include <cstring>
+
+#include "tests/golden_node.h"
+#include "tests/golden_ops.h"
+
+namespace edge_rt::golden {
+namespace {
+
+struct Shape {
+  const char* name;
+  int64_t hidden, inner, experts, chosen;
+  WeightFormat gate_up, down;
+  const char* gating;
+  const char* activation;
+  bool is_normalised, has_norm, has_biases, has_choice_bias;
+  float scale = 1.0f, residual_scale = 1.0f;
+};
+
+constexpr Shape kShapes[] = {
+    {"softmax", 64, 32, 13, 3, WeightFormat::kW8, WeightFormat::kW4M, "softmax", "swiglu", true, true, false, false},
+    {"chosen", 96, 32, 5, 2, WeightFormat::kMX4, WeightFormat::kMX4, "chosen", "geglu", false, false, true, false, 1.0f,
+     0.25f},
+    {"sigmoid", 80, 48, 17, 4, WeightFormat::kF16, WeightFormat::kBF16, "sigmoid", "swiglu", true, true, false, true,
+     2.5f},
+    {"relu2", 256, 256, 3, 1, WeightFormat::kW4K, WeightFormat::kW6K, "softmax", "relu2", false, true, true, true}};
+
+std::vector<float> run_shape(const Shape& shape, int64_t rows, int threads) {
+  Random random(shape.name);
+  const int64_t halves = std::string(shape.activation) == "relu2" ? 1 : 2;
+  const int64_t between = halves * shape.experts * shape.inner, outputs = shape.experts * shape.hidden;
+  const Matrix gate_up(random, shape.gate_up, between, shape.hidden), down(random, shape.down, outputs, shape.inner);
+  const std::vector<float> router = random.uniform(shape.experts * shape.hidden, 0.4f);
+  const std::vector<float> norm = random.uniform(shape.hidden, 2.0f), bias = random.uniform(shape.experts, 1.0f);
+  const std::vector<float> choice = random.uniform(shape.experts, 1.0f), up_bias = random.uniform(between, 1.0f);
+  const std::vector<float> down_bias = random.uniform(outputs, 1.0f);
+  const std::vector<float> x = random.uniform(rows * shape.hidden, 3.0f);
+  const std::vector<float> residual = random.uniform(rows * shape.hidden, 2.0f);
+  const auto matrix = [](const Matrix& of) {
+    const PackedWeight packed = of.packed();
+    const int64_t units = packed.blocks / facts(packed.format).unit_blocks;
+    return tensor_of({packed.tiles, units, stored_unit_bytes(packed.format)}, packed.data);
+  };
+  const auto row = [](bool is_there, const std::vector<float>& values) {
+    return is_there ? tensor_of({static_cast<int64_t>(values.size())}, values.data()) : Tensor{};
+  };
+  const std::vector<Tensor> inputs = {tensor_of({rows, shape.hidden}, x.data()),
+                                      tensor_of({shape.experts, shape.hidden}, router.data()),
+                                      matrix(gate_up),
+                                      matrix(down),
+                                      row(shape.has_norm, norm),
+                                      {},
+                                      row(shape.has_biases, bias),
+                                      row(shape.has_choice_bias, choice),
+                                      row(shape.has_biases, up_bias),
+                                      row(shape.has_biases, down_bias),
+                                      tensor_of({rows, shape.hidden}, residual.data())};
+  const auto integer = [](const char* name, int64_t value) {
+    return fake::Attribute{name, fake::Attribute::kInteger, value, 0.0f, ""};
+  };
+  const auto real = [](const char* name, float value) {
+    return fake::Attribute{name, fake::Attribute::kReal, 0, value, ""};
+  };
+  const auto text = [](const char* name, const std::string& value) {
+    return fake::Attribute{name, fake::Attribute::kText, 0, 0.0f, value};
+  };
+  const std::vector<fake::Attribute> attributes = {integer("hidden", shape.hidden),
+                                                   integer("intermediate", shape.inner),
+                                                   integer("experts", shape.experts),
+                                                   integer("chosen", shape.chosen),
+                                                   integer("normalise", shape.is_normalised ? 1 : 0),
+                                                   text("gating", shape.gating),
+                                                   text("activation", shape.activation),
+                                                   text("gate_up_format", format_name(shape.gate_up)),
+                                                   text("down_format", format_name(shape.down)),
+                                                   real("epsilon", 1e-5f),
+                                                   real("weight_epsilon", 1e-6f),
+                                                   real("weight_scale", shape.scale),
+                                                   real("residual_scale", shape.residual_scale)};
+  const auto bytes = run_node("Experts", attributes, inputs, std::vector<int>{abi::kFloat}, threads);
+  std::vector<float> y(bytes[0].size() / sizeof(float));
+  std::memcpy(y.data(), bytes[0].data(), bytes[0].size());
+  return y;
+}
+
+}  // namespace
+
+void run_experts(const Report& report) {
+  for (const Shape& shape : kShapes) {
+    Hash hash;
+    for (const int64_t rows : {1, 2, 40}) hash.add(run_shape(shape, rows, rows == 2 ? 1 : 3));
+    report(std::string("experts.") + shape.name, hash.value());
+  }
+}
+
+}  // namespace edge_rt::golden

@@ -1,0 +1,79 @@
+"""Models with experts: every drafter gives plain texts, and a pass over one row reads those alone that it has."""
+
+from __future__ import annotations
+
+import pytest
+
+from edge_rt.errors import ConfigError, UnsupportedModel
+from edge_rt.export import export_model
+from edge_rt.memory.shape import shape_of
+from edge_rt.package.reader import open_package
+from tests.helpers.family_cases import load_case, write_folder, write_gguf
+from tests.helpers.models import load_package
+from tests.helpers.native_profile import require_native
+from tests.helpers.small import FREE_ROWS, GREEDY
+
+CASES = {name: load_case(name) for name in ("qwen3_moe", "olmoe", "granitemoe", "lfm2_moe")}
+PROMPT = [5 + (7 * i) % 11 for i in range(70)]
+OPTIONS = {"profile": "native", "calibration": None, "accept_loss": True}
+SAMPLING = (GREEDY, {"temperature": 1.0, "seed": 3})
+
+
+@pytest.fixture(scope="module")
+def packages(tmp_path_factory):
+    require_native()
+    folder = tmp_path_factory.mktemp("moe")
+    for name, case in CASES.items():
+        export_model(write_folder(folder / f"{name}-model", case), folder / name, weights="int8", **OPTIONS)
+    source = folder / "qwen3_moe-model"
+    export_model(source, folder / "nested", weights="nested8", **OPTIONS)
+    export_model(source, folder / "int4", weights="int4", **OPTIONS)
+    export_model(source, folder / "cut", weights="int8", exits=(1,), **OPTIONS)
+    return folder
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_file_becomes_the_package_of_the_folder(name, packages, tmp_path):
+    write_gguf(tmp_path / "m.gguf", CASES[name])
+    export_model(tmp_path / "m.gguf", tmp_path / "p", weights="int8", **OPTIONS)
+    weights = [folder / "weights.bin" for folder in (packages / name, tmp_path / "p")]
+    assert weights[0].read_bytes() == weights[1].read_bytes()
+
+
+@pytest.mark.parametrize(
+    ("name", "spec"),
+    [
+        *(("qwen3_moe", spec) for spec in ("suffix", "ngram", "recycling", "auto")),
+        ("nested", "self"),
+        ("int4", "auto"),
+        ("cut", "exit"),
+        *((name, "suffix") for name in ("olmoe", "granitemoe", "lfm2_moe")),
+    ],
+)
+def test_drafted_texts_are_the_plain_ones(packages, name, spec):
+    drafted = 0
+    with load_package(packages / name, spec=spec, kv="int4x2" if spec == "self" else "f16") as model:
+        model.speculation.costs = FREE_ROWS
+        for sampling in SAMPLING:
+            plain = model.generate(PROMPT, max_tokens=50, spec="off", **sampling)
+            for _ in range(2):
+                found = model.generate(PROMPT, max_tokens=50, **sampling)
+                assert found.token_ids == plain.token_ids
+                drafted += found.spec.rows_drafted
+    assert drafted > 0
+
+
+def test_a_row_reads_the_experts_that_it_has(packages):
+    manifest = open_package(packages / "qwen3_moe").manifest
+    shape, experts = shape_of(manifest, None), manifest.model.layers[0].experts
+    whole = experts.count * 3 * manifest.model.hidden_size * experts.each.size * manifest.model.num_layers
+    idle = whole * (experts.count - experts.chosen) // experts.count * 34 // 32  # of Q8_0
+    unread = shape.weights_bytes - shape.rotation_bytes - shape.read_bytes
+    assert abs(unread - idle) < 0.15 * shape.weights_bytes
+
+
+def test_what_is_not_there_yet_is_said(packages, tmp_path):
+    with pytest.raises(UnsupportedModel, match="Experts are not computed on a GPU"):
+        load_package(packages / "qwen3_moe", device="cuda:0")
+    with pytest.raises(ConfigError, match="A size cannot be met by a model with experts"):
+        export_model(packages / "qwen3_moe-model", tmp_path / "p", size="1 MB", **OPTIONS)
