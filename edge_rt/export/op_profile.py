@@ -11,8 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from edge_rt.errors import ConfigError, UnsupportedModel
-from edge_rt.export.decoder.tensors import part_without_operator
-from edge_rt.export.graph.builder import GraphBuilder, not_carried
+from edge_rt.export.graph.builder import GraphBuilder
 from edge_rt.export.graph.native import NO_FINE_BLOCKS, FineBlocks, NativeBuilder
 from edge_rt.export.graph.portable import PortableBuilder
 from edge_rt.export.sources.model_file import TensorReader
@@ -26,7 +25,7 @@ from edge_rt.ort.op_library import native_status, open_library
 from edge_rt.package.decoder import Decoder
 from edge_rt.package.kv_formats import KV_FORMAT, portable_head_dim
 from edge_rt.package.manifest import ACTIVATIONS
-from edge_rt.package.op_list import MAX_HEAD_DIM, MAX_HEADS
+from edge_rt.package.op_list import MAX_HEAD_DIM, MAX_HEADS, not_carried, part_without_operator
 from edge_rt.package.rope_tables import loaded_tables
 
 Array = npt.NDArray[Any]

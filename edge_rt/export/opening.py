@@ -17,6 +17,7 @@ from edge_rt.export.families.header import read_header_decoder
 from edge_rt.export.sources.adapters import is_gguf_adapter
 from edge_rt.export.sources.gguf_split import read_gguf
 from edge_rt.ort.op_library import library_path
+from edge_rt.package.op_list import not_carried, part_without_operator
 from edge_rt.package.weights_info import require_known
 
 if TYPE_CHECKING:
@@ -110,11 +111,7 @@ def check_folder_config(folder: Path, name: str) -> Decoder:
 
 def check_operators(decoder: Decoder) -> None:
     """Refuse a model with a part that no operator computes, before its weights are fetched."""
-    from edge_rt.export.decoder.tensors import part_without_operator
-
     if (part := part_without_operator(decoder)) is not None:
-        from edge_rt.export.graph.builder import not_carried
-
         raise not_carried(decoder, part)
 
 

@@ -5,6 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Final
 
+from edge_rt.errors import UnsupportedModel
+from edge_rt.package.decoder import Decoder
+
 DOMAIN: Final = "edge_rt"
 """Domain of the operators in a graph."""
 
@@ -322,3 +325,32 @@ OPS: Final[tuple[Op, ...]] = (
     ),
 )
 """Shapes and meaning are described in ``docs/adding-an-op.md`` and in each operator's header in ``csrc/ops``."""
+
+
+def part_without_operator(decoder: Decoder) -> str | None:
+    """Return a part of a model that no operator of any profile computes; None: there is none."""
+    attentions = [layer.attention for layer in decoder.kinds if layer.attention is not None]
+    inner = [part for layer in decoder.kinds for part in layer.feed_forwards]
+    with_experts = [layer for layer in decoder.kinds if layer.experts is not None]
+    parts = {
+        "a gated delta rule": any(layer.gated_delta is not None for layer in decoder.kinds),
+        "state spaces": any(layer.state_space is not None for layer in decoder.kinds),
+        "experts with biases": any(
+            layer.experts is not None and layer.experts.each.has_bias for layer in decoder.kinds
+        ),
+        "experts beside a feed-forward": any(layer.feed_forward is not None for layer in with_experts),
+        "a norm behind experts": any(layer.has_post_norms for layer in with_experts),
+        "gates of attention": any(attention.has_gate for attention in attentions),
+        "limits of queries, keys and values": any(attention.clip for attention in attentions),
+        "limits of feed-forwards": any(part.limit or part.slope != 1.0 or part.up_offset for part in inner),
+    }
+    return next((name for name, is_there in parts.items() if is_there), None)
+
+
+def not_carried(decoder: Decoder, what: str) -> UnsupportedModel:
+    """Return the error for a part of a description that no operator computes."""
+    return UnsupportedModel(
+        f"{decoder.name}: the operators do not compute a part of the model.",
+        f"It is {what}, in the architecture {decoder.family}.",
+        "Choose another model, another --profile, or export a folder with --via transformers.",
+    )

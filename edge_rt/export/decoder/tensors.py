@@ -165,26 +165,6 @@ def kind_of(name: str) -> str:
     return name.split(".", 2)[-1].removesuffix(".weight")
 
 
-def part_without_operator(decoder: Decoder) -> str | None:
-    """Return a part of a model that no operator of any profile computes; None: there is none."""
-    attentions = [layer.attention for layer in decoder.kinds if layer.attention is not None]
-    inner = [part for layer in decoder.kinds for part in layer.feed_forwards]
-    with_experts = [layer for layer in decoder.kinds if layer.experts is not None]
-    parts = {
-        "a gated delta rule": any(layer.gated_delta is not None for layer in decoder.kinds),
-        "state spaces": any(layer.state_space is not None for layer in decoder.kinds),
-        "experts with biases": any(
-            layer.experts is not None and layer.experts.each.has_bias for layer in decoder.kinds
-        ),
-        "experts beside a feed-forward": any(layer.feed_forward is not None for layer in with_experts),
-        "a norm behind experts": any(layer.has_post_norms for layer in with_experts),
-        "gates of attention": any(attention.has_gate for attention in attentions),
-        "limits of queries, keys and values": any(attention.clip for attention in attentions),
-        "limits of feed-forwards": any(part.limit or part.slope != 1.0 or part.up_offset for part in inner),
-    }
-    return next((name for name, is_there in parts.items() if is_there), None)
-
-
 def is_fused(name: str) -> bool:
     """Return whether a tensor holds several of a decoder's."""
     return name.rpartition(".")[0].endswith(FUSED)

@@ -10,11 +10,11 @@ from typing import Final, Protocol
 import numpy as np
 import onnx_ir as ir
 
-from edge_rt.errors import UnsupportedModel
 from edge_rt.export.weights.linear import Linear
 from edge_rt.export.weights.weights_file import WeightsLayout
 from edge_rt.package.decoder import Attention, Decoder, rope_names
 from edge_rt.package.manifest import WEIGHTS_FILE
+from edge_rt.package.op_list import not_carried
 
 IR_VERSION: Final = 10
 Linears = Sequence[Linear]
@@ -227,15 +227,6 @@ class GraphBuilder(ABC):
             dtype = np.float32 if isinstance(values, float) else np.int64
             self._initializers[name] = _initializer(name, ir.tensor(np.asarray(values, dtype), name=name))
         return self._initializers[name]
-
-
-def not_carried(decoder: Decoder, what: str) -> UnsupportedModel:
-    """Return the error for a part of a description that no operator computes."""
-    return UnsupportedModel(
-        f"{decoder.name}: the operators do not compute a part of the model.",
-        f"It is {what}, in the architecture {decoder.family}.",
-        "Choose another model, another --profile, or export a folder with --via transformers.",
-    )
 
 
 def _initializer(name: str, tensor: ir.TensorProtocol) -> ir.Value:

@@ -31,7 +31,6 @@ from edge_rt.export.graph.builder import (
     Residual,
     as_output,
     graph_input,
-    not_carried,
 )
 from edge_rt.export.weights.linear import Linear
 from edge_rt.export.weights.portable import (
@@ -48,6 +47,7 @@ from edge_rt.export.weights.portable import (
 from edge_rt.export.weights.weights_file import WeightsLayout
 from edge_rt.package.decoder import Decoder
 from edge_rt.package.kv_formats import portable_head_dim
+from edge_rt.package.op_list import not_carried
 
 MICROSOFT: Final = "com.microsoft"
 OPSETS: Final = {"": 21, MICROSOFT: 1}
