@@ -297,6 +297,14 @@ def app_builder(
 
 
 def _check_further(load: Mapping[str, Any]) -> None:
+    import inspect
+
+    from edge_rt.api import load as load_model
+
+    known = inspect.signature(load_model).parameters.keys() - {"model", *_OF_WORKER}
+    for name in load:
+        if name not in known and name not in _OF_WORKER:
+            raise unknown_option("load", name, known)
     for name in _OF_WORKER:
         if name in load:
             raise ConfigError(f"'{name}' is given in the wrong place.", "Got it in 'load'.", "Give it beside 'load'.")

@@ -125,6 +125,11 @@ def test_the_application_of_a_replica_answers_as_the_model_does(native_package, 
     assert answer == plain_model.generate([{"role": "user", "content": "Hello"}], **GREEDY).text
 
 
+def test_an_option_of_a_load_that_does_not_exist_is_refused_before_a_replica_starts():
+    with pytest.raises(ConfigError, match="Did you mean 'ctx'"):
+        app_builder("a-model", load={"ctxx": 1})
+
+
 def test_a_replica_that_others_reach_needs_a_key(native_package, monkeypatch, tmp_path):
     for name in ("starlette", "uvicorn"):
         pytest.importorskip(name)

@@ -7,13 +7,13 @@ with fewer as slower in proportion: estimates that a machine of the same kind ke
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
-from edge_rt.errors import InputError
+from edge_rt.errors import ConfigError, InputError
 from edge_rt.memory.device import preset
 from edge_rt.memory.figures import Device
 from edge_rt.store.recipes import ObjectReader
@@ -29,12 +29,14 @@ if TYPE_CHECKING:
     from edge_rt.store.catalogue_plan import MeasuredModel, Speed
     from edge_rt.store.layout import Store
 
+T = TypeVar("T")
 ACTOR_BYTES: Final = 240 << 20
 """What an actor of Ray Data holds before it loads a model: Ray, pyarrow, pandas, and the libraries of edge-rt: 226
 MiB with Ray 2.60."""
 MOST_CPUS: Final = 1024
 MOST_MACHINES: Final = 1 << 20
 _MOST_FILE_BYTES: Final = 1 << 20
+_MOST_ENTRIES: Final = 256
 _MIB: Final = 1 << 20
 _EXAMPLE: Final = '[[machines]] with name = "worker", memory = "12GiB", cpus = 8, count = 3'
 
@@ -69,7 +71,8 @@ def read_machines(path: Path) -> tuple[Machines, ...]:
         return InputError(f"{path} lists no machines.", reason, f"Write {_EXAMPLE}.")
 
     reader = ObjectReader(str(path), _document(path, refuse), "Correct it.")
-    entries = reader.take("machines", list, len)
+    wanted = f"1 to {_MOST_ENTRIES} entries"
+    entries = reader.take("machines", list, lambda many: 0 < len(many) <= _MOST_ENTRIES, wanted)
     reader.finish()
     machines = tuple(
         _machines(ObjectReader(f"{path}: machines[{place}]", entry, "Correct it."))
@@ -94,28 +97,33 @@ def _document(path: Path, refuse: JsonRefusal) -> dict[str, Any]:
 
 
 def _machines(reader: ObjectReader) -> Machines:
-    def given(key: str, kind: type[Any], usual: Any, most: int = 0) -> Any:
-        return reader.take(key, kind, lambda value: not most or 1 <= value <= most) if key in reader.left else usual
+    def whole(key: str, most: int) -> int:
+        return reader.take(key, int, lambda value: 1 <= value <= most, f"a whole number from 1 to {most}")
 
-    name = reader.take("name", str, lambda text: 0 < len(text) <= 100 and text.isprintable())
-    named = given("device", str, None)
-    device = None if named is None else preset(named)
+    def read(key: str, parse: Callable[[Any], T], value: object) -> T:
+        try:
+            return parse(value)
+        except ConfigError as error:
+            raise ConfigError(f"{reader.where}: {key}: {error.what}", error.numbers, error.action) from error
+
+    name = reader.take("name", str, lambda text: 0 < len(text) <= 100 and text.isprintable(), "a text in one line")
+    device = None
+    if "device" in reader.left:
+        device = read("device", preset, reader.take("device", str, wanted="a text"))
     if device is None or "memory" in reader.left:
         kind: type[str | int] = str if isinstance(reader.left.get("memory"), str) else int
-        memory = parse_size(reader.take("memory", kind))
+        memory = read("memory", parse_size, reader.take("memory", kind, wanted='bytes, or a text such as "12GiB"'))
     else:
         memory = device.available_bytes
-    if device is None or "cpus" in reader.left:
-        cpus = reader.take("cpus", int, lambda count: 1 <= count <= MOST_CPUS)
-    else:
-        cpus = device.threads
-    found = Machines(name, memory, cpus, given("count", int, 1, MOST_MACHINES), device)
+    cpus = whole("cpus", MOST_CPUS) if device is None or "cpus" in reader.left else device.threads
+    count = whole("count", MOST_MACHINES) if "count" in reader.left else 1
+    found = Machines(name, memory, cpus, count, device)
     reader.finish()
     return found
 
 
 @dataclass(frozen=True)
-class Share:
+class MachinesShare:
     """What some machines have of the models.
 
     Attributes:
@@ -148,7 +156,7 @@ class Sizing:
     cpus: int
     memory_bytes: int
     plan: Plan
-    shares: tuple[Share, ...]
+    shares: tuple[MachinesShare, ...]
 
     @property
     def models(self) -> int:
@@ -209,7 +217,7 @@ class Sizer:
         shares = []
         for one in machines:
             models = min(one.cpus // cpus, one.memory_bytes // memory) if fits else 0
-            shares.append(Share(one, models, *self._speed(one, cpus, plan)))
+            shares.append(MachinesShare(one, models, *self._speed(one, cpus, plan)))
         return Sizing(cpus, memory, plan, tuple(shares))
 
     def _speed(self, machines: Machines, cpus: int, plan: Plan) -> tuple[Speed, int]:

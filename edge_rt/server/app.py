@@ -218,9 +218,20 @@ async def _failed(server: Server, request: Request, error: Exception) -> Respons
     return response_of(HTTPFailure(500, what, code="server_error"), request.scope)
 
 
+def _meant(path: str) -> str | None:
+    """Return the route that a path probably means whose client has a wrong base address; None: there is none."""
+    known, path = {endpoint.path for endpoint in ENDPOINTS if endpoint.table is not None}, path.rstrip("/")
+    return next((one for one in (path, f"/v1{path}", path.removeprefix("/v1")) if one in known), None)
+
+
 async def _no_route(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
-    what = f"There is no {request.method} {path_of(request.scope)[:200]} here."
+    path = path_of(request.scope)
+    what = f"There is no {request.method} {path[:200]} here."
+    if (methods := (error.headers or {}).get("Allow")) is not None:
+        what += f" It takes {methods}."
+    elif (meant := _meant(path)) is not None:
+        what += f" Did you mean {meant}?"
     failure = HTTPFailure(error.status_code, what, code="unknown_url")
     response = response_of(failure, request.scope)
     response.headers.update(error.headers or {})
@@ -239,10 +250,13 @@ def make_app(
     guard = Middleware(
         Guard, host=host, key=key, allowed_hosts=tuple(allowed_hosts), allowed_origins=tuple(allowed_origins)
     )
-    return Starlette(
+    app = Starlette(
         routes=[_route(server, endpoint) for endpoint in ENDPOINTS],
         middleware=[guard],
         # What fails while an answer is sent comes here as well.
         exception_handlers={HTTPException: _no_route, Exception: partial(_failed, server)},
         lifespan=server.running,
     )
+    # Behind a proxy a redirection would name an address that its clients do not reach.
+    app.router.redirect_slashes = False
+    return app

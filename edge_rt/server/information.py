@@ -63,7 +63,8 @@ def _model(server: Server, name: str, packages: Mapping[str, Any]) -> dict[str, 
     created = 0
     with suppress(OSError, KeyError):
         created = int(packages[name].stat().st_mtime)
-    entry = server.models.loaded.get(name)
+    preset = server.models.preset_of(name)
+    entry = server.models.loaded.get(name if preset is None else preset.model)
     own: dict[str, Any] = {"is_loaded": entry is not None}
     if entry is not None:
         own |= {"context_tokens": entry.model.context_tokens, "slots": entry.model.slots}

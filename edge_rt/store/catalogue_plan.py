@@ -163,6 +163,18 @@ def expected_speed(
     return Speed(1e3 * slots / ms, "derived" if own is None else "measured")
 
 
+def slowness(measured: MeasuredModel, bandwidth: float) -> float:
+    """Return how many times as long a measured pass took as reading what it reads, at so many bytes a second."""
+    return step_ms(measured) * bandwidth / (1e3 * _work(measured.shape))
+
+
+def step_ms(measured: MeasuredModel) -> float:
+    """Return the milliseconds of a pass over one token, behind few."""
+    from edge_rt.runtime.speculation.stored_costs import step_parts
+
+    return step_parts(measured.costs, 1, TYPICAL_DEPTH)[0]
+
+
 def _work(shape: ModelShape) -> float:
     """Return what a pass takes besides its attention of a long context, in bytes read."""
     return shape.read_bytes + _LAYER_BYTES * shape.model.num_layers

@@ -142,7 +142,7 @@ def _presets(path: Path, tables: object) -> Mapping[str, Preset]:
         key = f"presets.{name}"
         if not isinstance(values, dict) or not is_name(name):
             raise _wrong(path, key, "a table under the name of a model", values, "[presets.my-name], in lower case")
-        _refuse_unknown(path, f"value of {key}", values, _PRESET_KEYS)
+        _refuse_unknown(path, f"value in [{key}]", values, _PRESET_KEYS)
         system, model = values.get("system"), _model(path, values.get("model"), f"{key}.model")
         if model is None or model in tables:
             raise _wrong(path, f"{key}.model", "a model", model, 'model = "qwen3-0.6b"')
@@ -163,9 +163,7 @@ def _refuse_unknown(path: Path, what: str, values: Mapping[str, Any], known: tup
     unknown = sorted(values.keys() - set(known))
     if unknown:
         names = ", ".join(map(repr, known))
-        raise ConfigError(
-            f"{path}: unknown {what} {unknown[0]!r:.60}.", f"Known {what}s: {names}.", f"Correct or remove the {what}."
-        )
+        raise ConfigError(f"{path}: unknown {what} {unknown[0]!r:.60}.", f"Known are {names}.", "Correct or remove it.")
 
 
 def _model(path: Path, value: object, key: str = "model") -> str | None:

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import builtins
 import difflib
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -87,13 +87,15 @@ def read_package(path: Path) -> Package:
     return open_package(path)
 
 
-def suggest(name: str, names: Iterable[str], others: Iterable[str] = ()) -> str:
+def suggest(name: str, names: Iterable[str], others: Collection[str] = ()) -> str:
     """Return a sentence that lists the existing names, similar ones first; of the others only those."""
     known = sorted(set(names))
     close = difflib.get_close_matches(name.lower(), [*known, *others], n=3, cutoff=0.5)
     if close:
         meant = f"Did you mean {' or '.join(repr(match) for match in close)}?"
         return f"{meant} Known names: {', '.join(known)}." if known else meant
+    if not known and others:
+        return "No name is like it."
     return f"Known names: {', '.join(known) or 'none'}."
 
 

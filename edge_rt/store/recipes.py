@@ -120,14 +120,14 @@ class ObjectReader:
         """Raise the error that something is wrong with the object."""
         raise InputError(f"{self.where} {what}.", numbers, self._action)
 
-    def take(self, key: str, kind: type[_T], is_valid: Callable[[_T], object] = lambda _: True) -> _T:
+    def take(self, key: str, kind: type[_T], is_valid: Callable[[_T], object] = lambda _: True, wanted: str = "") -> _T:
         """Return the value of a key, which is then known."""
         if key not in self.left:
             self.fail(f"lacks the key {key!r}", f"Other keys: {', '.join(sorted(self.left)) or 'none'}.")
         value = self.left.pop(key)
         # bool is an int in Python, never in a recipe.
         if not isinstance(value, kind) or isinstance(value, bool) or not is_valid(value):
-            self.fail(f"has a wrong value under {key!r}", f"It is {value!r:.200}.")
+            self.fail(f"has a wrong value under {key!r}", f"It is {value!r:.200}{wanted and '; wanted is '}{wanted}.")
         return value
 
     def finish(self) -> None:

@@ -78,7 +78,7 @@ def chosen_tools(tools: Tools | None, choice: ToolChoice) -> Tools:
         raise ConfigError(
             "A call is wanted, and there is no tool to call.",
             f"{wanted} came without tools.",
-            "Pass tools with messages (on the command line --tools FILE), or leave out the choice.",
+            "Pass tools with messages, or leave out the choice.",
         )
     functions = [function_of(tool) for tool in tools.items]
     if None in functions:

@@ -206,7 +206,13 @@ def test_models_are_listed_and_shown(client):
 
 def test_unknown_routes_and_methods_are_told_as_json(client):
     assert client.get("/v1/nothing").json()["error"]["code"] == "unknown_url"
-    assert client.get(PATH).status_code == 405
+    refused = client.get(PATH)
+    assert (refused.status_code, refused.headers["allow"]) == (405, "POST")
+    assert "It takes POST." in refused.json()["error"]["message"]
+    for path in ("/chat/completions", "/v1/v1/chat/completions", f"{PATH}/"):
+        missing = client.post(path, json={})
+        assert missing.status_code == 404
+        assert f"Did you mean {PATH}?" in missing.json()["error"]["message"]
     assert client.get("/health").json() == {"status": "ok"}
 
 

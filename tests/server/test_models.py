@@ -190,7 +190,8 @@ def test_a_preset_is_its_model_with_a_system_message_and_options(native_package,
         written = client.post("/v1/completions", json={"model": "poet", "prompt": "Once"}).json()
         assert written["choices"][0]["text"] == alone.generate("Once", max_tokens=4, temperature=0).text
         assert set(models.loaded) == {"small"}
-        assert "poet" in {one["id"] for one in client.get("/v1/models").json()["data"]}
+        shown = {one["id"]: one["edge_rt"] for one in client.get("/v1/models").json()["data"]}
+        assert shown["poet"] == shown["small"] == {"is_loaded": True, "context_tokens": 256, "slots": 2}
 
 
 def test_the_usual_model_may_be_a_preset(native_package, alone):

@@ -26,7 +26,7 @@ from edge_rt.store.catalogue import (
     read_catalogue,
     read_first_fetch,
 )
-from edge_rt.store.catalogue_plan import MeasuredModel, expected_speed, foreseen_shape
+from edge_rt.store.catalogue_plan import MeasuredModel, expected_speed, foreseen_shape, slowness
 from edge_rt.store.fetch import fetch_source
 from edge_rt.store.pull import pull
 from edge_rt.store.resolve import resolve
@@ -153,6 +153,12 @@ def test_the_bandwidth_of_a_machine_foretells_passes_that_nobody_measured():
         speed = expected_speed(shape, device, [], "int8")
         assert speed.basis == "bandwidth"
         assert all(1e3 / speed.tokens_per_second == pytest.approx(one, rel=0.25) for one in ms)
+
+
+def test_passes_that_were_measured_on_a_busy_machine_are_many_times_as_slow_as_its_memory():
+    small = foreseen_shape(CATALOGUE["smollm2-135m-instruct"])
+    assert slowness(measured(small, 2.3), 63e9) < 1.5
+    assert slowness(measured(small, 8.98), 63e9) > 2.5
 
 
 # --- names ---

@@ -56,7 +56,7 @@ def test_the_flag_goes_before_the_file(tmp_path):
         ('[presets.Poet]\nmodel = "m"', "'presets.Poet' is not a table under the name of a model"),
         ("[presets.poet]\nctx = 64", "'presets.poet.model' is not a model"),
         ('[presets.poet]\nmodel = "poet"', "'presets.poet.model' is not a model"),
-        ('[presets.poet]\nmodel = "m"\nseed = 1', "unknown value of presets.poet 'seed'"),
+        ('[presets.poet]\nmodel = "m"\nseed = 1', r"unknown value in \[presets.poet\] 'seed'"),
         ('[presets.poet]\nmodel = "m"\nsystem = 1', "'presets.poet.system' is not a text"),
         ('[presets.poet]\nmodel = "m"\nctx = 0', "'presets.poet.ctx' is not a whole number"),
         ('[presets.poet]\nmodel = "m"\nmemory = "much"', "'presets.poet.memory' is not a size"),

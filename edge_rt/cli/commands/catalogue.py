@@ -27,6 +27,9 @@ if TYPE_CHECKING:
     from edge_rt.store.layout import Store
 
 _SECONDS, _REPEATS = 0.3, 3
+_SLOW = 2.5
+"""A pass that takes so many times as long as reading its weights was measured beside others, or computes slowly: 1.1
+with SmolLM2-135M on an idle Zen 5, and 4 beside other programs."""
 HERE, FETCHED_BEFORE, UNTRIED = "here", "fetched before", "untried"
 _BASES = {
     "measured": "measured with this model here",
@@ -66,8 +69,7 @@ def models(
     listing = _Listing(places.open_store(), _options(load, places, wanted.device), _device(load, wanted.device))
     chosen = catalogue.values() if wanted.shown is None or named is None else (named,)
     entries = [listing.entry(model) for model in chosen]
-    if listing.bandwidth is not None and listing.bandwidth.is_disturbed:
-        terminal.warn("This machine was busy when its memory was measured: it may be several times as fast as shown.")
+    listing.warn(terminal)
     presets = places.configured.presets
     if output.json:
         kept = {name: asdict(preset) for name, preset in presets.items()}
@@ -146,14 +148,31 @@ class _Listing:
 
     @cached_property
     def bandwidth(self) -> Bandwidth | None:
-        """How fast this machine reads memory, measured now, if nothing else tells how fast it is."""
+        """How fast this machine reads memory, measured now, unless it was before."""
         from edge_rt.measure.machine import BUFFER_BYTES, measure_bandwidth
         from edge_rt.memory.device import MACHINE
 
-        if self.device.name != MACHINE or self.device.is_measured or self.measured:
+        if self.device.name != MACHINE or self.device.is_measured:
             return None
         buffer = min(BUFFER_BYTES, self.device.available_bytes // 8)
         return measure_bandwidth(self.device.threads, buffer_bytes=buffer, seconds=_SECONDS, repeats=_REPEATS)
+
+    def warn(self, terminal: Terminal) -> None:
+        """Warn of speeds that may be far too low, as something else computed when they were measured."""
+        from edge_rt.store.catalogue_plan import slowness, step_ms
+
+        bandwidth = self.bandwidth
+        for one in self.measured:
+            times = slowness(one, self.device.bandwidth if bandwidth is None else bandwidth.bytes_per_second)
+            if times > _SLOW:
+                terminal.warn(
+                    f"Passes of {one.shape.model.name} took {step_ms(one):.1f} ms, {times:.1f} times as long as memory "
+                    "needs for them: other programs may have computed then, and the true speed be higher. "
+                    "edge-rt bench --calibrate measures again."
+                )
+        if bandwidth is not None and bandwidth.is_disturbed:
+            what = "how fast it is may be wrong" if self.measured else "it may be several times as fast as shown"
+            terminal.warn(f"This machine was busy when its memory was measured: {what}.")
 
     def entry(self, model: CatalogueModel) -> Entry:
         from edge_rt.runtime.load.planning import plan_package
@@ -169,7 +188,7 @@ class _Listing:
             state = FETCHED_BEFORE
         plan = plan_package(shape, self.options, self.device)
         device = plan.device
-        if self.bandwidth is not None:
+        if self.bandwidth is not None and not self.measured:
             # A load plans without it.
             device = replace(device, bandwidth=self.bandwidth.bytes_per_second, is_measured=True)
         speed = expected_speed(shape, device, self.measured, plan.choice.kv_format, package_id)
@@ -197,11 +216,16 @@ def _row(entry: Entry) -> tuple[str, str, str, str, str, str, str, str]:
         human_bytes(model.size_bytes),
         show_size(plan.needs.both),
         context,
-        f"{entry.speed.tokens_per_second:.0f}" if plan.fits else "-",
+        _whole(entry.speed) if plan.fits else "-",
         model.license,
         entry.state,
         model.good_at,
     )
+
+
+def _whole(speed: Speed) -> str:
+    tokens = speed.tokens_per_second
+    return f"{tokens:.0f}" if tokens >= 1 else "<1"
 
 
 def _thousands(tokens: int) -> str:
@@ -224,7 +248,7 @@ def _facts(entry: Entry) -> Iterator[tuple[str, str]]:
     yield "memory", f"{show_size(plan.needs.both)} of {show_size(plan.budget.host)}"
     if plan.fits:
         yield "context", f"{plan.choice.ctx} of {model.context_length} tokens, cache {plan.choice.kv_format}"
-        yield "speed", f"about {speed.tokens_per_second:.0f} tokens a second, {_BASES[speed.basis]}"
+        yield "speed", f"about {_whole(speed)} tokens a second, {_BASES[speed.basis]}"
     else:
         yield "fits", f"no: it needs at least {show_size(plan.minimum.host)}"
 
@@ -241,7 +265,9 @@ def _show_repository(terminal: Terminal, text: str, places: PlaceFlags) -> int:
     reference = parse_hub_reference(text)
     if reference is None:
         raise ModelNotFound(
-            f"The catalogue has no {text[:80]!r}.", suggest(text, (), load_catalogue()), "'edge-rt models' lists it."
+            f"The catalogue has no {text[:80]!r}.",
+            suggest(text, (), load_catalogue()),
+            "'edge-rt models' lists its names.",
         )
     if places.offline:
         raise ConfigError("A repository is listed by its server.", "Offline mode is on.", "Leave --offline out.")

@@ -43,6 +43,13 @@ class AddressFlags:
         """Refuse what no client could send."""
         if not 0 <= self.port < 1 << 16:
             raise ConfigError("The port is out of range.", f"Got {self.port}.", "Give 0 (any) to 65535.")
+        for name in self.allowed_host or ():
+            if not name or any(mark in name for mark in "/*@, ") or not name.isprintable():
+                raise ConfigError(
+                    "That is no name of a server.",
+                    f"Got {name!r:.80}.",
+                    "Write the name alone, as clients have it in addresses: --allowed-host pi.local.",
+                )
         for origin in self.allow_origin or ():
             scheme, marks, rest = origin.partition("://")
             if not (scheme and marks and rest) or "/" in rest.rstrip("/") or "*" in origin:
@@ -64,6 +71,18 @@ class ServingFlags:
     prompt_cache: Annotated[Path | None, flags.PROMPT_CACHE.but(shown="a folder of this user's")] = None
     no_prompt_cache: Annotated[bool, flags.NO_PROMPT_CACHE] = False
     usual_preset: str | None = None
+
+    def check(self) -> None:
+        """Refuse what cannot be."""
+        if not 0 <= self.unload_after < float("inf"):
+            raise ConfigError(
+                "The time after which a model is unloaded is out of range.",
+                f"Got {self.unload_after:g}.",
+                "Give a number of seconds; 0 keeps models loaded.",
+            )
+        if self.no_prompt_cache and self.prompt_cache is not None:
+            what = "--prompt-cache and --no-prompt-cache exclude each other."
+            raise ConfigError(what, "Both were given.", "Choose one.")
 
     def completed(self, groups: Iterable[object]) -> ServingFlags:
         """Return the flags with the name of the preset that the model argument is."""
@@ -97,8 +116,7 @@ def serve(
     terminal = output.terminal()
     address.check()
     speculation.check()
-    if serving.no_prompt_cache and serving.prompt_cache is not None:
-        raise ConfigError("--prompt-cache and --no-prompt-cache exclude each other.", "Both were given.", "Choose one.")
+    serving.check()
     require_packages()
     from edge_rt.server.running import KEY_VARIABLE, RunningServer, open_socket, read_key
     from edge_rt.server.shared import Server
@@ -116,7 +134,7 @@ def serve(
             key=key,
             allowed_hosts=address.allowed_host or (),
             allowed_origins=address.allow_origin or (),
-            on_ready=lambda url: _tell_ready(terminal, url, models.name_of(None), host=address.host, key=key),
+            on_ready=lambda url: _tell_ready(terminal, url, models.name_of(None), address, key=key),
         )
         try:
             with signals_held(lambda _: running.leave()):
@@ -208,10 +226,12 @@ def _stored(store: Store) -> dict[str, Path]:
     return {name: store.package_path(name) for name in store.names() if store.has_package(name)}
 
 
-def _tell_ready(terminal: Terminal, url: str, usual: str, *, host: str, key: str | None) -> None:
+def _tell_ready(terminal: Terminal, url: str, usual: str, address: AddressFlags, *, key: str | None) -> None:
     from edge_rt.server.guard import is_loopback
 
     with_key = "" if key is None else " (with a key)"
-    terminal.note(f"serving {usual} on {url}/v1{with_key}, a page on {url}/; Ctrl-C stops")
-    if not is_loopback(host):
+    # A port that the system has chosen is known from here alone.
+    tell = terminal.note if address.port else terminal.reply
+    tell(f"serving {usual} on {url}/v1{with_key}, a page on {url}/; Ctrl-C stops")
+    if not is_loopback(address.host):
         terminal.warn("Keys and texts travel as they are: for HTTPS put a proxy in front, as docs/server.md shows.")

@@ -9,7 +9,7 @@ from edge_rt.cli.render.console import Terminal
 from edge_rt.system.byte_size import counted, exact_size, show_size
 
 if TYPE_CHECKING:
-    from edge_rt.cli.machines import Share, Sizing
+    from edge_rt.cli.machines import MachinesShare, Sizing
 
 _BASES = {
     "measured": "measured here",
@@ -117,7 +117,7 @@ def print_machines(terminal: Terminal, sizing: Sizing, notes: Sequence[str]) -> 
         terminal.note(text, "dim")
 
 
-def _row(share: Share) -> tuple[str, str, str, str, str, str, str]:
+def _row(share: MachinesShare) -> tuple[str, str, str, str, str, str, str]:
     machines = share.machines
     name = "this machine" if machines.device is None else machines.device.name
     return (

@@ -163,7 +163,7 @@ class LoadOptions:
             )
         if self.slots is not None and not (type(self.slots) is int and 1 <= self.slots <= MOST_SLOTS):
             raise ConfigError(
-                "The number of slots is out of range.", f"Got {self.slots!r:.40}.", f"Give 1 to {MOST_SLOTS}, or None."
+                "The number of slots is out of range.", f"Got {self.slots!r:.40}.", f"Give 1 to {MOST_SLOTS}."
             )
         if self.max_queue is not None and not (type(self.max_queue) is int and self.max_queue >= 0):
             raise ConfigError(

@@ -56,6 +56,11 @@ def test_an_answer_under_way_is_finished_before_a_server_stops(started):
         httpx.get(f"{address}/health")
 
 
+def test_a_port_that_the_system_has_chosen_is_told_in_any_case(started):
+    _, address = started("-q")
+    assert httpx.get(f"{address}/health").status_code == 200
+
+
 def test_prompts_are_in_no_log(started):
     process, address = started("-v")
     given = {"messages": [{"role": "user", "content": "a secret word"}], "max_tokens": 2}
@@ -132,6 +137,9 @@ def test_a_model_that_does_not_fit_is_told_before_anything_is_answered(cli, nati
         ("--allow-origin", "localhost:3000"),
         ("--slots", "0"),
         ("--slots", "65"),
+        ("--unload-after", "-5"),
+        ("--unload-after", "nan"),
+        ("--allowed-host", "http://x y"),
         ("--prompt-cache", "x", "--no-prompt-cache"),
         ("--host", "no such address"),
     ],
