@@ -177,16 +177,46 @@ class PromptEncoder:
         self,
         prompt: Prompt,
         inputs: Inputs = NO_INPUTS,
+        *,
+        most: int | None = None,
     ) -> int:
         """Return the number of tokens of a prompt, however long it is; arguments and errors as in ``prepare``.
 
-        Only ``ContextOverflow`` is not raised.
+        ``ContextOverflow`` is raised only for more than ``most`` tokens, before time and memory are spent on them.
         """
         taken = self._taken(prompt, inputs)
         if isinstance(taken, list):
             return len(taken)
+        if most is not None:
+            return len(self.encoded_within(taken, most))
         self._require_encodable(taken if isinstance(taken, str) else taken.text)
         return len(self._encoded(taken))
+
+    def encoded_within(self, prompt: str | RenderedPrompt, most: int) -> list[int]:
+        """Return the token ids of a text or of rendered messages.
+
+        Raises:
+            ContextOverflow: they are more than ``most``; with about their number.
+        """
+        text = prompt if isinstance(prompt, str) else prompt.text
+        least = self.tokenizer.min_tokens(text)
+        if least <= most:
+            self._require_encodable(text)
+            ids = self._within(prompt, most)
+            if isinstance(ids, list):
+                return ids
+            least = ids
+        tokens = max(self.tokenizer.estimate(text), least)
+        raise ContextOverflow(tokens, 0, most, is_estimate=True, model_tokens=self._model_tokens)
+
+    def _within(self, prompt: str | RenderedPrompt, most: int) -> list[int] | int:
+        """Return the token ids of a prompt; if they are more than ``most``, a number that they exceed as well."""
+        if not isinstance(prompt, str):
+            return self.tokenizer.encode_spans_within(prompt.spans(), most)
+        bos = self.tokenizer.bos_token_id
+        start = [bos] if self.tokenizer.add_bos and bos is not None else []
+        ids = self.tokenizer.encode_within(prompt, most - len(start))
+        return ids if isinstance(ids, int) else [*start, *ids]
 
     def whole_text(self, text: str | Items[int]) -> list[int]:
         """Return the token ids of a text of any length, or checked token ids; errors as in ``prepare``."""
@@ -252,17 +282,11 @@ class PromptEncoder:
             return taken, PLAIN_ANSWER
         self.check_prompt_fits(taken, config)
         room = self._context_tokens - (config.max_tokens or 1)
-        if isinstance(taken, str):
-            bos = self.tokenizer.bos_token_id
-            start = [bos] if self.tokenizer.add_bos and bos is not None else []
-            found = self.tokenizer.encode_within(taken, room - len(start))
-            form = PLAIN_ANSWER
-        else:
-            start, form = list[int](), self.form_of(taken, inputs.tools)
-            found = self.tokenizer.encode_spans_within(taken.spans(), room)
-        if isinstance(found, int):
-            raise self._overflow(taken, config, found)
-        return [*start, *found], form
+        form = PLAIN_ANSWER if isinstance(taken, str) else self.form_of(taken, inputs.tools)
+        ids = self._within(taken, room)
+        if isinstance(ids, int):
+            raise self._overflow(taken, config, ids)
+        return ids, form
 
     def _taken(
         self,

@@ -8,7 +8,7 @@ import secrets
 from collections.abc import Iterable, Sequence
 from typing import Any, Final
 
-from starlette.responses import JSONResponse
+from starlette.responses import JSONResponse, Response
 
 from edge_rt.runtime.model import Model
 from edge_rt.runtime.results import LogProb, Result, TokenLogProb
@@ -102,6 +102,12 @@ class WrittenJSON(JSONResponse):
     def render(self, content: Any) -> bytes:
         """Return the bytes."""
         return json_text(content).encode("utf-8", "replace")
+
+
+def written_rows(head: dict[str, Any], name: str, rows: Iterable[str]) -> Response:
+    """Return a JSON object whose last field has many rows, which are written one after the other; for a thread."""
+    body = f'{json_text(head)[:-1]},"{name}":[{",".join(rows)}]}}'
+    return Response(body.encode("utf-8", "replace"), media_type="application/json")
 
 
 def sse(value: object, event: str | None = None) -> bytes:

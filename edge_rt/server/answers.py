@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 from edge_rt.errors import EdgeRTError
 from edge_rt.runtime.aio import AsyncStream
 from edge_rt.runtime.config import GenerationConfig
+from edge_rt.runtime.model import Model
 from edge_rt.runtime.prompts import Prompt
 from edge_rt.runtime.results import Event, Result, TokenLogProb
 from edge_rt.runtime.stream import Stream
@@ -20,8 +21,8 @@ from edge_rt.server.failures import RETRY_SECONDS, HTTPFailure, failure_of
 from edge_rt.server.models import LoadedModel
 from edge_rt.server.request_fields import with_system
 from edge_rt.server.shared import Server
-from edge_rt.server.texts import infill_prompt
 from edge_rt.text.call_stream import CallPiece, CallStream
+from edge_rt.text.template import Inputs
 
 if TYPE_CHECKING:
     from edge_rt.store.config import Preset
@@ -249,7 +250,9 @@ def _opened(entry: LoadedModel, asked: AnswerRequest, on_result: Callable[[Resul
     given: dict[str, Any] = {"tools": asked.tools, "template_args": asked.template_args}
     count = None
     if asked.needs_count:
-        count = model.count_tokens(asked.prompt, **{**given, "tools": config.shown(asked.tools)})
+        texts, inputs = model.texts, Inputs(config.shown(asked.tools), None, asked.template_args)
+        assert texts is not None, "the model is open"
+        count = texts.count_tokens(asked.prompt, inputs, most=model.context_tokens)
         if count < model.context_tokens < count + (config.max_tokens or 0):
             # These clients have to say a limit, and say a large one: the answer ends where the context does.
             config = config.with_options(max_tokens=None)
@@ -265,3 +268,32 @@ def _opened(entry: LoadedModel, asked: AnswerRequest, on_result: Callable[[Resul
         CallStream(None) if texts is None else texts.call_stream(config, asked.tools, asked.begun) for _ in streams
     ]
     return Answers(entry, streams, calls, asked.count, on_result, count, [WholeAnswer() for _ in streams])
+
+
+INFILL_TOKENS: Final = (
+    ("<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>"),
+    ("<fim_prefix>", "<fim_suffix>", "<fim_middle>"),
+    ("<fim-prefix>", "<fim-suffix>", "<fim-middle>"),
+    ("<｜fim▁begin｜>", "<｜fim▁hole｜>", "<｜fim▁end｜>"),  # noqa: RUF001 -- so they are written
+    ("<|code_prefix|>", "<|code_suffix|>", "<|code_middle|>"),
+)
+"""Tokens in front of what comes before the text that is wanted, of what comes behind it, and of that text."""
+
+
+def infill_prompt(model: Model, before: str, behind: str) -> list[int]:
+    """Return the prompt for a text between two others.
+
+    Raises:
+        HTTPFailure: the model has no tokens for that.
+    """
+    tokenizer = model.tokenizer
+    for names in INFILL_TOKENS:
+        ids = [tokenizer.token_to_id(name) for name in names]
+        prefix, suffix, middle = ids
+        if prefix is None or suffix is None or middle is None:
+            continue
+        start = [tokenizer.bos_token_id] if tokenizer.add_bos and tokenizer.bos_token_id is not None else []
+        inner = (prefix, *tokenizer.encode_text(before), suffix, *tokenizer.encode_text(behind), middle)
+        return [*start, *inner]
+    what = "This model has no tokens for texts between two others. Use one for code, or continue one text."
+    raise HTTPFailure(400, what, param="suffix", code="unsupported")

@@ -25,6 +25,8 @@ from edge_rt.server.fields import (
 )
 from edge_rt.server.request_fields import MOST_MESSAGES, MOST_STOPS, MOST_TOKENS, MOST_TOOLS, stop_texts, take_greedy
 from edge_rt.server.shared import Post, Server
+from edge_rt.server.texts import most_tokens
+from edge_rt.text.template import Inputs
 
 _CHOICES: Final = {"auto": "auto", "any": "required", "none": "none"}
 _MOST_BLOCKS: Final = 2048
@@ -97,7 +99,9 @@ async def count_tokens(server: Server, post: Post) -> Response:
     async with server.models.using(asked.model) as entry:
 
         def work() -> int:
-            return entry.model.count_tokens(asked.prompt, tools=asked.tools, template_args=asked.template_args)
+            texts, inputs = entry.model.texts, Inputs(asked.tools, None, asked.template_args)
+            assert texts is not None, "the model is open"
+            return texts.count_tokens(asked.prompt, inputs, most=most_tokens(entry.model))
 
         return JSONResponse({"input_tokens": await server.encoded(work)})
     raise AssertionError("nothing swallows errors")

@@ -21,6 +21,7 @@ from edge_rt.server import embeddings, information, ollama, texts
 from edge_rt.server.answers import AnswerRequest, answering
 from edge_rt.server.anthropic_messages import MESSAGES, PROMPT, count_tokens, read_messages
 from edge_rt.server.anthropic_writer import MessageWriter
+from edge_rt.server.bodies import MOST_BODY_BYTES, MOST_TEXT_BYTES
 from edge_rt.server.embeddings import EMBEDDINGS, OLLAMA_EMBED, OLLAMA_EMBEDDINGS
 from edge_rt.server.failures import HTTPFailure, failure_of, path_of, response_of
 from edge_rt.server.fields import Fields, Table, schema_of
@@ -74,12 +75,18 @@ class Endpoint:
     table: Table | None = None
 
 
-def post(path: str, table: Table, answer: Callable[[Server, Post], Awaitable[Response]], summary: str) -> Endpoint:
-    """Return a route whose requests have a body."""
+def post(
+    path: str,
+    table: Table,
+    answer: Callable[[Server, Post], Awaitable[Response]],
+    summary: str,
+    most: int = MOST_BODY_BYTES,
+) -> Endpoint:
+    """Return a route whose requests have a body, of so many bytes at most."""
 
     async def handle(server: Server, request: Request) -> Response:
         async with AsyncExitStack() as held:
-            values = await held.enter_async_context(server.bodies.read(request))
+            values = await held.enter_async_context(server.bodies.read(request, most))
             fields = Fields(values, table)
             fields.check()
             return await answer(server, Post(request, fields, held))
@@ -157,7 +164,13 @@ ENDPOINTS: Final = (
     post("/v1/responses", RESPONSE, answered_by(read_response, ResponseWriter), "OpenAI's responses, without state."),
     post("/v1/embeddings", EMBEDDINGS, embeddings.answer_openai, "OpenAI's embeddings."),
     post("/v1/messages", MESSAGES, answered_by(read_messages, MessageWriter), "Anthropic's messages."),
-    post("/v1/messages/count_tokens", PROMPT, count_tokens, "The tokens of a prompt of Anthropic's messages."),
+    post(
+        "/v1/messages/count_tokens",
+        PROMPT,
+        count_tokens,
+        "The tokens of a prompt of Anthropic's messages.",
+        MOST_TEXT_BYTES,
+    ),
     post("/infill", INFILL, answered_by(read_infill, InfillWriter), "llama.cpp's completion between two texts."),
     post("/api/chat", OLLAMA_CHAT, ollama.unless_empty(_OLLAMA_CHATS, is_chat=True), "Ollama's chats."),
     post("/api/generate", OLLAMA_TEXT, ollama.unless_empty(_OLLAMA_TEXTS, is_chat=False), "Ollama's text."),
@@ -167,9 +180,15 @@ ENDPOINTS: Final = (
     Endpoint("GET", "/api/ps", ollama.list_loaded, "Ollama's list of models that are loaded."),
     post("/api/show", OLLAMA_MODEL, ollama.show_details, "Ollama's facts of a model."),
     Endpoint("GET", "/api/version", ollama.show_version, "The version of Ollama whose routes these are."),
-    post("/tokenize", texts.TOKENIZE, texts.tokenize, "The tokens of a text or of messages."),
-    post("/detokenize", texts.DETOKENIZE, texts.detokenize, "The text of tokens."),
-    post("/apply-template", texts.APPLY_TEMPLATE, texts.apply_template, "Messages as the chat template writes them."),
+    post("/tokenize", texts.TOKENIZE, texts.tokenize, "The tokens of a text or of messages.", MOST_TEXT_BYTES),
+    post("/detokenize", texts.DETOKENIZE, texts.detokenize, "The text of tokens.", MOST_TEXT_BYTES),
+    post(
+        "/apply-template",
+        texts.APPLY_TEMPLATE,
+        texts.apply_template,
+        "Messages as the chat template writes them.",
+        MOST_TEXT_BYTES,
+    ),
     Endpoint("GET", "/props", information.show_props, "Settings of the usual model."),
     Endpoint("GET", "/metrics", information.show_metrics, "Sums and gauges, for Prometheus."),
     Endpoint("GET", "/v1/edge/status", information.show_status, "What is loaded and under way, and its memory."),

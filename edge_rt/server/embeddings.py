@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -16,7 +16,7 @@ from edge_rt.errors import ConfigError, ContextOverflow, QueueFull
 from edge_rt.runtime.embedding import Array, embedding_ids, require_pooling
 from edge_rt.runtime.forward.cancel import CancelToken
 from edge_rt.runtime.model import Model
-from edge_rt.server.answer_fields import json_text
+from edge_rt.server.answer_fields import json_text, written_rows
 from edge_rt.server.failures import RETRY_SECONDS, HTTPFailure, too_long, unsupported
 from edge_rt.server.fields import FLAG, TEXT, Fields, Table, either, listed, needed, one_of, whole
 from edge_rt.server.models import LoadedModel
@@ -62,7 +62,7 @@ async def answer_openai(server: Server, post: Post) -> Response:
 
     usage = {"prompt_tokens": count, "total_tokens": count}
     head = {"object": "list", "model": server.models.shown(asked.model), "usage": usage}
-    return await asyncio.to_thread(_written, head, "data", map(row, range(len(vectors))))
+    return await asyncio.to_thread(written_rows, head, "data", map(row, range(len(vectors))))
 
 
 async def answer_ollama(server: Server, post: Post) -> Response:
@@ -73,7 +73,7 @@ async def answer_ollama(server: Server, post: Post) -> Response:
     took = int(1e9 * (time.perf_counter() - begun))
     head = {"model": fields.text("model") or server.models.shown(None), "total_duration": took, "load_duration": 0}
     rows = (json_text(vector.tolist()) for vector in vectors)
-    return await asyncio.to_thread(_written, {**head, "prompt_eval_count": count}, "embeddings", rows)
+    return await asyncio.to_thread(written_rows, {**head, "prompt_eval_count": count}, "embeddings", rows)
 
 
 async def answer_old_ollama(server: Server, post: Post) -> Response:
@@ -158,9 +158,3 @@ async def _in_thread(model: Model, texts: Sequence[Sequence[int]]) -> Array:
         cancel.cancel()
         await asyncio.gather(task, return_exceptions=True)
         raise
-
-
-def _written(head: dict[str, Any], name: str, rows: Iterable[str]) -> Response:
-    """Return a JSON object whose last field has many rows, which are written one after the other."""
-    body = f'{json_text(head)[:-1]},"{name}":[{",".join(rows)}]}}'
-    return Response(body.encode("utf-8", "replace"), media_type="application/json")

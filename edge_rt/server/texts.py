@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any, Final, TypeVar
+from typing import Final, TypeVar
 
 from starlette.responses import JSONResponse, Response
 
 from edge_rt.runtime.model import Model
+from edge_rt.server.answer_fields import json_text, written_rows
+from edge_rt.server.bodies import MOST_TEXT_BYTES
 from edge_rt.server.failures import HTTPFailure, wrong_field
 from edge_rt.server.fields import FLAG, TEXT, Fields, Table, listed, needed, objects, whole
 from edge_rt.server.request_fields import (
@@ -22,10 +24,18 @@ from edge_rt.server.request_fields import (
     with_system,
 )
 from edge_rt.server.shared import Post, Server
+from edge_rt.system.byte_size import show_at_least, show_size
 from edge_rt.text.template_text import RenderedPrompt
 
 T = TypeVar("T")
-MOST_IDS: Final = 1 << 20
+MOST_IDS: Final = 1 << 18
+_MOST_TOKENS: Final = 1 << 17
+"""That are counted or listed, where a model's context is no longer."""
+
+
+def most_tokens(model: Model) -> int:
+    """Return how many tokens of a text are counted or listed."""
+    return max(_MOST_TOKENS, model.context_tokens)
 
 
 def token_ids(value: object, name: str, vocabulary: int = 1 << 31) -> list[int]:
@@ -67,40 +77,43 @@ async def tokenize(server: Server, post: Post) -> Response:
     """Return the tokens of a text, or of messages as the template writes them."""
     fields = post.fields
 
-    def work(model: Model) -> dict[str, Any]:
+    def work(model: Model) -> Response:
+        texts, most = model.texts, most_tokens(model)
+        assert texts is not None, "the model is open"
         if "messages" in fields:
-            ids = model.tokenizer.encode_rendered(_rendered(server, model, fields))
+            ids = texts.encoded_within(_rendered(server, model, fields), most)
         else:
             name = "content" if "content" in fields or "prompt" not in fields else "prompt"
             fields.required(name)
-            texts = model.texts
-            assert texts is not None, "the model is open"
-            ids = texts.whole_text(fields.text(name) or "")
+            ids = texts.encoded_within(fields.text(name) or "", most)
             if not fields.flag("add_special", default=name == "prompt") and ids[:1] == [model.tokenizer.bos_token_id]:
                 ids = ids[1:]
-        answer: dict[str, Any] = {"tokens": ids, "count": len(ids), "max_model_len": model.context_tokens}
+        rows = map(str, ids)
         if fields.flag("with_pieces"):
-            answer["tokens"] = [{"id": token, "piece": model.decode([token], skip_special=False)} for token in ids]
-        return answer
+            pieces = ({"id": token, "piece": model.decode([token], skip_special=False)} for token in ids)
+            rows = map(json_text, pieces)
+        return written_rows({"count": len(ids), "max_model_len": model.context_tokens}, "tokens", rows)
 
-    return JSONResponse(await _done(server, post, work))
+    return await _done(server, post, work)
 
 
 async def detokenize(server: Server, post: Post) -> Response:
     """Return the text of tokens."""
 
-    def work(model: Model) -> dict[str, Any]:
+    def work(model: Model) -> Response:
         ids = token_ids(post.fields.required("tokens"), "tokens", model.tokenizer.vocab_size)
+        if (size := sum(len(model.tokenizer.token_bytes(token)) for token in ids)) > MOST_TEXT_BYTES:
+            what = f"The text of these tokens has {show_at_least(size)}; the limit is {show_size(MOST_TEXT_BYTES)}."
+            raise HTTPFailure(400, f"{what} Send some at a time.", param="tokens")
         text = model.decode(ids, skip_special=False)
-        return {"content": text, "prompt": text}
+        return JSONResponse({"content": text, "prompt": text})
 
-    return JSONResponse(await _done(server, post, work))
+    return await _done(server, post, work)
 
 
 async def apply_template(server: Server, post: Post) -> Response:
     """Return messages as the template writes them."""
-    rendered = await _done(server, post, lambda model: _rendered(server, model, post.fields))
-    return JSONResponse({"prompt": rendered.text})
+    return await _done(server, post, lambda model: JSONResponse({"prompt": _rendered(server, model, post.fields).text}))
 
 
 def _rendered(server: Server, model: Model, fields: Fields) -> RenderedPrompt:
@@ -109,32 +122,3 @@ def _rendered(server: Server, model: Model, fields: Fields) -> RenderedPrompt:
     tools, arguments = chat_tools(fields), template_arguments(fields)
     begins = fields.flag("add_generation_prompt", default=True)
     return model.render(messages, add_generation_prompt=begins, tools=tools, template_args=arguments)
-
-
-INFILL_TOKENS: Final = (
-    ("<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>"),
-    ("<fim_prefix>", "<fim_suffix>", "<fim_middle>"),
-    ("<fim-prefix>", "<fim-suffix>", "<fim-middle>"),
-    ("<｜fim▁begin｜>", "<｜fim▁hole｜>", "<｜fim▁end｜>"),  # noqa: RUF001 -- so they are written
-    ("<|code_prefix|>", "<|code_suffix|>", "<|code_middle|>"),
-)
-"""Tokens in front of what comes before the text that is wanted, of what comes behind it, and of that text."""
-
-
-def infill_prompt(model: Model, before: str, behind: str) -> list[int]:
-    """Return the prompt for a text between two others.
-
-    Raises:
-        HTTPFailure: the model has no tokens for that.
-    """
-    tokenizer = model.tokenizer
-    for names in INFILL_TOKENS:
-        ids = [tokenizer.token_to_id(name) for name in names]
-        prefix, suffix, middle = ids
-        if prefix is None or suffix is None or middle is None:
-            continue
-        start = [tokenizer.bos_token_id] if tokenizer.add_bos and tokenizer.bos_token_id is not None else []
-        inner = (prefix, *tokenizer.encode_text(before), suffix, *tokenizer.encode_text(behind), middle)
-        return [*start, *inner]
-    what = "This model has no tokens for texts between two others. Use one for code, or continue one text."
-    raise HTTPFailure(400, what, param="suffix", code="unsupported")

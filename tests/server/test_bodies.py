@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+import tracemalloc
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from edge_rt.server.bodies import MOST_BODY_BYTES, parse_object
+from edge_rt.server.bodies import MOST_BODY_BYTES, parse_object, read_bytes
 from edge_rt.server.failures import HTTPFailure
 from edge_rt.server.fields import FLAG, TEXT, Fields, either, inner, whole
+from tests.helpers.served import until
 
 
 @pytest.mark.parametrize(
@@ -53,6 +56,58 @@ def test_whole_numbers_are_numbers_within_their_range(least, value):
     assert refused.value.param == "n"
 
 
+@pytest.mark.parametrize(
+    "entry",
+    ["{}", "[]", "[[]]", "[1000]", "1000", "1.5", '"xy"', '{"a": 1000}', '{"%x": []}', '{"%x": "%x", "y%x": 1000}'],
+)
+def test_what_values_take_is_bounded_before_they_are_read(entry):
+    def listed(count):
+        return b'{"x": [' + b",".join((entry.replace("%x", f"{i:x}")).encode() for i in range(count)) + b"]}"
+
+    data = listed(20_000)
+    tracemalloc.start()
+    value = parse_object(data)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert len(value["x"]) == 20_000
+    # It is read from a copy, of which nothing stays.
+    assert peak - len(data) <= read_bytes(data) < 20 * peak
+    many = b'{"x": [' + (listed(1000)[7:-2] + b",") * (MOST_BODY_BYTES // len(listed(1000))) + b"1]}"
+    if len(entry) < 3:
+        with pytest.raises(HTTPFailure) as refused:
+            read_bytes(many)
+        assert (refused.value.status, refused.value.code) == (413, "too_large")
+
+
+def test_marks_within_texts_are_no_values():
+    def bytes_of(text):
+        return read_bytes(json.dumps({"x": text}, ensure_ascii=False).encode())
+
+    assert bytes_of('{"a": [1, 2]}, \\' * 200_000) < 6 << 20
+    assert bytes_of("[" * (1 << 20)) < 2 << 20
+    # A character of four bytes makes a text that has it four times as large.
+    assert bytes_of("x" * (3 << 20) + "\U0001f600") > 12 << 20
+    with pytest.raises(HTTPFailure):
+        bytes_of("x" * (7 << 20) + "\U0001f600")
+
+
+def test_more_tokens_than_are_listed_are_refused_with_about_their_number(client):
+    text = "a b c " * 60_000
+    for path, fields in (
+        ("/tokenize", {"content": text}),
+        ("/tokenize", {"content": text, "with_pieces": True}),
+        ("/v1/messages/count_tokens", {"messages": [{"role": "user", "content": text}]}),
+    ):
+        refused = client.post(path, json=fields)
+        assert refused.status_code == 400
+        assert "about " in refused.text
+    for path, fields in (
+        ("/tokenize", {"content": text * 6}),
+        ("/apply-template", {"messages": [{"role": "user", "content": text * 6}]}),
+    ):
+        assert client.post(path, json=fields).status_code == 413
+
+
 def test_bodies_are_bounded_alone_and_together(client, server):
     long = json.dumps({"messages": [{"role": "user", "content": "x" * MOST_BODY_BYTES}]})
     headers = {"content-type": "application/json"}
@@ -75,6 +130,16 @@ def test_bodies_compressed_with_zstd_are_read_within_the_same_bounds(client, ser
     def tokens(content):
         return client.post("/tokenize", content=content, headers=headers)
 
+    # While it is answered, a request holds no more than what it has become.
+    chat = {"messages": [{"role": "user", "content": "Hello"}], "max_tokens": 1}
+    compressed = zstd.ZstdCompressor().compress(json.dumps(chat).encode())
+    with server.models.loaded["small"].model._batch._stepping(), ThreadPoolExecutor(6) as threads:
+        path = "/v1/chat/completions"
+        tasks = [threads.submit(client.post, path, content=compressed, headers=headers) for _ in range(6)]
+        until(lambda: server.models.loaded["small"].users == 6)
+        assert 0 < server.bodies._held < 1 << 16
+        server.models.loaded["small"].model._batch._step()
+    assert [task.result().status_code for task in tasks] == [200] * 6
     body = json.dumps({"content": "Hello"}).encode()
     packed = zstd.ZstdCompressor().compress(body)
     assert tokens(packed).json() == client.post("/tokenize", json={"content": "Hello"}).json()

@@ -7,8 +7,8 @@ from types import SimpleNamespace
 
 import pytest
 
+from edge_rt.server.answers import infill_prompt
 from edge_rt.server.failures import HTTPFailure
-from edge_rt.server.texts import infill_prompt
 from tests.helpers.small import GREEDY
 from tests.server.conftest import ENDLESS
 
