@@ -66,15 +66,14 @@ class BodyRoom:
                 parts.append(part)
             data = b"".join(parts)
             parts.clear()
-            # What takes longer than a step is read beside it.
-            is_long = len(data) > 1 << 16
             if is_compressed:
-                # The room that it may come to need, before it is known.
-                held.set(len(data) + most)
-                data = await asyncio.to_thread(decompressed, data, most)
-                held.set(len(data))
-                is_long = len(data) > 1 << 16
-            if is_long:
+                async with self._turn:
+                    # The room that it may come to need, before it is known.
+                    held.set(len(data) + most)
+                    data = await asyncio.to_thread(decompressed, data, most)
+                    held.set(len(data))
+            # What takes longer than a step is read beside it.
+            if len(data) > 1 << 16:
                 async with self._turn:
                     held.set(max(len(data), await asyncio.to_thread(read_bytes, data)))
                     values = await asyncio.to_thread(parse_object, data)
