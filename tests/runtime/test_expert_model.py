@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
+
 import pytest
 
 from edge_rt.errors import ConfigError, UnsupportedModel
@@ -77,3 +79,15 @@ def test_what_is_not_there_yet_is_said(packages, tmp_path):
         load_package(packages / "qwen3_moe", device="cuda:0")
     with pytest.raises(ConfigError, match="A size cannot be met by a model with experts"):
         export_model(packages / "qwen3_moe-model", tmp_path / "p", size="1 MB", **OPTIONS)
+
+
+def test_answers_that_share_passes_are_those_of_each_alone(packages):
+    prompts = [[token + n for token in PROMPT[:30]] for n in range(4)]
+    with load_package(packages / "qwen3_moe", slots=3) as model, ThreadPoolExecutor(len(prompts)) as threads:
+        assert model.slots == 3
+
+        def answer(prompt):
+            return model.generate(prompt, max_tokens=40, **GREEDY).token_ids
+
+        alone = [answer(prompt) for prompt in prompts]
+        assert list(threads.map(answer, prompts)) == alone
