@@ -54,7 +54,7 @@ def test_files_of_both_kinds_say_the_same(tmp_path):
         (
             '[[machines]]\nname = "a"\ndevice = "rpi5-8g"',
             ConfigError,
-            r"machines\[0\]: device: .* Did you mean rpi5-8gb",
+            r"machines\[0\]: device: .* mean rpi5-8gb",
         ),
         (257 * '[[machines]]\nname = "a"\n', InputError, "wanted is 1 to 256 entries"),
         (2 * '[[machines]]\nname = "a"\nmemory = "1GB"\ncpus = 2\n', InputError, "'a' is there twice"),

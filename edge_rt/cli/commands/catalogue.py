@@ -267,7 +267,7 @@ def _show_repository(terminal: Terminal, text: str, places: PlaceFlags) -> int:
         raise ModelNotFound(
             f"The catalogue has no {text[:80]!r}.",
             suggest(text, (), load_catalogue()),
-            "'edge-rt models' lists its names.",
+            "'edge-rt models' lists all.",
         )
     if places.offline:
         raise ConfigError("A repository is listed by its server.", "Offline mode is on.", "Leave --offline out.")
