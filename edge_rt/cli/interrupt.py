@@ -132,7 +132,9 @@ def signals_as_exceptions() -> Generator[None]:
 
 
 @contextmanager
-def signals_held(leave: Callable[[SignalReceived], None]) -> Generator[None]:
+def signals_held(
+    leave: Callable[[SignalReceived], None], again: Callable[[SignalReceived], None] | None = None
+) -> Generator[None]:
     """Do not raise in this block for signals that ``signals_as_exceptions`` makes exceptions, but at its end.
 
     For event loops: an exception from the middle of one loses the step that it was about to take, and the loop, asked
@@ -140,18 +142,20 @@ def signals_held(leave: Callable[[SignalReceived], None]) -> Generator[None]:
 
     Args:
         leave: called in the main thread for the first signal; makes the block end soon.
+        again: called for the second one; makes it end sooner.
 
     Raises:
-        SignalReceived: a signal came. A second one is raised at once.
+        SignalReceived: a signal came. A second one is raised at once, or a third one with ``again``.
     """
     held: list[SignalReceived] = []
 
     def hold(signum: int, _: FrameType | None) -> None:
         stop = SignalReceived(signum)
-        if held:
+        call = (leave, again)[len(held)] if len(held) < 2 else None
+        if call is None:
             raise stop
         held.append(stop)
-        leave(stop)
+        call(stop)
 
     handlers = {signum: signal.getsignal(signum) for signum in stop_signals().values()}
     before = {signum: handler for signum, handler in handlers.items() if isinstance(handler, _Raiser)}

@@ -17,7 +17,7 @@ from edge_rt.runtime.model import Model
 from edge_rt.runtime.prompts import Prompt
 from edge_rt.runtime.results import Event, Result, TokenLogProb
 from edge_rt.runtime.stream import Stream
-from edge_rt.server.failures import RETRY_SECONDS, HTTPFailure, failure_of
+from edge_rt.server.failures import HTTPFailure, failure_of, stopped
 from edge_rt.server.models import LoadedModel
 from edge_rt.server.request_fields import with_system
 from edge_rt.server.shared import Server
@@ -128,7 +128,7 @@ class WholeAnswer:
         return self.result
 
 
-@dataclass
+@dataclass(eq=False)
 class Answers:
     """The answers to a request, under way.
 
@@ -145,6 +145,8 @@ class Answers:
     on_result: Callable[[Result], None]
     prompt_tokens: int | None = None
     whole: list[WholeAnswer] = field(default_factory=list)
+    _opened: list[AsyncStream] = field(default_factory=list)
+    _is_stopped: bool = False
     _pieces: asyncio.Queue[Piece | HTTPFailure] = field(default_factory=lambda: asyncio.Queue(_QUEUE_PIECES))
     _num_ended: int = 0
 
@@ -170,6 +172,12 @@ class Answers:
         """Whether no further piece comes."""
         return self._num_ended == len(self.streams)
 
+    def stop(self) -> None:
+        """End all answers, which then have failed."""
+        self._is_stopped = True
+        for stream in self._opened:
+            stream.cancel()
+
     async def all(self) -> list[WholeAnswer]:
         """Wait for the end of all answers, and return them."""
         while not self.have_ended:
@@ -182,7 +190,10 @@ class Answers:
             try:
                 if self.entry.turn is not None:
                     await stack.enter_async_context(self.entry.turn)
+                if self._is_stopped:
+                    raise stopped()
                 opened = AsyncStream(lambda: self.streams[index], self.entry.model.pump)
+                self._opened.append(opened)
                 stream = await stack.enter_async_context(opened)
                 async for event in stream:
                     await self._pieces.put(self._piece(index, event))
@@ -207,8 +218,7 @@ class Answers:
 
     def _last(self, index: int, result: Result) -> Piece:
         if result.finish_reason == "cancelled":
-            what = "The answer was stopped: the server is going down, or has unloaded the model."
-            raise HTTPFailure(503, what, code="overloaded", retry_after=RETRY_SECONDS)
+            raise stopped()
         text, calls = self.calls[index].finish(result.tool_calls)
         whole = self.whole[index]
         whole.text, whole.result = whole.text + text, result
@@ -237,9 +247,11 @@ async def answering(server: Server, entry: LoadedModel, asked: AnswerRequest) ->
                 await server.encoded(model.texts.grammars.prepare)
     answers = await run(partial(_opened, entry, asked, server.counters.add))
     tasks = [asyncio.create_task(answers.read(index)) for index in range(len(answers.streams))]
+    server.answers.add(answers)
     try:
         yield answers
     finally:
+        server.answers.discard(answers)
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Awaitable, Callable, Collection
 from contextlib import AsyncExitStack
@@ -23,7 +24,7 @@ from edge_rt.server.anthropic_messages import MESSAGES, PROMPT, count_tokens, re
 from edge_rt.server.anthropic_writer import MessageWriter
 from edge_rt.server.bodies import MOST_BODY_BYTES, MOST_TEXT_BYTES
 from edge_rt.server.embeddings import EMBEDDINGS, OLLAMA_EMBED, OLLAMA_EMBEDDINGS
-from edge_rt.server.failures import HTTPFailure, failure_of, path_of, response_of
+from edge_rt.server.failures import HTTPFailure, failure_of, path_of, response_of, stopped
 from edge_rt.server.fields import Fields, Table, schema_of
 from edge_rt.server.guard import OPEN_PATHS, Guard
 from edge_rt.server.models import LoadedModel
@@ -200,11 +201,7 @@ ENDPOINTS: Final = (
 def _route(server: Server, endpoint: Endpoint) -> Route:
     async def handle(request: Request) -> Response:
         started = time.perf_counter()
-        server.counters.active += 1
-        try:
-            response = await _answered(server, endpoint.handler, request)
-        finally:
-            server.counters.active -= 1
+        response = await _answered(server, endpoint.handler, request)
         server.counters.requests[endpoint.path, response.status_code] += 1
         if endpoint.method == "POST" or response.status_code >= 400:
             milliseconds = 1e3 * (time.perf_counter() - started)
@@ -215,8 +212,18 @@ def _route(server: Server, endpoint: Endpoint) -> Route:
 
 
 async def _answered(server: Server, handler: Handler, request: Request) -> Response:
+    task = asyncio.current_task()
+    assert task is not None, "a coroutine is run by a task"
+    server.requests.add(task)
     try:
+        if server.is_stopped:
+            raise stopped()
         return await handler(server, request)
+    except asyncio.CancelledError:
+        if not server.is_stopped:
+            raise
+        task.uncancel()
+        return response_of(stopped(), request.scope)
     except HTTPFailure as failure:
         return response_of(failure, request.scope)
     except EdgeRTError as error:
@@ -228,6 +235,8 @@ async def _answered(server: Server, handler: Handler, request: Request) -> Respo
         return Response(status_code=CLIENT_LEFT)
     except Exception as error:
         return await _failed(server, request, error)
+    finally:
+        server.requests.discard(task)
 
 
 async def _failed(server: Server, request: Request, error: Exception) -> Response:

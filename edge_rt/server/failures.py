@@ -89,6 +89,12 @@ def too_long(error: ContextOverflow, param: str) -> HTTPFailure:
     return HTTPFailure(400, f"{words} {error}", param=param, code=CONTEXT_EXCEEDED)
 
 
+def stopped() -> HTTPFailure:
+    """Return the failure of a request whose answer the server has ended."""
+    what = "The answer was stopped: the server is going down, or has unloaded the model."
+    return HTTPFailure(503, what, code="overloaded", retry_after=RETRY_SECONDS)
+
+
 def failure_of(error: EdgeRTError) -> HTTPFailure:
     """Return how a request fails with an error of a generation."""
     message = str(error)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import errno
 import socket
 from collections.abc import Callable, Collection, Generator
@@ -22,6 +23,9 @@ DRAIN_SECONDS: Final = 30
 KEY_VARIABLE: Final = "EDGE_RT_API_KEY"
 SHORTEST_KEY: Final = 16
 _LONGEST_KEY: Final = 1024
+ENDING_SECONDS: Final = 3
+"""How much of that is for what is ended to be told so."""
+_POLL_SECONDS: Final = 0.05
 _RESTING_SECONDS: Final = 15
 _MAKE_KEY: Final = "head -c 24 /dev/urandom | base64 > api-key.txt"
 
@@ -134,12 +138,13 @@ class RunningServer:
         )
         self._server, self._bound, self._on_ready = server, bound, on_ready
         self._uvicorn = _Uvicorn(config)
-        self._must_leave = False
+        self._must_leave = self._must_end = False
         name = f"[{host}]" if ":" in host else host
         self.address = f"http://{name}:{bound.getsockname()[1]}"
 
     def leave(self) -> None:
-        """Stop when the answers under way have ended; may be called from a signal handler."""
+        """Stop when the answers under way have ended; end them if asked again. May be called from a signal handler."""
+        self._must_end = self._must_leave
         self._must_leave = True
         self._uvicorn.should_exit = True
 
@@ -159,4 +164,23 @@ class RunningServer:
             await models.close()
             return
         self._on_ready(self.address)
-        await self._uvicorn.serve(sockets=[self._bound])
+        ending = asyncio.create_task(self._end_answers())
+        try:
+            await self._uvicorn.serve(sockets=[self._bound])
+        finally:
+            ending.cancel()
+
+    async def _end_answers(self) -> None:
+        """End what is under way before uvicorn would cancel it, which tells clients nothing."""
+        while not self._must_leave:
+            await asyncio.sleep(_POLL_SECONDS)
+        for _ in range(int((DRAIN_SECONDS - ENDING_SECONDS) / _POLL_SECONDS)):
+            if self._must_end:
+                break
+            await asyncio.sleep(_POLL_SECONDS)
+        self._server.stop()
+        await asyncio.sleep(ENDING_SECONDS - 1)
+        for connection in tuple(self._uvicorn.server_state.connections):
+            # Of clients that take nothing.
+            if (transport := getattr(connection, "transport", None)) is not None:
+                transport.abort()

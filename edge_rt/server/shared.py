@@ -9,7 +9,7 @@ from collections.abc import AsyncGenerator, Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass, field
-from typing import Final, TypeVar
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from starlette.applications import Starlette
 from starlette.requests import Request
@@ -19,6 +19,9 @@ from edge_rt.server.bodies import BodyRoom
 from edge_rt.server.failures import RETRY_SECONDS, HTTPFailure
 from edge_rt.server.fields import Fields
 from edge_rt.server.models import Models
+
+if TYPE_CHECKING:
+    from edge_rt.server.answers import Answers
 
 T = TypeVar("T")
 ENCODING_THREADS: Final = 2
@@ -36,13 +39,11 @@ class Counters:
 
     Attributes:
         requests: by path of the route and status.
-        active: requests that are being answered.
         answers: that have ended.
     """
 
     begun: float = field(default_factory=time.time)
     requests: Counter[tuple[str, int]] = field(default_factory=Counter)
-    active: int = 0
     answers: int = 0
     prompt_tokens: int = 0
     embedded_tokens: int = 0
@@ -72,6 +73,9 @@ class Server:
 
     Attributes:
         log: writes a line for whoever runs the server; never what was asked or answered.
+        answers: that are under way.
+        requests: those that have no response yet.
+        is_stopped: whether all that is under way was ended.
         compiling_seconds, compiling_wait: as of ``COMPILING_SECONDS`` and ``COMPILING_WAIT``.
     """
 
@@ -79,6 +83,9 @@ class Server:
     log: Callable[[str], None] = lambda _: None
     bodies: BodyRoom = field(default_factory=BodyRoom)
     counters: Counters = field(default_factory=Counters)
+    answers: set[Answers] = field(default_factory=set)
+    requests: set[asyncio.Task[Any]] = field(default_factory=set)
+    is_stopped: bool = False
     compiling_seconds: float = COMPILING_SECONDS
     compiling_wait: float = COMPILING_WAIT
     _encoding: ThreadPoolExecutor = field(default_factory=lambda: _threads(ENCODING_THREADS, "encoding"))
@@ -113,6 +120,14 @@ class Server:
         except TimeoutError:
             what = f"The request's schema was not compiled within {self.compiling_seconds:g} s. Simplify it."
             raise HTTPFailure(400, what, code="schema_too_costly") from None
+
+    def stop(self) -> None:
+        """End all that is under way: each request fails in the shape of its API."""
+        self.is_stopped = True
+        for task in tuple(self.requests):
+            task.cancel()
+        for answers in tuple(self.answers):
+            answers.stop()
 
     @asynccontextmanager
     async def running(self, _: Starlette) -> AsyncGenerator[None]:

@@ -27,6 +27,13 @@ def models_of(packages: Mapping[str, Path], presets: Mapping[str, Preset] | None
 @contextmanager
 def served(models: Models, **address: Any) -> Generator[tuple[Server, httpx.Client]]:
     """Run a server in a thread; yield it, and a client of it."""
+    with ran(models, **address) as (_, server, client):
+        yield server, client
+
+
+@contextmanager
+def ran(models: Models, **address: Any) -> Generator[tuple[RunningServer, Server, httpx.Client]]:
+    """Run a server in a thread; yield what runs it as well."""
     server = Server(models)
     ready = threading.Event()
     running = RunningServer(
@@ -37,7 +44,7 @@ def served(models: Models, **address: Any) -> Generator[tuple[Server, httpx.Clie
     try:
         assert ready.wait(60)
         with httpx.Client(base_url=running.address, timeout=60) as client:
-            yield server, client
+            yield running, server, client
     finally:
         running.leave()
         thread.join(60)

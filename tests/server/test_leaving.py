@@ -5,14 +5,15 @@ from __future__ import annotations
 import json
 import socket
 import time
-from contextlib import suppress
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, suppress
 
 import httpx
 import pytest
 
-from edge_rt.server import responding
+from edge_rt.server import responding, running
 from edge_rt.server.deadlines import BoundedProtocol
-from tests.helpers.served import models_of, served, until
+from tests.helpers.served import models_of, ran, served, until
 from tests.server.conftest import ENDLESS
 
 PATH = "/v1/chat/completions"
@@ -258,18 +259,50 @@ def test_requests_beyond_the_queue_are_told_when_to_come_again(long_package):
 
 
 def test_a_failure_while_an_answer_is_sent_is_told_without_what_was_asked(large, caplog):
-    class Broken:
-        def __iadd__(self, count):
+    class Broken(dict):
+        def __missing__(self, name):
             raise RuntimeError("the prompt")
 
     server, client = large
-    lines, active = [], server.counters.active
+    lines, requests = [], server.counters.requests
     server.log, log = lines.append, server.log
-    server.counters.active = Broken()
+    server.counters.requests = Broken()
     try:
         answer = client.get("/health")
     finally:
-        server.log, server.counters.active = log, active
+        server.log, server.counters.requests = log, requests
     assert (answer.status_code, answer.json()["error"]["code"]) == (500, "server_error")
     assert lines == ["/health failed: RuntimeError"]
     assert "the prompt" not in answer.text + caplog.text
+
+
+@pytest.mark.parametrize("is_asked_twice", [False, True], ids=["at-the-limit", "asked-twice"])
+def test_answers_that_outlast_the_end_fail_in_the_shape_of_their_api(long_package, monkeypatch, is_asked_twice):
+    monkeypatch.setattr(responding, "PING_SECONDS", 0.01)
+    if not is_asked_twice:
+        monkeypatch.setattr(running, "DRAIN_SECONDS", running.ENDING_SECONDS + 0.2)
+    said = asked("Hi", max_tokens=3500, repetition_guard=False)
+    anthropic = {name: value for name, value in said.items() if name != "logit_bias"}
+    with ExitStack() as held, ThreadPoolExecutor(4) as threads:
+        run, server, client = held.enter_context(ran(models_of({"small": long_package}, slots=4, ctx=4096)))
+        batch = server.models.loaded["small"].model._batch
+        with batch._stepping():
+            tasks = [
+                threads.submit(client.post, path, json=fields)
+                for path, fields in (
+                    (PATH, said),
+                    (PATH, {**said, "stream": True}),
+                    ("/v1/messages", anthropic),
+                    ("/v1/messages", {**anthropic, "stream": True}),
+                )
+            ]
+            # Those that are streamed have begun: with events that say nothing.
+            until(lambda: len(batch.admission.waiting) == 4 and len(server.requests) == 2)
+            for _ in range(1 + is_asked_twice):
+                run.leave()
+            until(lambda: server.is_stopped)
+        whole, streamed, message, streamed_message = [task.result(20) for task in tasks]
+    assert (whole.status_code, whole.json()["error"]["code"]) == (503, "overloaded")
+    assert (message.status_code, message.json()["error"]["type"]) == (503, "overloaded_error")
+    assert '"error"' in streamed.text
+    assert "event: error" in streamed_message.text

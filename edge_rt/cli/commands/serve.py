@@ -137,7 +137,7 @@ def serve(
             on_ready=lambda url: _tell_ready(terminal, url, models.name_of(None), address, key=key),
         )
         try:
-            with signals_held(lambda _: running.leave()):
+            with signals_held(lambda _: running.leave(), lambda _: running.leave()):
                 asyncio.run(running.run())
         except SignalReceived as stop:
             # Everything was answered: for what has sent SIGTERM that is success.
