@@ -33,6 +33,7 @@ from edge_rt.server.request_fields import (
     chat_messages,
     chat_tools,
     content_of,
+    response_format,
     sampling_options,
     template_arguments,
 )
@@ -79,8 +80,8 @@ def read_chat(fields: Fields) -> AnswerRequest:
         options["logprobs"] = fields.whole("top_logprobs") or 0
     elif "top_logprobs" in fields:
         raise HTTPFailure(400, "The field 'top_logprobs' needs 'logprobs': true.", param="top_logprobs")
-    if (wanted := fields.inner("response_format")) is not None:
-        options["response_format"] = wanted.values
+    if (wanted := response_format(fields)) is not None:
+        options["response_format"] = wanted
     tools = chat_tools(fields)
     if (choice := fields.raw("tool_choice")) is not None:
         if tools is None and choice not in ("none", "auto"):

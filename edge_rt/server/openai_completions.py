@@ -13,7 +13,7 @@ from edge_rt.server.answers import AnswerRequest, Answers, Piece
 from edge_rt.server.failures import HTTPFailure, openai_error, unsupported, wrong_field
 from edge_rt.server.fields import FLAG, TEXT, Fields, Table, either, inner, listed, needed, objects, whole
 from edge_rt.server.models import LoadedModel
-from edge_rt.server.request_fields import MOST_TOKENS, SAMPLING, STREAM, sampling_options
+from edge_rt.server.request_fields import MOST_TOKENS, SAMPLING, STREAM, response_format, sampling_options
 from edge_rt.server.texts import MOST_IDS, token_ids
 
 MOST_PROMPTS: Final = 16
@@ -58,8 +58,8 @@ def read_completion(fields: Fields) -> AnswerRequest:
         options["max_tokens"] = most
     if (count := fields.whole("logprobs")) is not None:
         options["logprobs"] = count
-    if (wanted := fields.inner("response_format")) is not None:
-        options["response_format"] = wanted.values
+    if (wanted := response_format(fields)) is not None:
+        options["response_format"] = wanted
     if fields.flag("echo"):
         raise unsupported("echo", "The prompt is not repeated. Leave out 'echo', and put it in front yourself.")
     count = fields.whole("n") or 1

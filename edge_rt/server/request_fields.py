@@ -37,6 +37,8 @@ MOST_TOKENS: Final = 1 << 30
 LIMIT: Final = either(Kind({"const": -1}, "-1 (no limit)", lambda value: value == -1), whole(1, MOST_TOKENS))
 """Of an answer's tokens, where local servers take -1 as well."""
 _BIAS: Final = number(-100.0, 100.0)
+_FORMATS: Final = ("text", "json_object", "json_schema")
+_SCHEMA_TYPES: Final = ("object", "array", "string", "number", "integer", "boolean", "null")
 STOPS: Final = either(TEXT, listed(TEXT, MOST_STOPS))
 SAMPLING: Final[Table] = {
     "temperature": number(0.0, 100.0),
@@ -102,6 +104,17 @@ def sampling_options(fields: Fields) -> dict[str, Any]:
     if (bias := fields.inner("logit_bias")) is not None:
         options["logit_bias"] = _biases(bias)
     return options
+
+
+def response_format(fields: Fields) -> dict[str, Any] | None:
+    """Return the format that an answer has to have, of OpenAI's types or a JSON schema; None: none is asked for."""
+    wanted = fields.inner("response_format")
+    if wanted is None:
+        return None
+    kind = wanted.values.get("type")
+    if isinstance(kind, str) and kind not in _FORMATS and kind not in _SCHEMA_TYPES:
+        raise wrong_field("response_format.type", " or ".join(map(repr, _FORMATS)), kind)
+    return dict(wanted.values)
 
 
 def take_greedy(options: dict[str, Any]) -> None:

@@ -167,6 +167,7 @@ def test_a_prediction_is_a_reference_and_its_tokens_are_counted(client, alone):
         ({"chat_template_kwargs": {"chat_template": "{{ 1 }}"}}, "chat_template", 400),
         ({"response_format": {"type": "json_schema", "json_schema": {"schema": {"type": "nothing"}}}},
          "response_format", 400),
+        ({"response_format": {"type": "zzz"}}, "response_format.type", 400),
         ({"response_format": {"type": "json_object"}, "stop": "x"}, None, 400),
         ({"model": "gpt-4o"}, "model", 404),
         ({"model": "../small"}, "model", 404),

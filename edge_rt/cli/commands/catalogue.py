@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from edge_rt.store.layout import Store
 
 _SECONDS, _REPEATS = 0.3, 3
+_WIDE = 100
 _SLOW = 2.5
 """A pass that takes so many times as long as reading its weights was measured beside others, or computes slowly: 1.1
 with SmolLM2-135M on an idle Zen 5, and 4 beside other programs."""
@@ -198,7 +199,11 @@ class _Listing:
 def _print_all(terminal: Terminal, entries: Sequence[Entry], config: Config) -> None:
     rows = [("NAME", "DOWNLOAD", "MEMORY", "CONTEXT", "TOK/S", "LICENCE", "", "GOOD AT")]
     rows += [_row(entry) for entry in entries]
-    terminal.table(rows, right=(1, 2, 3, 4))
+    if terminal.out_is_tty and terminal.columns() < _WIDE:
+        # What a narrow screen has room for: name, memory, context and speed.
+        terminal.table([(row[0], *row[2:5]) for row in rows], right=(1, 2, 3))
+    else:
+        terminal.table(rows, right=(1, 2, 3, 4))
     basis = entries[0].speed.basis if len({entry.speed.basis for entry in entries}) == 1 else "derived"
     terminal.note()
     terminal.note(f"TOK/S: plain decoding, {_BASES[basis]}; speculation often adds a half.", "dim")

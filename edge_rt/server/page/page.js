@@ -177,6 +177,7 @@ function listChats() {
   if (!chats.some((one) => one.id === chat.id)) chats.unshift(chat);
   $("chats").replaceChildren(...chats.map((one) => make("option", { value: one.id, textContent: one.title })));
   $("chats").value = chat.id;
+  document.title = chat.messages.length ? `${chat.title} - edge-rt` : "edge-rt";
 }
 
 function openChat(next) {
@@ -578,6 +579,10 @@ for (const id of SETTINGS) $(id).addEventListener("change", () => keepSetting(id
 $("drafts").addEventListener("change", () => {
   keepSetting("drafts");
   redrawAll();
+});
+$("access").addEventListener("submit", (event) => {
+  event.preventDefault();
+  $("key").blur();
 });
 $("key").addEventListener("change", () => {
   sessionStorage.setItem(KEY, $("key").value);
