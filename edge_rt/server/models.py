@@ -57,6 +57,7 @@ class Models:
         usual: the model of requests that name none.
         options: how models are loaded; their budget is one that they share.
         presets: models with a system message and options, by their names; their models are names as well.
+        prompts_folder: where rows of prompts are kept if the options name no folder, and they can be kept.
         idle_seconds: after how long without a request a model is unloaded; None: never.
         log: writes a line for whoever runs the server.
     """
@@ -65,6 +66,7 @@ class Models:
     usual: str
     options: LoadOptions
     presets: Mapping[str, Preset] = field(default_factory=dict)
+    prompts_folder: Path | None = None
     idle_seconds: float | None = None
     log: Callable[[str], None] = lambda _: None
     clock: Callable[[], float] = time.monotonic
@@ -170,7 +172,7 @@ class Models:
         started = time.perf_counter()
         package = await asyncio.to_thread(open_package, self.packages()[name])
         while True:
-            plan = await asyncio.to_thread(self._plan, package)
+            options, plan = await asyncio.to_thread(self._planned, package)
             if not self.loaded or (plan.fits and not plan.given_up):
                 break
             if not (idle := self._idle()):
@@ -183,25 +185,37 @@ class Models:
                     "Ask again when they have answered, or give a larger budget.",
                 )
             await self._unload(idle[0], f"{name} needs its memory")
-        model = await asyncio.to_thread(self._open, package, plan)
+        model = await asyncio.to_thread(self._open, package, options, plan)
         self.loaded[name] = LoadedModel(name, model, used=self.clock())
         seconds = time.perf_counter() - started
         slots = f"{model.slots} answers at once, " if model.slots > 1 else ""
-        self.log(f"{name} is loaded ({slots}{model.context_tokens} tokens of context, {seconds:.1f} s)")
+        are_left_out = self.prompts_folder is not None and options.prompt_cache is None
+        prompts = "no prompts kept on disk, " if are_left_out else ""
+        self.log(f"{name} is loaded ({slots}{model.context_tokens} tokens of context, {prompts}{seconds:.1f} s)")
         if model.plan.given_up:
             self.log(f"{name} has less than was asked for, to fit the memory: {'; '.join(model.plan.given_up)}")
 
-    def _plan(self, package: Package) -> Plan:
+    def _planned(self, package: Package) -> tuple[LoadOptions, Plan]:
+        """Return how a model is loaded, and the plan of it; rows that a GPU computes are not kept."""
+        from edge_rt.runtime.load.facts import why_rows_are_not_stored
+
+        if self.prompts_folder is not None and why_rows_are_not_stored(package.manifest) is None:
+            options = self.options.but(prompt_cache=self.prompts_folder)
+            if (plan := self._plan(package, options)).device.gpu is None:
+                return options, plan
+        return self.options, self._plan(package, self.options)
+
+    def _plan(self, package: Package, options: LoadOptions) -> Plan:
         from edge_rt.runtime.load.planning import plan_package
 
-        return plan_package(package, self.options)
+        return plan_package(package, options)
 
-    def _open(self, package: Package, plan: Plan) -> Model:
+    def _open(self, package: Package, options: LoadOptions, plan: Plan) -> Model:
         from edge_rt.runtime.model import Model
         from edge_rt.system.machine import collector_paused
 
         with collector_paused():
-            return Model(package, self.options, plan)
+            return Model(package, options, plan)
 
     async def _unload(self, entry: LoadedModel, why: str) -> None:
         # First, so that no request comes to have it.

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from dataclasses import replace
 
 import pytest
 
 from edge_rt.errors import MemoryBudgetExceeded
 from edge_rt.memory.budget import Budget
+from edge_rt.runtime.load.options import LoadOptions
 from edge_rt.server.failures import HTTPFailure
+from edge_rt.server.models import Models
 from edge_rt.store.config import Preset
 from tests.helpers.models import load_package
 from tests.helpers.served import models_of, served
@@ -64,6 +67,31 @@ def test_a_model_has_the_same_context_whoever_is_busy_when_it_is_loaded(long_pac
         await models.close()
 
     asyncio.run(run())
+
+
+def test_prompts_are_kept_where_they_can_be_unless_a_folder_is_named(native_package, tmp_path):
+    class Planned(Models):
+        gpu = None
+
+        def _plan(self, package, options):
+            asked.append(options.prompt_cache)
+            plan = super()._plan(package, options)
+            return replace(plan, device=replace(plan.device, gpu=self.gpu))
+
+        def _open(self, package, options, plan):
+            return super()._open(package, options, replace(plan, device=replace(plan.device, gpu=None)))
+
+    async def load(gpu):
+        models = Planned(lambda: {"one": native_package}, "one", LoadOptions(ctx=256, slots=2))
+        models.prompts_folder, models.log, models.gpu = tmp_path, lines.append, gpu
+        await models.load("one")
+        await models.close()
+
+    asked, lines = [], []
+    asyncio.run(load(None))
+    asyncio.run(load(object()))
+    assert asked == [tmp_path, tmp_path, None]
+    assert ["kept on disk" in line for line in lines if "is loaded" in line] == [False, True]
 
 
 def test_many_requests_of_a_model_load_it_once(native_package):

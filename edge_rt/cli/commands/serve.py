@@ -92,13 +92,11 @@ class ServingFlags:
         return replace(self, usual_preset=next(name for name, one in config.presets.items() if one is preset))
 
     @property
-    def prompts_folder(self) -> Path | None:
-        """The folder that keeps rows of prompts; None: nothing is written."""
+    def usual_prompts(self) -> Path | None:
+        """The folder that keeps rows of prompts where none is named; None: nothing is written."""
         from edge_rt.system.json_files import user_cache
 
-        if self.no_prompt_cache:
-            return None
-        return user_cache(PROMPTS_FOLDER) if self.prompt_cache is None else self.prompt_cache
+        return None if self.no_prompt_cache else user_cache(PROMPTS_FOLDER)
 
 
 def serve(
@@ -179,7 +177,10 @@ def _models(
         # Its model was fetched just now, if need be, under the name that the store has for it.
         presets[serving.usual_preset] = replace(places.configured.presets[serving.usual_preset], model=usual)
         usual = serving.usual_preset
-    asked = replace(load, prompt_cache=serving.prompts_folder).options(places, speculation)
+    # What is asked for is refused where it cannot be had; what is usual is left out there.
+    is_asked = serving.prompt_cache is not None or load.prompt_cache_size is not None
+    folder = (serving.prompt_cache or serving.usual_prompts) if is_asked else None
+    asked = replace(load, prompt_cache=folder).options(places, speculation)
     asked = asked.but(slots=serving.slots, kv_rows=serving.kv_rows, max_queue=serving.queue, formats=True)
     asked = asked.but(memory=_budget(load, places))
     return Models(
@@ -187,6 +188,7 @@ def _models(
         usual,
         telling_load(terminal, asked).but(base_bytes=None),
         presets=presets,
+        prompts_folder=None if is_asked else serving.usual_prompts,
         idle_seconds=serving.unload_after or None,
         log=terminal.note,
     )
