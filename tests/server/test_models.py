@@ -49,6 +49,19 @@ def test_a_model_goes_when_another_needs_its_room(native_package, room):
     asyncio.run(run())
 
 
+def test_what_was_given_up_to_fit_is_told(native_package, room):
+    async def run():
+        told = []
+        models = models_of({"one": native_package}, ctx=256, slots=64, memory=Budget(room))
+        models.log = told.append
+        async with models.using("one") as entry:
+            assert entry.model.slots < 64
+        await models.close()
+        assert any("less than was asked for" in line and "slots: " in line for line in told)
+
+    asyncio.run(run())
+
+
 def test_a_model_has_the_same_context_whoever_is_busy_when_it_is_loaded(long_package):
     async def run():
         with load_package(long_package, slots=2, memory=Budget("64GiB")) as model:
