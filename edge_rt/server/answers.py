@@ -247,11 +247,11 @@ async def answering(server: Server, entry: LoadedModel, asked: AnswerRequest) ->
                 await server.encoded(model.texts.grammars.prepare)
     answers = await run(partial(_opened, entry, asked, server.counters.add))
     tasks = [asyncio.create_task(answers.read(index)) for index in range(len(answers.streams))]
-    server.answers.add(answers)
+    server.stops.add(answers.stop)
     try:
         yield answers
     finally:
-        server.answers.discard(answers)
+        server.stops.discard(answers.stop)
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)

@@ -9,7 +9,7 @@ from collections.abc import AsyncGenerator, Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from typing import Any, Final, TypeVar
 
 from starlette.applications import Starlette
 from starlette.requests import Request
@@ -19,9 +19,6 @@ from edge_rt.server.bodies import BodyRoom
 from edge_rt.server.failures import RETRY_SECONDS, HTTPFailure
 from edge_rt.server.fields import Fields
 from edge_rt.server.models import Models
-
-if TYPE_CHECKING:
-    from edge_rt.server.answers import Answers
 
 T = TypeVar("T")
 ENCODING_THREADS: Final = 2
@@ -73,7 +70,7 @@ class Server:
 
     Attributes:
         log: writes a line for whoever runs the server; never what was asked or answered.
-        answers: that are under way.
+        stops: each ends answers that are under way.
         requests: those that have no response yet.
         is_stopped: whether all that is under way was ended.
         compiling_seconds, compiling_wait: as of ``COMPILING_SECONDS`` and ``COMPILING_WAIT``.
@@ -83,7 +80,7 @@ class Server:
     log: Callable[[str], None] = lambda _: None
     bodies: BodyRoom = field(default_factory=BodyRoom)
     counters: Counters = field(default_factory=Counters)
-    answers: set[Answers] = field(default_factory=set)
+    stops: set[Callable[[], None]] = field(default_factory=set)
     requests: set[asyncio.Task[Any]] = field(default_factory=set)
     is_stopped: bool = False
     compiling_seconds: float = COMPILING_SECONDS
@@ -126,8 +123,8 @@ class Server:
         self.is_stopped = True
         for task in tuple(self.requests):
             task.cancel()
-        for answers in tuple(self.answers):
-            answers.stop()
+        for stop in tuple(self.stops):
+            stop()
 
     @asynccontextmanager
     async def running(self, _: Starlette) -> AsyncGenerator[None]:
