@@ -18,7 +18,7 @@ from edge_rt.cli.options.spread import only
 from edge_rt.cli.render.console import Terminal
 from edge_rt.errors import ConfigError, MemoryBudgetExceeded, ModelNotFound
 from edge_rt.server import require_packages
-from edge_rt.system.byte_size import exact_size, show_size
+from edge_rt.system.byte_size import show_size
 
 if TYPE_CHECKING:
     from edge_rt.memory.budget import Budget
@@ -154,9 +154,10 @@ def _budget(load: LoadFlags, places: PlaceFlags) -> Budget:
 
     given = load.budget_bytes(places)
     if given is not None and given <= REQUESTS_BYTES:
+        size = show_size(given) if given >= 1 << 20 else f"{given} bytes"
         raise MemoryBudgetExceeded(
             "The budget is no more than requests take of it, beside models.",
-            f"They take {show_size(REQUESTS_BYTES)}, the budget is {exact_size(given)}.",
+            f"They take {show_size(REQUESTS_BYTES)}, the budget is {size}.",
             "Give what 'edge-rt plan' shows for the model, and that much more.",
         )
     budget = Budget(available_memory_bytes() + own_bytes() if given is None else given)
