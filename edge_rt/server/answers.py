@@ -199,13 +199,13 @@ class Answers:
                     await self._pieces.put(self._piece(index, event))
                 await self._pieces.put(self._last(index, stream.result()))
             except EdgeRTError as error:
-                await self._pieces.put(failure_of(error))
+                await self._pieces.put(_caused(failure_of(error), error))
             except HTTPFailure as failure:
                 await self._pieces.put(failure)
             except Exception as error:
                 # Whoever waits for a piece has to hear of it; its text may hold what was asked.
                 what = f"The server failed: {type(error).__name__}."
-                await self._pieces.put(HTTPFailure(500, what, code="server_error"))
+                await self._pieces.put(_caused(HTTPFailure(500, what, code="server_error"), error))
 
     def _piece(self, index: int, event: Event) -> Piece:
         text, calls = self.calls[index].push(event.text)
@@ -224,6 +224,12 @@ class Answers:
         whole.text, whole.result = whole.text + text, result
         self.on_result(result)
         return Piece(index, text, "", calls, (), result)
+
+
+def _caused(failure: HTTPFailure, error: Exception) -> HTTPFailure:
+    """Return a failure that knows its cause, which is for the log alone."""
+    failure.__cause__ = error
+    return failure
 
 
 @asynccontextmanager

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+import traceback
 from collections.abc import Awaitable, Callable, Collection
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
@@ -47,7 +48,7 @@ from edge_rt.server.openai_completions import (
     read_infill,
 )
 from edge_rt.server.openai_responses import RESPONSE, read_response
-from edge_rt.server.responding import ClientGone, Writer, respond, unless_gone
+from edge_rt.server.responding import ClientGone, EventStream, Writer, respond, unless_gone
 from edge_rt.server.response_writer import ResponseWriter
 from edge_rt.server.shared import Post, Server
 from edge_rt.version import VERSION
@@ -202,10 +203,23 @@ def _route(server: Server, endpoint: Endpoint) -> Route:
     async def handle(request: Request) -> Response:
         started = time.perf_counter()
         response = await _answered(server, endpoint.handler, request)
-        server.counters.requests[endpoint.path, response.status_code] += 1
-        if endpoint.method == "POST" or response.status_code >= 400:
-            milliseconds = 1e3 * (time.perf_counter() - started)
-            server.log(f"{endpoint.method} {endpoint.path} {response.status_code} {milliseconds:.0f} ms")
+
+        def end(status: int) -> None:
+            server.counters.requests[endpoint.path, status] += 1
+            if endpoint.method == "POST" or status >= 400:
+                milliseconds = 1e3 * (time.perf_counter() - started)
+                server.log(f"{endpoint.method} {endpoint.path} {status} {milliseconds:.0f} ms")
+
+        def end_stream(outcome: Exception | None) -> None:
+            # As if it had failed before it began: the status that was sent says nothing of the end.
+            if isinstance(outcome, HTTPFailure):
+                _log_cause(server, request, outcome)
+            end(200 if outcome is None else outcome.status if isinstance(outcome, HTTPFailure) else CLIENT_LEFT)
+
+        if isinstance(response, EventStream):
+            response.on_end = end_stream
+        else:
+            end(response.status_code)
         return response
 
     return Route(endpoint.path, handle, methods=[endpoint.method])
@@ -225,6 +239,7 @@ async def _answered(server: Server, handler: Handler, request: Request) -> Respo
         task.uncancel()
         return response_of(stopped(), request.scope)
     except HTTPFailure as failure:
+        _log_cause(server, request, failure)
         return response_of(failure, request.scope)
     except EdgeRTError as error:
         translated = failure_of(error)
@@ -241,7 +256,7 @@ async def _answered(server: Server, handler: Handler, request: Request) -> Respo
 
 async def _failed(server: Server, request: Request, error: Exception) -> Response:
     """Tell that an answer failed; not why, as the error's text may hold what was asked."""
-    server.log(f"{path_of(request.scope)} failed: {type(error).__name__}")
+    _log_unexpected(server, request, error)
     what = f"The server failed: {type(error).__name__}."
     return response_of(HTTPFailure(500, what, code="server_error"), request.scope)
 
@@ -250,6 +265,22 @@ def _meant(path: str) -> str | None:
     """Return the route that a path probably means whose client has a wrong base address; None: there is none."""
     known, path = {endpoint.path for endpoint in ENDPOINTS if endpoint.table is not None}, path.rstrip("/")
     return next((one for one in (path, f"/v1{path}", path.removeprefix("/v1")) if one in known), None)
+
+
+def _log_cause(server: Server, request: Request, failure: HTTPFailure) -> None:
+    """Tell of an unexpected error that was made a failure."""
+    if failure.code != "server_error" or (cause := failure.__cause__) is None:
+        return
+    if isinstance(cause, EdgeRTError):
+        server.log(str(cause))
+    else:
+        _log_unexpected(server, request, cause)
+
+
+def _log_unexpected(server: Server, request: Request, error: BaseException) -> None:
+    if server.shows_tracebacks:
+        server.log("".join(traceback.format_exception(error)).rstrip())
+    server.log(f"{path_of(request.scope)} failed: {type(error).__name__}")
 
 
 async def _no_route(request: Request, error: Exception) -> Response:

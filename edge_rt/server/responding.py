@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Iterable, Mapping
-from contextlib import AsyncExitStack
+from collections.abc import Awaitable, Callable, Iterable, Mapping
+from contextlib import AsyncExitStack, suppress
 from typing import Any, Final, Protocol, TypeVar
 
 from starlette.requests import Request
@@ -80,6 +80,9 @@ async def _disconnect(receive: Receive) -> None:
 class EventStream(Response):
     """A response that sends the pieces of answers as they come.
 
+    Attributes:
+        on_end: called at the end: with what it has failed with, ``ClientGone`` if nobody was left to read it, or None.
+
     Args:
         first: the first piece; None: it has not come yet.
         held: what is let go at the end: the answers, their model, and the room of the request.
@@ -88,6 +91,7 @@ class EventStream(Response):
     def __init__(self, answers: Answers, writer: Writer, first: Piece | None, held: AsyncExitStack) -> None:
         self.status_code, self.background, self.body = 200, None, b""
         self._answers, self._writer, self._first, self._held = answers, writer, first, held
+        self.on_end: Callable[[Exception | None], None] = lambda _: None
         self.media_type = writer.media_type
         # Proxies pass events on at once only if they are told to.
         self.init_headers({"cache-control": "no-store", "x-accel-buffering": "no"})
@@ -96,13 +100,17 @@ class EventStream(Response):
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Send all; stop the answers if the client leaves, or takes nothing for too long."""
         del scope
-        async with self._held:
-            try:
-                await unless_gone(receive, self._send(send))
-            except (ClientGone, TimeoutError):
-                return
+        outcome: Exception | None = ClientGone()
+        try:
+            async with self._held:
+                with suppress(ClientGone, TimeoutError):
+                    outcome = await unless_gone(receive, self._send(send))
+        finally:
+            self.on_end(outcome)
 
-    async def _send(self, send: Send) -> None:
+    async def _send(self, send: Send) -> HTTPFailure | None:
+        """Send all; return what an answer has failed with."""
+        outcome = None
         await _in_time(send({"type": "http.response.start", "status": 200, "headers": self.raw_headers}))
         answers, writer, piece = self._answers, self._writer, self._first
         has_begun = False
@@ -120,8 +128,10 @@ class EventStream(Response):
                 piece = await answers.next(PING_SECONDS)
             data = b"".join(writer.end(answers))
         except HTTPFailure as failure:
+            outcome = failure
             data = b"".join(writer.failure(failure))
         await _in_time(send({"type": "http.response.body", "body": data, "more_body": False}))
+        return outcome
 
 
 async def _in_time(sending: Awaitable[None]) -> None:

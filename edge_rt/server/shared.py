@@ -70,6 +70,7 @@ class Server:
 
     Attributes:
         log: writes a line for whoever runs the server; never what was asked or answered.
+        shows_tracebacks: whether the log has them of unexpected errors; their texts may hold what was asked.
         stops: each ends answers that are under way.
         requests: those that have no response yet.
         is_stopped: whether all that is under way was ended.
@@ -80,6 +81,7 @@ class Server:
     log: Callable[[str], None] = lambda _: None
     bodies: BodyRoom = field(default_factory=BodyRoom)
     counters: Counters = field(default_factory=Counters)
+    shows_tracebacks: bool = False
     stops: set[Callable[[], None]] = field(default_factory=set)
     requests: set[asyncio.Task[Any]] = field(default_factory=set)
     is_stopped: bool = False

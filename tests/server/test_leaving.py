@@ -273,6 +273,12 @@ def test_a_failure_while_an_answer_is_sent_is_told_without_what_was_asked(large,
         server.log, server.counters.requests = log, requests
     assert (answer.status_code, answer.json()["error"]["code"]) == (500, "server_error")
     assert lines == ["/health failed: RuntimeError"]
+    server.shows_tracebacks, server.log, server.counters.requests = True, lines.append, Broken()
+    try:
+        client.get("/health")
+    finally:
+        server.shows_tracebacks, server.log, server.counters.requests = False, log, requests
+    assert lines[1].startswith("Traceback")
     assert "the prompt" not in answer.text + caplog.text
 
 
@@ -283,8 +289,10 @@ def test_answers_that_outlast_the_end_fail_in_the_shape_of_their_api(long_packag
         monkeypatch.setattr(running, "DRAIN_SECONDS", running.ENDING_SECONDS + 0.2)
     said = asked("Hi", max_tokens=3500, repetition_guard=False)
     anthropic = {name: value for name, value in said.items() if name != "logit_bias"}
+    lines = []
     with ExitStack() as held, ThreadPoolExecutor(4) as threads:
         run, server, client = held.enter_context(ran(models_of({"small": long_package}, slots=4, ctx=4096)))
+        server.log = lines.append
         batch = server.models.loaded["small"].model._batch
         with batch._stepping():
             tasks = [
@@ -306,3 +314,6 @@ def test_answers_that_outlast_the_end_fail_in_the_shape_of_their_api(long_packag
     assert (message.status_code, message.json()["error"]["type"]) == (503, "overloaded_error")
     assert '"error"' in streamed.text
     assert "event: error" in streamed_message.text
+    # Streams are logged when they end, with their outcome.
+    ended = sorted(line.rpartition(" ms")[0].rpartition(" ")[0] for line in lines)
+    assert ended == [f"POST {path} 503" for path in (PATH, PATH, "/v1/messages", "/v1/messages")]

@@ -126,7 +126,7 @@ def serve(
     with open_socket(address.host, address.port) as bound:
         models = _models(terminal, load, places, serving, speculation)
         running = RunningServer(
-            Server(models, log=terminal.note),
+            Server(models, log=terminal.note, shows_tracebacks=terminal.verbose),
             bound,
             host=address.host,
             key=key,
