@@ -86,13 +86,15 @@ def test_leaving_while_the_answer_is_streamed_frees_the_slot(large):
 def test_leaving_while_waiting_for_a_slot_gives_up_the_place(large):
     server, client = large
     model = server.models.loaded["small"].model
-    connections = [raw(client, asked(f"wait {number}", max_tokens=3500)) for number in range(5)]
-    until(lambda: len(model._batch.admission.waiting) == 3)
-    for connection in connections[2:]:
-        connection.close()
-    until(lambda: not model._batch.admission.waiting)
-    for connection in connections:
-        connection.close()
+    with model._batch._stepping():
+        connections = [raw(client, asked(f"wait {number}", max_tokens=3500)) for number in range(5)]
+        until(lambda: len(model._batch.admission.waiting) == 5)
+        model._batch._step()
+        waiting = model._batch.admission.waiting
+        assert len(waiting) == 3
+        for connection in connections:
+            connection.close()
+        until(lambda: all(ticket.outcome.cancel.cancelled for ticket in waiting))
     until(lambda: is_free(server))
 
 
