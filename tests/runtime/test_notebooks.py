@@ -21,12 +21,16 @@ from tests.helpers.small import GREEDY
 EXAMPLE = Path(__file__).parents[2] / "examples" / "notebook.ipynb"
 
 
-def test_a_stream_is_shown_in_one_output_while_it_is_written(small_package):
-    shell_of = pytest.importorskip("IPython.core.interactiveshell").InteractiveShell
+@pytest.fixture
+def shell():
+    """IPython's shell, without which nothing is displayed."""
+    return pytest.importorskip("IPython.core.interactiveshell").InteractiveShell.instance()
+
+
+def test_a_stream_is_shown_in_one_output_while_it_is_written(small_package, shell):
     capture = pytest.importorskip("IPython.utils.capture").capture_output
 
     async def cell(model):
-        shell = shell_of.instance()
         with capture() as captured:
             shell.display_formatter.format(model.stream("Hello", max_tokens=5, **GREEDY))
         return captured.outputs
@@ -60,6 +64,7 @@ def test_a_plan_and_a_measurement_are_tables_without_tags_of_others(small_packag
     assert report._repr_html_().count("<tr>") == 2 + 1 + 2 + 1
 
 
+@pytest.mark.usefixtures("shell")
 def test_progress_is_one_output_that_moves_forward():
     capture = pytest.importorskip("IPython.utils.capture").capture_output
     events = [

@@ -244,6 +244,7 @@ def test_requests_beyond_the_queue_are_told_when_to_come_again(long_package):
             refused = client.post(path, json=fields)
             assert (refused.status_code, refused.headers["x-should-retry"]) == (400, "false")
             assert "'n'" in refused.json()["error"]["message"]
+        until(lambda: is_free(server))
         with batch._stepping():
             connections = [raw(client, asked(f"wait {number}", max_tokens=3500)) for number in range(3)]
             until(lambda: batch.admission.is_full)
