@@ -48,8 +48,8 @@ EDGE_RT_INLINE VF vf_tanh(VF x) {
   return vf_div(e, vf_add(e, vf_set1(2.0f)));
 }
 
-// log(1 + exp(x)) as max(x, 0) + log(1 + u) with u = exp(-|x|), which overflows nowhere: log(1 + u) is twice the series of
-// atanh(s), s = u / (2 + u) being a third at most. Relative error below 1e-6 above -87; below, the value there.
+// log(1 + exp(x)) as max(x, 0) + log(1 + u) with u = exp(-|x|), which overflows nowhere: log(1 + u) is twice the series
+// of atanh(s), s = u / (2 + u) being a third at most. Relative error below 1e-6 above -87; below, the value there.
 EDGE_RT_INLINE VF vf_softplus(VF x) {
   const VF u = vf_exp(vf_neg(vf_abs(x))), s = vf_div(u, vf_add(u, vf_set1(2.0f))), square = vf_mul(s, s);
   VF series = vf_set1(1.0f / 15);

@@ -6,8 +6,8 @@ EDGE_RT_INLINE float s_exp(float x) {
   return lanes[0];
 }
 
-// Over n values. Four running sums hide the latency of fma; they are joined as (0 + 1) + (2 + 3), and the tail is padded
-// with zeros, whatever the instruction set.
+// Over n values. Four running sums hide the latency of fma; they are joined as (0 + 1) + (2 + 3), and the tail is
+// padded with zeros, whatever the instruction set.
 inline float sum_of_squares(const float* x, int n) {
   VF sums[4] = {vf_zero(), vf_zero(), vf_zero(), vf_zero()};
   int i = 0;
