@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Generator, Sequence as Items
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
@@ -25,7 +26,7 @@ from edge_rt.system.option_names import known_options
 _WITHOUT_ROWS: Final = "Give with_cache=False."
 
 
-class ModelRows(ModelTexts):
+class ModelRows(ModelTexts, ABC):
     """The KV cache of a model, with and without slots."""
 
     package: Package
@@ -148,6 +149,6 @@ class ModelRows(ModelTexts):
             raise ConfigError("Rows of this model's cache cannot be stored.", why, action)
         return self._prompts
 
+    @abstractmethod
     def _compute(self, token_ids: Items[int]) -> None:
         """Compute what the cache does not hold of a prompt."""
-        raise NotImplementedError
