@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from edge_rt.errors import ConfigError, UnsupportedModel
-from edge_rt.package.decoder import Layer
+from edge_rt.package.layers import Layer
 from edge_rt.package.manifest import Manifest
 from edge_rt.package.reader import Package
 from edge_rt.system.byte_size import counted

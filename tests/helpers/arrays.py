@@ -10,7 +10,8 @@ import numpy as np
 from edge_rt.export.decoder.tensors import expected_shapes
 from edge_rt.export.families.rope import default_rope
 from edge_rt.export.sources.gguf_types import TensorInfo
-from edge_rt.package.decoder import Dimensions, Layer
+from edge_rt.package.decoder import Dimensions
+from edge_rt.package.layers import Layer
 
 
 class Arrays:

@@ -10,7 +10,8 @@ import numpy as np
 
 from edge_rt.errors import Cancelled
 from edge_rt.export.families.rope import default_rope
-from edge_rt.package.decoder import Dimensions, Layer
+from edge_rt.package.decoder import Dimensions
+from edge_rt.package.layers import Layer
 from edge_rt.runtime.cache.kv_cache import KVCache
 from edge_rt.runtime.config import GenerationConfig
 from edge_rt.runtime.decode.detokenizer import TextStream

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from edge_rt.export.families.rope import default_rope
-from edge_rt.package.decoder import Dimensions, Layer
+from edge_rt.package.decoder import Dimensions
+from edge_rt.package.layers import Layer
 from edge_rt.package.manifest import FORMAT_VERSION, Manifest, Segment, SourceInfo, TokenizerInfo
 from edge_rt.package.writer import PackageWriter
 

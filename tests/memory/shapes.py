@@ -10,7 +10,8 @@ from edge_rt.export.families.rope import default_rope
 from edge_rt.memory.figures import Device
 from edge_rt.memory.request import Request
 from edge_rt.memory.shape import ModelShape
-from edge_rt.package.decoder import Dimensions, Layer
+from edge_rt.package.decoder import Dimensions
+from edge_rt.package.layers import Layer
 
 MIB = 1 << 20
 NATIVE_FORMATS = ("f16", "f32", "int8", "k8v4", "int4", "int4x2")

@@ -18,8 +18,9 @@ from edge_rt.memory.plan import make_plan, require_fit
 from edge_rt.memory.request import Request
 from edge_rt.memory.sizes import sizes_of
 from edge_rt.memory.speed import pass_seconds
-from edge_rt.package.decoder import Layer, Rope
+from edge_rt.package.decoder import Rope
 from edge_rt.package.layer_sizes import LayerSizes
+from edge_rt.package.layers import Layer
 from tests.memory.shapes import DEVICE, MIB, make_shape, request_of, requests, shapes
 from tests.memory.test_gpu_plan import OWN, SHARED
 

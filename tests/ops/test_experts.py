@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from edge_rt.export.reference.forward import expert_weights
-from edge_rt.package.decoder import Experts, FeedForward
+from edge_rt.package.layers import Experts, FeedForward
 from tests.ops.packed import FLOAT_FORMATS, random_matrix
 from tests.ops.single_op import ISAS, SingleOp, needs_native
 

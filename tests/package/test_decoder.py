@@ -10,8 +10,9 @@ import pytest
 from edge_rt.errors import InvalidPackage
 from edge_rt.export import export_model
 from edge_rt.export.families.rope import default_rope
-from edge_rt.package.decoder import Decoder, Experts, FeedForward, GatedDelta, Layer, ShortConv, StateSpace
+from edge_rt.package.decoder import Decoder
 from edge_rt.package.documents import build, to_document
+from edge_rt.package.layers import Experts, FeedForward, GatedDelta, Layer, ShortConv, StateSpace
 from edge_rt.package.reader import open_package
 from tests.helpers.arrays import tiny_decoder
 from tests.helpers.family_cases import load_case, write_folder

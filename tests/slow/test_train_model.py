@@ -17,7 +17,8 @@ from edge_rt.errors import ConfigError, StorageError, UnsupportedModel
 from edge_rt.export import export_model
 from edge_rt.export.families.rope import default_rope
 from edge_rt.ort.session import pool_size
-from edge_rt.package.decoder import Attention, Decoder, FeedForward, Layer
+from edge_rt.package.decoder import Decoder
+from edge_rt.package.layers import Attention, FeedForward, Layer
 from edge_rt.package.reader import open_package
 from edge_rt.system.machine import usable_cpus
 from edge_rt.train import checkpoint

@@ -15,7 +15,8 @@ if TYPE_CHECKING:
     from edge_rt.device.provider import GpuProvider
     from edge_rt.export import ExportForecast
     from edge_rt.ort.providers import ProviderState
-    from edge_rt.package.decoder import Attention, Decoder, Layer, Rope
+    from edge_rt.package.decoder import Decoder, Rope
+    from edge_rt.package.layers import Attention, Layer
     from edge_rt.package.manifest import KvLosses
     from edge_rt.package.weights_info import Quality, TensorClass, WeightsInfo
 

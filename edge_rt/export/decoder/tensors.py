@@ -9,7 +9,8 @@ from typing import Final
 
 from edge_rt.errors import InvalidModelFile, UnsupportedModel
 from edge_rt.export.sources.gguf_types import COMPOUND_TYPE_ID, EXPORTABLE_TYPES, FETCH_AGAIN, GGUFHeader, TensorInfo
-from edge_rt.package.decoder import Attention, Decoder, Experts, FeedForward, GatedDelta, Layer, ShortConv, StateSpace
+from edge_rt.package.decoder import Decoder
+from edge_rt.package.layers import Attention, Experts, FeedForward, GatedDelta, Layer, ShortConv, StateSpace
 from edge_rt.system.byte_size import counted
 
 FLOAT_VECTORS: Final = ("F32", "F16", "BF16")

@@ -22,7 +22,8 @@ from edge_rt.export.weights.linear import Linear, Part
 from edge_rt.export.weights.native import place_key_constants
 from edge_rt.export.weights.tile_formats import TILE_ROWS
 from edge_rt.export.weights.weights_file import WeightsFile, WeightsLayout
-from edge_rt.package.decoder import Decoder, QueryScaling, Rope, rope_names
+from edge_rt.package.decoder import Decoder, Rope, rope_names
+from edge_rt.package.layers import QueryScaling
 
 ROPE_PIECE_ROWS = 4096
 _ROUTERS: Final = {

@@ -6,17 +6,8 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from edge_rt.errors import InvalidModelFile, UnsupportedModel, as_json
-from edge_rt.package.decoder import (
-    MAX_CONTEXT,
-    MAX_EPSILON,
-    MAX_HEAD_DIM,
-    MAX_HEADS,
-    MAX_LAYERS,
-    MAX_ROWS,
-    MAX_WIDTH,
-    MIN_EPSILON,
-    Dimensions,
-)
+from edge_rt.package.decoder import MAX_CONTEXT, MAX_LAYERS, MAX_ROWS, MIN_EPSILON, Dimensions
+from edge_rt.package.layers import MAX_EPSILON, MAX_HEAD_DIM, MAX_HEADS, MAX_WIDTH
 from edge_rt.system.checkpoint_names import CONFIG_FILE
 
 FULL, SLIDING = "full_attention", "sliding_attention"

@@ -12,16 +12,8 @@ from edge_rt.export.families.granite import GRANITE
 from edge_rt.export.families.header_reader import HeaderReader
 from edge_rt.export.families.header_rope import read_header_rope
 from edge_rt.export.families.lfm2 import CONV, LFM2, config_conv, config_dimensions, header_mixers, mixers
-from edge_rt.package.decoder import (
-    MAX_EXPERTS,
-    MAX_LAYERS,
-    MAX_WIDTH,
-    Decoder,
-    Dimensions,
-    Experts,
-    FeedForward,
-    Layer,
-)
+from edge_rt.package.decoder import MAX_LAYERS, Decoder, Dimensions
+from edge_rt.package.layers import MAX_EXPERTS, MAX_WIDTH, Experts, FeedForward, Layer
 
 _LFM2_EPSILON: Final = 1e-6
 _SIGMOID: Final = 2

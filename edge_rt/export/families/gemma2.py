@@ -11,7 +11,8 @@ from edge_rt.export.families.gemma3 import GEMMA_ACTIVATIONS
 from edge_rt.export.families.header_reader import HeaderReader
 from edge_rt.export.families.header_rope import read_header_rope
 from edge_rt.export.families.layers import Windows, config_windows, header_windows, with_attention
-from edge_rt.package.decoder import Decoder, Dimensions, Layer, Rope
+from edge_rt.package.decoder import Decoder, Dimensions, Rope
+from edge_rt.package.layers import Layer
 
 _LARGE_LAYERS: Final = 46
 """The model of 27 billion weights scales attention by hidden size over heads; its files do not say so."""

@@ -16,7 +16,8 @@ from edge_rt.export.families.header_reader import HeaderReader
 from edge_rt.export.families.header_rope import read_header_rope
 from edge_rt.export.families.layers import Windows, config_windows, header_windows, with_attention
 from edge_rt.export.families.rope import MAX_ROPE_THETA, MIN_ROPE_THETA, default_rope
-from edge_rt.package.decoder import Decoder, Dimensions, Layer, Rope
+from edge_rt.package.decoder import Decoder, Dimensions, Rope
+from edge_rt.package.layers import Layer
 
 GEMMA_ACTIVATIONS: Final = {"gelu_pytorch_tanh": "gelu"}
 _PERIOD: Final = 6

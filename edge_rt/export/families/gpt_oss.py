@@ -11,7 +11,8 @@ from edge_rt.export.families.family import LAYER_NAMES, Family
 from edge_rt.export.families.header_reader import HeaderReader
 from edge_rt.export.families.header_rope import read_header_rope
 from edge_rt.export.families.layers import config_windows, header_windows
-from edge_rt.package.decoder import Decoder, Dimensions, Experts, FeedForward, Layer, Rope
+from edge_rt.package.decoder import Decoder, Dimensions, Rope
+from edge_rt.package.layers import Experts, FeedForward, Layer
 
 _SLOPE, _LIMIT = 1.702, 7.0
 _PERIOD: Final = 2

@@ -9,7 +9,8 @@ from edge_rt.export.families.config_rope import read_rope
 from edge_rt.export.families.family import Family
 from edge_rt.export.families.header_reader import HeaderReader
 from edge_rt.export.families.header_rope import read_header_rope
-from edge_rt.package.decoder import Decoder, Layer
+from edge_rt.package.decoder import Decoder
+from edge_rt.package.layers import Layer
 
 _LEAST, _MOST = 1e-6, 1e6
 

@@ -14,14 +14,13 @@ from edge_rt.export.families.granite import GRANITE, describe_header
 from edge_rt.export.families.header_reader import HeaderReader
 from edge_rt.export.families.qwen35 import LINEAR
 from edge_rt.export.sources.gguf_types import FETCH_AGAIN
-from edge_rt.package.decoder import (
+from edge_rt.package.decoder import MAX_LAYERS, Decoder
+from edge_rt.package.layers import (
     MAX_EXPERTS,
     MAX_HEAD_DIM,
     MAX_HEADS,
-    MAX_LAYERS,
     MAX_TAPS,
     MAX_WIDTH,
-    Decoder,
     Experts,
     FeedForward,
     Layer,

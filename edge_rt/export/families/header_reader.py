@@ -9,15 +9,8 @@ from typing import Final
 from edge_rt.errors import InvalidModelFile, StorageError, UnsupportedModel
 from edge_rt.export.families.config_reader import require_head_dim
 from edge_rt.export.sources.gguf_types import FETCH_AGAIN, GGUFHeader, MetadataArray, TensorInfo, Value, shown
-from edge_rt.package.decoder import (
-    MAX_CONTEXT,
-    MAX_EPSILON,
-    MAX_HEADS,
-    MAX_LAYERS,
-    MAX_WIDTH,
-    MIN_EPSILON,
-    Dimensions,
-)
+from edge_rt.package.decoder import MAX_CONTEXT, MAX_LAYERS, MIN_EPSILON, Dimensions
+from edge_rt.package.layers import MAX_EPSILON, MAX_HEADS, MAX_WIDTH
 from edge_rt.package.reader import stored_name
 
 HARMLESS_KEYS: Final = frozenset({"attention.layer_norm_epsilon", "rope.scaling.finetuned", "tensor_data_layout"})

@@ -9,7 +9,8 @@ from edge_rt.export.families.config_rope import read_rope
 from edge_rt.export.families.family import LAYER_NAMES, Family
 from edge_rt.export.families.header_reader import HeaderReader
 from edge_rt.export.families.header_rope import read_header_rope
-from edge_rt.package.decoder import Decoder, Layer
+from edge_rt.package.decoder import Decoder
+from edge_rt.package.layers import Layer
 
 
 def from_config(config: ConfigReader, name: str) -> Decoder:

@@ -7,7 +7,8 @@ from dataclasses import dataclass, replace
 from edge_rt.errors import as_json
 from edge_rt.export.families.config_reader import ConfigReader
 from edge_rt.export.families.header_reader import HeaderReader
-from edge_rt.package.decoder import MAX_CONTEXT, MAX_LAYERS, Dimensions, Layer
+from edge_rt.package.decoder import MAX_CONTEXT, MAX_LAYERS, Dimensions
+from edge_rt.package.layers import Layer
 
 
 def with_attention(layer: Layer, **changes: object) -> Layer:

@@ -10,7 +10,8 @@ from edge_rt.export.families.config_rope import read_rope
 from edge_rt.export.families.family import LAYER_NAMES, Family
 from edge_rt.export.families.header_reader import HeaderReader
 from edge_rt.export.families.header_rope import read_header_rope
-from edge_rt.package.decoder import MAX_HEADS, MAX_LAYERS, MAX_TAPS, MAX_WIDTH, Decoder, Dimensions, Layer, ShortConv
+from edge_rt.package.decoder import MAX_LAYERS, Decoder, Dimensions
+from edge_rt.package.layers import MAX_HEADS, MAX_TAPS, MAX_WIDTH, Layer, ShortConv
 
 CONV: Final = "conv"
 _NAMES: Final = {

@@ -15,7 +15,8 @@ from edge_rt.export.families.family import Family
 from edge_rt.export.families.header_reader import HeaderReader
 from edge_rt.export.families.header_rope import read_header_rope
 from edge_rt.export.families.layers import window_in
-from edge_rt.package.decoder import MAX_CONTEXT, Decoder, Dimensions, Layer
+from edge_rt.package.decoder import MAX_CONTEXT, Decoder, Dimensions
+from edge_rt.package.layers import Layer
 
 _MISTRAL_WINDOW: Final = 4096
 _ACTIVATIONS: Final = {"silu": "silu", "swish": "silu"}

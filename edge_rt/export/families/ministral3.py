@@ -12,7 +12,8 @@ from edge_rt.export.families.header_reader import HeaderReader
 from edge_rt.export.families.header_rope import read_header_rope
 from edge_rt.export.families.layers import window_in
 from edge_rt.export.families.rope import yarn_temperature
-from edge_rt.package.decoder import MAX_CONTEXT, Decoder, Layer, QueryScaling
+from edge_rt.package.decoder import MAX_CONTEXT, Decoder
+from edge_rt.package.layers import Layer, QueryScaling
 
 _BETA: Final = "llama_4_scaling_beta"
 _MOST_BETA: Final = 100.0

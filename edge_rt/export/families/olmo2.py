@@ -14,7 +14,8 @@ from edge_rt.export.families.header_reader import HeaderReader
 from edge_rt.export.families.header_rope import read_header_rope
 from edge_rt.export.families.layers import Windows, config_windows, header_windows, windows_of, with_attention
 from edge_rt.export.families.rope import MAX_ROPE_THETA, MIN_ROPE_THETA, default_rope
-from edge_rt.package.decoder import Decoder, Dimensions, Layer, Rope
+from edge_rt.package.decoder import Decoder, Dimensions, Rope
+from edge_rt.package.layers import Layer
 
 _PERIOD: Final = 4
 _BASE: Final = 500_000.0

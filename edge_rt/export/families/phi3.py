@@ -13,7 +13,8 @@ from edge_rt.export.families.header_reader import HeaderReader
 from edge_rt.export.families.header_rope import read_header_rope
 from edge_rt.export.families.layers import window_in
 from edge_rt.export.families.rope import MAX_ROPE_THETA, MIN_ROPE_THETA, default_rope, divided_rope
-from edge_rt.package.decoder import MAX_CONTEXT, Decoder, Layer, Rope
+from edge_rt.package.decoder import MAX_CONTEXT, Decoder, Rope
+from edge_rt.package.layers import Layer
 
 _ORIGINAL_CONTEXT: Final = 4096
 _LEAST_FACTOR, _MOST_FACTOR = 1e-3, 1e6

@@ -10,7 +10,8 @@ from edge_rt.export.families.family import Family
 from edge_rt.export.families.header_reader import HeaderReader
 from edge_rt.export.families.header_rope import read_header_rope
 from edge_rt.export.families.layers import with_attention
-from edge_rt.package.decoder import MAX_CONTEXT, MAX_LAYERS, Decoder, Dimensions, Layer
+from edge_rt.package.decoder import MAX_CONTEXT, MAX_LAYERS, Decoder, Dimensions
+from edge_rt.package.layers import Layer
 
 
 def from_config(config: ConfigReader, name: str) -> Decoder:

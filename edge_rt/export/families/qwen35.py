@@ -12,18 +12,8 @@ from edge_rt.export.families.header_reader import HeaderReader
 from edge_rt.export.families.header_rope import read_header_rope
 from edge_rt.export.families.layers import every
 from edge_rt.export.sources.gguf_types import FETCH_AGAIN
-from edge_rt.package.decoder import (
-    MAX_HEAD_DIM,
-    MAX_HEADS,
-    MAX_LAYERS,
-    MAX_TAPS,
-    MAX_WIDTH,
-    Decoder,
-    Dimensions,
-    GatedDelta,
-    Layer,
-    Rope,
-)
+from edge_rt.package.decoder import MAX_LAYERS, Decoder, Dimensions, Rope
+from edge_rt.package.layers import MAX_HEAD_DIM, MAX_HEADS, MAX_TAPS, MAX_WIDTH, GatedDelta, Layer
 
 LINEAR: Final = "linear_attention"
 _INTERVAL: Final = 4

@@ -13,7 +13,8 @@ from edge_rt.export.families.config_rope import read_rope
 from edge_rt.export.families.family import Family
 from edge_rt.export.families.header_reader import HeaderReader
 from edge_rt.export.families.header_rope import read_header_rope
-from edge_rt.package.decoder import Decoder, Dimensions, Layer, Rope
+from edge_rt.package.decoder import Decoder, Dimensions, Rope
+from edge_rt.package.layers import Layer
 
 _PARALLEL: Final = "use_parallel_residual (attention and feed-forward side by side)"
 _HEAD_NORMS: Final = "qk_layernorm (LayerNorms of queries and keys with a weight for each head)"

@@ -12,7 +12,8 @@ import onnx_ir as ir
 
 from edge_rt.export.weights.linear import Linear
 from edge_rt.export.weights.weights_file import WeightsLayout
-from edge_rt.package.decoder import Attention, Decoder, rope_names
+from edge_rt.package.decoder import Decoder, rope_names
+from edge_rt.package.layers import Attention
 from edge_rt.package.manifest import WEIGHTS_FILE
 from edge_rt.package.op_list import not_carried
 

@@ -52,7 +52,8 @@ from edge_rt.export.weights.linear import Linear
 from edge_rt.export.weights.native import key_constant_names, tiles_of
 from edge_rt.export.weights.tile_formats import FORMAT_OF_GGML, UPPER_FORMAT
 from edge_rt.export.weights.weights_file import WeightsLayout
-from edge_rt.package.decoder import Decoder, FeedForward
+from edge_rt.package.decoder import Decoder
+from edge_rt.package.layers import FeedForward
 from edge_rt.package.op_list import not_carried
 
 DOMAIN: Final = "edge_rt"

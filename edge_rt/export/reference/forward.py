@@ -17,7 +17,8 @@ import numpy.typing as npt
 from edge_rt.export.decoder.weights import query_growth
 from edge_rt.export.sources.source import Source
 from edge_rt.export.weights.matrices import Matrices
-from edge_rt.package.decoder import Attention, Decoder, Experts, FeedForward, GatedDelta, Rope, StateSpace
+from edge_rt.package.decoder import Decoder, Rope
+from edge_rt.package.layers import Attention, Experts, FeedForward, GatedDelta, StateSpace
 
 Array = npt.NDArray[Any]
 Product = Callable[[Array, str], Array]

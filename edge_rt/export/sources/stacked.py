@@ -28,7 +28,7 @@ from edge_rt.export.sources.hf_folder import GGML_TYPE_OF
 from edge_rt.export.sources.model_file import TensorReader
 from edge_rt.export.sources.packed_arrays import Array, misfit, read_array, read_floats, require_scales, require_shape
 from edge_rt.export.sources.safetensors_folder import StoredTensor
-from edge_rt.package.decoder import Experts
+from edge_rt.package.layers import Experts
 
 BLOCK: Final = 32
 CODES: Final = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6, -0.0, -0.5, -1, -1.5, -2, -3, -4, -6], np.float32)

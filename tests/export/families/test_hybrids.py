@@ -10,7 +10,7 @@ import pytest
 
 from edge_rt.errors import InvalidModelFile, UnsupportedModel
 from edge_rt.export.opening import open_checkpoint
-from edge_rt.package.decoder import GatedDelta, ShortConv
+from edge_rt.package.layers import GatedDelta, ShortConv
 from tests.helpers.family_cases import load_case, write_folder, write_gguf
 from tests.helpers.family_gguf import ARCHITECTURES
 from tests.helpers.hf_factory import write_safetensors

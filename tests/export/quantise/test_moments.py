@@ -16,7 +16,7 @@ from edge_rt.export.quantise.moments import (
     Moments,
 )
 from edge_rt.export.reference.forward import DecoderForward
-from edge_rt.package.decoder import ShortConv
+from edge_rt.package.layers import ShortConv
 from tests.helpers.arrays import Arrays, random_arrays, source_of, tiny_decoder
 
 

@@ -10,7 +10,7 @@ from edge_rt.export.decoder.tensors import INPUT_OF, kind_of
 from edge_rt.export.families.rope import default_rope, divided_rope
 from edge_rt.export.reference.forward import DecoderForward
 from edge_rt.export.reference.gradients import DecoderGradients
-from edge_rt.package.decoder import QueryScaling, ShortConv
+from edge_rt.package.layers import QueryScaling, ShortConv
 from tests.helpers.arrays import Arrays, random_arrays, source_of, tiny_decoder
 
 TOKEN_IDS = [3, 1, 4, 1, 5, 12, 2, 6]
