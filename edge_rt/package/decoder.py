@@ -213,11 +213,10 @@ class Decoder:
         yield "there are no layers", not self.pattern
         yield "a layer has a kind that is not there", not all(0 <= kind < len(self.kinds) for kind in self.pattern)
         yield "no layer has attention", not self.attention_layers
-        yield "a layer has no feed-forward", not all(layer.feed_forwards for layer in self.kinds)
+        yield "no layer has a feed-forward", not any(layer.feed_forwards for layer in self.kinds)
         yield "its context has no room for a prompt and an answer, 2 tokens", self.context_length < 2
         yield from _out_of_range(self)
         yield "the norm is unknown", self.norm not in NORMS
-        yield "there are no rotations", not self.ropes
         for layer in self.kinds:
             yield from layer_problems(layer)
             if layer.attention is not None:

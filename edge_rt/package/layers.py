@@ -5,8 +5,9 @@ A layer is, for a stream ``x [rows, hidden_size]``, r the residual scale, and no
     x = x + r * post_norm(mixer(norm(x)))
     x = x + r * post_norm(feed_forward(norm(x)))
 
-A mixer is attention, a short convolution, a gated delta rule or a state space. Experts, several feed-forwards of which
-a router chooses some, may have the place of the one, or be added to it.
+A mixer is attention, a short convolution, a gated delta rule or a state space; attention and a state space may stand
+side by side, and are added. Experts, several feed-forwards of which a router chooses some, may have the place of the
+one, or be added to it. A layer may have one of the two steps alone.
 """
 
 from __future__ import annotations
@@ -32,6 +33,8 @@ GATINGS: Final = ("softmax", "chosen", "sigmoid")
 """What makes weights of a router's scores: softmax of all of them, or of those of the chosen experts, or sigmoid."""
 QK_NORMS: Final = ("none", "head", "row")
 """Norms of queries and keys: over each head, or over the rows of all heads."""
+SPACE_NORMS: Final = ("behind", "before", "none")
+"""Norms of what a state space makes: behind its gates, or before them."""
 
 
 @dataclass(frozen=True)
@@ -114,6 +117,12 @@ class Experts:
         is_normalised: whether weights are divided by their sum and ``epsilon``.
         scale: factor on weights, behind that.
         has_choice_bias: whether the choice is made by scores behind ``gating`` plus a bias, which weights do not have.
+        groups: of neighbouring experts; a row chooses among those of ``chosen_groups``, whose two best scores sum
+            highest.
+        latent: features that experts read and make, between two matrices of all rows; 0: those of the stream. The
+            router reads the stream.
+        has_shared_gate: whether what the feed-forward beside them makes is multiplied by the sigmoid of a product of
+            its input and one row.
     """
 
     count: int
@@ -125,6 +134,10 @@ class Experts:
     scale: float = 1.0
     has_router_bias: bool = False
     has_choice_bias: bool = False
+    groups: int = field(default=1, metadata=RARE)
+    chosen_groups: int = field(default=1, metadata=RARE)
+    latent: int = field(default=0, metadata=RARE)
+    has_shared_gate: bool = field(default=False, metadata=RARE)
 
 
 @dataclass(frozen=True)
@@ -187,6 +200,7 @@ class StateSpace:
     Attributes:
         taps: rows that the convolution sees.
         has_bias: whether both matrices have one.
+        norm: one of ``SPACE_NORMS``; ``"before"``: the output is ``out(norm(y) silu(z))``.
     """
 
     heads: int
@@ -196,6 +210,7 @@ class StateSpace:
     taps: int
     has_conv_bias: bool = True
     has_bias: bool = False
+    norm: str = field(default="behind", metadata=RARE)
 
     @property
     def size(self) -> int:
@@ -213,8 +228,8 @@ class Layer:
     """A layer.
 
     Attributes:
-        attention: its mixer; None: it has another one.
-        feed_forward: None: there are experts in its place; what both make is added.
+        attention: its mixer, or one of two; None: it has another one, or none.
+        feed_forward: None: there are experts in its place, or nothing; what both make is added.
         has_post_norms: whether their outputs are, before they are added to the stream.
     """
 
@@ -228,6 +243,12 @@ class Layer:
     experts: Experts | None = field(default=None, metadata=RARE)
 
     @property
+    def has_mixer(self) -> bool:
+        """Whether rows see others."""
+        mixers = (self.attention, self.short_conv, self.gated_delta, self.state_space)
+        return any(mixer is not None for mixer in mixers)
+
+    @property
     def feed_forwards(self) -> tuple[FeedForward, ...]:
         """The kinds of feed-forwards that it has, those of experts once."""
         parts = (self.feed_forward, None if self.experts is None else self.experts.each)
@@ -236,8 +257,11 @@ class Layer:
 
 def layer_problems(layer: Layer) -> Iterable[tuple[str, bool]]:
     """Return what may be wrong with a layer by itself, and whether it is."""
-    mixers = (layer.attention, layer.short_conv, layer.gated_delta, layer.state_space)
-    yield "a layer has not one mixer", sum(mixer is not None for mixer in mixers) != 1
+    # A state space may have attention beside it, or no mixer.
+    others = (layer.attention, layer.short_conv, layer.gated_delta)
+    alone = (layer.short_conv, layer.gated_delta, layer.state_space)
+    yield "a layer has several mixers", any(sum(one is not None for one in some) > 1 for some in (others, alone))
+    yield "a layer has neither a mixer nor a feed-forward", not layer.has_mixer and not layer.feed_forwards
     if layer.attention is not None:
         yield from _attention_problems(layer.attention)
     if layer.short_conv is not None:
@@ -255,6 +279,8 @@ def layer_problems(layer: Layer) -> Iterable[tuple[str, bool]]:
         yield "a feed-forward has limits that it cannot have", limits != (0.0, 1.0, 0.0) and not is_plain
     if layer.experts is not None:
         yield from _experts_problems(layer.experts)
+        has_shared = layer.feed_forward is not None
+        yield "a shared expert that is not there has a gate", layer.experts.has_shared_gate and not has_shared
 
 
 def _attention_problems(attention: Attention) -> Iterable[tuple[str, bool]]:
@@ -284,6 +310,7 @@ def _space_problems(space: StateSpace) -> Iterable[tuple[str, bool]]:
     sizes = (space.head_dim, space.state_size)
     yield "a state space has a size out of range", not all(1 <= size <= MAX_HEAD_DIM for size in sizes)
     yield "a convolution has a size out of range", not 1 <= space.taps <= MAX_TAPS
+    yield "the norm of a state space is unknown", space.norm not in SPACE_NORMS
 
 
 def _experts_problems(experts: Experts) -> Iterable[tuple[str, bool]]:
@@ -292,6 +319,14 @@ def _experts_problems(experts: Experts) -> Iterable[tuple[str, bool]]:
     yield "how experts are weighted is unknown", experts.gating not in GATINGS
     yield "weights of experts have a factor that is no number", not are_finite(experts.epsilon, experts.scale)
     yield "weights of experts are divided by less than 0", experts.epsilon < 0
+    yield "latent rows have a size out of range", not 0 <= experts.latent <= MAX_WIDTH
+    groups = experts.groups
+    yield "there are no groups of experts", not 1 <= experts.chosen_groups <= groups
+    # The two best of each are compared.
+    is_even = groups == 1 or (groups > 1 and experts.count % groups == 0 and experts.count >= 2 * groups)
+    yield f"{experts.count} experts are not in {groups} groups of two or more", not is_even
+    most = experts.count // max(groups, 1) * experts.chosen_groups
+    yield "more experts are chosen than chosen groups have", experts.chosen > most
 
 
 def are_finite(*numbers: float) -> bool:

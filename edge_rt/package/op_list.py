@@ -343,6 +343,15 @@ def part_without_operator(decoder: Decoder) -> str | None:
         "gates of attention": any(attention.has_gate for attention in attentions),
         "limits of queries, keys and values": any(attention.clip for attention in attentions),
         "limits of feed-forwards": any(part.limit or part.slope != 1.0 or part.up_offset for part in inner),
+        "experts in groups": any(layer.experts is not None and layer.experts.groups > 1 for layer in with_experts),
+        "latent rows of experts": any(layer.experts is not None and layer.experts.latent for layer in with_experts),
+        "a gate of a shared expert": any(
+            layer.experts is not None and layer.experts.has_shared_gate for layer in with_experts
+        ),
+        "layers of a mixer or a feed-forward alone": not all(
+            layer.has_mixer and layer.feed_forwards for layer in decoder.kinds
+        ),
+        "attention without any rotation": not decoder.ropes,
     }
     return next((name for name, is_there in parts.items() if is_there), None)
 

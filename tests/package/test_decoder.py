@@ -33,7 +33,6 @@ def changed(decoder, attention=None, **changes):
         ({"pattern": ()}, "no layers"),
         ({"pattern": (0, 1)}, "a kind that is not there"),
         ({"pattern": (0, -1)}, "a kind that is not there"),
-        ({"ropes": ()}, "no rotations"),
         ({"ropes": (default_rope(100.0, 6),)}, "more dimensions are rotated"),
         ({"norm": "batch"}, "norm is unknown"),
         ({"attention": {"num_heads": 2}}, "heads differ"),
@@ -60,6 +59,14 @@ def test_contradictions(changes, message):
         ({"epsilon": -1.0}, "divided by less than 0"),
         ({"each": FeedForward(8, limit=-1.0)}, "limit that is no number"),
         ({"each": FeedForward(8, "gelu", limit=7.0)}, "limits that it cannot have"),
+        ({"groups": 0}, "no groups of experts"),
+        ({"groups": 2, "chosen_groups": 3}, "no groups of experts"),
+        ({"groups": 3}, "4 experts are not in 3 groups of two or more"),
+        ({"groups": 4}, "4 experts are not in 4 groups of two or more"),
+        ({"groups": 2, "chosen": 3}, "than chosen groups have"),
+        ({"latent": -1}, "latent rows have a size out of range"),
+        ({"latent": 1 << 20}, "latent rows have a size out of range"),
+        ({"has_shared_gate": True}, "that is not there has a gate"),
     ],
 )
 def test_experts_that_contradict_themselves(changes, message):
@@ -69,17 +76,42 @@ def test_experts_that_contradict_themselves(changes, message):
         changed(tiny_decoder(), kinds=(dataclasses.replace(kind, feed_forward=None, experts=experts),)).check()
 
 
-def test_a_layer_has_a_feed_forward():
-    kind = dataclasses.replace(tiny_decoder().kinds[0], feed_forward=None)
-    with pytest.raises(ValueError, match="no feed-forward"):
-        changed(tiny_decoder(), kinds=(kind,)).check()
+def test_a_layer_may_have_one_step_but_not_all_the_same():
+    plain = tiny_decoder()
+    attention = dataclasses.replace(plain.kinds[0], feed_forward=None)
+    fed = dataclasses.replace(plain.kinds[0], attention=None)
+    changed(plain, kinds=(attention, fed), pattern=(0, 1)).check()
+    empty = dataclasses.replace(fed, feed_forward=None)
+    for kinds, message in (
+        ((attention,), "no layer has a feed-forward"),
+        ((fed,), "no layer has attention"),
+        ((attention, fed, empty), "neither a mixer nor a feed-forward"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            changed(plain, kinds=kinds, pattern=tuple(range(len(kinds)))).check()
+
+
+def test_no_rotation_is_needed_where_none_is_named():
+    kind = tiny_decoder().kinds[0]
+    still = dataclasses.replace(kind, attention=dataclasses.replace(kind.attention, rope=None))
+    changed(tiny_decoder(), kinds=(still,), ropes=()).check()
+    with pytest.raises(ValueError, match="names a rotation that is not there"):
+        changed(tiny_decoder(), ropes=()).check()
+
+
+def test_attention_may_have_a_state_space_beside_it():
+    kind = dataclasses.replace(tiny_decoder().kinds[0], state_space=StateSpace(6, 8, 2, 8, 3))
+    both = changed(tiny_decoder(), kinds=(kind,))
+    both.check()
+    assert both.attention_layers == (0, 1)
 
 
 @pytest.mark.parametrize(
     ("mixers", "message"),
     [
-        ({"attention": None}, "has not one mixer"),
-        ({"short_conv": ShortConv(3)}, "has not one mixer"),
+        ({"short_conv": ShortConv(3)}, "several mixers"),
+        ({"gated_delta": GatedDelta(2, 6, 8, 8, 3)}, "several mixers"),
+        ({"attention": None, "short_conv": ShortConv(3), "state_space": StateSpace(6, 8, 2, 8, 3)}, "several mixers"),
         ({"attention": None, "short_conv": ShortConv(0)}, "convolution has a size out of range"),
         ({"attention": None, "gated_delta": GatedDelta(4, 6, 8, 8, 3)}, "no multiple of 4 heads of keys"),
         ({"attention": None, "gated_delta": GatedDelta(0, 6, 8, 8, 3)}, "heads out of range"),
@@ -87,11 +119,15 @@ def test_a_layer_has_a_feed_forward():
         ({"attention": None, "gated_delta": GatedDelta(2, 6, 8, 8, 3, epsilon=0.0)}, "epsilon is out of range"),
         ({"attention": None, "state_space": StateSpace(6, 8, 4, 8, 3)}, "no multiple of 4 groups"),
         ({"attention": None, "state_space": StateSpace(6, 8, 0, 8, 3)}, "heads out of range"),
+        (
+            {"attention": None, "state_space": StateSpace(6, 8, 2, 8, 3, norm="after")},
+            "norm of a state space is unknown",
+        ),
         ({"attention": None, "state_space": StateSpace(6, 8, 2, 8, 0)}, "convolution has a size out of range"),
         ({"attention": None, "short_conv": ShortConv(65)}, "convolution has a size out of range"),
     ],
 )
-def test_a_layer_has_one_mixer(mixers, message):
+def test_mixers_that_contradict_each_other(mixers, message):
     kind = tiny_decoder().kinds[0]
     with pytest.raises(ValueError, match=message):
         changed(tiny_decoder(), kinds=(kind, dataclasses.replace(kind, **mixers)), pattern=(0, 1)).check()

@@ -68,9 +68,13 @@ def layer_shapes(decoder: Decoder, layer: Layer) -> Shapes:
         shapes |= _feed_forward_shapes(width, layer.feed_forward, "")
     if layer.experts is not None:
         shapes |= _experts_shapes(width, layer.experts)
-    norms = {"attn_norm": layer.has_pre_norms, "ffn_norm": layer.has_pre_norms}
-    norms |= {"post_attention_norm": layer.has_post_norms, "post_ffw_norm": layer.has_post_norms}
-    for name, is_there in norms.items():
+    norms = (
+        ("attn_norm", layer.has_mixer and layer.has_pre_norms),
+        ("ffn_norm", bool(layer.feed_forwards) and layer.has_pre_norms),
+        ("post_attention_norm", layer.has_mixer and layer.has_post_norms),
+        ("post_ffw_norm", bool(layer.feed_forwards) and layer.has_post_norms),
+    )
+    for name, is_there in norms:
         if is_there:
             shapes[f"{name}.weight"] = (width,)
             if decoder.has_norm_bias:
@@ -129,13 +133,14 @@ def _state_space_shapes(width: int, space: StateSpace) -> Shapes:
         "ssm_in.weight": (width, space.size + space.conv_size + space.heads),
         "ssm_out.weight": (space.size, width),
     }
+    norm: Shapes = {} if space.norm == "none" else {"ssm_norm.weight": (space.size,)}
     return {
         **_with_biases(matrices, space.has_bias),
         **_with_biases({"ssm_conv1d.weight": (space.taps, space.conv_size)}, space.has_conv_bias),
         "ssm_dt.bias": (space.heads,),
         "ssm_a.weight": (space.heads,),
         "ssm_d.weight": (space.heads,),
-        "ssm_norm.weight": (space.size,),
+        **norm,
     }
 
 
@@ -150,8 +155,12 @@ def _experts_shapes(width: int, experts: Experts) -> Shapes:
     shapes = _with_biases({"ffn_gate_inp.weight": (width, experts.count)}, experts.has_router_bias)
     if experts.has_choice_bias:
         shapes["exp_probs_b.bias"] = (experts.count,)
+    if experts.has_shared_gate:
+        shapes["ffn_gate_inp_shexp.weight"] = (width,)
+    if experts.latent:
+        shapes |= {"ffn_latent_down.weight": (width, experts.latent), "ffn_latent_up.weight": (experts.latent, width)}
     for number in range(experts.count):
-        shapes |= _feed_forward_shapes(width, experts.each, f".{number}")
+        shapes |= _feed_forward_shapes(experts.latent or width, experts.each, f".{number}")
     return shapes
 
 

@@ -53,10 +53,14 @@ class DecoderForward:
     def layer(self, x: Array, layer: int, tables: Tables) -> Array:
         """Return the stream after a layer; ``tables`` as from ``rope``, for the rows of ``x``."""
         name, scale = f"blk.{layer}", self._decoder.residual_scale
-        mixed = self._mixed(self.norm(x, f"{name}.attn_norm.weight"), layer, tables)
-        x = x + self._scaled(self.norm(mixed, f"{name}.post_attention_norm.weight"), scale)
-        fed = self._mlp(self.norm(x, f"{name}.ffn_norm.weight"), layer)
-        return x + self._scaled(self.norm(fed, f"{name}.post_ffw_norm.weight"), scale)
+        kind = self._decoder.layers[layer]
+        if kind.has_mixer:
+            mixed = self._mixed(self.norm(x, f"{name}.attn_norm.weight"), layer, tables)
+            x = x + self._scaled(self.norm(mixed, f"{name}.post_attention_norm.weight"), scale)
+        if kind.feed_forwards:
+            fed = self._mlp(self.norm(x, f"{name}.ffn_norm.weight"), layer)
+            x = x + self._scaled(self.norm(fed, f"{name}.post_ffw_norm.weight"), scale)
+        return x
 
     def norm(self, x: Array, weight: str) -> Array:
         """Return the norm of ``x``; ``x`` itself if the checkpoint has no such weight."""
@@ -172,11 +176,12 @@ class DecoderForward:
         kind = self._decoder.layers[layer]
         if kind.short_conv is not None:
             return self._short_conv(x, layer)
-        if kind.state_space is not None:
-            return self._state_space(x, layer, kind.state_space)
         if kind.gated_delta is not None:
             return self._gated_delta(x, layer, kind.gated_delta)
-        return self._attention(x, layer, tables)
+        made = [] if kind.attention is None else [self._attention(x, layer, tables)]
+        if kind.state_space is not None:
+            made.append(self._state_space(x, layer, kind.state_space))
+        return sum(made[1:], made[0])
 
     def _short_conv(self, x: Array, layer: int) -> Array:
         name = f"blk.{layer}.shortconv"
@@ -228,11 +233,24 @@ class DecoderForward:
             state += (steps[:, row, :, None] * u[:, row])[..., None] * b[:, row, :, None]
             found[:, row] = np.einsum("fhps,fhs->fhp", state, c[:, row])
         found += self._vector(f"{name}.ssm_d.weight")[:, None] * u
-        gated = (found.reshape(gates.shape) * silu(gates)).reshape(*x.shape[:2], space.groups, -1)
-        scale = np.sqrt(np.square(gated).mean(axis=-1, keepdims=True) + self._dtype.type(self._decoder.norm_epsilon))
-        return self._times(
-            (gated / scale).reshape(gates.shape) * self._vector(f"{name}.ssm_norm.weight"), f"{name}.ssm_out"
-        )
+        steps_of_output: list[Callable[[Array], Array]] = [
+            lambda rows: rows * silu(gates), lambda rows: self._group_normed(rows, space, f"{name}.ssm_norm.weight")
+        ]  # fmt: skip
+        if space.norm == "before":
+            steps_of_output.reverse()
+        made = found.reshape(gates.shape)
+        for step in steps_of_output:
+            made = step(made)
+        return self._times(made, f"{name}.ssm_out")
+
+    def _group_normed(self, x: Array, space: StateSpace, weight: str) -> Array:
+        """Return the norm of ``x [..., features]`` over each group of heads, if the state space has one."""
+        if space.norm == "none":
+            return x
+        groups = x.reshape(*x.shape[:-1], space.groups, -1)
+        scale = np.sqrt(np.square(groups).mean(axis=-1, keepdims=True) + self._dtype.type(self._decoder.norm_epsilon))
+        normed: Array = (groups / scale).reshape(x.shape) * self._vector(weight)
+        return normed
 
     def _unit(self, x: Array, epsilon: float) -> Array:
         """Return rows of length 1."""
@@ -285,6 +303,9 @@ class DecoderForward:
         made = [] if kind.experts is None else [self._experts(x, layer, kind.experts)]
         if kind.feed_forward is not None:
             made.append(self._fed(x, kind.feed_forward, f"blk.{layer}", ""))
+        if kind.experts is not None and kind.experts.has_shared_gate:
+            gates = (x * self._vector(f"blk.{layer}.ffn_gate_inp_shexp.weight")).sum(axis=-1, keepdims=True)
+            made[1] = made[1] * sigmoid(gates)
         return sum(made[1:], made[0])
 
     def _fed(self, x: Array, inner: FeedForward, layer: str, suffix: str) -> Array:
@@ -309,6 +330,7 @@ class DecoderForward:
             experts,
             self._vector(f"{name}.exp_probs_b.bias") if experts.has_choice_bias else None,
         )
+        x = self._times(x, f"{name}.ffn_latent_down") if experts.latent else x
         found = np.zeros_like(x)
         for number in range(experts.count):
             # Rows that one of the forwards has chosen: all forwards stay side by side.
@@ -316,7 +338,7 @@ class DecoderForward:
             if len(rows):
                 made = self._fed(x[:, rows], experts.each, name, f".{number}")
                 found[:, rows] += weights[:, rows, number, None] * made
-        return found
+        return self._times(found, f"{name}.ffn_latent_up") if experts.latent else found
 
     def _routed(self, x: Array, name: str) -> Array:
         """Return the scores of a router, whose input is never rounded."""
@@ -371,6 +393,8 @@ def expert_weights(scores: Array, experts: Experts, choice_bias: Array | None = 
     elif experts.gating == "sigmoid":
         likely = sigmoid(scores)
     ranked = likely if choice_bias is None else likely + choice_bias
+    if experts.groups > 1:
+        ranked = np.where(_in_chosen_groups(ranked, experts), ranked, -np.inf)
     # Of equal ones the first.
     order = np.argsort(-ranked, axis=-1, kind="stable")[..., : experts.chosen]
     chosen = np.take_along_axis(likely, order, axis=-1)
@@ -382,6 +406,16 @@ def expert_weights(scores: Array, experts: Experts, choice_bias: Array | None = 
     weights = np.zeros_like(likely)
     np.put_along_axis(weights, order, chosen * chosen.dtype.type(experts.scale), axis=-1)
     return weights
+
+
+def _in_chosen_groups(ranked: Array, experts: Experts) -> Array:
+    """Return whether experts ``[..., experts]`` are in the groups whose two best scores sum highest."""
+    groups = ranked.reshape(*ranked.shape[:-1], experts.groups, -1)
+    best = np.sort(groups, axis=-1)[..., -2:].sum(axis=-1)
+    order = np.argsort(-best, axis=-1, kind="stable")[..., : experts.chosen_groups]
+    chosen = np.zeros(best.shape, bool)
+    np.put_along_axis(chosen, order, values=True, axis=-1)
+    return chosen.repeat(groups.shape[-1], axis=-1)
 
 
 def attention_weights(scores: Array, window: int, sinks: Array | None = None) -> Array:
