@@ -10,6 +10,7 @@
 #include "ops/row_top_k/row_top_k.h"
 #include "ops/short_conv/short_conv.h"
 #include "ops/spec_attention/spec_attention.h"
+#include "ops/ssm_scan/ssm_scan.h"
 #include "quantise/quantise.h"
 #include "sampling/sampling_kernels.h"
 
@@ -21,6 +22,7 @@ struct KernelTable {
   SpecAttentionKernels spec_attention;
   ShortConvKernels short_conv;
   GatedDeltaKernels gated_delta;
+  SsmScanKernels ssm_scan;
   ExpertsKernels experts;
   RowTopKKernels row_top_k;
   DraftHeadKernels draft_head;

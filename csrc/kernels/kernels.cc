@@ -19,7 +19,9 @@ namespace {
 #include "ops/draft_head/draft_head_cpu.inl"
 #include "ops/spec_attention/spec_attention_cpu.inl"
 #include "ops/short_conv/short_conv_cpu.inl"
+#include "ops/recurrent/recurrent_cpu.inl"
 #include "ops/gated_delta/gated_delta_cpu.inl"
+#include "ops/ssm_scan/ssm_scan_cpu.inl"
 // With the tiles of quant_linear.
 #include "ops/experts/experts_cpu.inl"
 #include "quantise/quantise_cpu.inl"
@@ -29,8 +31,9 @@ namespace {
 
 extern const KernelTable kTable;
 const KernelTable kTable{
-    kQuantLinearKernels, kQuantEmbedKernels, kSpecAttentionKernels, kShortConvKernels, kGatedDeltaKernels,
-    kExpertsKernels,     kRowTopKKernels,    kDraftHeadKernels,     kQuantiseKernels,  kSamplingKernels,
+    kQuantLinearKernels, kQuantEmbedKernels, kSpecAttentionKernels, kShortConvKernels,
+    kGatedDeltaKernels,  kSsmScanKernels,    kExpertsKernels,       kRowTopKKernels,
+    kDraftHeadKernels,   kQuantiseKernels,   kSamplingKernels,
 };
 
 }  // namespace edge_rt::EDGE_RT_ISA_NAMESPACE

@@ -10,11 +10,12 @@
 #include "ops/row_top_k/row_top_k_op.h"
 #include "ops/short_conv/short_conv_op.h"
 #include "ops/spec_attention/spec_attention_op.h"
+#include "ops/ssm_scan/ssm_scan_op.h"
 #include "ort/registry.h"
 
 namespace edge_rt {
 
-using AllOps = ort::OpList<QuantLinear, QuantEmbed, RowTopK, SpecAttention, ShortConv, GatedDelta, Experts,
+using AllOps = ort::OpList<QuantLinear, QuantEmbed, RowTopK, SpecAttention, ShortConv, GatedDelta, SsmScan, Experts,
                            DecoderLayer, DraftHead>;
 
 }  // namespace edge_rt

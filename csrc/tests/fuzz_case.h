@@ -138,6 +138,7 @@ Subject row_top_k();
 Subject spec_attention();
 Subject short_conv();
 Subject gated_delta();
+Subject ssm_scan();
 Subject experts();
 Subject decoder_layer();
 Subject draft_head();

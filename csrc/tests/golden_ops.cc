@@ -193,85 +193,6 @@ void run_short_conv(const KernelTable& kernels, const Report& report, int64_t ch
   report(name, hash.value());
 }
 
-// A prompt in passes of several sizes, a tree of drafts that nobody wants, another one of which a path is accepted, and
-// what follows it; the outputs of all, and both slots at the end.
-void run_gated_delta(const KernelTable& kernels, const Report& report, const DeltaShape& shape) {
-  constexpr int64_t kDrafts = 12;
-  const std::string name = "gated_delta." + std::to_string(shape.key_heads) + "x" + std::to_string(shape.key_dim) +
-                           "_" + std::to_string(shape.value_heads) + "x" + std::to_string(shape.value_dim) +
-                           (shape.is_tiled ? ".tiled" : "");
-  Random random(name);
-  std::vector<float> a_scale = random.uniform(shape.value_heads, 1.0f);
-  for (float& scale : a_scale) scale -= 1.0f;
-  const std::vector<float> dt_bias = random.uniform(shape.value_heads, 2.0f),
-                           norm = random.uniform(shape.value_dim, 2.0f);
-  std::vector<float> slots[2];
-  for (auto& slot : slots) slot.resize(static_cast<size_t>(shape.state_floats() + kDrafts * shape.transition_floats()));
-  Hash hash;
-  bool begins = true;
-  int read = 0;
-  const auto run = [&](int64_t certain, const std::vector<DeltaStep>& drafts, const std::vector<int32_t>& advance) {
-    const int64_t rows = certain + static_cast<int64_t>(drafts.size());
-    std::vector<DeltaStep> steps;
-    for (int64_t i = 0; i < certain; ++i) steps.push_back({-1, -1, i + 1 < rows});
-    steps.insert(steps.end(), drafts.begin(), drafts.end());
-    const std::vector<float> qkv = random.uniform(rows * (2 * shape.keys() + shape.values()), 2.0f),
-                             z = random.uniform(rows * shape.values(), 4.0f),
-                             b = random.uniform(rows * shape.value_heads, 4.0f),
-                             a = random.uniform(rows * shape.value_heads, 30.0f);
-    std::vector<float> prepared(static_cast<size_t>(rows * shape.row_floats())),
-        y(static_cast<size_t>(rows * shape.values())), scratch(static_cast<size_t>(3 * shape.stripe_floats()));
-    const DeltaPass pass{shape,
-                         rows,
-                         certain,
-                         qkv.data(),
-                         z.data(),
-                         b.data(),
-                         a.data(),
-                         a_scale.data(),
-                         dt_bias.data(),
-                         norm.data(),
-                         begins ? nullptr : slots[read].data(),
-                         slots[1 - read].data(),
-                         advance.data(),
-                         static_cast<int64_t>(advance.size()),
-                         steps.data(),
-                         prepared.data(),
-                         y.data()};
-    for (int64_t i = rows - 1; i >= 0; --i) kernels.gated_delta.prepare(pass, i);
-    for (int64_t i = shape.value_heads * shape.stripes() - 1; i >= 0; --i) {
-      kernels.gated_delta.stripe(pass, i / shape.stripes(), i % shape.stripes(), scratch.data());
-    }
-    for (int64_t i = 0; i < rows; ++i) kernels.gated_delta.finish(pass, i);
-    hash.add(y);
-  };
-  for (const int64_t rows : {1, 2, 20}) {
-    run(rows, {}, {});
-    begins = false;
-    read = 1 - read;
-  }
-  // Parents of drafts: the last certain row, 0, 1, 1, 3, 3, 0, 6; and a chain of nine.
-  run(1,
-      {{-1, 0, true},
-       {0, 1, true},
-       {1, 2, false},
-       {1, 1, true},
-       {1, 2, false},
-       {1, 1, false},
-       {0, 0, true},
-       {0, 0, false}},
-      {});
-  std::vector<DeltaStep> nine(9, {0, 0, true});
-  nine.front().from = -1, nine.back().is_followed = false;
-  run(2, nine, {});
-  read = 1 - read;
-  run(0, nine, {0, 1, 2, 3, 4, 6});
-  read = 1 - read;
-  run(3, {}, {1});
-  for (const auto& slot : slots) hash.add(slot);
-  report(name, hash.value());
-}
-
 // A long prompt in one pass, two more rows one by one, then a tree; the outputs of all and the cache at the end.
 void run_attention_case(const AttentionRunner& runner, const Report& report, const std::string& name,
                         Attention attention, int64_t prompt) {
@@ -385,10 +306,7 @@ void run_ops(const KernelTable& kernels, const Report& report) {
   run_short_conv(kernels, report, 37, 4, true);
   run_short_conv(kernels, report, 5, kMaxTaps, true);
   run_short_conv(kernels, report, 16, 1, false);
-  run_gated_delta(kernels, report, {2, 6, 32, 48, false, 2e-3f, 1e-6f});
-  run_gated_delta(kernels, report, {2, 6, 32, 48, true, 2e-3f, 1e-5f});
-  run_gated_delta(kernels, report, {16, 16, 128, 128, false, 1e-6f, 1e-6f});
-  run_gated_delta(kernels, report, {1, 17, 16, 16, false, 1e-6f, 1e-6f});
+  run_states(kernels, report);
   run_attention_cases([&](Attention& attention, const std::vector<float>& qkv, const std::vector<int32_t>& parents,
                           int64_t past) { return attention.run(kernels, qkv, parents, past); },
                       report);

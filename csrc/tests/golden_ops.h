@@ -89,6 +89,9 @@ void run_tables(const KernelTable& kernels, const Report& report);
 // All cases of all ops.
 void run_ops(const KernelTable& kernels, const Report& report);
 
+// Ops with states, GatedDelta and SsmScan.
+void run_states(const KernelTable& kernels, const Report& report);
+
 // Trees of a draft head.
 void run_heads(const Report& report);
 
