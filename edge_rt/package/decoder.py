@@ -6,10 +6,11 @@ Layers of one kind are described once; ``layers.py`` says what a layer computes.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from functools import cached_property
 from typing import Any, ClassVar, Final
 
+from edge_rt.package.documents import RARE
 from edge_rt.package.layers import (
     MAX_EPSILON,
     MAX_HEADS,
@@ -76,11 +77,15 @@ class Decoder:
 
     Attributes:
         family: its architecture, for example ``"qwen3"``.
-        kinds: the different layers that there are; those with attention have heads of the same number and size, and
-            windows of at most one size.
+        kinds: the different layers that there are; those with attention have windows of at most one size.
         pattern: for every layer in order its number in ``kinds``.
         norm: one of ``NORMS``, of all norms but those of queries and keys, which are ``"rms"``.
         logit_softcap: then logits become ``softcap * tanh(logit / softcap)``; 0: they do not.
+        per_layer_embedding: features of a further embedding that every token has for each layer; 0: none. With x what
+            the stream begins with, t a row of a table ``[vocabulary, layers * features]``, and p so many features::
+
+                e = (rms_norm_p(W x / sqrt(hidden_size)) + sqrt(p) t) / sqrt(2)
+                x = x + rms_norm(out(gelu(gate(x)) * e[layer]))    # behind the feed-forward of each layer
     """
 
     name: str
@@ -99,6 +104,7 @@ class Decoder:
     residual_scale: float = 1.0
     logit_scale: float = 1.0
     logit_softcap: float = 0.0
+    per_layer_embedding: int = field(default=0, metadata=RARE)
 
     @cached_property
     def layers(self) -> tuple[Layer, ...]:
@@ -112,8 +118,18 @@ class Decoder:
 
     @cached_property
     def attention_layers(self) -> tuple[int, ...]:
-        """Numbers of the layers that have attention, and so rows in the KV cache."""
+        """Numbers of the layers that have attention."""
         return tuple(number for number, layer in enumerate(self.layers) if layer.attention is not None)
+
+    @cached_property
+    def kv_layers(self) -> tuple[int, ...]:
+        """Numbers of those that have keys and values of their own, and so rows in the KV cache."""
+        return tuple(number for number in self.attention_layers if self.attention_of(number).kv_from is None)
+
+    def kv_layer_of(self, layer: int) -> int:
+        """Return the layer whose keys and values one of these layers reads: mostly itself."""
+        source = self.attention_of(layer).kv_from
+        return layer if source is None else source
 
     def attention_of(self, layer: int) -> Attention:
         """Return the attention of one of these layers."""
@@ -127,20 +143,37 @@ class Decoder:
         assert feed_forward is not None, layer
         return feed_forward
 
-    @property
+    @cached_property
     def num_heads(self) -> int:
-        """Heads of queries, of every layer with attention."""
-        return self.attention_of(self.attention_layers[0]).num_heads
+        """Heads of queries, of the layer that has most."""
+        return max(self.attention_of(layer).num_heads for layer in self.attention_layers)
 
-    @property
+    @cached_property
     def num_kv_heads(self) -> int:
-        """Heads of keys and values, of every layer with attention."""
-        return self.attention_of(self.attention_layers[0]).num_kv_heads
+        """Heads of keys and values, of the layer that has most."""
+        return max(self.attention_of(layer).num_kv_heads for layer in self.attention_layers)
 
-    @property
+    @cached_property
     def head_dim(self) -> int:
-        """Elements of a head, of every layer with attention."""
-        return self.attention_of(self.attention_layers[0]).head_dim
+        """Elements of a head, of the layer that has the largest."""
+        return max(self.attention_of(layer).head_dim for layer in self.attention_layers)
+
+    @cached_property
+    def has_equal_heads(self) -> bool:
+        """Whether all layers with attention have keys and values of their own, in heads of one number and size."""
+        attentions = map(self.attention_of, self.attention_layers)
+        heads = {(one.num_heads, one.num_kv_heads, one.head_dim) for one in attentions}
+        return len(heads) == 1 and self.kv_layers == self.attention_layers
+
+    @cached_property
+    def query_size(self) -> int:
+        """Features of the queries of a token, of the layer that has most."""
+        return max(self.attention_of(layer).query_size for layer in self.attention_layers)
+
+    @cached_property
+    def qkv_size(self) -> int:
+        """Features of the queries, keys and values of a token, of the layer that has most."""
+        return max(self.attention_of(layer).qkv_size for layer in self.attention_layers)
 
     @cached_property
     def intermediate_size(self) -> int:
@@ -221,23 +254,38 @@ class Decoder:
             yield from layer_problems(layer)
             if layer.attention is not None:
                 yield from self._attention_problems(layer.attention)
+        for number in self.attention_layers:
+            yield "a layer reads keys and values that are not those of a layer like it", not self._has_source(number)
         experts = sum(0 if layer.experts is None else layer.experts.count for layer in self.layers)
         yield f"it has {experts} experts, at most {MAX_ALL_EXPERTS} are read", experts > MAX_ALL_EXPERTS
+        features = self.per_layer_embedding
+        yield "per_layer_embedding is out of range", not 0 <= features * self.num_layers <= 4 * MAX_WIDTH
         factors = (self.embedding_scale, self.residual_scale, self.logit_scale, self.logit_softcap)
         yield "a factor is no number", not are_finite(*factors)
         for rope in self.ropes:
-            yield "more dimensions are rotated than heads have", rope.dimensions > self.head_dim
             yield "a rotation has no frequencies", not rope.frequencies
             yield "long frequencies are not as many", len(rope.long_frequencies) not in (0, len(rope.frequencies))
             numbers = (rope.base, rope.magnitude, *rope.frequencies, *rope.long_frequencies)
             yield "a rotation has a number out of range", rope.base <= 0 or not are_finite(*numbers)
 
     def _attention_problems(self, attention: Attention) -> Iterable[tuple[str, bool]]:
-        heads = (attention.num_heads, attention.num_kv_heads, attention.head_dim)
-        yield "heads differ from layer to layer", heads != (self.num_heads, self.num_kv_heads, self.head_dim)
         yield "windows differ in size", attention.window not in (0, self.sliding_window)
         has_rope = attention.rope is None or 0 <= attention.rope < len(self.ropes)
         yield "a layer names a rotation that is not there", not has_rope
+        rotated = self.ropes[attention.rope].dimensions if attention.rope is not None and has_rope else 0
+        yield "more dimensions are rotated than heads have", rotated > attention.head_dim
+
+    def _has_source(self, layer: int) -> bool:
+        """Return whether a layer with attention has keys and values, its own or those of an earlier layer like it."""
+        own = self.attention_of(layer)
+        if own.kv_from is None:
+            return True
+        source = self.layers[own.kv_from].attention if 0 <= own.kv_from < layer else None
+        if source is None or source.kv_from is not None:
+            return False
+        return all(
+            getattr(own, name) == getattr(source, name) for name in ("num_kv_heads", "head_dim", "window", "rope")
+        )
 
 
 @dataclass(frozen=True)
@@ -261,6 +309,16 @@ class Dimensions:
     """No windows are known without a description."""
     sliding_window: ClassVar[int] = 0
     ring_window: ClassVar[int] = 0
+
+    @property
+    def query_size(self) -> int:
+        """Features of the queries of a token."""
+        return self.num_heads * self.head_dim
+
+    @property
+    def qkv_size(self) -> int:
+        """Features of the queries, keys and values of a token."""
+        return (self.num_heads + 2 * self.num_kv_heads) * self.head_dim
 
     def check(self) -> None:
         """Check that the numbers are in range."""
@@ -321,4 +379,5 @@ def _out_of_range(model: Model) -> Iterable[tuple[str, bool]]:
         yield f"{name} is {value!s:.40}, must be 1 to {most}", not 1 <= value <= most
     yield f"norm_epsilon is {model.norm_epsilon}", not MIN_EPSILON <= model.norm_epsilon <= MAX_EPSILON
     heads, groups = model.num_heads, model.num_kv_heads
-    yield f"num_heads, {heads}, is not a multiple of num_kv_heads, {groups}", heads % groups != 0
+    if isinstance(model, Dimensions):
+        yield f"num_heads, {heads}, is not a multiple of num_kv_heads, {groups}", heads % groups != 0

@@ -58,6 +58,10 @@ class Attention:
             in their matrix.
         clip: queries and keys behind their norms, and values, are limited to plus and minus this; 0: they are not.
         query_scaling: or None.
+        norms_values: whether values are normed as heads are, without weights.
+        values_are_keys: whether values are the keys before their norm and rotation.
+        kv_from: number of an earlier layer whose keys and values this one reads, which has queries alone; None: it has
+            its own.
     """
 
     num_heads: int
@@ -75,6 +79,9 @@ class Attention:
     query_scaling: QueryScaling | None = None
     clip: float = field(default=0.0, metadata=RARE)
     has_gate: bool = field(default=False, metadata=RARE)
+    norms_values: bool = field(default=False, metadata=RARE)
+    values_are_keys: bool = field(default=False, metadata=RARE)
+    kv_from: int | None = field(default=None, metadata=RARE)
 
     @property
     def query_size(self) -> int:
@@ -85,6 +92,12 @@ class Attention:
     def key_size(self) -> int:
         """Features of the keys of a token, and of the values."""
         return self.num_kv_heads * self.head_dim
+
+    @property
+    def qkv_size(self) -> int:
+        """Features of what is computed of a token before it attends."""
+        parts = 0 if self.kv_from is not None else 1 if self.values_are_keys else 2
+        return self.query_size + parts * self.key_size
 
 
 @dataclass(frozen=True)
@@ -231,6 +244,7 @@ class Layer:
         attention: its mixer, or one of two; None: it has another one, or none.
         feed_forward: None: there are experts in its place, or nothing; what both make is added.
         has_post_norms: whether their outputs are, before they are added to the stream.
+        has_scale: whether the stream is multiplied by a number behind the layer.
     """
 
     attention: Attention | None
@@ -241,6 +255,7 @@ class Layer:
     gated_delta: GatedDelta | None = field(default=None, metadata=RARE)
     state_space: StateSpace | None = field(default=None, metadata=RARE)
     experts: Experts | None = field(default=None, metadata=RARE)
+    has_scale: bool = field(default=False, metadata=RARE)
 
     @property
     def has_mixer(self) -> bool:
@@ -284,6 +299,12 @@ def layer_problems(layer: Layer) -> Iterable[tuple[str, bool]]:
 
 
 def _attention_problems(attention: Attention) -> Iterable[tuple[str, bool]]:
+    heads, groups = attention.num_heads, attention.num_kv_heads
+    yield "a layer has heads out of range", not (1 <= groups <= MAX_HEADS and 1 <= heads <= MAX_HEADS)
+    yield f"num_heads, {heads}, is not a multiple of num_kv_heads, {groups}", groups > 0 and heads % groups != 0
+    yield "a layer has a head size out of range", not 1 <= attention.head_dim <= MAX_WIDTH
+    has_values = attention.norms_values or attention.values_are_keys
+    yield "a layer has values of its own and reads another's", has_values and attention.kv_from is not None
     yield "a window is below 0", attention.window < 0
     yield "the norm of queries and keys is unknown", attention.qk_norm not in QK_NORMS
     scaling = attention.query_scaling

@@ -88,11 +88,20 @@ def tensor_values(case: str, name: str, shape: tuple[int, ...], config: dict[str
     scaled_embedding = config["model_type"].startswith(("gemma", "granite"))
     if name.endswith(".bias"):
         return integers * np.float32(2.0**-8)
+    if name.endswith("layer_scalar"):
+        return np.floor(integers / 2) * np.float32(2.0**-8) + np.float32(0.75)
     if "norm" in name:
-        added_later = config["model_type"].startswith(("gemma", "qwen3_5")) and not any(
-            part in name for part in ("vision", "linear_attn")
+        is_gemma4 = config["model_type"].startswith("gemma4")
+        # Its scores have no scale.
+        size = np.float32(2.0**-3 if is_gemma4 and name.endswith("q_norm.weight") else 1.0)
+        added_later = (
+            config["model_type"].startswith(("gemma", "qwen3_5"))
+            and not is_gemma4
+            and not any(part in name for part in ("vision", "linear_attn"))
         )
-        return np.floor(integers / 2) * np.float32(2.0**-7) + np.float32(0.0 if added_later else 1.0)
+        return size * (np.floor(integers / 2) * np.float32(2.0**-7) + np.float32(0.0 if added_later else 1.0))
+    if "embed_tokens_per_layer" in name:
+        return integers * np.float32(2.0**-7)
     if "embed_tokens" in name:
         return integers * np.float32(2.0**-9 if scaled_embedding else 2.0**-6)
     if name.endswith(("sinks", "A_log", "conv1d.weight")):

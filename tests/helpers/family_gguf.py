@@ -16,7 +16,8 @@ from tests.helpers.gguf_factory import CHATML, _add_value, _quantised, _tokenize
 
 ARCHITECTURES = {
     "cohere2": "cohere2", "ernie4_5": "ernie4_5", "exaone4": "exaone4", "gemma2": "gemma2", "gemma3": "gemma3",
-    "gemma3_text": "gemma3", "granite": "granite", "granitemoe": "granitemoe", "granitemoehybrid": "granitehybrid",
+    "gemma3_text": "gemma3", "gemma4_text": "gemma4", "granite": "granite", "granitemoe": "granitemoe",
+    "granitemoehybrid": "granitehybrid",
     "gpt_oss": "gpt-oss", "lfm2_moe": "lfm2moe", "olmoe": "olmoe",
     "qwen3_moe": "qwen3moe", "qwen3_5_text": "qwen35", "hunyuan_v1_dense": "hunyuan-dense", "lfm2": "lfm2",
     "llama": "llama",
@@ -196,7 +197,7 @@ def _tiled(name: str, values: np.ndarray, config: Mapping[str, Any]) -> np.ndarr
 
 
 def _converted(name: str, values: np.ndarray, arch: str, config: Mapping[str, Any]) -> np.ndarray:
-    if arch.startswith(("gemma", "qwen35")) and name.endswith("norm.weight") and "linear_attn" not in name:
+    if arch in ("gemma2", "gemma3", "qwen35") and name.endswith("norm.weight") and "linear_attn" not in name:
         return values + np.float32(1)
     if "mamba." in name:
         return _of_state_space(name, values, config)
@@ -211,6 +212,10 @@ def _converted(name: str, values: np.ndarray, arch: str, config: Mapping[str, An
 
 def _rope_tensors(config: Mapping[str, Any], arch: str) -> dict[str, np.ndarray]:
     rope = full_rope(config)
+    if arch == "gemma4":
+        size = full_heads(config)[1]
+        turning = int(size * rope["partial_rotary_factor"] / 2)
+        return {"rope_freqs.weight": np.array([1.0] * turning + [1e30] * (size // 2 - turning), np.float32)}
     if rope["rope_type"] == "longrope":
         return {
             f"rope_factors_{kind}.weight": np.array(rope[f"{kind}_factor"], np.float32) for kind in ("long", "short")
@@ -232,6 +237,12 @@ def _llama3_divisors(rope: Mapping[str, Any], size: int) -> np.ndarray:
 
 
 # --- metadata -------------------------------------------------------------------------------------
+
+
+def full_heads(config: Mapping[str, Any]) -> tuple[int, int]:
+    """Return the number of kv heads and the size of heads of Gemma 4's layers with full attention."""
+    layer = next(iter(config["per_layer_config"].values()))
+    return layer.get("num_key_value_heads", config["num_key_value_heads"]), layer["head_dim"]
 
 
 def full_rope(config: Mapping[str, Any]) -> dict[str, Any]:
@@ -321,6 +332,26 @@ def _window_metadata(config: Mapping[str, Any], arch: str) -> dict[str, object]:
 
 
 def _family_metadata(config: Mapping[str, Any], arch: str) -> dict[str, object]:
+    if arch == "gemma4":
+        kv_heads, size = full_heads(config)
+        sliding = [kind == "sliding_attention" for kind in config["layer_types"]]
+        own = len(sliding) - config["num_kv_shared_layers"]
+        wide = config["intermediate_size"] * (2 if config["use_double_wide_mlp"] else 1)
+        found: dict[str, object] = {
+            "attention.key_length": size, "attention.value_length": size,
+            "attention.key_length_swa": config["head_dim"], "attention.value_length_swa": config["head_dim"],
+            "rope.dimension_count": size, "rope.dimension_count_swa": config["head_dim"],
+            "attention.sliding_window": config["sliding_window"], "attention.sliding_window_pattern": sliding,
+            "attention.shared_kv_layers": config["num_kv_shared_layers"],
+            "embedding_length_per_layer_input": config["hidden_size_per_layer_input"],
+            "final_logit_softcapping": config["final_logit_softcapping"],
+        }  # fmt: skip
+        if wide != config["intermediate_size"]:
+            found["feed_forward_length"] = [config["intermediate_size"] if layer < own else wide
+                                            for layer in range(len(sliding))]  # fmt: skip
+        if kv_heads != config["num_key_value_heads"]:
+            found["attention.head_count_kv"] = [config["num_key_value_heads"] if one else kv_heads for one in sliding]
+        return found
     if arch in ("gemma2", "gemma3"):
         return {
             "attn_logit_softcapping": config.get("attn_logit_softcapping"),

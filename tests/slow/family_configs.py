@@ -184,6 +184,39 @@ def _phi3(original: int, size: int, **changes: Any) -> dict[str, Any]:
     )  # fmt: skip
 
 
+_GEMMA4 = _base(
+    num_hidden_layers=6, head_dim=32, global_head_dim=64, sliding_window=WINDOW, tie_word_embeddings=True,
+    hidden_size_per_layer_input=16, vocab_size_per_layer_input=264, final_logit_softcapping=5.0,
+    layer_types=["sliding_attention", "full_attention"] * 3,
+)  # fmt: skip
+_GEMMA4_ROPES = {  # what transformers assumes
+    "sliding_attention": {"rope_type": "default", "rope_theta": 10000.0},
+    "full_attention": {"rope_type": "proportional", "partial_rotary_factor": 0.25, "rope_theta": 1e6},
+}
+_GEMMA4_OTHER_ROPES = {
+    "sliding_attention": {"rope_type": "default", "rope_theta": 5000.0},
+    "full_attention": {"rope_type": "proportional", "partial_rotary_factor": 0.5, "rope_theta": 50000.0},
+}
+
+GEMMA4 = {
+    "gemma4_text": CaseConfig(
+        "Gemma4Text",
+        _GEMMA4 | {"num_kv_shared_layers": 2, "use_double_wide_mlp": True},
+        old={"per_layer_config": None, "global_head_dim": 64, "rope_parameters": _GEMMA4_ROPES},
+        model_class="Gemma4ForCausalLM",
+    ),
+    "gemma4_text_keys": CaseConfig(
+        "Gemma4Text",
+        _base(head_dim=40, global_head_dim=64, sliding_window=WINDOW, tie_word_embeddings=True,
+              hidden_size_per_layer_input=0, attention_k_eq_v=True, num_global_key_value_heads=1,
+              layer_types=["sliding_attention", "full_attention", "sliding_attention", "full_attention"],
+              rope_parameters=_GEMMA4_OTHER_ROPES),
+        old={"per_layer_config": None, "global_head_dim": 64, "num_global_key_value_heads": 1,
+             "rope_parameters": _GEMMA4_OTHER_ROPES},
+        model_class="Gemma4ForCausalLM",
+    ),
+}  # fmt: skip
+
 PHI3 = {
     "phi3_long": CaseConfig("Phi3", _phi3(ORIGINAL_CONTEXT, 32)),
     "phi3_short": CaseConfig("Phi3", _phi3(LONG_ORIGINAL_CONTEXT, 32, max_position_embeddings=1024)),
@@ -450,5 +483,5 @@ OTHERS = {
 }  # fmt: skip
 
 CONFIGS: dict[str, CaseConfig] = (
-    QWEN | LLAMA | GEMMA | PHI3 | SCALED | POST_NORM | CONVOLUTIONS | DELTAS | SPACES | EXPERTS | OTHERS
+    QWEN | LLAMA | GEMMA | GEMMA4 | PHI3 | SCALED | POST_NORM | CONVOLUTIONS | DELTAS | SPACES | EXPERTS | OTHERS
 )

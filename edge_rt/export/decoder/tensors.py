@@ -33,6 +33,8 @@ INPUT_OF: Final[Mapping[str, str]] = {
     "ffn_gate": "gate_up",
     "ffn_up": "gate_up",
     "ffn_down": "down",
+    "inp_gate": "per_layer_gate",
+    "proj": "per_layer_out",
 }
 """Kind of matrix -> what its input is called."""
 
@@ -47,6 +49,12 @@ def expected_shapes(decoder: Decoder) -> Shapes:
         shapes["output_norm.bias"] = (width,)
     if not decoder.is_tied:
         shapes["output.weight"] = (width, decoder.vocab_size)
+    if features := decoder.per_layer_embedding * decoder.num_layers:
+        shapes |= {
+            "per_layer_token_embd.weight": (features, decoder.vocab_size),
+            "per_layer_model_proj.weight": (width, features),
+            "per_layer_proj_norm.weight": (decoder.per_layer_embedding,),
+        }
     for index, layer in enumerate(decoder.layers):
         shapes |= {f"blk.{index}.{name}": shape for name, shape in layer_shapes(decoder, layer).items()}
     return shapes
@@ -68,6 +76,10 @@ def layer_shapes(decoder: Decoder, layer: Layer) -> Shapes:
         shapes |= _feed_forward_shapes(width, layer.feed_forward, "")
     if layer.experts is not None:
         shapes |= _experts_shapes(width, layer.experts)
+    if layer.has_scale:
+        shapes["layer_output_scale.weight"] = (1,)
+    if features := decoder.per_layer_embedding:
+        shapes |= {"inp_gate.weight": (width, features), "proj.weight": (features, width), "post_norm.weight": (width,)}
     norms = (
         ("attn_norm", layer.has_mixer and layer.has_pre_norms),
         ("ffn_norm", bool(layer.feed_forwards) and layer.has_pre_norms),
@@ -84,22 +96,36 @@ def layer_shapes(decoder: Decoder, layer: Layer) -> Shapes:
 
 def _attention_shapes(width: int, attention: Attention) -> Shapes:
     queries, keys = attention.query_size, attention.key_size
-    shapes = _with_biases(
-        {
-            "attn_q.weight": (width, 2 * queries if attention.has_gate else queries),
-            "attn_k.weight": (width, keys),
-            "attn_v.weight": (width, keys),
-        },
-        attention.has_qkv_bias,
-    )
+    matrices: Shapes = {"attn_q.weight": (width, 2 * queries if attention.has_gate else queries)}
+    matrices |= {f"{kind}.weight": (width, keys) for kind in kv_kinds(attention)}
+    shapes = _with_biases(matrices, attention.has_qkv_bias)
     shapes |= _with_biases({"attn_output.weight": (queries, width)}, attention.has_output_bias)
     if attention.qk_norm != "none":
         is_row = attention.qk_norm == "row"
         shapes["attn_q_norm.weight"] = (queries if is_row else attention.head_dim,)
-        shapes["attn_k_norm.weight"] = (keys if is_row else attention.head_dim,)
+        if attention.kv_from is None:
+            shapes["attn_k_norm.weight"] = (keys if is_row else attention.head_dim,)
     if attention.has_sinks:
         shapes["attn_sinks.weight"] = (attention.num_heads,)
     return shapes
+
+
+def kv_kinds(attention: Attention) -> tuple[str, ...]:
+    """Return the matrices of keys and values that a layer has."""
+    if attention.kv_from is not None:
+        return ()
+    return ("attn_k",) if attention.values_are_keys else ("attn_k", "attn_v")
+
+
+def unread_tensors(decoder: Decoder) -> frozenset[str]:
+    """Return the names of tensors that files may have and nobody reads: keys and values of layers without a cache."""
+    return frozenset(
+        f"blk.{layer}.{kind}.{suffix}"
+        for layer in decoder.attention_layers
+        if layer not in decoder.kv_layers
+        for kind in ("attn_k", "attn_v", "attn_k_norm", "attn_v_norm")
+        for suffix in ("weight", "bias")
+    )
 
 
 def _short_conv_shapes(width: int, conv: ShortConv) -> Shapes:
@@ -187,8 +213,8 @@ def split_fused(where: str, tensors: Mapping[str, TensorInfo], decoder: Decoder)
         attention, inner, prefix = layer.attention, layer.feed_forward, f"blk.{index}."
         fused: list[tuple[str, dict[str, int]]] = []
         if attention is not None:
-            keys = attention.key_size
-            fused.append(("attn_qkv", {"attn_q": attention.query_size, "attn_k": keys, "attn_v": keys}))
+            keys = dict.fromkeys(kv_kinds(attention), attention.key_size)
+            fused.append(("attn_qkv", {"attn_q": attention.query_size, **keys}))
         if layer.experts is not None:
             _split_experts(where, found, prefix, layer.experts.count)
             size = layer.experts.each.size
@@ -279,7 +305,8 @@ def check_tensors(header: GGUFHeader, tensors: Mapping[str, TensorInfo], decoder
     """Collect every missing, misshapen or surplus tensor of a GGUF file and raise once."""
     check_shapes(header.path.name, tensors, decoder)
     expected = expected_shapes(decoder)
-    require_no_surplus(header.path.name, [name for name in tensors if name not in expected and name not in OPTIONAL])
+    known = {*expected, *OPTIONAL, *unread_tensors(decoder)}
+    require_no_surplus(header.path.name, [name for name in tensors if name not in known])
     _check_types(header.path.name, {name: tensors[name] for name in expected})
 
 

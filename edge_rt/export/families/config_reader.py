@@ -14,12 +14,14 @@ FULL, SLIDING = "full_attention", "sliding_attention"
 
 NEUTRAL_VALUES: Final[Mapping[str, tuple[Any, ...]]] = {
     "attention_bias": (False,),
+    "attention_k_eq_v": (False,),
     "attention_multiplier": (),
     "attn_logit_softcapping": (),
     "attn_output_gate": (False,),
     "clip_qkv": (),
     "conv_bias": (False,),
     "embedding_multiplier": (1,),
+    "enable_moe_block": (False,),
     "final_logit_softcapping": (),
     "hidden_act": ("silu", "swish"),
     "hidden_activation": ("silu",),
@@ -38,6 +40,7 @@ NEUTRAL_VALUES: Final[Mapping[str, tuple[Any, ...]]] = {
     "num_kv_shared_layers": (0,),
     "num_local_experts": (0, 1),
     "parallel_residual": (False,),
+    "per_layer_config": ({},),
     "partial_rotary_factor": (1,),
     "qk_norm": (False,),
     "query_pre_attn_scalar": (),
@@ -46,6 +49,7 @@ NEUTRAL_VALUES: Final[Mapping[str, tuple[Any, ...]]] = {
     "shared_intermediate_size": (0,),
     "swiglu_limit": (),
     "use_bias": (False,),
+    "use_double_wide_mlp": (False,),
     "use_parallel_residual": (False,),
     "use_qk_norm": (False,),
     "use_qkv_bias": (False,),
@@ -133,6 +137,11 @@ class ConfigReader:
         """Let the value of another key, where it is there, be that of a key."""
         if self.has(other):
             self.values = {**self.values, key: self.values[other]}
+
+    def assume(self, key: str, value: Any) -> None:
+        """Let a key that is missing, or null, have a value."""
+        if not self.has(key):
+            self.values = {**self.values, key: value}
 
     def is_null(self, key: str) -> bool:
         """Return whether a key is there and null."""

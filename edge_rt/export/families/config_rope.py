@@ -16,6 +16,7 @@ from edge_rt.export.families.rope import (
     divided_rope,
     linear_rope,
     llama3_divisors,
+    proportional_rope,
     yarn_borders,
     yarn_rope,
     yarn_temperature,
@@ -32,6 +33,7 @@ _KEYS: Final[Mapping[str, tuple[str, ...]]] = {
         *("factor", "original_max_position_embeddings", "attention_factor", "beta_fast", "beta_slow"),
         *("mscale", "mscale_all_dim", "truncate"),
     ),
+    "proportional": ("factor",),
     "dynamic": ("alpha", "factor", "beta_fast", "beta_slow", "mscale", "mscale_all_dim"),
 }
 """Kind of scaling -> keys that it has, besides those that all have."""
@@ -69,10 +71,14 @@ def read_rope(
         raise _wrong(config, theta_key or "rope_theta", base)
     scaling = legacy or parameters
     rotated = _rotated(config, {**parameters, **scaling}, dimensions, rotated_share)
+    is_partial = is_partial or scaling.get("rope_type") == "proportional"
     if not is_partial and rotated != dimensions:
         raise config.refused("partial_rotary_factor is not 1, which this family does not use")
     if scaling and layer_type is None:
         scaling = {**scaling, "original_max_position_embeddings": original_context(config, scaling, context)}
+    if scaling.get("rope_type") == "proportional":
+        _require_known(config, scaling, known)
+        return proportional_rope(float(base), dimensions, rotated, _number(config, scaling, "factor", 1.0))
     return _scaled(config, scaling, float(base), rotated, context, known)
 
 
@@ -116,13 +122,7 @@ def _require_agreement(
 def _scaled(
     config: ConfigReader, scaling: Mapping[str, Any], base: float, rotated: int, context: int, known: tuple[str, ...]
 ) -> Rope:
-    kind = scaling.get("rope_type", scaling.get("type", "default"))
-    if kind not in _KEYS:
-        raise _unsupported(config, f"{kind!r:.40}")
-    strange = [key for key in scaling if key not in (*_COMMON, *_KEYS[kind], *known) and scaling[key] is not None]
-    # What a model without scaling says of it has no meaning.
-    if strange and kind != "default":
-        raise _unsupported(config, f"{kind!r} with {', '.join(strange):.80}")
+    kind = _require_known(config, scaling, known)
     if kind == "default":
         return default_rope(base, rotated)
     if kind == "dynamic":
@@ -148,6 +148,18 @@ def _scaled(
         # Implementations differ in what they make of it.
         raise config.refused(f"YaRN's original context of {yarn.original_context} tokens is too short for a blend")
     return yarn_rope(base, rotated, yarn)
+
+
+def _require_known(config: ConfigReader, scaling: Mapping[str, Any], known: tuple[str, ...]) -> str:
+    """Return the kind of scaling; refuse one that is unknown, or that has unknown keys."""
+    kind: Any = scaling.get("rope_type", scaling.get("type", "default"))
+    if kind not in _KEYS:
+        raise _unsupported(config, f"{kind!r:.40}")
+    strange = [key for key in scaling if key not in (*_COMMON, *_KEYS[kind], *known) and scaling[key] is not None]
+    # What a model without scaling says of it has no meaning.
+    if strange and kind != "default":
+        raise _unsupported(config, f"{kind!r} with {', '.join(strange):.80}")
+    return str(kind)
 
 
 def _yarn(config: ConfigReader, scaling: Mapping[str, Any], factor: float, context: int) -> Yarn:

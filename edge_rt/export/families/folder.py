@@ -9,7 +9,14 @@ from pathlib import Path
 from typing import Any, Final
 
 from edge_rt.errors import InvalidModelFile, StorageError
-from edge_rt.export.decoder.tensors import check_shapes, expected_shapes, is_fused, require_no_surplus, split_fused
+from edge_rt.export.decoder.tensors import (
+    check_shapes,
+    expected_shapes,
+    is_fused,
+    require_no_surplus,
+    split_fused,
+    unread_tensors,
+)
 from edge_rt.export.families.config_reader import ConfigReader
 from edge_rt.export.families.family import Family
 from edge_rt.export.families.registry import MODEL_TYPES, family_of_config, require_decoder
@@ -163,6 +170,8 @@ def _renamed(folder: HFFolder, family: Family, decoder: Decoder) -> tuple[dict[s
     stored = folder.weights.tensors
     # str.startswith of no beginnings is false.
     ignored = {name for name in stored if name.endswith(_IGNORED) or name.startswith(family.ignored_tensors)}
+    unread = unread_tensors(decoder)
+    ignored |= {hf for hf, ours in names.items() if ours in unread}
     if prefix != PREFIXES[0]:
         # Of a model that also sees or hears, the text model is read.
         ignored |= {name for name in stored if not name.startswith(prefix) and name not in HEADS}

@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Final
 
 from edge_rt.errors import InvalidModelFile
-from edge_rt.export.decoder.tensors import check_tensors, split_fused
+from edge_rt.export.decoder.tensors import check_tensors, split_fused, unread_tensors
 from edge_rt.export.families.family import Family
 from edge_rt.export.families.header_reader import HeaderReader
 from edge_rt.export.families.registry import family_of_header
@@ -46,7 +46,8 @@ def read_header_decoder(header: GGUFHeader) -> tuple[Family, Decoder, Mapping[st
             stored[ours] = replace(one, name=ours, shape=shape)
     tensors = split_fused(header.path.name, stored, decoder)
     check_tensors(header, tensors, decoder)
-    return family, decoder, tensors
+    unread = unread_tensors(decoder)
+    return family, decoder, {name: one for name, one in tensors.items() if name not in unread}
 
 
 def _our_name(name: str, family: Family) -> str:

@@ -200,12 +200,14 @@ class HeaderReader:
         epsilon: str = "attention.layer_norm_rms_epsilon",
         kv_heads: int | None = None,
         layers: int | None = None,
+        feed_forward: int | None = None,
     ) -> Dimensions:
         """Return the sizes; ``is_tied`` is None if that is told by whether the file has a head of its own.
 
         Args:
             kv_heads: of layers with attention, where not all have it; None: the file has one number for all.
             layers: without blocks that predict further ahead; None: the file has none.
+            feed_forward: features of the widest one, where they differ; None: the file has one number for all.
         """
         width = self.count("embedding_length", MAX_WIDTH)
         heads = self.count("attention.head_count", MAX_HEADS)
@@ -220,7 +222,9 @@ class HeaderReader:
             num_heads=heads,
             num_kv_heads=kv_heads,
             head_dim=self._head_dim(width, heads),
-            intermediate_size=self.count("feed_forward_length", 4 * MAX_WIDTH),
+            intermediate_size=(
+                self.count("feed_forward_length", 4 * MAX_WIDTH) if feed_forward is None else feed_forward
+            ),
             vocab_size=self._vocab_size(),
             context_length=self.count("context_length", MAX_CONTEXT),
             norm_epsilon=self.number(epsilon, least=MIN_EPSILON, most=MAX_EPSILON),

@@ -13,6 +13,7 @@ from edge_rt.export.families.experts import GRANITEMOE, LFM2MOE, OLMOE, QWEN3MOE
 from edge_rt.export.families.family import Family
 from edge_rt.export.families.gemma2 import GEMMA2
 from edge_rt.export.families.gemma3 import GEMMA3
+from edge_rt.export.families.gemma4 import GEMMA4
 from edge_rt.export.families.gpt_oss import GPT_OSS
 from edge_rt.export.families.granite import GRANITE
 from edge_rt.export.families.granite_hybrid import GRANITE_HYBRID
@@ -34,6 +35,7 @@ FAMILIES: Final[tuple[Family, ...]] = (
     QWEN3,
     GEMMA2,
     GEMMA3,
+    GEMMA4,
     PHI3,
     MINISTRAL3,
     SMOLLM3,

@@ -54,6 +54,13 @@ def linear_rope(base: float, dimensions: int, factor: float, *, magnitude: float
     return Rope("linear", base, tuple(one / factor for one in plain_frequencies(base, dimensions)), magnitude)
 
 
+def proportional_rope(base: float, dimensions: int, rotated: int, factor: float = 1.0) -> Rope:
+    """Return the rotation in which some pairs turn, as fast as if all did, and the others stand still."""
+    plain = plain_frequencies(base, dimensions)
+    turning = tuple(one / factor for one in plain[: rotated // 2])
+    return Rope("proportional", base, turning + (0.0,) * (len(plain) - len(turning)))
+
+
 def divided_rope(rope: Rope, kind: str, divisors: Sequence[float]) -> Rope:
     """Return a rotation whose frequencies are divided one by one."""
     frequencies = tuple(one / divisor for one, divisor in zip(rope.frequencies, divisors, strict=True))

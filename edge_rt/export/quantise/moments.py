@@ -118,6 +118,10 @@ class CalibrationWalk:
         pieces = [token_ids[begin : begin + SEQUENCE] for begin in range(0, len(token_ids), SEQUENCE)]
         self.sequences = [list(piece) for piece in pieces]
         self._streams = [self._forward.embed(piece)[None] for piece in self.sequences]
+        self._per_layer = [
+            self._forward.per_layer(x, piece) for x, piece in zip(self._streams, self.sequences, strict=True)
+        ]
+        self._layer = {}
         self._tables = self._forward.rope(min(SEQUENCE, len(token_ids)))
 
     def is_held_out(self, sequence: int) -> bool:
@@ -138,7 +142,7 @@ class CalibrationWalk:
             for number, x in enumerate(self._streams):
                 self._is_held_out = self.is_held_out(number)
                 tables = [(cos[: x.shape[1]], sin[: x.shape[1]]) for cos, sin in self._tables]
-                self._streams[number] = self._forward.layer(x, index, tables)
+                self._streams[number] = self._forward.layer(x, index, tables, self._per_layer[number])
         # The weights of the layer, as floats, are kept for all sequences and no longer.
         self._layer = {}
         return self._finite(f"layer {index}")

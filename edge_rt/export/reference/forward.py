@@ -44,14 +44,42 @@ class DecoderForward:
         self._source = source
         self._product = product
         self._dtype = np.dtype(dtype)
+        # Of the layers whose keys and values later ones read.
+        self._kv: dict[int, tuple[Array, Array]] = {}
+        self._kept = frozenset(
+            decoder.kv_layer_of(one) for one in decoder.attention_layers if one not in decoder.kv_layers
+        )
 
     def embed(self, token_ids: Sequence[int]) -> Array:
         """Return the embeddings of tokens, ``[tokens, hidden_size]``."""
         rows = self._matrices.rows("token_embd.weight", token_ids).astype(self._dtype)
         return self._scaled(rows, self._decoder.embedding_scale)
 
-    def layer(self, x: Array, layer: int, tables: Tables) -> Array:
-        """Return the stream after a layer; ``tables`` as from ``rope``, for the rows of ``x``."""
+    def per_layer(self, x: Array, token_ids: Sequence[int]) -> Array | None:
+        """Return the further embeddings of tokens, given their embeddings; None if the model has none.
+
+        Args:
+            x: ``[forwards, tokens, hidden_size]``.
+
+        Returns:
+            ``[forwards, tokens, layers, features]``.
+        """
+        decoder, features = self._decoder, self._decoder.per_layer_embedding
+        if not features:
+            return None
+        product = self._scaled(self._times(x, "per_layer_model_proj"), decoder.hidden_size**-0.5)
+        normed = self._rms_normed(product.reshape(*x.shape[:-1], -1, features), "per_layer_proj_norm.weight")
+        rows = self._matrices.rows("per_layer_token_embd.weight", token_ids).astype(self._dtype)
+        table = self._scaled(rows, features**0.5).reshape(len(token_ids), -1, features)
+        return self._scaled(normed + table, 0.5**0.5)
+
+    def layer(self, x: Array, layer: int, tables: Tables, per_layer: Array | None = None) -> Array:
+        """Return the stream after a layer.
+
+        Args:
+            tables: as from ``rope``, for the rows of ``x``.
+            per_layer: as from ``per_layer``, for the rows of ``x``.
+        """
         name, scale = f"blk.{layer}", self._decoder.residual_scale
         kind = self._decoder.layers[layer]
         if kind.has_mixer:
@@ -60,6 +88,11 @@ class DecoderForward:
         if kind.feed_forwards:
             fed = self._mlp(self.norm(x, f"{name}.ffn_norm.weight"), layer)
             x = x + self._scaled(self.norm(fed, f"{name}.post_ffw_norm.weight"), scale)
+        if per_layer is not None:
+            gated = gelu(self._times(x, f"{name}.inp_gate")) * per_layer[..., layer, :]
+            x = x + self.norm(self._times(gated, f"{name}.proj"), f"{name}.post_norm.weight")
+        if kind.has_scale:
+            x = x * self._vector(f"{name}.layer_output_scale.weight")
         return x
 
     def norm(self, x: Array, weight: str) -> Array:
@@ -96,9 +129,13 @@ class DecoderForward:
         return capped
 
     def _rms_normed(self, x: Array, weight: str) -> Array:
-        scale = np.sqrt((x * x).mean(axis=-1, keepdims=True) + self._dtype.type(self._decoder.norm_epsilon))
-        normed: Array = x / scale * self._vector(weight)
+        normed: Array = x / self._root(x) * self._vector(weight)
         return normed
+
+    def _root(self, x: Array) -> Array:
+        """Return the root of the mean square of rows, ``[..., 1]``."""
+        root: Array = np.sqrt((x * x).mean(axis=-1, keepdims=True) + self._dtype.type(self._decoder.norm_epsilon))
+        return root
 
     def _vector(self, name: str) -> Array:
         (piece,) = self._matrices.pieces(name)
@@ -136,23 +173,33 @@ class DecoderForward:
     def _heads_of(self, x: Array, layer: int, tables: Tables) -> tuple[Array, Array, Array]:
         """Return queries and keys, normed and rotated, and values, ``[..., rows, heads, head_dim]``."""
         attention = self._decoder.attention_of(layer)
-        counts = {"q": attention.num_heads, "k": attention.num_kv_heads, "v": attention.num_kv_heads}
-        q, k, v = (
-            self._times(x, f"blk.{layer}.attn_{kind}").reshape(*x.shape[:-1], heads, -1)
-            for kind, heads in counts.items()
-        )
-        q = q[..., : attention.head_dim]
+
+        def heads_of(kind: str, heads: int) -> Array:
+            rows: Array = self._times(x, f"blk.{layer}.attn_{kind}").reshape(*x.shape[:-1], heads, -1)
+            return rows
+
+        q = heads_of("q", attention.num_heads)[..., : attention.head_dim]
+        if attention.kv_from is not None:
+            k, v = self._kv[attention.kv_from]
+        else:
+            k = heads_of("k", attention.num_kv_heads)
+            v = k if attention.values_are_keys else heads_of("v", attention.num_kv_heads)
         steps: list[Callable[[Array, str], Array]] = [lambda rows, kind: self._qk_normed(rows, layer, kind)]
         if attention.clip:
             steps.append(lambda rows, _: np.clip(rows, -attention.clip, attention.clip))
             v = np.clip(v, -attention.clip, attention.clip)
+        if attention.norms_values:
+            v = v / self._root(v)
         if attention.rope is not None:
             cos, sin = tables[attention.rope]
             steps.append(lambda rows, _: self._rotate(rows, cos, sin))
         if attention.norm_after_rope:
             steps.reverse()
         for step in steps:
-            q, k = step(q, "q"), step(k, "k")
+            q = step(q, "q")
+            k = k if attention.kv_from is not None else step(k, "k")
+        if layer in self._kept:
+            self._kv[layer] = k, v
         return self._grown(q, attention), k, v
 
     def _grown(self, q: Array, attention: Attention) -> Array:

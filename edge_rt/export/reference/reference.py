@@ -84,6 +84,7 @@ class DecoderReference:
         tables = forward.rope(len(token_ids))
         x = forward.embed(token_ids)[None]
         steps = [Step(x[0], x[0])]
+        per_layer = forward.per_layer(x if streams is None else np.repeat(x, 3, axis=0), token_ids)
 
         def beside(x: Array, index: int) -> Array:
             if streams is None:
@@ -92,7 +93,7 @@ class DecoderReference:
             return np.stack([x[0], stream, stream])
 
         for layer in range(decoder.num_layers):
-            x = forward.layer(beside(x, layer), layer, tables)
+            x = forward.layer(beside(x, layer), layer, tables, per_layer)
             steps.extend(_step_of(x))
         head = "token_embd.weight" if decoder.is_tied else "output.weight"
         x = self._rounded(forward.norm(beside(x, decoder.num_layers), "output_norm.weight"), head)

@@ -38,6 +38,7 @@ NOT_CARRIED = {
     **dict.fromkeys(("granite_h", "granite_h_dense"), "state spaces"),
     **dict.fromkeys(("qwen3_5", "qwen3_5_epsilon"), "a gated delta rule"),
     **dict.fromkeys(("gpt_oss", "gpt_oss_plain"), "experts with biases"),
+    **dict.fromkeys(("gemma4_text", "gemma4_text_keys"), "heads that differ, or keys of another layer"),
     "olmoe_clip": "limits of queries, keys and values",
 }
 """Cases that are described and computed by the reference, but not by graphs yet -> what the error names."""
@@ -144,5 +145,7 @@ def test_what_is_refused_is_named(name, kind, tmp_path):
 
 
 def test_all_families_have_a_case():
-    assert {case.text_config["model_type"] for case in LOADED.values()} >= set(MODEL_TYPES)
+    # What has a type of its own, and is read as another one: see test_gemma4.py.
+    alike = {"gemma4_unified_text"}
+    assert {case.text_config["model_type"] for case in LOADED.values()} >= set(MODEL_TYPES) - alike
     assert len(ARCHITECTURES) <= len(MODEL_TYPES)
