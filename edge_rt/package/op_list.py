@@ -86,6 +86,18 @@ _SEQUENCE_ROWS: Final = Port("sequence_rows", "int32", "[B]")
 """The last input of every operator that attends."""
 _QUERY_SCALE: Final = Port("query_scale", "float", "[P]", is_optional=True)
 
+_STATE_PORTS: Final = (
+    Port("state", "float", "[N, 2, D]"),
+    Port("past_length", "int32", "[B]"),
+    Port("state_index", "int32", "[B]"),
+    Port("slot", "int32", "[B]"),
+    Port("advance", "int32", "[B, A]"),
+    Port("certain", "int32", "[B]"),
+    Port("parents", "int32", "[S]"),
+    _SEQUENCE_ROWS,
+)
+"""What operators with states have in common."""
+
 OPS: Final[tuple[Op, ...]] = (
     # y = residual + residual_scale * post_norm(softcap(output_scale * activation(norm(x) @ weight.T + bias))):
     # M rows, K inputs, N outputs; Nout is N, or half of it where tiles of gate and up rows alternate.
@@ -169,14 +181,7 @@ OPS: Final[tuple[Op, ...]] = (
         "GatedDelta",
         (
             Port("qkv", "float", "[S, 2 K + V]"),
-            Port("state", "float", "[N, 2, D]"),
-            Port("past_length", "int32", "[B]"),
-            Port("state_index", "int32", "[B]"),
-            Port("slot", "int32", "[B]"),
-            Port("advance", "int32", "[B, A]"),
-            Port("certain", "int32", "[B]"),
-            Port("parents", "int32", "[S]"),
-            _SEQUENCE_ROWS,
+            *_STATE_PORTS,
             Port("z", "float", "[S, V]"),
             Port("b", "float", "[S, value_heads]"),
             Port("a", "float", "[S, value_heads]"),
@@ -186,6 +191,24 @@ OPS: Final[tuple[Op, ...]] = (
         ),
         (Port("y", "float", "[S, V]"),),
         {"key_heads": "int", "is_tiled": "int?", "epsilon": "float?", "key_epsilon": "float?"},
+    ),
+    # State spaces with one decay for each head (Mamba-2), which keep their states like a gated delta rule. K = groups x
+    # state size, V = heads x head_dim, D = V x state size + drafts x (heads + K + V). z are the first columns of their
+    # input, and t the last ones of theirs.
+    Op(
+        "SsmScan",
+        (
+            Port("xbc", "float", "[S, V + 2 K]"),
+            *_STATE_PORTS,
+            Port("z", "float", "[S, at least V]"),
+            Port("t", "float", "[S, at least heads]"),
+            Port("a_scale", "float", "[heads]"),
+            Port("skip", "float", "[heads]"),
+            Port("dt_bias", "float", "[heads]"),
+            Port("norm", "float", "[V]", is_optional=True),
+        ),
+        (Port("y", "float", "[S, V]"),),
+        {"head_dim": "int", "groups": "int", "norm_first": "int?", "epsilon": "float?"},
     ),
     # The weighted sum of the experts that a router chooses for each row, added to a residual: E experts of K inputs and
     # I features between their matrices, all experts' matrices one behind the other.
