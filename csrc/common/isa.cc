@@ -112,7 +112,7 @@ bool isa_from_name(const char* name, Isa* out) {
   return false;
 }
 
-// The build defines EDGE_RT_HAS_<SET> for every set that it compiles csrc/kernels/kernels.cc for.
+// The build defines EDGE_RT_HAS_<SET> for every set that it compiles csrc/kernels/ for.
 bool isa_is_compiled(Isa isa) {
   switch (isa) {
     case Isa::kScalar: return true;

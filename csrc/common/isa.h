@@ -3,7 +3,7 @@
 
 namespace edge_rt {
 
-// Sets that csrc/kernels/kernels.cc is compiled for. Within an architecture a later one is faster.
+// Sets that csrc/kernels/ is compiled for. Within an architecture a later one is faster.
 enum class Isa : int { kScalar, kAvx2, kAvxVnni, kAvx512Vnni, kNeonDotprod, kNeonI8mm };
 constexpr int kIsaCount = 6;
 

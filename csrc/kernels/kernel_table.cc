@@ -2,7 +2,7 @@
 
 namespace edge_rt {
 
-// One per instruction set that kernels.cc is compiled for.
+// One per instruction set that the files beside this one are compiled for.
 namespace scalar {
 extern const KernelTable kTable;
 }

@@ -17,17 +17,17 @@
 namespace edge_rt {
 
 struct KernelTable {
-  QuantLinearKernels quant_linear;
-  QuantEmbedKernels quant_embed;
-  SpecAttentionKernels spec_attention;
-  ShortConvKernels short_conv;
-  GatedDeltaKernels gated_delta;
-  SsmScanKernels ssm_scan;
-  ExpertsKernels experts;
-  RowTopKKernels row_top_k;
-  DraftHeadKernels draft_head;
-  QuantiseKernels quantise;
-  SamplingKernels sampling;
+  const QuantLinearKernels& quant_linear;
+  const QuantEmbedKernels& quant_embed;
+  const SpecAttentionKernels& spec_attention;
+  const ShortConvKernels& short_conv;
+  const GatedDeltaKernels& gated_delta;
+  const SsmScanKernels& ssm_scan;
+  const ExpertsKernels& experts;
+  const RowTopKKernels& row_top_k;
+  const DraftHeadKernels& draft_head;
+  const QuantiseKernels& quantise;
+  const SamplingKernels& sampling;
 };
 
 // The table of a usable instruction set.

@@ -4,7 +4,7 @@
 set(checked 0)
 foreach(object IN LISTS OBJECTS)
   execute_process(COMMAND ${NM} --defined-only --demangle ${object} OUTPUT_VARIABLE symbols COMMAND_ERROR_IS_FATAL ANY)
-  if(NOT symbols MATCHES "kTable")
+  if(NOT symbols MATCHES "::k[A-Z]")
     message(FATAL_ERROR "${object} holds no kernels")
   endif()
   string(REGEX MATCHALL "[^\n]* [WVu] [^\n]*" weak "${symbols}")
