@@ -35,8 +35,13 @@ def test_a_case_is_whole(case):
     shapes = {name: values.shape for name, values in text_tensors(case.tensors()).items()}
     size, hidden = head_dim(config), config["hidden_size"]
     heads, kv_heads = config["num_attention_heads"], config["num_key_value_heads"]
-    assert shapes["model.embed_tokens.weight"] == (config["vocab_size"], hidden)
+    embedding = next(name for name in shapes if "embed" in name)
+    assert shapes[embedding] == (config["vocab_size"], hidden)
     assert ("lm_head.weight" in shapes) == (not config["tie_word_embeddings"])
+    if config["model_type"] == "nemotron_h":
+        blocks = [f"backbone.layers.{number}.norm.weight" for number in range(len(config["layers_block_type"]))]
+        assert [name for name in shapes if name.endswith("norm.weight") and ".mixer." not in name] == blocks
+        return
     layers = {int(name.split(".")[2]) for name in shapes if name.startswith("model.layers.")}
     assert layers == set(range(config["num_hidden_layers"]))
     for layer in layers:
@@ -56,12 +61,12 @@ def test_a_case_is_whole(case):
             continue
         else:
             assert shapes[prefix + "self_attn.o_proj.weight"] == (hidden, heads * size)
-            if "num_experts_per_tok" not in config:
+            if "num_experts_per_tok" not in config and "mamba_d_ssm" not in config:
                 assert shapes[prefix + "mlp.down_proj.weight"] == (hidden, config["intermediate_size"])
         if prefix + "self_attn.qkv_proj.weight" in shapes:
             assert shapes[prefix + "self_attn.qkv_proj.weight"] == ((heads + 2 * kv_heads) * size, hidden)
         else:
-            gated = 2 if config["model_type"] == "qwen3_5_text" else 1
+            gated = 2 if config["model_type"].startswith(("qwen3_5", "qwen3_next")) else 1
             assert shapes[prefix + "self_attn.q_proj.weight"] == (gated * heads * size, hidden)
             assert shapes[prefix + "self_attn.k_proj.weight"] == (kv_heads * size, hidden)
     assert case.tokens.max() < config["vocab_size"]

@@ -95,22 +95,22 @@ def tensor_values(case: str, name: str, shape: tuple[int, ...], config: dict[str
         # Its scores have no scale.
         size = np.float32(2.0**-3 if is_gemma4 and name.endswith("q_norm.weight") else 1.0)
         added_later = (
-            config["model_type"].startswith(("gemma", "qwen3_5"))
+            config["model_type"].startswith(("gemma", "qwen3_5", "qwen3_next"))
             and not is_gemma4
             and not any(part in name for part in ("vision", "linear_attn"))
         )
         return size * (np.floor(integers / 2) * np.float32(2.0**-7) + np.float32(0.0 if added_later else 1.0))
     if "embed_tokens_per_layer" in name:
         return integers * np.float32(2.0**-7)
-    if "embed_tokens" in name:
+    if "embed_tokens" in name or name.endswith("backbone.embeddings.weight"):
         return integers * np.float32(2.0**-9 if scaled_embedding else 2.0**-6)
     if name.endswith(("sinks", "A_log", "conv1d.weight")):
         return integers * np.float32(2.0**-6)
-    if name.endswith("mamba.D"):
+    if name.endswith((".mamba.D", ".mixer.D")):
         return integers * np.float32(2.0**-7) + np.float32(1)
     if name.endswith("dt_bias"):
         return integers * np.float32(2.0**-5)
-    if name.endswith(("expert_bias", "proj_bias")):
+    if name.endswith(("expert_bias", "proj_bias", "correction_bias")):
         return integers * np.float32(2.0**-7)
     if name.endswith("conv.conv.weight"):
         return integers * np.float32(2.0**-6)

@@ -18,7 +18,8 @@ ARCHITECTURES = {
     "cohere2": "cohere2", "ernie4_5": "ernie4_5", "exaone4": "exaone4", "gemma2": "gemma2", "gemma3": "gemma3",
     "gemma3_text": "gemma3", "gemma4_text": "gemma4", "granite": "granite", "granitemoe": "granitemoe",
     "granitemoehybrid": "granitehybrid",
-    "gpt_oss": "gpt-oss", "lfm2_moe": "lfm2moe", "olmoe": "olmoe",
+    "falcon_h1": "falcon-h1", "nemotron_h": "nemotron_h_moe", "qwen3_5_moe_text": "qwen35moe",
+    "qwen3_next": "qwen3next", "gpt_oss": "gpt-oss", "lfm2_moe": "lfm2moe", "olmoe": "olmoe",
     "qwen3_moe": "qwen3moe", "qwen3_5_text": "qwen35", "hunyuan_v1_dense": "hunyuan-dense", "lfm2": "lfm2",
     "llama": "llama",
     "ministral3": "mistral3", "mistral": "llama", "mistral3": "mistral3", "olmo2": "olmo2", "olmo3": "olmo2",
@@ -106,21 +107,32 @@ def lfm2_size(config: Mapping[str, Any]) -> int:
 def gguf_tensors(case: FamilyCase) -> dict[str, np.ndarray]:
     """Return the float32 tensors of the file by their names there, outermost dimension first."""
     config = case.text_config
-    arch = ARCHITECTURES[config["model_type"]]
-    layers = config["num_hidden_layers"]
+    arch = _architecture_of(config)
+    layers = num_layers(config)
     names = gguf.get_tensor_name_map(_architecture(arch), layers)
     # Where every layer has experts, the map has no plain feed-forwards.
     plain = gguf.get_tensor_name_map(gguf.MODEL_ARCH.QWEN3, layers)
     found = _rope_tensors(config, arch)
     for name, values in _stacked(text_tensors(case.tensors())).items():
         suffixes = (".weight", ".bias")
+        if "in_proj_qkvz" in name:
+            found |= _fused_by_head(name, values, config)
+            continue
         mapped = names.get_name(name, try_suffixes=suffixes) or plain.get_name(name, try_suffixes=suffixes)
         if mapped is None:
             raise ValueError(f"{case.name}: {name} has no name in {arch}")
-        if not mapped.endswith(("weight", "bias", "ssm_a", "ssm_d")):
+        # Falcon-H1's norm has no end, because the whole of its name is in the map.
+        if not mapped.endswith(("weight", "bias", "ssm_a", "ssm_d")) and not (arch == "falcon-h1" and "norm" in mapped):
             mapped = f"{mapped}.weight"
         found[mapped] = _converted(name, values, arch, config)
     return found
+
+
+def _architecture_of(config: Mapping[str, Any]) -> str:
+    """Return GGUF's name of an architecture; that of Nemotron says whether there are experts."""
+    if config["model_type"] == "nemotron_h" and "moe" not in config["layers_block_type"]:
+        return "nemotron_h"
+    return ARCHITECTURES[config["model_type"]]
 
 
 def _architecture(name: str) -> gguf.MODEL_ARCH:
@@ -134,7 +146,7 @@ def _stacked(tensors: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
         if ".norms." in name:
             found.setdefault(name.split(".norms.")[0] + ".weight", []).append(values)
         elif one := re.fullmatch(r"(.*\.experts)\.(\d+)(\..*)", name):
-            whole = one[1] + one[3]
+            whole = one[1].replace("backbone.", "model.").replace(".mixer.", ".mlp.") + one[3]
             for theirs, ours in (("w1", "gate_proj"), ("w2", "down_proj"), ("w3", "up_proj")):
                 whole = whole.replace(f"feed_forward.experts.{theirs}", f"mlp.experts.{ours}")
             found.setdefault(whole, {})[int(one[2])] = values
@@ -151,8 +163,8 @@ def _stacked(tensors: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
             found |= {name.replace("block_sparse_moe.input_linear", f"mlp.experts.{kind}_proj"): part
                       for kind, part in (("gate", gate), ("up", up))}  # fmt: skip
         else:
-            name = name.replace(".expert_bias", ".expert_bias.bias")
-            found[name.replace(".dt_bias", ".dt_proj.bias")] = values
+            name = name.replace(".expert_bias", ".expert_bias.bias").replace("correction_bias", "correction.bias")
+            found[name.replace(".dt_bias", ".dt.bias" if ".mixer." in name else ".dt_proj.bias")] = values
     stacked = {name: [values[n] for n in sorted(values)] if isinstance(values, dict) else values
                for name, values in found.items()}  # fmt: skip
     return {name: np.stack(values) if isinstance(values, list) else values for name, values in stacked.items()}
@@ -173,9 +185,44 @@ def _of_gpt_oss(name: str, values: np.ndarray) -> dict[str, np.ndarray]:
 def _of_state_space(name: str, values: np.ndarray, config: Mapping[str, Any]) -> np.ndarray:
     if "conv1d.weight" in name:
         return values.squeeze(1)
-    if name.endswith(("A_log", "mamba.D")):
+    if name.endswith(("A_log", ".D")):
         return (-np.exp(values) if name.endswith("A_log") else values)[:, None]
-    return values.reshape(config["mamba_n_groups"], -1) if "norm" in name else values
+    groups = config["n_groups"] if ".mixer." in name else config["mamba_n_groups"]
+    return values.reshape(groups, -1) if "norm" in name else values
+
+
+def _with_multipliers(name: str, values: np.ndarray, config: Mapping[str, Any]) -> np.ndarray:
+    """Return a matrix of Falcon-H1 with the multipliers that the converter folds into it."""
+    inner, states = config["mamba_d_ssm"], config["mamba_n_groups"] * config["mamba_d_state"]
+    attends = config["attention_in_multiplier"]
+    factors = {
+        "gate_proj": config["mlp_multipliers"][:1], "down_proj": config["mlp_multipliers"][1:],
+        "k_proj": [config["key_multiplier"], attends], "q_proj": [attends], "v_proj": [attends],
+        "o_proj": [config["attention_out_multiplier"]], "out_proj": [config["ssm_out_multiplier"]],
+        "in_proj": [config["ssm_in_multiplier"]], "lm_head": [config["lm_head_multiplier"]],
+        "embed_tokens": [config["embedding_multiplier"]],
+    }  # fmt: skip
+    module = name.removesuffix(".weight")
+    for one in next((some for key, some in factors.items() if module.endswith(("." + key, key))), []):
+        values = values * np.float32(one)
+    if module.endswith("in_proj"):
+        rows = np.repeat(np.array(config["ssm_multipliers"], np.float32),
+                         [inner, inner, states, states, config["mamba_n_heads"]])  # fmt: skip
+        values = values * rows[:, None]
+    return values
+
+
+def _fused_by_head(name: str, values: np.ndarray, config: Mapping[str, Any]) -> dict[str, np.ndarray]:
+    """Return what Qwen3-Next's largest matrix holds, as the converter takes it apart."""
+    groups, heads, dk, dv = (config[f"linear_{key}"] for key in
+                             ("num_key_heads", "num_value_heads", "key_head_dim", "value_head_dim"))  # fmt: skip
+    wide = heads // groups * dv
+    q, k, v, z = (
+        part.reshape(-1, values.shape[1])
+        for part in np.split(values.reshape(groups, -1, values.shape[1]), [dk, 2 * dk, 2 * dk + wide], axis=1)
+    )
+    layer = "blk." + name.split(".layers.")[1].split(".", maxsplit=1)[0]
+    return {f"{layer}.attn_qkv.weight": np.concatenate([q, k, v]), f"{layer}.attn_gate.weight": z}
 
 
 def _tiled(name: str, values: np.ndarray, config: Mapping[str, Any]) -> np.ndarray:
@@ -197,10 +244,18 @@ def _tiled(name: str, values: np.ndarray, config: Mapping[str, Any]) -> np.ndarr
 
 
 def _converted(name: str, values: np.ndarray, arch: str, config: Mapping[str, Any]) -> np.ndarray:
-    if arch in ("gemma2", "gemma3", "qwen35") and name.endswith("norm.weight") and "linear_attn" not in name:
+    if (
+        arch in ("gemma2", "gemma3", "qwen35", "qwen35moe", "qwen3next")
+        and name.endswith("norm.weight")
+        and "linear_attn" not in name
+    ):
         return values + np.float32(1)
-    if "mamba." in name:
+    if arch == "falcon-h1":
+        values = _with_multipliers(name, values, config)
+    if "mamba." in name or ".mixer." in name:
         return _of_state_space(name, values, config)
+    if arch == "qwen3next" and "linear_attn" in name:
+        return -np.exp(values) if name.endswith("A_log") else values.squeeze(1) if "conv1d" in name else values
     if "linear_attn" in name:
         return _tiled(name, values.squeeze(1) if "conv1d" in name else values, config)
     if arch in PERMUTED and ("q_proj" in name or "k_proj" in name):
@@ -211,6 +266,8 @@ def _converted(name: str, values: np.ndarray, arch: str, config: Mapping[str, An
 
 
 def _rope_tensors(config: Mapping[str, Any], arch: str) -> dict[str, np.ndarray]:
+    if "rope_parameters" not in config:
+        return {}
     rope = full_rope(config)
     if arch == "gemma4":
         size = full_heads(config)[1]
@@ -254,16 +311,18 @@ def full_rope(config: Mapping[str, Any]) -> dict[str, Any]:
 def gguf_metadata(case: FamilyCase) -> dict[str, object]:
     """Return the keys of the file and their values."""
     config = case.text_config
-    arch = ARCHITECTURES[config["model_type"]]
+    arch = _architecture_of(config)
     found: dict[str, object] = {
-        "block_count": config["num_hidden_layers"],
+        "block_count": num_layers(config),
         "context_length": config["max_position_embeddings"],
         "embedding_length": config["hidden_size"],
-        "feed_forward_length": config["intermediate_size"],
+        "feed_forward_length": config.get("intermediate_size"),
         "attention.head_count": config["num_attention_heads"],
         "attention.head_count_kv": config["num_key_value_heads"],
-        "rope.freq_base": float(full_rope(config)["rope_theta"]),
     }
+    if arch.startswith("nemotron_h"):
+        return _named(found | _nemotron_metadata(config), arch, config)
+    found["rope.freq_base"] = float(full_rope(config)["rope_theta"])
     if "rms_norm_eps" in config:
         found["attention.layer_norm_rms_epsilon"] = float(config["rms_norm_eps"])
     if "norm_eps" in config:
@@ -279,6 +338,15 @@ def gguf_metadata(case: FamilyCase) -> dict[str, object]:
     if arch in ("gemma2", "stablelm") and found["rope.freq_base"] == 10000.0:
         del found["rope.freq_base"]  # the default of readers; the converter leaves it out
     found |= _rope_metadata(config, arch) | _window_metadata(config, arch) | _family_metadata(config, arch)
+    return _named(found, arch, config)
+
+
+def num_layers(config: Mapping[str, Any]) -> int:
+    """Return how many layers there are."""
+    return config.get("num_hidden_layers") or len(config["layers_block_type"])
+
+
+def _named(found: Mapping[str, object], arch: str, config: Mapping[str, Any]) -> dict[str, object]:
     found = {key: value for key, value in found.items() if value is not None}
     tokens, merges = vocabulary(config["vocab_size"])
     return (
@@ -286,6 +354,34 @@ def gguf_metadata(case: FamilyCase) -> dict[str, object]:
         | {f"{arch}.{key}": value for key, value in found.items()}
         | _tokenizer_metadata(tokens, merges, "smollm", CHATML)
     )
+
+
+def _nemotron_metadata(config: Mapping[str, Any]) -> dict[str, object]:
+    kinds = config["layers_block_type"]
+    sparse = "moe" in kinds
+    sizes = {"moe": config["moe_intermediate_size"], "mlp": config["intermediate_size"]}
+    found: dict[str, object] = {
+        "attention.head_count_kv": [config["num_key_value_heads"] * (kind == "full_attention") for kind in kinds],
+        "feed_forward_length": [sizes.get(kind, 0) for kind in kinds],
+        "attention.layer_norm_rms_epsilon": float(config["layer_norm_epsilon"]),
+        "attention.key_length": config["head_dim"], "attention.value_length": config["head_dim"],
+        "vocab_size": config["vocab_size"], "rope.scaling.finetuned": False, "rope.dimension_count": config["head_dim"],
+        "rope.freq_base": 10000.0,
+        "ssm.conv_kernel": config["conv_kernel"], "ssm.state_size": config["ssm_state_size"],
+        "ssm.group_count": config["n_groups"], "ssm.time_step_rank": config["mamba_num_heads"],
+        "ssm.inner_size": config["mamba_num_heads"] * config["mamba_head_dim"],
+    }  # fmt: skip
+    if sparse:
+        found |= {
+            "expert_count": config["n_routed_experts"], "expert_used_count": config["num_experts_per_tok"],
+            "expert_feed_forward_length": sizes["moe"], "expert_shared_count": config["n_shared_experts"],
+            "expert_shared_feed_forward_length": config["moe_shared_expert_intermediate_size"],
+            "expert_weights_norm": config["norm_topk_prob"],
+            "expert_weights_scale": float(config["routed_scaling_factor"]),
+            "expert_group_count": config["n_group"], "expert_group_used_count": config["topk_group"],
+            "moe_latent_size": config["moe_latent_size"],
+        }  # fmt: skip
+    return found
 
 
 def _rope_metadata(config: Mapping[str, Any], arch: str) -> dict[str, object]:
@@ -391,15 +487,22 @@ def _family_metadata(config: Mapping[str, Any], arch: str) -> dict[str, object]:
     if arch == "stablelm":
         rotated = int(head_dim(config) * config["rope_parameters"]["partial_rotary_factor"])
         return {"use_parallel_residual": config["use_parallel_residual"], "rope.dimension_count": rotated}
-    if arch == "qwen35":
+    if arch in ("qwen35", "qwen35moe", "qwen3next"):
         heads, wide = config["linear_num_value_heads"], config["linear_value_head_dim"]
-        sections = full_rope(config)["mrope_section"]
-        return {
+        sections = full_rope(config).get("mrope_section")
+        return _expert_metadata(config) | {
+            "expert_shared_feed_forward_length": config.get("shared_expert_intermediate_size"),
             "ssm.conv_kernel": config["linear_conv_kernel_dim"], "ssm.state_size": config["linear_key_head_dim"],
             "ssm.group_count": config["linear_num_key_heads"], "ssm.time_step_rank": heads,
-            "ssm.inner_size": heads * wide, "rope.dimension_sections": [*sections, 0],
+            "ssm.inner_size": heads * wide, "rope.dimension_sections": None if sections is None else [*sections, 0],
             "rope.dimension_count": int(config["head_dim"] * full_rope(config)["partial_rotary_factor"]),
             "full_attention_interval": 3,
+        }  # fmt: skip
+    if arch == "falcon-h1":
+        return {
+            "vocab_size": config["vocab_size"], "ssm.conv_kernel": config["mamba_d_conv"],
+            "ssm.state_size": config["mamba_d_state"], "ssm.group_count": config["mamba_n_groups"],
+            "ssm.time_step_rank": config["mamba_n_heads"], "ssm.inner_size": config["mamba_d_ssm"],
         }  # fmt: skip
     if arch in ("qwen3moe", "olmoe", "gpt-oss"):
         return _expert_metadata(config)

@@ -62,7 +62,10 @@ FACTS = {
     "qwen3_moe": Facts(qk_norm="head"),
     "olmoe": Facts(qk_norm="row"),
     "granitemoe": LLAMA, "granitemoehybrid": LLAMA, "gpt_oss": LLAMA,
+    "falcon_h1": LLAMA, "nemotron_h": Facts(router="sigmoid"),
     "qwen3_5_text": Facts(qk_norm="head", norm_offset=1.0),
+    "qwen3_5_moe_text": Facts(qk_norm="head", norm_offset=1.0),
+    "qwen3_next": Facts(qk_norm="head", norm_offset=1.0),
     "cohere2": Facts(input_norms="parallel", layer_norm=True, adjacent=True, rope_on="sliding"),
 }  # fmt: skip
 
@@ -97,19 +100,29 @@ class _Pass:
 
     def logits(self, tokens: Array) -> Array:
         config = self.config
-        x = self.tensors["model.embed_tokens.weight"][tokens] * config.get("embedding_multiplier", 1.0)
+        embedding = self.first_of("model.embed_tokens.weight", "backbone.embeddings.weight")
+        x = embedding[tokens] * config.get("embedding_multiplier", 1.0)
         if config["model_type"].startswith("gemma"):
             x = x * np.sqrt(config["hidden_size"])
-        for layer in range(config["num_hidden_layers"]):
+        for layer in range(len(config.get("layers_block_type") or range(config["num_hidden_layers"]))):
             x = self.layer(layer, x)
-        x = self.norm("model.embedding_norm" if "model.embedding_norm.weight" in self.tensors else "model.norm", x)
-        head = self.tensors.get("lm_head.weight", self.tensors["model.embed_tokens.weight"])
-        logits = x @ head.T / config.get("logits_scaling", 1.0) * config.get("logit_scale", 1.0)
+        names = ("model.embedding_norm", "model.final_layernorm", "backbone.norm_f", "model.norm")
+        x = self.norm(next(name for name in names if name + ".weight" in self.tensors), x)
+        logits = x @ self.tensors.get("lm_head.weight", embedding).T
+        logits = logits / config.get("logits_scaling", 1.0) * config.get("logit_scale", 1.0)
+        logits = logits * config.get("lm_head_multiplier", 1.0)
         cap = config.get("final_logit_softcapping")
         return logits if cap is None else cap * np.tanh(logits / cap)
 
+    def first_of(self, *names: str) -> Array:
+        return next(self.tensors[name] for name in names if name in self.tensors)
+
     def layer(self, layer: int, x: Array) -> Array:
         name, kind = f"model.layers.{layer}.", self.facts.input_norms
+        if self.config["model_type"] == "falcon_h1":
+            return self.falcon_layer(layer, name, x)
+        if self.config["model_type"] == "nemotron_h":
+            return x + self.nemotron_block(layer, self.norm(f"backbone.layers.{layer}.norm", x))
         if name + "operator_norm.weight" in self.tensors:
             return self.lfm2_layer(layer, name, x)
         scale = self.config.get("residual_multiplier", 1.0)
@@ -124,15 +137,66 @@ class _Pass:
         m = self.mlp(name, x if kind == "post" else self.norm(name + before[kind], x))
         return x + scale * (m if kind == "pre" else self.norm(name + "post_feedforward_layernorm", m))
 
+    def falcon_layer(self, layer: int, name: str, x: Array) -> Array:
+        config = self.config
+        h = self.norm(name + "input_layernorm", x)
+        a = self.attention(layer, h * config["attention_in_multiplier"]) * config["attention_out_multiplier"]
+        x = x + a + self.state_space(layer, h * config["ssm_in_multiplier"]) * config["ssm_out_multiplier"]
+        h, (gated, made) = self.norm(name + "pre_ff_layernorm", x), config["mlp_multipliers"]
+        gate, up = (self.linear(f"{name}feed_forward.{part}_proj", h) for part in ("gate", "up"))
+        gate = gate * gated
+        return x + made * self.linear(name + "feed_forward.down_proj", gate / (1 + np.exp(-gate)) * up)
+
+    def nemotron_block(self, layer: int, h: Array) -> Array:
+        name, kind = f"backbone.layers.{layer}.mixer.", self.config["layers_block_type"][layer]
+        if kind == "linear_attention":
+            return self.mamba(name, h, *(self.config[key] for key in
+                              ("mamba_num_heads", "mamba_head_dim", "n_groups", "ssm_state_size")))  # fmt: skip
+        if kind == "full_attention":
+            return self.attention(layer, h)
+        if kind == "mlp":
+            return self.relu2(name, h)
+        return self.grouped_experts(name, h) + self.relu2(name + "shared_experts.", h)
+
+    def relu2(self, name: str, x: Array) -> Array:
+        return self.linear(name + "down_proj", np.maximum(self.linear(name + "up_proj", x), 0) ** 2)
+
+    def grouped_experts(self, name: str, x: Array) -> Array:
+        """Return the weighted sum of experts, of the best groups alone, one row after the other."""
+        config = self.config
+        latent = self.linear(name + "fc1_latent_proj", x) if config["moe_latent_size"] else x
+        y, size = np.zeros_like(latent), config["n_routed_experts"] // config["n_group"]
+        for row, values in enumerate(1 / (1 + np.exp(-self.linear(name + "gate", x)))):
+            ranks = values + self.tensors[name + "gate.e_score_correction_bias"]
+            best = [np.sort(ranks[first : first + size])[-2:].sum() for first in range(0, len(ranks), size)]
+            groups = np.argsort(best)[-config["topk_group"] :]
+            allowed = [expert for group in groups for expert in range(group * size, group * size + size)]
+            chosen = sorted(allowed, key=lambda expert: -ranks[expert])[: config["num_experts_per_tok"]]
+            total = values[chosen].sum() if config["norm_topk_prob"] else 1.0
+            for expert in chosen:
+                made = self.relu2(f"{name}experts.{expert}.", latent[row : row + 1])[0]
+                y[row] += values[expert] / total * config["routed_scaling_factor"] * made
+        return self.linear(name + "fc2_latent_proj", y) if config["moe_latent_size"] else y
+
     def delta(self, layer: int, x: Array) -> Array:
         """Return what a gated delta rule makes of rows ``[n, hidden]``, head by head and row by row."""
         name, config = f"model.layers.{layer}.linear_attn.", self.config
         groups, heads, dk, dv = (
             config[f"linear_{key}"] for key in ("num_key_heads", "num_value_heads", "key_head_dim", "value_head_dim")
         )
-        mixed = self.conv(name + "conv1d", self.linear(name + "in_proj_qkv", x))
+        if name + "in_proj_qkvz.weight" in self.tensors:
+            wide = heads // groups * dv
+            of_heads = self.linear(name + "in_proj_qkvz", x).reshape(len(x), groups, -1)
+            q, k, v, gates = (part.reshape(len(x), -1)
+                              for part in np.split(of_heads, [dk, 2 * dk, 2 * dk + wide], axis=2))  # fmt: skip
+            mixed = np.concatenate([q, k, v], axis=1)
+            pairs = np.split(self.linear(name + "in_proj_ba", x).reshape(len(x), groups, -1), 2, axis=2)
+            b, a = (part.reshape(len(x), heads) for part in pairs)
+        else:
+            mixed = self.linear(name + "in_proj_qkv", x)
+            gates, a, b = (self.linear(f"{name}in_proj_{part}", x) for part in "zab")
+        mixed = self.conv(name + "conv1d", mixed)
         mixed = mixed / (1 + np.exp(-mixed))
-        gates, a, b = (self.linear(f"{name}in_proj_{part}", x) for part in "zab")
         y = np.zeros((len(x), heads, dv))
         for head in range(heads):
             of = head // (heads // groups) * dk
@@ -152,10 +216,16 @@ class _Pass:
 
     def state_space(self, layer: int, x: Array) -> Array:
         """Return what Mamba-2 makes of rows ``[n, hidden]``, head by head and row by row."""
-        name, config = f"model.layers.{layer}.mamba.", self.config
-        heads, size, groups, states = (config[f"mamba_{key}"] for key in ("n_heads", "d_head", "n_groups", "d_state"))
-        wide = heads * size
-        z, mixed, times = np.split(self.linear(name + "in_proj", x), [wide, 2 * wide + 2 * groups * states], axis=1)
+        sizes = (self.config[f"mamba_{key}"] for key in ("n_heads", "d_head", "n_groups", "d_state"))
+        return self.mamba(f"model.layers.{layer}.mamba.", x, *sizes)
+
+    def mamba(self, name: str, x: Array, heads: int, size: int, groups: int, states: int) -> Array:
+        config, wide = self.config, heads * size
+        parts = self.linear(name + "in_proj", x)
+        if "ssm_multipliers" in config:
+            counts = [wide, wide, groups * states, groups * states, heads]
+            parts = parts * np.repeat(config["ssm_multipliers"], counts)
+        z, mixed, times = np.split(parts, [wide, 2 * wide + 2 * groups * states], axis=1)
         mixed = self.conv(name + "conv1d", mixed)
         mixed = mixed / (1 + np.exp(-mixed))
         y = np.zeros((len(x), wide))
@@ -167,9 +237,15 @@ class _Pass:
                 b, c = mixed[row, at : at + states], mixed[row, at + groups * states :][:states]
                 state = state * np.exp(rate * step) + np.outer(step * mixed[row, own], b)
                 y[row, own] = state @ c + self.tensors[name + "D"][head] * mixed[row, own]
-        y = (y * z / (1 + np.exp(-z))).reshape(len(x), groups, -1)
-        y = y / np.sqrt((y**2).mean(axis=-1, keepdims=True) + config["rms_norm_eps"])
-        return self.linear(name + "out_proj", y.reshape(len(x), -1) * self.tensors[name + "norm.weight"])
+        gate, norm = z / (1 + np.exp(-z)), self.tensors.get(name + "norm.weight")
+        is_before = config.get("mamba_norm_before_gate", False)
+        y = y if is_before else y * gate
+        if norm is not None:
+            y = y.reshape(len(x), groups, -1)
+            epsilon = config.get("rms_norm_eps", config.get("layer_norm_epsilon"))
+            y = y / np.sqrt((y**2).mean(axis=-1, keepdims=True) + epsilon)
+            y = y.reshape(len(x), -1) * norm
+        return self.linear(name + "out_proj", y * gate if is_before else y)
 
     def lfm2_layer(self, layer: int, name: str, x: Array) -> Array:
         h = self.norm(name + "operator_norm", x)
@@ -192,7 +268,7 @@ class _Pass:
         for row, (values, ranks) in enumerate(zip(likely, ranked, strict=True)):
             chosen = np.argsort(-ranks)[: config["num_experts_per_tok"]]
             total = values[chosen].sum() + (1e-6 if self.facts.router == "sigmoid" else 0.0)
-            if not config.get("norm_topk_prob"):
+            if not config.get("norm_topk_prob", config["model_type"] == "qwen3_5_moe_text"):
                 total = 1.0
             for expert in chosen:
                 weight = values[expert] / total * config.get("routed_scaling_factor", 1.0)
@@ -227,6 +303,8 @@ class _Pass:
 
     def attention(self, layer: int, x: Array) -> Array:
         name, config, n = f"model.layers.{layer}.self_attn.", self.config, len(x)
+        if config["model_type"] == "nemotron_h":
+            name = f"backbone.layers.{layer}.mixer."
         if name + "qkv_proj.weight" in self.tensors:
             rows = [self.heads * self.size, (self.heads + self.kv_heads) * self.size]
             q, k, v = np.split(self.linear(name + "qkv_proj", x), rows, axis=1)
@@ -245,7 +323,8 @@ class _Pass:
                 q, k = self.head_norm(name, "q", q), self.head_norm(name, "k", k)
             if not after and self.rotates(layer):
                 q, k = self.rope(layer, q), self.rope(layer, k)
-        rope = config["rope_parameters"]
+        k = k * config.get("key_multiplier", 1.0)
+        rope = config.get("rope_parameters", {})
         positions = np.arange(n)
         if rope.get("llama_4_scaling_beta"):
             steps = np.floor(positions / rope["original_max_position_embeddings"])
@@ -282,7 +361,12 @@ class _Pass:
         if name + "mlp.router.weight" in self.tensors:
             return self.gpt_oss_experts(name + "mlp.", x)
         if name + "mlp.gate.weight" in self.tensors:
-            return self.experts(name + "mlp.", x, ("gate_proj", "up_proj", "down_proj"))
+            parts = ("gate_proj", "up_proj", "down_proj")
+            y = self.experts(name + "mlp.", x, parts)
+            if name + "mlp.shared_expert_gate.weight" in self.tensors:
+                shared = self.swiglu(name + "mlp.shared_expert.", x, parts)
+                y = y + shared / (1 + np.exp(-self.linear(name + "mlp.shared_expert_gate", x)))
+            return y
         y = np.zeros_like(x)
         if name + "block_sparse_moe.router.layer.weight" in self.tensors:
             y = self.granite_experts(name + "block_sparse_moe.", x)
@@ -312,7 +396,9 @@ class _Pass:
             x = x - x.mean(axis=-1, keepdims=True)
         config = self.config
         epsilon = (
-            config["layer_norm_eps"] if self.facts.layer_norm else config.get("rms_norm_eps", config.get("norm_eps"))
+            config["layer_norm_eps"]
+            if self.facts.layer_norm
+            else config.get("rms_norm_eps", config.get("norm_eps", config.get("layer_norm_epsilon")))
         )
         return x / np.sqrt((x**2).mean(axis=-1, keepdims=True) + epsilon) * (weight + self.facts.norm_offset)
 
@@ -336,6 +422,8 @@ class _Pass:
         return self.config["sliding_window"] if self.is_sliding(layer) else math.inf
 
     def rotates(self, layer: int) -> bool:
+        if self.config["model_type"] == "nemotron_h":
+            return False
         if self.config["model_type"] == "granitemoehybrid":
             return self.config["position_embedding_type"] == "rope"
         if self.facts.rope_on == "no_rope_layers":

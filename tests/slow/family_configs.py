@@ -367,7 +367,80 @@ SPACES = {
     ),
 }  # fmt: skip
 
+_FALCON = {
+    "num_hidden_layers": 3,
+    "head_dim": 32,
+    "mamba_d_ssm": 128,
+    "mamba_n_heads": 8,
+    "mamba_d_head": 16,
+    "mamba_n_groups": 2,
+    "mamba_d_state": 32,
+    "mamba_chunk_size": 16,
+    "mamba_norm_before_gate": False,
+    "ssm_multipliers": [0.7, 1.3, 0.6, 1.7, 0.9],
+    "mlp_multipliers": [0.8, 1.4],
+    "embedding_multiplier": 2.5,
+    "lm_head_multiplier": 0.3,
+    "key_multiplier": 0.6,
+    "attention_in_multiplier": 0.9,
+    "attention_out_multiplier": 0.7,
+    "ssm_in_multiplier": 1.2,
+    "ssm_out_multiplier": 0.5,
+}
+_NEMOTRON = {key: value for key, value in _base(intermediate_size=160).items() if key != "rms_norm_eps"} | {
+    "layer_norm_epsilon": 2e-3, "head_dim": 32, "mamba_num_heads": 8, "mamba_head_dim": 16, "n_groups": 2,
+    "ssm_state_size": 32, "chunk_size": 16, "n_routed_experts": 8, "num_experts_per_tok": 3,
+    "moe_intermediate_size": 64, "moe_shared_expert_intermediate_size": 96, "n_group": 4, "topk_group": 2,
+    "routed_scaling_factor": 2.5,
+}  # fmt: skip
+del _NEMOTRON["num_hidden_layers"]
+
+SPACES |= {
+    "falcon_h1": CaseConfig("FalconH1", _base(**_FALCON, **_theta(1e5))),
+    "falcon_h1_norm": CaseConfig("FalconH1", _base(**_FALCON | {"mamba_rms_norm": True}, **_theta(1e5))),
+    "falcon_h1_before": CaseConfig(
+        "FalconH1",
+        _base(**_FALCON | {"mamba_rms_norm": True, "mamba_norm_before_gate": True}, mamba_conv_bias=False,
+              tie_word_embeddings=True, **_theta(1e5)),
+        gguf="llama.cpp has the norm behind the gate, and a tied head with the factor of embeddings",
+    ),
+    "nemotron_h": CaseConfig(
+        "NemotronH",
+        _NEMOTRON | {"layers_block_type": ["linear_attention", "moe", "full_attention", "linear_attention", "mlp"]},
+        old={"layers_block_type": None, "hybrid_override_pattern": "ME*M-"},
+    ),
+    "nemotron_h_dense": CaseConfig(
+        "NemotronH",
+        _NEMOTRON | {"layers_block_type": ["linear_attention", "mlp", "full_attention", "mlp"], "use_bias": True,
+                     "use_conv_bias": False},
+    ),
+    "nemotron_h_latent": CaseConfig(
+        "NemotronH",
+        _NEMOTRON | {"layers_block_type": ["linear_attention", "moe", "full_attention", "moe"], "moe_latent_size": 64},
+    ),
+}  # fmt: skip
+
 _HUB_EXPERTS = {"num_local_experts": None, "num_experts": 8}
+
+DELTAS |= {
+    "qwen3_5_moe": CaseConfig(
+        "Qwen3_5MoeText",
+        {key: value for key, value in _base(tie_word_embeddings=True).items() if key != "intermediate_size"} | {
+            "num_hidden_layers": 3, "num_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 64,
+            "shared_expert_intermediate_size": 96, "rms_norm_eps": 1e-6, **_DELTA, **_theta(1e4, **_SECTIONS),
+            "layer_types": ["linear_attention", "linear_attention", "full_attention"]},
+        old={"rope_theta": None, "rope_scaling": None, "partial_rotary_factor": None, **_theta(1e4, **_SECTIONS),
+             **_HUB_EXPERTS},
+        model_class="Qwen3_5MoeForCausalLM",
+    ),
+    "qwen3_next": CaseConfig(
+        "Qwen3Next",
+        _moe(num_hidden_layers=3, moe_intermediate_size=64, shared_expert_intermediate_size=96, mlp_only_layers=[1],
+             rms_norm_eps=1e-6, layer_types=["linear_attention", "linear_attention", "full_attention"], **_DELTA,
+             **_theta(1e4, partial_rotary_factor=0.25)),
+        old={"layer_types": None, "full_attention_interval": 3, **_HUB_EXPERTS},
+    ),
+}  # fmt: skip
 
 EXPERTS = {
     "qwen3_moe": CaseConfig(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from edge_rt.export import ExportForecast
     from edge_rt.ort.providers import ProviderState
     from edge_rt.package.decoder import Decoder, Rope
-    from edge_rt.package.layers import Attention, Layer
+    from edge_rt.package.layers import Attention, Experts, Layer
     from edge_rt.package.manifest import KvLosses
     from edge_rt.package.weights_info import Quality, TensorClass, WeightsInfo
 
@@ -76,7 +76,7 @@ def rounding_rows(rounding: Mapping[str, Any]) -> list[Row]:
 
 
 def _layer_text(layer: Layer, decoder: Decoder) -> str:
-    parts = [_mixer_text(layer, decoder)]
+    parts = list(_mixer_texts(layer, decoder))
     for inner in layer.feed_forwards:
         parts.append(f"{inner.activation} {'with' if inner.is_gated else 'without'} a gate, {inner.size}")
         if inner.limit:
@@ -84,24 +84,33 @@ def _layer_text(layer: Layer, decoder: Decoder) -> str:
         if inner.has_bias:
             parts[-1] += ", biases"
     if layer.experts is not None:
-        parts[-1] += f", {layer.experts.chosen} of {counted(layer.experts.count, 'expert')}"
+        parts[-1] += f", {_experts_text(layer.experts)}"
     if layer.has_post_norms:
         parts.append("norms before and behind" if layer.has_pre_norms else "norms behind only")
     return "; ".join(parts)
 
 
-def _mixer_text(layer: Layer, decoder: Decoder) -> str:
+def _experts_text(experts: Experts) -> str:
+    text = f"{experts.chosen} of {counted(experts.count, 'expert')}"
+    if experts.groups > 1:
+        text += f" in {experts.chosen_groups} of {experts.groups} groups"
+    if experts.latent:
+        text += f", of {experts.latent} latent features"
+    return f"{text}, a gate of the other" if experts.has_shared_gate else text
+
+
+def _mixer_texts(layer: Layer, decoder: Decoder) -> Iterator[str]:
     if layer.attention is not None:
-        return _attention_text(layer.attention, decoder)
+        yield _attention_text(layer.attention, decoder)
     if (delta := layer.gated_delta) is not None:
         heads = f"{counted(delta.value_heads, 'head')} of {delta.value_dim} over {delta.key_heads} of {delta.key_dim}"
-        return f"gated delta rule, {heads}, convolution over {counted(delta.taps, 'row')}"
+        yield f"gated delta rule, {heads}, convolution over {counted(delta.taps, 'row')}"
     if (space := layer.state_space) is not None:
         heads = f"{counted(space.heads, 'head')} of {space.head_dim} in {counted(space.groups, 'group')}"
-        return f"state space, {heads}, states of {space.state_size}, convolution over {counted(space.taps, 'row')}"
-    assert layer.short_conv is not None
-    biases = ", biases" if layer.short_conv.has_bias else ""
-    return f"short convolution over {counted(layer.short_conv.taps, 'row')}{biases}"
+        yield f"state space, {heads}, states of {space.state_size}, convolution over {counted(space.taps, 'row')}"
+    if layer.short_conv is not None:
+        biases = ", biases" if layer.short_conv.has_bias else ""
+        yield f"short convolution over {counted(layer.short_conv.taps, 'row')}{biases}"
 
 
 def _attention_text(attention: Attention, decoder: Decoder) -> str:

@@ -20,7 +20,7 @@ PLAIN: Final = ("shortconv.conv.weight", "ffn_gate_inp.weight", "ssm_conv1d.weig
 OPTIONAL: Final = ("rope_freqs.weight", "rope_factors_short.weight", "rope_factors_long.weight")
 """Tensors whose numbers are in the description."""
 
-FUSED: Final = (".attn_qkv", ".ffn_gate_up", "_exps")
+FUSED: Final = (".attn_qkv", ".ffn_gate_up", "_exps", ".ssm_qkvz", ".ssm_ba")
 """Ends of the names of tensors that hold several of a decoder's."""
 
 INPUT_OF: Final[Mapping[str, str]] = {
@@ -201,6 +201,11 @@ def kind_of(name: str) -> str:
     return name.split(".", 2)[-1].removesuffix(".weight")
 
 
+def name_in_layer(module: str, layer: Layer) -> str:
+    """Return the name of a module where checkpoints call a layer's only norm alike, whatever follows it."""
+    return "ffn_norm" if module == "attn_norm" and not layer.has_mixer else module
+
+
 def is_fused(name: str) -> bool:
     """Return whether a tensor holds several of a decoder's."""
     return name.rpartition(".")[0].endswith(FUSED)
@@ -215,6 +220,8 @@ def split_fused(where: str, tensors: Mapping[str, TensorInfo], decoder: Decoder)
         if attention is not None:
             keys = dict.fromkeys(kv_kinds(attention), attention.key_size)
             fused.append(("attn_qkv", {"attn_q": attention.query_size, **keys}))
+        if layer.gated_delta is not None:
+            _split_delta(found, prefix, layer.gated_delta)
         if layer.experts is not None:
             _split_experts(where, found, prefix, layer.experts.count)
             size = layer.experts.each.size
@@ -236,6 +243,36 @@ def split_fused(where: str, tensors: Mapping[str, TensorInfo], decoder: Decoder)
                     del found[tensor.name]
                     found |= _rows_of(where, tensor, {f"{prefix}{part}.{kind}": rows for part, rows in parts.items()})
     return found
+
+
+def _split_delta(found: dict[str, TensorInfo], prefix: str, delta: GatedDelta) -> None:
+    """Take apart matrices that have, head of keys by head of keys, what belongs to each."""
+    import numpy as np
+
+    from edge_rt.export.weights.derived import reordered_tensor
+
+    of_each = delta.value_heads // delta.key_heads
+    wide = of_each * delta.value_dim
+    # Name of what is fused -> its parts, and the rows of each that belong to a head of keys.
+    fused: dict[str, tuple[tuple[str, int], ...]] = {
+        "ssm_qkvz": (("attn_qkv", delta.key_dim), ("attn_qkv", delta.key_dim), ("attn_qkv", wide), ("attn_gate", wide)),
+        "ssm_ba": (("ssm_beta", of_each), ("ssm_alpha", of_each)),
+    }
+    for name, parts in fused.items():
+        tensor = found.get(f"{prefix}{name}.weight")
+        total = sum(rows for _, rows in parts)
+        if tensor is None or tensor.shape[1:] != (delta.key_heads * total,):
+            continue
+        del found[tensor.name]
+        numbers = np.arange(tensor.shape[1]).reshape(delta.key_heads, total)
+        rows: dict[str, list[np.typing.NDArray[np.int64]]] = {}
+        begin = 0
+        for part, count in parts:
+            rows.setdefault(part, []).append(numbers[:, begin : begin + count].reshape(-1))
+            begin += count
+        for part, some in rows.items():
+            ours = f"{prefix}{part}.weight"
+            found[ours] = reordered_tensor(ours, tensor, np.concatenate(some))
 
 
 def _split_experts(where: str, found: dict[str, TensorInfo], prefix: str, count: int) -> None:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Final
 
 from edge_rt.errors import ConfigError, InvalidModelFile, UnsupportedModel
 from edge_rt.export.decoder.tensors import expected_shapes, listed, split_fused
-from edge_rt.export.families.family import TOP_NAMES, Family
+from edge_rt.export.families.family import Family
 from edge_rt.export.families.folder import HEADS, PREFIXES, is_same_data
 from edge_rt.export.sources.adapters import MERGE_YOURSELF, PEFT, Adapter, LowRank, TokenRows
 from edge_rt.export.sources.gguf_types import TensorInfo, shown
@@ -51,6 +51,12 @@ def merge_adapters(
     Args:
         rounds: whether the user chose types for the package, so that what is quantised already may be rounded again.
     """
+    if family.config_factors is not None:
+        raise UnsupportedModel(
+            f"{adapters[0].name}: adapters of this architecture are not merged.",
+            f"{family.name} has multipliers, which are folded into the matrices that they belong to.",
+            MERGE_YOURSELF,
+        )
     changes: dict[str, _Change] = {}
     for adapter in adapters:
         _collect(changes, adapter, source, decoder, family)
@@ -182,7 +188,7 @@ def _collect(changes: dict[str, _Change], adapter: Adapter, source: Source, deco
 def _names(family: Family, decoder: Decoder) -> dict[str, str]:
     """Return transformers' name of every tensor that there may be -> GGUF's."""
     names = dict.fromkeys(HEADS, _HEAD)
-    modules = dict(TOP_NAMES)
+    modules = dict(family.top_names)
     for layer in range(decoder.num_layers):
         modules |= {f"layers.{layer}.{hf}": f"blk.{layer}.{ours}" for hf, ours in family.layer_names.items()}
     # An adapter may have been trained on the text model alone, or on the whole that it is part of.

@@ -14,8 +14,11 @@ FULL, SLIDING = "full_attention", "sliding_attention"
 
 NEUTRAL_VALUES: Final[Mapping[str, tuple[Any, ...]]] = {
     "attention_bias": (False,),
+    "attention_in_multiplier": (1,),
     "attention_k_eq_v": (False,),
     "attention_multiplier": (),
+    "attention_out_multiplier": (1,),
+    "attn_layer_period": (),
     "attn_logit_softcapping": (),
     "attn_output_gate": (False,),
     "clip_qkv": (),
@@ -26,14 +29,28 @@ NEUTRAL_VALUES: Final[Mapping[str, tuple[Any, ...]]] = {
     "hidden_act": ("silu", "swish"),
     "hidden_activation": ("silu",),
     "hidden_size_per_layer_input": (0,),
+    "hybrid_override_pattern": (),
+    "key_multiplier": (1,),
     "layernorm_epsilon": (),
+    "layers_block_type": (),
     "linear_num_key_heads": (),
     "linear_num_value_heads": (),
+    "lm_head_multiplier": (1,),
     "logits_scaling": (1,),
+    "mamba_d_ssm": (),
+    "mamba_hidden_act": ("silu",),
     "mamba_n_heads": (),
+    "mamba_num_heads": (),
+    "mamba_proj_bias": (False,),
+    "mamba_rms_norm": (False,),
     "mlp_bias": (False,),
+    "mlp_hidden_act": ("silu",),
+    "mlp_multipliers": ([1, 1],),
     "mlp_only_layers": ([],),
     "moe_intermediate_size": (0,),
+    "moe_latent_size": (0,),
+    "moe_shared_expert_intermediate_size": (0,),
+    "n_group": (0, 1),
     "n_routed_experts": (0, 1),
     "no_rope_layers": (),
     "num_experts": (0, 1),
@@ -42,11 +59,17 @@ NEUTRAL_VALUES: Final[Mapping[str, tuple[Any, ...]]] = {
     "parallel_residual": (False,),
     "per_layer_config": ({},),
     "partial_rotary_factor": (1,),
+    "projectors_bias": (False,),
     "qk_norm": (False,),
     "query_pre_attn_scalar": (),
     "residual_multiplier": (1,),
+    "routed_scaling_factor": (1,),
     "shared_expert_intermediate_size": (0,),
     "shared_intermediate_size": (0,),
+    "ssm_in_multiplier": (1,),
+    "ssm_multipliers": ([1, 1, 1, 1, 1],),
+    "ssm_out_multiplier": (1,),
+    "ssm_state_size": (),
     "swiglu_limit": (),
     "use_bias": (False,),
     "use_double_wide_mlp": (False,),
@@ -136,7 +159,11 @@ class ConfigReader:
     def alias(self, key: str, other: str) -> None:
         """Let the value of another key, where it is there, be that of a key."""
         if self.has(other):
-            self.values = {**self.values, key: self.values[other]}
+            self.state(key, self.values[other])
+
+    def state(self, key: str, value: Any) -> None:
+        """Let a key have a value that follows from others."""
+        self.values = {**self.values, key: value}
 
     def assume(self, key: str, value: Any) -> None:
         """Let a key that is missing, or null, have a value."""
@@ -152,12 +179,12 @@ class ConfigReader:
         kinds = self.kinds("layer_types", layers, (FULL, SLIDING))
         return None if kinds is None else tuple(kind == SLIDING for kind in kinds)
 
-    def kinds(self, key: str, layers: int, known: tuple[str, ...]) -> tuple[str, ...] | None:
-        """Return a word for every layer; None where the configuration does not list them."""
+    def kinds(self, key: str, layers: int | None, known: tuple[str, ...]) -> tuple[str, ...] | None:
+        """Return a word for every layer; None where the configuration does not list them. No ``layers``: any number."""
         if not self.has(key):
             return None
         kinds = self._value(key, None, (list,))
-        if len(kinds) != layers:
+        if layers is not None and len(kinds) != layers:
             raise self.wrong(key, f"{len(kinds)} entries for {layers} layers")
         for kind in kinds:
             if kind not in known:

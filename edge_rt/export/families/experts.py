@@ -16,7 +16,7 @@ from edge_rt.package.decoder import MAX_LAYERS, Decoder, Dimensions
 from edge_rt.package.layers import MAX_EXPERTS, MAX_WIDTH, Experts, FeedForward, Layer
 
 _LFM2_EPSILON: Final = 1e-6
-_SIGMOID: Final = 2
+SIGMOID: Final = 2
 """``expert_gating_func`` of GGUF files."""
 
 
@@ -168,7 +168,7 @@ def lfm2_from_config(config: ConfigReader, name: str) -> Decoder:
 def lfm2_from_header(reader: HeaderReader) -> Decoder:
     """Describe the model of LFM2's GGUF header."""
     dims, layers = header_mixers(reader)
-    if (gating := reader.count("expert_gating_func", 8, default=_SIGMOID)) != _SIGMOID:
+    if (gating := reader.count("expert_gating_func", 8, default=SIGMOID)) != SIGMOID:
         raise reader.refused(f"{reader.key('expert_gating_func')!r} is {gating}")
     dense = reader.count("leading_dense_block_count", MAX_LAYERS, least=0, default=0)
     has_bias = reader.has_tensor(f"blk.{dense}.exp_probs_b.bias")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -53,6 +53,9 @@ EXPERT_NAMES: Final[Mapping[str, str]] = {
 }
 """What most families with experts have besides."""
 
+RowFactors = Sequence[tuple[int, tuple[float, ...]]]
+"""Neighbouring rows of a matrix, and the factors on them, in order; all rows in turn."""
+
 
 @dataclass(frozen=True)
 class Family:
@@ -69,6 +72,8 @@ class Family:
             its elements are neighbours.
         header_has_halves: the same of GGUF files. Where they differ, the converter has reordered rows.
         config_norm_offset: what transformers adds to the weights of norms; GGUF files hold the sum.
+        config_factors: returns the factors on matrices that transformers multiplies by while it runs, by our names,
+            for each the rows that they are on; GGUF files have the products. None: there are none.
         ignored_tensors: beginnings of the names of tensors in folders that transformers does not read either.
         skipped_keys: beginnings of keys below the architecture that describe how a model sees, in files of both halves.
         skipped_tensors: beginnings of the names of tensors of that half.
@@ -86,6 +91,7 @@ class Family:
     config_has_halves: bool = True
     header_has_halves: bool = True
     config_norm_offset: float = 0.0
+    config_factors: Callable[[ConfigReader, Decoder], Mapping[str, RowFactors]] | None = None
     ignored_tensors: tuple[str, ...] = ()
     skipped_keys: tuple[str, ...] = ()
     skipped_tensors: tuple[str, ...] = ()

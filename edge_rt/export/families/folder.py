@@ -13,6 +13,7 @@ from edge_rt.export.decoder.tensors import (
     check_shapes,
     expected_shapes,
     is_fused,
+    name_in_layer,
     require_no_surplus,
     split_fused,
     unread_tensors,
@@ -20,7 +21,7 @@ from edge_rt.export.decoder.tensors import (
 from edge_rt.export.families.config_reader import ConfigReader
 from edge_rt.export.families.family import Family
 from edge_rt.export.families.registry import MODEL_TYPES, family_of_config, require_decoder
-from edge_rt.export.sources.gguf_types import TensorInfo
+from edge_rt.export.sources.gguf_types import COMPOUND_TYPE_ID, TensorInfo
 from edge_rt.export.sources.hf_folder import HFFolder, float_tensor
 from edge_rt.export.sources.packed_config import read_packed_settings
 from edge_rt.export.sources.safetensors_folder import StoredTensor
@@ -33,7 +34,7 @@ _CHECK_CONFIG: Final = (
 )
 _IGNORED: Final = ("rotary_emb.inv_freq",)
 """Ends of names of tensors that older versions of transformers wrote and that hold nothing new."""
-PREFIXES: Final = ("model.", "model.language_model.", "language_model.model.", "")
+PREFIXES: Final = ("model.", "model.language_model.", "language_model.model.", "backbone.", "")
 """What may precede the names of the text model's tensors: the second and third belong to models that also see or hear,
 and the last one to models without a head, such as those for embeddings."""
 HEADS: Final = ("lm_head.weight", "language_model.lm_head.weight")
@@ -75,27 +76,47 @@ def describe_folder(folder: HFFolder) -> tuple[Family, Decoder]:
 def read_folder_decoder(folder: HFFolder) -> tuple[Family, Decoder, dict[str, TensorInfo], tuple[str, ...]]:
     """Return the family, the description, the tensors under GGUF's names, and remarks as in ``Source``."""
     family, decoder = describe_folder(folder)
-    if decoder.is_tied and _has_own_head(folder):
+    if decoder.is_tied and _has_own_head(folder, family):
         decoder = replace(decoder, is_tied=False)
-    tensors, remarks = _renamed(folder, family, decoder)
+    tensors = _renamed(folder, family, decoder)
     tensors = split_fused(folder.path.name, tensors, decoder)
     names, _ = _names(folder, family, decoder)
     called = {ours: hf for hf, ours in reversed(names.items()) if hf.endswith(("weight", "bias"))}
     check_shapes(folder.path.name, tensors, decoder, called, _CHECK_CONFIG)
     expected = expected_shapes(decoder)
     require_no_surplus(folder.path.name, [name for name in tensors if name not in expected])
-    return family, decoder, tensors, remarks
+    if family.config_factors is not None:
+        from edge_rt.export.weights.derived import scaled_tensor
+
+        factors = family.config_factors(text_config(folder), decoder)
+        tensors |= {name: scaled_tensor(tensors[name], some) for name, some in factors.items()}
+    return family, decoder, tensors, _remarks(tensors)
 
 
-def _prefix(folder: HFFolder) -> str:
+def _remarks(tensors: Mapping[str, TensorInfo]) -> tuple[str, ...]:
+    """Return what is not read as it is stored."""
+    if all(tensor.type_id != COMPOUND_TYPE_ID for tensor in tensors.values()):
+        return ()
+    from edge_rt.export.sources.compound import conversion_remarks
+
+    return conversion_remarks(tensors.values())
+
+
+def _prefix(folder: HFFolder, family: Family) -> str:
     """Return what precedes the names of the text model's tensors."""
-    return next((one for one in PREFIXES if f"{one}embed_tokens.weight" in folder.weights.tensors), PREFIXES[0])
+    names = (f"{one}{_embedding(family)}.weight" for one in PREFIXES)
+    return next((one for one, name in zip(PREFIXES, names, strict=True) if name in folder.weights.tensors), PREFIXES[0])
 
 
-def _has_own_head(folder: HFFolder) -> bool:
+def _embedding(family: Family) -> str:
+    """Return what transformers calls the embedding."""
+    return next(hf for hf, ours in family.top_names.items() if ours == "token_embd")
+
+
+def _has_own_head(folder: HFFolder, family: Family) -> bool:
     """Return whether a head is stored that is not the embedding; some files hold a tied head a second time."""
     stored = folder.weights.tensors
-    embedding = stored.get(f"{_prefix(folder)}embed_tokens.weight")
+    embedding = stored.get(f"{_prefix(folder, family)}{_embedding(family)}.weight")
     heads = [stored[name] for name in HEADS if name in stored]
     return embedding is not None and any(not _is_equal(folder, embedding, head) for head in heads)
 
@@ -126,13 +147,13 @@ def is_same_data(one: tuple[Path, int], other: tuple[Path, int], nbytes: int) ->
 
 def _names(folder: HFFolder, family: Family, decoder: Decoder) -> tuple[dict[str, str], str]:
     """Return transformers' name of every tensor that there may be -> GGUF's; and what precedes them."""
-    prefix = _prefix(folder)
+    prefix = _prefix(folder, family)
     names = dict.fromkeys(HEADS, "output.weight")
     modules = {f"{prefix}{hf}": ours for hf, ours in family.top_names.items()}
     for number, layer in enumerate(decoder.layers):
         experts = 0 if layer.experts is None else layer.experts.count
         for hf, ours in _expanded(family.layer_names, experts):
-            modules[f"{prefix}layers.{number}.{hf}"] = f"blk.{number}.{ours}"
+            modules[f"{prefix}layers.{number}.{hf}"] = f"blk.{number}.{name_in_layer(ours, layer)}"
     for hf, ours in modules.items():
         if ours.endswith(".bias"):
             names[hf] = ours
@@ -165,7 +186,7 @@ def _expanded(names: Mapping[str, str], experts: int) -> Iterator[tuple[str, str
         yield from ((hf.replace("*", str(number)), ours.replace("*", str(number))) for number in numbers)
 
 
-def _renamed(folder: HFFolder, family: Family, decoder: Decoder) -> tuple[dict[str, TensorInfo], tuple[str, ...]]:
+def _renamed(folder: HFFolder, family: Family, decoder: Decoder) -> dict[str, TensorInfo]:
     names, prefix = _names(folder, family, decoder)
     stored = folder.weights.tensors
     # str.startswith of no beginnings is false.
@@ -180,7 +201,6 @@ def _renamed(folder: HFFolder, family: Family, decoder: Decoder) -> tuple[dict[s
         ignored |= set(HEADS)
     expected = expected_shapes(decoder)
     packed: Mapping[str, TensorInfo] = {}
-    remarks: tuple[str, ...] = ()
     if (settings := read_packed_settings(folder.path.name, folder.config)) is not None:
         from edge_rt.export.decoder.packed import packed_tensors
 
@@ -191,10 +211,6 @@ def _renamed(folder: HFFolder, family: Family, decoder: Decoder) -> tuple[dict[s
     if family.stacked_experts:
         stacked, parts = _stacked(folder, family, decoder, prefix)
         packed, ignored = {**packed, **stacked}, ignored | parts
-    if packed:
-        from edge_rt.export.sources.compound import conversion_remarks
-
-        remarks = conversion_remarks(packed.values())
     wanted = {hf for hf, ours in names.items() if ours in expected or is_fused(ours)}
     surplus = [name for name in stored if name not in wanted and name not in ignored]
     layer = re.compile(rf"{re.escape(prefix)}layers\.(\d+)\.")
@@ -204,8 +220,13 @@ def _renamed(folder: HFFolder, family: Family, decoder: Decoder) -> tuple[dict[s
     # Packed matrices have biases of zeros, which count as parts of them; some models want one.
     vectors = {hf for hf, ours in names.items() if len(expected.get(ours, ())) == 1}
     tensors = {
-        ours: float_tensor(folder.path.name, ours, stored[hf])
+        ours: _flat(float_tensor(folder.path.name, ours, stored[hf]), hf in vectors)
         for hf, ours in names.items()
         if hf in stored and (hf not in ignored or hf in vectors)
     }
-    return {**tensors, **packed}, remarks
+    return {**tensors, **packed}
+
+
+def _flat(tensor: TensorInfo, is_vector: bool) -> TensorInfo:
+    """Return a tensor, a matrix of one row as a vector where there must be one."""
+    return replace(tensor, shape=tensor.shape[:1]) if is_vector and tensor.shape[1:] == (1,) else tensor

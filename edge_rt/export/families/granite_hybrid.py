@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
-from typing import Final
+from typing import Any, Final
 
 from edge_rt.errors import InvalidModelFile, as_json
 from edge_rt.export.families.config_reader import FULL, ConfigReader
@@ -30,11 +30,24 @@ from edge_rt.package.layers import (
 _OLD_KINDS: Final = {"mamba": LINEAR, "attention": FULL}
 """Words of releases -> those of transformers 5."""
 
+SPACE_NAMES: Final = {
+    "in_proj": "ssm_in",
+    "conv1d": "ssm_conv1d",
+    "dt_bias": "ssm_dt.bias",
+    "A_log": "ssm_a",
+    "D": "ssm_d",
+    "norm": "ssm_norm",
+    "out_proj": "ssm_out",
+}
+"""transformers' names within a state space -> GGUF's."""
+SPACE_HEADER_NAMES: Final = {"ssm_a": "ssm_a.weight", "ssm_d": "ssm_d.weight"}
+"""What GGUF files name without an end."""
+
 
 def from_config(config: ConfigReader, name: str) -> Decoder:
     """Describe the model of a ``config.json``."""
     decoder = GRANITE.from_config(config, name)
-    space = config_space(config, decoder.hidden_size)
+    space = config_space(config, config.count("mamba_expand", MAX_WIDTH, default=2) * decoder.hidden_size)
     kinds = config.kinds("layer_types", decoder.num_layers, (FULL, LINEAR, *_OLD_KINDS))
     recurrent = tuple(_OLD_KINDS.get(kind, kind) == LINEAR for kind in kinds or (LINEAR,) * decoder.num_layers)
     shared = FeedForward(config.count("shared_intermediate_size", 4 * MAX_WIDTH, default=1024))
@@ -50,13 +63,17 @@ def from_config(config: ConfigReader, name: str) -> Decoder:
     return _with_spaces(decoder, recurrent, space, shared, experts, is_rotated=kind == "rope")
 
 
-def config_space(config: ConfigReader, width: int) -> StateSpace:
-    """Return the state space of a ``config.json``."""
+def require_no_step_limit(config: ConfigReader) -> None:
+    """Refuse limits of a state space's steps."""
     limit = config.get("time_step_limit")
     if limit is not None and limit != [0.0, math.inf] and limit != [0.0, {"__float__": "Infinity"}]:
         raise config.refused(f"time_step_limit is {as_json(limit)}")
+
+
+def config_space(config: ConfigReader, size: int, **more: Any) -> StateSpace:
+    """Return the state space of a ``config.json``; ``size``: features of all heads."""
+    require_no_step_limit(config)
     heads = config.count("mamba_n_heads", MAX_HEADS, default=128)
-    size = config.count("mamba_expand", MAX_WIDTH, default=2) * width
     head = size // heads
     if config.get("mamba_d_head") not in (None, "auto"):
         head = config.count("mamba_d_head", MAX_HEAD_DIM)
@@ -70,6 +87,7 @@ def config_space(config: ConfigReader, width: int) -> StateSpace:
         config.count("mamba_d_conv", MAX_TAPS, default=4),
         has_conv_bias=config.flag("mamba_conv_bias", default=True),
         has_bias=config.flag("mamba_proj_bias"),
+        **more,
     )
 
 
@@ -93,7 +111,7 @@ def from_header(reader: HeaderReader) -> Decoder:
     )
 
 
-def header_space(reader: HeaderReader, layer: str) -> StateSpace:
+def header_space(reader: HeaderReader, layer: str, **more: Any) -> StateSpace:
     """Return the state space of a GGUF header; ``layer``: what the names of the tensors of one begin with."""
     heads, size = reader.count("ssm.time_step_rank", MAX_HEADS), reader.count("ssm.inner_size", MAX_WIDTH)
     if size % heads:
@@ -110,6 +128,7 @@ def header_space(reader: HeaderReader, layer: str) -> StateSpace:
         reader.count("ssm.conv_kernel", MAX_TAPS),
         has_conv_bias=reader.has_tensor(f"{layer}ssm_conv1d.bias"),
         has_bias=reader.has_tensor(f"{layer}ssm_in.bias"),
+        **more,
     )
 
 
@@ -140,18 +159,11 @@ GRANITE_HYBRID: Final = Family(
         **GRANITEMOE.layer_names,
         "shared_mlp.input_linear": "ffn_gate_up",
         "shared_mlp.output_linear": "ffn_down",
-        "mamba.in_proj": "ssm_in",
-        "mamba.conv1d": "ssm_conv1d",
-        "mamba.dt_bias": "ssm_dt.bias",
-        "mamba.A_log": "ssm_a",
-        "mamba.D": "ssm_d",
-        "mamba.norm": "ssm_norm",
-        "mamba.out_proj": "ssm_out",
+        **{f"mamba.{name}": ours for name, ours in SPACE_NAMES.items()},
     },
     header_has_halves=False,
     header_names={
-        "ssm_a": "ssm_a.weight",
-        "ssm_d": "ssm_d.weight",
+        **SPACE_HEADER_NAMES,
         **{f"ffn_{part}_shexp": f"ffn_{part}" for part in ("gate", "up", "down")},
     },
 )

@@ -8,14 +8,14 @@ from dataclasses import replace
 from typing import Final
 
 from edge_rt.errors import InvalidModelFile
-from edge_rt.export.decoder.tensors import check_tensors, split_fused, unread_tensors
+from edge_rt.export.decoder.tensors import check_tensors, name_in_layer, split_fused, unread_tensors
 from edge_rt.export.families.family import Family
 from edge_rt.export.families.header_reader import HeaderReader
 from edge_rt.export.families.registry import family_of_header
 from edge_rt.export.sources.gguf_types import FETCH_AGAIN, GGUFHeader, TensorInfo
 from edge_rt.package.decoder import Decoder
 
-_FLAT: Final = (".ssm_a.weight", ".ssm_d.weight", ".ssm_norm.weight")
+_FLAT: Final = (".ssm_a.weight", ".ssm_d.weight", ".ssm_norm.weight", ".ffn_gate_inp_shexp.weight")
 _PARTS: Final = re.compile(r"((?:blk\.\d+\.)?)(.*?)((?:\.(?:weight|bias))?)", re.DOTALL)
 """A layer, a module, and what of it a tensor is."""
 
@@ -38,10 +38,10 @@ def read_header_decoder(header: GGUFHeader) -> tuple[Family, Decoder, Mapping[st
     for name, one in header.tensors.items():
         # str.startswith of no beginnings is false.
         if not name.startswith((*family.skipped_tensors, *ahead)):
-            ours = _our_name(name, family)
+            ours = _our_name(name, family, decoder)
             # A file that has both names keeps a surplus tensor.
             ours = name if ours in header.tensors else ours
-            # Vectors of state spaces have a second axis in files.
+            # Some vectors have a second axis in files.
             shape = (one.elements,) if ours.endswith(_FLAT) else one.shape
             stored[ours] = replace(one, name=ours, shape=shape)
     tensors = split_fused(header.path.name, stored, decoder)
@@ -50,9 +50,13 @@ def read_header_decoder(header: GGUFHeader) -> tuple[Family, Decoder, Mapping[st
     return family, decoder, {name: one for name, one in tensors.items() if name not in unread}
 
 
-def _our_name(name: str, family: Family) -> str:
+def _our_name(name: str, family: Family, decoder: Decoder) -> str:
     """Return the name of a tensor as other families have it."""
     parts = _PARTS.fullmatch(name)
     assert parts is not None
     layer, module, suffix = parts.groups()
-    return f"{layer}{family.header_names.get(module, module)}{suffix}"
+    ours = family.header_names.get(module, module)
+    if layer and (number := int(layer.split(".")[1])) < decoder.num_layers:
+        ours = name_in_layer(ours, decoder.layers[number])
+    # Some files leave out the end of some names.
+    return f"{layer}{ours}" if ours.endswith(".weight") and suffix == ".weight" else f"{layer}{ours}{suffix}"

@@ -32,10 +32,12 @@ NEUTRAL_VALUES: Final[Mapping[str, tuple[float, ...]]] = {
     "attn_logit_softcapping": (0,),
     "embedding_length_per_layer_input": (0,),
     "expert_count": (0,),
+    "expert_group_count": (0, 1),
     "expert_shared_count": (0,),
     "expert_used_count": (0,),
     "final_logit_softcapping": (0,),
     "leading_dense_block_count": (0,),
+    "moe_latent_size": (0,),
     "nextn_predict_layers": (0,),
     # Which states an embedding is made of: the mean of all, or the last one.
     "pooling_type": (0, 1, 3),
@@ -61,8 +63,15 @@ class HeaderReader:
 
     def blocks_ahead(self) -> int:
         """Return how many of the blocks predict further ahead: they come last, and are not read."""
-        self.num_blocks_ahead = self.count("nextn_predict_layers", MAX_LAYERS, least=0, default=0)
-        return self.num_blocks_ahead
+        ahead = self.count("nextn_predict_layers", MAX_LAYERS, least=0, default=0)
+        if ahead and ahead >= (blocks := self.count("block_count", MAX_LAYERS)):
+            raise InvalidModelFile(
+                f"{self.where}: '{self.key('nextn_predict_layers')}' cannot be used.",
+                f"It is {ahead}, and there are {blocks} blocks in all.",
+                FETCH_AGAIN,
+            )
+        self.num_blocks_ahead = ahead
+        return ahead
 
     def key(self, key: str) -> str:
         """Return the whole name of a key, which counts as read."""
@@ -123,6 +132,17 @@ class HeaderReader:
     def text(self, key: str, default: str) -> str:
         """Return a text."""
         return self.header.get_str(self.key(key), default=default)
+
+    def flag(self, key: str, *, default: bool) -> bool:
+        """Return a truth value."""
+        value = self.header.values.get(self.key(key), default)
+        if not isinstance(value, bool):
+            raise InvalidModelFile(
+                f"{self.where}: '{self.key(key)}' cannot be used.",
+                f"It is {_shown_value(value):.60}, no truth value.",
+                FETCH_AGAIN,
+            )
+        return value
 
     def factor(self, key: str) -> float:
         """Return a factor; 0 if it is not given, which files also write as 0."""

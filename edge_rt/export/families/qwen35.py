@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Final
 
 from edge_rt.errors import InvalidModelFile
@@ -26,6 +27,13 @@ def from_config(config: ConfigReader, name: str) -> Decoder:
     """Describe the model of a ``config.json``."""
     config.defaults(num_key_value_heads=4)
     dims = config.dimensions(name, head_dim=256)
+    mixers = config_mixers(config, dims)
+    layers = tuple(replace(layer, feed_forward=dims.feed_forward()) for layer in mixers)
+    return dims.decoder("qwen35", layers, config_rope(config, dims))
+
+
+def config_mixers(config: ConfigReader, dims: Dimensions) -> tuple[Layer, ...]:
+    """Return the layers of a ``config.json``, without feed-forwards."""
     config.activation("hidden_act", {"silu": "silu", "swish": "silu"}, "silu")
     if not config.flag("attn_output_gate", default=True):
         raise config.refused("attn_output_gate is false")
@@ -42,17 +50,34 @@ def from_config(config: ConfigReader, name: str) -> Decoder:
     kinds = config.kinds("layer_types", dims.num_layers, (FULL, LINEAR))
     interval = config.count("full_attention_interval", MAX_LAYERS, default=_INTERVAL)
     linear = every(dims.num_layers, interval) if kinds is None else tuple(kind == LINEAR for kind in kinds)
-    rope = read_rope(
+    return _mixers(dims, delta, linear)
+
+
+def config_rope(config: ConfigReader, dims: Dimensions) -> Rope:
+    """Return the rotation of a ``config.json``."""
+    return read_rope(
         config, dims.head_dim, dims.context_length, rotated_share=_ROTATED_SHARE, is_partial=True, known=_SECTIONS
     )
-    return _decoder(dims, delta, linear, rope)
 
 
 def from_header(reader: HeaderReader) -> Decoder:
     """Describe the model of a GGUF header, without the blocks behind the others that predict further ahead."""
+    dims = header_dimensions(reader)
+    mixers = header_mixers(reader, dims, is_tiled=True)
+    layers = tuple(replace(layer, feed_forward=dims.feed_forward()) for layer in mixers)
+    return dims.decoder("qwen35", layers, read_header_rope(reader, dims))
+
+
+def header_dimensions(reader: HeaderReader, feed_forward: int | None = None) -> Dimensions:
+    """Return the sizes of a GGUF header; ``feed_forward`` as in ``HeaderReader.dimensions``."""
     layers = reader.count("block_count", MAX_LAYERS) - reader.blocks_ahead()
-    heads = reader.counts("attention.head_count_kv", MAX_HEADS, layers=layers + reader.blocks_ahead())
-    dims = reader.dimensions(kv_heads=reader.only("attention.head_count_kv", heads), layers=layers)
+    heads = reader.counts("attention.head_count_kv", MAX_HEADS, layers=layers + reader.num_blocks_ahead)
+    kv_heads = reader.only("attention.head_count_kv", heads)
+    return reader.dimensions(kv_heads=kv_heads, layers=layers, feed_forward=feed_forward)
+
+
+def header_mixers(reader: HeaderReader, dims: Dimensions, *, is_tiled: bool) -> tuple[Layer, ...]:
+    """Return the layers of a GGUF header, without feed-forwards; ``is_tiled`` as in ``GatedDelta``."""
     values, wide = reader.count("ssm.time_step_rank", MAX_HEADS), reader.count("ssm.inner_size", MAX_WIDTH)
     if wide % values:
         raise InvalidModelFile(
@@ -66,22 +91,20 @@ def from_header(reader: HeaderReader) -> Decoder:
         reader.count("ssm.state_size", MAX_HEAD_DIM),
         wide // values,
         reader.count("ssm.conv_kernel", MAX_TAPS),
-        is_tiled=True,
+        is_tiled=is_tiled,
         epsilon=dims.norm_epsilon,
     )
-    linear = reader.flags("attention.recurrent_layers", layers + reader.blocks_ahead())
+    linear = reader.flags("attention.recurrent_layers", dims.num_layers + reader.num_blocks_ahead)
     interval = reader.count("full_attention_interval", MAX_LAYERS, default=_INTERVAL)
     # Sections of rotations by several positions.
     reader.key("rope.dimension_sections")
-    linear = every(layers, interval) if linear is None else linear[:layers]
-    return _decoder(dims, delta, linear, read_header_rope(reader, dims))
+    linear = every(dims.num_layers, interval) if linear is None else linear[: dims.num_layers]
+    return _mixers(dims, delta, linear)
 
 
-def _decoder(dims: Dimensions, delta: GatedDelta, linear: tuple[bool, ...], rope: Rope) -> Decoder:
-    inner = dims.feed_forward()
-    full = Layer(dims.attention(qk_norm="head", has_gate=True), inner)
-    recurrent = Layer(None, inner, gated_delta=delta)
-    return dims.decoder("qwen35", tuple(recurrent if is_linear else full for is_linear in linear), rope)
+def _mixers(dims: Dimensions, delta: GatedDelta, linear: tuple[bool, ...]) -> tuple[Layer, ...]:
+    full, recurrent = Layer(dims.attention(qk_norm="head", has_gate=True), None), Layer(None, None, gated_delta=delta)
+    return tuple(recurrent if is_linear else full for is_linear in linear)
 
 
 QWEN35: Final = Family(

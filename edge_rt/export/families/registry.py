@@ -10,6 +10,7 @@ from edge_rt.errors import UnsupportedModel
 from edge_rt.export.families.ernie4_5 import ERNIE4_5
 from edge_rt.export.families.exaone4 import EXAONE4
 from edge_rt.export.families.experts import GRANITEMOE, LFM2MOE, OLMOE, QWEN3MOE
+from edge_rt.export.families.falcon_h1 import FALCON_H1
 from edge_rt.export.families.family import Family
 from edge_rt.export.families.gemma2 import GEMMA2
 from edge_rt.export.families.gemma3 import GEMMA3
@@ -21,11 +22,13 @@ from edge_rt.export.families.hunyuan import HUNYUAN
 from edge_rt.export.families.lfm2 import LFM2
 from edge_rt.export.families.llama import LLAMA
 from edge_rt.export.families.ministral3 import MINISTRAL3
+from edge_rt.export.families.nemotron_h import NEMOTRON_H
 from edge_rt.export.families.olmo2 import OLMO2, OLMO3
 from edge_rt.export.families.phi3 import PHI3
 from edge_rt.export.families.qwen2 import QWEN2
 from edge_rt.export.families.qwen3 import QWEN3
 from edge_rt.export.families.qwen35 import QWEN35
+from edge_rt.export.families.qwen35moe import QWEN3NEXT, QWEN35MOE
 from edge_rt.export.families.smollm3 import SMOLLM3
 from edge_rt.export.families.stablelm import STABLELM
 
@@ -54,6 +57,10 @@ FAMILIES: Final[tuple[Family, ...]] = (
     GPT_OSS,
     QWEN35,
     GRANITE_HYBRID,
+    FALCON_H1,
+    NEMOTRON_H,
+    QWEN35MOE,
+    QWEN3NEXT,
 )
 """Every family that edge-rt runs."""
 MODEL_TYPES: Final = {name: family for family in FAMILIES for name in family.model_types}

@@ -74,7 +74,7 @@ class MergedMatrix(ConvertedMatrix):
 
     def __init__(self, tensor: ConvertedTensor, source: TensorReader, *, merge: Merge) -> None:
         super().__init__(tensor, source)
-        self._base = _rows_of(source, merge.base)
+        self._base = rows_of(source, merge.base)
         self._base_order = merge.base_order
         self._products = [_Product(source, product, order) for product, order in merge.products]
         self._tokens = [
@@ -127,7 +127,8 @@ def _matrix(source: TensorReader, tensor: TensorInfo, *, turns: bool) -> Array:
     return found.T if turns else found
 
 
-def _rows_of(source: TensorReader, tensor: TensorInfo) -> MatrixValues:
+def rows_of(source: TensorReader, tensor: TensorInfo) -> MatrixValues:
+    """Return what gives the weights of a matrix, dequantised, in float32."""
     return tensor.open(source) if isinstance(tensor, CompoundTensor) else _StoredRows(source, tensor)
 
 

@@ -14,16 +14,9 @@ from edge_rt.package.layers import GatedDelta, ShortConv
 from tests.helpers.family_cases import load_case, write_folder, write_gguf
 from tests.helpers.family_gguf import ARCHITECTURES
 from tests.helpers.hf_factory import write_safetensors
+from tests.helpers.opened_cases import opened, opened_file, read_all
 
 KINDS = ["conv", "conv", "full_attention", "conv", "full_attention"]
-
-
-def opened(tmp_path, case, **config):
-    return open_checkpoint(write_folder(tmp_path / "folder", load_case(case), config=config))[1]
-
-
-def opened_file(tmp_path, case, **options):
-    return open_checkpoint(write_gguf(tmp_path / "m.gguf", load_case(case), **options))[1]
 
 
 class TestConvolutions:
@@ -246,7 +239,7 @@ class TestDeltaRules:
             ({"ssm.inner_size": 96}, InvalidModelFile, "wrong shape"),
             ({"ssm.conv_kernel": 4}, InvalidModelFile, "wrong shape"),
             ({"full_attention_interval": 0}, InvalidModelFile, "full_attention_interval"),
-            ({"nextn_predict_layers": 6}, InvalidModelFile, "num_layers is 0|no layers"),
+            ({"nextn_predict_layers": 6}, InvalidModelFile, "there are 6 blocks in all"),
             ({"attention.recurrent_layers": [1, 1, 0]}, InvalidModelFile, "3 values for 6 layers"),
         ],
     )  # fmt: skip
@@ -320,3 +313,76 @@ class TestStateSpaces:
     def test_other_families_refuse_their_keys(self, tmp_path):
         with pytest.raises(UnsupportedModel, match="mamba_n_heads is 12"):
             opened(tmp_path, "granite", mamba_n_heads=12)
+
+
+class TestSharedExpertsWithGates:
+    @pytest.mark.parametrize("name", ["qwen3_5_moe", "qwen3_next"])
+    def test_a_file_says_what_a_folder_says(self, tmp_path, name):
+        folder, file = opened(tmp_path, name), opened_file(tmp_path, name)
+        assert file.pattern == folder.pattern
+        for ours, theirs in zip(file.kinds, folder.kinds, strict=True):
+            assert (ours.feed_forward, ours.experts) == (theirs.feed_forward, theirs.experts)
+        assert folder.layers[0].experts.has_shared_gate
+        assert folder.layers[0].experts.is_normalised
+        assert folder.layers[0].feed_forward.size == 96
+        assert {layer.gated_delta.is_tiled for layer in file.layers if layer.gated_delta} == {name == "qwen3_5_moe"}
+
+    def test_layers_may_keep_a_plain_feed_forward(self, tmp_path):
+        for decoder in (opened(tmp_path, "qwen3_next"), opened_file(tmp_path, "qwen3_next")):
+            assert [layer.experts is None for layer in decoder.layers] == [False, True, False]
+            assert [layer.feed_forward.size for layer in decoder.layers] == [96, 160, 96]
+
+    def test_experts_of_a_layer_may_be_one_tensor(self, tmp_path):
+        case = load_case("qwen3_5_moe")
+        apart, path = write_folder(tmp_path / "apart", case), write_folder(tmp_path / "m", case)
+        tensors, module = case.tensors(), "model.layers.{}.mlp.experts."
+        for layer in range(3):
+            name = module.format(layer)
+            each = [{part: tensors.pop(f"{name}{number}.{part}_proj.weight") for part in ("gate", "up", "down")}
+                    for number in range(8)]  # fmt: skip
+            tensors[f"{name}gate_up_proj"] = np.stack([np.concatenate([one["gate"], one["up"]]) for one in each])
+            tensors[f"{name}down_proj"] = np.stack([one["down"] for one in each])
+        write_safetensors(path / "model.safetensors", tensors)
+        (_, found), (_, expected) = read_all(path), read_all(apart)
+        assert found.keys() == expected.keys()
+        assert all(np.array_equal(found[name], expected[name]) for name in found)
+
+    @pytest.mark.parametrize(
+        ("name", "changes", "error", "message"),
+        [
+            ("qwen3_5_moe", {"shared_expert_intermediate_size": 0}, InvalidModelFile, "'shared_expert_.* out of range"),
+            ("qwen3_5_moe", {"num_local_experts": 0}, InvalidModelFile, "'num_experts' .* out of range"),
+            ("qwen3_5_moe", {"num_experts_per_tok": 9}, InvalidModelFile, "'num_experts_per_tok' .* out of range"),
+            ("qwen3_5_moe", {"attn_output_gate": False}, UnsupportedModel, "attn_output_gate is false"),
+            ("qwen3_5_moe", {"linear_num_key_heads": 4}, InvalidModelFile, "no multiple of 4"),
+            ("qwen3_next", {"linear_num_key_heads": 3}, InvalidModelFile, "tensors are missing"),
+            ("qwen3_next", {"mlp_only_layers": [3]}, InvalidModelFile, "'mlp_only_layers' .* cannot be used"),
+            ("qwen3_next", {"mlp_only_layers": []}, InvalidModelFile, "tensors are missing"),
+            ("qwen3_next", {"decoder_sparse_step": 0}, InvalidModelFile, "'decoder_sparse_step' .* out of range"),
+            ("qwen3_next", {"norm_topk_prob": None, "moe_intermediate_size": 0}, InvalidModelFile, "out of range"),
+            ("qwen3_next", {"attention_bias": True}, UnsupportedModel, "attention_bias is true"),
+        ],
+    )  # fmt: skip
+    def test_configurations_are_refused(self, tmp_path, name, changes, error, message):
+        with pytest.raises(error, match=message):
+            opened(tmp_path, name, **changes)
+
+    @pytest.mark.parametrize(
+        ("metadata", "error", "message"),
+        [
+            ({"expert_feed_forward_length": 0}, InvalidModelFile, "expert_feed_forward_length"),
+            ({"expert_shared_feed_forward_length": 80}, InvalidModelFile, "wrong shape"),
+            ({"expert_count": 7}, InvalidModelFile, "tensors are missing"),
+            ({"ssm.group_count": 3}, InvalidModelFile, "tensors are missing|wrong shape"),
+            ({"expert_group_count": 2}, UnsupportedModel, "expert_group_count' is 2"),
+        ],
+    )  # fmt: skip
+    def test_headers_are_refused(self, tmp_path, metadata, error, message):
+        changes = {f"qwen3next.{key}": one for key, one in metadata.items()}
+        with pytest.raises(error, match=message):
+            opened_file(tmp_path, "qwen3_next", extra_metadata=changes)
+
+    def test_files_of_older_converters_are_refused(self, tmp_path):
+        fused = {"blk.0.ssm_in.weight": np.ones((704, 96), np.float32)}
+        with pytest.raises(UnsupportedModel, match="older converter"):
+            opened_file(tmp_path, "qwen3_next", extra_tensors=fused)
