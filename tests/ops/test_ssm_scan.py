@@ -155,7 +155,7 @@ def test_what_does_not_fit_is_refused_before_anything_is_written(changed, messag
 
 
 def test_heads_that_fill_no_stripe_and_a_norm_that_is_not_there_are_refused():
-    with pytest.raises(RuntimeError, match="head_dim is 24, must be a multiple of 16"):
+    with pytest.raises(Exception, match="head_dim is 24, must be a multiple of 16"):
         Layer(Shape(4, 24, 1, 16))
     unnormed = Unnormed(4, 16, 1, 16, "norm_gate")
     with pytest.raises(RuntimeError, match="norm_first is 1, and there is no norm"):
