@@ -264,6 +264,12 @@ void set_scales(Random& random, WeightFormat format, int64_t begin, int64_t real
   if (facts(format).scales == ScaleKind::kExponent) {
     for (int64_t i = at.scales; i < at.d; ++i) weight->set<uint8_t>(begin + i, random.between(100, 127));
   }
+  if (facts(format).scales == ScaleKind::kFloat8) {
+    for (int64_t row = 0; row < std::min<int64_t>(kTileRows, real_rows); ++row) {
+      weight->set((begin + at.d) / 4 + row, static_cast<float>(random.between(1, 100)) / 64.0f);
+    }
+    return;
+  }
   for (int64_t i = at.d; i < at.bytes; i += 2) {
     if ((i - at.d) / 2 % kTileRows < real_rows) weight->set((begin + i) / 2, moderate_half(random));
   }

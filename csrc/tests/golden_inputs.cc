@@ -27,9 +27,19 @@ void fill_quantised(Random& random, const Matrix& matrix, int64_t tile, uint8_t*
   for (int i = at.scales; i < at.d; ++i) {
     const bool exists = tile * kTileRows + (i - at.scales) % kTileRows < matrix.outputs;
     const int drawn = byte() & bits, tame = f.scales == ScaleKind::kExponent ? 112 + drawn % 10 : drawn;
-    unit[i] = static_cast<uint8_t>(exists ? tame : 0);
+    const int small = f.scales == ScaleKind::kFloat8 ? 32 + tame % 32 : tame;
+    unit[i] = static_cast<uint8_t>(exists ? small : 0);
   }
   if (f.scales == ScaleKind::kExponent) return;
+  if (f.scales == ScaleKind::kFloat8) {
+    // One for the row, whatever the unit.
+    Random rows("row scales " + std::to_string(tile));
+    for (int row = 0; row < kTileRows; ++row) {
+      const float value = tile * kTileRows + row < matrix.outputs ? 0.5f + rows.uniform() * 0.25f : 0.0f;
+      std::memcpy(unit + at.d + 4 * row, &value, sizeof value);
+    }
+    return;
+  }
   const bool is_whole = f.scales == ScaleKind::kHalf || f.scales == ScaleKind::kZero;
   for (int row = 0; row < kTileRows; ++row) {
     const bool exists = tile * kTileRows + row < matrix.outputs;

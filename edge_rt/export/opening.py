@@ -193,6 +193,11 @@ def _gguf_source(header: GGUFHeader, tensors: Mapping[str, TensorInfo], *, has_h
     from edge_rt.export.sources.sampling_advice import read_advice
     from edge_rt.export.sources.source import Source
 
+    remarks: tuple[str, ...] = ()
+    if any(tensor.type_name == "NVFP4" for tensor in tensors.values()):
+        from edge_rt.export.sources.compound import conversion_remarks
+
+        remarks = conversion_remarks(tensors.values())
     return Source(
         kind="gguf",
         path=header.path,
@@ -204,4 +209,5 @@ def _gguf_source(header: GGUFHeader, tensors: Mapping[str, TensorInfo], *, has_h
         build_tokenizer=lambda rows: build_tokenizer(header.metadata, rows),
         read_advice=lambda: read_advice(header),
         read_pooling=lambda: read_gguf_pooling(header, end_token(header.metadata)),
+        remarks=remarks,
     )

@@ -132,6 +132,7 @@ TILE_UNITS: Final[Mapping[str, tuple[int, int]]] = {
     "t4": (32, 288),
     "t4k": (256, 2208),
     "mx4": (32, 272),
+    "nv4": (64, 640),
     "bf16": (32, 1024),
     "w4z32": (32, 304),
     "w4z64": (64, 560),
@@ -147,6 +148,7 @@ NESTED_TILES: Final = frozenset({"w8n"})
 FORMAT_OF_TYPE: Final[Mapping[str, str]] = {
     "Q4_1": "w4m", "Q4_0": "w4", "Q8_0": "w8", "F16": "f16", "F32": "f32", "Q5_1": "w5m", "Q5_0": "w5", "Q4_K": "w4k",
     "Q5_K": "w5k", "Q6_K": "w6k", "Q3_K": "w3k", "Q2_K": "w2k", "IQ4_NL": "t4", "IQ4_XS": "t4k", "MXFP4": "mx4",
+    "NVFP4": "nv4",
     "BF16": "bf16", "W4Z32": "w4z32", "W4Z64": "w4z64", "W4Z128": "w4z128", "W8N": "w8n",
 }  # fmt: skip
 """Type of a matrix, as in ``quantisation`` of a manifest -> format of its tiles."""

@@ -14,6 +14,7 @@ from edge_rt.export.weights.tiles import pack_rows
 HALVES = {
     "Q4_0": (0,), "Q4_1": (0, 2), "Q5_0": (0,), "Q5_1": (0, 2), "Q8_0": (0,), "Q2_K": (80, 82), "Q3_K": (108,),
     "Q4_K": (0, 2), "Q5_K": (0, 2), "Q6_K": (208,), "IQ4_NL": (0,), "IQ4_XS": (0,), "MXFP4": (),
+    "NVFP4": (),
 }  # fmt: skip
 """Type -> where a block has its fp16 numbers."""
 BLOCK_TYPES = tuple(HALVES)
@@ -62,6 +63,8 @@ def random_rows(rng, type_name, rows, inputs, scale=None):
         raw[..., at : at + 2] = halves[..., None].view(np.uint8)
     if type_name == "MXFP4":
         raw[..., 0] = rng.integers(0, 201, raw.shape[:2]) if scale is None else rng.integers(118, 126, raw.shape[:2])
+    if type_name == "NVFP4" and scale is not None:
+        raw[..., :4] = rng.integers(24, 40, raw[..., :4].shape)
     return raw.reshape(rows, -1)
 
 

@@ -9,7 +9,7 @@ from edge_rt.export.weights.tile_formats import TILE_FORMATS
 from edge_rt.export.weights.tiles import pack_rows, stored_order, unpack_rows
 from tests.helpers.ggml_blocks import HALVES, TYPE_OF, packed_raw, random_rows, tensor_of
 
-SCALES = {"half": 0.02, "byte": 0.001, "signed": 0.0005, "nibble": 0.005, "exponent": 1}
+SCALES = {"half": 0.02, "byte": 0.001, "signed": 0.0005, "nibble": 0.005, "exponent": 1, "float8": 1}
 """Standard deviation of fp16 numbers with which weights of every kind of scale are about 0.1."""
 FLOAT_FORMATS = ("f16", "f32", "bf16")
 ZERO_FORMATS = ("w4z32", "w4z64", "w4z128")
@@ -27,6 +27,8 @@ def random_matrix(rng, form, rows, columns):
         return random_zeros(rng, form, rows, columns)
     if form == "w8n":
         return random_nested(rng, rows, columns)
+    if form == "nv4":
+        return random_float4(rng, rows, columns)
     type_name = TYPE_OF[form]
     if type_name in HALVES:
         raw = random_rows(rng, type_name, rows, columns, SCALES[TILE_FORMATS[form].scales])
@@ -57,6 +59,19 @@ def random_nested(rng, rows, columns):
     packed = stored_order(pack_rows(Codes(codes, d=d, m=m), TILE_FORMATS["w8n"]), TILE_FORMATS["w8n"])
     each = codes.reshape(rows, -1, 32).astype(np.float32) * (d.astype(np.float32) / 16)[..., None]
     return packed, (each + (m.astype(np.float32) - d.astype(np.float32) / 2)[..., None]).reshape(rows, columns)
+
+
+def random_float4(rng, rows, columns):
+    """The same for codes with scales of 8 bits, and one for every row; the weights by another way."""
+    codes = rng.integers(0, 16, (rows, columns), dtype=np.uint8)
+    scales = rng.integers(0, 127, (rows, columns // 16), dtype=np.uint8)
+    d = np.exp2(rng.uniform(-5, -3, (rows, 1))).astype(np.float32)
+    form = TILE_FORMATS["nv4"]
+    packed = pack_rows(Codes(codes, scales=scales, d=np.repeat(d, columns // 64, axis=1)), form)
+    exponents, fractions = scales.astype(np.int32) >> 3, scales & 7
+    small = np.where(exponents > 0, np.ldexp(1 + fractions / 8, exponents - 7), fractions / 512) / 256
+    each = np.array(form.table)[codes].reshape(rows, -1, 16) * small[..., None]
+    return packed, each.reshape(rows, columns).astype(np.float32) * d
 
 
 def fine_blocks(form, columns):

@@ -38,9 +38,13 @@ inline void unpack_block(WeightFormat format, const uint8_t* unit, const uint8_t
     const bool has_zero = f.scales == ScaleKind::kZero;  // of the whole unit
     const int index = has_zero ? row : kTileRows * (place * f.groups + g) + row;
     const uint8_t scale = unit[at.scales + index];
-    float d, minimum = 0.0f;
+    float d, minimum = 0.0f, of_row = 1.0f;
     if (f.scales == ScaleKind::kExponent) {
       d = exponent_scale(scale);
+    } else if (f.scales == ScaleKind::kFloat8) {
+      uint16_t halves[kTileRows] = {half_of_float8(scale)};
+      d = half_at(reinterpret_cast<const uint8_t*>(halves), 0);
+      __builtin_memcpy(&of_row, unit + at.d + 4 * row, sizeof of_row);
     } else {
       d = half_at(unit + at.d, row);
       if (f.has_minimum) minimum = half_at(unit + at.m, row);
@@ -57,7 +61,7 @@ inline void unpack_block(WeightFormat format, const uint8_t* unit, const uint8_t
     for (int k = g * inputs; k < (g + 1) * inputs; ++k) {
       const int whole = code_at(format, unit + place * at.code_bytes, finer, k, row);
       const float code = static_cast<float>(has_zero ? whole - scale : whole);
-      y[k] = f.has_minimum ? s_fma(d, code, minimum) : d * code;
+      y[k] = f.has_minimum ? s_fma(d, code, minimum) : d * code * of_row;
     }
   }
 }

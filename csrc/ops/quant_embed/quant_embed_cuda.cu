@@ -20,6 +20,7 @@ struct RowLanes {
   static V low_nibbles(const uint8_t* at) { return from_int(*at & 15); }
   static V high_nibbles(const uint8_t* at) { return from_int(*at >> 4); }
   static V exponents(const uint8_t* at) { return exponent_scale(*at); }
+  static V small_floats(const uint8_t* at) { return float_of_half(half_of_float8(*at)); }
   static V mul(V a, V b) { return gpu::mul(a, b); }
   static V times(V a, float b) { return gpu::mul(a, b); }
   static V sub(V a, V b) { return add(a, -b); }
@@ -34,7 +35,8 @@ EDGE_RT_DEVICE float coded_weight(const uint8_t* unit, const uint8_t* finer, int
   const GroupScale<float> scale = group_scale<format, RowLanes>(unit, place * kFacts.groups + group, row);
   int code = code_at(format, unit + place * kAt.code_bytes, finer, input, row);
   if (has_zero_point(format)) code -= unit[kAt.scales + row];
-  return kFacts.has_minimum ? fma(scale.d, from_int(code), scale.minimum) : mul(scale.d, from_int(code));
+  const float value = kFacts.has_minimum ? fma(scale.d, from_int(code), scale.minimum) : mul(scale.d, from_int(code));
+  return has_row_scale(format) ? mul(reinterpret_cast<const float*>(unit + kAt.d)[row], value) : value;
 }
 
 // Weight number `input` of row `row` of a tile.

@@ -17,6 +17,8 @@
 // Fine codes are further blocks of the row, behind all others and in the order of those that they refine: with the
 // weights of these they go on with the sum f.
 //
+// A format with a scale of whole rows multiplies f by it then.
+//
 // Behind the sum f, each step rounded once and each left out where it would change nothing:
 //   v = f + bias;  v = silu(gate) * v or gelu_tanh(gate) * v, or max(v, 0)^2;  v = output_scale * v;
 //   v = softcap * tanh(v / softcap);  v = (v * rms) * post_norm, rms of the whole row;

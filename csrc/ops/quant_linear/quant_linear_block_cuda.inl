@@ -50,6 +50,11 @@ struct PairLanes {
     const uint32_t both = load_as<uint16_t>(at);
     return {exponent_scale(static_cast<uint8_t>(both & 0xff)), exponent_scale(static_cast<uint8_t>(both >> 8))};
   }
+  static V small_floats(const uint8_t* at) {
+    const uint32_t both = load_as<uint16_t>(at);
+    return {float_of_half(half_of_float8(static_cast<uint8_t>(both & 0xff))),
+            float_of_half(half_of_float8(static_cast<uint8_t>(both >> 8)))};
+  }
   static V mul(V a, V b) { return {gpu::mul(a.first, b.first), gpu::mul(a.second, b.second)}; }
   static V times(V a, float b) { return {gpu::mul(a.first, b), gpu::mul(a.second, b)}; }
   static V sub(V a, V b) { return {add(a.first, -b.first), add(a.second, -b.second)}; }
@@ -71,7 +76,7 @@ constexpr uint32_t table_word(const int8_t* table, int first) {
 // Of a table with 16 places, those that the nibbles of a word name: its low nibbles in *low, the high ones in *high.
 template <WeightFormat format>
 EDGE_RT_DEVICE void look_up(uint32_t nibbles, uint32_t* low, uint32_t* high) {
-  constexpr const int8_t* kTable = format == WeightFormat::kMX4 ? kTableMX4 : kTableIQ4;
+  constexpr const int8_t* kTable = has_float_table(format) ? kTableMX4 : kTableIQ4;
   constexpr uint32_t k0 = table_word(kTable, 0), k4 = table_word(kTable, 4), k8 = table_word(kTable, 8),
                      k12 = table_word(kTable, 12);
   uint32_t found[2];

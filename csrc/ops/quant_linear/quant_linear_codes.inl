@@ -80,6 +80,10 @@ inline float exponent_scale(uint8_t e) {
   return value;
 }
 
+// The fp16 number whose value is 2^-8 times that of a float of 8 bits: 4 of its exponent and 3 of its fraction; its
+// sign is not read.
+inline uint16_t half_of_float8(uint8_t byte) { return static_cast<uint16_t>((byte & 0x7f) << 7); }
+
 // Scale D and minimum M of a group, of as many rows as Lanes take at once.
 template <class V>
 struct GroupScale {
@@ -104,6 +108,9 @@ inline GroupScale<typename Lanes::V> group_scale(const uint8_t* unit, int index,
   const int row = part * Lanes::kRows, at = kTileRows * index + row;
   if constexpr (kFacts.scales == ScaleKind::kExponent) {
     const auto d = Lanes::exponents(unit + kAt.scales + at);
+    return {d, d};
+  } else if constexpr (kFacts.scales == ScaleKind::kFloat8) {
+    const auto d = Lanes::small_floats(unit + kAt.scales + at);
     return {d, d};
   } else {
     auto d = Lanes::halves(unit + kAt.d + 2 * row);

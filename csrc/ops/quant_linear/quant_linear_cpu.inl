@@ -216,7 +216,13 @@ struct JobTile {
   int kind;   // number of its kind of sums
   int words;  // of a block and row
   const uint8_t* unpacked;
+  const float* row_scale;  // of the tile's 16 rows, or nullptr
 };
+
+// What multiplies whole rows of a tile, where its format has that.
+inline const float* row_scale(WeightFormat format, const uint8_t* tile) {
+  return has_row_scale(format) ? reinterpret_cast<const float*>(tile + unit_layout(format).d) : nullptr;
+}
 
 inline JobTile open_tile(const LinearRows& job, int64_t tile, int64_t prefetch_end, uint8_t* unpacked) {
   const int number = job.weight.find(&tile);
@@ -228,7 +234,8 @@ inline JobTile open_tile(const LinearRows& job, int64_t tile, int64_t prefetch_e
               static_cast<int>(weight.format),
               kind,
               job.weight.kinds.kinds[kind].groups,
-              nullptr};
+              nullptr,
+              row_scale(weight.format, weight.tile(tile))};
   if (unpacked != nullptr && kDotTiles.unpack[out.format] != nullptr) {
     kDotTiles.unpack[out.format](out.tile, unpacked);
     out.unpacked = unpacked;
@@ -251,7 +258,6 @@ inline void group_of_tile(const LinearRows& job, const JobTile& of, int64_t grou
   if (is_unpacked) tile.weight = of.unpacked;
   dot(tile, out);
   const FineBlocks& fine = job.weight.fine;
-  if (fine.count == 0) return;
   // Units are not cut: fine blocks are whole ones.
   const int64_t bytes = (is_unpacked ? kDotTiles.unpacked_bytes : kDotTiles.packed_bytes)[of.format];
   const int64_t finer = kDotTiles.finer_bytes[of.format];
@@ -269,6 +275,9 @@ inline void group_of_tile(const LinearRows& job, const JobTile& of, int64_t grou
     dot(tile, out);
     done += tile.blocks;
   }
+  if (of.row_scale == nullptr) return;
+  const VF row_scale = vf_load(of.row_scale);
+  for (int m = 0; m < rows; ++m) out[m] = vf_mul(row_scale, out[m]);
 }
 
 // Outputs of the last operator lie in other cores' caches, and so do the lines that ours will be written to. Both are

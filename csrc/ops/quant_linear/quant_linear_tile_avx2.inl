@@ -57,6 +57,10 @@ struct Lanes {
     const __m256i tiny = _mm256_sllv_epi32(_mm256_set1_epi32(0x00200000), e);
     return _mm256_castsi256_ps(_mm256_blendv_epi8(tiny, normal, _mm256_cmpgt_epi32(e, one)));
   }
+  static __m256 small_floats(const uint8_t* at) {
+    const __m128i bytes = _mm_and_si128(load(at), _mm_set1_epi8(0x7f));
+    return _mm256_cvtph_ps(_mm_slli_epi16(_mm_cvtepu8_epi16(bytes), 7));
+  }
   static __m256 mul(__m256 a, __m256 b) { return _mm256_mul_ps(a, b); }
   static __m256 times(__m256 a, float b) { return _mm256_mul_ps(a, _mm256_set1_ps(b)); }
   static __m256 sub(__m256 a, __m256 b) { return _mm256_sub_ps(a, b); }

@@ -47,6 +47,10 @@ struct Lanes {
     const __m512i tiny = _mm512_sllv_epi32(_mm512_set1_epi32(0x00200000), e);
     return {_mm512_castsi512_ps(_mm512_mask_blend_epi32(_mm512_cmpgt_epi32_mask(e, one), tiny, normal))};
   }
+  static VF small_floats(const uint8_t* at) {
+    const __m128i bytes = _mm_and_si128(load(at), _mm_set1_epi8(0x7f));
+    return {_mm512_cvtph_ps(_mm256_slli_epi16(_mm256_cvtepu8_epi16(bytes), 7))};
+  }
   static VF mul(VF a, VF b) { return vf_mul(a, b); }
   static VF times(VF a, float b) { return vf_mul(a, vf_set1(b)); }
   static VF sub(VF a, VF b) { return vf_sub(a, b); }

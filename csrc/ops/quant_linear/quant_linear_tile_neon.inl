@@ -63,6 +63,11 @@ struct Lanes {
     const uint32x4_t tiny = vshlq_u32(vdupq_n_u32(0x00200000), vreinterpretq_s32_u32(e));
     return vreinterpretq_f32_u32(vbslq_u32(vcgtq_u32(e, one), normal, tiny));
   }
+  static V small_floats(const uint8_t* at) {
+    uint16_t lanes[4];
+    for (int r = 0; r < 4; ++r) lanes[r] = half_of_float8(at[r]);
+    return from_half(lanes);
+  }
   static V mul(V a, V b) { return vmulq_f32(a, b); }
   static V times(V a, float b) { return vmulq_n_f32(a, b); }
   static V sub(V a, V b) { return vsubq_f32(a, b); }

@@ -24,6 +24,11 @@ struct Lanes {
     return each_of(at, [](uint8_t byte) { return byte >> 4; });
   }
   static VF exponents(const uint8_t* at) { return each_of(at, exponent_scale); }
+  static VF small_floats(const uint8_t* at) {
+    uint16_t lanes[kRows];
+    for (int r = 0; r < kRows; ++r) lanes[r] = half_of_float8(at[r]);
+    return vf_from_half(lanes);
+  }
   static VF mul(VF a, VF b) { return vf_mul(a, b); }
   static VF times(VF a, float b) { return vf_mul(a, vf_set1(b)); }
   static VF sub(VF a, VF b) { return vf_sub(a, b); }

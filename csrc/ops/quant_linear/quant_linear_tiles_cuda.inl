@@ -193,6 +193,10 @@ EDGE_RT_DEVICE void add_up_tile(const LinearRows& job, const FoundTile& tile, ty
       add_entries<Few, format>(*stage, left, f);
     }
   }
+  if constexpr (has_row_scale(format)) {
+    const float row_scale = load_as<float>(tile.weight + unit_layout(format).d + 4 * (thread() % kTileRows));
+    for (float& sum : f) sum = mul(row_scale, sum);
+  }
   barrier();  // the next tile begins with the first half again
 }
 
@@ -258,6 +262,12 @@ EDGE_RT_DEVICE void add_up_groups(const LinearRows& job, const FoundTile& tile, 
           }
         }
       }
+    }
+  }
+  if constexpr (has_row_scale(format)) {
+    for (int k = 0; k < 4; ++k) {
+      const float row_scale = load_as<float>(tile.weight + unit_layout(format).d + 4 * (2 * at.g + k / 2));
+      for (int i = 0; i < kManyGroups; ++i) f[i][k] = mul(row_scale, f[i][k]);
     }
   }
 }

@@ -14,7 +14,7 @@
 //   scales  of every group (a block, or each half of it) of every block: a byte for each of 16 rows
 //   minima  as scales, where they are bytes of their own
 //   zeros   instead of both a byte for each of 16 rows, where codes have a zero point
-//   d, m    16 fp16 numbers each, as far as the format has them
+//   d, m    16 fp16 numbers each, as far as the format has them; d of nv4 are 16 float32 numbers
 //
 // Nested codes have two halves. The first ones lie in units as those of w4m do, and are a matrix of w4m as they are.
 // The finer ones lie behind all units of the matrix: [tiles][units], 4 lines a block, in the order of the first. So a
@@ -30,11 +30,13 @@
 //   w2k   (d s) q - (m t), groups of 16; s and t are the low and the high half of one byte, as Q2_K
 //   t4    d table[q]                              as IQ4_NL      t4k   (d s) table[q], as IQ4_XS
 //   mx4   2^(e - 128) table[q], e a byte a row    as MXFP4, whose table is doubled
+//   nv4   (s table[q]) d, s the 8-bit float a byte is, d alike in all units of a row, as NVFP4, whose table is doubled
 //   w4z32, w4z64, w4z128  d (q - z), z the zero point, a byte; units of 32, 64 and 128 inputs, as GPTQ and AWQ
 //   w8n   (d / 16) q + (m - d / 2), q = 16 * code + finer code; w8n_upper is the same memory, read as w4m
 //   f16, bf16, f32  [input][row]; activations are not rounded
 //
-// Products in brackets are exact in float32; the sum in brackets is rounded once.
+// Products in brackets are exact in float32; the sum in brackets is rounded once. In products of rows, d of nv4
+// multiplies the whole sum.
 #pragma once
 
 #include <cstddef>
@@ -66,15 +68,17 @@ enum class WeightFormat : int {
   kW4Z64,
   kW4Z128,
   kW8N,
-  kW8NUpper
+  kW8NUpper,
+  kNV4
 };
-constexpr int kWeightFormatCount = 21;
+constexpr int kWeightFormatCount = 22;
 
 enum class CodeKind : int { kNibbles, kBytes, kFive, kSix, kThree, kTwo, kTable, kFloats, kNested };
 
 // How a group's scale is made: a half of its own, d times a byte, d times a signed byte, d and m times the halves of a
-// byte, an exponent, or d alone, beside a zero point that is taken from the codes.
-enum class ScaleKind : int { kHalf, kByte, kSignedByte, kNibbles, kExponent, kZero, kNone };
+// byte, an exponent, d alone, beside a zero point that is taken from the codes, or a float of 8 bits, beside a d that
+// multiplies whole rows.
+enum class ScaleKind : int { kHalf, kByte, kSignedByte, kNibbles, kExponent, kZero, kFloat8, kNone };
 
 struct WeightFacts {
   const char* name;
@@ -110,6 +114,7 @@ constexpr WeightFacts kWeightFacts[kWeightFormatCount] = {
     {"w4z128", CodeKind::kNibbles, ScaleKind::kZero, false, 0, 15, 4, 1, 0},
     {"w8n", CodeKind::kNested, ScaleKind::kHalf, true, 0, 255, 1, 1, 0},
     {"w8n_upper", CodeKind::kNibbles, ScaleKind::kHalf, true, 0, 15, 1, 1, 0},
+    {"nv4", CodeKind::kTable, ScaleKind::kFloat8, false, 128, 255, 2, 2, 0},
 };
 
 constexpr const WeightFacts& facts(WeightFormat format) { return kWeightFacts[static_cast<int>(format)]; }
@@ -117,6 +122,7 @@ constexpr const WeightFacts& facts(WeightFormat format) { return kWeightFacts[st
 bool weight_format_from_name(const char* name, WeightFormat* out);
 
 constexpr bool has_zero_point(WeightFormat format) { return facts(format).scales == ScaleKind::kZero; }
+constexpr bool has_row_scale(WeightFormat format) { return facts(format).scales == ScaleKind::kFloat8; }
 constexpr bool rounds_activations(WeightFormat format) { return facts(format).codes != CodeKind::kFloats; }
 constexpr bool is_nested(WeightFormat format) { return facts(format).codes == CodeKind::kNested; }
 
@@ -156,7 +162,7 @@ constexpr UnitLayout make_unit_layout(WeightFormat format) {
   at.minima = at.scales + (has_bytes ? byte_rows * kTileRows : 0);
   const bool has_halves = f.scales != ScaleKind::kExponent && f.scales != ScaleKind::kNone;
   at.d = at.minima + (f.scales == ScaleKind::kByte && f.has_minimum ? f.unit_blocks * f.groups * kTileRows : 0);
-  at.m = at.d + (has_halves ? 2 * kTileRows : 0);
+  at.m = at.d + (f.scales == ScaleKind::kFloat8 ? 4 * kTileRows : has_halves ? 2 * kTileRows : 0);
   at.bytes = at.m + (f.has_minimum ? 2 * kTileRows : 0);
   return at;
 }
@@ -196,14 +202,17 @@ static_assert(unit_bytes(WeightFormat::kW6K) == 3360 && unit_bytes(WeightFormat:
 static_assert(unit_bytes(WeightFormat::kW2K) == 1344 && unit_bytes(WeightFormat::kT4K) == 2208);
 static_assert(unit_bytes(WeightFormat::kMX4) == 272 && unit_bytes(WeightFormat::kBF16) == 1024);
 static_assert(unit_bytes(WeightFormat::kW4Z32) == 304 && unit_bytes(WeightFormat::kW4Z64) == 560);
-static_assert(unit_bytes(WeightFormat::kW4Z128) == 1072);
+static_assert(unit_bytes(WeightFormat::kW4Z128) == 1072 && unit_bytes(WeightFormat::kNV4) == 640);
 static_assert(unit_bytes(WeightFormat::kW8N) == 320 && stored_unit_bytes(WeightFormat::kW8N) == 576);
 static_assert(unit_bytes(WeightFormat::kW8N) % 64 == 0, "finer codes begin at a line wherever units do");
 
 // Weights of formats with a table.
 constexpr int8_t kTableIQ4[16] = {-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113};
 constexpr int8_t kTableMX4[16] = {0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12};
-constexpr const int8_t* table_of(WeightFormat format) { return format == WeightFormat::kMX4 ? kTableMX4 : kTableIQ4; }
+constexpr bool has_float_table(WeightFormat format) {
+  return format == WeightFormat::kMX4 || format == WeightFormat::kNV4;
+}
+constexpr const int8_t* table_of(WeightFormat format) { return has_float_table(format) ? kTableMX4 : kTableIQ4; }
 
 // An integer below 2^22 in size, added to these bits, is a float larger by kMagic: a conversion for one addition.
 constexpr float kMagic = 12582912.0f;  // 1.5 * 2^23

@@ -17,6 +17,7 @@ from edge_rt.export.sources.awq import AWQLayout
 from edge_rt.export.sources.bitsandbytes import BitsAndBytesLayout
 from edge_rt.export.sources.compound import CompoundTensor, MatrixLayout
 from edge_rt.export.sources.compressed_tensors import CompressedTensorsLayout
+from edge_rt.export.sources.float4 import Float4Layout
 from edge_rt.export.sources.float8 import Float8Layout
 from edge_rt.export.sources.gguf_types import FETCH_AGAIN
 from edge_rt.export.sources.gptq import GPTQLayout
@@ -25,7 +26,13 @@ from edge_rt.export.sources.mlx import MLXLayout
 from edge_rt.export.sources.model_file import TensorReader
 from edge_rt.export.sources.packed import PackedLayout, PackedTensor
 from edge_rt.export.sources.packed_arrays import read_floats
-from edge_rt.export.sources.packed_config import Float8Settings, MLXSettings, PackedSettings, QuantisedSettings
+from edge_rt.export.sources.packed_config import (
+    Float4Settings,
+    Float8Settings,
+    MLXSettings,
+    PackedSettings,
+    QuantisedSettings,
+)
 from edge_rt.export.sources.safetensors_folder import StoredTensor
 
 _PACKED: dict[str, type[PackedLayout]] = {
@@ -65,6 +72,8 @@ def _layout_of(settings: QuantisedSettings) -> MatrixLayout:
         return _PACKED[settings.layout](settings)
     if isinstance(settings, MLXSettings):
         return MLXLayout(settings)
+    if isinstance(settings, Float4Settings):
+        return Float4Layout(settings)
     if isinstance(settings, Float8Settings):
         return Float8Layout(settings)
     return BitsAndBytesLayout(settings)

@@ -35,7 +35,7 @@ def read_header_decoder(header: GGUFHeader) -> tuple[Family, Decoder, Mapping[st
         ) from error
     ahead = [f"blk.{decoder.num_layers + number}." for number in range(reader.num_blocks_ahead)]
     stored = {}
-    for name, one in header.tensors.items():
+    for name, one in _joined(header).items():
         # str.startswith of no beginnings is false.
         if not name.startswith((*family.skipped_tensors, *ahead)):
             ours = _our_name(name, family, decoder)
@@ -48,6 +48,16 @@ def read_header_decoder(header: GGUFHeader) -> tuple[Family, Decoder, Mapping[st
     check_tensors(header, tensors, decoder)
     unread = unread_tensors(decoder)
     return family, decoder, {name: one for name, one in tensors.items() if name not in unread}
+
+
+def _joined(header: GGUFHeader) -> Mapping[str, TensorInfo]:
+    """Return a file's tensors, of which some have their scales in others."""
+    if all(tensor.type_name != "NVFP4" for tensor in header.tensors.values()):
+        return header.tensors
+    # Headers of other files are read without numpy.
+    from edge_rt.export.sources.float4 import join_scales
+
+    return join_scales(header.path.name, header.tensors)
 
 
 def _our_name(name: str, family: Family, decoder: Decoder) -> str:

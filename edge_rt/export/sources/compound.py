@@ -9,7 +9,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import ClassVar, Final, Protocol
+from typing import Final, Protocol
 
 import numpy as np
 
@@ -44,13 +44,46 @@ class CompoundTensor(TensorInfo, ABC):
         """Prepare to read the matrix."""
 
 
+class BlockMatrix(ABC):
+    """A matrix whose codes are those of blocks of a GGUF file.
+
+    Attributes:
+        scale: float32 ``[]``: multiplies all of it.
+    """
+
+    scale: Array = np.float32(1)
+
+    @abstractmethod
+    def values(self, rows: Array) -> Array:
+        """Return the weights of some rows; see ``MatrixValues``."""
+
+    @abstractmethod
+    def blocks(self, rows: Array) -> Array:
+        """Return some rows as GGUF files have them, uint8 ``[rows, bytes]``; ``rows`` is int64, and not empty."""
+
+
+@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
+class BlockTensor(CompoundTensor):
+    """A matrix of blocks in the type of GGUF files that ``type_name`` says.
+
+    Attributes:
+        remark: a sentence for the report of an export; empty if there is nothing to say.
+    """
+
+    remark: str = ""
+
+    @abstractmethod
+    def open(self, source: TensorReader) -> BlockMatrix:
+        """Prepare to read the matrix."""
+
+
 class MatrixLayout(ABC):
     """One way to store matrices in several tensors."""
 
-    required: ClassVar[tuple[str, ...]]
+    required: tuple[str, ...]
     """What follows the layer's name in the names of the tensors that every matrix has; the first one is its codes."""
-    optional: ClassVar[tuple[str, ...]]
-    ignored: ClassVar[tuple[str, ...]] = ()
+    optional: tuple[str, ...]
+    ignored: tuple[str, ...] = ()
     """Ends of names of tensors that say nothing of weights."""
 
     @abstractmethod
@@ -100,5 +133,6 @@ class ConvertedMatrix(ABC):
 
 
 def conversion_remarks(tensors: Iterable[TensorInfo]) -> tuple[str, ...]:
-    """Return what an export's report says of matrices that were converted, one sentence or more for each kind."""
-    return tuple(dict.fromkeys(tensor.remark for tensor in tensors if isinstance(tensor, ConvertedTensor)))
+    """Return what an export's report says of how matrices are read, one sentence or more for each kind."""
+    found = (tensor.remark for tensor in tensors if isinstance(tensor, ConvertedTensor | BlockTensor))
+    return tuple(dict.fromkeys(remark for remark in found if remark))

@@ -126,7 +126,7 @@ COMPOUND_TYPE_ID: Final = -1
 EXPORTABLE_TYPES: Final = (
     *("Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0"),
     *("Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K"),
-    *("IQ4_NL", "IQ4_XS", "MXFP4"),
+    *("IQ4_NL", "IQ4_XS", "MXFP4", "NVFP4"),
     *("F16", "BF16", "F32"),
 )
 """Types of matrices that a package can hold."""

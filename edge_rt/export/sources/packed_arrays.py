@@ -130,9 +130,23 @@ def read_scales(source: TensorReader, stored: StoredTensor) -> tuple[Array, Arra
 
 def nibbles_of(words: Array) -> Array:
     """Return the codes in words, low bits first, uint8: ``[..., n]`` -> ``[..., 8 n]``."""
-    pairs = np.ascontiguousarray(words).view(np.uint8)
-    apart = np.stack([pairs & np.uint8(15), pairs >> np.uint8(4)], axis=-1)
-    return apart.reshape(*words.shape[:-1], -1)
+    return nibbles_of_bytes(np.ascontiguousarray(words).view(np.uint8))
+
+
+def halves_of_pairs(pairs: Array) -> Array:
+    """Return bytes of two codes in GGUF's order: of ``n`` bytes byte j has the codes j (low half) and j + n.
+
+    Args:
+        pairs: uint8 ``[..., n]``: byte i has the codes 2 i and 2 i + 1.
+    """
+    codes = nibbles_of_bytes(pairs)
+    size = pairs.shape[-1]
+    return codes[..., :size] | codes[..., size:] << np.uint8(4)
+
+
+def nibbles_of_bytes(pairs: Array) -> Array:
+    """Return the codes in bytes, low half first, uint8: ``[..., n]`` -> ``[..., 2 n]``."""
+    return np.stack([pairs & np.uint8(15), pairs >> np.uint8(4)], axis=-1).reshape(*pairs.shape[:-1], -1)
 
 
 def read_pair(source: TensorReader, stored: StoredTensor) -> tuple[int, int]:

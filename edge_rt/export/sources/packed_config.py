@@ -71,6 +71,51 @@ def _block(settings: ConfigObject, key: str) -> tuple[int, int]:
 
 
 @dataclass(frozen=True)
+class Float4Settings:
+    """How 4-bit floats of a folder are stored.
+
+    Attributes:
+        kind: ``"NVFP4"`` or ``"MXFP4"``.
+        tool: ``"modelopt"`` or ``"compressed-tensors"``.
+        ignores_activations: whether the folder says how activations are rounded, which an export ignores.
+    """
+
+    kind: str
+    tool: str
+    ignores_activations: bool = False
+
+
+FLOAT4_FORMATS: Final = {"nvfp4-pack-quantized": ("NVFP4", 16), "mxfp4-pack-quantized": ("MXFP4", 32)}
+"""Formats of compressed-tensors -> kind, and inputs that share a scale."""
+
+
+def read_model_opt(settings: ConfigObject) -> Float4Settings:
+    """Return the settings of the method ``modelopt``."""
+    # Some versions have these settings a level deeper.
+    if isinstance(settings.values.get("quantization"), dict):
+        settings = ConfigObject(settings.where, "quantization", settings.values["quantization"])
+    algorithm = settings.text("quant_algo")
+    if algorithm != "NVFP4":
+        raise settings.refused("quant_algo", algorithm, "NVFP4")
+    if settings.values.get("group_size") is not None and (size := settings.integer("group_size")) != 16:
+        raise settings.refused("group_size", str(size), "16")
+    return Float4Settings("NVFP4", "modelopt", ignores_activations=True)
+
+
+def float4_scheme(weights: ConfigObject, form: str, *, ignores_activations: bool) -> Float4Settings:
+    """Return the settings of a scheme of compressed-tensors."""
+    kind, group = FLOAT4_FORMATS[form]
+    weights.require_bits(weights.integer("num_bits"))
+    if (number := weights.text("type", "int")) != "float":
+        raise weights.refused("type", number, "float")
+    if weights.values.get("group_size") is not None and (size := weights.integer("group_size")) != group:
+        raise weights.refused("group_size", str(size), str(group))
+    if not weights.flag("symmetric", default=True):
+        raise weights.refused("symmetric", "false", "true")
+    return Float4Settings(kind, "compressed-tensors", ignores_activations)
+
+
+@dataclass(frozen=True)
 class BitsAndBytesSettings:
     """How bitsandbytes stored a folder's matrices: ``"nf4"`` or ``"fp4"``."""
 
@@ -176,7 +221,7 @@ class PackedSettings:
     needs_order: bool = False
 
 
-QuantisedSettings = PackedSettings | Float8Settings | BitsAndBytesSettings | MLXSettings
+QuantisedSettings = PackedSettings | Float4Settings | Float8Settings | BitsAndBytesSettings | MLXSettings
 
 
 def read_packed_settings(where: str, config: Mapping[str, Any]) -> QuantisedSettings | None:
@@ -203,7 +248,9 @@ def read_packed_settings(where: str, config: Mapping[str, Any]) -> QuantisedSett
         return read_float8(settings)
     if method == "bitsandbytes":
         return read_bitsandbytes(settings)
-    known = "gptq, awq, auto-round, compressed-tensors, fp8, bitsandbytes, mxfp4"
+    if method in ("modelopt", "modelopt_fp4"):
+        return read_model_opt(settings)
+    known = "gptq, awq, auto-round, compressed-tensors, fp8, bitsandbytes, modelopt, mxfp4"
     raise settings.refused("quant_method", method, known)
 
 
@@ -270,10 +317,10 @@ def _auto_round(settings: ConfigObject) -> PackedSettings:
     )
 
 
-def _compressed_tensors(settings: ConfigObject) -> PackedSettings | Float8Settings:
+def _compressed_tensors(settings: ConfigObject) -> PackedSettings | Float4Settings | Float8Settings:
     form = settings.text("format")
-    if form != "pack-quantized" and form not in FLOAT8_FORMATS:
-        raise settings.refused("format", form, ", ".join(("pack-quantized", *FLOAT8_FORMATS)))
+    if form != "pack-quantized" and form not in FLOAT8_FORMATS and form not in FLOAT4_FORMATS:
+        raise settings.refused("format", form, ", ".join(("pack-quantized", *FLOAT8_FORMATS, *FLOAT4_FORMATS)))
     sparsity = settings.values.get("sparsity_config") or {}
     if not isinstance(sparsity, dict) or sparsity.get("format", "dense") != "dense":
         raise settings.refused("sparsity_config", repr(sparsity), "none")
@@ -291,6 +338,8 @@ def _compressed_tensors(settings: ConfigObject) -> PackedSettings | Float8Settin
     if form in FLOAT8_FORMATS:
         has_cache = settings.values.get("kv_cache_scheme") is not None
         return float8_scheme(weights, ignores_activations=bool(activations) or has_cache)
+    if form in FLOAT4_FORMATS:
+        return float4_scheme(weights, form, ignores_activations=bool(activations))
     for key, value in activations:
         raise settings.refused(key, repr(value), "none: only weights are quantised")
     return _weights(weights)

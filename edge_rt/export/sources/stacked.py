@@ -22,17 +22,25 @@ from typing import Final
 
 import numpy as np
 
-from edge_rt.export.sources.compound import CompoundTensor, ConvertedMatrix, ConvertedTensor
+from edge_rt.export.sources.compound import BlockMatrix, BlockTensor, CompoundTensor, ConvertedMatrix, ConvertedTensor
+from edge_rt.export.sources.float4 import CODES
 from edge_rt.export.sources.gguf_types import COMPOUND_TYPE_ID, not_finite
 from edge_rt.export.sources.hf_folder import GGML_TYPE_OF
 from edge_rt.export.sources.model_file import TensorReader
-from edge_rt.export.sources.packed_arrays import Array, misfit, read_array, read_floats, require_scales, require_shape
+from edge_rt.export.sources.packed_arrays import (
+    Array,
+    halves_of_pairs,
+    misfit,
+    nibbles_of_bytes,
+    read_array,
+    read_floats,
+    require_scales,
+    require_shape,
+)
 from edge_rt.export.sources.safetensors_folder import StoredTensor
 from edge_rt.package.layers import Experts
 
 BLOCK: Final = 32
-CODES: Final = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6, -0.0, -0.5, -1, -1.5, -2, -3, -4, -6], np.float32)
-"""Values of the codes of 4 bits."""
 _BIAS: Final = 127
 _REMARK: Final = "The checkpoint's experts are stored with their inputs first: they are transposed."
 
@@ -51,20 +59,20 @@ class Place:
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
-class BlocksTensor(CompoundTensor):
+class StackedTensor(BlockTensor):
     """A matrix in MXFP4 whose blocks lie in two tensors."""
 
     place: Place
 
-    def open(self, source: TensorReader) -> BlocksMatrix:
+    def open(self, source: TensorReader) -> StackedMatrix:
         """Prepare to read the matrix; see ``CompoundTensor``."""
-        return BlocksMatrix(self, source)
+        return StackedMatrix(self, source)
 
 
-class BlocksMatrix:
+class StackedMatrix(BlockMatrix):
     """The codes and exponents of an expert."""
 
-    def __init__(self, tensor: BlocksTensor, source: TensorReader) -> None:
+    def __init__(self, tensor: StackedTensor, source: TensorReader) -> None:
         self._tensor = tensor
         expert = tensor.place.expert
         self._codes = read_array(source, _slice(tensor.parts["blocks"], expert), np.dtype("u1"))
@@ -73,7 +81,7 @@ class BlocksMatrix:
     def values(self, rows: Array) -> Array:
         """Return the weights of some rows; see ``MatrixValues``."""
         codes, exponents = self._of(rows)
-        pairs = np.stack([codes & 15, codes >> 4], axis=-1).reshape(*codes.shape[:-1], BLOCK)
+        pairs = nibbles_of_bytes(codes)
         if (exponents == 255).any():
             raise not_finite(self._tensor)
         with np.errstate(over="ignore"):
@@ -85,9 +93,7 @@ class BlocksMatrix:
     def blocks(self, rows: Array) -> Array:
         """Return some rows as GGUF files have them, uint8 ``[rows, bytes]``: codes j and j + 16 share a byte there."""
         codes, exponents = self._of(rows)
-        apart = np.stack([codes & 15, codes >> 4], axis=-1).reshape(*codes.shape[:-1], 2, BLOCK // 2)
-        joined = apart[..., 0, :] | (apart[..., 1, :] << 4)
-        return np.concatenate([exponents[..., None], joined], axis=-1).reshape(len(rows), -1)
+        return np.concatenate([exponents[..., None], halves_of_pairs(codes)], axis=-1).reshape(len(rows), -1)
 
     def _of(self, rows: Array) -> tuple[Array, Array]:
         numbers = self._tensor.place.of(rows)
@@ -187,7 +193,7 @@ def _apart(
         nbytes = (blocks.nbytes + scales.nbytes) // blocks.shape[0] // place.step
         yield (
             f"{name}weight",
-            BlocksTensor(
+            StackedTensor(
                 name=f"{name}weight",
                 shape=(inputs, outputs),
                 type_id=COMPOUND_TYPE_ID,

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from edge_rt.export.weights.tile_formats import TileFormat
+from edge_rt.export.weights.tile_formats import BLOCK, TileFormat
 
 Array = npt.NDArray[Any]
 
@@ -22,7 +22,7 @@ class Codes:
         codes: uint8 ``[rows, inputs]``; in two's complement where they are bytes.
         scales: uint8 or int8 ``[rows, groups]``.
         minima: uint8 ``[rows, groups]``.
-        d: float16 ``[rows, units]``.
+        d: float16 ``[rows, units]``; float32 where scales are 8-bit floats.
         m: float16 ``[rows, units]``.
         zeros: uint8 ``[rows, units]``: taken from codes, 0 to 127.
     """
@@ -36,7 +36,7 @@ class Codes:
 
 
 def group_numbers(found: Codes, form: TileFormat) -> tuple[Array, Array | None]:
-    """Return scale and minimum of every group, float32 ``[rows, groups]``; both are exact.
+    """Return scale and minimum of every group, float32 ``[rows, groups]``; both are exact, unless scales are floats.
 
     The minimum is what is added: a weight is ``scale * (code - offset) + minimum``. With zero points a unit is a group.
     """
@@ -45,6 +45,8 @@ def group_numbers(found: Codes, form: TileFormat) -> tuple[Array, Array | None]:
         assert found.scales is not None
         return np.ldexp(np.float32(1), found.scales.astype(np.int32) - 128), None
     assert found.d is not None
+    if form.scales == "float8":
+        return _small_scales(found) * np.repeat(found.d, per_unit, axis=1), None
     scale = np.repeat(found.d.astype(np.float32), per_unit, axis=1)
     minimum = None if found.m is None else np.repeat(found.m.astype(np.float32), per_unit, axis=1)
     if form.is_nested:
@@ -55,6 +57,17 @@ def group_numbers(found: Codes, form: TileFormat) -> tuple[Array, Array | None]:
         if minimum is not None and found.minima is not None:
             minimum = -minimum * found.minima.astype(np.float32)
     return scale, minimum
+
+
+def _small_scales(found: Codes) -> Array:
+    """Return 2^-8 times the 8-bit floats that scales are, float32 ``[rows, groups]``."""
+    assert found.scales is not None
+    return (found.scales.astype(np.uint16) << np.uint16(7)).view(np.float16).astype(np.float32)
+
+
+def scaled(found: Codes, scale: Array) -> Codes:
+    """Return codes of a matrix that is so many times as large."""
+    return found if scale == 1 or found.d is None else replace(found, d=found.d * scale)
 
 
 def integers(found: Codes, form: TileFormat) -> Array:
@@ -73,8 +86,12 @@ def integers(found: Codes, form: TileFormat) -> Array:
 
 def values(found: Codes, form: TileFormat) -> Array:
     """Return the weights, float32 ``[rows, inputs]``: one rounding where there is a minimum, else none."""
-    scale, minimum = group_numbers(found, form)
     rows, inputs = found.codes.shape
+    if form.scales == "float8":
+        assert found.d is not None
+        groups = integers(found, form).reshape(rows, -1, BLOCK // form.groups) * _small_scales(found)[:, :, None]
+        return groups.reshape(rows, inputs) * np.repeat(found.d, form.unit_inputs, axis=1)
+    scale, minimum = group_numbers(found, form)
     grouped = integers(found, form).reshape(rows, scale.shape[1], -1).astype(np.float32)
     weights = scale[:, :, None] * grouped
     if minimum is not None:

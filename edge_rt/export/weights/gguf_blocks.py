@@ -150,6 +150,20 @@ def _mxfp4(raw: Array) -> Codes:
     return Codes(_flat(_halves_apart(blocks[:, :, 1:])), scales=np.ascontiguousarray(blocks[:, :, 0]))
 
 
+_ROW_SCALE: Final = np.float32(128)
+"""What multiplies rows of NVFP4: scales are 2^-8 times what their bytes say, and codes are doubled."""
+_NO_NUMBER: Final = 127
+
+
+def _nvfp4(raw: Array) -> Codes:
+    blocks = _blocks(raw, 36)
+    scales = _flat(blocks[:, :, :4]) & np.uint8(127)
+    # ggml takes the one that is no number for 0, unless it has a sign.
+    scales = np.where(_flat(blocks[:, :, :4]) == _NO_NUMBER, np.uint8(0), scales)
+    codes = _halves_apart(blocks[:, :, 4:].reshape(*blocks.shape[:2], 4, 8))
+    return Codes(_flat(codes), scales=scales, d=np.full(blocks.shape[:2], _ROW_SCALE))
+
+
 _LAYOUTS: Final[dict[str, Callable[[Array], Codes]]] = {
     "Q4_0": _q4_0,
     "Q4_1": _q4_1,
@@ -164,6 +178,7 @@ _LAYOUTS: Final[dict[str, Callable[[Array], Codes]]] = {
     "IQ4_NL": _q4_0,
     "IQ4_XS": _iq4_xs,
     "MXFP4": _mxfp4,
+    "NVFP4": _nvfp4,
 }
 """ggml type -> function that takes raw rows, uint8 ``[rows, bytes per row]``, apart."""
 

@@ -7,14 +7,13 @@ from typing import Protocol
 
 import numpy as np
 
-from edge_rt.export.sources.compound import ConvertedTensor
+from edge_rt.export.sources.compound import BlockTensor, ConvertedTensor
 from edge_rt.export.sources.gguf_types import TensorInfo
 from edge_rt.export.sources.mlx import AffineTensor
 from edge_rt.export.sources.model_file import TensorReader
 from edge_rt.export.sources.packed import PackedTensor
-from edge_rt.export.sources.stacked import BlocksTensor
 from edge_rt.export.weights.blocks import FLOAT_TYPES, Array, float_rows, piece_rows, stored_floats
-from edge_rt.export.weights.codes import Codes
+from edge_rt.export.weights.codes import Codes, scaled
 from edge_rt.export.weights.gguf_blocks import read_codes
 from edge_rt.export.weights.linear import Part
 
@@ -43,7 +42,7 @@ class CheckpointRows:
         if isinstance(part.tensor, AffineTensor):
             yield from affine_rows(part.tensor, self._source, part.row_order, multiple)
             return
-        if isinstance(part.tensor, BlocksTensor):
+        if isinstance(part.tensor, BlockTensor):
             yield from block_rows(part.tensor, self._source, part.row_order, multiple)
             return
         if isinstance(part.tensor, ConvertedTensor):
@@ -75,12 +74,12 @@ def affine_rows(
 
 
 def block_rows(
-    tensor: BlocksTensor, source: TensorReader, row_order: Array | None, multiple: int
+    tensor: BlockTensor, source: TensorReader, row_order: Array | None, multiple: int
 ) -> Iterator[tuple[Codes, int]]:
-    """Yield the rows of a matrix whose blocks lie in two tensors, and their share of its bytes; see ``packed_rows``."""
+    """Yield the rows of a matrix of GGUF's blocks, and their share of its bytes; see ``packed_rows``."""
     matrix = tensor.open(source)
     for rows, read in _in_pieces(tensor, row_order, piece_rows(tensor, multiple=multiple)):
-        yield read_codes(tensor, matrix.blocks(rows)), read
+        yield scaled(read_codes(tensor, matrix.blocks(rows)), matrix.scale), read
 
 
 def converted_rows(

@@ -26,7 +26,8 @@ class TileFormat:
         scales: how a group's scale is made: ``"half"`` (an fp16 number of its own), ``"byte"`` or ``"signed"`` (fp16 d
             times a byte), ``"nibble"`` (fp16 d times the low half of a byte, whose high half makes the minimum),
             ``"exponent"`` (2^(byte - 128)), ``"zero"`` (fp16 d of the whole unit, whose codes have a zero point, a
-            byte), or ``"none"``.
+            byte), ``"float8"`` (2^-8 times the float of 4 bits of exponent and 3 of fraction that a byte is; d is a
+            float32, and the whole row's), or ``"none"``.
         has_minimum: whether a group has a minimum besides its scale.
         offset: what is taken from codes; they are stored without a sign. 0 for a table.
         unit_blocks: blocks of 32 inputs that share d.
@@ -86,7 +87,7 @@ class TileFormat:
     @property
     def unit_bytes(self) -> int:
         """Bytes of a unit, finer codes included."""
-        halves = (self.scales not in ("exponent", "none")) + self.has_minimum
+        halves = (self.scales not in ("exponent", "none")) + (self.scales == "float8") + self.has_minimum
         minima = self.scale_bytes if self.scales == "byte" and self.has_minimum else 0
         return self.code_bytes + self.scale_bytes + minima + 2 * TILE_ROWS * halves + self.finer_bytes
 
@@ -113,6 +114,7 @@ TILE_FORMATS: Final = {
         TileFormat("w4z32", "nibbles", "zero"),
         TileFormat("w4z64", "nibbles", "zero", unit_blocks=2),
         TileFormat("w4z128", "nibbles", "zero", unit_blocks=4),
+        TileFormat("nv4", "table", "float8", unit_blocks=2, groups=2, table=MXFP4_TABLE),
         TileFormat("w8n", "nested", "half", has_minimum=True),
     )
 }
@@ -134,6 +136,7 @@ FORMAT_OF_GGML: Final = {
     "IQ4_NL": "t4",
     "IQ4_XS": "t4k",
     "MXFP4": "mx4",
+    "NVFP4": "nv4",
     "BF16": "bf16",
     "W4Z32": "w4z32",
     "W4Z64": "w4z64",

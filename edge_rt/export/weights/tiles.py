@@ -2,7 +2,7 @@
 
 A matrix of N rows and K inputs is uint8 ``[ceil(N / 16), units, bytes]``: 16 rows by 32 inputs to a block, and one to
 eight blocks to a unit; rows and inputs beyond the matrix are zero. A unit holds, in this order, the codes of its
-blocks, their scales and minima as far as these are bytes, or zero points, and its fp16 numbers d and m; see
+blocks, their scales and minima as far as these are bytes, or zero points, and its numbers d and m; see
 ``tile_formats``. The finer halves of nested codes come last here; in ``weights.bin`` they lie behind all units
 (``stored_order``, ``regions``).
 
@@ -158,7 +158,7 @@ def unpack_codes(tiles: Array, form: TileFormat) -> Codes:
         nonlocal at
         if not wanted:
             return None
-        size = 2 * TILE_ROWS if kind is np.float16 else form.scale_bytes
+        size = form.scale_bytes if kind in (np.uint8, np.int8) else TILE_ROWS * np.dtype(kind).itemsize
         part = np.ascontiguousarray(tiles[:, :, at : at + size]).view(kind)
         at += size
         return _by_row(part.reshape(count, -1, TILE_ROWS))
@@ -166,7 +166,7 @@ def unpack_codes(tiles: Array, form: TileFormat) -> Codes:
     zeros = take(np.uint8, form.has_zeros)
     scales = take(np.int8 if form.scales == "signed" else np.uint8, form.scale_bytes > 0 and not form.has_zeros)
     minima = take(np.uint8, form.scales == "byte" and form.has_minimum)
-    d = take(np.float16, form.scales != "exponent")
+    d = take(np.float32 if form.scales == "float8" else np.float16, form.scales != "exponent")
     m = take(np.float16, form.has_minimum)
     if form.scales == "nibble":
         assert scales is not None

@@ -11,6 +11,7 @@ from hypothesis import given, settings, strategies as st
 from edge_rt.errors import EdgeRTError, InvalidModelFile, UnsupportedModel
 from edge_rt.export.sources.packed_config import (
     BitsAndBytesSettings,
+    Float4Settings,
     Float8Settings,
     MLXSettings,
     PackedSettings,
@@ -61,6 +62,16 @@ AUTO_ROUND = {
 """Packing format -> settings: as in GPTQ's first format, in its second one, or as in AWQ."""
 
 
+MODEL_OPT = Float4Settings("NVFP4", "modelopt", ignores_activations=True)
+
+
+def float4(kind, group, **weights):
+    """Return settings of compressed-tensors with floats of 4 bits."""
+    scheme = {"num_bits": 4, "type": "float", "strategy": "tensor_group", "group_size": group, "symmetric": True}
+    groups = {"group_0": {"targets": ["Linear"], "weights": {**scheme, **weights}}}
+    return {"quant_method": NAME, "format": f"{kind}-pack-quantized", "config_groups": groups}
+
+
 READ = [
         (SETTINGS["gptq"], PackedSettings("gptq", 128, zero_added=1)),
         (SETTINGS["gptq_v2"], PackedSettings("gptq", 128)),
@@ -95,6 +106,11 @@ READ = [
             changed("compressed-tensors", "sparsity_config", {"format": "dense"}),
             PackedSettings("compressed-tensors", 128),
         ),
+    # Floats of 4 bits.
+        ({"quant_method": "modelopt", "quant_algo": "NVFP4", "ignore": ["lm_head"]}, MODEL_OPT),
+        ({"quant_method": "modelopt", "quantization": {"quant_algo": "NVFP4", "group_size": 16}}, MODEL_OPT),
+        (float4("nvfp4", 16), Float4Settings("NVFP4", NAME)),
+        (float4("mxfp4", 32), Float4Settings("MXFP4", NAME)),
     # Converted through float.
         (FLOATS["fp8"], Float8Settings(("block",), (128, 128), True)),
         (floats("fp8", "weight_block_size", [64, 32]), Float8Settings(("block",), (64, 32), True)),
@@ -187,6 +203,13 @@ REFUSED = [
         (changed("compressed-tensors", *WEIGHTS, "type", "float"), "'type' is float; edge-rt reads int"),
         (changed("compressed-tensors", *WEIGHTS, "strategy", "tensor"), "'strategy' is tensor; edge-rt reads group"),
         (changed("compressed-tensors", *WEIGHTS, "group_size", 48), "'group_size' is 48"),
+    # Floats of 4 bits.
+        ({"quant_method": "modelopt", "quant_algo": "FP8"}, "'quant_algo' is FP8; edge-rt reads NVFP4"),
+        ({"quant_method": "modelopt", "quant_algo": "NVFP4", "group_size": 32}, "'group_size' is 32; edge-rt reads 16"),
+        (float4("nvfp4", 32), "'group_size' is 32; edge-rt reads 16"),
+        (float4("mxfp4", 32, type="int"), "'type' is int; edge-rt reads float"),
+        (float4("nvfp4", 16, num_bits=8), "'bits' is 8; edge-rt reads 4"),
+        (float4("nvfp4", 16, symmetric=False), "'symmetric' is false; edge-rt reads true"),
     # Converted through float.
         (floats("fp8", "fmt", "e5m2"), "'fmt' is e5m2; edge-rt reads e4m3"),
         (floats("fp8", "weight_block_size", [0, 128]), "'weight_block_size' is [0, 128]; edge-rt reads two sizes"),
