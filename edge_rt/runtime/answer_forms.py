@@ -127,7 +127,9 @@ class AnswerGrammars:
             wanted = calls_format(tools, tokens, several=several, is_forced=False, is_strict=False)
             return self._of_calls(wanted, tools), wanted.warnings
 
-        free = FreeText(call_start(tools, tokens), form.thoughts, self._tokenizer.token_bytes)
+        has_channels = form.thoughts is not None and form.thoughts.has_channels
+        start = call_start(tools, tokens, has_channels=has_channels)
+        free = FreeText(start, form.thoughts, self._tokenizer.token_bytes)
         return CallGrammar(free, calls, self._tokenizer.eos_token_ids, self._vocab_size, self._begun(form))
 
     def _of_calls(self, wanted: AnswerFormat, tools: Tools) -> Matcher:

@@ -32,6 +32,7 @@ from edge_rt.text.template_messages import (
     formed,
     has_arguments,
     has_parts,
+    has_thoughts_and_calls,
     part_texts,
     texts_of,
     whole_values,
@@ -258,9 +259,10 @@ def lint(template: ChatTemplate) -> list[str]:
 
 def _forms(messages: Messages) -> Iterator[Form]:
     """Yield the forms to try, the most structured one first."""
-    for writes_arguments in (False, True) if has_arguments(messages) else (False,):
-        for joins_parts in (False, True) if has_parts(messages) else (False,):
-            yield Form(joins_parts, writes_arguments)
+    for joins_thoughts in (False, True) if has_thoughts_and_calls(messages) else (False,):
+        for writes_arguments in (False, True) if has_arguments(messages) else (False,):
+            for joins_parts in (False, True) if has_parts(messages) else (False,):
+                yield Form(joins_parts, writes_arguments, joins_thoughts)
 
 
 def _render_error(error: Exception) -> InvalidTemplate:

@@ -33,10 +33,12 @@ class Form:
 
     Attributes:
         writes_arguments: arguments of tool calls are JSON texts, not objects.
+        joins_thoughts: in an answer with a call and a text, its thoughts are the beginning of the text.
     """
 
     joins_parts: bool = False
     writes_arguments: bool = False
+    joins_thoughts: bool = False
 
 
 def checked_messages(messages: object, literals: Collection[str]) -> Messages:
@@ -81,6 +83,11 @@ def has_parts(messages: Messages) -> bool:
 def has_arguments(messages: Messages) -> bool:
     """Return whether a tool call has arguments."""
     return any("arguments" in call for message in messages for call in _calls(message))
+
+
+def has_thoughts_and_calls(messages: Messages) -> bool:
+    """Return whether an answer has thoughts, a text and a call: templates may refuse that."""
+    return any(message.get("content") and _thought(message) and message.get("tool_calls") for message in messages)
 
 
 def part_texts(messages: Messages) -> Iterable[str]:
@@ -206,6 +213,11 @@ def _calls(message: dict[str, Any]) -> Iterable[dict[str, Any]]:
             yield function if isinstance(function, dict) else call
 
 
+def _thought(message: Mapping[str, Any]) -> Any:
+    """Return the thoughts of an answer, whatever the field is called; None without any."""
+    return next((message[name] for name in THOUGHT_FIELDS if name in message), None)
+
+
 def _read_arguments(text: str) -> Any:
     """Return arguments that are an object in JSON as that object, anything else as it is."""
     try:
@@ -224,8 +236,11 @@ def _formed(message: dict[str, Any], form: Form, thought_fields: Collection[str]
         for call in _calls(result):
             if isinstance(call.get("arguments"), dict):
                 call["arguments"] = json.dumps(call["arguments"], ensure_ascii=False)
-    thought = next((result[name] for name in THOUGHT_FIELDS if name in result), None)
-    if thought is not None:
+    thought = _thought(result)
+    if form.joins_thoughts and thought and result.get("content") and result.get("tool_calls"):
+        result = {key: value for key, value in result.items() if key not in THOUGHT_FIELDS}
+        result["content"] = f"{thought}\n\n{joined(result['content'])}"
+    elif thought is not None:
         # Two names that templates read, and the third where it is the only one that they know.
         result = {"thinking": thought, **result, "reasoning_content": thought}
         if thought_fields == {"reasoning"}:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Final
@@ -17,6 +18,9 @@ class ThoughtMarkers:
             another one in its place, which is a part of its text.
         is_open: whether the prompt ends with ``begin``, so that the answer begins with thoughts.
         is_begun: whether the prompt ends in the middle of thoughts.
+
+    With a text in front of answers, thoughts and answers are messages in channels. An answer may have several: thoughts,
+    what is said before a call (in the channel of calls, but to nobody), and the call itself.
     """
 
     begin: str
@@ -24,6 +28,11 @@ class ThoughtMarkers:
     answer: str = ""
     is_open: bool = False
     is_begun: bool = False
+
+    @property
+    def has_channels(self) -> bool:
+        """Whether an answer is messages in channels."""
+        return bool(self.answer)
 
     @property
     def texts(self) -> tuple[str, ...]:
@@ -76,10 +85,19 @@ def answer_so_far(markers: ThoughtMarkers | None, reasoning: str, content: str) 
     return [*begun, (reasoning, False), (line + markers.end + 2 * line + markers.answer, True), (content, False)]
 
 
+_HEAD: Final = re.compile(r"<\|channel\|>\s*(\w+)\s*(?:<\|constrain\|>\s*\w+\s*)?<\|message\|>")
+"""Of a message to the user, or to nobody."""
+_TO_TOOL: Final = re.compile(r"(?:<\|channel\|>\s*\w+\s+)?to=")
+_MAY_BE_HEAD: Final = re.compile(r"<\|channel\|>\s*\w*\s*(?:<[\w|<>\s]{0,60})?")
+_FIRSTS: Final = ("<|channel|>", "to=")
+"""What a head begins with."""
+
+
 class ThoughtStream:
     """Takes the text of an answer apart, into thoughts and answer, however it is cut into pieces.
 
-    White space around the thoughts belongs to neither.
+    White space around the thoughts belongs to neither. Of messages in channels the texts are returned without their heads,
+    a blank line between two; a call is returned as it is, with its head.
 
     Args:
         markers: of the model; None for one without thoughts, whose text passes as it is.
@@ -90,10 +108,11 @@ class ThoughtStream:
         self._markers = markers
         self._behind = "answer" if is_exact else "answer start"
         self._held = ""
+        self._is_parted = False
         if markers is None:
             self._state = "answer"
         else:
-            if markers.answer:
+            if markers.has_channels:
                 self._behind = "start"
             self._state = "thought" if markers.is_begun else "thought start" if markers.is_open else "start"
         self.reasoning = ""
@@ -102,7 +121,17 @@ class ThoughtStream:
     @property
     def is_answering(self) -> bool:
         """Whether the answer's text has begun."""
-        return self._state == "answer"
+        return self._state in ("answer", "message", "call")
+
+    @property
+    def has_channels(self) -> bool:
+        """Whether the answer is messages in channels."""
+        return self._markers is not None and self._markers.has_channels
+
+    @property
+    def is_calling(self) -> bool:
+        """Whether a message to a tool has begun, in a channel."""
+        return self._state == "call"
 
     @property
     def num_held(self) -> int:
@@ -122,11 +151,15 @@ class ThoughtStream:
         thoughts = answer = ""
         while self._held:
             state = self._state
-            if state == "answer":
+            if state in ("answer", "call"):
                 answer += self._held
                 self._held = ""
-            elif state == "thought":
-                thoughts += self._thought(is_end)
+            elif state in ("thought", "message"):
+                shown = self._message(is_end, strips=state == "thought")
+                if state == "thought":
+                    thoughts += self._parted(shown, self.reasoning + thoughts)
+                else:
+                    answer += self._parted(shown, self.text + answer)
             elif state == "start":
                 self._start(is_end)
             else:
@@ -141,9 +174,12 @@ class ThoughtStream:
         return thoughts, answer
 
     def _start(self, is_end: bool) -> None:
-        """Decide whether the answer begins with thoughts."""
+        """Decide whether the answer begins with thoughts, or what the next of its messages is."""
         assert self._markers is not None
         begun = self._held.lstrip()
+        if self._markers.has_channels:
+            self._head(begun, is_end)
+            return
         for marker, state in ((self._markers.begin, "thought start"), (self._markers.answer, "answer")):
             wanted = marker.rstrip()
             if marker and begun.startswith(wanted):
@@ -153,17 +189,40 @@ class ThoughtStream:
         if is_end or not could_be:
             self._state = "answer"
 
-    def _thought(self, is_end: bool) -> str:
-        """Return thoughts up to their end, or up to where it, or the white space in front of it, may begin."""
+    def _head(self, begun: str, is_end: bool) -> None:
+        """Decide what a message is by its head."""
+        head = _HEAD.match(begun)
+        if _TO_TOOL.match(begun):
+            self._state = "call"
+        elif head is not None:
+            self._held = begun[head.end() :]
+            self._state = "thought start" if head[1] == "analysis" else "message"
+            self._is_parted = True
+        elif is_end or not (_MAY_BE_HEAD.fullmatch(begun) or any(one.startswith(begun) for one in _FIRSTS)):
+            self._state = "answer"
+
+    def _parted(self, shown: str, before: str) -> str:
+        """Return a text of a message; its first one is parted from messages of its kind that came before."""
+        if not shown or not self._is_parted:
+            return shown
+        self._is_parted = False
+        return f"\n\n{shown}" if before else shown
+
+    def _message(self, is_end: bool, *, strips: bool) -> str:
+        """Return a text up to its end marker, or up to where it may begin.
+
+        Args:
+            strips: whether white space in front of the marker belongs to no text.
+        """
         assert self._markers is not None
         end = self._markers.end
         at = self._held.find(end)
         if at >= 0:
-            shown, self._held = self._held[:at].rstrip(), self._held[at + len(end) :]
+            shown, self._held = self._held[:at], self._held[at + len(end) :]
             self._state = self._behind
-            return shown
+            return shown.rstrip() if strips else shown
         held = self._held if is_end else self._held[: len(self._held) - overlap(self._held, end)]
-        shown = held.rstrip()
+        shown = held.rstrip() if strips else held
         self._held = "" if is_end else self._held[len(shown) :]
         return shown
 

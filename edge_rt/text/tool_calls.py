@@ -46,6 +46,8 @@ class CallSyntax:
         call: texts in front of a name, in front of the arguments, and behind them.
         marks: texts in it that may be control tokens; the first one begins a call, wherever it comes. Without any, a
             call begins where the answer does.
+        other: texts in front of a name and of the arguments in a second form, which begins a message in a channel and is
+            nothing elsewhere; or none.
         begin, between, end: texts in front of all calls, between two, and behind all.
         close: the mark behind a call, or behind all of them.
         notation: of arguments: JSON, Gemma's, Python's, or XML.
@@ -59,6 +61,7 @@ class CallSyntax:
     signs: tuple[str, ...]
     call: tuple[str, str, str]
     marks: tuple[str, ...] = ()
+    other: tuple[str, str] | None = None
     begin: str = ""
     between: str = ""
     end: str = ""
@@ -438,15 +441,18 @@ _HARMONY: Final = CallSyntax(
     signs=("<|channel|>", "commentary", "functions.", "<|call|>"),
     call=("<|channel|>commentary to=functions.", " <|constrain|>json<|message|>", ""),
     marks=("<|channel|>commentary to=functions.", "<|channel|>", "<|constrain|>", "<|message|>"),
+    # The name in front of the channel, as its template writes earlier calls.
+    other=(" to=functions.", "<|channel|>commentary json<|message|>"),
     close="<|call|>",
     several=False,
     read=_read_harmony,
 )
 SYNTAXES: Final = (
     _HARMONY,
-    # The same with the name in front of the channel, as its template writes earlier calls.
+    # The same form alone, where the texts of the first one are missing.
     replace(
         _HARMONY,
+        other=None,
         call=(" to=functions.", "<|channel|>commentary <|constrain|>json<|message|>", ""),
         marks=(" to=functions.", *_HARMONY.marks[1:]),
     ),
@@ -463,6 +469,8 @@ SYNTAXES: Final = (
     replace(_LFM2, signs=("<|tool_call_start|>", '"arguments": '), call=_JSON, notation="json"),
     replace(_LFM2, signs=("<|tool_call_start|>",)),
     _LFM2,
+    # LFM2.5's templates may name no mark at all.
+    replace(_LFM2, signs=('"List of tools: ["',)),
     _MISTRAL,
     replace(_MISTRAL_LIST, signs=("[TOOL_CALLS] [",), begin="[TOOL_CALLS] ["),
     _MISTRAL_LIST,
@@ -473,6 +481,15 @@ SYNTAXES: Final = (
         end="]<|/tool_call|>",
         marks=("<|tool_call|>", "<|/tool_call|>"),
         close="<|/tool_call|>",
+    ),
+    replace(
+        _GRANITE,
+        name="Nemotron Nano 2",
+        signs=("<TOOLCALL>",),
+        begin="<TOOLCALL>[",
+        end="]</TOOLCALL>",
+        marks=("<TOOLCALL>", "</TOOLCALL>"),
+        close="</TOOLCALL>",
     ),
     _GRANITE,
     _XML,

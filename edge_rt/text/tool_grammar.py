@@ -188,12 +188,18 @@ def _first_call(syntax: CallSyntax, name: str, spelled: _Spelling, number: int, 
         yield f'head{number}[lazy]: /(?:{lark_expression(PYTHON_TAG)})?{_BARE_BEGIN}{lark_expression(name)}"/'
         yield f"first{number}: {tag} head{number} {spelled(syntax.call[1][1:])} {tail}"
         return
-    if any(mark.startswith(token) for token in spelled.tokens):
-        yield f"first{number}: {spelled(before + name + syntax.call[1])} {tail}"
-        return
-    if number == 0:
-        yield f"opening[lazy]: /(?s:.*){lark_expression(mark)}/"
-    yield f"first{number}: opening {spelled(before.removeprefix(mark) + name + syntax.call[1])} {tail}"
+    forms = [(mark, before.removeprefix(mark), syntax.call[1])]
+    if syntax.other is not None:
+        forms.append((syntax.other[0], "", syntax.other[1]))
+    firsts: list[str] = []
+    for place, (opening, rest, middle) in enumerate(forms):
+        if any(opening.startswith(token) for token in spelled.tokens):
+            firsts.append(f"{spelled(opening + rest + name + middle)} {tail}")
+            continue
+        if number == 0:
+            yield f"opening{place}[lazy]: /(?s:.*){lark_expression(opening)}/"
+        firsts.append(f"opening{place} {spelled(rest + name + middle)} {tail}")
+    yield f"first{number}: {' | '.join(firsts)}"
 
 
 @dataclass(frozen=True)
@@ -202,19 +208,19 @@ class CallStart:
 
     Attributes:
         token: the control token; None: a text.
-        mark: this text; empty: a call begins where the answer does, or nowhere.
+        marks: this text, and another one of messages in channels; none: a call begins where the answer does, or nowhere.
         pattern: occurs where one begins.
     """
 
     token: int | None
-    mark: str
+    marks: tuple[str, ...]
     pattern: re.Pattern[str]
 
     def may_end_with(self, token_id: int, text: str) -> bool:
         """Return whether a call can begin with a token."""
         if self.token is not None:
             return token_id == self.token
-        return (self.mark[-1] if self.mark else '"') in text
+        return any(mark[-1] in text for mark in self.marks) if self.marks else '"' in text
 
     def may_follow(self, text: str) -> bool:
         """Return whether a bare call can begin with a text and what comes behind it."""
@@ -222,16 +228,21 @@ class CallStart:
         return len(text) < _LONGEST_BEGIN and (PYTHON_TAG.startswith(text) or text.startswith(("{", PYTHON_TAG)))
 
 
-def call_start(tools: Tools, tokens: Mapping[str, int]) -> CallStart:
-    """Return what shows that a call of tools begins; arguments as of ``calls_format``."""
+def call_start(tools: Tools, tokens: Mapping[str, int], *, has_channels: bool = False) -> CallStart:
+    """Return what shows that a call of tools begins; arguments as of ``calls_format``.
+
+    Args:
+        has_channels: whether answers are messages in channels, and only those to tools are looked at.
+    """
     syntax, names = tools.syntax, tools.names
     assert syntax is not None
     assert names is not None
     if syntax.mark:
-        return CallStart(tokens.get(syntax.mark), syntax.mark, re.compile(re.escape(syntax.mark)))
+        marks = (syntax.mark, *((syntax.other[0],) if syntax.other is not None and has_channels else ()))
+        return CallStart(tokens.get(syntax.mark), marks, re.compile("|".join(map(re.escape, marks))))
     spelled = sorted(re.escape(_name_in(syntax, name).encode().decode("latin-1")) for name in names)
     pattern = re.compile(rf'\A\s*(?:{re.escape(PYTHON_TAG)})?{_BARE_BEGIN}(?:{"|".join(spelled)})"')
-    return CallStart(None, "", pattern)
+    return CallStart(None, (), pattern)
 
 
 def _name_in(syntax: CallSyntax, name: str) -> str:

@@ -126,6 +126,27 @@ def test_thoughts_in_one_channel_and_a_call_in_another(choice, has_marks, packag
         check(result, once=True)
 
 
+HARMONY = TOOL_TEMPLATES["gpt-oss"] + "{# <|channel|>analysis<|message|> <|end|> #}"
+
+
+@pytest.mark.parametrize("has_marks", [True, False])
+def test_calls_in_channels_need_no_thoughts_and_are_held_in_both_forms(has_marks, packages, tmp_path):
+    """A call that is asked for has the first form; what is said before another one has no marks."""
+    channel, said = "<|channel|>commentary", "<|channel|>commentary<|message|>I look.<|end|><|start|>assistant"
+    cases = (
+        ({"tool_choice": "weather"}, f"{channel} to=functions.", ""),
+        ({}, f"{said}{channel} to=functions.", "I look."),
+        ({}, f"{said} to=functions.", "I look."),
+    )
+    with loaded(packages["marked" if has_marks else "plain"], tmp_path, HARMONY) as model:
+        for options, begin, before in cases:
+            written = writing(model, begin, 0)
+            result = model.generate(HELLO, tools=TOOLS, max_tokens=1200, **SAMPLED, **options, **written)
+            assert (result.reasoning, result.finish_reason) == ("", "stop")
+            assert result.text.startswith(before + begin.removeprefix(said))
+            check(result, once=True)
+
+
 def test_named_tools_are_called_once_however_they_are_named(qwen):
     for choice in ("clock", {"type": "function", "function": {"name": "clock"}}, {"type": "function", "name": "clock"}):
         result = asyncio.run(qwen.agenerate(HELLO, tools=TOOLS, tool_choice=choice))

@@ -53,6 +53,17 @@ class TestFormsOfMessages:
         assert text == text_of(name, [USER, THOUGHT], add_generation_prompt=False)
         assert "hm" in text
 
+    def test_thoughts_begin_the_text_where_a_template_refuses_both_beside_a_call(self):
+        source = (
+            "{% for m in messages %}{% if m.tool_calls and m.content and m.thinking %}{{ raise_exception('both') }}"
+            "{% elif m.tool_calls %}[{{ m.content or m.thinking }}]{{ m.tool_calls[0].function.name }}"
+            "{% else %}{{ m.content }};{% endif %}{% endfor %}"
+        )
+        template = ChatTemplate(source, special_tokens=())
+        thinks = {**CALL, "reasoning_content": "hm"}
+        assert template.render([USER, {**thinks, "content": "I look."}, RESULT]).text.count("[hm\n\nI look.]clock") == 1
+        assert "[hm]clock" in template.render([USER, {**thinks, "content": ""}, RESULT]).text
+
     def test_a_template_that_reads_reasoning_alone(self):
         template = ChatTemplate("{{ messages[0].reasoning }}{{ messages[0].content }}", special_tokens=())
         assert template.render([THOUGHT]).text == "hmIt is 7."

@@ -15,6 +15,9 @@ HARMONY = KNOWN_MARKERS[-1]
 THINKS = "<|channel|>analysis<|message|>"
 CALL = "<|channel|>commentary to=functions.f <|constrain|>json<|message|>{}"
 FINAL = "<|channel|>final<|message|>"
+SAID = "<|channel|>commentary<|message|>"
+NEXT = "<|end|><|start|>assistant"
+ROLE = " to=functions.f<|channel|>commentary json<|message|>{}"
 
 
 def split(markers, pieces):
@@ -55,6 +58,16 @@ CASES = [
     (HARMONY, f"{THINKS}hm<|end|><|start|>assistant to=functions.f", ("hm", " to=functions.f")),
     (HARMONY, f"{THINKS}a <|end|> b<|end|><|start|>assistant{FINAL}7", ("a <|end|> b", "7")),
     (HARMONY, CALL, ("", CALL)),
+    # What is said before a call, in its channel, has no marks; thoughts may come twice.
+    (HARMONY, f"{SAID}I look.{NEXT}{CALL}", ("", f"I look.{CALL}")),
+    (HARMONY, f"{THINKS}hm{NEXT}{SAID}I look.{NEXT}{THINKS}so{NEXT}{ROLE}", ("hm\n\nso", f"I look.{ROLE}")),
+    (HARMONY, f"{SAID}I look.{NEXT}{FINAL}It is 7.\n", ("", "I look.\n\nIt is 7.\n")),
+    (HARMONY, f"{FINAL}{NEXT}{FINAL}7", ("", "7")),
+    (HARMONY, "<|channel|>final <|constrain|>json<|message|>{}", ("", "{}")),
+    (HARMONY, "<|channel|>analysis to=python code<|message|>1", ("", "<|channel|>analysis to=python code<|message|>1")),
+    (HARMONY, f"{FINAL}say to=functions.f", ("", "say to=functions.f")),
+    (HARMONY, "<|channel|>?", ("", "<|channel|>?")),
+    (HARMONY, "to", ("", "to")),
 ]
 
 

@@ -170,6 +170,8 @@ def test_no_text_fails(mark, text):
         ("{{ '<|tool_call|>[' ~ ']<|/tool_call|>' }}", "Phi 4"),
         ('{{ \'{"name": "f", "arguments": {}}\' }}', "JSON"),
         ("{{ 'List of tools: <|tool_list_start|>[' }}", "LFM2"),
+        ("{{ \"List of tools: [\" + tools | tojson }}", "LFM2"),
+        ("{{ '<TOOLCALL>[{{\"name\": \"a\", \"arguments\": ' }}", "Nemotron Nano 2"),
         ("{{ '<tool_call>\n<function=' ~ n ~ '>\n<parameter=' }}", "Qwen 3.5"),
         ("{{ messages }}", None),
     ],

@@ -35,6 +35,7 @@ class Opening:
         written: tokens of a marker that has begun.
         in_thoughts: whether thoughts have begun.
         tail: the last bytes of the thoughts, as many as may belong to their end.
+        is_shared: whether what is written of a marker begins an answer without thoughts as well.
     """
 
     begin: tuple[int, ...]
@@ -44,11 +45,12 @@ class Opening:
     written: tuple[int, ...] = ()
     in_thoughts: bool = False
     tail: bytes = b""
+    is_shared: bool = True
 
     @property
     def may_answer(self) -> bool:
-        """Whether the answer may begin here without a marker."""
-        return not self.in_thoughts and not self.written and not self.answer
+        """Whether the answer may begin here without a marker, or have begun where it seemed to be one."""
+        return not self.in_thoughts and self.is_shared and not self.answer
 
     def next_of_markers(self) -> set[int]:
         """Return the tokens that begin a marker, or go on with it."""
@@ -295,8 +297,17 @@ class AnswerGrammar:
         if opening is None or (opening.may_answer and not opening.allows(token)):
             self._opening = None
             self._matcher.take((token,))
-        else:
-            self._opening = opening.after(token)
+            return
+        after = opening.after(token)
+        if opening.may_answer:
+            # The matcher follows a marker as long as it may be the answer.
+            begins = after is not None and not after.in_thoughts and self._matcher.allows(token)
+            if begins:
+                self._matcher.take((token,))
+            else:
+                self._matcher.take_back(self._matcher.depth - len(opening.written))
+            after = after and replace(after, is_shared=begins)
+        self._opening = after
 
     def _forced(self, most: int) -> list[int]:
         """Return the tokens that must follow, an end token last if nothing else can, and take them in.
@@ -326,8 +337,12 @@ class AnswerGrammar:
         return _Position(self._opening, self._matcher.depth)
 
     def _go_back(self, position: _Position) -> None:
-        self._opening = position.opening
-        self._matcher.take_back(position.depth)
+        self._opening = opening = position.opening
+        # What may be a marker or an answer was taken back where it went on as a marker.
+        written = opening.written if opening is not None and opening.may_answer else ()
+        self._matcher.take_back(position.depth - len(written))
+        if written:
+            self._matcher.take(written)
 
 
 def mask_of(tokens: Iterable[int], vocab_size: int) -> Mask:

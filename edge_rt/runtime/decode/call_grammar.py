@@ -58,14 +58,15 @@ class FreeText:
         _, text = self._stream.push(self._text_of(token_id))
         if start.token is not None:
             return (token_id,) if token_id == start.token and self._stream.is_answering else None
-        self._text += text
+        # Where answers are messages, those to the user call nothing.
+        self._text += "" if self._stream.has_channels and not self._stream.is_calling else text
         self._tokens.append(token_id)
         begun = start.pattern.search(self._text)
         if begun is not None:
             self._keep(len(self._text) - begun.start())
             return tuple(self._tokens)
-        if start.mark:
-            size = overlap(self._text, start.mark)
+        if start.marks:
+            size = max(overlap(self._text, mark) for mark in start.marks)
             self._text = self._text[len(self._text) - size :]
         elif not start.may_follow(self._text):
             self.give_up()

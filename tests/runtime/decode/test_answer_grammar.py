@@ -225,6 +225,27 @@ def test_a_model_may_begin_to_think_or_answer_at_once():
     assert run(one, lambda text: wanted[len(text) : len(text) + 1] or "y", Wishes()) == "<t>q</t>yes$"
 
 
+def channels():
+    """A marker that has its first tokens from the answers."""
+    return Opening(tuple(ids("<c>t")), (), b"</t>", lambda token: LETTERS[token].encode())
+
+
+def test_an_answer_may_begin_as_thoughts_do():
+    for wanted, expected in (("<c>yes", "<c>yes$"), ("<c>tq</t>", "<c>tq</t><c>no$")):
+        one = grammar("<c>yes", "<c>no", opening=channels())
+        assert run(one, lambda text, wanted=wanted: wanted[len(text) : len(text) + 1] or "n", Wishes()) == expected
+
+
+def test_a_draft_may_do_both():
+    """One branch thinks, which takes what was written of the answer back; the other one goes on with it."""
+    one = grammar("<c>yes", "<c>no", opening=channels())
+    draft = Draft(tuple(ids("<c>t</t><c>nyes")), (ROOT, 0, 1, *range(2, 11), 2, 12, 13))
+    pruned = one.pruned(draft)
+    assert spelled(pruned.token_ids) == "<c>t</t><c>nyes"
+    accepted = one.accept(pruned, outputs(*"<c>y", *[""] * 12), Wishes(), 99)
+    assert spelled(accepted.token_ids) == "<c>yes$"
+
+
 def test_the_grammar_begins_in_the_middle_of_a_draft():
     one = grammar("yes", "no", opening=thinking(is_open=True))
     draft = Draft(tuple(ids("a</t>ynes")), (ROOT, 0, 1, 2, 3, 4, 4, 5, 7))
