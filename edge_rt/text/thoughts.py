@@ -19,8 +19,8 @@ class ThoughtMarkers:
         is_open: whether the prompt ends with ``begin``, so that the answer begins with thoughts.
         is_begun: whether the prompt ends in the middle of thoughts.
 
-    With a text in front of answers, thoughts and answers are messages in channels. An answer may have several: thoughts,
-    what is said before a call (in the channel of calls, but to nobody), and the call itself.
+    With a text in front of answers, thoughts and answers are messages in channels. An answer may have several:
+    thoughts, what is said before a call (in the channel of calls, but to nobody), and the call itself.
     """
 
     begin: str
@@ -88,7 +88,7 @@ def answer_so_far(markers: ThoughtMarkers | None, reasoning: str, content: str) 
 _HEAD: Final = re.compile(r"<\|channel\|>\s*(\w+)\s*(?:<\|constrain\|>\s*\w+\s*)?<\|message\|>")
 """Of a message to the user, or to nobody."""
 _TO_TOOL: Final = re.compile(r"(?:<\|channel\|>\s*\w+\s+)?to=")
-_MAY_BE_HEAD: Final = re.compile(r"<\|channel\|>\s*\w*\s*(?:<[\w|<>\s]{0,60})?")
+_MAY_BE_HEAD: Final = re.compile(r"<\|channel\|>\s*\w*\s*(?:to?|<[\w|<>\s]{0,60})?")
 _FIRSTS: Final = ("<|channel|>", "to=")
 """What a head begins with."""
 
@@ -96,8 +96,8 @@ _FIRSTS: Final = ("<|channel|>", "to=")
 class ThoughtStream:
     """Takes the text of an answer apart, into thoughts and answer, however it is cut into pieces.
 
-    White space around the thoughts belongs to neither. Of messages in channels the texts are returned without their heads,
-    a blank line between two; a call is returned as it is, with its head.
+    White space around the thoughts belongs to neither. Of messages in channels the texts are returned without their
+    heads, a blank line between two; a call is returned as it is, with its head.
 
     Args:
         markers: of the model; None for one without thoughts, whose text passes as it is.

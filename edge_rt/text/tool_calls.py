@@ -46,8 +46,8 @@ class CallSyntax:
         call: texts in front of a name, in front of the arguments, and behind them.
         marks: texts in it that may be control tokens; the first one begins a call, wherever it comes. Without any, a
             call begins where the answer does.
-        other: texts in front of a name and of the arguments in a second form, which begins a message in a channel and is
-            nothing elsewhere; or none.
+        other: texts in front of a name and of the arguments in a second form, which begins a message in a channel and
+            is nothing elsewhere; or none.
         begin, between, end: texts in front of all calls, between two, and behind all.
         close: the mark behind a call, or behind all of them.
         notation: of arguments: JSON, Gemma's, Python's, or XML.

@@ -197,7 +197,9 @@ def _first_call(syntax: CallSyntax, name: str, spelled: _Spelling, number: int, 
             firsts.append(f"{spelled(opening + rest + name + middle)} {tail}")
             continue
         if number == 0:
-            yield f"opening{place}[lazy]: /(?s:.*){lark_expression(opening)}/"
+            # The second one is no end of the first.
+            front = "[^<]*" if place else "(?s:.*)"
+            yield f"opening{place}[lazy]: /{front}{lark_expression(opening)}/"
         firsts.append(f"opening{place} {spelled(rest + name + middle)} {tail}")
     yield f"first{number}: {' | '.join(firsts)}"
 
@@ -208,7 +210,8 @@ class CallStart:
 
     Attributes:
         token: the control token; None: a text.
-        marks: this text, and another one of messages in channels; none: a call begins where the answer does, or nowhere.
+        marks: this text, and another one of messages in channels; none: a call begins where the answer does, or
+            nowhere.
         pattern: occurs where one begins.
     """
 

@@ -48,10 +48,10 @@ class BlockMatrix(ABC):
     """A matrix whose codes are those of blocks of a GGUF file.
 
     Attributes:
-        scale: float32 ``[]``: multiplies all of it.
+        scale: multiplies all of it.
     """
 
-    scale: Array = np.float32(1)
+    scale: np.float32 = np.float32(1)
 
     @abstractmethod
     def values(self, rows: Array) -> Array:

@@ -72,7 +72,7 @@ _INPUT_SCALE: Final = ".input_scale"
 class Float4Matrix(BlockMatrix):
     """A matrix of NVFP4 in memory row by row; subclasses say where its codes and scales lie."""
 
-    def __init__(self, tensor: BlockTensor, source: TensorReader, scale: Array) -> None:
+    def __init__(self, tensor: BlockTensor, source: TensorReader, scale: np.float32) -> None:
         self.tensor = tensor
         self.source = source
         self.scale = scale
@@ -99,8 +99,9 @@ def _small_floats() -> Array:
 _SMALL: Final = _small_floats()
 
 
-def read_scale(tensor: TensorInfo, scale: Array) -> Array:
-    """Return a matrix's scale, float32 ``[]``; what cannot be computed with is refused."""
+def read_scale(tensor: TensorInfo, number: float) -> np.float32:
+    """Return a matrix's scale; what cannot be computed with is refused."""
+    scale = np.float32(number)
     size = abs(float(scale))
     if not np.isfinite(scale) or not 1 / LARGEST_SCALE <= size <= LARGEST_SCALE:
         raise InvalidModelFile(
@@ -129,7 +130,7 @@ class ScaledTensor(BlockTensor):
         stored = self.parts["scale"]
         scales = read_finite(source, stored).reshape(-1)
         begin, size = self.whole
-        return ScaledMatrix(self, source, read_scale(self, scales[(self.offset - begin) * len(scales) // size]))
+        return ScaledMatrix(self, source, read_scale(self, float(scales[(self.offset - begin) * len(scales) // size])))
 
 
 class ScaledMatrix(Float4Matrix):
@@ -291,8 +292,7 @@ class Float4Layout(MatrixLayout):
         if kind == NVFP4:
             stored = parts[self._scale]
             require_scales(stored, () if stored.shape == () else (1,))
-            whole = read_finite(source, stored).reshape(())
-            scale = read_scale(_named(codes), whole)
+            scale = read_scale(_named(codes), float(read_finite(source, stored).reshape(())))
             scale = scale if self._is_model_opt else np.float32(1) / scale
         return PairsTensor(
             name=name,

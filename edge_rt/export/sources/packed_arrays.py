@@ -141,7 +141,8 @@ def halves_of_pairs(pairs: Array) -> Array:
     """
     codes = nibbles_of_bytes(pairs)
     size = pairs.shape[-1]
-    return codes[..., :size] | codes[..., size:] << np.uint8(4)
+    joined: Array = codes[..., :size] | codes[..., size:] << np.uint8(4)
+    return joined
 
 
 def nibbles_of_bytes(pairs: Array) -> Array:

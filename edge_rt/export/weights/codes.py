@@ -65,7 +65,7 @@ def _small_scales(found: Codes) -> Array:
     return (found.scales.astype(np.uint16) << np.uint16(7)).view(np.float16).astype(np.float32)
 
 
-def scaled(found: Codes, scale: Array) -> Codes:
+def scaled(found: Codes, scale: np.float32) -> Codes:
     """Return codes of a matrix that is so many times as large."""
     return found if scale == 1 or found.d is None else replace(found, d=found.d * scale)
 
@@ -90,7 +90,8 @@ def values(found: Codes, form: TileFormat) -> Array:
     if form.scales == "float8":
         assert found.d is not None
         groups = integers(found, form).reshape(rows, -1, BLOCK // form.groups) * _small_scales(found)[:, :, None]
-        return groups.reshape(rows, inputs) * np.repeat(found.d, form.unit_inputs, axis=1)
+        each: Array = groups.reshape(rows, inputs) * np.repeat(found.d, form.unit_inputs, axis=1)
+        return each
     scale, minimum = group_numbers(found, form)
     grouped = integers(found, form).reshape(rows, scale.shape[1], -1).astype(np.float32)
     weights = scale[:, :, None] * grouped

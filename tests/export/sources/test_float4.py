@@ -21,8 +21,8 @@ from edge_rt.export.weights.tile_formats import tile_format
 from edge_rt.package.reader import open_package
 from tests.export.sources.test_packed_config import float4
 from tests.helpers.converted_factory import write_converted_folder, write_float_folder
-from tests.helpers.gguf_factory import write_llama_gguf
 from tests.helpers.ggml_blocks import random_rows
+from tests.helpers.gguf_factory import write_llama_gguf
 from tests.helpers.graphs import package_logits
 from tests.helpers.native_profile import require_native
 from tests.helpers.packed_factory import stored
@@ -71,7 +71,11 @@ def compressed(rng, rows, inputs, kind="NVFP4"):
         parts = {"weight_packed": ("U8", pairs), "weight_scale": ("U8", scales)}
         return parts, decoded(pairs, scales, np.float32(1), 32)
     scales, divisor = rng.integers(0, 127, (rows, inputs // 16), dtype=np.uint8), np.array([96.3], np.float32)
-    parts = {"weight_packed": ("U8", pairs), "weight_scale": ("F8_E4M3", scales), "weight_global_scale": ("F32", divisor)}
+    parts = {
+        "weight_packed": ("U8", pairs),
+        "weight_scale": ("F8_E4M3", scales),
+        "weight_global_scale": ("F32", divisor),
+    }
     return parts, decoded(pairs, scales, np.float32(1) / divisor[0], 16)
 
 
@@ -79,6 +83,12 @@ def opened(parts, kind="NVFP4", tool="modelopt"):
     """Return the tensor and what reads it."""
     found, source = stored(parts)
     return Float4Layout(Float4Settings(kind, tool)).tensor("m", found, source), source
+
+
+def packed(parts, **settings):
+    """Return all rows as a package has them."""
+    tensor, source = opened(parts, **settings)
+    return list(CheckpointRows(source).rows(Part(tensor)))
 
 
 CASES = {
@@ -96,8 +106,8 @@ def test_a_matrix_of_a_folder_is_read_bit_for_bit(case):
     assert tensor.shape == (128, 21)
     order = np.array([7, 3, 4, 5, 20, 0])
     np.testing.assert_array_equal(tensor.open(source).values(order), expected[order])
-    (packed, _), = CheckpointRows(source).rows(Part(tensor))
-    np.testing.assert_array_equal(values_of(packed, tile_format(tensor.type_name)), expected)
+    ((found, _),) = packed(parts, **settings)
+    np.testing.assert_array_equal(values_of(found, tile_format(tensor.type_name)), expected)
 
 
 def test_every_scale_of_a_file_is_what_ggml_takes_it_for():
@@ -134,8 +144,7 @@ def opened_gguf_tensor(raw):
 def test_what_contradicts_itself_is_refused(change, error, match):
     parts, _ = modelopt(np.random.default_rng(1), 21, 128)
     with pytest.raises(error, match=match):
-        tensor, source = opened(parts | change)
-        list(CheckpointRows(source).rows(Part(tensor)))
+        packed(parts | change)
 
 
 # --- files of GGUF ---
@@ -164,7 +173,10 @@ def test_scales_of_a_file_multiply_their_matrices(tmp_path):
             expected = written.weights[name] * scale
             found = np.concatenate(list(CheckpointMatrices(stream, source.tensors).pieces(name)))
             np.testing.assert_array_equal(found, expected)
-            codes = [values_of(one, tile_format("NVFP4")) for one, _ in CheckpointRows(stream).rows(Part(source.tensors[name]))]
+            codes = [
+                values_of(one, tile_format("NVFP4"))
+                for one, _ in CheckpointRows(stream).rows(Part(source.tensors[name]))
+            ]
             np.testing.assert_array_equal(np.concatenate(codes), expected)
 
 
@@ -185,7 +197,7 @@ def test_a_scale_that_is_none_is_refused(scale, match, tmp_path):
 
 def test_a_scale_of_no_such_matrix_is_a_surplus_tensor(tmp_path):
     write_llama_gguf(tmp_path / "m.gguf", **SIZES, extra_tensors={"blk.0.attn_q.scale": np.ones(1, np.float32)})
-    with pytest.raises(UnsupportedModel, match="attn_q.scale"):
+    with pytest.raises(UnsupportedModel, match=r"attn_q\.scale"):
         open_checkpoint(tmp_path / "m.gguf")
 
 
@@ -229,7 +241,7 @@ def test_a_folder_is_exported_as_it_is(kind, profile, tmp_path):
     make = modelopt if "modelopt" in kind else lambda *sizes: compressed(*sizes, type_name)
 
     def write(values):
-        parts, weights = make(rng, *values.shape)
+        parts, _ = make(rng, *values.shape)
         # Scales of sizes that weights have.
         low = 118 if type_name == "MXFP4" else 56
         scales = parts["weight_scale"][1]
