@@ -19,7 +19,12 @@ enum ExpertsInput : int {
   kChoiceBias,
   kGateUpBias,
   kDownBias,
-  kResidual
+  kResidual,
+  kExpertX,
+  kShared,
+  kSharedGate,
+  kExpertScale,
+  kPostNorm
 };
 constexpr const char *kGated = "good, with a gate", *kPlain = "good, without a gate", *kMixed = "good, two formats";
 
@@ -48,12 +53,21 @@ Case make(Random& random) {
            : rounds_activations(format) ? kBlock * random.between(1, 2)
                                         : kTileRows * random.between(1, 4);
   };
-  const int64_t hidden = width_of(first), inner = width_of(last), experts = random.size(is_wide ? 3 : 20);
+  const bool has_rows = random.one_in(4);
+  const int64_t width = width_of(first), inner = width_of(last), experts = random.size(is_wide ? 3 : 20);
+  const int64_t hidden = has_rows ? kTileRows * random.between(1, 5) : width;
   const int64_t rows = random.one_in(20) ? 0 : random.size(is_wide ? 4 : 24), between = experts * inner;
   call.set("hidden", hidden);
   call.set("intermediate", inner);
   call.set("experts", experts);
-  call.set("chosen", random.between(1, std::min<int64_t>(experts, 4)));
+  const int64_t chosen = random.between(1, std::min<int64_t>(experts, 4));
+  call.set("chosen", chosen);
+  if (has_rows) call.set("width", width);
+  if (const int64_t groups = random.between(1, 4); experts % groups == 0 && random.one_in(2)) {
+    const int64_t least = (chosen + experts / groups - 1) / (experts / groups);
+    call.set("groups", groups);
+    call.set("chosen_groups", random.between(least, groups));
+  }
   if (random.one_in(2)) call.set("gating", random.pick<std::string>({"softmax", "chosen", "sigmoid"}));
   if (random.one_in(2)) call.set("normalise", random.below(2));
   // Chosen weights that add up to nothing are divided by it.
@@ -63,44 +77,57 @@ Case make(Random& random) {
   call.set("epsilon", random.pick({1e-5f, 0.25f}));
   call.set("gate_up_format", is_mixed ? format_name(first) + "," + format_name(second) : format_name(first));
   call.set("down_format", format_name(last));
-  call.set("activation", is_gated ? random.pick<std::string>({"swiglu", "geglu"}) : "relu2");
-  call.inputs.resize(kResidual + 1);
+  const bool has_limits = is_gated && random.one_in(3);
+  call.set("activation", !is_gated ? "relu2" : has_limits ? "swiglu" : random.pick<std::string>({"swiglu", "geglu"}));
+  if (has_limits) {
+    call.set("limit", random.pick({0.0f, 0.5f, 7.0f}));
+    call.set("slope", random.pick({1.0f, 1.702f}));
+    call.set("up_offset", random.pick({0.0f, 1.0f}));
+  }
+  call.inputs.resize(kPostNorm + 1);
   call.inputs[kX] = floats(random, {rows, hidden}, -3.0f, 3.0f);
   call.inputs[kRouter] = floats(random, {experts, hidden}, -1.0f, 1.0f);
-  call.inputs[kGateUp] = packed_matrix(random, {first, is_gated && !is_mixed ? 2 * between : between, hidden});
+  call.inputs[kGateUp] = packed_matrix(random, {first, is_gated && !is_mixed ? 2 * between : between, width});
   if (is_mixed) {
     Input& gate_up = call.inputs[kGateUp];
-    const Input up = packed_matrix(random, {second, between, hidden});
+    const Input up = packed_matrix(random, {second, between, width});
     gate_up.bytes.insert(gate_up.bytes.end(), up.bytes.begin(), up.bytes.end());
     gate_up.dims = {static_cast<int64_t>(gate_up.bytes.size())};
   }
-  call.inputs[kDown] = packed_matrix(random, {last, experts * hidden, inner});
+  call.inputs[kDown] = packed_matrix(random, {last, experts * width, inner});
   call.inputs[kNorm] = floats(random, {hidden}, -2.0f, 2.0f);
   call.inputs[kNormBias] = floats(random, {hidden}, -1.0f, 1.0f);
   call.inputs[kRouterBias] = floats(random, {experts}, -1.0f, 1.0f);
   call.inputs[kChoiceBias] = floats(random, {experts}, -1.0f, 1.0f);
   call.inputs[kGateUpBias] = floats(random, {is_gated ? 2 * between : between}, -1.0f, 1.0f);
-  call.inputs[kDownBias] = floats(random, {experts * hidden}, -1.0f, 1.0f);
-  call.inputs[kResidual] = floats(random, {rows, hidden}, -5.0f, 5.0f);
-  for (size_t i = kNorm; i <= kResidual; ++i) call.inputs[i].present = random.one_in(2);
+  call.inputs[kDownBias] = floats(random, {experts * width}, -1.0f, 1.0f);
+  call.inputs[kResidual] = floats(random, {rows, width}, -5.0f, 5.0f);
+  call.inputs[kExpertX] = floats(random, {rows, width}, -3.0f, 3.0f);
+  call.inputs[kShared] = floats(random, {rows, width}, -3.0f, 3.0f);
+  call.inputs[kSharedGate] = floats(random, {hidden}, -1.0f, 1.0f);
+  call.inputs[kExpertScale] = floats(random, {experts}, -2.0f, 2.0f);
+  call.inputs[kPostNorm] = floats(random, {width}, -2.0f, 2.0f);
+  for (size_t i = kNorm; i <= kPostNorm; ++i) call.inputs[i].present = random.one_in(2);
+  call.inputs[kExpertX].present = has_rows;
+  if (!call.inputs[kShared].present) call.inputs[kSharedGate].present = false;
   if (!call.inputs[kNorm].present) call.inputs[kNormBias].present = false;
   if (call.inputs[kResidual].present && random.one_in(3)) call.set("residual_scale", random.uniform(-2.0f, 2.0f));
-  call.outputs = {{rows, hidden}};
+  call.outputs = {{rows, width}};
   call.output_types = {abi::kFloat};
   call.features = {is_mixed ? kMixed : is_gated ? kGated : kPlain};
   return call;
 }
 
 std::vector<Case> halves_of(const Case& call) {
-  const int64_t rows = call.outputs[0][0], hidden = call.outputs[0][1];
+  const int64_t rows = call.outputs[0][0];
   if (rows < 2) return {};
   std::vector<Case> parts;
   const int64_t middle = (rows + 1) / 2;
   for (const auto& [begin, end] : {std::pair{int64_t{0}, middle}, std::pair{middle, rows}}) {
     Case& part = parts.emplace_back(call);
-    for (const int which : {kX, kResidual}) {
+    for (const int which : {kX, kResidual, kExpertX, kShared}) {
       Input& input = part.inputs[static_cast<size_t>(which)];
-      const int64_t row = hidden * static_cast<int64_t>(sizeof(float));
+      const int64_t row = input.dims[1] * static_cast<int64_t>(sizeof(float));
       input.dims[0] = end - begin;
       input.bytes = {input.bytes.begin() + begin * row, input.bytes.begin() + end * row};
     }
@@ -111,7 +138,9 @@ std::vector<Case> halves_of(const Case& call) {
 
 bool wrong_number(Case& call, Random& random) {
   const int64_t bad = random.pick<int64_t>({0, -1, INT64_MIN, INT64_MAX, int64_t{1} << 40, 1 << 30});
-  switch (random.below(4)) {
+  switch (random.below(6)) {
+    case 4: call.set("groups", bad); break;
+    case 5: call.set("chosen_groups", bad); break;
     case 0: call.set("experts", bad); break;
     case 1: call.set("chosen", random.pick<int64_t>({0, -1, INT64_MAX, call.attribute("experts")->integer + 1})); break;
     case 2:
@@ -119,13 +148,15 @@ bool wrong_number(Case& call, Random& random) {
       break;
     default: call.set("intermediate", random.one_in(2) ? bad : call.attribute("intermediate")->integer + 8);
   }
-  call.words = {"experts is", "hidden is", "out_features"};
+  call.words = {"experts is", "hidden is", "groups is", "out_features"};
   return true;
 }
 
 bool wrong_value(Case& call, Random& random) {
   const float bad_real = random.pick({std::nanf(""), HUGE_VALF, -HUGE_VALF});
-  switch (random.below(7)) {
+  switch (random.below(9)) {
+    case 7: call.set("limit", random.pick({bad_real, -1.0f})); break;
+    case 8: call.set(random.one_in(2) ? "slope" : "up_offset", bad_real); break;
     case 0: call.set("gating", random.pick<std::string>({"", "Softmax", "top", std::string(700, 'x')})); break;
     case 1: call.set("normalise", random.pick<int64_t>({2, -1, INT64_MAX})); break;
     case 2: call.set("weight_epsilon", random.pick({bad_real, -1.0f})); break;
@@ -134,7 +165,7 @@ bool wrong_value(Case& call, Random& random) {
     case 5: call.set("epsilon", random.pick({bad_real, -1.0f})); break;
     default: call.set("norm", random.pick<std::string>({"", "batch"}));
   }
-  call.words = {"gating is", "normalise is", "weight_epsilon is", "activation is", "epsilon is", "norm is"};
+  call.words = {"gating is", "normalise is", "weight_epsilon is", "activation is", "epsilon is", "norm is", "limit is"};
   return true;
 }
 
@@ -146,24 +177,29 @@ bool wrong_format(Case& call, Random& random) {
 }
 
 bool nested_codes(Case& call, Random& random) {
-  const int64_t inner = call.attribute("intermediate")->integer, hidden = call.attribute("hidden")->integer;
+  const int64_t inner = call.attribute("intermediate")->integer, width = call.outputs[0][1];
   if (inner % kBlock != 0) return false;
   const auto format = random.pick({WeightFormat::kW8N, WeightFormat::kW8NUpper});
   call.set("down_format", format_name(format));
-  call.inputs[kDown] = packed_matrix(random, {format, call.inputs[kRouter].dims[0] * hidden, inner});
+  call.inputs[kDown] = packed_matrix(random, {format, call.inputs[kRouter].dims[0] * width, inner});
   call.words = {"nested codes"};
   return true;
 }
 
 bool lone_parts(Case& call, Random& random) {
-  if (random.one_in(2)) {
+  if (random.one_in(3)) {
+    call.inputs[kExpertX].present = !call.inputs[kExpertX].present;
+  } else if (random.one_in(3)) {
+    call.inputs[kShared].present = false;
+    call.inputs[kSharedGate].present = true;
+  } else if (random.one_in(2)) {
     call.inputs[kNorm].present = false;
     call.inputs[kNormBias].present = true;
   } else {
     call.inputs[kResidual].present = false;
     call.set("residual_scale", 0.5f);
   }
-  call.words = {"norm_bias is given", "residual_scale is"};
+  call.words = {"norm_bias is given", "residual_scale is", "expert_x and attribute", "shared_gate is given"};
   return true;
 }
 
@@ -181,7 +217,12 @@ Subject experts() {
                    {kChoiceBias, {0}},
                    {kGateUpBias, {0}},
                    {kDownBias, {0}},
-                   {kResidual, {0, 1}}},
+                   {kResidual, {0, 1}},
+                   {kExpertX, {0, 1}},
+                   {kShared, {0, 1}},
+                   {kSharedGate, {0}},
+                   {kExpertScale, {0}},
+                   {kPostNorm, {0}}},
                   {"hidden", "intermediate", "experts", "chosen", "gate_up_format", "down_format"},
                   {kGateUp, kDown},
                   {},
@@ -190,7 +231,7 @@ Subject experts() {
                           {"values", wrong_value},
                           {"format", wrong_format},
                           {"nested codes", nested_codes},
-                          {"norm bias or residual scale alone", lone_parts}};
+                          {"parts without others", lone_parts}};
   subject.take_apart = halves_of;
   return subject;
 }

@@ -15,6 +15,10 @@ struct Shape {
   const char* activation;
   bool is_normalised, has_norm, has_biases, has_choice_bias;
   float scale = 1.0f, residual_scale = 1.0f;
+  float limit = 0.0f, slope = 1.0f, up_offset = 0.0f;
+  int64_t groups = 1, chosen_groups = 1;
+  int64_t width = 0;       // of rows of their own
+  bool has_parts = false;  // what stands beside experts and behind them
 };
 
 constexpr Shape kShapes[] = {
@@ -23,19 +27,71 @@ constexpr Shape kShapes[] = {
      0.25f},
     {"sigmoid", 80, 48, 17, 4, WeightFormat::kF16, WeightFormat::kBF16, "sigmoid", "swiglu", true, true, false, true,
      2.5f},
-    {"relu2", 256, 256, 3, 1, WeightFormat::kW4K, WeightFormat::kW6K, "softmax", "relu2", false, true, true, true}};
+    {"relu2", 256, 256, 3, 1, WeightFormat::kW4K, WeightFormat::kW6K, "softmax", "relu2", false, true, true, true},
+    {"limits", 96, 32, 6, 2, WeightFormat::kMX4, WeightFormat::kMX4, "chosen", "swiglu", false, true, true, false, 1.0f,
+     1.0f, 1.5f, 1.702f, 1.0f},
+    {"groups",
+     64,
+     32,
+     12,
+     3,
+     WeightFormat::kW8,
+     WeightFormat::kW8,
+     "sigmoid",
+     "relu2",
+     true,
+     true,
+     false,
+     true,
+     2.5f,
+     1.0f,
+     0.0f,
+     1.0f,
+     0.0f,
+     4,
+     2,
+     32},
+    {"beside",
+     64,
+     32,
+     5,
+     2,
+     WeightFormat::kW4,
+     WeightFormat::kW8,
+     "softmax",
+     "swiglu",
+     true,
+     true,
+     false,
+     false,
+     1.0f,
+     0.5f,
+     0.0f,
+     1.0f,
+     0.0f,
+     1,
+     1,
+     0,
+     true}};
 
 std::vector<float> run_shape(const Shape& shape, int64_t rows, int threads) {
   Random random(shape.name);
   const int64_t halves = std::string(shape.activation) == "relu2" ? 1 : 2;
-  const int64_t between = halves * shape.experts * shape.inner, outputs = shape.experts * shape.hidden;
-  const Matrix gate_up(random, shape.gate_up, between, shape.hidden), down(random, shape.down, outputs, shape.inner);
+  const int64_t width = shape.width != 0 ? shape.width : shape.hidden;
+  const int64_t between = halves * shape.experts * shape.inner, outputs = shape.experts * width;
+  const Matrix gate_up(random, shape.gate_up, between, width), down(random, shape.down, outputs, shape.inner);
   const std::vector<float> router = random.uniform(shape.experts * shape.hidden, 0.4f);
   const std::vector<float> norm = random.uniform(shape.hidden, 2.0f), bias = random.uniform(shape.experts, 1.0f);
   const std::vector<float> choice = random.uniform(shape.experts, 1.0f), up_bias = random.uniform(between, 1.0f);
   const std::vector<float> down_bias = random.uniform(outputs, 1.0f);
   const std::vector<float> x = random.uniform(rows * shape.hidden, 3.0f);
-  const std::vector<float> residual = random.uniform(rows * shape.hidden, 2.0f);
+  const std::vector<float> residual = random.uniform(rows * width, 2.0f);
+  const std::vector<float> expert_x = random.uniform(shape.width * rows, 3.0f);
+  const int64_t more = shape.has_parts ? 1 : 0;
+  const std::vector<float> shared = random.uniform(more * rows * width, 2.0f);
+  const std::vector<float> shared_gate = random.uniform(more * shape.hidden, 0.4f);
+  const std::vector<float> expert_scale = random.uniform(more * shape.experts, 2.0f);
+  const std::vector<float> post_norm = random.uniform(more * width, 2.0f);
   const auto matrix = [](const Matrix& of) {
     const PackedWeight packed = of.packed();
     const int64_t units = packed.blocks / facts(packed.format).unit_blocks;
@@ -54,7 +110,12 @@ std::vector<float> run_shape(const Shape& shape, int64_t rows, int threads) {
                                       row(shape.has_choice_bias, choice),
                                       row(shape.has_biases, up_bias),
                                       row(shape.has_biases, down_bias),
-                                      tensor_of({rows, shape.hidden}, residual.data())};
+                                      tensor_of({rows, width}, residual.data()),
+                                      shape.width != 0 ? tensor_of({rows, width}, expert_x.data()) : Tensor{},
+                                      shape.has_parts ? tensor_of({rows, width}, shared.data()) : Tensor{},
+                                      row(shape.has_parts, shared_gate),
+                                      row(shape.has_parts, expert_scale),
+                                      row(shape.has_parts, post_norm)};
   const auto integer = [](const char* name, int64_t value) {
     return fake::Attribute{name, fake::Attribute::kInteger, value, 0.0f, ""};
   };
@@ -76,7 +137,13 @@ std::vector<float> run_shape(const Shape& shape, int64_t rows, int threads) {
                                                    real("epsilon", 1e-5f),
                                                    real("weight_epsilon", 1e-6f),
                                                    real("weight_scale", shape.scale),
-                                                   real("residual_scale", shape.residual_scale)};
+                                                   real("residual_scale", shape.residual_scale),
+                                                   real("limit", shape.limit),
+                                                   real("slope", shape.slope),
+                                                   real("up_offset", shape.up_offset),
+                                                   integer("groups", shape.groups),
+                                                   integer("chosen_groups", shape.chosen_groups),
+                                                   integer("width", shape.width)};
   const auto bytes = run_node("Experts", attributes, inputs, std::vector<int>{abi::kFloat}, threads);
   std::vector<float> y(bytes[0].size() / sizeof(float));
   std::memcpy(y.data(), bytes[0].data(), bytes[0].size());

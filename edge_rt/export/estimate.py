@@ -14,7 +14,7 @@ from edge_rt.export.check.predictions import kv_losses_bytes, predicting_bytes
 from edge_rt.export.decoder.weights import DecoderWeights, LayerWeights
 from edge_rt.export.op_profile import OpProfile
 from edge_rt.export.quantise.decision import MEASURED_TOKENS, QUALITY_TOKENS, WeightChoice
-from edge_rt.export.quantise.moments import HELD_OUT_SHARE, HELD_OUT_TOKENS, SEQUENCE, WIDTH
+from edge_rt.export.quantise.moments import HELD_OUT_SHARE, HELD_OUT_TOKENS, SEQUENCE, WIDTH, expert_width
 from edge_rt.export.quantise.native import has_native_rounding
 from edge_rt.export.quantise.rows import CHUNK_VALUES
 from edge_rt.export.reference.gradients import HEAD_ROWS
@@ -25,6 +25,7 @@ from edge_rt.export.weights.linear import Linear, Part
 from edge_rt.export.weights.matrices import PIECE_VALUES
 from edge_rt.export.weights.weights_file import WeightsLayout
 from edge_rt.package.decoder import Decoder
+from edge_rt.package.layers import Experts
 from edge_rt.system.byte_size import human_bytes, show_size
 from edge_rt.system.machine import available_memory_bytes, usable_cpus
 
@@ -68,6 +69,7 @@ def quantising_bytes(weights: DecoderWeights, decoder: Decoder, tokens: int, *, 
     inputs = [matrices[0].in_features for matrices in _inputs(weights)]
     held_out = min(HELD_OUT_TOKENS, tokens // SEQUENCE // HELD_OUT_SHARE * SEQUENCE)
     moments, streams = sum(map(_square_bytes, inputs)) + 4 * held_out * sum(inputs), 4 * tokens * decoder.hidden_size
+    moments += max((_expert_bytes(decoder, layer.experts, held_out) for layer in decoder.kinds), default=0)
     rows = min(SEQUENCE, tokens)
     forward = _FORWARD_COPIES * _activations(decoder, rows, group)
     walking = moments + max(layer + read + forward, converting)
@@ -107,9 +109,18 @@ def _inputs(weights: DecoderWeights) -> list[tuple[Linear, ...]]:
     return [layer.mixer_in, layer.mixer_out, layer.gate_up, layer.down]
 
 
-def _square_bytes(inputs: int) -> int:
+def _expert_bytes(decoder: Decoder, experts: Experts | None, held_out: int) -> int:
+    """Return the bytes of what is known of the inputs of a layer's experts; all rows that are held out have as many."""
+    if experts is None:
+        return 0
+    sizes = (decoder.hidden_size, experts.each.size)
+    width = expert_width(experts, decoder.hidden_size)
+    return sum(experts.count * _square_bytes(size, width) + 4 * held_out * experts.chosen * size for size in sizes)
+
+
+def _square_bytes(inputs: int, width: int = WIDTH) -> int:
     """Return the bytes of the products of inputs with each other, as far as they are summed."""
-    return sum(4 * min(WIDTH, inputs - begin) ** 2 for begin in range(0, inputs, WIDTH))
+    return sum(4 * min(width, inputs - begin) ** 2 for begin in range(0, inputs, width))
 
 
 def _converting_bytes(linear: Linear, *, has_moments: bool) -> int:

@@ -65,8 +65,9 @@ class OpProfile(ABC):
         for experts in (layer.experts for layer in decoder.kinds if layer.experts is not None):
             if not self.has_experts:
                 raise not_carried(decoder, "experts")
-            if decoder.hidden_size % TILE_ROWS or experts.each.size % TILE_ROWS:
-                raise not_carried(decoder, f"experts of {decoder.hidden_size} and {experts.each.size} features")
+            sizes = (decoder.hidden_size, experts.latent, experts.each.size)
+            if any(size % TILE_ROWS for size in sizes):
+                raise not_carried(decoder, f"experts of {' and '.join(str(size) for size in sizes if size)} features")
 
     @abstractmethod
     def stack(self, name: str, parts: Sequence[Part]) -> tuple[Linear, ...]:

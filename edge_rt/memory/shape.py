@@ -11,6 +11,7 @@ from edge_rt.package.decoder import Decoder, Model
 from edge_rt.package.drafter import HEAD, TrainedDrafter
 from edge_rt.package.kv_formats import KV_FORMAT, portable_head_dim
 from edge_rt.package.layer_sizes import TILE_ROWS, LayerSizes, layer_sizes, row_bytes
+from edge_rt.package.layers import FeedForward
 from edge_rt.package.manifest import KV_FORMATS, WEIGHTS_FILE, KvLosses, Manifest
 from edge_rt.package.reader import Package
 from edge_rt.package.spec_modes import OFF, Drafts, drafts_of
@@ -211,6 +212,10 @@ def _rotation_bytes(model: Model, traced: TracedInfo | None) -> int:
     return 2 * model.context_length * (model.head_dim // 2) * 4
 
 
+def _feed_forward_weights(inner: FeedForward, width: int) -> int:
+    return (3 if inner.is_gated else 2) * width * inner.size
+
+
 def _idle_share(model: Model) -> float:
     """Return how much of a model's matrices a row does not read: those of experts that it has not, of as many bits."""
     if not isinstance(model, Decoder) or not model.expert_layers:
@@ -220,9 +225,11 @@ def _idle_share(model: Model) -> float:
     for layer in model.layers:
         attention, experts = layer.attention, layer.experts
         whole += 4 * hidden**2 if attention is None else 2 * hidden * (attention.query_size + attention.key_size)
-        sizes = sum((3 if inner.is_gated else 2) * hidden * inner.size for inner in layer.feed_forwards)
-        whole += sizes if experts is None else experts.count * sizes
-        idle += 0 if experts is None else (experts.count - experts.chosen) * sizes
+        whole += 0 if layer.feed_forward is None else _feed_forward_weights(layer.feed_forward, hidden)
+        if experts is not None:
+            each = _feed_forward_weights(experts.each, experts.latent or hidden)
+            whole += experts.count * each + 2 * hidden * experts.latent
+            idle += (experts.count - experts.chosen) * each
     return idle / whole
 
 

@@ -210,8 +210,9 @@ OPS: Final[tuple[Op, ...]] = (
         (Port("y", "float", "[S, V]"),),
         {"head_dim": "int", "groups": "int", "norm_first": "int?", "epsilon": "float?"},
     ),
-    # The weighted sum of the experts that a router chooses for each row, added to a residual: E experts of K inputs and
-    # I features between their matrices, all experts' matrices one behind the other.
+    # The weighted sum of the experts that a router chooses for each row, added to a residual: E experts of W inputs and
+    # I features between their matrices, all experts' matrices one behind the other. W is K, the router's inputs, unless
+    # `expert_x` gives experts rows of their own.
     Op(
         "Experts",
         (
@@ -224,20 +225,31 @@ OPS: Final[tuple[Op, ...]] = (
             Port("router_bias", "float", "[E]", is_optional=True),
             Port("choice_bias", "float", "[E]", is_optional=True),
             Port("gate_up_bias", "float", "[E 2 I], in the order of tiles; [E I] without a gate", is_optional=True),
-            Port("down_bias", "float", "[E K]", is_optional=True),
-            Port("residual", "float", "[S, K]", is_optional=True),
+            Port("down_bias", "float", "[E W]", is_optional=True),
+            Port("residual", "float", "[S, W]", is_optional=True),
+            Port("expert_x", "float", "[S, W]", is_optional=True),
+            Port("shared", "float", "[S, W]", is_optional=True),
+            Port("shared_gate", "float", "[K]", is_optional=True),
+            Port("expert_scale", "float", "[E]", is_optional=True),
+            Port("post_norm", "float", "[W]", is_optional=True),
         ),
-        (Port("y", "float", "[S, K]"),),
+        (Port("y", "float", "[S, W]"),),
         {
             "hidden": "int",
             "intermediate": "int",
+            "width": "int?",
             "experts": "int",
             "chosen": "int",
+            "groups": "int?",
+            "chosen_groups": "int?",
             "gating": "string?",
             "normalise": "int?",
             "weight_epsilon": "float?",
             "weight_scale": "float?",
             "activation": "string?",
+            "limit": "float?",
+            "slope": "float?",
+            "up_offset": "float?",
             "gate_up_format": "string",
             "down_format": "string",
             "epsilon": "float?",
@@ -353,24 +365,20 @@ OPS: Final[tuple[Op, ...]] = (
 def part_without_operator(decoder: Decoder) -> str | None:
     """Return a part of a model that no operator of any profile computes; None: there is none."""
     attentions = [layer.attention for layer in decoder.kinds if layer.attention is not None]
-    inner = [part for layer in decoder.kinds for part in layer.feed_forwards]
-    with_experts = [layer for layer in decoder.kinds if layer.experts is not None]
+    inner = [layer.feed_forward for layer in decoder.kinds if layer.feed_forward is not None]
+    with_experts = [layer.experts for layer in decoder.kinds if layer.experts is not None]
     parts = {
         "a gated delta rule": any(layer.gated_delta is not None for layer in decoder.kinds),
         "state spaces": any(layer.state_space is not None for layer in decoder.kinds),
-        "experts with biases": any(
-            layer.experts is not None and layer.experts.each.has_bias for layer in decoder.kinds
+        "a norm behind latent experts": any(
+            layer.has_post_norms and layer.experts.latent for layer in decoder.kinds if layer.experts is not None
         ),
-        "experts beside a feed-forward": any(layer.feed_forward is not None for layer in with_experts),
-        "a norm behind experts": any(layer.has_post_norms for layer in with_experts),
         "heads that differ, or keys of another layer": not decoder.has_equal_heads,
         "gates of attention": any(attention.has_gate for attention in attentions),
         "limits of queries, keys and values": any(attention.clip for attention in attentions),
         "limits of feed-forwards": any(part.limit or part.slope != 1.0 or part.up_offset for part in inner),
-        "experts in groups": any(layer.experts is not None and layer.experts.groups > 1 for layer in with_experts),
-        "latent rows of experts": any(layer.experts is not None and layer.experts.latent for layer in with_experts),
-        "a gate of a shared expert": any(
-            layer.experts is not None and layer.experts.has_shared_gate for layer in with_experts
+        "a gate of an expert beside latent ones": any(
+            experts.has_shared_gate and experts.latent for experts in with_experts
         ),
         "layers of a mixer or a feed-forward alone": not all(
             layer.has_mixer and layer.feed_forwards for layer in decoder.kinds

@@ -42,6 +42,7 @@ def write_gguf(
     drop_metadata: tuple[str, ...] = (),
     extra_tensors: Mapping[str, np.ndarray] | None = None,
     drop_tensors: tuple[str, ...] = (),
+    raw: Mapping[str, tuple[np.ndarray, str]] | None = None,
 ) -> Path:
     """Write a case as a GGUF file and return its path.
 
@@ -55,6 +56,7 @@ def write_gguf(
         drop_metadata: keys to leave out.
         extra_tensors: tensors to add, by their names in the file.
         drop_tensors: tensors to leave out.
+        raw: bytes of tensors, uint8 ``[..., row bytes]``, and their ggml types.
     """
     tensors = gguf_tensors(case) | dict(extra_tensors or {})
     tensors = {name: array for name, array in tensors.items() if name not in drop_tensors}
@@ -64,6 +66,10 @@ def write_gguf(
         if key not in drop_metadata:
             _add_value(writer, key, value)
     for name, array in tensors.items():
+        if name in (raw or {}):
+            blocks, type_name = raw[name]
+            writer.add_tensor(name, blocks, raw_dtype=gguf.GGMLQuantizationType[type_name])
+            continue
         matrix_type = embedding_type if name in ("token_embd.weight", "output.weight") else None
         is_plain = array.ndim == 1 or name.endswith("bias") or any(part in name for part in PLAIN)
         chosen = (types or {}).get(name) or ("F32" if is_plain else matrix_type or weight_type)

@@ -1,4 +1,5 @@
 #include <algorithm>
+#include <atomic>
 #include <cmath>
 #include <vector>
 
@@ -20,14 +21,19 @@ enum Input : int {
   kChoiceBias,
   kGateUpBias,
   kDownBias,
-  kResidual
+  kResidual,
+  kExpertX,
+  kShared,
+  kSharedGate,
+  kExpertScale,
+  kPostNorm
 };
 
 constexpr int64_t kMaxWidth = int64_t{1} << 24;
 constexpr int64_t kItemBytes = 24 << 10;  // of weights that a thread walks over at a time, or a router's numbers
 constexpr int64_t kItemRows = 4;          // that are normed, or choose
-// The outputs are cut into so many stretches at most, so that each of them is a walk through memory.
-constexpr int64_t kStretches = 32;
+// From so many rows on, sums of a tile's outputs lie in memory of their own.
+constexpr int64_t kManyRows = 32;
 
 int64_t divide_up(int64_t a, int64_t b) { return (a + b - 1) / b; }
 int64_t whole_lines(int64_t bytes) { return divide_up(bytes, 64) * 64; }
@@ -75,6 +81,17 @@ abi::Status* Experts::read_routing(ort::Attributes& attributes) {
     return attributes.error("normalise is %lld, must be 0 or 1", static_cast<long long>(normalise));
   }
   routing_.is_normalised = normalise == 1;
+  const int64_t groups = attributes.integer("groups", 1), of_groups = attributes.integer("chosen_groups", 1);
+  if (groups < 1 || groups > experts || experts % groups != 0 || of_groups < 1 || of_groups > groups ||
+      chosen > of_groups * (experts / groups)) {
+    return attributes.error(
+        "groups is %lld and chosen_groups is %lld, must divide the %lld experts, and the chosen groups hold the %lld "
+        "chosen",
+        static_cast<long long>(groups), static_cast<long long>(of_groups), static_cast<long long>(experts),
+        static_cast<long long>(chosen));
+  }
+  routing_.groups = static_cast<int>(groups);
+  routing_.chosen_groups = static_cast<int>(of_groups);
   routing_.epsilon = attributes.real("weight_epsilon", 0.0f);
   routing_.scale = attributes.real("weight_scale", 1.0f);
   if (!std::isfinite(routing_.epsilon) || routing_.epsilon < 0 || !std::isfinite(routing_.scale)) {
@@ -84,24 +101,45 @@ abi::Status* Experts::read_routing(ort::Attributes& attributes) {
   return nullptr;
 }
 
+abi::Status* Experts::read_activation_of(ort::Attributes& attributes) {
+  if (abi::Status* bad = read_activation(attributes, {"swiglu", "geglu", "relu2"}, &steps_.activation)) return bad;
+  steps_.limit = attributes.real("limit", 0.0f);
+  steps_.slope = attributes.real("slope", 1.0f);
+  steps_.up_offset = attributes.real("up_offset", 0.0f);
+  if (!std::isfinite(steps_.limit) || steps_.limit < 0 || !std::isfinite(steps_.slope) ||
+      !std::isfinite(steps_.up_offset)) {
+    return attributes.error("limit is %g, slope %g and up_offset %g, must be finite, and the first not below 0",
+                            static_cast<double>(steps_.limit), static_cast<double>(steps_.slope),
+                            static_cast<double>(steps_.up_offset));
+  }
+  if (steps_.has_limits() && steps_.activation != Activation::kSwiglu) {
+    return attributes.error("limit, slope and up_offset are given, but activation is not swiglu");
+  }
+  return nullptr;
+}
+
 abi::Status* Experts::create(ort::Attributes& attributes) {
   hidden_ = attributes.integer("hidden");
   intermediate_ = attributes.integer("intermediate");
-  for (const int64_t size : {hidden_, intermediate_}) {
+  const int64_t width = attributes.integer("width", 0);
+  has_rows_ = width != 0;
+  width_ = has_rows_ ? width : hidden_;
+  for (const int64_t size : {hidden_, intermediate_, width_}) {
     if (size < kTileRows || size > kMaxWidth || size % kTileRows != 0) {
-      return attributes.error("hidden is %lld and intermediate is %lld, must be multiples of %d up to %lld",
-                              static_cast<long long>(hidden_), static_cast<long long>(intermediate_), kTileRows,
-                              static_cast<long long>(kMaxWidth));
+      return attributes.error(
+          "hidden is %lld, intermediate is %lld and width is %lld, must be multiples of %d up to %lld",
+          static_cast<long long>(hidden_), static_cast<long long>(intermediate_), static_cast<long long>(width_),
+          kTileRows, static_cast<long long>(kMaxWidth));
     }
   }
   routing_.features = hidden_;
   if (abi::Status* bad = read_routing(attributes)) return bad;
-  if (abi::Status* bad = read_activation(attributes, {"swiglu", "geglu", "relu2"}, &steps_.activation)) return bad;
+  if (abi::Status* bad = read_activation_of(attributes)) return bad;
   const int64_t rows = routing_.experts * intermediate_;
   const std::vector<int64_t> parts(is_gated(steps_.activation) ? 2 : 1, rows);
   abi::Status* bad = nullptr;
-  if ((bad = gate_up_.create(attributes, "gate_up_", parts, hidden_)) != nullptr ||
-      (bad = down_.create(attributes, "down_", {routing_.experts * hidden_}, intermediate_)) != nullptr ||
+  if ((bad = gate_up_.create(attributes, "gate_up_", parts, width_)) != nullptr ||
+      (bad = down_.create(attributes, "down_", {routing_.experts * width_}, intermediate_)) != nullptr ||
       (bad = read_residual_scale(attributes, &steps_.residual_scale)) != nullptr ||
       (bad = read_norm(attributes, &is_layer_norm_)) != nullptr) {
     return bad;
@@ -131,6 +169,12 @@ abi::Status* Experts::check(ort::OpContext& context, Call* call) const {
   if (steps_.residual_scale != 1.0f && !context.input(kResidual).present) {
     return context.error("residual_scale is %g, but residual is missing", static_cast<double>(steps_.residual_scale));
   }
+  if (context.input(kExpertX).present != has_rows_) {
+    return context.error("expert_x and attribute width need each other");
+  }
+  if (context.input(kSharedGate).present && !context.input(kShared).present) {
+    return context.error("shared_gate is given without shared");
+  }
   const int64_t rows = context.input(kX).rank > 0 ? context.input(kX).dims[0] : 0, experts = routing_.experts;
   if ((bad = context.check_shape(kX, {rows, hidden_})) != nullptr ||
       (bad = context.check_shape(kRouter, {experts, hidden_})) != nullptr ||
@@ -139,8 +183,13 @@ abi::Status* Experts::check(ort::OpContext& context, Call* call) const {
       (bad = context.check_shape(kRouterBias, {experts})) != nullptr ||
       (bad = context.check_shape(kChoiceBias, {experts})) != nullptr ||
       (bad = context.check_shape(kGateUpBias, {gate_up_.out_features})) != nullptr ||
-      (bad = context.check_shape(kDownBias, {experts * hidden_})) != nullptr ||
-      (bad = context.check_shape(kResidual, {rows, hidden_})) != nullptr) {
+      (bad = context.check_shape(kDownBias, {experts * width_})) != nullptr ||
+      (bad = context.check_shape(kResidual, {rows, width_})) != nullptr ||
+      (bad = context.check_shape(kExpertX, {rows, width_})) != nullptr ||
+      (bad = context.check_shape(kShared, {rows, width_})) != nullptr ||
+      (bad = context.check_shape(kSharedGate, {hidden_})) != nullptr ||
+      (bad = context.check_shape(kExpertScale, {experts})) != nullptr ||
+      (bad = context.check_shape(kPostNorm, {width_})) != nullptr) {
     return bad;
   }
   // What is gathered has numbers of 32 bits.
@@ -149,7 +198,7 @@ abi::Status* Experts::check(ort::OpContext& context, Call* call) const {
                          INT32_MAX / routing_.chosen);
   }
   ort::TensorView y;
-  if ((bad = context.output(0, {rows, hidden_}, &y)) != nullptr) return bad;
+  if ((bad = context.output(0, {rows, width_}, &y)) != nullptr) return bad;
   const auto* const x = context.input(kX).as<const float>();
   call->routing = routing_;
   call->routing.rows = rows;
@@ -157,11 +206,26 @@ abi::Status* Experts::check(ort::OpContext& context, Call* call) const {
   call->routing.router = context.input(kRouter).as<const float>();
   call->routing.bias = context.input(kRouterBias).as<const float>();
   call->routing.choice_bias = context.input(kChoiceBias).as<const float>();
+  call->routing.expert_scale = context.input(kExpertScale).as<const float>();
+  call->routing.shared_gate = context.input(kSharedGate).as<const float>();
+  call->x = has_rows_ ? context.input(kExpertX).as<const float>() : x;
   call->norm = {x, hidden_, context.input(kNorm).as<const float>(), epsilon_, false, {}, {}};
   call->norm.norm_bias = context.input(kNormBias).as<const float>();
   call->norm.is_layer_norm = context.input(kNorm).present && (is_layer_norm_ || context.input(kNormBias).present);
-  call->sum = {nullptr,      0, rows, hidden_, context.input(kResidual).as<const float>(), steps_.residual_scale,
-               y.as<float>()};
+  const auto* const residual = context.input(kResidual).as<const float>();
+  const bool has_post_norm = context.input(kPostNorm).present;
+  call->sum.rows = rows;
+  call->sum.width = width_;
+  call->sum.shared = context.input(kShared).as<const float>();
+  call->sum.residual = has_post_norm ? nullptr : residual;
+  call->sum.residual_scale = steps_.residual_scale;
+  call->sum.y = y.as<float>();
+  call->finish.post_norm = context.input(kPostNorm).as<const float>();
+  call->finish.post_epsilon = epsilon_;
+  call->finish.steps.residual_scale = steps_.residual_scale;
+  call->finish.residual = residual;
+  call->finish.width = width_;
+  call->finish.y = call->sum.y;
   return nullptr;
 }
 
@@ -222,14 +286,15 @@ abi::Status* Experts::multiply(ort::OpContext& context, const Call& call) const 
       bytes += static_cast<size_t>(whole_lines(static_cast<int64_t>(activation_bytes(linear->weight, rows))));
     }
     job.gate_up.paired = is_gated(steps_.activation);
-    job.gate_up.steps.activation = steps_.activation;
+    job.gate_up.steps = steps_;
+    job.gate_up.steps.residual_scale = 1.0f;
     job.gate_up.out_features = gate_up_.out_features / routing.experts;
     job.gate_up.width = intermediate_;
-    job.down.out_features = job.down.width = hidden_;
+    job.down.out_features = job.down.width = width_;
     const auto* const bias = context.input(kGateUpBias).as<const float>();
     const auto* const down_bias = context.input(kDownBias).as<const float>();
     job.gate_up.bias = bias == nullptr ? nullptr : bias + e * job.gate_up.out_features;
-    job.down.bias = down_bias == nullptr ? nullptr : down_bias + e * hidden_;
+    job.down.bias = down_bias == nullptr ? nullptr : down_bias + e * width_;
     job.rounding.numbers = numbers.data() + begin;
     job.weights = weights.data() + begin;
   }
@@ -237,23 +302,29 @@ abi::Status* Experts::multiply(ort::OpContext& context, const Call& call) const 
   bytes += static_cast<size_t>(whole_lines(chosen * intermediate_ * static_cast<int64_t>(sizeof(float))));
   if (abi::Status* bad = context.scratch(bytes, &scratch)) return bad;
   Cutter cutter(scratch.data());
-  std::vector<Piece> groups, tiles;
+  std::vector<Piece> groups, between_groups, tiles;
   auto* made = cutter.take<float>(chosen * intermediate_);
   for (size_t e = 0; e < jobs.size(); ++e) {
     ExpertRows& job = jobs[e];
     const int64_t rows = job.gate_up.in.rows;
+    // A single row is the same for all of its experts.
+    const bool is_same = routing.rows == 1 && e > 0;
+    if (is_same) job.gate_up.in = jobs[0].gate_up.in;
     for (LinearRows* linear : {&job.gate_up, &job.down}) {
+      if (is_same && linear == &job.gate_up) continue;
       auto* const memory = cutter.take<char>(static_cast<int64_t>(activation_bytes(linear->weight, rows)));
       linear->in = place_activations(linear->weight, rows, memory);
     }
     const LinearRows &up = job.gate_up, &down = job.down;
-    static_cast<RoundRows&>(job.rounding) = {routing.x,          hidden_,         nullptr, 0.0f,
-                                             up.weight.rounds(), up.weight.kinds, up.in};
+    static_cast<RoundRows&>(job.rounding) = {call.x, width_, nullptr, 0.0f, up.weight.rounds(), up.weight.kinds, up.in};
     job.between = {made, intermediate_, nullptr, 0.0f, down.weight.rounds(), down.weight.kinds, down.in};
     job.gate_up.y = made;
     made += rows * intermediate_;
     const auto number = static_cast<int64_t>(e);
-    for (int64_t group = 0; group < up.in.groups(); ++group) groups.push_back({number, group, group + 1});
+    for (int64_t group = 0; group < up.in.groups(); ++group) {
+      if (!is_same) groups.push_back({number, group, group + 1});
+      between_groups.push_back({number, group, group + 1});
+    }
     const int64_t pair = up.paired ? 2 : 1, all = up.weight.tiles();
     const int64_t tile = pair * up.weight.parts[0].tile_bytes() * up.in.groups();
     const int64_t step = pair * divide_up(kItemBytes, tile);
@@ -262,24 +333,58 @@ abi::Status* Experts::multiply(ort::OpContext& context, const Call& call) const 
   ExpertSum sum = call.sum;
   sum.experts = jobs.data();
   sum.count = static_cast<int64_t>(jobs.size());
-  const int64_t out_tiles = hidden_ / kTileRows, stretch = divide_up(out_tiles, kStretches);
+  sum.shares = routing.shared_gate != nullptr ? routing.shares : nullptr;
   const auto round = [&](int64_t item) {
     const Piece& piece = groups[static_cast<size_t>(item)];
     kernels_->round_group(jobs[static_cast<size_t>(piece.expert)].rounding, piece.begin);
   };
-  const auto first = [&](int64_t item) {
-    const Piece& piece = tiles[static_cast<size_t>(item)];
-    linear_->tiles(jobs[static_cast<size_t>(piece.expert)].gate_up, piece.begin, piece.end, piece.end);
+  // Both walks are in lanes, so that what a thread fetches ahead is what it reads itself.
+  std::atomic<int> workers{1};
+  LaneCounters up_counters, down_counters;
+  const int lanes = lanes_.load(std::memory_order_relaxed);
+  const TileLanes up_lanes(static_cast<int64_t>(tiles.size()), 1, lanes);
+  const auto first = [&](int64_t, int worker) {
+    int seen = workers.load(std::memory_order_relaxed);
+    while (worker >= seen && !workers.compare_exchange_weak(seen, worker + 1, std::memory_order_relaxed)) {
+    }
+    const TileLanes::Range range = up_lanes.claim(up_counters, worker);
+    for (int64_t i = range.begin; i < range.end;) {
+      const int64_t expert = tiles[static_cast<size_t>(i)].expert, begin = tiles[static_cast<size_t>(i)].begin;
+      int64_t end = begin, fetch_end = begin;
+      for (; i < range.end && tiles[static_cast<size_t>(i)].expert == expert; ++i)
+        end = tiles[static_cast<size_t>(i)].end;
+      for (int64_t next = i - 1; next < range.lane_end && tiles[static_cast<size_t>(next)].expert == expert; ++next) {
+        fetch_end = tiles[static_cast<size_t>(next)].end;
+      }
+      LinearRows job = jobs[static_cast<size_t>(expert)].gate_up;
+      job.unpacked = own_tiles(job);
+      linear_->tiles(job, begin, end, fetch_end);
+    }
   };
   const auto between = [&](int64_t item) {
-    const Piece& piece = groups[static_cast<size_t>(item)];
+    const Piece& piece = between_groups[static_cast<size_t>(item)];
     const RoundRows& job = jobs[static_cast<size_t>(piece.expert)].between;
     linear_->round_group(job, piece.begin, 0, job.blocks());
   };
-  const auto add = [&](int64_t item) { kernels_->add(sum, item * stretch, std::min((item + 1) * stretch, out_tiles)); };
-  const auto count = static_cast<int64_t>(groups.size());
-  run_phases(process_crew(), {make_phase(count, round), make_phase(static_cast<int64_t>(tiles.size()), first),
-                              make_phase(count, between), make_phase(divide_up(out_tiles, stretch), add)});
+  const TileLanes down_lanes(width_ / kTileRows, 1, lanes);
+  const LinearRows& any = jobs[0].down;
+  const auto add = [&](int64_t, int worker) {
+    const TileLanes::Range range = down_lanes.claim(down_counters, worker);
+    uint8_t* memory = nullptr;
+    if (routing.rows >= kManyRows) {
+      memory =
+          own_memory(static_cast<size_t>(sum_bytes(routing.rows)) + (any.weight.rounds() ? unpacked_bytes(any) : 0));
+    }
+    kernels_->add(sum, range.begin, range.end, range.lane_end, memory);
+  };
+  const auto finish = [&](int64_t item) {
+    linear_->post_norm(call.finish, item * kItemRows, std::min((item + 1) * kItemRows, routing.rows));
+  };
+  run_phases(process_crew(),
+             {make_phase(static_cast<int64_t>(groups.size()), round), make_phase(up_lanes.items(), first),
+              make_phase(static_cast<int64_t>(between_groups.size()), between), make_phase(down_lanes.items(), add),
+              make_phase(call.finish.post_norm != nullptr ? divide_up(routing.rows, kItemRows) : 0, finish)});
+  lanes_.store(workers.load(std::memory_order_relaxed), std::memory_order_relaxed);
   return nullptr;
 }
 
@@ -295,6 +400,7 @@ abi::Status* Experts::compute(ort::OpContext& context) const {
     routing.scores = cutter.take<float>(routing.rows * routing.stride());
     routing.ids = cutter.take<int32_t>(routing.rows * routing.chosen);
     routing.weights = cutter.take<float>(routing.rows * routing.chosen);
+    routing.shares = cutter.take<float>(routing.rows);
   };
   Cutter counter;
   place(counter);
@@ -302,7 +408,10 @@ abi::Status* Experts::compute(ort::OpContext& context) const {
   if (abi::Status* bad = context.scratch(counter.bytes(), &scratch)) return bad;
   Cutter cutter(scratch.data());
   place(cutter);
-  if (has_norm) routing.x = normed;
+  if (has_norm) {
+    routing.x = normed;
+    if (!has_rows_) call.x = normed;
+  }
   route(call, normed);
   return multiply(context, call);
 }

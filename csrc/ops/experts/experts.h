@@ -7,12 +7,18 @@
 //   (0 + 1) + (2 + 3); then + bias[e].
 // - What is likely: softmax of all scores, their exponentials being added from the first expert to the last;
 //   1 / (1 + exp(-score)); or the scores themselves.
-// - Those are chosen whose likely value, plus the choice bias, is largest; of equal ones the first.
+// - Those are chosen whose rank, the likely value plus the choice bias, is largest; of equal ones the first. Where
+//   experts are in groups, only those of the chosen groups are: of groups, neighbours of equal number, whose two best
+//   ranks have the largest sum; of equal ones the first.
 // - Weights, the chosen in the order of their numbers: the likely values, or softmax of the chosen scores; then each
-//   divided by (their sum + epsilon) if they are normalised; then times scale.
-// - Every chosen expert: out = down(activation(gate(v), up(v))), rows and what is between them rounded as QuantLinear
-//   rounds its input, bias as there. y = 0; in the order of their numbers y = fma(weight, out, y);
-//   y = fma(residual_scale, y, residual) if there is one.
+//   divided by (their sum + epsilon) if they are normalised; then times scale; then times the expert's own scale.
+// - Every chosen expert: out = down(activation(gate(u), up(u))), u being v or rows of their own; they and what is
+//   between the matrices rounded as QuantLinear rounds its input, limits and bias as there. y = 0; in the order of
+//   their numbers y = fma(weight, out, y).
+// - What another feed-forward has made is added: y = y + shared, or y = fma(share, shared, y) with share =
+//   1 / (1 + exp(-(v . shared_gate))), that product as a router's.
+// - y = (y * rms) * post_norm as in quant_linear.h, if there is one; y = fma(residual_scale, y, residual) if there is
+// one.
 //
 // Rows are gathered by expert, so that weights are read once for all of its rows. Since a product's bits do not depend
 // on the rows beside it, those of a row depend on that row alone.
@@ -36,13 +42,17 @@ struct Routing {
   Gating gating;
   bool is_normalised;
   float epsilon, scale;
-  const float* x;            // [rows][features], behind the norm
-  const float* router;       // [experts][features]
-  const float* bias;         // [experts] or nullptr
-  const float* choice_bias;  // [experts] or nullptr
-  float* scores;             // [rows][stride()]: become what is likely
-  int32_t* ids;              // [rows][chosen], rising
-  float* weights;            // [rows][chosen]
+  const float* x;             // [rows][features], behind the norm
+  const float* router;        // [experts][features]
+  const float* bias;          // [experts] or nullptr
+  const float* choice_bias;   // [experts] or nullptr
+  int groups, chosen_groups;  // of experts
+  const float* expert_scale;  // [experts] or nullptr
+  const float* shared_gate;   // [features] or nullptr
+  float* shares;              // [rows], if there is a shared gate
+  float* scores;              // [rows][stride()]: become what is likely
+  int32_t* ids;               // [rows][chosen], rising
+  float* weights;             // [rows][chosen]
 
   EDGE_RT_IN_PLACE int64_t stride() const { return (experts + 15) / 16 * 16; }
 };
@@ -65,10 +75,16 @@ struct ExpertSum {
   const ExpertRows* experts;  // rising
   int64_t count;
   int64_t rows, width;
-  const float* residual;  // [rows][width] or nullptr
+  const float* shared;    // [rows][width] or nullptr
+  const float* shares;    // [rows] or nullptr: 1
+  const float* residual;  // [rows][width] or nullptr; not read where a norm comes before it
   float residual_scale;
   float* y;  // [rows][width]
 };
+
+// Memory for sums of 16 outputs of all rows, in front of that for a tile: rows of y lie so far apart that few of them
+// are in a cache at a time.
+EDGE_RT_IN_PLACE inline int64_t sum_bytes(int64_t rows) { return rows * kTileRows * 4; }
 
 struct ExpertsKernels {
   // Norms rows [begin, end) of a job to float [rows][features].
@@ -78,8 +94,9 @@ struct ExpertsKernels {
   // Chooses for rows [begin, end).
   void (*choose)(const Routing& job, int64_t begin, int64_t end);
   void (*round_group)(const GatheredRows& job, int64_t group);
-  // Tiles [begin, end) of the outputs, of all experts and rows.
-  void (*add)(const ExpertSum& sum, int64_t begin, int64_t end);
+  // Tiles [begin, end) of the outputs, of all experts and rows; those up to fetch_end may be fetched ahead. `memory`:
+  // sum_bytes for all rows, and behind them what a tile takes unpacked; or nullptr.
+  void (*add)(const ExpertSum& sum, int64_t begin, int64_t end, int64_t fetch_end, uint8_t* memory);
 };
 
 }  // namespace edge_rt

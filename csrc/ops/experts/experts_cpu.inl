@@ -59,19 +59,50 @@ inline void make_likely(const Routing& job, float* scores) {
   for (int e = 0; e < job.experts; ++e) scores[e] /= sum;
 }
 
+// Marks experts of groups that are not chosen. Whatever the numbers are, as many groups as wanted are left.
+inline void leave_groups(const Routing& job, const float* likely, bool* is_out) {
+  const int size = job.experts / job.groups;
+  bool is_taken[kMaxExperts];
+  float sums[kMaxExperts];
+  for (int g = 0; g < job.groups; ++g) {
+    float first = 0.0f, second = 0.0f;
+    for (int i = 0; i < size; ++i) {
+      const int e = g * size + i;
+      const float rank = job.choice_bias != nullptr ? likely[e] + job.choice_bias[e] : likely[e];
+      if (i == 0 || rank > first) {
+        second = i == 0 ? 0.0f : first;
+        first = rank;
+      } else if (i == 1 || rank > second) {
+        second = rank;
+      }
+    }
+    sums[g] = first + second;
+    is_taken[g] = false;
+  }
+  for (int i = 0; i < job.chosen_groups; ++i) {
+    int best = -1;
+    for (int g = 0; g < job.groups; ++g) {
+      if (!is_taken[g] && (best < 0 || sums[g] > sums[best])) best = g;
+    }
+    is_taken[best] = true;
+  }
+  for (int e = 0; e < job.experts; ++e) is_out[e] = !is_taken[e / size];
+}
+
 // Whatever the numbers are, as many experts as wanted are chosen.
 inline void choose_rows(const Routing& job, int64_t begin, int64_t end) {
   for (int64_t row = begin; row < end; ++row) {
     float* const likely = job.scores + row * job.stride();
     for (int64_t e = job.experts; e < job.stride(); ++e) likely[e] = 0.0f;
     make_likely(job, likely);
-    bool is_taken[kMaxExperts];
-    for (int e = 0; e < job.experts; ++e) is_taken[e] = false;
+    bool is_taken[kMaxExperts], is_out[kMaxExperts];
+    for (int e = 0; e < job.experts; ++e) is_taken[e] = is_out[e] = false;
+    if (job.chosen_groups < job.groups) leave_groups(job, likely, is_out);
     for (int i = 0; i < job.chosen; ++i) {
       int best = -1;
       float most = 0.0f;
       for (int e = 0; e < job.experts; ++e) {
-        if (is_taken[e]) continue;
+        if (is_taken[e] || is_out[e]) continue;
         const float rank = job.choice_bias != nullptr ? likely[e] + job.choice_bias[e] : likely[e];
         if (best < 0 || rank > most) best = e, most = rank;
       }
@@ -97,6 +128,11 @@ inline void choose_rows(const Routing& job, int64_t begin, int64_t end) {
       for (int i = 0; i < job.chosen; ++i) weights[i] /= sum + job.epsilon;
     }
     for (int i = 0; i < job.chosen; ++i) weights[i] *= job.scale;
+    for (int i = 0; job.expert_scale != nullptr && i < job.chosen; ++i) weights[i] *= job.expert_scale[ids[i]];
+    if (job.shared_gate != nullptr) {
+      const float score = router_score(job.x + row * job.features, job.shared_gate, job.features);
+      job.shares[row] = 1.0f / (1.0f + s_exp(-score));
+    }
   }
 }
 
@@ -116,34 +152,64 @@ inline void round_gathered(const GatheredRows& job, int64_t group) {
   round_group_of<GatheredRow>(job, group, 0, job.blocks());
 }
 
-inline void add_experts(const ExpertSum& sum, int64_t begin, int64_t end) {
+// One tile of the outputs of an expert, added to sums of its rows that lie `stride` apart.
+inline void add_tile(const ExpertRows& expert, int64_t tile, int64_t fetch_end, uint8_t* unpacked, float* sums,
+                     int64_t stride) {
+  const LinearRows& job = expert.down;
+  const JobTile own = open_tile(job, tile, fetch_end, job.in.groups() < kUnpackGroups ? nullptr : unpacked);
+  for (int64_t group = 0; group < job.in.groups(); ++group) {
+    VF value[kGroupRows];
+    group_of_tile(job, own, group, group == 0, value);
+    for (int m = 0; m < job.in.group_rows(group); ++m) {
+      const int64_t i = group * kGroupRows + m;
+      float* const y = sums + expert.rounding.numbers[i] * stride;
+      vf_store(y, vf_fma(vf_set1(expert.weights[i]), add_bias(job, tile, value[m]), vf_load(y)));
+    }
+  }
+}
+
+// What stands behind the sum of experts, of 16 outputs of a row.
+inline VF finish_sum(const ExpertSum& sum, int64_t row, int64_t column, VF value) {
+  const int64_t at = row * sum.width + column;
+  if (sum.shared != nullptr) {
+    const VF shared = vf_load(sum.shared + at);
+    value = sum.shares != nullptr ? vf_fma(vf_set1(sum.shares[row]), shared, value) : vf_add(value, shared);
+  }
+  if (sum.residual == nullptr) return value;
+  return vf_fma(vf_set1(sum.residual_scale), value, vf_load(sum.residual + at));
+}
+
+inline void finish_tile(const ExpertSum& sum, int64_t column, const float* sums, int64_t stride) {
+  for (int64_t row = 0; row < sum.rows; ++row) {
+    vf_store(sum.y + row * sum.width + column, finish_sum(sum, row, column, vf_load(sums + row * stride)));
+  }
+}
+
+// Tile by tile, all experts of each: their weights come from the cache already, or rows are so many that it does not
+// matter.
+inline void add_many_rows(const ExpertSum& sum, int64_t begin, int64_t end, uint8_t* memory) {
+  auto* const sums = reinterpret_cast<float*>(memory);
+  for (int64_t tile = begin; tile < end; ++tile) {
+    for (int64_t row = 0; row < sum.rows; ++row) vf_store(sums + row * kTileRows, vf_zero());
+    for (int64_t e = 0; e < sum.count; ++e) {
+      add_tile(sum.experts[e], tile, end, memory + sum_bytes(sum.rows), sums, kTileRows);
+    }
+    finish_tile(sum, tile * kTileRows, sums, kTileRows);
+  }
+}
+
+inline void add_experts(const ExpertSum& sum, int64_t begin, int64_t end, int64_t fetch_end, uint8_t* memory) {
+  if (memory != nullptr) return add_many_rows(sum, begin, end, memory);
   const int64_t first = begin * kTileRows, last = end * kTileRows;
   for (int64_t row = 0; row < sum.rows; ++row) {
     for (int64_t i = first; i < last; i += kTileRows) vf_store(sum.y + row * sum.width + i, vf_zero());
   }
   for (int64_t e = 0; e < sum.count; ++e) {
-    const ExpertRows& expert = sum.experts[e];
-    const LinearRows& job = expert.down;
     for (int64_t tile = begin; tile < end; ++tile) {
-      const JobTile own = open_tile(job, tile, end, nullptr);
-      for (int64_t group = 0; group < job.in.groups(); ++group) {
-        VF value[kGroupRows];
-        group_of_tile(job, own, group, group == 0, value);
-        for (int m = 0; m < job.in.group_rows(group); ++m) {
-          const int64_t i = group * kGroupRows + m;
-          float* const y = sum.y + expert.rounding.numbers[i] * sum.width + tile * kTileRows;
-          vf_store(y, vf_fma(vf_set1(expert.weights[i]), add_bias(job, tile, value[m]), vf_load(y)));
-        }
-      }
+      add_tile(sum.experts[e], tile, fetch_end, nullptr, sum.y + tile * kTileRows, sum.width);
     }
   }
-  if (sum.residual == nullptr) return;
-  const VF scale = vf_set1(sum.residual_scale);
-  for (int64_t row = 0; row < sum.rows; ++row) {
-    for (int64_t i = row * sum.width + first; i < row * sum.width + last; i += kTileRows) {
-      vf_store(sum.y + i, vf_fma(scale, vf_load(sum.y + i), vf_load(sum.residual + i)));
-    }
-  }
+  for (int64_t i = first; i < last; i += kTileRows) finish_tile(sum, i, sum.y + i, sum.width);
 }
 
 constexpr ExpertsKernels kExpertsKernels{norm_rows, router_scores, choose_rows, round_gathered, add_experts};

@@ -1,6 +1,8 @@
 // Experts' face to ONNX Runtime.
 #pragma once
 
+#include <atomic>
+
 #include "ops/experts/experts.h"
 #include "ops/quant_linear/quant_linear_op.h"
 #include "ort/op.h"
@@ -11,8 +13,10 @@ namespace edge_rt {
 //   gate_up holds `experts` matrices of 2 * intermediate rows, whose tiles alternate gate and up rows, and so do the
 //   numbers of its bias; of intermediate rows where activation is "relu2". Its format may be two, of gate and up. down
 //   holds as many of `hidden` rows. Both sizes are multiples of 16, and codes are not nested.
-//   `chosen` experts are taken for a row; `gating` is "softmax", "chosen" or "sigmoid"; `normalise`, 0 or 1, with
-//   `weight_epsilon`; `weight_scale`. The norm is that of QuantLinear.
+//   `limit`, `slope` and `up_offset` are those of LinearSteps, of "swiglu" alone.
+//   `chosen` experts are taken for a row, of `chosen_groups` of `groups` groups; `gating` is "softmax", "chosen" or
+//   "sigmoid"; `normalise`, 0 or 1, with `weight_epsilon`; `weight_scale`. The norm is that of QuantLinear.
+//   With `width` experts read rows `expert_x` [S, width] instead of norm(x), and y, residual and shared are as wide.
 struct Experts {
   static constexpr const char* kName = "Experts";
   static constexpr ort::Port kInputs[] = {{"x", abi::kFloat},
@@ -25,7 +29,12 @@ struct Experts {
                                           {"choice_bias", abi::kFloat, abi::kOptional},
                                           {"gate_up_bias", abi::kFloat, abi::kOptional},
                                           {"down_bias", abi::kFloat, abi::kOptional},
-                                          {"residual", abi::kFloat, abi::kOptional}};
+                                          {"residual", abi::kFloat, abi::kOptional},
+                                          {"expert_x", abi::kFloat, abi::kOptional},
+                                          {"shared", abi::kFloat, abi::kOptional},
+                                          {"shared_gate", abi::kFloat, abi::kOptional},
+                                          {"expert_scale", abi::kFloat, abi::kOptional},
+                                          {"post_norm", abi::kFloat, abi::kOptional}};
   static constexpr ort::Port kOutputs[] = {{"y", abi::kFloat}};
 
   abi::Status* create(ort::Attributes& attributes);
@@ -37,10 +46,13 @@ struct Experts {
     Routing routing;
     RoundRows norm;
     PackedParts gate_up, down;
+    const float* x;  // [rows][width]: what experts read
     ExpertSum sum;
+    LinearRows finish;  // the norm behind the sum
   };
 
   abi::Status* read_routing(ort::Attributes& attributes);
+  abi::Status* read_activation_of(ort::Attributes& attributes);
   abi::Status* check(ort::OpContext& context, Call* call) const;
   void route(const Call& call, float* normed) const;
   abi::Status* multiply(ort::OpContext& context, const Call& call) const;
@@ -49,12 +61,15 @@ struct Experts {
 
   PackedMatrix gate_up_, down_;
   int64_t hidden_ = 0, intermediate_ = 0;
+  int64_t width_ = 0;      // of what experts read and make
+  bool has_rows_ = false;  // of their own
   Routing routing_{};
   LinearSteps steps_;
   float epsilon_ = 0.0f;
   bool is_layer_norm_ = false;
   const QuantLinearKernels* linear_ = nullptr;
   const ExpertsKernels* kernels_ = nullptr;
+  mutable std::atomic<int> lanes_{2};  // threads that took part in the last run
 };
 
 }  // namespace edge_rt

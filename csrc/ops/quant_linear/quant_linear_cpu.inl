@@ -314,7 +314,7 @@ inline void linear_tiles(const LinearRows& job, int64_t begin, int64_t end, int6
         const int count = static_cast<int>(left < kTileRows ? left : kTileRows);
         for (int m = 0; m < rows; ++m) {
           VF v = add_bias(job, tile, value[m]);
-          if (job.paired) v = gated(job.steps.activation, v, add_bias(job, tile + 1, up[m]));
+          if (job.paired) v = gated(job.steps, v, add_bias(job, tile + 1, up[m]));
           finish(job, group * kGroupRows + m, column, count, is_plain, v);
         }
       }

@@ -6,8 +6,20 @@ inline VF add_bias(const LinearRows& job, int64_t tile, VF value) {
   return vf_add(value, vf_load_n(job.bias + tile * kTileRows, static_cast<int>(left < kTileRows ? left : kTileRows)));
 }
 
-inline VF gated(Activation activation, VF gate, VF value) {
-  return vf_mul(activation == Activation::kGeglu ? vf_gelu(gate) : vf_silu(gate), value);
+// With limits; what is no number stays so.
+inline VF gated_within(const LinearSteps& steps, VF gate, VF value) {
+  if (steps.limit != 0.0f) {
+    const VF limit = vf_set1(steps.limit);
+    gate = vf_min(limit, gate);
+    value = vf_max(vf_neg(limit), vf_min(limit, value));
+  }
+  const VF power = vf_exp(vf_neg(vf_mul(vf_set1(steps.slope), gate)));
+  return vf_mul(vf_div(gate, vf_add(vf_set1(1.0f), power)), vf_add(value, vf_set1(steps.up_offset)));
+}
+
+inline VF gated(const LinearSteps& steps, VF gate, VF value) {
+  if (steps.has_limits()) return gated_within(steps, gate, value);
+  return vf_mul(steps.activation == Activation::kGeglu ? vf_gelu(gate) : vf_silu(gate), value);
 }
 
 // A gate, a bias and a residual are all there is.
@@ -38,7 +50,7 @@ inline VF add_residual(const LinearRows& job, int64_t at, int count, VF value) {
 // One output row of a tile, behind its product.
 inline void finish(const LinearRows& job, int64_t row, int64_t column, int count, bool is_plain, VF value) {
   const int64_t at = row * job.width + column;
-  if (job.gate != nullptr) value = gated(job.steps.activation, vf_load_n(job.gate + at, count), value);
+  if (job.gate != nullptr) value = gated(job.steps, vf_load_n(job.gate + at, count), value);
   if (is_plain) {
     if (job.residual != nullptr) value = vf_add(vf_load_n(job.residual + at, count), value);
   } else {

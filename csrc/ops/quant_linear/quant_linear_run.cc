@@ -77,15 +77,18 @@ bool place_own_rows(const PackedParts& weight, int64_t rows, Activations* out) {
   return at != nullptr;
 }
 
-// A thread's memory for unpacked tiles; nullptr if there is none, which costs time only.
+}  // namespace
+
 // The planner counts it: edge_rt/memory/activations.py.
-uint8_t* own_tiles(const LinearRows& job) {
+uint8_t* own_memory(size_t bytes) {
   static thread_local OwnMemory memory;
-  if (!job.weight.rounds() || job.in.groups() < kUnpackGroups) return nullptr;
-  return memory.get(unpacked_bytes(job));
+  return memory.get(bytes);
 }
 
-}  // namespace
+uint8_t* own_tiles(const LinearRows& job) {
+  if (!job.weight.rounds() || job.in.groups() < kUnpackGroups) return nullptr;
+  return own_memory(unpacked_bytes(job));
+}
 
 size_t step_scratch_bytes(const PackedParts& weight, int64_t rows) {
   return rows > kMaxOwnRows ? activation_bytes(weight, rows) : 0;

@@ -8,7 +8,7 @@
 EDGE_RT_DEVICE void put_output(const LinearRows& job, int64_t tile, int64_t row, VF value, VF up) {
   const int64_t column = (job.paired ? tile / 2 : tile) * kTileRows, left = job.width - column;
   VF v = add_bias(job, tile, value);
-  if (job.paired) v = gated(job.steps.activation, v, add_bias(job, tile + 1, up));
+  if (job.paired) v = gated(job.steps, v, add_bias(job, tile + 1, up));
   finish(job, row, column, static_cast<int>(left < kTileRows ? left : kTileRows), has_plain_steps(job), v);
 }
 

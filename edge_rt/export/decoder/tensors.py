@@ -206,6 +206,14 @@ def name_in_layer(module: str, layer: Layer) -> str:
     return "ffn_norm" if module == "attn_norm" and not layer.has_mixer else module
 
 
+def input_of_kind(kind: str) -> str | None:
+    """Return what the input of a kind of matrix is called, of an expert's with its number; None: it has no name."""
+    whole, _, number = kind.partition(".")
+    if kind in INPUT_OF or not number.isdigit() or whole not in INPUT_OF:
+        return INPUT_OF.get(kind)
+    return f"{INPUT_OF[whole]}.{number}"
+
+
 def is_fused(name: str) -> bool:
     """Return whether a tensor holds several of a decoder's."""
     return name.rpartition(".")[0].endswith(FUSED)

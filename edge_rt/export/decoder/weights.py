@@ -14,6 +14,7 @@ from edge_rt.errors import UnsupportedModel
 from edge_rt.export.graph.builder import GraphBuilder, Residual
 from edge_rt.export.graph.native import NativeBuilder
 from edge_rt.export.op_profile import OpProfile
+from edge_rt.export.sources.compound import CompoundTensor
 from edge_rt.export.sources.gguf_types import TensorInfo
 from edge_rt.export.sources.model_file import TensorReader
 from edge_rt.export.sources.source import Source
@@ -23,13 +24,14 @@ from edge_rt.export.weights.native import place_key_constants
 from edge_rt.export.weights.tile_formats import TILE_ROWS
 from edge_rt.export.weights.weights_file import WeightsFile, WeightsLayout
 from edge_rt.package.decoder import Decoder, Rope, rope_names
-from edge_rt.package.layers import QueryScaling
+from edge_rt.package.layers import FeedForward, QueryScaling
 
 ROPE_PIECE_ROWS = 4096
 _ROUTERS: Final = {
     "ffn_gate_inp.weight": "router",
     "ffn_gate_inp.bias": "router_bias",
     "exp_probs_b.bias": "choice_bias",
+    "ffn_gate_inp_shexp.weight": "shared_gate",
 }
 """Tensors of a layer with experts -> what they are called in the package."""
 
@@ -44,7 +46,7 @@ class Vector:
         is_turned: whether it is a convolution's, whose taps lie one behind the other.
         parts: tensors of the checkpoint that follow each other in it.
         orders: for each of them int64 ``[elements]``, the order of its elements; or None for the file's.
-        alternates: whether elements of the two parts take turns, 16 of each.
+        alternates: whether elements of the two parts of a pair take turns, 16 of each; pairs follow each other.
     """
 
     parts: tuple[TensorInfo, ...]
@@ -65,15 +67,24 @@ class Vector:
         """Return the array, float32."""
         found = []
         for part, order in zip(self.parts, self.orders, strict=True):
-            rows = float_values(float_rows(part, read_rows(source, part)))
+            rows = _floats_of(source, part)
             values = (rows.T if self.is_turned else rows).reshape(-1)
             found.append(values if order is None else values[order])
         if self.alternates:
-            joined: Array = np.stack([values.reshape(-1, TILE_ROWS) for values in found], axis=1).reshape(-1)
+            pairs = zip(found[::2], found[1::2], strict=True)
+            tiles = [np.stack([values.reshape(-1, TILE_ROWS) for values in pair], axis=1) for pair in pairs]
+            joined: Array = np.concatenate(tiles).reshape(-1)
         else:
             joined = np.concatenate(found)
         joined = joined.reshape(self.shape)
         return joined + np.float32(self.offset) if self.offset else joined
+
+
+def _floats_of(source: TensorReader, tensor: TensorInfo) -> Array:
+    """Return the rows of a tensor of floats, float32; a vector is one row."""
+    if isinstance(tensor, CompoundTensor):
+        return tensor.open(source).values(np.arange((*tensor.shape, 1)[1]))
+    return float_values(float_rows(tensor, read_rows(source, tensor)))
 
 
 @dataclass(frozen=True)
@@ -84,16 +95,24 @@ class LayerWeights:
         mixer_in: q, k, v, stacked; or what makes a short convolution's rows and gates.
         mixer_out: what follows attention, or the convolution.
         gate_up: of experts one matrix of all, and so is ``down``.
+        shared_gate_up: of the feed-forward beside experts, if there is one, and so is ``shared_down``.
+        latent_in: what makes latent rows of experts, if they have them.
+        latent_out: what makes rows of the stream of them.
     """
 
     mixer_in: tuple[Linear, ...]
     mixer_out: tuple[Linear, ...]
     gate_up: tuple[Linear, ...]
     down: tuple[Linear, ...]
+    shared_gate_up: tuple[Linear, ...] = ()
+    shared_down: tuple[Linear, ...] = ()
+    latent_in: tuple[Linear, ...] = ()
+    latent_out: tuple[Linear, ...] = ()
 
     def linears(self) -> tuple[Linear, ...]:
         """Every matrix, in the order of the file."""
-        return (*self.mixer_in, *self.mixer_out, *self.gate_up, *self.down)
+        fed = (*self.gate_up, *self.down, *self.shared_gate_up, *self.shared_down)
+        return (*self.mixer_in, *self.mixer_out, *self.latent_in, *fed, *self.latent_out)
 
 
 @dataclass(frozen=True)
@@ -155,20 +174,31 @@ def collect_weights(
             qkv = (of("attn_q", q_order), of("attn_k", k_order), of("attn_v"))
             mixer_in = profile.stack(f"layer{i}.qkv", qkv)
             mixer_out = profile.stack(f"layer{i}.output", [of("attn_output")])
-        name, experts = f"layer{i}.gate_up", decoder.layers[i].experts
+
+        def fed(inner: FeedForward, name: str) -> tuple[tuple[Linear, ...], tuple[Linear, ...]]:
+            """Return the matrices of a feed-forward, up to what is between them, and behind."""
+            up = of("ffn_up")
+            down = profile.stack(f"{name}down", [of("ffn_down")])
+            if inner.is_gated:
+                return profile.gate_up(f"{name}gate_up", of("ffn_gate"), up), down
+            return profile.stack(f"{name}gate_up", [up]), down
+
+        inner, experts = decoder.layers[i].feed_forward, decoder.layers[i].experts
+        more: dict[str, tuple[Linear, ...]] = {}
         if experts is not None:
             kinds = ("ffn_gate", "ffn_up") if experts.each.is_gated else ("ffn_up",)
             numbers = range(experts.count)
-            inner = [of(f"{kind}.{number}") for number in numbers for kind in kinds]
-            gate_up = _of_experts(name, inner, interleaved=experts.each.is_gated)
+            all_of_them = [of(f"{kind}.{number}") for number in numbers for kind in kinds]
+            gate_up = _of_experts(f"layer{i}.gate_up", all_of_them, interleaved=experts.each.is_gated)
             down = _of_experts(f"layer{i}.down", [of(f"ffn_down.{number}") for number in numbers])
+            if inner is not None:
+                more["shared_gate_up"], more["shared_down"] = fed(inner, f"layer{i}.shared_")
+            if experts.latent:
+                more["latent_in"] = profile.stack(f"layer{i}.latent_in", [of("ffn_latent_down")])
+                more["latent_out"] = profile.stack(f"layer{i}.latent_out", [of("ffn_latent_up")])
         else:
-            is_gated = decoder.feed_forward_of(i).is_gated
-            gate_up = (
-                profile.gate_up(name, of("ffn_gate"), of("ffn_up")) if is_gated else profile.stack(name, [of("ffn_up")])
-            )
-            down = profile.stack(f"layer{i}.down", [of("ffn_down")])
-        return LayerWeights(mixer_in=mixer_in, mixer_out=mixer_out, gate_up=gate_up, down=down)
+            gate_up, down = fed(decoder.feed_forward_of(i), f"layer{i}.")
+        return LayerWeights(mixer_in=mixer_in, mixer_out=mixer_out, gate_up=gate_up, down=down, **more)
 
     embedding = Linear("embedding", (part("token_embd.weight"),))
     layers = tuple(layer(i) for i in range(decoder.num_layers))

@@ -58,6 +58,22 @@ class LayerMatrices(Protocol):
     def down(self) -> Linears:
         """Down projection."""
 
+    @property
+    def shared_gate_up(self) -> Linears:
+        """The same of a feed-forward beside experts; of others nothing."""
+
+    @property
+    def shared_down(self) -> Linears:
+        """The same of its down projection."""
+
+    @property
+    def latent_in(self) -> Linears:
+        """What makes latent rows of experts; of others nothing."""
+
+    @property
+    def latent_out(self) -> Linears:
+        """What makes rows of the stream of them."""
+
 
 class GraphBuilder(ABC):
     """Adds nodes to one graph. Activations are float32 and two-dimensional, ``[rows, features]``."""

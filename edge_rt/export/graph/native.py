@@ -183,7 +183,17 @@ class NativeBuilder(GraphBuilder):
         """Return the stream plus the weighted sum of the experts that a router chooses for each row."""
         experts, name = self._decoder.layers[layer].experts, f"layer{layer}"
         assert experts is not None, layer
-        gate_up, down = _only(weights.gate_up), _only(weights.down)
+        gate_up, down, norm = _only(weights.gate_up), _only(weights.down), self.found(f"{name}.mlp_norm")
+        shared = rows = None
+        if weights.shared_down:
+            between = self.hidden(x, weights.shared_gate_up, f"{name}.shared_hidden", norm=norm, layer=layer)
+            if experts.latent:
+                # What latent experts make is not added up with it: both are added to the stream.
+                fed = self.add_linear(x, between, weights.shared_down, f"{name}.shared", post_norm=None)
+            else:
+                shared = self._quant_linear(between, _only(weights.shared_down), f"{name}.shared")
+        if experts.latent:
+            rows = self._product(x.settled, weights.latent_in, f"{name}.latent_in", norm=norm)
         inputs: list[ir.Value | None] = [
             x.settled,
             self.stored(f"{name}.router"),
@@ -193,10 +203,17 @@ class NativeBuilder(GraphBuilder):
             self.optional(f"{name}.mlp_norm_bias"),
             self.optional(f"{name}.router_bias"),
             self.optional(f"{name}.choice_bias"),
+            self.optional(f"{gate_up.name}.bias"),
+            self.optional(f"{down.name}.bias"),
+            None if experts.latent else x.settled,
+            rows,
+            shared,
+            self.optional(f"{name}.shared_gate"),
             None,
-            None,
-            x.settled,
+            self.optional(f"{name}.mlp_post_norm"),
         ]
+        while inputs[-1] is None:
+            inputs.pop()
         attributes: dict[str, int | float | str] = {
             "hidden": self._decoder.hidden_size,
             "intermediate": experts.each.size,
@@ -211,10 +228,24 @@ class NativeBuilder(GraphBuilder):
             "down_format": self._format(down),
             "epsilon": self._decoder.norm_epsilon,
             "norm": self._decoder.norm,
-            "residual_scale": self._decoder.residual_scale,
+            "residual_scale": 1.0 if experts.latent else self._decoder.residual_scale,
+            **_given(
+                limit=(experts.each.limit, 0.0),
+                slope=(experts.each.slope, 1.0),
+                up_offset=(experts.each.up_offset, 0.0),
+                groups=(experts.groups, 1),
+                chosen_groups=(experts.chosen_groups, 1),
+                width=(experts.latent, 0),
+            ),
         }
         # Behind the last layer the stream has this name, whatever its feed-forward is.
-        return Residual(self.node("Experts", inputs, [f"{name}.down"], domain=DOMAIN, attributes=attributes)[0])
+        output = f"{name}.latent" if experts.latent else f"{name}.down"
+        made = self.node("Experts", inputs, [output], domain=DOMAIN, attributes=attributes)[0]
+        if not experts.latent:
+            return Residual(made)
+        return self.add_linear(
+            fed if weights.shared_down else x, made, weights.latent_out, f"{name}.down", post_norm=None
+        )
 
     def layer(self, x: Residual, weights: LayerMatrices, index: int) -> Residual:
         """Return the stream after layer ``index``: a single operator if it attends and every step is one matrix."""

@@ -10,11 +10,12 @@ import numpy as np
 import numpy.typing as npt
 
 from edge_rt.errors import UnsupportedModel
-from edge_rt.export.decoder.tensors import INPUT_OF, kind_of
+from edge_rt.export.decoder.tensors import input_of_kind, kind_of
 from edge_rt.export.reference.forward import DecoderForward
 from edge_rt.export.sources.source import Source
 from edge_rt.export.weights.matrices import Matrices, whole_matrix
 from edge_rt.package.decoder import Decoder
+from edge_rt.package.layers import Experts
 
 Array = npt.NDArray[Any]
 
@@ -23,6 +24,10 @@ SEQUENCE: Final = 512
 WIDTH: Final = 2048
 """Inputs whose products with each other are summed; those further apart are taken as unrelated, which bounds the memory
 and keeps few tokens from being fitted by many products."""
+EXPERT_BYTES: Final = 64 << 20
+"""Most bytes of the products that are summed for all experts of a layer: the more there are, the fewer inputs of one
+are taken together."""
+_LEAST_WIDTH: Final = 32
 HELD_OUT_SHARE: Final = 4
 """One in this many sequences is held out, to judge by."""
 HELD_OUT_TOKENS: Final = 1024
@@ -103,6 +108,12 @@ class InputMoments:
     held_out: HeldOut
 
 
+def expert_width(experts: Experts, inputs: int) -> int:
+    """Return how many inputs of an expert's matrices are taken together, those of the first being ``inputs``."""
+    width = EXPERT_BYTES // (4 * experts.count * (inputs + experts.each.size))
+    return min(max(width // _LEAST_WIDTH, 1) * _LEAST_WIDTH, WIDTH)
+
+
 class CalibrationWalk:
     """Runs the float model on the calibration text; layers have to be taken in their order."""
 
@@ -114,6 +125,7 @@ class CalibrationWalk:
         self._is_held_out = False
         self._decoder = decoder
         self._counted: set[str] = set()
+        self._width = WIDTH
         self._forward = DecoderForward(matrices, source, decoder, product=self._product)
         pieces = [token_ids[begin : begin + SEQUENCE] for begin in range(0, len(token_ids), SEQUENCE)]
         self.sequences = [list(piece) for piece in pieces]
@@ -131,13 +143,17 @@ class CalibrationWalk:
     def layer(self, index: int) -> dict[str, InputMoments]:
         """Run a layer and return the moments of its inputs by name."""
         self._found = {}
+        layer = self._decoder.layers[index]
         # Matrices with one input count it once.
-        feed_forward = self._decoder.layers[index].feed_forward
-        one_each = {"attn_q", "attn_output", "shortconv.in_proj", "shortconv.out_proj", "ffn_down"}
-        # The rows that an expert gets are too few to say much of it: experts are rounded without moments.
-        self._counted = one_each
-        if feed_forward is not None:
-            self._counted |= {"ffn_gate" if feed_forward.is_gated else "ffn_up"}
+        self._counted = {"attn_q", "attn_output", "shortconv.in_proj", "shortconv.out_proj", "ffn_down"}
+        if layer.feed_forward is not None:
+            self._counted.add("ffn_gate" if layer.feed_forward.is_gated else "ffn_up")
+        self._width = WIDTH
+        if layer.experts is not None:
+            # Those that no row of the text has chosen stay without moments.
+            first = "ffn_gate" if layer.experts.each.is_gated else "ffn_up"
+            self._counted |= {f"{kind}.{n}" for kind in (first, "ffn_down") for n in range(layer.experts.count)}
+            self._width = expert_width(layer.experts, self._decoder.hidden_size)
         with np.errstate(over="ignore", invalid="ignore"):
             for number, x in enumerate(self._streams):
                 self._is_held_out = self.is_held_out(number)
@@ -182,15 +198,16 @@ class CalibrationWalk:
 
     def _product(self, x: Array, name: str) -> Array:
         kind = kind_of(name)
-        if kind in self._counted:
-            self._add(INPUT_OF[kind], x.reshape(-1, x.shape[-1]))
+        if kind in self._counted and (name_of := input_of_kind(kind)) is not None:
+            width = self._width if name_of[-1].isdigit() else WIDTH
+            self._add(name_of, x.reshape(-1, x.shape[-1]), width)
         if name not in self._layer:
             self._layer[name] = whole_matrix(self._matrices, self._tensors[name])
         product: Array = (x.reshape(-1, x.shape[-1]) @ self._layer[name].T).reshape(*x.shape[:-1], -1)
         return product
 
-    def _add(self, name: str, rows: Array) -> None:
+    def _add(self, name: str, rows: Array, width: int = WIDTH) -> None:
         if name not in self._found:
-            self._found[name] = InputMoments(Moments(rows.shape[1]), HeldOut())
+            self._found[name] = InputMoments(Moments(rows.shape[1], width), HeldOut())
         found = self._found[name]
         (found.held_out if self._is_held_out else found.fitted).add(rows)

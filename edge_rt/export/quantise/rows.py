@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from edge_rt.errors import UnsupportedModel
-from edge_rt.export.decoder.tensors import INPUT_OF, kind_of
+from edge_rt.export.decoder.tensors import input_of_kind, kind_of
 from edge_rt.export.quantise.feedback import feedback, importance, quantise
 from edge_rt.export.quantise.grids import LARGEST_HALF, Grid
 from edge_rt.export.quantise.moments import HeldOut, InputMoments, Moments
@@ -90,8 +90,8 @@ class QuantisedRows:
 
     Args:
         matrices: the checkpoint's values, none of them too large for its type (``LimitedMatrices``).
-        moments: of the inputs, by name as in ``INPUT_OF`` or ``"head"``; empty without calibration. The caller changes
-            it from layer to layer.
+        moments: of the inputs, by name as in ``input_of_kind`` or ``"head"``; empty without calibration. The caller
+            changes it from layer to layer.
     """
 
     def __init__(self, plain: RowReader, matrices: Matrices, moments: Mapping[str, InputMoments]) -> None:
@@ -219,4 +219,4 @@ def _judge(moments: InputMoments) -> Moments | HeldOut:
 
 
 def _input_of(name: str) -> str:
-    return INPUT_OF.get(kind_of(name), "head")
+    return input_of_kind(kind_of(name)) or "head"

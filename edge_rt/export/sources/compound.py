@@ -100,6 +100,7 @@ class ConvertedTensor(CompoundTensor):
     """A matrix of floats that is stored in fewer bits.
 
     Attributes:
+        remark: what the report says of it; may be empty.
         held_bytes: memory that the open matrix takes besides the rows that it gives, where that is worth counting.
     """
 

@@ -224,6 +224,6 @@ def _converted(
         nbytes=whole.nbytes // whole.shape[0] // place.step,
         file=whole.file,
         parts={part: whole},
-        remark=_REMARK,
+        remark=_REMARK if part == "weight" else "",
         read=functools.partial(read, place=place),
     )

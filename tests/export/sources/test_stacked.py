@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from edge_rt.errors import InvalidModelFile, UnsupportedModel
+from edge_rt.export import export_model
 from edge_rt.export.opening import open_checkpoint
 from edge_rt.export.sources.gguf_types import TensorInfo
 from edge_rt.export.sources.model_file import TensorReader
@@ -13,7 +14,9 @@ from edge_rt.export.weights.gguf_blocks import read_codes
 from edge_rt.export.weights.linear import Part
 from edge_rt.export.weights.matrices import CheckpointMatrices
 from edge_rt.export.weights.rows import CheckpointRows
-from tests.helpers.family_cases import load_case, write_folder
+from edge_rt.package.reader import open_package
+from tests.helpers.family_cases import load_case, write_folder, write_gguf
+from tests.helpers.native_profile import require_native
 from tests.helpers.packed_factory import write_tensors
 
 CASE = load_case("gpt_oss_plain")
@@ -90,6 +93,31 @@ def test_a_package_gets_the_codes_that_a_file_of_the_same_blocks_would_give(tens
     expected = read_codes(like, raw)
     assert np.array_equal(np.concatenate([one.codes for one in found]), expected.codes)
     assert np.array_equal(np.concatenate([one.scales for one in found]), expected.scales)
+
+
+def test_a_folder_and_a_file_give_the_same_package(tensors, tmp_path):
+    """The file's blocks hold the same codes in another order; both packages have them bit for bit."""
+    require_native()
+    # Of the sizes of a model's weights: others make logits of what is rounded alone.
+    tensors |= {name: 119 + values % 3 for name, values in tensors.items() if name.endswith("_scales")}
+    found = {}
+    for layer in range(CONFIG["num_hidden_layers"]):
+        for kind, own in (("gate", slice(0, None, 2)), ("up", slice(1, None, 2)), ("down", slice(None))):
+            stored = "down_proj" if kind == "down" else "gate_up_proj"
+            blocks, exponents = (
+                tensors[f"{EXPERTS.format(layer)}{stored}_{end}"][:, own] for end in ("blocks", "scales")
+            )
+            codes = np.stack([blocks & 15, blocks >> 4], axis=-1).reshape(*exponents.shape, 32)
+            raw = np.concatenate([exponents[..., None], codes[..., :16] | (codes[..., 16:] << 4)], axis=-1)
+            found[f"blk.{layer}.ffn_{kind}_exps.weight"] = raw.reshape(*exponents.shape[:2], -1)
+    write_gguf(tmp_path / "m.gguf", CASE, raw={name: (values, "MXFP4") for name, values in found.items()})
+    folder(tmp_path, tensors)
+    options = {"profile": "native", "calibration": None, "accept_loss": True}
+    for name in ("m", "m.gguf"):
+        export_model(tmp_path / name, tmp_path / f"{name}-p", **options)
+    weights = [tmp_path / f"{name}-p" / "weights.bin" for name in ("m", "m.gguf")]
+    assert weights[0].read_bytes() == weights[1].read_bytes()
+    assert open_package(tmp_path / "m-p").manifest.quantisation["feed_forward"] == "MXFP4"
 
 
 def spoiled(tensors, name, change):
