@@ -11,6 +11,7 @@
 #include "ops/short_conv/short_conv.h"
 #include "ops/spec_attention/spec_attention.h"
 #include "ops/ssm_scan/ssm_scan.h"
+#include "ops/state_conv/state_conv.h"
 #include "quantise/quantise.h"
 #include "sampling/sampling_kernels.h"
 
@@ -21,6 +22,7 @@ struct KernelTable {
   const QuantEmbedKernels& quant_embed;
   const SpecAttentionKernels& spec_attention;
   const ShortConvKernels& short_conv;
+  const StateConvKernels& state_conv;
   const GatedDeltaKernels& gated_delta;
   const SsmScanKernels& ssm_scan;
   const ExpertsKernels& experts;

@@ -11,6 +11,7 @@ extern const QuantLinearKernels kQuantLinear;
 extern const QuantEmbedKernels kQuantEmbed;
 extern const SpecAttentionKernels kSpecAttention;
 extern const ShortConvKernels kShortConv;
+extern const StateConvKernels kStateConv;
 extern const GatedDeltaKernels kGatedDelta;
 extern const SsmScanKernels kSsmScan;
 extern const ExpertsKernels kExperts;
@@ -21,8 +22,8 @@ extern const SamplingKernels kSampling;
 
 extern const KernelTable kTable;
 const KernelTable kTable{
-    kQuantLinear, kQuantEmbed, kSpecAttention, kShortConv, kGatedDelta, kSsmScan,
-    kExperts,     kRowTopK,    kDraftHead,     kQuantise,  kSampling,
+    kQuantLinear, kQuantEmbed, kSpecAttention, kShortConv, kStateConv, kGatedDelta,
+    kSsmScan,     kExperts,    kRowTopK,       kDraftHead, kQuantise,  kSampling,
 };
 
 }  // namespace edge_rt::EDGE_RT_ISA_NAMESPACE

@@ -11,11 +11,12 @@
 #include "ops/short_conv/short_conv_op.h"
 #include "ops/spec_attention/spec_attention_op.h"
 #include "ops/ssm_scan/ssm_scan_op.h"
+#include "ops/state_conv/state_conv_op.h"
 #include "ort/registry.h"
 
 namespace edge_rt {
 
-using AllOps = ort::OpList<QuantLinear, QuantEmbed, RowTopK, SpecAttention, ShortConv, GatedDelta, SsmScan, Experts,
-                           DecoderLayer, DraftHead>;
+using AllOps = ort::OpList<QuantLinear, QuantEmbed, RowTopK, SpecAttention, ShortConv, StateConv, GatedDelta, SsmScan,
+                           Experts, DecoderLayer, DraftHead>;
 
 }  // namespace edge_rt

@@ -137,6 +137,7 @@ Subject quant_embed();
 Subject row_top_k();
 Subject spec_attention();
 Subject short_conv();
+Subject state_conv();
 Subject gated_delta();
 Subject ssm_scan();
 Subject experts();

@@ -255,9 +255,9 @@ int run_all(const Options& options, Doing* doing) {
     std::fprintf(stderr, "fuzz_ops: %s cannot be used here\n", options.isa.c_str());
     return 2;
   }
-  const std::vector<Subject> subjects = {quant_linear(), quant_linear_parts(), quant_embed(), row_top_k(),
-                                         draft_head(),   spec_attention(),     short_conv(),  gated_delta(),
-                                         ssm_scan(),     decoder_layer(),      experts()};
+  const std::vector<Subject> subjects = {quant_linear(), quant_linear_parts(), quant_embed(),   row_top_k(),
+                                         draft_head(),   spec_attention(),     short_conv(),    state_conv(),
+                                         gated_delta(),  ssm_scan(),           decoder_layer(), experts()};
   Counts counts;
   if (options.only >= 0) {
     run_one(options, options.only, registered, subjects, &counts, doing);

@@ -14,7 +14,7 @@ constexpr const char *kText = "good, certain rows alone", *kChain = "good, a cha
 int64_t sequences_of(const Case& call) { return call.inputs[kPast].dims[0]; }
 
 // Numbers where the pass reads them; elsewhere all bits set, which is no number.
-void add_slots(Case& call, Random& random, const MatrixShape& shape, int64_t b) {
+void add_slots(Case& call, Random& random, const SlotSizes& sizes, int64_t b) {
   Input& state = call.inputs[kState];
   const auto fill = [&](int64_t begin, int64_t count) {
     const Input drawn = floats(random, {count}, -1.0f, 1.0f);
@@ -24,18 +24,18 @@ void add_slots(Case& call, Random& random, const MatrixShape& shape, int64_t b) 
   const int64_t slots = 2 * number_in(call, kStateIndex, b), slot = number_in(call, kSlot, b),
                 most = call.inputs[kAdvance].dims[1];
   const int64_t read = (slots + slot) * state.dims[2], written = (slots + 1 - slot) * state.dims[2];
-  if (number_in(call, kPast, b) > 0) fill(read, shape.state_floats());
+  if (number_in(call, kPast, b) > 0) fill(read, sizes.state);
   for (int64_t i = 0; i < most; ++i) {
     const int32_t number = number_in(call, kAdvance, b * most + i);
     if (number < 0) continue;
-    const int64_t begin = read + shape.state_floats() + number * shape.transition_floats();
-    fill(begin, shape.transition_floats());
-    for (int64_t h = 0; h < shape.value_heads; ++h) state.set(begin + h, random.uniform(0.0f, 1.0f));
+    const int64_t begin = read + sizes.state + number * sizes.transition;
+    fill(begin, sizes.transition);
+    for (int64_t h = 0; h < sizes.decays; ++h) state.set(begin + h, random.uniform(0.0f, 1.0f));
   }
   const int64_t drafts = number_in(call, kSequenceRows, b) - number_in(call, kCertain, b);
   const auto begin = static_cast<size_t>(written) * sizeof(float);
   call.writable.push_back(
-      {begin, begin + static_cast<size_t>(shape.state_floats() + drafts * shape.transition_floats()) * sizeof(float)});
+      {begin, begin + static_cast<size_t>(sizes.state + drafts * sizes.transition) * sizeof(float)});
 }
 
 // Parents of a sequence whose rows begin with `certain` ones. Returns whether the drafts are a tree.
@@ -146,7 +146,7 @@ void set_number(Case& call, int input, int64_t at, int64_t value) {
   call.inputs[static_cast<size_t>(input)].set(at, static_cast<int32_t>(value));
 }
 
-int64_t add_states(Case& call, Random& random, const MatrixShape& shape, int inputs) {
+int64_t add_states(Case& call, Random& random, const SlotSizes& sizes, int inputs) {
   const int64_t sequences = random.one_in(3) ? random.between(2, 4) : 1, room = random.below(12);
   const int64_t states = sequences + random.below(3), most_accepted = random.below(8);
   call.inputs.resize(static_cast<size_t>(inputs));
@@ -179,17 +179,16 @@ int64_t add_states(Case& call, Random& random, const MatrixShape& shape, int inp
     has_drafts = has_drafts || number_in(call, kSequenceRows, b) > number_in(call, kCertain, b);
   }
   call.inputs[kParents] = int32s({rows});
-  call.inputs[kState] =
-      floats(random, {states, 2, shape.state_floats() + room * shape.transition_floats()}, 0.0f, 1.0f);
+  call.inputs[kState] = floats(random, {states, 2, sizes.state + room * sizes.transition}, 0.0f, 1.0f);
   std::fill(call.inputs[kState].bytes.begin(), call.inputs[kState].bytes.end(), uint8_t{0xff});
   for (int64_t b = 0; b < sequences; ++b) {
     is_tree = add_parents(call, random, firsts[static_cast<size_t>(b)], number_in(call, kSequenceRows, b),
                           number_in(call, kCertain, b)) ||
               is_tree;
-    add_slots(call, random, shape, b);
+    add_slots(call, random, sizes, b);
   }
   call.inputs[kState].alignment = random.pick<size_t>({64, 16, 4});
-  call.outputs = {{rows, shape.values()}};
+  call.outputs = {{rows, sizes.outputs}};
   call.output_types = {abi::kFloat};
   call.in_place = kState;
   call.features = {is_tree ? kTree : has_drafts ? kChain : kText};
@@ -204,9 +203,9 @@ Subject state_subject(const StateOp& op) {
   for (int input = kRowsIn; input < kOwnInputs; ++input) subject.required.push_back(input);
   subject.checked = {{kRowsIn, {0}},  {kState, {1}},   {kPast, {0}},    {kStateIndex, {0}},  {kSlot, {0}},
                      {kAdvance, {0}}, {kCertain, {0}}, {kParents, {0}}, {kSequenceRows, {0}}};
-  const auto room_of = [shape_of = op.shape_of](const Case& call) {
-    const MatrixShape shape = shape_of(call);
-    return (call.inputs[kState].dims[2] - shape.state_floats()) / shape.transition_floats();
+  const auto room_of = [sizes_of = op.sizes_of](const Case& call) {
+    const SlotSizes sizes = sizes_of(call);
+    return (call.inputs[kState].dims[2] - sizes.state) / sizes.transition;
   };
   // Mistakes that know how many drafts there is room for.
   const auto with_room = [room_of](bool (*make)(Case&, Random&, int64_t)) {

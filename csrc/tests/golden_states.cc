@@ -1,4 +1,4 @@
-// Ops with states: GatedDelta and SsmScan.
+// Ops with states: StateConv, GatedDelta and SsmScan.
 #include "tests/golden_ops.h"
 
 namespace edge_rt::golden {
@@ -67,6 +67,54 @@ void run_texts(const MatrixKernels<Pass>& kernels, const Report& report, const s
   run(0, nine, {0, 1, 2, 3, 4, 6});
   read = 1 - read;
   run(3, {}, {1});
+  for (const auto& slot : slots) hash.add(slot);
+  report(name, hash.value());
+}
+
+// A prompt in passes of several sizes, a tree of drafts, one of whose paths is accepted, and what follows it; the
+// outputs of all, and both slots at the end. Rows come from wider ones.
+void run_state_conv(const KernelTable& kernels, const Report& report, int64_t channels, int64_t taps, bool has_bias) {
+  const std::string name = "state_conv." + std::to_string(channels) + "x" + std::to_string(taps);
+  Random random(name);
+  const std::vector<float> weight = random.uniform(taps * channels, 2.0f), bias = random.uniform(channels, 1.0f);
+  StateConvPass pass{};
+  pass.state_floats = (taps - 1) * channels;
+  pass.transition_floats = channels;
+  pass.taps = taps;
+  pass.channels = channels;
+  pass.stride = channels + 5;
+  pass.weight = weight.data();
+  pass.bias = has_bias ? bias.data() : nullptr;
+  std::vector<float> slots[2];
+  for (auto& slot : slots) slot.resize(static_cast<size_t>(pass.state_floats + kDrafts * pass.transition_floats));
+  Hash hash;
+  int read = 0;
+  const auto run = [&](int64_t certain, const std::vector<int32_t>& parents, const std::vector<int32_t>& advance) {
+    pass.rows = static_cast<int64_t>(parents.size());
+    pass.certain = certain;
+    pass.parents = parents.data();
+    pass.advance = advance.data();
+    pass.advance_count = static_cast<int64_t>(advance.size());
+    pass.read = pass.past > 0 ? slots[read].data() : nullptr;
+    pass.written = slots[1 - read].data();
+    const std::vector<float> x = random.uniform(pass.rows * pass.stride, 2.0f);
+    std::vector<float> y(static_cast<size_t>(pass.rows * channels));
+    pass.x = x.data();
+    pass.y = y.data();
+    kernels.state_conv.rows(pass, pass.rows / 2, pass.rows);
+    kernels.state_conv.rows(pass, 0, pass.rows / 2);
+    hash.add(y);
+    read = 1 - read;
+  };
+  for (const int64_t rows : {1, 2, 20}) {
+    run(rows, chain(rows), {});
+    pass.past += rows;
+  }
+  run(1, {-1, 0, 1, 2, 2, 1, 5, 0, 7}, {});
+  pass.past += 4;
+  run(0, {-1, 0, 1, -1}, {0, 4, 5});
+  pass.past += 2;
+  run(3, chain(3), {0, 1});
   for (const auto& slot : slots) hash.add(slot);
   report(name, hash.value());
 }
@@ -140,6 +188,10 @@ void run_ssm_scan(const KernelTable& kernels, const Report& report, const Matrix
 }  // namespace
 
 void run_states(const KernelTable& kernels, const Report& report) {
+  run_state_conv(kernels, report, 64, 4, true);
+  run_state_conv(kernels, report, 37, 3, false);
+  run_state_conv(kernels, report, 5, kMaxStateTaps, true);
+  run_state_conv(kernels, report, 16, 1, false);
   run_gated_delta(kernels, report, {2, 6, 32, 48, false}, 2e-3f, 1e-6f);
   run_gated_delta(kernels, report, {2, 6, 32, 48, true}, 2e-3f, 1e-5f);
   run_gated_delta(kernels, report, {16, 16, 128, 128, false}, 1e-6f, 1e-6f);

@@ -25,8 +25,16 @@ from edge_rt.ort.op_library import native_status, open_library
 from edge_rt.package.decoder import Decoder
 from edge_rt.package.kv_formats import KV_FORMAT, portable_head_dim
 from edge_rt.package.manifest import ACTIVATIONS
-from edge_rt.package.op_list import MAX_HEAD_DIM, MAX_HEADS, not_carried, part_without_operator
+from edge_rt.package.op_list import (
+    MAX_HEAD_DIM,
+    MAX_HEADS,
+    MAX_STATE_KEY_DIM,
+    STRIPE,
+    not_carried,
+    part_without_operator,
+)
 from edge_rt.package.rope_tables import loaded_tables
+from edge_rt.package.states import state_sizes
 
 Array = npt.NDArray[Any]
 Feeds = dict[str, Array]
@@ -44,6 +52,7 @@ class OpProfile(ABC):
         has_4_bit_keys: whether the cache can have 4-bit keys, and packages hold constants for them.
         has_tables: whether tables and codes of 5 and 6 bits take as many bits, not 8.
         has_short_convs: whether its operators compute short convolutions.
+        has_states: whether they compute layers with a state.
         has_experts: whether they compute experts.
     """
 
@@ -54,6 +63,7 @@ class OpProfile(ABC):
     has_4_bit_keys: ClassVar[bool]
     has_tables: ClassVar[bool]
     has_short_convs: ClassVar[bool]
+    has_states: ClassVar[bool]
     has_experts: ClassVar[bool]
 
     def require_carried(self, decoder: Decoder) -> None:
@@ -62,6 +72,11 @@ class OpProfile(ABC):
             raise not_carried(decoder, part)
         if decoder.conv_layers and not self.has_short_convs:
             raise not_carried(decoder, "short convolutions")
+        if decoder.recurrent_layers and not self.has_states:
+            raise not_carried(decoder, "layers with a state")
+        for delta in (layer.gated_delta for layer in decoder.kinds if layer.gated_delta is not None):
+            if delta.key_dim % STRIPE or delta.value_dim % STRIPE or delta.key_dim > MAX_STATE_KEY_DIM:
+                raise not_carried(decoder, f"a delta rule with heads of {delta.key_dim} and {delta.value_dim} features")
         for experts in (layer.experts for layer in decoder.kinds if layer.experts is not None):
             if not self.has_experts:
                 raise not_carried(decoder, "experts")
@@ -125,6 +140,7 @@ class PortableProfile(OpProfile):
     has_4_bit_keys = False
     has_tables = False
     has_short_convs = False
+    has_states = False
     has_experts = False
 
     def gate_up(self, name: str, gate: Part, up: Part) -> tuple[Linear, ...]:
@@ -178,6 +194,7 @@ class NativeProfile(OpProfile):
     has_4_bit_keys = True
     has_tables = True
     has_short_convs = True
+    has_states = True
     has_experts = True
 
     stack = staticmethod(native_weights.stack)
@@ -206,15 +223,19 @@ class NativeProfile(OpProfile):
         return native_feeds(decoder, token_ids, np.arange(rows), 0, caches, "f32", loaded_tables(decoder, rows))
 
 
-def native_caches(decoder: Decoder, capacity: int, kv_format: str) -> list[Array]:
-    """Return empty caches of every layer for so many positions; windows have room for all of them as well."""
+def native_caches(decoder: Decoder, capacity: int, kv_format: str) -> Feeds:
+    """Return empty caches of every layer for so many positions, by input; windows have room for all of them as well.
+
+    States have no room for drafts.
+    """
     row_bytes = KV_FORMAT[kv_format].row_bytes(decoder.head_dim)
-    return [
-        np.zeros((2, decoder.num_kv_heads, capacity, row_bytes), np.uint8)
-        if layer.short_conv is None
+    caches: Feeds = {
+        f"cache.{layer}": np.zeros((2, decoder.num_kv_heads, capacity, row_bytes), np.uint8)
+        if decoder.layers[layer].short_conv is None
         else np.zeros((capacity, decoder.hidden_size), np.float32)
-        for layer in decoder.layers
-    ]
+        for layer in decoder.cache_layers
+    }
+    return caches | {name: np.zeros((1, 2, size), np.float32) for name, size in state_sizes(decoder, 0).items()}
 
 
 def native_feeds(
@@ -222,12 +243,20 @@ def native_feeds(
     token_ids: Sequence[int],
     logit_rows: npt.NDArray[Any],
     begin: int,
-    caches: Sequence[Array],
+    caches: Mapping[str, Array],
     kv_format: str,
     loaded: Mapping[str, Array],
+    passes: int = 0,
 ) -> tuple[Feeds, Feeds]:
-    """Return inputs and outputs of a native pass over tokens behind ``begin`` others; ``loaded``: tables at a load."""
-    rows, capacity, wanted = len(token_ids), caches[0].shape[-2], len(logit_rows)
+    """Return inputs and outputs of a native pass over tokens behind ``begin`` others.
+
+    Args:
+        passes: that have computed those.
+        caches: of ``native_caches``.
+        loaded: tables that are computed at a load.
+    """
+    rows, wanted = len(token_ids), len(logit_rows)
+    capacity = caches[f"cache.{decoder.cache_layers[0]}"].shape[-2]
     inputs: Feeds = {
         "input_ids": np.asarray(token_ids, np.int64),
         "logit_rows": np.asarray(logit_rows, np.int64),
@@ -235,11 +264,19 @@ def native_feeds(
         "parents": np.arange(-1, rows - 1, dtype=np.int32),
         "sequence_rows": np.asarray([rows], np.int32),
         "kv_formats": np.full(decoder.num_layers, KV_FORMAT[kv_format].id, np.int32),
-        **{f"cache.{layer}": cache for layer, cache in enumerate(caches)},
+        **caches,
         **loaded,
     }
     maps = (("row_map", 0 in decoder.layer_windows), ("window_row_map", any(decoder.layer_windows)))
     inputs |= {name: np.arange(capacity, dtype=np.int32)[None] for name, is_wanted in maps if is_wanted}
+    if decoder.recurrent_layers:
+        # Every pass writes the slot that the next one reads.
+        inputs |= {
+            "state_index": np.zeros(1, np.int32),
+            "slot": np.asarray([passes % 2], np.int32),
+            "advance": np.full((1, 1), -1, np.int32),
+            "certain": np.asarray([rows], np.int32),
+        }
     outputs: Feeds = {
         "logits": np.empty((wanted, decoder.vocab_size), np.float32),
         "top_ids": np.empty((wanted, decoder.top_tokens), np.int32),

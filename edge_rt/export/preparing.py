@@ -101,16 +101,20 @@ def decide(
             "Choose --weights int4 or int8 instead.",
         )
     require_exits(options.exits, decoder.num_layers, profile.name)
+    if options.exits and decoder.recurrent_layers:
+        raise ConfigError(
+            "A model with states cannot be cut at exits.",
+            f"{decoder.name} has them in {len(decoder.recurrent_layers)} layers, which drafts would change.",
+            "Leave out --exits.",
+        )
     _check_kv(options.kv, profile)
     text = calibration_text(options.calibration, profile, choice)
     has_constants = text is not None and profile.has_4_bit_keys and bool(calibrated_layers(decoder))
-    # Gradients, which both are measured by, do not go through routers.
-    has_experts = bool(decoder.expert_layers)
     chosen = ChosenOptions(None if activations == "auto" else activations, options.kv)
     return Decided(
         profile,
         "float" if activations == "float" else "int8",
-        activations == "auto" and profile.rounds_by_rule and text is not None and not has_experts,
+        activations == "auto" and profile.rounds_by_rule and text is not None and decoder.unmeasured_part is None,
         choice,
         text,
         has_constants=has_constants,
@@ -230,7 +234,7 @@ def require_least_size(checkpoint: Checkpoint, layout: WeightsLayout) -> None:
 def settle_types(checkpoint: Checkpoint, layout: WeightsLayout, on_step: OnStep) -> Checkpoint:
     """Return the checkpoint with types that were measured, if its choice asks for that."""
     choice, source = checkpoint.choice, checkpoint.source
-    if not choice.ladders and (checkpoint.decoder.expert_layers or not choice.rivals):
+    if not choice.ladders and (checkpoint.decoder.unmeasured_part or not choice.rivals):
         return checkpoint
     layers = 2 * checkpoint.decoder.num_layers if checkpoint.calibration is not None else 0
     matrices_count = len(choice.ladders) or sum(len(group.names) for group in choice.rivals)

@@ -11,6 +11,9 @@ from typing import Final
 from edge_rt.memory.shape import ModelShape
 from edge_rt.package.decoder import Decoder
 from edge_rt.package.kv_formats import portable_head_dim
+from edge_rt.package.layers import GatedDelta
+from edge_rt.package.op_list import STRIPE
+from edge_rt.package.spec_modes import MAX_DRAFT
 
 _BLOCK: Final = 32  # elements per scale
 _UNPACKED_BLOCK: Final = 768  # bytes of a block of a tile, at most
@@ -50,7 +53,14 @@ def allocated_bytes(shape: ModelShape, rows: int, ctx: int, sequences: int = 1) 
         )
         whole = 4 * shape.model.vocab_size * shape.model.hidden_size if shape.activations == "float" else 0
         return int(_MARGIN * (4 * floats * rows + whole)) + 8 * _FIXED
-    return int(_MARGIN * (_layer_row_bytes(shape) * rows + _attention_bytes(shape, rows, ctx, sequences))) + _FIXED
+    scratch = max(_attention_bytes(shape, rows, ctx, sequences), _state_scratch_bytes(shape, rows))
+    return int(_MARGIN * (_layer_row_bytes(shape) * rows + scratch)) + _FIXED
+
+
+def _state_scratch_bytes(shape: ModelShape, rows: int) -> int:
+    """Return the bytes of stripes of states that drafts leave for those behind them, of all threads."""
+    dims = [one.key_dim if isinstance(one, GatedDelta) else one.state_size for one in shape.recurrences]
+    return _MAX_WORKERS * min(rows, MAX_DRAFT + 1) * 4 * STRIPE * max(dims, default=0)
 
 
 def heaviest_rows(shape: ModelShape, most: int) -> tuple[int, ...]:
@@ -88,7 +98,19 @@ def _layer_row_bytes(shape: ModelShape) -> int:
     steps = 4 * (shape.qkv_size + attended + shape.model.hidden_size + shape.model.intermediate_size)
     widest = max(shape.model.hidden_size, attended, shape.model.intermediate_size)
     rounded = _rounded_bytes(shape, widest) + _rounded_bytes(shape, shape.model.intermediate_size)
-    return stream + steps + rounded + _experts_row_bytes(shape)
+    return stream + max(steps, _state_row_bytes(shape)) + rounded + _experts_row_bytes(shape)
+
+
+def _state_row_bytes(shape: ModelShape) -> int:
+    """Return the bytes of a row between the matrices of the layer whose state needs most, and in its operator."""
+    found = 0
+    for one in shape.recurrences:
+        if isinstance(one, GatedDelta):
+            prepared = one.conv_size - one.value_size + 2 * one.value_heads
+            found = max(found, 2 * one.conv_size + 2 * one.value_size + 2 * one.value_heads + prepared)
+        else:
+            found = max(found, 2 * one.conv_size + 3 * one.size + 3 * one.heads)
+    return 4 * found
 
 
 def _experts_row_bytes(shape: ModelShape) -> int:
@@ -124,7 +146,7 @@ def _block_rows(shape: ModelShape, rows: int) -> tuple[int, int]:
 def _spans(shape: ModelShape, rows: int, ctx: int) -> int:
     """Return the largest number of spans of keys that the rows of a pass attend to."""
     spans = -(-ctx // _SPAN)
-    if shape.window_layers < shape.model.num_layers:
+    if shape.full_layers:
         return spans
     return min(spans, (shape.model.sliding_window + rows - 2) // _SPAN + 2)
 

@@ -57,6 +57,8 @@ def why_one_slot(shape: ModelShape, device: Device) -> str | None:
         return "passes on a GPU have one sequence"
     if shape.op_profile != "native":
         return f"passes of {shape.op_profile} packages have one sequence"
+    if shape.recurrent_layers:
+        return "layers with a state have one sequence"
     if shape.window_layers:
         return "layers with a sliding window or a short convolution have one sequence"
     return "passes of packages with exits have one sequence" if shape.segments > 1 else None

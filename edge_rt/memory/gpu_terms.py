@@ -85,7 +85,7 @@ def gpu_kv_bytes(shape: ModelShape, choice: Choice) -> int:
     full, windowed = kv_rows(shape, choice)
     if choice.gpu_layers is None:
         windows = shape.window_layers
-        counts = ((full, shape.model.num_layers - windows), (windowed, windows))
+        counts = ((full, shape.full_layers), (windowed, windows))
     else:
         assert shape.layers is not None
         there = [window > 0 for window in shape.layers.windows[first_on_gpu(shape, choice) :]]

@@ -164,7 +164,7 @@ def make_plan(shape: ModelShape, device: Device, request: Request) -> Plan:
         ConfigError: a pinned setting is out of range, or does not apply to this model or machine.
     """
     _check(shape, request)
-    if shape.op_profile != GPU_OP_PROFILE or shape.conv_layers:
+    if shape.op_profile != GPU_OP_PROFILE or shape.unported_parts:
         device = replace(device, gpu=None)
     _check_device_budget(device, request)
     budget = request.budget(device)

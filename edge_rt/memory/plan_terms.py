@@ -23,11 +23,11 @@ class Term:
     """A part of the memory.
 
     Attributes:
-        name: one of runtime, tokenizer, weights, session, kv_cache, activations, logits, sampling, drafters; formats if
-            answers in a format were asked for; prompt_cache if stored prompts need memory of their own; slots if
-            several answers are computed at once; corpus if there
-            is one; drafter and drafter_head if a trained drafter is loaded, draft_weights and draft_model if a second
-            model is; gpu_context if a GPU computes.
+        name: one of runtime, tokenizer, weights, session, kv_cache, activations, logits, sampling, drafters; states if
+            layers have some; formats if answers in a format were asked for; prompt_cache if stored prompts need memory
+            of their own; slots if several answers are computed at once; corpus if there is one; drafter and
+            drafter_head if a trained drafter is loaded, draft_weights and draft_model if a second model is; gpu_context
+            if a GPU computes.
         bytes: largest size of the part in the memory of the process.
         kind: ``"file"`` (mapped: processes share it, and the kernel may drop it) or ``"private"``.
     """
@@ -71,6 +71,8 @@ def terms_of(shape: ModelShape, choice: Choice, sizes: Sizes, request: Request) 
         terms.append(Term("formats", sizes.formats, private, f"tables of {shape.model.vocab_size} tokens for answers"))
     if sizes.prompt_cache:
         terms.append(Term("prompt_cache", sizes.prompt_cache, private, "rows of 64 tokens, from or to a file"))
+    if sizes.states:
+        terms.append(Term("states", sizes.states, private, _states_text(shape, choice)))
     if sizes.slots:
         terms.append(
             Term(
@@ -136,7 +138,7 @@ def _session_text(shape: ModelShape, choice: Choice) -> str:
 
 def _cache_text(shape: ModelShape, choice: Choice) -> str:
     rows, windowed = kv_rows(shape, choice)
-    window_layers, convs = shape.window_layers - shape.conv_layers, ""
+    window_layers, convs = shape.window_attentions, ""
     windows = f", {window_layers} of them {windowed}" if window_layers else ""
     if shape.conv_layers:
         layers = counted(shape.conv_layers, "short convolution")
@@ -144,8 +146,14 @@ def _cache_text(shape: ModelShape, choice: Choice) -> str:
     row_bytes = shape.token_bytes(choice.kv_format)
     name = choice.kv_format if choice.kv_format in KV_FORMAT and shape.op_profile == "native" else "f32"
     shared = "" if choice.slots == 1 else f" that {choice.slots} slots share"
-    attending = counted(shape.model.num_layers - shape.conv_layers, "layer")
+    attending = counted(shape.full_layers + window_layers, "layer")
     return f"{rows} rows{shared} x {attending}{windows} x {row_bytes} B ({name}){convs}"
+
+
+def _states_text(shape: ModelShape, choice: Choice) -> str:
+    layers = counted(shape.recurrent_layers, "layer")
+    of_slots = "" if choice.slots == 1 else f", of {choice.slots} slots"
+    return f"states of {layers}, twice, and what {counted(choice.tree_rows, 'draft')} would change{of_slots}"
 
 
 def _activations_text(choice: Choice, sizes: Sizes) -> str:

@@ -11,7 +11,7 @@ from edge_rt.package.decoder import Decoder, Model
 from edge_rt.package.drafter import HEAD, TrainedDrafter
 from edge_rt.package.kv_formats import KV_FORMAT, portable_head_dim
 from edge_rt.package.layer_sizes import TILE_ROWS, LayerSizes, layer_sizes, row_bytes
-from edge_rt.package.layers import FeedForward
+from edge_rt.package.layers import FeedForward, Recurrence
 from edge_rt.package.manifest import KV_FORMATS, WEIGHTS_FILE, KvLosses, Manifest
 from edge_rt.package.reader import Package
 from edge_rt.package.spec_modes import OFF, Drafts, drafts_of
@@ -157,6 +157,39 @@ class ModelShape:
     def conv_layers(self) -> int:
         """Those of them that are short convolutions."""
         return 0 if self.traced is not None else len(self.model.conv_layers)
+
+    @cached_property
+    def full_layers(self) -> int:
+        """Layers whose cache holds keys and values of all tokens."""
+        if self.traced is not None or not isinstance(self.model, Decoder):
+            return self.model.num_layers
+        return sum(not self.model.attention_of(layer).window for layer in self.model.attention_layers)
+
+    @cached_property
+    def window_attentions(self) -> int:
+        """Layers whose cache holds keys and values of a sliding window."""
+        return self.window_layers - self.conv_layers
+
+    @cached_property
+    def recurrent_layers(self) -> int:
+        """Layers that have a state."""
+        return len(self.model.recurrent_layers)
+
+    @cached_property
+    def recurrences(self) -> tuple[Recurrence, ...]:
+        """The different mixers with a state."""
+        kinds = self.model.kinds if isinstance(self.model, Decoder) else ()
+        return tuple(layer.recurrence for layer in kinds if layer.recurrence is not None)
+
+    @cached_property
+    def unported_parts(self) -> dict[str, int]:
+        """What no GPU computes -> the layers that have it."""
+        found = {
+            "Short convolutions": self.conv_layers,
+            "Experts": self.expert_layers,
+            "Layers with a state": self.recurrent_layers,
+        }
+        return {name: count for name, count in found.items() if count}
 
     @cached_property
     def expert_layers(self) -> int:

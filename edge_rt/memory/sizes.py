@@ -33,6 +33,7 @@ from edge_rt.memory.terms import (
     sampling_bytes,
     session_bytes,
     slots_bytes,
+    state_bytes,
     stored_block_bytes,
     table_bytes,
     tokenizer_bytes,
@@ -59,6 +60,7 @@ class Sizes:
         formats: tables of answers in a format.
         prompt_cache: a block of rows on its way from or to a file.
         slots: tables of several slots.
+        states: of layers that have some.
     """
 
     runtime: int
@@ -86,6 +88,7 @@ class Sizes:
     formats: int = 0
     prompt_cache: int = 0
     slots: int = 0
+    states: int = 0
 
     @property
     def activations(self) -> int:
@@ -133,7 +136,7 @@ class Sizes:
         mapped = self.weights + self.corpus + self.drafter + self.draft_weights
         drafting = self.drafters + self.drafter_head + self.draft_model
         shared = self.gpu.total if self.gpu is not None and self.is_unified else 0
-        chosen = self.sampling + self.formats + self.prompt_cache + self.slots
+        chosen = self.sampling + self.formats + self.prompt_cache + self.slots + self.states
         own = self.runtime + self.tokenizer + mapped + self.session + self.kv_cache + chosen + drafting
         return own + shared
 
@@ -202,6 +205,7 @@ def sizes_of(shape: ModelShape, device: Device, choice: Choice, request: Request
         formats=format_bytes(shape.model.vocab_size) if request.formats else 0,
         prompt_cache=stored_block_bytes(shape, choice) if request.prompt_cache else 0,
         slots=slots_bytes(shape, choice),
+        states=state_bytes(shape, choice),
     )
     if device.gpu is None:
         return sizes
@@ -259,4 +263,5 @@ def _draft_model_bytes(second: DraftModelShape | None, device: Device, choice: C
     shape, own = second.shape, second.choice(choice)
     session = session_bytes(shape, own.ctx) - SESSION_FIXED + SECOND_SESSION
     passes = thread_bytes(shape, device.threads) + passes_bytes(shape, own.largest_pass, own.ctx)
-    return weights_bytes(shape, own.ctx), session + kv_bytes(shape, own) + passes + logits_bytes(shape, 1)
+    caches = kv_bytes(shape, own) + state_bytes(shape, own)
+    return weights_bytes(shape, own.ctx), session + caches + passes + logits_bytes(shape, 1)

@@ -11,6 +11,7 @@ from edge_rt.memory.figures import Choice, Device
 from edge_rt.memory.shape import DrafterShape, ModelShape
 from edge_rt.package.drafter import HEAD
 from edge_rt.package.spec_modes import AUTO, COMPUTED_MODES, mode_of
+from edge_rt.package.states import states_bytes
 
 
 @dataclass(frozen=True)
@@ -134,10 +135,11 @@ def row_cost(curve: Sequence[tuple[int, float]], rows: float) -> float:
 def pass_seconds(shape: ModelShape, device: Device, choice: Choice) -> float:
     """Return the seconds of a pass over one row with half the context filled."""
     seen = choice.ctx // 2
-    windows = shape.window_layers - shape.conv_layers
+    windows = shape.window_attentions
     windowed = min(seen, shape.model.sliding_window) if windows else 0
-    rows = (shape.model.num_layers - shape.window_layers) * seen + windows * windowed
-    cache = rows * shape.token_bytes(choice.kv_format)
+    rows = shape.full_layers * seen + windows * windowed
+    # Both slots of a state: one is read, the other written.
+    cache = rows * shape.token_bytes(choice.kv_format) + states_bytes(shape.model, 0)
     if choice.gpu_layers is not None:
         return _divided_seconds(shape, device, choice, cache)
     return device.computes.step_overhead_s + (shape.read_bytes + cache) / device.computes.bandwidth

@@ -17,6 +17,7 @@ from edge_rt.memory.shape import ModelShape
 from edge_rt.package.exits import SELF_KV
 from edge_rt.package.kv_formats import BLOCK_TOKENS, RESTING_PER_SLOT, ROW_BLOCK, window_capacity
 from edge_rt.package.spec_modes import AUTO, SELF
+from edge_rt.package.states import states_bytes
 
 
 @dataclass(frozen=True)
@@ -146,9 +147,13 @@ def kv_rows(shape: ModelShape, choice: Choice) -> tuple[int, int]:
 def kv_bytes(shape: ModelShape, choice: Choice) -> int:
     """Return the bytes of the KV cache: rows x layers x bytes of a row; and of the rows of convolutions."""
     full, windowed = kv_rows(shape, choice)
-    convs = shape.conv_layers
-    rows = (shape.model.num_layers - shape.window_layers) * full + (shape.window_layers - convs) * windowed
-    return rows * shape.token_bytes(choice.kv_format) + convs * windowed * shape.conv_row_bytes
+    rows = shape.full_layers * full + shape.window_attentions * windowed
+    return rows * shape.token_bytes(choice.kv_format) + shape.conv_layers * windowed * shape.conv_row_bytes
+
+
+def state_bytes(shape: ModelShape, choice: Choice) -> int:
+    """Return the bytes of the states of all slots: two of each, with room for the largest draft."""
+    return choice.slots * states_bytes(shape.model, choice.tree_rows) if shape.recurrent_layers else 0
 
 
 def slots_bytes(shape: ModelShape, choice: Choice) -> int:
@@ -309,7 +314,7 @@ def stored_block_bytes(shape: ModelShape, choice: Choice) -> int:
 
     With one slot nobody encodes texts meanwhile, so the block has that memory; with several, other callers may.
     """
-    block = BLOCK_TOKENS * shape.model.num_layers * shape.token_bytes(choice.kv_format)
+    block = BLOCK_TOKENS * shape.full_layers * shape.token_bytes(choice.kv_format)
     if choice.slots > 1:
         return block
     return max(0, block - _encoding_room(shape, choice.ctx))

@@ -186,13 +186,30 @@ class Decoder:
         return tuple(number for number, layer in enumerate(self.layers) if layer.short_conv is not None)
 
     @cached_property
+    def recurrent_layers(self) -> tuple[int, ...]:
+        """Numbers of the layers that have a state."""
+        return tuple(number for number, layer in enumerate(self.layers) if layer.recurrence is not None)
+
+    @cached_property
+    def cache_layers(self) -> tuple[int, ...]:
+        """Numbers of the layers that keep rows: keys and values, or what a short convolution reads."""
+        return tuple(sorted((*self.attention_layers, *self.conv_layers)))
+
+    @cached_property
     def expert_layers(self) -> tuple[int, ...]:
         """Numbers of the layers that have experts."""
         return tuple(number for number, layer in enumerate(self.layers) if layer.experts is not None)
 
     @cached_property
+    def unmeasured_part(self) -> str | None:
+        """A part that gradients do not go through, so that types and roundings are not measured; None: none is."""
+        if self.expert_layers:
+            return "experts"
+        return "states" if self.recurrent_layers else None
+
+    @cached_property
     def layer_windows(self) -> tuple[int, ...]:
-        """Rows that a row sees in every layer, itself included: a sliding window, a convolution's taps; 0: all."""
+        """Rows that a row sees in every layer, itself included: a window, a convolution's taps; 0: all, or none."""
         return tuple(
             (0 if layer.attention is None else layer.attention.window)
             if layer.short_conv is None
@@ -306,7 +323,8 @@ class Dimensions:
     is_tied: bool = False
     layer_windows: ClassVar[tuple[int, ...]] = ()
     conv_layers: ClassVar[tuple[int, ...]] = ()
-    """No windows are known without a description."""
+    recurrent_layers: ClassVar[tuple[int, ...]] = ()
+    """No windows and states are known without a description."""
     sliding_window: ClassVar[int] = 0
     ring_window: ClassVar[int] = 0
 

@@ -198,6 +198,16 @@ class GatedDelta:
         """Features of the values of a row."""
         return self.value_heads * self.value_dim
 
+    @property
+    def state_floats(self) -> int:
+        """Numbers of the states of all heads."""
+        return self.value_size * self.key_dim
+
+    @property
+    def transition_floats(self) -> int:
+        """Numbers by which a row changes them: decays, keys and corrections."""
+        return self.value_heads + self.key_heads * self.key_dim + self.value_size
+
 
 @dataclass(frozen=True)
 class StateSpace:
@@ -235,6 +245,20 @@ class StateSpace:
         """Features that are convolved: u, b and c."""
         return self.size + 2 * self.groups * self.state_size
 
+    @property
+    def state_floats(self) -> int:
+        """Numbers of the states of all heads."""
+        return self.size * self.state_size
+
+    @property
+    def transition_floats(self) -> int:
+        """Numbers by which a row changes them: decays, b and s u."""
+        return self.heads + self.groups * self.state_size + self.size
+
+
+Recurrence = GatedDelta | StateSpace
+"""A mixer with a state that every row changes."""
+
 
 @dataclass(frozen=True)
 class Layer:
@@ -262,6 +286,11 @@ class Layer:
         """Whether rows see others."""
         mixers = (self.attention, self.short_conv, self.gated_delta, self.state_space)
         return any(mixer is not None for mixer in mixers)
+
+    @property
+    def recurrence(self) -> Recurrence | None:
+        """Its mixer with a state; None: it has none."""
+        return self.gated_delta or self.state_space
 
     @property
     def feed_forwards(self) -> tuple[FeedForward, ...]:

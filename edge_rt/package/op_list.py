@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -17,6 +18,10 @@ TILE_ROWS: Final = 16
 MAX_HEAD_DIM: Final = 512
 """Largest head size that ``SpecAttention`` supports; it must be even."""
 MAX_HEADS: Final = 1024
+STRIPE: Final = 16
+"""Columns of a state that are computed together: sizes of values, and of a delta rule's keys, are multiples of it."""
+MAX_STATE_KEY_DIM: Final = 512
+"""Most rows of a head's state."""
 MAX_FINE_RUNS: Final = 16
 """Stretches of neighbouring blocks that one input may have in 16 bits."""
 
@@ -84,8 +89,6 @@ _KEY_CONSTANT_PORTS: Final = (
 
 _SEQUENCE_ROWS: Final = Port("sequence_rows", "int32", "[B]")
 """The last input of every operator that attends."""
-_QUERY_SCALE: Final = Port("query_scale", "float", "[P]", is_optional=True)
-
 _STATE_PORTS: Final = (
     Port("state", "float", "[N, 2, D]"),
     Port("past_length", "int32", "[B]"),
@@ -96,7 +99,16 @@ _STATE_PORTS: Final = (
     Port("parents", "int32", "[S]"),
     _SEQUENCE_ROWS,
 )
-"""What operators with states have in common."""
+"""Inputs of operators with a state, which say which slot a pass reads, and what it does to it."""
+_QUERY_SCALE: Final = Port("query_scale", "float", "[P]", is_optional=True)
+
+STATE_INPUTS: Final[Mapping[str, tuple[str, ...]]] = {
+    "state_index": ("sequences",),
+    "slot": ("sequences",),
+    "advance": ("sequences", "drafts"),
+    "certain": ("sequences",),
+}
+"""Inputs of a graph with states that change from pass to pass, int32, and their shapes."""
 
 OPS: Final[tuple[Op, ...]] = (
     # y = residual + residual_scale * post_norm(softcap(output_scale * activation(norm(x) @ weight.T + bias))):
@@ -173,6 +185,20 @@ OPS: Final[tuple[Op, ...]] = (
             _SEQUENCE_ROWS,
         ),
         (Port("y", "float", "[S, C]"),),
+    ),
+    # silu(bias + conv(x)), x being C columns from `first` on: a convolution whose K - 1 last rows are in one of two
+    # slots of `state`, and behind them rows of drafts; D = (K - 1 + drafts) x C. A pass reads one slot and writes the
+    # other.
+    Op(
+        "StateConv",
+        (
+            Port("x", "float", "[S, first + C or more]"),
+            *_STATE_PORTS,
+            Port("weight", "float", "[K, C]"),
+            Port("bias", "float", "[C]", is_optional=True),
+        ),
+        (Port("y", "float", "[S, C]"),),
+        {"first": "int?"},
     ),
     # The gated delta rule: heads with a matrix each as their memory of a text, in one of two slots of `state`, and
     # behind it room for what drafts did to them. K = key_heads x key dim, V = value_heads x value dim,
@@ -368,7 +394,6 @@ def part_without_operator(decoder: Decoder) -> str | None:
     inner = [layer.feed_forward for layer in decoder.kinds if layer.feed_forward is not None]
     with_experts = [layer.experts for layer in decoder.kinds if layer.experts is not None]
     parts = {
-        "a gated delta rule": any(layer.gated_delta is not None for layer in decoder.kinds),
         "state spaces": any(layer.state_space is not None for layer in decoder.kinds),
         "a norm behind latent experts": any(
             layer.has_post_norms and layer.experts.latent for layer in decoder.kinds if layer.experts is not None

@@ -289,8 +289,8 @@ class Batch:
 
     def _forward(self, runner: Runner, parts: list[Part]) -> list[Outputs]:
         if self.admission.pool is None:
-            token_ids, start, num_logits, parents, _, _ = parts[0]
-            return [runner.forward(token_ids, start, max(num_logits, 1), parents=parents)]
+            (one,) = parts
+            return [runner.forward(one.token_ids, one.start, max(one.num_logits, 1), parents=one.parents)]
         if not any(part.num_logits for part in parts):
             parts[-1] = parts[-1]._replace(num_logits=1)
         return runner.forward_many(parts)

@@ -47,17 +47,21 @@ struct StateStep {
   bool is_followed;  // by the row behind it
 };
 
-// One sequence of a run of such an op, checked.
+// One sequence of a run of such an op, or of another one that keeps states and transitions in slots, checked.
 struct StatePass {
   int64_t state_floats, transition_floats;
-  int64_t rows, certain;
+  int64_t rows, past, certain;
   const float* read;       // a slot; nullptr: the text begins, S is 0
   float* written;          // the other
   const int32_t* advance;  // numbers of transitions of the slot that is read
   int64_t advance_count;
+  const int32_t* parents;  // [rows]
   const StateStep* steps;  // [rows]
 
   float* transition(float* slot, int64_t draft) const { return slot + state_floats + draft * transition_floats; }
+  const float* accepted(int64_t number) const {
+    return read + state_floats + static_cast<int64_t>(advance[number]) * transition_floats;
+  }
 };
 
 struct MatrixPass : StatePass {

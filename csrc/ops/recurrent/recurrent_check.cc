@@ -66,6 +66,7 @@ abi::Status* check_sequence(const ort::OpContext& context, int64_t sequence, int
     return context.error("certain[%lld] is %d, must be 0 to the %lld rows of the sequence, with at most %lld drafts",
                          printable(sequence), certain, printable(pass->rows), printable(room));
   }
+  pass->past = past;
   pass->certain = certain;
   const int64_t most = context.input(kAdvance).dims[1];
   pass->advance = context.input(kAdvance).as<const int32_t>() + sequence * most;
@@ -91,6 +92,7 @@ abi::Status* check_sequence(const ort::OpContext& context, int64_t sequence, int
         i < certain ? ": it is certain" : ", or a row before that in its text: drafts are depth first");
   }
   StateStep* const steps = run->steps.data() + first;
+  pass->parents = parents;
   pass->steps = steps;
   run->levels = std::max(run->levels, find_steps(parents, pass->rows, certain, steps));
   float* const slots = state.as<float>() + index * 2 * slot_floats;

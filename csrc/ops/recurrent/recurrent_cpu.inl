@@ -25,7 +25,7 @@ inline void matrix_advance(const MatrixPass& pass, int64_t head, int64_t stripe,
     MatrixTransition list[kTogether];
     int64_t count = 0;
     for (; count < kTogether && first + count < pass.advance_count; ++count) {
-      const float* const transition = pass.transition(const_cast<float*>(pass.read), pass.advance[first + count]);
+      const float* const transition = pass.accepted(first + count);
       const float* const k = transition + shape.value_heads;
       list[count] = {k + shape.key_head_of(head) * shape.key_dim,
                      k + shape.keys() + head * shape.value_dim + stripe * kStripe, transition[head]};

@@ -71,7 +71,7 @@ def _shape(made: Plan) -> dict[str, Any]:
     """Return the numbers of the model and of its package."""
     shape = made.shape
     numbers = {name: value for name, value in asdict(shape).items() if name != "model"}
-    names = ("window_layers", "rotation_bytes", "loaded_rope_bytes", "short_context")
+    names = ("window_layers", "recurrent_layers", "rotation_bytes", "loaded_rope_bytes", "short_context")
     derived = {name: getattr(shape, name) for name in names}
     return {**sizes(shape.model), **derived, **numbers}
 

@@ -32,6 +32,7 @@ from edge_rt.package.decoder import Decoder, rope_names
 from edge_rt.package.kv_formats import KV_FORMAT
 from edge_rt.package.manifest import WEIGHTS_FILE
 from edge_rt.package.rope_tables import loaded_tables
+from edge_rt.package.states import states_bytes
 from edge_rt.system.machine import usable_cpus
 
 STRIDE: Final = 4
@@ -73,7 +74,7 @@ class CalibrationBuilder(NativeBuilder):
 def calibration_bytes(decoder: Decoder, tokens: int) -> int:
     """Predict the memory of ``calibrate`` in addition to the weights: cache, queries, one pass, and statistics."""
     layers = len(decoder.attention_layers)
-    convs = 4 * decoder.hidden_size * (decoder.num_layers - layers) * tokens
+    convs = 4 * decoder.hidden_size * len(decoder.conv_layers) * tokens + states_bytes(decoder, 0)
     cache = layers * tokens * KV_FORMAT[_FORMAT].token_bytes(decoder.num_kv_heads, decoder.head_dim) + convs
     queries = layers * -(-tokens // STRIDE) * decoder.num_heads * decoder.head_dim * 2
     width = max(decoder.hidden_size, decoder.intermediate_size, decoder.num_heads * decoder.head_dim)
@@ -172,13 +173,13 @@ def _run(
     finally:
         graph.unlink()
     # The planes of keys come first, as half precision.
-    return [caches[layer][0].view(np.float16) for layer in layers], queries
+    return [caches[f"cache.{layer}"][0].view(np.float16) for layer in layers], queries
 
 
 def _pass(
     session: Session,
     decoder: Decoder,
-    caches: Sequence[Array],
+    caches: Mapping[str, Array],
     token_ids: Sequence[int],
     begin: int,
     products: Array,
@@ -186,7 +187,7 @@ def _pass(
 ) -> None:
     """Compute tokens after ``begin`` others; write queries, keys and values to ``products [layers, rows, width]``."""
     last = np.asarray([len(token_ids) - 1])
-    inputs, outputs = native_feeds(decoder, token_ids, last, begin, caches, _FORMAT, loaded)
+    inputs, outputs = native_feeds(decoder, token_ids, last, begin, caches, _FORMAT, loaded, begin // PASS_ROWS)
     outputs |= {f"layer{layer}.qkv": product for layer, product in zip(decoder.attention_layers, products, strict=True)}
     binding = session.binding()
     binding.bind(inputs, outputs)

@@ -56,10 +56,10 @@ class Predictor:
             yield self._pass(token_ids[begin : begin + PASS_ROWS], begin, caches, kv_format, loaded)
 
     def _pass(
-        self, ids: Sequence[int], begin: int, caches: Sequence[Array], kv_format: str, loaded: Mapping[str, Array]
+        self, ids: Sequence[int], begin: int, caches: Mapping[str, Array], kv_format: str, loaded: Mapping[str, Array]
     ) -> Array:
         rows = np.arange(len(ids))
-        inputs, outputs = native_feeds(self._decoder, ids, rows, begin, caches, kv_format, loaded)
+        inputs, outputs = native_feeds(self._decoder, ids, rows, begin, caches, kv_format, loaded, begin // PASS_ROWS)
         binding = self._session.binding()
         binding.bind(inputs, outputs)
         binding.run(StopSwitch())

@@ -17,6 +17,8 @@ FLOAT_VECTORS: Final = ("F32", "F16", "BF16")
 """Types of norms and other vectors, and of the matrices that nobody quantises."""
 PLAIN: Final = ("shortconv.conv.weight", "ffn_gate_inp.weight", "ssm_conv1d.weight")
 """Ends of these matrices' names."""
+RATES: Final = ("ssm_alpha.weight", "ssm_beta.weight")
+"""Ends of the names of small matrices that decide how much a state forgets: nobody quantises floats of theirs."""
 OPTIONAL: Final = ("rope_freqs.weight", "rope_factors_short.weight", "rope_factors_long.weight")
 """Tensors whose numbers are in the description."""
 
@@ -30,6 +32,12 @@ INPUT_OF: Final[Mapping[str, str]] = {
     "attn_output": "output",
     "shortconv.in_proj": "conv_in",
     "shortconv.out_proj": "conv_out",
+    "attn_qkv": "state_in",
+    "attn_gate": "state_in",
+    "ssm_alpha": "state_in",
+    "ssm_beta": "state_in",
+    "ssm_in": "state_in",
+    "ssm_out": "state_out",
     "ffn_gate": "gate_up",
     "ffn_up": "gate_up",
     "ffn_down": "down",

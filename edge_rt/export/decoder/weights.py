@@ -34,6 +34,17 @@ _ROUTERS: Final = {
     "ffn_gate_inp_shexp.weight": "shared_gate",
 }
 """Tensors of a layer with experts -> what they are called in the package."""
+_DELTA_IN: Final = {"attn_qkv": "qkv", "attn_gate": "z", "ssm_beta": "b", "ssm_alpha": "a"}
+"""Matrices before a delta rule -> what their products are in its operator."""
+_OF_STATES: Final = {
+    "ssm_conv1d.weight": "conv",
+    "ssm_conv1d.bias": "conv_bias",
+    "ssm_a.weight": "rates",
+    "ssm_d.weight": "skip",
+    "ssm_dt.bias": "dt_bias",
+    "ssm_norm.weight": "state_norm",
+}
+"""Tensors of a layer with a state -> what they are called in the package."""
 
 Array = npt.NDArray[Any]
 
@@ -44,6 +55,7 @@ class Vector:
 
     Attributes:
         is_turned: whether it is a convolution's, whose taps lie one behind the other.
+        is_log: whether the package has minus the exponentials of the checkpoint's numbers.
         parts: tensors of the checkpoint that follow each other in it.
         orders: for each of them int64 ``[elements]``, the order of its elements; or None for the file's.
         alternates: whether elements of the two parts of a pair take turns, 16 of each; pairs follow each other.
@@ -54,6 +66,7 @@ class Vector:
     offset: float = 0.0
     alternates: bool = False
     is_turned: bool = False
+    is_log: bool = False
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -77,6 +90,8 @@ class Vector:
         else:
             joined = np.concatenate(found)
         joined = joined.reshape(self.shape)
+        if self.is_log:
+            return (-np.exp(joined.astype(np.float64))).astype(np.float32)
         return joined + np.float32(self.offset) if self.offset else joined
 
 
@@ -92,8 +107,9 @@ class LayerWeights:
     """Matrices of one layer, gate and up joined as the op profile wants them.
 
     Attributes:
-        mixer_in: q, k, v, stacked; or what makes a short convolution's rows and gates.
-        mixer_out: what follows attention, or the convolution.
+        mixer_in: q, k, v, stacked; or what makes a short convolution's rows and gates; or what a delta rule reads:
+            what is convolved, gates, shares and rates.
+        mixer_out: what follows attention, the convolution or the state.
         gate_up: of experts one matrix of all, and so is ``down``.
         shared_gate_up: of the feed-forward beside experts, if there is one, and so is ``shared_down``.
         latent_in: what makes latent rows of experts, if they have them.
@@ -170,6 +186,9 @@ def collect_weights(
         if decoder.layers[i].short_conv is not None:
             mixer_in = profile.stack(f"layer{i}.conv_in", [of("shortconv.in_proj")])
             mixer_out = profile.stack(f"layer{i}.conv_out", [of("shortconv.out_proj")])
+        elif decoder.layers[i].gated_delta is not None:
+            mixer_in = tuple(Linear(f"layer{i}.state_in.{ours}", (of(theirs),)) for theirs, ours in _DELTA_IN.items())
+            mixer_out = profile.stack(f"layer{i}.state_out", [of("ssm_out")])
         else:
             qkv = (of("attn_q", q_order), of("attn_k", k_order), of("attn_v"))
             mixer_in = profile.stack(f"layer{i}.qkv", qkv)
@@ -254,6 +273,11 @@ def _norms(source: Source, decoder: Decoder) -> dict[str, Vector]:
         for theirs, ours in (("weight", f"layer{i}.conv"), ("bias", f"layer{i}.conv_bias")):
             if (name := f"blk.{i}.shortconv.conv.{theirs}") in tensors:
                 found[ours] = Vector((tensors[name],), is_turned=theirs == "weight")
+    for i in decoder.recurrent_layers:
+        for theirs, ours in _OF_STATES.items():
+            if (name := f"blk.{i}.{theirs}") in tensors:
+                is_log = ours == "rates" and source.has_log_decays
+                found[f"layer{i}.{ours}"] = Vector((tensors[name],), is_turned=ours == "conv", is_log=is_log)
     for i, layer in enumerate(decoder.layers):
         for theirs, ours in _ROUTERS.items() if layer.experts is not None else ():
             if (name := f"blk.{i}.{theirs}") in tensors:

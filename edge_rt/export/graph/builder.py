@@ -44,11 +44,11 @@ class LayerMatrices(Protocol):
 
     @property
     def mixer_in(self) -> Linears:
-        """Queries, keys and values, stacked; or what a short convolution reads."""
+        """Queries, keys and values, stacked; or what a short convolution or a state reads."""
 
     @property
     def mixer_out(self) -> Linears:
-        """What follows attention, or the convolution."""
+        """What follows attention, the convolution or the state."""
 
     @property
     def gate_up(self) -> Linears:
@@ -118,6 +118,10 @@ class GraphBuilder(ABC):
         """Append ``b * x`` of ``bcx [rows, 3 * hidden_size]`` to the cache and convolve, between the gates b and c."""
         raise not_carried(self._decoder, "short convolutions")
 
+    def gated_delta(self, x: Residual, layers: Linears, layer: int, *, norm: str | None) -> ir.Value:  # noqa: ARG002 - of no layer
+        """Return what a delta rule gives for the norm of ``x``; ``layers``: what makes its inputs."""
+        raise not_carried(self._decoder, "a gated delta rule")
+
     def experts(self, x: Residual, weights: LayerMatrices, layer: int) -> Residual:  # noqa: ARG002 - of no layer
         """Return the stream plus the weighted sum of the experts that a router chooses for each row."""
         raise not_carried(self._decoder, "experts")
@@ -137,8 +141,11 @@ class GraphBuilder(ABC):
         return self.finish_layer(Residual(self.wanted(x.settled, "residual.wanted")), mixed, weights, index)
 
     def mixed(self, x: Residual, weights: LayerMatrices, index: int) -> ir.Value:
-        """Return what a layer's attention, or its short convolution, gives, before the matrix behind it."""
-        is_conv, norm = self._decoder.layers[index].short_conv is not None, self.found(f"layer{index}.attention_norm")
+        """Return what a layer's mixer gives, before the matrix behind it."""
+        described, norm = self._decoder.layers[index], self.found(f"layer{index}.attention_norm")
+        if described.gated_delta is not None:
+            return self.gated_delta(x, weights.mixer_in, index, norm=norm)
+        is_conv = described.short_conv is not None
         rows = self.linear(x, weights.mixer_in, f"layer{index}.{'conv_in' if is_conv else 'qkv'}", norm=norm)
         return self.short_conv(rows, index) if is_conv else self.attention(rows, index)
 

@@ -19,6 +19,18 @@ name                        dtype   shape                      meaning
 ``cache.{i}``               float32 [W, hidden_size]           rows of layer i, if it has a short convolution
 =========================== ======= ========================== =============================================
 
+With states, of N sequences that are kept, A being the most drafts of a pass (``csrc/ops/recurrent/recurrent_check.h``
+says what each means):
+
+=========================== ======= ========================== =============================================
+``state_index``             int32   [B]                        which of the N states a sequence has
+``slot``                    int32   [B]                        which of its two slots is read
+``advance``                 int32   [B, A]                     drafts of the last pass that became text; -1: none
+``certain``                 int32   [B]                        rows that are text; those behind them are drafts
+``conv.{i}``                float32 [N, 2, D]                  rows of the convolution before a state of layer i
+``state.{i}``               float32 [N, 2, D]                  state of layer i
+=========================== ======= ========================== =============================================
+
 There is one row map for each kind of layer that the model has. Outputs, with the K = 8 most likely tokens of every row
 (fewer, if the vocabulary is smaller):
 
@@ -54,7 +66,7 @@ from edge_rt.export.weights.tile_formats import FORMAT_OF_GGML, UPPER_FORMAT
 from edge_rt.export.weights.weights_file import WeightsLayout
 from edge_rt.package.decoder import Decoder
 from edge_rt.package.layers import FeedForward
-from edge_rt.package.op_list import not_carried
+from edge_rt.package.op_list import STATE_INPUTS, not_carried
 
 DOMAIN: Final = "edge_rt"
 OPSETS: Final = {"": 21, DOMAIN: 1}
@@ -88,7 +100,18 @@ class NativeBuilder(GraphBuilder):
         self._sequence_rows = graph_input("sequence_rows", ir.DataType.INT32, ["sequences"])
         self._kv_formats = graph_input("kv_formats", ir.DataType.INT32, [decoder.num_layers])
         self._windows = decoder.layer_windows
-        self._caches = [self._cache(i) for i in range(decoder.num_layers)]
+        self._caches = {i: self._cache(i) for i in decoder.cache_layers}
+        self._of_pass = {
+            name: graph_input(name, ir.DataType.INT32, shape)
+            for name, shape in STATE_INPUTS.items()
+            if decoder.recurrent_layers
+        }
+        self._states = {
+            name: graph_input(name, ir.DataType.FLOAT, ("states", 2, f"{kind}_floats"))
+            for i in decoder.recurrent_layers
+            for kind in ("conv", "state")
+            for name in (f"{kind}.{i}",)
+        }
 
     def _cache(self, layer: int) -> ir.Value:
         name, rows = f"cache.{layer}", "window_rows" if self._windows[layer] else "capacity"
@@ -99,7 +122,8 @@ class NativeBuilder(GraphBuilder):
     def _cache_inputs(self) -> Sequence[ir.Value]:
         wanted = ((self._row_map, 0 in self._windows), (self._window_row_map, any(self._windows)))
         maps = [row_map for row_map, is_wanted in wanted if is_wanted]
-        return [self._past_length, *maps, self._parents, self._sequence_rows, self._kv_formats, *self._caches]
+        caches = [*self._caches.values(), *self._of_pass.values(), *self._states.values()]
+        return [self._past_length, *maps, self._parents, self._sequence_rows, self._kv_formats, *caches]
 
     def _more_outputs(self, logits: ir.Value) -> Sequence[ir.Value]:
         count = self._decoder.top_tokens
@@ -178,6 +202,41 @@ class NativeBuilder(GraphBuilder):
             self._sequence_rows,
         ]
         return self.node("ShortConv", inputs, [f"layer{layer}.conv.rows"], domain=DOMAIN)[0]
+
+    def gated_delta(self, x: Residual, layers: Linears, layer: int, *, norm: str | None) -> ir.Value:
+        """Multiply, convolve and go on with the states of a delta rule."""
+        delta, name = self._decoder.layers[layer].gated_delta, f"layer{layer}"
+        assert delta is not None, layer
+        products = (self._quant_linear(x.settled, one, f"{one.name}.rows", norm=norm) for one in layers)
+        qkv, z, b, a = products
+        inputs: list[ir.Value | None] = [
+            self._state_conv(qkv, layer),
+            *self._state_of(f"state.{layer}"),
+            z,
+            b,
+            a,
+            *(self.stored(f"{name}.{vector}") for vector in ("rates", "dt_bias", "state_norm")),
+        ]
+        attributes: dict[str, int | float | str] = {
+            "key_heads": delta.key_heads,
+            "is_tiled": int(delta.is_tiled),
+            "epsilon": self._decoder.norm_epsilon,
+            "key_epsilon": delta.epsilon,
+        }
+        return self.node("GatedDelta", inputs, [f"{name}.state.rows"], domain=DOMAIN, attributes=attributes)[0]
+
+    def _state_conv(self, x: ir.Value, layer: int) -> ir.Value:
+        """Convolve the rows before a state."""
+        name = f"layer{layer}"
+        inputs = [x, *self._state_of(f"conv.{layer}"), self.stored(f"{name}.conv"), self.optional(f"{name}.conv_bias")]
+        return self.node("StateConv", inputs, [f"{name}.conv.rows"], domain=DOMAIN)[0]
+
+    def _state_of(self, name: str) -> list[ir.Value | None]:
+        """Return a state, and what says which slot of it the pass reads and what it does to it."""
+        index, slot, advance, certain = (self._of_pass[of_pass] for of_pass in STATE_INPUTS)
+        return [
+            self._states[name], self._past_length, index, slot, advance, certain, self._parents, self._sequence_rows
+        ]  # fmt: skip
 
     def experts(self, x: Residual, weights: LayerMatrices, layer: int) -> Residual:
         """Return the stream plus the weighted sum of the experts that a router chooses for each row."""

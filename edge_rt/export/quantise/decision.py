@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from edge_rt.errors import ConfigError
-from edge_rt.export.decoder.tensors import PLAIN
+from edge_rt.export.decoder.tensors import PLAIN, RATES
 from edge_rt.export.sources.gguf_types import TensorInfo
 from edge_rt.export.sources.source import Source
 from edge_rt.package.decoder import Decoder
@@ -92,13 +92,15 @@ def choose_weights(
         has_tables: whether the package holds tables and codes of 5 and 6 bits in as many bits, not in 8.
     """
     found = source.tensors.items()
-    matrices = {name: tensor for name, tensor in found if len(tensor.shape) == 2 and not name.endswith(PLAIN)}
+    left = (*PLAIN, *RATES)
+    matrices = {name: tensor for name, tensor in found if len(tensor.shape) == 2 and not name.endswith(left)}
     floats = {name: tensor for name, tensor in matrices.items() if tensor.type_name in _FLOATS}
     require_known(wanted, size)
-    if size and decoder.expert_layers:
+    if size and (part := decoder.unmeasured_part) is not None:
+        layers = decoder.expert_layers or decoder.recurrent_layers
         raise ConfigError(
-            "A size cannot be met by a model with experts.",
-            f"{decoder.name} has them in {len(decoder.expert_layers)} layers, and their types are not measured.",
+            f"A size cannot be met by a model with {part}.",
+            f"{decoder.name} has them in {len(layers)} layers, and their types are not measured.",
             "Choose --weights int4 or int8.",
         )
     if size:
@@ -113,6 +115,12 @@ def choose_weights(
                 "The op profile has no nested codes.",
                 f"Got weights {wanted!r}; the native op profile alone has them.",
                 "Export with --profile native, or choose --weights int8.",
+            )
+        if decoder.recurrent_layers:
+            raise ConfigError(
+                "Nested weights are of no use to a model with states.",
+                f"{decoder.name} has them in {len(decoder.recurrent_layers)} layers, and cannot draft with itself.",
+                "Choose --weights int8 or int4.",
             )
         nested = _wide(matrices)
         if not any(name.startswith(_LAYERS) for name in nested):

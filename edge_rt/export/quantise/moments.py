@@ -146,6 +146,7 @@ class CalibrationWalk:
         layer = self._decoder.layers[index]
         # Matrices with one input count it once.
         self._counted = {"attn_q", "attn_output", "shortconv.in_proj", "shortconv.out_proj", "ffn_down"}
+        self._counted |= {"attn_qkv", "ssm_in", "ssm_out"}
         if layer.feed_forward is not None:
             self._counted.add("ffn_gate" if layer.feed_forward.is_gated else "ffn_up")
         self._width = WIDTH

@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from edge_rt.errors import ContextOverflow
+from edge_rt.runtime.cache.state_slots import StateSlots
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,6 +173,7 @@ class KVCache:
         row_map: int32 ``[capacity]``, logical row -> row in memory, which the graph reads. It is permuted when a path
             through a draft tree is committed, so that no row is ever moved. None: rows in memory are in logical order.
         window: rows of layers with a sliding window, which have a map of their own; None: there are no such layers.
+        states: of layers that have some, which go back by few rows only; None: there are no such layers.
 
     Attributes:
         ahead: rows behind the committed ones that the first segments of a package have computed for a draft.
@@ -184,6 +186,7 @@ class KVCache:
         row_bytes: int = 0,
         row_map: npt.NDArray[Any] | None = None,
         window: SlidingWindow | None = None,
+        states: StateSlots | None = None,
     ) -> None:
         assert row_map is None or row_map.shape == (capacity,), (row_map, capacity)
         assert window is None or window.row_map.shape == (capacity,), (window, capacity)
@@ -191,6 +194,7 @@ class KVCache:
         self.row_bytes = row_bytes
         self._row_map = row_map
         self._window = window
+        self._states = states
         self._token_ids: list[int] = []
         self._reserved = 0
         self.ahead = Ahead()
@@ -199,6 +203,16 @@ class KVCache:
     def row_map(self) -> npt.NDArray[Any] | None:
         """The map that passes read, in layers without a sliding window; None: rows are in logical order."""
         return self._row_map
+
+    @property
+    def states(self) -> StateSlots | None:
+        """Where the states of the sequence are; None: its layers have none."""
+        return self._states
+
+    @property
+    def most_drafts(self) -> int:
+        """Most rows of a pass that are drafts."""
+        return self.capacity if self._states is None else self._states.most_drafts
 
     @property
     def length(self) -> int:
@@ -245,8 +259,8 @@ class KVCache:
         """Roll back to the first ``length`` rows.
 
         Returns:
-            The number of rows kept: ``length``, or 0 if layers with a sliding window no longer hold what the next token
-            would see. The tokens after the kept rows have to be computed again.
+            The number of rows kept: ``length``, or fewer if layers with a sliding window no longer hold what the next
+            token would see, or states have seen more. The tokens after the kept rows have to be computed again.
         """
         assert 0 <= length <= self.length, (length, self.length)
         assert self._reserved == 0, "rows are reserved"
@@ -254,6 +268,8 @@ class KVCache:
         if self._window is not None and (length == 0 or not self._window.holds(length)):
             self._window.reset()
             length = 0
+        if self._states is not None:
+            length = self._states.cut(length)
         del self._token_ids[length:]
         return length
 
@@ -266,6 +282,8 @@ class KVCache:
         self.truncate(0)
         if self._window is not None:
             self._window.assign(length)
+        if self._states is not None:
+            self._states.pretend(length)
         self._token_ids = [0] * length
 
     def make_room(self, count: int) -> None:
@@ -274,14 +292,18 @@ class KVCache:
         if self._window is not None:
             self._window.assign(self.length + count)
 
-    def reserve(self, count: int, parents: Sequence[int] | None = None) -> Reservation:
+    def reserve(self, count: int, parents: Sequence[int] | None = None, *, certain: int | None = None) -> Reservation:
         """Reserve ``count`` rows after the committed ones; use the result as a context manager.
 
         Args:
             parents: for every row the earlier reserved row that it follows, or -1; None for a chain.
+            certain: how many, the first ones, are committed or none is; of the others, at most ``most_drafts``, any
+                path may be. None: all of a chain, none of a tree.
         """
         self._require_rows(count)
-        return Reservation(self, count, parents)
+        if certain is None:
+            certain = count if parents is None else 0
+        return Reservation(self, count, parents, certain)
 
     def _require_rows(self, count: int) -> None:
         if self.length + count > self.capacity:
@@ -304,6 +326,8 @@ class KVCache:
         self._check_rows()
         if self._window is not None:
             self._window.check(self.length, self.length + max(self._reserved, len(ahead)))
+        if self._states is not None:
+            self._states.check(self.length)
 
     def _check_rows(self) -> None:
         if self._row_map is not None:
@@ -315,8 +339,10 @@ class KVCache:
 class Reservation:
     """Rows being written; unless they are committed, they are free again when the block ends."""
 
-    def __init__(self, cache: KVCache, count: int, parents: Sequence[int] | None = None) -> None:
+    def __init__(self, cache: KVCache, count: int, parents: Sequence[int] | None, certain: int) -> None:
         assert parents is None or len(parents) == count, (parents, count)
+        assert 0 <= certain <= count <= certain + cache.most_drafts or cache.states is None, (certain, count)
+        self._certain = certain
         self._cache = cache
         self._parents = parents
         self.start = cache.length
@@ -326,6 +352,8 @@ class Reservation:
         assert self._cache._reserved == 0, "rows are reserved already"
         if self._cache._window is not None:
             self._cache._window.assign(self.start + self.count)
+        if self._cache.states is not None:
+            self._cache.states.begin(self._certain)
         self._cache._reserved = self.count
         return self
 
@@ -334,6 +362,8 @@ class Reservation:
     ) -> None:
         self._cache._reserved = 0
         self._cache.ahead.clear()
+        if self._cache.states is not None:
+            self._cache.states.end_pass()
 
     def commit(self, token_ids: Sequence[int], path: Sequence[int] | None = None) -> None:
         """Keep the rows that hold these tokens; the others are free again.
@@ -351,6 +381,8 @@ class Reservation:
         assert self._is_path(path), (path, self._parents, self.count)
         if path is not first and list(path) != list(first):
             self._bring_forward(path)
+        if cache.states is not None:
+            cache.states.commit(path)
         cache._reserved = 0
         cache.ahead.clear()
         cache._token_ids.extend(token_ids)

@@ -113,7 +113,7 @@ class Decoding:
     @property
     def room(self) -> int:
         """Tokens that may be drafted for a pass with all that are not computed yet."""
-        return min(self.sequence.room - 1, self.cache.largest_pass - self.num_pending)
+        return min(self.sequence.room - 1, self.cache.largest_pass - self.num_pending, self.cache.most_drafts)
 
     def prepare(self, most: int | None = None, draft: Draft | None = None) -> Part:
         """Reserve the rows of the next pass, and return it.
@@ -139,7 +139,7 @@ class Decoding:
 
     def _reserve(self, num_logits: int, parents: list[int] | None) -> Part:
         token_ids = [*self._pending, *self._draft.token_ids]
-        self._rows = self.cache.reserve(len(token_ids), parents)
+        self._rows = self.cache.reserve(len(token_ids), parents, certain=len(self._pending))
         self._rows.__enter__()
         return Part(token_ids, self._rows.start, num_logits, parents, row_map=self.cache.row_map)
 
@@ -204,8 +204,8 @@ def decode(decoding: Decoding, target: Target, *, chunk: int | None = None) -> I
         yield first
     while not sequence.is_finished:
         try:
-            token_ids, start, num_logits, parents, _, _ = decoding.prepare(most)
-            decoding.choose(target.forward(token_ids, start, max(num_logits, 1), parents=parents))
+            part = decoding.prepare(most)
+            decoding.choose(target.forward(part.token_ids, part.start, max(part.num_logits, 1), parents=part.parents))
             accepted = decoding.commit()
         finally:
             decoding.drop()

@@ -19,6 +19,7 @@ from edge_rt.ort.session import Session, TensorSpec
 from edge_rt.package.decoder import Model
 from edge_rt.runtime.cache.kv_cache import KVCache, SlidingWindow
 from edge_rt.runtime.cache.row_pool import PooledCache, RowPool
+from edge_rt.runtime.cache.state_slots import StateSlots
 from edge_rt.runtime.forward.outputs import BoundResults, OutputMemory, Outputs, give_back
 
 Array = npt.NDArray[Any]
@@ -39,6 +40,7 @@ class Part(NamedTuple):
         logit_rows: indices of the ``num_logits`` tokens that need logits; None takes the last ones.
         row_map: int32 ``[>= start + tokens]``, position -> row of the cache, which is copied; None for the sequence
             that has the whole cache to itself (``IOBinding.open_cache``).
+        states: those of the sequence, where layers have some; None: those of the first sequence.
     """
 
     token_ids: Sequence[int]
@@ -47,6 +49,7 @@ class Part(NamedTuple):
     parents: Sequence[int] | None = None
     logit_rows: Sequence[int] | None = None
     row_map: Array | None = None
+    states: StateSlots | None = None
 
 
 class BoundPass(ABC):
@@ -104,6 +107,7 @@ class IOBinding(ABC):
         most_sequences: that a pass can have with row maps of their own; 0: one sequence has the cache to itself.
         pool: of the rows that several sequences share; None: one sequence has them.
         slots: the bookkeeping of the sequences of a pool; passes without a row map are those of the first.
+        states: those of every sequence, where layers have some.
     """
 
     profile: ClassVar[str]
@@ -130,12 +134,14 @@ class IOBinding(ABC):
         self.window: SlidingWindow | None = None
         self.pool: RowPool | None = None
         self.slots: tuple[PooledCache, ...] = ()
+        self.states: tuple[StateSlots, ...] = ()
 
     def open_cache(self) -> KVCache:
         """Return the bookkeeping of the cache's memory, with no token in it; there is one per IO binding."""
         if self.slots:
             return self.slots[0]
-        return KVCache(self.capacity, row_bytes=self.row_bytes, row_map=self.row_map, window=self.window)
+        states = self.states[0] if self.states else None
+        return KVCache(self.capacity, row_bytes=self.row_bytes, row_map=self.row_map, window=self.window, states=states)
 
     @abstractmethod
     def bind(self, session: Session, rows: int, num_logits: int, sequences: int = 0) -> BoundPass:

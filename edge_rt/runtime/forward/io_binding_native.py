@@ -16,10 +16,12 @@ from edge_rt.ort.session import Session, TensorSpec
 from edge_rt.package.decoder import Decoder, Model
 from edge_rt.package.kv_formats import KV_FORMAT, RESTING_PER_SLOT, UPPER_HALVES, pool_rows, window_capacity
 from edge_rt.package.rope_tables import loaded_tables
+from edge_rt.package.spec_modes import MAX_DRAFT
 from edge_rt.runtime.cache.kv_cache import SlidingWindow
 from edge_rt.runtime.cache.row_pool import PooledCache, RowPool
 from edge_rt.runtime.forward.io_binding_base import FILLING, Array, BoundPass, IOBinding, Part, Specs
 from edge_rt.runtime.forward.outputs import BoundResults, OutputMemory, untouched
+from edge_rt.runtime.forward.state_memory import StateInputs, StateMemory, state_specs
 
 if TYPE_CHECKING:
     from edge_rt.runtime.forward.hidden_rows import HiddenRows
@@ -47,11 +49,12 @@ class NativeIOBinding(IOBinding):
             has the cache to itself. Without a sliding window only.
         rows: of the pool; None: ``capacity`` for each sequence, in whole blocks.
         largest_pass: rows of the largest pass that will be run; layers with a sliding window reserve room for it.
+        drafts: most of a pass, where layers have states.
         hidden: whether passes return hidden states, too; the session must be opened with ``more_outputs``.
 
     Attributes:
         buffers: per layer, uint8 ``[2, kv_heads, rows, bytes per row]``; a page takes memory only once a row in it is
-            written. Of a short convolution ``[rows, bytes per row]``.
+            written. Of a short convolution ``[rows, bytes per row]``; none of a layer that keeps no rows.
     """
 
     profile = "native"
@@ -66,6 +69,7 @@ class NativeIOBinding(IOBinding):
         sequences: int = 0,
         rows: int | None = None,
         largest_pass: int = LARGEST_PASS,
+        drafts: int = MAX_DRAFT + 1,
         hidden: bool = False,
     ) -> None:
         formats = (kv_format,) * model.num_layers if isinstance(kv_format, str) else tuple(kv_format)
@@ -77,11 +81,18 @@ class NativeIOBinding(IOBinding):
         self.kv_formats = formats
         windows, heads = model.layer_windows, model.num_kv_heads
         self._convs = frozenset(model.conv_layers)
+        self._memory = StateMemory(model, max(sequences, 1), drafts) if model.recurrent_layers else None
+        self.states = () if self._memory is None else self._memory.slots
         token_bytes = [
-            4 * model.hidden_size if layer in self._convs else KV_FORMAT[name].token_bytes(heads, model.head_dim)
+            0
+            if layer not in model.cache_layers
+            else 4 * model.hidden_size
+            if layer in self._convs
+            else KV_FORMAT[name].token_bytes(heads, model.head_dim)
             for layer, name in enumerate(formats)
         ]
         self.row_bytes = sum(token_bytes)
+        # Of a window each sequence would need rows of its own.
         self.most_sequences = sequences = 0 if any(windows) else sequences
         if rows is None:
             rows = pool_rows(capacity, sequences) if sequences else capacity
@@ -101,7 +112,11 @@ class NativeIOBinding(IOBinding):
         self.buffers: list[Array] = []
         self._allocate(
             [
-                (count, size // count) if layer in self._convs else (2, heads, count, size // (2 * heads * count))
+                (count, size // count)
+                if layer in self._convs
+                else (2, heads, count, size // (2 * heads * count))
+                if size
+                else (0,)
                 for layer, (size, count) in enumerate(zip(sizes, rows_of, strict=True))
             ]
         )
@@ -143,13 +158,21 @@ class NativeIOBinding(IOBinding):
         """Release the buffers."""
         super().release()
         self.buffers = []
+        if self._memory is not None:
+            self._memory.release()
+
+    def forget(self) -> None:
+        """Empty all rows of the cache, and the states, and return their memory to the system."""
+        super().forget()
+        if self._memory is not None:
+            self._memory.forget()
 
     def fill(self, rows: int) -> None:
         """Write the first rows of all layers, at the offsets that their formats give."""
         heads, head_dim = self.model.num_kv_heads, self.model.head_dim
         # After ``release`` there are no buffers.
         for number, (buffer, name) in enumerate(zip(self.buffers, self.kv_formats, strict=False)):
-            if number in self._convs:
+            if number in self._convs or not buffer.size:
                 buffer[:rows] = FILLING
                 continue
             capacity, layer = buffer.shape[2], buffer.reshape(-1)
@@ -164,6 +187,8 @@ class NativeIOBinding(IOBinding):
         """
         heads, parts = self.model.num_kv_heads, []
         for buffer, name in zip(self.buffers, self.kv_formats, strict=False):
+            if not buffer.size:
+                continue
             capacity, layer, begin = buffer.shape[2], buffer.reshape(-1), 0
             for row in (KV_FORMAT[name].key, KV_FORMAT[name].value):
                 sizes = row.parts(self.model.head_dim)
@@ -186,7 +211,8 @@ class NativeIOBinding(IOBinding):
         if sequences:
             # Instead of that of the sequence which has the first rows to itself.
             binding.bind_input("row_map", row_maps)
-        return NativePass(binding, rows, self.bind_results(binding, num_logits), row_maps)
+        states = None if self._memory is None else self._memory.inputs(max(sequences, 1))
+        return NativePass(binding, rows, self.bind_results(binding, num_logits), row_maps, states)
 
     def hidden_rows(self, segments: int, largest_pass: int) -> HiddenRows:
         """Return memory for the hidden states behind ``segments`` segments of a package; see ``HiddenRows``."""
@@ -210,8 +236,10 @@ class NativeIOBinding(IOBinding):
         caches = {
             f"cache.{layer}": buffer.view(np.float32) if layer in self._convs else buffer
             for layer, buffer in enumerate(self.buffers)
+            if buffer.size
         }
-        return {**self._rope_tables, **caches}
+        states = {} if self._memory is None else self._memory.arrays
+        return {**self._rope_tables, **caches, **states}
 
     def _specs(self) -> Specs:
         return {**self.layer_specs(range(self.model.num_layers)), **self.output_specs()}
@@ -233,7 +261,9 @@ class NativeIOBinding(IOBinding):
                 if i in self._convs
                 else ((2, model.num_kv_heads, size, "row_bytes"), "tensor(uint8)")
                 for i, size in zip(layers, rows, strict=True)
+                if i in model.cache_layers
             },
+            **state_specs(model, layers),
         }
 
     def output_specs(self) -> Specs:
@@ -258,9 +288,17 @@ class NativePass(BoundPass):
     Args:
         row_maps: int32 ``[sequences, positions]``, to copy those of the parts to, which all passes share; without
             sequences there is one part, whose map is bound.
+        states: inputs of layers with states; None: there are none.
     """
 
-    def __init__(self, binding: Binding, rows: int, results: BoundResults, row_maps: Array) -> None:
+    def __init__(
+        self,
+        binding: Binding,
+        rows: int,
+        results: BoundResults,
+        row_maps: Array,
+        states: StateInputs | None = None,
+    ) -> None:
         super().__init__(binding, rows, results)
         sequences = max(len(row_maps), 1)
         self._row_maps = row_maps
@@ -271,6 +309,9 @@ class NativePass(BoundPass):
         binding.bind_input("past_length", self._past_length)
         binding.bind_input("sequence_rows", self._sequence_rows)
         binding.bind_input("parents", self._parents)
+        self._states = states
+        if states is not None:
+            states.bind(binding)
 
     def _place(self, parts: Sequence[Part]) -> None:
         row = 0
@@ -283,6 +324,8 @@ class NativePass(BoundPass):
                 used = part.start + count
                 self._row_maps[index, :used] = part.row_map[:used]
             row += count
+        if self._states is not None:
+            self._states.set(parts)
 
 
 def _spelled(formats: Sequence[str]) -> str:

@@ -15,6 +15,7 @@ from edge_rt.ort.session import Session
 from edge_rt.runtime.forward.cancel import CancelToken
 from edge_rt.runtime.forward.io_binding_base import BoundPass, IOBinding, Part
 from edge_rt.runtime.forward.outputs import Outputs
+from edge_rt.runtime.forward.row_order import depth_first, in_order, put_back
 
 MAX_KEPT_SHAPES: Final = 72
 """Bindings kept for later passes of the same shape; creating one takes about 40 microseconds."""
@@ -69,8 +70,9 @@ class Runner(ABC):
                 f"A pass has {len(parts)}; native packages without exits and sliding windows take several, on the CPU.",
                 "Compute them one after the other.",
             )
-        token_ids, start, num_logits, parents, logit_rows, _ = parts[0]
-        return [self.forward(token_ids, start, num_logits, parents=parents, logit_rows=logit_rows)]
+        (one,) = parts
+        found = self.forward(one.token_ids, one.start, one.num_logits, parents=one.parents, logit_rows=one.logit_rows)
+        return [found]
 
     @property
     def cache_address(self) -> int | None:
@@ -103,9 +105,7 @@ class ModelRunner(Runner):
         """Compute tokens into cache rows ``start`` to ``start + len(token_ids)``; see ``Runner.forward``."""
         part = Part(token_ids, start, num_logits, parents, logit_rows)
         with self._running:
-            bound = self._pass(len(token_ids), num_logits, 0)
-            bound.set((part,))
-            return bound.run(self._switch)
+            return self._run(self._pass(len(token_ids), num_logits, 0), (part,))
 
     def forward_many(self, parts: Sequence[Part]) -> list[Outputs]:
         """Compute tokens of several sequences; see ``Runner.forward_many``."""
@@ -114,9 +114,31 @@ class ModelRunner(Runner):
         assert len(parts) <= self._io_binding.most_sequences, (len(parts), self._io_binding.most_sequences)
         rows, counts = sum(len(part.token_ids) for part in parts), [part.num_logits for part in parts]
         with self._running:
-            bound = self._pass(rows, sum(counts), len(parts))
+            return self._run(self._pass(rows, sum(counts), len(parts)), parts).split(counts)
+
+    def _run(self, bound: BoundPass, parts: Sequence[Part]) -> Outputs:
+        """Run a pass; with states, whose operators take trees depth first, in that order."""
+        io_binding = self._io_binding
+        if not io_binding.states:
             bound.set(parts)
-            return bound.run(self._switch).split(counts)
+            return bound.run(self._switch)
+        ordered, moved = [], []
+        for part in parts:
+            states = part.states or io_binding.states[0]
+            order = None if part.parents is None else depth_first(part.parents)
+            if order is None or order == list(range(len(order))):
+                ordered.append(part)
+                states.note(None)
+                continue
+            found, places = in_order(part, order)
+            ordered.append(found)
+            moved.append((part, places))
+            states.note(places)
+        bound.set(ordered)
+        outputs = bound.run(self._switch)
+        for part, places in moved:
+            put_back([io_binding.row_map if part.row_map is None else part.row_map], part.start, places)
+        return outputs
 
     def close(self) -> None:
         """Wait for the running pass, then release graph and cache; later passes raise ``Cancelled``."""

@@ -6,15 +6,15 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
-import numpy as np
-
 from edge_rt.errors import Cancelled
 from edge_rt.ort.binding import Binding, StopSwitch
 from edge_rt.ort.session import Session
 from edge_rt.package.manifest import Segment
 from edge_rt.runtime.cache.kv_cache import Ahead, Ready
+from edge_rt.runtime.forward.io_binding_base import Part
 from edge_rt.runtime.forward.io_binding_native import MOST_RECORDED, NativeIOBinding
 from edge_rt.runtime.forward.outputs import BoundResults, Outputs, TopTokens
+from edge_rt.runtime.forward.row_order import in_order, put_back
 from edge_rt.runtime.forward.runner import MAX_KEPT_SHAPES, Runner
 from edge_rt.runtime.forward.segments import Array, ExitAdapter, HeadGraph, LayersGraph, PassInputs
 
@@ -138,22 +138,13 @@ class SegmentedRunner(Runner):
         Its results have the places that are asked for, and the maps of rows are permuted behind it, as if all nodes had
         been computed in the order of the tree. They stay as they are if it fails.
         """
-        rows = len(token_ids)
-        order = [*nodes, *sorted(set(range(rows)).difference(nodes))]
-        places = np.argsort(order)
-        above = range(-1, rows - 1) if parents is None else parents
-        bound.inputs.set(
-            [token_ids[node] for node in order],
-            start,
-            [-1 if above[node] < 0 else int(places[above[node]]) for node in order],
-            [int(places[node]) for node in logit_rows],
-        )
+        order = [*nodes, *sorted(set(range(len(token_ids))).difference(nodes))]
+        part, places = in_order(Part(token_ids, start, len(logit_rows), parents, logit_rows), order)
+        assert part.parents is not None
+        bound.inputs.set(part.token_ids, start, part.parents, part.logit_rows)
         bound.run(self._switch)
         window = self._io_binding.window
-        for row_map in (self._io_binding.row_map, None if window is None else window.row_map):
-            if row_map is not None:
-                mapped = row_map[start : start + rows]
-                mapped[:] = mapped[places]
+        put_back((self._io_binding.row_map, None if window is None else window.row_map), start, places)
 
     def adapt(self, segments: int, adapter: ExitAdapter | None) -> None:
         """Put an adapter behind an exit, in place of the head; it changes drafts, never what is verified.

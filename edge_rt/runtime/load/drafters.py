@@ -200,6 +200,12 @@ def choose_draft_model(package: Package, spec: str | None, given: Path | None) -
             "'native' with one is needed.",
             "Export it again with --profile native and without exits.",
         )
+    if manifest.model.recurrent_layers:
+        raise ConfigError(
+            "The package that is to draft cannot.",
+            f"{counted(len(manifest.model.recurrent_layers), 'layer')} have a state, which takes no draft back.",
+            "Choose a package whose layers all attend.",
+        )
     return DraftModelShape(shape_of(manifest, second.id), str(second.path), _known_tokens(package, second))
 
 

@@ -211,6 +211,8 @@ def why_rows_are_not_stored(manifest: Manifest) -> str | None:
     """Return why rows of a package's cache cannot be stored; None: they can."""
     if manifest.op_profile != "native":
         return f"Results of the op profile {manifest.op_profile} depend on how a prompt is cut into passes."
+    if manifest.model.recurrent_layers:
+        return "Layers with a state keep no rows that it could be made of again."
     if manifest.model.ring_window:
         return "Layers with a sliding window or a short convolution keep the last rows only."
     return None
@@ -219,13 +221,13 @@ def why_rows_are_not_stored(manifest: Manifest) -> str | None:
 def _with_gpus(facts: Facts, options: LoadOptions, *, is_process: bool) -> Facts:
     """Return the facts with the GPUs that a load may take; no driver is asked where it takes none."""
     name, provider, store = options.device_name, options.gpu_provider, options.costs
-    convs, package_id = facts.shape.conv_layers, facts.shape.package_id
-    experts = facts.shape.expert_layers
-    is_planned = facts.shape.op_profile == GPU_OP_PROFILE and not convs and not experts
-    if name.kind == CUDA and (convs or experts):
+    unported, package_id = facts.shape.unported_parts, facts.shape.package_id
+    is_planned = facts.shape.op_profile == GPU_OP_PROFILE and not unported
+    if name.kind == CUDA and unported:
+        part, layers = next(iter(unported.items()))
         raise UnsupportedModel(
-            f"{'Short convolutions' if convs else 'Experts'} are not computed on a GPU.",
-            f"{facts.shape.model.name} has them in {counted(convs or experts, 'layer')}.",
+            f"{part} are not computed on a GPU.",
+            f"{facts.shape.model.name} has them in {counted(layers, 'layer')}.",
             "Use --device cpu.",
         )
     if name.kind == CUDA and not is_planned and is_process:

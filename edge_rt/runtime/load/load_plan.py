@@ -77,6 +77,12 @@ class LoadPlan:
         return self.logit_rows if self.is_strict else None
 
     @property
+    def drafts(self) -> int:
+        """Most rows of a pass that are drafts, where states have room for them: those drafted, and one of a prompt."""
+        planned = self.plan.choice.tree_rows
+        return planned if self.is_strict else max(planned, self.draft_max + 1)
+
+    @property
     def largest_pass(self) -> int:
         """Rows of the largest pass that is planned."""
         return max(self.plan.choice.largest_pass, self.logit_rows)

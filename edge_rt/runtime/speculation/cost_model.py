@@ -353,7 +353,8 @@ class MeasuredCosts:
                 filled = depth
             if depth != cache.length:
                 cache.pretend(depth)
-            with cache.reserve(rows) as reserved:
+            # As verified: all but the first are drafts.
+            with cache.reserve(rows, certain=max(1, rows - cache.most_drafts)) as reserved:
                 runner.forward([1] * rows, reserved.start, rows)
 
         try:

@@ -1,0 +1,89 @@
+"""Which of its two slots holds the states of a sequence, and which drafts of the last pass belong to its text."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+
+class StateSlots:
+    """States of a sequence: rows of its text that they have seen, and what is still to be applied to them.
+
+    A pass reads one slot and writes the other: the state behind its certain rows, and what each of its drafts would
+    change. Whoever takes the pass's result takes the other slot, and notes the drafts that became text; the next pass
+    applies them first. A pass whose result nobody takes has changed nothing.
+
+    Args:
+        index: number of the states in memory.
+        most_drafts: of a pass.
+
+    Attributes:
+        slot: that the next pass reads.
+        length: rows of the text that the slot's state has seen.
+        advance: numbers of the last pass's drafts that follow them in the text, rising.
+    """
+
+    def __init__(self, index: int, most_drafts: int) -> None:
+        self.index = index
+        self.most_drafts = most_drafts
+        self.slot = 0
+        self.length = 0
+        self.advance: tuple[int, ...] = ()
+        self._certain: int | None = None
+        self._places: Sequence[int] | None = None
+        self._is_written = False
+
+    @property
+    def end(self) -> int:
+        """Rows of the text that the next pass follows."""
+        return self.length + len(self.advance)
+
+    def certain(self, rows: int) -> int:
+        """Return how many rows of the next pass, of so many, are text for certain: all, unless ``begin`` said so."""
+        return rows if self._certain is None else min(rows, self._certain)
+
+    def begin(self, certain: int) -> None:
+        """Say how many rows of the passes that come, the first ones, are text for certain."""
+        self._certain = certain
+        self._places, self._is_written = None, False
+
+    def note(self, places: Sequence[int] | None) -> None:
+        """Note that a pass runs.
+
+        Args:
+            places: for every row that was reserved its row of the pass; None: they have the same order.
+        """
+        self._places, self._is_written = places, True
+
+    def commit(self, path: Sequence[int]) -> None:
+        """Take the result of the pass that ran last: these rows that were reserved are text; certain ones are first."""
+        assert self._is_written, "no pass has written the states"
+        certain = len(path) if self._certain is None else self._certain
+        assert list(path[:certain]) == list(range(certain)), (path, certain)
+        places = path if self._places is None else [self._places[row] for row in path]
+        self.length += len(self.advance) + certain
+        self.advance = tuple(place - certain for place in places[certain:])
+        self.slot = 1 - self.slot
+        self.end_pass()
+
+    def end_pass(self) -> None:
+        """Forget what ``begin`` and ``note`` said."""
+        self._certain, self._places, self._is_written = None, None, False
+
+    def cut(self, length: int) -> int:
+        """Go back to ``length`` rows, or to 0 where the states have seen more; return which."""
+        if length < self.length or length == 0:
+            self.pretend(0)
+            return 0
+        self.advance = self.advance[: length - self.length]
+        return length
+
+    def pretend(self, length: int) -> None:
+        """Treat the state as one that has seen ``length`` rows."""
+        self.slot, self.length, self.advance = 0, length, ()
+
+    def check(self, length: int) -> None:
+        """Assert the invariants for ``length`` committed rows."""
+        assert self.end == length, (self.length, self.advance, length)
+        assert self.slot in (0, 1), self.slot
+        assert list(self.advance) == sorted(set(self.advance)), self.advance
+        assert all(0 <= number < self.most_drafts for number in self.advance), self.advance

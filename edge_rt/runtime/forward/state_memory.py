@@ -1,0 +1,103 @@
+"""Memory of the states of layers that have some, and the inputs that say which of them a pass reads and writes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from edge_rt.ort.binding import Binding
+from edge_rt.package.decoder import Decoder
+from edge_rt.package.op_list import STATE_INPUTS
+from edge_rt.package.states import SLOTS, state_sizes
+from edge_rt.runtime.cache.state_slots import StateSlots
+from edge_rt.runtime.forward.io_binding_base import Part, Specs
+from edge_rt.runtime.forward.outputs import give_back, untouched
+
+Array = npt.NDArray[Any]
+
+
+class StateMemory:
+    """States of one or several sequences, each with two slots and room for what drafts change.
+
+    Args:
+        sequences: whose states are kept.
+        drafts: most of a pass.
+
+    Attributes:
+        arrays: name of a graph's input -> float32 ``[sequences, 2, numbers of a slot]``; pages that no pass has written
+            take no memory.
+        slots: the bookkeeping of every sequence.
+        nbytes: of all arrays.
+    """
+
+    def __init__(self, model: Decoder, sequences: int, drafts: int) -> None:
+        sizes = state_sizes(model, drafts)
+        self._drafts = drafts
+        self._memory = untouched((sequences * SLOTS * sum(sizes.values()),), np.float32)
+        self.nbytes = self._memory.nbytes
+        self.slots = tuple(StateSlots(index, drafts) for index in range(sequences))
+        self.arrays: dict[str, Array] = {}
+        begin = 0
+        for name, size in sizes.items():
+            end = begin + sequences * SLOTS * size
+            self.arrays[name] = self._memory[begin:end].reshape(sequences, SLOTS, size)
+            begin = end
+
+    def inputs(self, sequences: int) -> StateInputs:
+        """Return inputs for passes of so many sequences."""
+        return StateInputs(sequences, self._drafts, self.slots[0])
+
+    def forget(self) -> None:
+        """Return the memory to the system; the states are zeros afterwards."""
+        give_back(self._memory)
+
+    def release(self) -> None:
+        """Release the memory."""
+        self.arrays = {}
+        self._memory = np.empty(0, np.float32)
+
+
+class StateInputs:
+    """The inputs of passes of one shape that say what happens to states.
+
+    Args:
+        drafts: most of a pass.
+        usual: the states of parts that name none.
+    """
+
+    def __init__(self, sequences: int, drafts: int, usual: StateSlots) -> None:
+        self._usual = usual
+        self._index, self._slot, self._certain = (np.zeros(sequences, np.int32) for _ in range(3))
+        self._advance = np.full((sequences, drafts), -1, np.int32)
+
+    def bind(self, binding: Binding) -> None:
+        """Bind them to a graph."""
+        arrays = (self._index, self._slot, self._advance, self._certain)
+        for name, array in zip(STATE_INPUTS, arrays, strict=True):
+            binding.bind_input(name, array)
+
+    def set(self, parts: Sequence[Part]) -> None:
+        """Write them for the next run."""
+        for number, part in enumerate(parts):
+            states = part.states or self._usual
+            self._index[number], self._slot[number] = states.index, states.slot
+            self._certain[number] = states.certain(len(part.token_ids))
+            count = len(states.advance)
+            self._advance[number, :count] = states.advance
+            self._advance[number, count:] = -1
+
+
+def state_specs(model: Decoder, layers: range) -> Specs:
+    """Return name -> shape and type of the inputs of a graph of some layers that are for states."""
+    found: Specs = {
+        f"{kind}.{layer}": (("states", SLOTS, f"{kind}_floats"), "tensor(float)")
+        for layer in layers
+        if layer in model.recurrent_layers
+        for kind in ("conv", "state")
+    }
+    if found:
+        found |= {name: (shape, "tensor(int32)") for name, shape in STATE_INPUTS.items()}
+    return found
