@@ -29,6 +29,7 @@ from edge_rt.package.op_list import (
     MAX_HEAD_DIM,
     MAX_HEADS,
     MAX_STATE_KEY_DIM,
+    STATE_ROWS,
     STRIPE,
     not_carried,
     part_without_operator,
@@ -77,6 +78,10 @@ class OpProfile(ABC):
         for delta in (layer.gated_delta for layer in decoder.kinds if layer.gated_delta is not None):
             if delta.key_dim % STRIPE or delta.value_dim % STRIPE or delta.key_dim > MAX_STATE_KEY_DIM:
                 raise not_carried(decoder, f"a delta rule with heads of {delta.key_dim} and {delta.value_dim} features")
+        for space in (layer.state_space for layer in decoder.kinds if layer.state_space is not None):
+            rows = space.state_size
+            if space.head_dim % STRIPE or rows % STATE_ROWS or rows > MAX_STATE_KEY_DIM:
+                raise not_carried(decoder, f"a state space with heads of {space.head_dim} features and states of {rows}")
         for experts in (layer.experts for layer in decoder.kinds if layer.experts is not None):
             if not self.has_experts:
                 raise not_carried(decoder, "experts")

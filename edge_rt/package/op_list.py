@@ -20,6 +20,8 @@ MAX_HEAD_DIM: Final = 512
 MAX_HEADS: Final = 1024
 STRIPE: Final = 16
 """Columns of a state that are computed together: sizes of values, and of a delta rule's keys, are multiples of it."""
+STATE_ROWS: Final = 4
+"""Rows of a head's state are a multiple of this."""
 MAX_STATE_KEY_DIM: Final = 512
 """Most rows of a head's state."""
 MAX_FINE_RUNS: Final = 16
@@ -394,7 +396,9 @@ def part_without_operator(decoder: Decoder) -> str | None:
     inner = [layer.feed_forward for layer in decoder.kinds if layer.feed_forward is not None]
     with_experts = [layer.experts for layer in decoder.kinds if layer.experts is not None]
     parts = {
-        "state spaces": any(layer.state_space is not None for layer in decoder.kinds),
+        "attention and a state side by side": any(
+            layer.attention is not None and layer.recurrence is not None for layer in decoder.kinds
+        ),
         "a norm behind latent experts": any(
             layer.has_post_norms and layer.experts.latent for layer in decoder.kinds if layer.experts is not None
         ),

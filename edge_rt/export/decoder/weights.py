@@ -189,6 +189,9 @@ def collect_weights(
         elif decoder.layers[i].gated_delta is not None:
             mixer_in = tuple(Linear(f"layer{i}.state_in.{ours}", (of(theirs),)) for theirs, ours in _DELTA_IN.items())
             mixer_out = profile.stack(f"layer{i}.state_out", [of("ssm_out")])
+        elif decoder.layers[i].state_space is not None:
+            mixer_in = profile.stack(f"layer{i}.state_in", [of("ssm_in")])
+            mixer_out = profile.stack(f"layer{i}.state_out", [of("ssm_out")])
         else:
             qkv = (of("attn_q", q_order), of("attn_k", k_order), of("attn_v"))
             mixer_in = profile.stack(f"layer{i}.qkv", qkv)

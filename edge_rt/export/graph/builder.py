@@ -122,6 +122,10 @@ class GraphBuilder(ABC):
         """Return what a delta rule gives for the norm of ``x``; ``layers``: what makes its inputs."""
         raise not_carried(self._decoder, "a gated delta rule")
 
+    def state_space(self, x: Residual, layers: Linears, layer: int, *, norm: str | None) -> ir.Value:  # noqa: ARG002 - of no layer
+        """Return what a state space gives for the norm of ``x``; ``layers``: the matrix that makes its inputs."""
+        raise not_carried(self._decoder, "a state space")
+
     def experts(self, x: Residual, weights: LayerMatrices, layer: int) -> Residual:  # noqa: ARG002 - of no layer
         """Return the stream plus the weighted sum of the experts that a router chooses for each row."""
         raise not_carried(self._decoder, "experts")
@@ -145,6 +149,8 @@ class GraphBuilder(ABC):
         described, norm = self._decoder.layers[index], self.found(f"layer{index}.attention_norm")
         if described.gated_delta is not None:
             return self.gated_delta(x, weights.mixer_in, index, norm=norm)
+        if described.state_space is not None:
+            return self.state_space(x, weights.mixer_in, index, norm=norm)
         is_conv = described.short_conv is not None
         rows = self.linear(x, weights.mixer_in, f"layer{index}.{'conv_in' if is_conv else 'qkv'}", norm=norm)
         return self.short_conv(rows, index) if is_conv else self.attention(rows, index)

@@ -225,11 +225,34 @@ class NativeBuilder(GraphBuilder):
         }
         return self.node("GatedDelta", inputs, [f"{name}.state.rows"], domain=DOMAIN, attributes=attributes)[0]
 
-    def _state_conv(self, x: ir.Value, layer: int) -> ir.Value:
-        """Convolve the rows before a state."""
+    def state_space(self, x: Residual, layers: Linears, layer: int, *, norm: str | None) -> ir.Value:
+        """Multiply, convolve and go on with the states of a state space."""
+        space, name = self._decoder.layers[layer].state_space, f"layer{layer}"
+        assert space is not None, layer
+        # Gates, what is convolved, and steps.
+        rows = self.linear(x, layers, f"{name}.state_in", norm=norm)
+        inputs: list[ir.Value | None] = [
+            self._state_conv(rows, layer, first=space.size),
+            *self._state_of(f"state.{layer}"),
+            rows,
+            rows,
+            *(self.stored(f"{name}.{vector}") for vector in ("rates", "skip", "dt_bias")),
+            self.optional(f"{name}.state_norm"),
+        ]
+        attributes: dict[str, int | float | str] = {
+            "head_dim": space.head_dim,
+            "groups": space.groups,
+            "norm_first": int(space.norm == "before"),
+            "epsilon": self._decoder.norm_epsilon,
+        }
+        return self.node("SsmScan", inputs, [f"{name}.state.rows"], domain=DOMAIN, attributes=attributes)[0]
+
+    def _state_conv(self, x: ir.Value, layer: int, first: int = 0) -> ir.Value:
+        """Convolve the rows before a state, which begin at column ``first`` of ``x``."""
         name = f"layer{layer}"
         inputs = [x, *self._state_of(f"conv.{layer}"), self.stored(f"{name}.conv"), self.optional(f"{name}.conv_bias")]
-        return self.node("StateConv", inputs, [f"{name}.conv.rows"], domain=DOMAIN)[0]
+        attributes = _given(first=(first, 0))
+        return self.node("StateConv", inputs, [f"{name}.conv.rows"], domain=DOMAIN, attributes=attributes)[0]
 
     def _state_of(self, name: str) -> list[ir.Value | None]:
         """Return a state, and what says which slot of it the pass reads and what it does to it."""
