@@ -81,7 +81,9 @@ class OpProfile(ABC):
         for space in (layer.state_space for layer in decoder.kinds if layer.state_space is not None):
             rows = space.state_size
             if space.head_dim % STRIPE or rows % STATE_ROWS or rows > MAX_STATE_KEY_DIM:
-                raise not_carried(decoder, f"a state space with heads of {space.head_dim} features and states of {rows}")
+                raise not_carried(
+                    decoder, f"a state space with heads of {space.head_dim} features and states of {rows}"
+                )
         for experts in (layer.experts for layer in decoder.kinds if layer.experts is not None):
             if not self.has_experts:
                 raise not_carried(decoder, "experts")

@@ -188,11 +188,16 @@ def _of_gpt_oss(name: str, values: np.ndarray) -> dict[str, np.ndarray]:
     }
 
 
+def _rates(logs: np.ndarray) -> np.ndarray:
+    """Return rates of decay, rounded once: numpy's exponentials of float32 differ from one CPU to another."""
+    return (-np.exp(logs.astype(np.float64))).astype(np.float32)
+
+
 def _of_state_space(name: str, values: np.ndarray, config: Mapping[str, Any]) -> np.ndarray:
     if "conv1d.weight" in name:
         return values.squeeze(1)
     if name.endswith(("A_log", ".D")):
-        return (-np.exp(values) if name.endswith("A_log") else values)[:, None]
+        return (_rates(values) if name.endswith("A_log") else values)[:, None]
     groups = config["n_groups"] if ".mixer." in name else config["mamba_n_groups"]
     return values.reshape(groups, -1) if "norm" in name else values
 
@@ -245,7 +250,7 @@ def _tiled(name: str, values: np.ndarray, config: Mapping[str, Any]) -> np.ndarr
     if "out_proj" in name:
         return np.ascontiguousarray(values[:, rows])
     if name.endswith("A_log"):
-        return -np.exp(values[order])
+        return _rates(values[order])
     return values if "norm" in name else values[order]
 
 
@@ -261,7 +266,7 @@ def _converted(name: str, values: np.ndarray, arch: str, config: Mapping[str, An
     if "mamba." in name or ".mixer." in name:
         return _of_state_space(name, values, config)
     if arch == "qwen3next" and "linear_attn" in name:
-        return -np.exp(values) if name.endswith("A_log") else values.squeeze(1) if "conv1d" in name else values
+        return _rates(values) if name.endswith("A_log") else values.squeeze(1) if "conv1d" in name else values
     if "linear_attn" in name:
         return _tiled(name, values.squeeze(1) if "conv1d" in name else values, config)
     if arch in PERMUTED and ("q_proj" in name or "k_proj" in name):
