@@ -3,7 +3,7 @@
 Every graph holds layers with states of their own, which a pass does not find in the first cache levels. Passes of all
 kinds and copies alternate in one process, on one pool of threads::
 
-    python benchmarks/state_step.py [--rounds 60] [--threads 1]
+    python benchmarks/state_step.py [--rounds 60] [--threads 1] [--processor-time]
 """
 
 from __future__ import annotations
@@ -117,17 +117,23 @@ def layers_of(kind: Recurrence) -> Layers:
     return Layers(session, [rng.standard_normal((1, 2, floats), np.float32) for _ in states], widths, kind.state_floats)
 
 
-def milliseconds(work: Callable[[], object]) -> float:
-    began = time.perf_counter()
+def milliseconds(work: Callable[[], object], clock: Callable[[], float]) -> float:
+    began = clock()
     work()
-    return 1e3 * (time.perf_counter() - began)
+    return 1e3 * (clock() - began)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n", maxsplit=1)[0])
     parser.add_argument("--rounds", type=int, default=60)
     parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument(
+        "--processor-time", action="store_true", help="of one thread: what other programs take is left out"
+    )
     arguments = parser.parse_args()
+    if arguments.processor_time and arguments.threads != 1:
+        parser.error("--processor-time needs --threads 1")
+    clock = time.thread_time if arguments.processor_time else time.perf_counter
     native_library().use_threads(arguments.threads)
     print(
         f"{native_library().isa_names[0]}, {arguments.threads} threads, {LAYERS} layers; medians of times over a copy"
@@ -137,9 +143,10 @@ def main() -> None:
         bindings = {label: layers.binding(*rows) for label, rows in PASSES.items()}
         taken: dict[str, list[float]] = {"copy": [], **{label: [] for label in bindings}}
         for _ in range(arguments.rounds):
-            taken["copy"].append(milliseconds(layers.copy))
+            taken["copy"].append(milliseconds(layers.copy, clock))
             for label, binding in bindings.items():
-                taken[label].append(milliseconds(partial(layers.session.run_with_iobinding, binding)))
+                work = partial(layers.session.run_with_iobinding, binding)
+                taken[label].append(milliseconds(work, clock))
         copied = 8e-6 * LAYERS * layers.floats / np.median(taken["copy"])
         print(f"\n{name}: {4 * layers.floats / 2**20:.2f} MiB a layer, copied with {copied:.1f} GB/s")
         for label in bindings:
