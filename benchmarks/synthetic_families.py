@@ -24,11 +24,32 @@ SPREAD = 0.02
 
 
 @dataclass(frozen=True)
+class Delta:
+    """Sizes of a gated delta rule behind a convolution of four rows: heads of keys and of values, and their size."""
+
+    key_heads: int
+    value_heads: int
+    size: int
+
+    @property
+    def values(self) -> int:
+        """Numbers of all values."""
+        return self.value_heads * self.size
+
+    @property
+    def rows(self) -> int:
+        """Rows of queries, keys and values, which the convolution reads."""
+        return 2 * self.key_heads * self.size + self.values
+
+
+@dataclass(frozen=True)
 class Shape:
     """Sizes of a model, and the keys of its header that are its family's own.
 
     Attributes:
         convs: numbers of the layers that have a short convolution over three rows.
+        deltas: numbers of those that have a gated delta rule, of the sizes ``delta``; attention has gates then.
+        experts: of every layer, as wide as ``intermediate``; 0 for one feed-forward.
     """
 
     architecture: str
@@ -48,6 +69,13 @@ class Shape:
     keys: dict[str, Any] = field(default_factory=dict)
     rope_tensors: tuple[str, ...] = ()
     convs: frozenset[int] = frozenset()
+    deltas: frozenset[int] = frozenset()
+    delta: Delta | None = None
+    experts: int = 0
+
+    def has_attention(self, layer: int) -> bool:
+        """Return whether a layer attends to others."""
+        return layer not in self.convs | self.deltas
 
 
 SHAPES = {
@@ -66,6 +94,33 @@ SHAPES = {
         has_head_norms=True,
         keys={"shortconv.l_cache": 3},
         convs=frozenset(range(16)) - {2, 5, 8, 10, 12, 14},
+    ),
+    "qwen3.5-0.8b": Shape(
+        *("qwen35", 1024, 24, 8, 2, 256, 3584, 248320, 262144, 1e7, 64),
+        has_head_norms=True,
+        keys={
+            "ssm.conv_kernel": 4,
+            "ssm.state_size": 128,
+            "ssm.group_count": 16,
+            "ssm.time_step_rank": 16,
+            "ssm.inner_size": 2048,
+            "full_attention_interval": 4,
+            "rope.dimension_sections": [11, 11, 10, 0],
+        },
+        deltas=frozenset(layer for layer in range(24) if layer % 4 != 3),
+        delta=Delta(16, 16, 128),
+    ),
+    "granite-3.1-1b-a400m": Shape(
+        *("granitemoe", 1024, 24, 16, 8, 64, 512, 49155, 131072, 1.5e6, 64),
+        keys={
+            "expert_count": 32,
+            "expert_used_count": 8,
+            "attention.scale": 0.015625,
+            "embedding_scale": 12.0,
+            "residual_scale": 0.22,
+            "logit_scale": 6.0,
+        },
+        experts=32,
     ),
     "gemma-3-1b": Shape(
         "gemma3",
@@ -157,27 +212,38 @@ def type_of(name: str, layer: int, layers: int, columns: int, mix: str) -> str:
 def matrices_of(shape: Shape, layer: int) -> dict[str, tuple[int, int]]:
     """Return rows and columns of a layer's matrices."""
     hidden, wide = shape.hidden, shape.intermediate
+    fed = {"ffn_down": (hidden, wide), "ffn_gate": (wide, hidden), "ffn_up": (wide, hidden)}
+    if shape.experts:
+        fed = {f"{name}_exps": sizes for name, sizes in fed.items()}
     if layer in shape.convs:
-        found = {"shortconv.in_proj": (3 * hidden, hidden), "shortconv.out_proj": (hidden, hidden)}
-        return {**found, "ffn_down": (hidden, wide), "ffn_gate": (wide, hidden), "ffn_up": (wide, hidden)}
+        return {"shortconv.in_proj": (3 * hidden, hidden), "shortconv.out_proj": (hidden, hidden), **fed}
+    if layer in shape.deltas:
+        delta = shape.delta
+        assert delta is not None
+        found = {"attn_qkv": (delta.rows, hidden), "attn_gate": (delta.values, hidden)}
+        found |= {"ssm_alpha": (delta.value_heads, hidden), "ssm_beta": (delta.value_heads, hidden)}
+        return {**found, "ssm_out": (hidden, delta.values), **fed}
     query, key = shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim
     found = {"attn_output": (hidden, query), "ffn_down": (hidden, wide)}
     if shape.is_fused:
         return {"attn_qkv": (query + 2 * key, hidden), **found, "ffn_up": (2 * wide, hidden)}
     return {
-        "attn_q": (query, hidden),
+        # Gates of attention lie between the rows of queries.
+        "attn_q": (2 * query if shape.deltas else query, hidden),
         "attn_k": (key, hidden),
         "attn_v": (key, hidden),
-        **found,
-        "ffn_gate": (wide, hidden),
-        "ffn_up": (wide, hidden),
+        "attn_output": (hidden, query),
+        **fed,
     }
 
 
 def vectors_of(shape: Shape, layer: int) -> dict[str, int]:
     """Return the sizes of a layer's norms."""
-    found = {"attn_norm": shape.hidden, "ffn_norm": shape.hidden}
-    if shape.has_head_norms and layer not in shape.convs:
+    found = {"attn_norm": shape.hidden, "post_attention_norm" if shape.deltas else "ffn_norm": shape.hidden}
+    if layer in shape.deltas:
+        assert shape.delta is not None
+        found["ssm_norm"] = shape.delta.size
+    if shape.has_head_norms and shape.has_attention(layer):
         found |= {"attn_q_norm": shape.head_dim, "attn_k_norm": shape.head_dim}
     if shape.has_post_norms:
         found |= {"post_attention_norm": shape.hidden, "post_ffw_norm": shape.hidden}
@@ -202,6 +268,7 @@ def write_header(writer: gguf.GGUFWriter, name: str, shape: Shape) -> None:
     writer.add_vocab_size(shape.vocabulary)
     for key, value in shape.keys.items():
         add = writer.add_uint32 if isinstance(value, int) else writer.add_float32
+        add = writer.add_array if isinstance(value, list) else add
         add(f"{shape.architecture}.{key}", value)
     write_tokenizer(writer, shape.vocabulary, "lfm2" if shape.architecture == "lfm2" else "qwen2")
 
@@ -224,7 +291,13 @@ def write_model(out: Path, name: str, mix: str, seed: int = 0) -> None:
     def matrix(name: str, layer: int, rows: int, columns: int) -> None:
         chosen = type_of(name, layer, shape.layers, columns, mix)
         whole = f"{name}.weight" if name == "token_embd" else f"blk.{layer}.{name}.weight"
-        writer.add_tensor(whole, BLOCKS[chosen](rng, rows, columns), raw_dtype=gguf.GGMLQuantizationType[chosen])
+        count = shape.experts if name.endswith("_exps") else 1
+        blocks = BLOCKS[chosen](rng, count * rows, columns)
+        blocks = blocks.reshape(count, rows, -1) if name.endswith("_exps") else blocks
+        writer.add_tensor(whole, blocks, raw_dtype=gguf.GGMLQuantizationType[chosen])
+
+    def floats(name: str, values: np.ndarray) -> None:
+        writer.add_tensor(name, values.astype(np.float32))
 
     def norm(name: str, size: int) -> None:
         writer.add_tensor(f"{name}.weight", (1 + 0.1 * rng.standard_normal(size)).astype(np.float32))
@@ -236,8 +309,14 @@ def write_model(out: Path, name: str, mix: str, seed: int = 0) -> None:
         for name, size in vectors_of(shape, layer).items():
             norm(f"blk.{layer}.{name}", size)
         if layer in shape.convs:
-            taps = 0.6 * rng.standard_normal((shape.hidden, 3))
-            writer.add_tensor(f"blk.{layer}.shortconv.conv.weight", taps.astype(np.float32))
+            floats(f"blk.{layer}.shortconv.conv.weight", 0.6 * rng.standard_normal((shape.hidden, 3)))
+        if shape.experts:
+            floats(f"blk.{layer}.ffn_gate_inp.weight", SPREAD * rng.standard_normal((shape.experts, shape.hidden)))
+        if layer in shape.deltas and shape.delta is not None:
+            heads = shape.delta.value_heads
+            floats(f"blk.{layer}.ssm_conv1d.weight", 0.5 * rng.standard_normal((shape.delta.rows, 4)))
+            floats(f"blk.{layer}.ssm_dt.bias", rng.standard_normal(heads))
+            floats(f"blk.{layer}.ssm_a", -np.exp(0.7 * rng.standard_normal(heads)))
     norm("token_embd_norm" if shape.architecture == "lfm2" else "output_norm", shape.hidden)
     for name in shape.rope_tensors:
         divisors = np.geomspace(1, 32, shape.rotated // 2)

@@ -95,6 +95,15 @@ def test_nothing_but_the_text_decides_an_embedding(packages, mode):
             assert seen == [(done, len(TEXTS)) for done in range(1, len(TEXTS) + 1)]
 
 
+@pytest.mark.parametrize("case", ["lfm2", "qwen3_moe"])
+def test_models_with_convolutions_and_with_experts_embed(case, tmp_path):
+    exported(write_embedding_folder(tmp_path / "m", case), tmp_path / "p")
+    with edge_rt.load(tmp_path / "p", ctx=256) as model:
+        alone = np.stack([model.embed([text])[0] for text in TEXTS[:3]])
+        np.testing.assert_array_equal(model.embed(TEXTS[:3]), alone)
+    np.testing.assert_allclose(np.linalg.norm(alone, axis=1), 1, atol=1e-6)
+
+
 def test_prompts_and_ends_of_long_texts(packages):
     with edge_rt.load(packages["lasttoken"], ctx=64) as model:
         np.testing.assert_array_equal(model.embed(["x"], prompt="query"), model.embed(["Find: x"]))
