@@ -8,6 +8,7 @@ reads memory.
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
@@ -27,6 +28,8 @@ if TYPE_CHECKING:
 TYPICAL_DEPTH: Final = 512
 """Tokens of context at which speeds of models are compared."""
 _K_BLOCK: Final = 256
+_SENSITIVE: Final = re.compile(r"\.(?:attn_v|ffn_down(?:\.\d+)?)\.weight$")
+"""Names of matrices, of experts among them, of which some have more bits."""
 _NARROW: Final = {"Q4_K": "Q5_0", "Q5_K": "Q5_1", "Q6_K": "Q8_0"}
 """What replaces a type of blocks of 256 where rows are no multiple of that."""
 _LAYER_BYTES: Final = 1.1e6
@@ -39,10 +42,10 @@ _TOKEN_BYTES: Final = 60
 
 def file_types(decoder: Decoder, weights: str) -> dict[str, str]:
     """Return the type of every tensor of a file, by the rules of llama.cpp's quantiser, for the types that are here."""
-    from edge_rt.export.decoder.tensors import expected_shapes
+    from edge_rt.export.decoder.tensors import PLAIN, expected_shapes
 
     return {
-        name: _type_of(name, shape[0], decoder, weights) if len(shape) == 2 else "F32"
+        name: _type_of(name, shape[0], decoder, weights) if len(shape) == 2 and not name.endswith(PLAIN) else "F32"
         for name, shape in expected_shapes(decoder).items()
     }
 
@@ -51,7 +54,7 @@ def _type_of(name: str, inputs: int, decoder: Decoder, weights: str) -> str:
     usual = weights.removesuffix("_M").removesuffix("_S")
     is_head = name == "output.weight" or (decoder.is_tied and name == "token_embd.weight")
     found = usual
-    if weights == "Q4_K_M" and name.endswith(("attn_v.weight", "ffn_down.weight")):
+    if weights == "Q4_K_M" and _SENSITIVE.search(name):
         found = "Q6_K" if _has_more_bits(int(name.split(".")[1]), decoder.num_layers) else usual
     elif is_head:
         # The file of SmolLM2 in Q4_1, which is older, has 8 bits there.
@@ -73,7 +76,7 @@ def foreseen_shape(model: CatalogueModel, op_profile: str = "native") -> ModelSh
     types, sizes = file_types(decoder, model.weights), {}
     for name, shape in expected_shapes(decoder).items():
         rows = 1 if len(shape) == 1 else -(-shape[1] // TILE_ROWS) * TILE_ROWS
-        sizes[name] = rows * row_bytes(shape[0], types[name] if len(shape) == 2 else "F32")
+        sizes[name] = rows * row_bytes(shape[0], types[name])
     rotations = 0 if decoder.loads_rope else decoder.rope_bytes(decoder.context_length)
     return shape_of_model(
         decoder,

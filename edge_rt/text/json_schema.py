@@ -159,8 +159,9 @@ def quantifiers_in(expression: str) -> int:
 
 
 def exact_pattern(pattern: str, place: str) -> str:
-    r"""Return an expression whose classes of characters lack NUL.
+    r"""Return an expression whose classes of characters lack NUL, and whose digits are those of ASCII.
 
+    Patterns of JSON schemas are those of ECMAScript, where ``\d`` is ``[0-9]``; the engine's has all digits there are.
     The engine writes characters as JSON does, and takes a class with all control characters for one with every escape:
     ``[^"]`` let ``\\"`` through.
 
@@ -176,6 +177,8 @@ def exact_pattern(pattern: str, place: str) -> str:
         mark = match[0]
         if mark == "]":
             del open_classes[-1:]
+        elif mark == r"\d":
+            mark = "0-9" if open_classes else "[0-9]"
         elif mark.startswith("[") and not mark.startswith("[:"):
             open_classes.append("^" in mark)
             # A bracket right behind the beginning is a character.

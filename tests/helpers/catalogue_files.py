@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from pathlib import Path
 
 import gguf
@@ -31,6 +32,9 @@ def newer_config(config):
     if window and period:
         kinds = ["full_attention" if (layer + 1) % period == 0 else "sliding_attention" for layer in range(layers)]
         newer["layer_types"] = kinds
+    if "full_attn_idxs" in config:
+        kinds = ["full_attention" if layer in config["full_attn_idxs"] else "conv" for layer in range(layers)]
+        newer |= {"layer_types": kinds, "intermediate_size": config["block_ff_dim"]}
     if config["model_type"] == "gemma3_text":
         local = {"rope_type": "default", "rope_theta": config["rope_local_base_freq"]}
         newer["rope_parameters"] = {"full_attention": rope, "sliding_attention": local}
@@ -55,8 +59,8 @@ def write_header(path: Path, model) -> int:
         size = config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"]
         shapes = {"rope_freqs.weight": (size // 2,), **shapes}
         first = np.ones(size // 2, np.float32).tobytes()
-    for name, shape in shapes.items():
-        kind = gguf.GGMLQuantizationType[types.get(name, "F32")]
+    for name, shape in joined(shapes).items():
+        kind = gguf.GGMLQuantizationType[types.get(name.replace("_exps", ".0"), "F32")]
         block, block_bytes = gguf.GGML_QUANT_SIZES[kind]
         file.infos.append(raw_tensor_info(name, shape, kind.value, offset))
         offset += -(-math.prod(shape) // block * block_bytes // 32) * 32
@@ -67,6 +71,16 @@ def write_header(path: Path, model) -> int:
         stream.write(first)
         stream.truncate(begin + offset)
     return offset
+
+
+def joined(shapes):
+    """Return the shapes of a file's tensors, in which the experts of a layer are one."""
+    experts = [int(found[1]) for name in shapes if (found := re.search(r"ffn_up\.(\d+)\.weight", name))]
+    found = {}
+    for name, shape in shapes.items():
+        whole = re.sub(r"(ffn_\w+)\.\d+\.weight", r"\1_exps.weight", name)
+        found[whole] = shape if whole == name else (*shape, max(experts) + 1)
+    return found
 
 
 def _has_divisors(config):

@@ -12,7 +12,7 @@ from edge_rt.errors import InvalidGrammar
 from edge_rt.package.reader import open_package
 from edge_rt.text.answer_format import answer_format
 from edge_rt.text.grammar import TokenTable
-from edge_rt.text.json_schema import MAX_BYTES, MAX_DEPTH, read_schema
+from edge_rt.text.json_schema import MAX_BYTES, MAX_DEPTH, exact_pattern, read_schema
 from edge_rt.text.tokenizer import Tokenizer
 from tests.helpers.json_schemas import ENFORCED, IDLE, REFUSED, WARNED
 
@@ -228,6 +228,14 @@ def test_names_of_properties_are_listed_or_follow_an_expression(schema):
     for value in ({}, {"a": 1}, {"a": 2}, {"a": "1"}, {"b": 1}, {"ab": 1}, {"a": 1, "c": 1}, 5):
         fits = [jsonschema.Draft202012Validator(one).is_valid(value) for one in (schema, read)]
         assert fits[0] == fits[1], value
+
+
+@pytest.mark.parametrize(
+    ("pattern", "expected"),
+    [(r"^\d{3}-\d$", "^[0-9]{3}-[0-9]$"), (r"[\dx]+\\d\D", r"[0-9x]+\\d\D"), (r"[^\d]", r"[^\x000-9]")],
+)
+def test_digits_of_patterns_are_those_of_ascii(pattern, expected):
+    assert exact_pattern(pattern, "here") == expected
 
 
 @pytest.mark.parametrize(
