@@ -359,6 +359,14 @@ SPACES = {
                            "full_attention"], **_theta(1e4)),
         old={"layer_types": ["mamba", "attention", "mamba", "mamba", "attention"], "position_embedding_type": "nope"},
     ),
+    "granite_h_attention": CaseConfig(
+        "GraniteMoeHybrid",
+        _base(num_hidden_layers=3, intermediate_size=64, num_local_experts=6, num_experts_per_tok=2,
+              shared_intermediate_size=96, position_embedding_type="rope", **_GRANITE_H,
+              layer_types=["full_attention"] * 3, **_theta(1e4)),
+        old={"layer_types": ["attention"] * 3},
+        gguf="members without Mamba have another architecture in GGUF files",
+    ),
     "granite_h_dense": CaseConfig(
         "GraniteMoeHybrid",
         _base(num_local_experts=0, num_experts_per_tok=0, shared_intermediate_size=96, mamba_d_conv=3,

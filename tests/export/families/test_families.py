@@ -33,6 +33,7 @@ NATIVE_ONLY = {
     **dict.fromkeys(("lfm2_moe", "lfm2_moe_other"), "(short convolutions|experts)"),
     **dict.fromkeys(("granite_h", "granite_h_dense"), "layers with a state"),
     **dict.fromkeys(("qwen3_moe", "qwen3_moe_mixed", "olmoe", "granitemoe", "gpt_oss", "gpt_oss_plain"), "experts"),
+    "granite_h_attention": "experts",
 }
 """Cases that no portable graph computes -> what the error names."""
 NOT_CARRIED = {

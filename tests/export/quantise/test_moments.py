@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -14,9 +16,10 @@ from edge_rt.export.quantise.moments import (
     CalibrationWalk,
     HeldOut,
     Moments,
+    expert_width,
 )
 from edge_rt.export.reference.forward import DecoderForward
-from edge_rt.package.layers import ShortConv
+from edge_rt.package.layers import Experts, FeedForward, ShortConv
 from tests.helpers.arrays import Arrays, random_arrays, source_of, tiny_decoder
 
 
@@ -148,6 +151,37 @@ def test_the_walk_gathers_what_the_forward_pass_sees(length, held_out):
     check(found["head"], expected["head"])
     for number in range(count):
         np.testing.assert_allclose(walk.final(number), expected["head"][number], rtol=1e-3, atol=1e-3)
+
+
+def test_experts_have_moments_of_the_rows_that_chose_them():
+    experts = Experts(6, 2, FeedForward(16))
+    plain = tiny_decoder()
+    decoder = replace(plain, kinds=tuple(replace(kind, feed_forward=None, experts=experts) for kind in plain.kinds))
+    arrays = random_arrays(decoder)
+    # Nobody chooses the last one.
+    arrays["blk.0.ffn_gate_inp.weight"][-1] = 0
+    arrays["blk.0.ffn_norm.weight"][:] = 0
+    arrays["blk.0.ffn_norm.weight"][0] = 1
+    source, token_ids = source_of(arrays), [(7 * i * i) % 13 for i in range(90)]
+    expected = recorded(Arrays(arrays), source, decoder, token_ids)
+    found = CalibrationWalk(floats(arrays), source, decoder, token_ids).layer(0)
+    reached = [n for n in range(6) if f"blk.0.ffn_gate.{n}.weight" in expected]
+    assert 0 < len(reached) < 6
+    names = {f"{name}.{n}" for name in ("gate_up", "down") for n in reached}
+    assert {name for name in found if name[-1].isdigit()} == names
+    for n in reached:
+        for name, kind in (("gate_up", "ffn_up"), ("down", "ffn_down")):
+            (rows,) = expected[f"blk.0.{kind}.{n}.weight"]
+            assert found[f"{name}.{n}"].fitted.tokens == len(rows)
+            np.testing.assert_allclose(
+                found[f"{name}.{n}"].fitted.diagonal, np.square(rows).mean(axis=0), rtol=1e-3, atol=1e-6
+            )
+
+
+@pytest.mark.parametrize(("count", "width"), [(1, WIDTH), (32, 320), (128, 32), (4096, 32)])
+def test_many_experts_have_narrow_moments(count, width):
+    experts = Experts(count, 1, FeedForward(512 if count == 32 else 768))
+    assert expert_width(experts, 1024 if count == 32 else 2048) == width
 
 
 def test_activations_that_are_not_finite_are_refused():
