@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
+from edge_rt.text import python_calls, xml_calls
 from edge_rt.text.thoughts import overlap
 from edge_rt.text.tool_calls import HARMONY_HEAD, PYTHON_TAG, SYNTAXES, ToolCall, Tools, split_tool_calls
 
@@ -22,6 +23,11 @@ _JSON_HEAD: Final = re.compile(
     r'"(?:arguments|parameters)"\s*:\s*(?=\{)'
 )
 _PLAIN_HEAD: Final = re.compile(r"\s*([^\s\[\]{},]+)\s*(?:\[CALL_ID\][^\s\[\]{}]*)?\s*(?:\[ARGS\])?\s*(?=\{)")
+_NAMED: Final = {
+    "xml": (xml_calls.HEAD, xml_calls.next_argument),
+    "python": (python_calls.HEAD, python_calls.next_argument),
+}
+"""Notation with named values -> what is in front of them, and what reads the next one."""
 _MARKS: Final = tuple(dict.fromkeys(syntax.mark for syntax in SYNTAXES if syntax.mark))
 
 
@@ -54,10 +60,12 @@ class CallStream:
         # Whatever a template teaches, calls of other syntaxes are read as well.
         self._marks = () if tools is None else (*_MARKS, PYTHON_TAG)
         self._taught = () if syntax is None or not syntax.mark else (syntax.mark,)
-        # Calls whose arguments are no JSON, or whose way of writing is unknown, are read when they are whole.
-        self._is_pieced = syntax is not None and syntax.notation == "json"
-        self._head = _JSON_HEAD
-        if syntax is not None and syntax.has_plain_names:
+        # Calls in Gemma's notation, or whose way of writing is unknown, are read when they are whole.
+        self._named = None if syntax is None else _NAMED.get(syntax.notation)
+        self._is_pieced = syntax is not None and (syntax.notation == "json" or self._named is not None)
+        self._name, self._num_arguments = "", 0
+        self._head = _JSON_HEAD if self._named is None else self._named[0]
+        if self._named is None and syntax is not None and syntax.has_plain_names:
             self._head = HARMONY_HEAD if "<|message|>" in syntax.call[1] else _PLAIN_HEAD
         self._closers = () if syntax is None else tuple(filter(None, (*syntax.marks, syntax.close, syntax.end)))
         self._is_bare = syntax is not None and not syntax.mark
@@ -104,7 +112,7 @@ class CallStream:
             if rest and self._tools is not None:
                 held = split_tool_calls(held, self._tools.names)[0]
         is_blank = not held.strip() and (calls or self._num_calls)
-        return "" if is_blank or self._state == "behind" else held, rest
+        return "" if is_blank or self._state in ("behind", "named") else held, rest
 
     def _step(self, shown: list[str], pieces: list[CallPiece]) -> bool:
         """Take what is certain from the text that is held; return whether there may be more."""
@@ -116,6 +124,8 @@ class CallStream:
             return self._read_head(pieces)
         if self._state == "arguments":
             return self._read_arguments(pieces)
+        if self._state == "named":
+            return self._read_named(pieces)
         if self._state == "behind":
             return self._read_behind()
         if self._state == "object":
@@ -213,10 +223,15 @@ class CallStream:
         self._marks = self._taught
         self._held = self._held[head.end() :]
         self._state, self._depth, self._in_text, self._is_escaped = "arguments", 0, False, False
+        if self._named is not None:
+            self._state, self._name, self._num_arguments = "named", name, 0
         return True
 
     def _may_be_head(self) -> bool:
         """Return whether the text that is held may go on as the head of a call."""
+        if self._named is not None:
+            # JSON between the same marks is read when it is whole.
+            return not self._held.lstrip(_BLANK + "[").startswith("{")
         if self._head is not _JSON_HEAD:
             return True
         text = self._held.lstrip(_BLANK + "[,;")
@@ -237,8 +252,34 @@ class CallStream:
             self._state = "behind"
         return end is not None
 
+    def _read_named(self, pieces: list[CallPiece]) -> bool:
+        """Read an argument that has a name, or the end of the call."""
+        assert self._named is not None
+        names = None if self._tools is None else self._tools.names
+        try:
+            found = self._named[1](self._held, None if names is None else names.get(self._name))
+        except ValueError:
+            self._mark, self._state = "", "whole"
+            return False
+        if found is None:
+            return False
+        argument, end = found
+        text = "}" if self._num_arguments else "{}"
+        if argument is not None:
+            key, value = (json.dumps(one, ensure_ascii=False) for one in argument)
+            text = f"{', ' if self._num_arguments else '{'}{key}: {value}"
+            self._num_arguments += 1
+        else:
+            self._state = "behind"
+        pieces.append(CallPiece(self._num_calls - 1, None, text))
+        self._held = self._held[end:]
+        return True
+
     def _read_behind(self) -> bool:
         """Skip what closes a call; find the next one, or text."""
+        if self._head is python_calls.HEAD and self._held.lstrip().startswith(","):
+            self._mark, self._held, self._state = "", self._held.lstrip()[1:], "head"
+            return True
         text = self._held.lstrip(_BLANK + "}],;")
         if not text:
             self._held = ""

@@ -16,8 +16,11 @@ from typing import Any, Final
 from edge_rt.errors import InvalidGrammar
 
 MAX_DEPTH: Final = 64
+HEAD: Final = re.compile(r"\s*\[?\s*([^\s()\[\]{},=:'\"]+)\s*\(")
+"""What is in front of the arguments of a call, the first one of a list or another."""
 _NAME: Final = re.compile(r"\s*([^\s()\[\]{},=:'\"]+)\s*\(")
 _KEY: Final = re.compile(r"\s*([^\W\d]\w*)\s*=")
+_BEGUN_KEY: Final = re.compile(r"[^\W\d]\w*\s*")
 _NUMBER: Final = re.compile(r"[-+]?(?:\d[\d_]*(\.\d*)?|(\.\d+))([eE][-+]?\d+)?")
 _WORD: Final = re.compile(r"[A-Za-z]+")
 _WORDS: Final[Mapping[str, Any]] = {
@@ -58,6 +61,27 @@ def read_calls(text: str, at: int) -> tuple[list[Any], int]:
             return calls, at
         at = _comma(text, at, "]")
     return calls, at + 1
+
+
+def next_argument(text: str, _schema: Any) -> tuple[tuple[str, Any] | None, int] | None:
+    """Read the next argument of a call whose text is still being written; as in ``xml_calls``."""
+    at = _blanks(text, 0)
+    if text.startswith(")", at):
+        return None, at + 1
+    key = _KEY.match(text, at)
+    if key is None:
+        if at < len(text) and _BEGUN_KEY.fullmatch(text, at) is None:
+            raise ValueError("no key")
+        return None
+    try:
+        value, at = _read_value(text, key.end(), 0)
+    except ValueError:
+        return None
+    at = _blanks(text, at)
+    # A number may go on.
+    if at == len(text):
+        return None
+    return (key[1], value), at + 1 if text.startswith(",", at) else at
 
 
 def _read_call(text: str, at: int) -> tuple[dict[str, Any], int]:

@@ -19,7 +19,9 @@ from edge_rt.text.python_calls import named_values
 
 _BEGIN: Final = "<parameter={}>\n"
 _END: Final = "</parameter>"
-_HEAD: Final = re.compile(r"\s*<function=([^\s<>]+)>")
+HEAD: Final = re.compile(r"\s*<function=([^\s<>]+)>")
+"""What is in front of the arguments of a call."""
+_NEXT: Final = ("<parameter=", "</function>")
 _KEY: Final = re.compile(r"\s*<parameter=([^\s<>]+)>")
 _CLOSE: Final = re.compile(r"\s*</function>")
 _MAX_DEPTH: Final = 16
@@ -47,7 +49,7 @@ def read_call(text: str, at: int) -> tuple[list[Any], int]:
     Raises:
         ValueError: there is no whole call.
     """
-    named = _HEAD.match(text, at)
+    named = HEAD.match(text, at)
     if named is None:
         raise ValueError("no name")
     arguments = WrittenArguments()
@@ -118,6 +120,31 @@ def _kinds(schema: Any, root: Any, depth: int = 0) -> frozenset[str]:
         target = target_of(reference, root)
         kinds &= _ALL if target is None else _kinds(target, root, depth + 1)
     return kinds
+
+
+def next_argument(text: str, schema: Any) -> tuple[tuple[str, Any] | None, int] | None:
+    """Read the next argument of a call whose text is still being written, from where the one before ended.
+
+    Returns:
+        Its name and value, or None where the call ends, and where the text behind it begins; None: it is not whole.
+
+    Raises:
+        ValueError: this is no call.
+    """
+    if (close := _CLOSE.match(text)) is not None:
+        return None, close.end()
+    key = _KEY.match(text)
+    if key is None:
+        begun = text.lstrip()
+        if not any(one.startswith(begun) or begun.startswith(one) for one in _NEXT):
+            raise ValueError("no argument")
+        return None
+    is_own_line = text.startswith("\n", key.end())
+    end = text.find("\n" * is_own_line + _END, key.end())
+    if end < 0 or key.end() == len(text):
+        return None
+    written = WrittenArguments({key[1]: text[key.end() + is_own_line : end]})
+    return (key[1], read_arguments(written, schema)[key[1]]), end + is_own_line + len(_END)
 
 
 # --- grammars ---

@@ -119,6 +119,31 @@ def test_a_call_is_told_before_it_is_whole():
     assert stream.finish(()) == ("", ())
 
 
+def test_arguments_with_names_are_told_one_by_one():
+    """In XML and in Python's notation; a number is whole when something follows."""
+
+    def pushed(stream, text):
+        return "".join(f"{piece.name or ''}{piece.arguments}" for piece in stream.push(text)[1])
+
+    typed = ({"name": "f", "parameters": {"properties": {"n": {"type": "integer"}, "t": {"type": "string"}}}},)
+    xml = CallStream(Tools(typed, next(one for one in SYNTAXES if one.notation == "xml")))
+    parts = ("<tool_call>\n<func", "tion=f>\n<parameter=t>\n1", "2\n</parameter>", "\n<parameter=n>\n3\n</param")
+    assert [pushed(xml, part) for part in parts] == ["", "f", '{"t": "12"', ""]
+    assert [pushed(xml, part) for part in ("eter>\n</func", "tion>\n</tool_call>")] == [', "n": 3', "}"]
+    python = CallStream(Tools(TOOLS, next(one for one in SYNTAXES if one.notation == "python")))
+    parts = ("<|tool_call_start|>[f", "(a='x", "', b=1", "2, c=[1", "]), gee_2(", ")]<|tool_call_end|>")
+    assert [pushed(python, part) for part in parts] == [
+        "", "f", '{"a": "x"', ', "b": 12', ', "c": [1]}gee_2', "{}",
+    ]  # fmt: skip
+
+
+def test_arguments_without_names_are_no_call_and_no_text_is_lost():
+    stream = CallStream(Tools(TOOLS, next(one for one in SYNTAXES if one.notation == "python")))
+    text = "<|tool_call_start|>[f('x')]<|tool_call_end|> so"
+    shown = stream.push(text)[0] + stream.finish(())[0]
+    assert shown.endswith("'x')]<|tool_call_end|> so")
+
+
 def test_text_without_tools_passes_as_it_is():
     stream = CallStream(None)
     assert stream.push('<tool_call>{"name": "f"') == ('<tool_call>{"name": "f"', ())
