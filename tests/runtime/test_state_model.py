@@ -88,7 +88,7 @@ def test_what_is_not_there_yet_is_said(package, tmp_path):
         assert with_gpu.gpu is not None
         assert make_plan(model.plan.shape, with_gpu, Request()).device.gpu is None
     assert "state" in why_rows_are_not_stored(open_package(package).manifest)
-    with pytest.raises(UnsupportedModel, match="(Layers with a state|Experts) are not computed on a GPU"):
+    with pytest.raises(UnsupportedModel, match=r"(Layers with a state|Experts) are not computed on a GPU"):
         load_package(package, device="cuda:0")
     with pytest.raises(ConfigError, match="state"):
         export_model(package.parent / "model", tmp_path / "cut", exits=(1, 2), **OPTIONS)
