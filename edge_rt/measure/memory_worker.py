@@ -174,6 +174,7 @@ class Drive:
             with cache.reserve(len(tokens)) as rows:
                 runner.forward(tokens, rows.start, 1)
                 rows.commit(tokens)
+            cache.keep_state()
 
     def _verify(self, runner: Runner, cache: KVCache) -> Outputs:
         """Run the largest draft tree after all rows of the cache, with the logits of every row."""

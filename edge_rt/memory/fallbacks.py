@@ -1,6 +1,7 @@
 """What a plan reduces to fit the memory, and in which order.
 
-That is: speculation, rows that slots share, slots, KV precision, the prefill chunk, the context. With several slots it
+That is: states of earlier texts, speculation, rows that slots share, slots, KV precision, the prefill chunk, the
+context. With several slots it
 is a batch that is planned, whose answers seldom need a context each: rows go down to those of one context before slots
 go, and both before what a single answer has.
 
@@ -26,6 +27,7 @@ from edge_rt.memory.sizes import sizes_of
 from edge_rt.memory.speed import LEAST_TABLE, tokens_per_second
 from edge_rt.package.kv_formats import pool_rows
 from edge_rt.package.spec_modes import AUTO, COMPUTED_MODES, DRAFTER_MODES, EXIT, OFF, SELF, Drafts, mode_of
+from edge_rt.package.states import CHECKPOINTS
 from edge_rt.system.byte_size import round_up
 
 DEFAULT_CONTEXT: Final = 8192
@@ -120,6 +122,8 @@ class Fallbacks:
         Speculation then gets the memory that is left.
         """
         best = self._speculation_steps(self._setting(self._slots[0], self._all_rows(self._slots[0])))[0]
+        if self._shape.recurrent_layers:
+            best = replace(best, checkpoints=CHECKPOINTS)
         least = self._speculation_steps(Setting(self._least_ctx, self._formats[-1], self._chunks[-1]))[-1]
         least_needs = self.needs(least)
         can_divide = (
@@ -131,6 +135,7 @@ class Fallbacks:
         for place in placements:
             if (found := self._first_that_fits(budget, place)) is not None:
                 smallest = self.needs(replace(least, gpu_layers=found.gpu_layers))
+                found = self._with_checkpoints(found, budget)
                 return Decision(best, found, self.needs(found), smallest)
         if len(placements) > 1:
             # With a layer on the GPU it needs the least memory there, if the others have room here.
@@ -138,6 +143,13 @@ class Fallbacks:
             if (needs := self.needs(single)).host <= budget.host:
                 return Decision(best, single, needs, needs)
         return Decision(best, least, least_needs, least_needs)
+
+    def _with_checkpoints(self, choice: Choice, budget: Amounts) -> Choice:
+        """Return a choice that keeps as many states of earlier texts as what it leaves has room for."""
+        for count in range(CHECKPOINTS if self._shape.recurrent_layers else 0, 0, -1):
+            if self.needs(more := replace(choice, checkpoints=count)).within(budget):
+                return more
+        return choice
 
     def _first_that_fits(self, budget: Amounts, place: Placement) -> Choice | None:
         """Return the preferred configuration of those that fit the budget when they are placed; None if none does."""

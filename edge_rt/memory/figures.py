@@ -47,6 +47,7 @@ class Choice:
         slots: answers that are computed at once.
         kv_rows: rows of the KV cache that several slots share; 0 with one slot, which has a context's.
         gpu_layers: how many layers, the last ones, a GPU computes whose memory is too small for all; None: not divided.
+        checkpoints: states of earlier texts that are kept, where layers have states.
     """
 
     ctx: int
@@ -61,6 +62,7 @@ class Choice:
     gpu_layers: int | None = None
     slots: int = 1
     kv_rows: int = 0
+    checkpoints: int = 0
 
     @property
     def most_logits(self) -> int:

@@ -313,6 +313,10 @@ def _given_up(
     waiting = [f"slots: 1 instead of {request.slots}, the others wait ({why})"] if is_reduced else []
     steps = (
         (layers, {"gpu_layers": choice.gpu_layers}),
+        (
+            f"states of earlier texts: {choice.checkpoints} instead of {best.checkpoints}",
+            {"checkpoints": choice.checkpoints},
+        ),
         (f"drafter: none instead of {' and '.join(drafters)}", {"drafter": choice.drafter}),
         (f"speculation: {_speculation(choice)} instead of {_speculation(best)}", speculative),
         (

@@ -153,7 +153,8 @@ def _cache_text(shape: ModelShape, choice: Choice) -> str:
 def _states_text(shape: ModelShape, choice: Choice) -> str:
     layers = counted(shape.recurrent_layers, "layer")
     of_slots = "" if choice.slots == 1 else f", of {choice.slots} slots"
-    return f"states of {layers}, twice, and what {counted(choice.tree_rows, 'draft')} would change{of_slots}"
+    kept = f"; {counted(choice.checkpoints, 'state')} of earlier texts" if choice.checkpoints else ""
+    return f"states of {layers}, twice, and what {counted(choice.tree_rows, 'draft')} would change{of_slots}{kept}"
 
 
 def _activations_text(choice: Choice, sizes: Sizes) -> str:

@@ -17,7 +17,7 @@ from edge_rt.memory.shape import ModelShape
 from edge_rt.package.exits import SELF_KV
 from edge_rt.package.kv_formats import BLOCK_TOKENS, RESTING_PER_SLOT, ROW_BLOCK, window_capacity
 from edge_rt.package.spec_modes import AUTO, SELF
-from edge_rt.package.states import states_bytes
+from edge_rt.package.states import SLOTS, states_bytes
 
 
 @dataclass(frozen=True)
@@ -152,8 +152,11 @@ def kv_bytes(shape: ModelShape, choice: Choice) -> int:
 
 
 def state_bytes(shape: ModelShape, choice: Choice) -> int:
-    """Return the bytes of the states of all slots: two of each, with room for the largest draft."""
-    return choice.slots * states_bytes(shape.model, choice.tree_rows) if shape.recurrent_layers else 0
+    """Return the bytes of the states of all slots, two of each with room for the largest draft, and of those kept."""
+    if not shape.recurrent_layers:
+        return 0
+    kept = choice.checkpoints * states_bytes(shape.model, 0) // SLOTS
+    return choice.slots * states_bytes(shape.model, choice.tree_rows) + kept
 
 
 def slots_bytes(shape: ModelShape, choice: Choice) -> int:

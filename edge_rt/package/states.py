@@ -12,6 +12,8 @@ from edge_rt.package.decoder import Decoder, Model
 
 SLOTS: Final = 2
 """Of the state of a sequence."""
+CHECKPOINTS: Final = 4
+"""States of earlier texts that are kept where there is memory, to go on from them."""
 
 
 def state_sizes(model: Model, drafts: int) -> dict[str, int]:

@@ -161,10 +161,13 @@ class Generation:
         """Begin in a cache, whose rows of the prompt are kept; return what computes the rest."""
         self._cache, self._drafter = cache, drafter
         self._clock.begun = time.perf_counter()
+        cache.keep_state()
         # What is kept can be less than what is shared: see KVCache.truncate.
         self._cached = cache.truncate(cache.common_prefix(self._sequence.token_ids[:-1]))
         if self._prompts is not None:
             self._cached = self._prompts.restore(cache, self._sequence.token_ids)
+        sequence = self._sequence
+        cache.plan_stops(sequence.token_ids[: sequence.num_prompt_tokens], sequence.end_ids)
         return Decoding(self._sequence, drafter, cache, self._sampler, rule, self._logprobs, self._grammar)
 
     def take(self, step: Accepted, outcome: Outcome) -> Event:

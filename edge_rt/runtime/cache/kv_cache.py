@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence, Sequence as Items
+from collections.abc import Iterable, Sequence, Sequence as Items
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Self
@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from edge_rt.errors import ContextOverflow
+from edge_rt.runtime.cache.checkpoints import SHORT, stops
 from edge_rt.runtime.cache.state_slots import StateSlots
 
 
@@ -197,6 +198,8 @@ class KVCache:
         self._states = states
         self._token_ids: list[int] = []
         self._reserved = 0
+        self._stops: list[int] = []
+        self._last_stop = 0
         self.ahead = Ahead()
 
     @property
@@ -269,9 +272,42 @@ class KVCache:
             self._window.reset()
             length = 0
         if self._states is not None:
-            length = self._states.cut(length)
+            length = self._states.cut(length, self._token_ids)
         del self._token_ids[length:]
         return length
+
+    def plan_stops(self, prompt: Sequence[int], end_ids: Iterable[int]) -> None:
+        """Plan where the states of a prompt are kept on the way; without states, or room for some, nowhere.
+
+        What is there now is kept as well: the text that the prompt goes on with.
+
+        Args:
+            end_ids: tokens that end a turn of a conversation.
+        """
+        self._stops, self._last_stop = [], 0
+        if self._states is None or not self._states.keeps:
+            return
+        self.keep_state()
+        found, self._last_stop = stops(prompt, end_ids)
+        # Earlier ones would make room for later ones.
+        self._stops = found[1 - self._states.keeps :] if self._states.keeps > 1 else []
+
+    def keep_state(self) -> None:
+        """Keep the states as they are, if there are any, to go on from them later."""
+        if self._states is not None:
+            self._states.keep(self._token_ids)
+
+    def until_stop(self, count: int) -> int:
+        """Return how many of the next ``count`` rows a pass may have that ends where states are kept."""
+        return min([count, *(stop - self.length for stop in self._stops if stop > self.length)])
+
+    def certain_of(self, count: int) -> int:
+        """Return how many of the next ``count`` rows, which are text, a pass should take for certain.
+
+        Those behind, as drafts that are accepted, leave the states where these are kept.
+        """
+        certain = self._last_stop - self.length
+        return certain if 0 <= certain < count <= certain + min(SHORT, self.most_drafts - 1) else count
 
     def pretend(self, length: int) -> None:
         """Treat ``length`` rows as committed, whatever they hold: for passes that are only timed.
@@ -381,11 +417,13 @@ class Reservation:
         assert self._is_path(path), (path, self._parents, self.count)
         if path is not first and list(path) != list(first):
             self._bring_forward(path)
-        if cache.states is not None:
-            cache.states.commit(path)
         cache._reserved = 0
         cache.ahead.clear()
         cache._token_ids.extend(token_ids)
+        if cache.states is not None:
+            cache.states.commit(path)
+            if cache.states.length in (*cache._stops, cache._last_stop):
+                cache.keep_state()
 
     def _is_path(self, path: Sequence[int]) -> bool:
         """Return whether these are rows of the reservation, each the parent of the next."""

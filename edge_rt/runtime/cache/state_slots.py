@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from edge_rt.runtime.cache.checkpoints import Checkpoints
+
 
 class StateSlots:
     """States of a sequence: rows of its text that they have seen, and what is still to be applied to them.
@@ -15,6 +17,7 @@ class StateSlots:
     Args:
         index: number of the states in memory.
         most_drafts: of a pass.
+        checkpoints: states of texts that were kept; None: none are.
 
     Attributes:
         slot: that the next pass reads.
@@ -22,9 +25,10 @@ class StateSlots:
         advance: numbers of the last pass's drafts that follow them in the text, rising.
     """
 
-    def __init__(self, index: int, most_drafts: int) -> None:
+    def __init__(self, index: int, most_drafts: int, checkpoints: Checkpoints | None = None) -> None:
         self.index = index
         self.most_drafts = most_drafts
+        self._checkpoints = checkpoints
         self.slot = 0
         self.length = 0
         self.advance: tuple[int, ...] = ()
@@ -69,13 +73,29 @@ class StateSlots:
         """Forget what ``begin`` and ``note`` said."""
         self._certain, self._places, self._is_written = None, None, False
 
-    def cut(self, length: int) -> int:
-        """Go back to ``length`` rows, or to 0 where the states have seen more; return which."""
-        if length < self.length or length == 0:
-            self.pretend(0)
-            return 0
-        self.advance = self.advance[: length - self.length]
-        return length
+    @property
+    def keeps(self) -> int:
+        """How many states are kept."""
+        return 0 if self._checkpoints is None else self._checkpoints.count
+
+    def keep(self, token_ids: Sequence[int]) -> None:
+        """Keep the state, which has seen the first of these tokens."""
+        if self._checkpoints is not None:
+            self._checkpoints.save(self.index, self.slot, token_ids[: self.length])
+
+    def cut(self, length: int, token_ids: Sequence[int]) -> int:
+        """Go back to ``length`` rows of a text, or to fewer where the states have seen more; return how many.
+
+        Those are the rows of the longest beginning whose state was kept.
+        """
+        if length and length >= self.length:
+            self.advance = self.advance[: length - self.length]
+            return length
+        found = 0 if self._checkpoints is None else self._checkpoints.find(token_ids, length)
+        self.pretend(found)
+        if found and self._checkpoints is not None:
+            self._checkpoints.load(self.index, self.slot, token_ids[:found])
+        return found
 
     def pretend(self, length: int) -> None:
         """Treat the state as one that has seen ``length`` rows."""

@@ -51,8 +51,8 @@ def prefill(
     """
     chunk = min(chunk, cache.largest_pass)
     while len(sequence.token_ids) - cache.length > chunk:
-        pending = sequence.token_ids[cache.length : cache.length + chunk]
-        with cache.reserve(chunk) as rows:
+        pending = sequence.token_ids[cache.length : cache.length + cache.until_stop(chunk)]
+        with cache.reserve(len(pending)) as rows:
             target.forward(pending, rows.start, 1)
             rows.commit(pending)
         if on_progress is not None:
@@ -113,21 +113,24 @@ class Decoding:
     @property
     def room(self) -> int:
         """Tokens that may be drafted for a pass with all that are not computed yet."""
-        return min(self.sequence.room - 1, self.cache.largest_pass - self.num_pending, self.cache.most_drafts)
+        pending = self.num_pending
+        drafts = self.cache.most_drafts - (pending - self.cache.certain_of(pending))
+        return min(self.sequence.room - 1, self.cache.largest_pass - pending, drafts)
 
     def prepare(self, most: int | None = None, draft: Draft | None = None) -> Part:
         """Reserve the rows of the next pass, and return it.
 
-        Tokens that are not computed yet come first. Where these are more than ``most`` (None: as many as there are),
-        the pass has so many of them, asks for no logits and gives no token.
+        Tokens that are not computed yet come first. Where these are more than ``most`` (None: as many as there are), or
+        go beyond where states are kept, the pass has so many of them, asks for no logits and gives no token.
 
         Args:
             draft: what was drafted, where several sequences share the pass; None: the drafter is asked.
         """
         sequence, cache, grammar = self.sequence, self.cache, self._grammar
         pending = sequence.token_ids[cache.length :]
-        if most is not None and len(pending) > most:
-            self._pending, self._draft = pending[:most], Draft()
+        piece = cache.until_stop(len(pending) if most is None else min(len(pending), most))
+        if piece < len(pending):
+            self._pending, self._draft = pending[:piece], Draft()
             return self._reserve(0, None)
         known, room = len(pending), self.room
         draft = (self.drafter.propose(sequence, room) if draft is None else draft).first(room)
@@ -139,7 +142,7 @@ class Decoding:
 
     def _reserve(self, num_logits: int, parents: list[int] | None) -> Part:
         token_ids = [*self._pending, *self._draft.token_ids]
-        self._rows = self.cache.reserve(len(token_ids), parents, certain=len(self._pending))
+        self._rows = self.cache.reserve(len(token_ids), parents, certain=self.cache.certain_of(len(self._pending)))
         self._rows.__enter__()
         return Part(token_ids, self._rows.start, num_logits, parents, row_map=self.cache.row_map)
 

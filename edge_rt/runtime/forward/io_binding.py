@@ -8,6 +8,7 @@ from edge_rt.errors import ConfigError
 from edge_rt.ort.compute_device import ComputeDevice
 from edge_rt.package.manifest import KV_FORMATS, Manifest
 from edge_rt.package.spec_modes import MAX_DRAFT
+from edge_rt.package.states import CHECKPOINTS
 from edge_rt.runtime.forward.io_binding_base import IOBinding
 from edge_rt.runtime.forward.io_binding_native import LARGEST_PASS, NativeIOBinding
 
@@ -40,6 +41,7 @@ def open_io_binding(
     sequences: int = 0,
     rows: int | None = None,
     drafts: int = MAX_DRAFT + 1,
+    checkpoints: int = CHECKPOINTS,
     device: ComputeDevice | None = None,
     host_layers: int = 0,
 ) -> IOBinding:
@@ -51,7 +53,7 @@ def open_io_binding(
             binding's ``more_outputs``.
         sequences: most of one pass, where the package and the device compute several; 0: one has the cache.
         rows: that these share; None: as in ``NativeIOBinding``.
-        drafts: most of a pass, where layers have states.
+        drafts: most of a pass, where layers have states; ``checkpoints``: of these, how many are kept.
         device: where the cache lies, one that the package can run on (``open_device``); None: in this process.
         host_layers: with a device: how many layers, the first ones, the CPU computes, with their cache in this process.
     """
@@ -108,5 +110,6 @@ def open_io_binding(
         rows=rows,
         largest_pass=largest_pass,
         drafts=drafts,
+        checkpoints=checkpoints,
         hidden=hidden,
     )

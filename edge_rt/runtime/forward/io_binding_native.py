@@ -17,6 +17,7 @@ from edge_rt.package.decoder import Decoder, Model
 from edge_rt.package.kv_formats import KV_FORMAT, RESTING_PER_SLOT, UPPER_HALVES, pool_rows, window_capacity
 from edge_rt.package.rope_tables import loaded_tables
 from edge_rt.package.spec_modes import MAX_DRAFT
+from edge_rt.package.states import CHECKPOINTS
 from edge_rt.runtime.cache.kv_cache import SlidingWindow
 from edge_rt.runtime.cache.row_pool import PooledCache, RowPool
 from edge_rt.runtime.forward.io_binding_base import FILLING, Array, BoundPass, IOBinding, Part, Specs
@@ -49,7 +50,7 @@ class NativeIOBinding(IOBinding):
             has the cache to itself. Without a sliding window only.
         rows: of the pool; None: ``capacity`` for each sequence, in whole blocks.
         largest_pass: rows of the largest pass that will be run; layers with a sliding window reserve room for it.
-        drafts: most of a pass, where layers have states.
+        drafts: most of a pass, where layers have states; ``checkpoints``: of these, how many are kept.
         hidden: whether passes return hidden states, too; the session must be opened with ``more_outputs``.
 
     Attributes:
@@ -70,6 +71,7 @@ class NativeIOBinding(IOBinding):
         rows: int | None = None,
         largest_pass: int = LARGEST_PASS,
         drafts: int = MAX_DRAFT + 1,
+        checkpoints: int = CHECKPOINTS,
         hidden: bool = False,
     ) -> None:
         formats = (kv_format,) * model.num_layers if isinstance(kv_format, str) else tuple(kv_format)
@@ -81,7 +83,9 @@ class NativeIOBinding(IOBinding):
         self.kv_formats = formats
         windows, heads = model.layer_windows, model.num_kv_heads
         self._convs = frozenset(model.conv_layers)
-        self._memory = StateMemory(model, max(sequences, 1), drafts) if model.recurrent_layers else None
+        self._memory = None
+        if model.recurrent_layers:
+            self._memory = StateMemory(model, max(sequences, 1), drafts, checkpoints)
         self.states = () if self._memory is None else self._memory.slots
         token_bytes = [
             0

@@ -12,6 +12,7 @@ from edge_rt.ort.binding import Binding
 from edge_rt.package.decoder import Decoder
 from edge_rt.package.op_list import STATE_INPUTS
 from edge_rt.package.states import SLOTS, state_sizes
+from edge_rt.runtime.cache.checkpoints import Checkpoints
 from edge_rt.runtime.cache.state_slots import StateSlots
 from edge_rt.runtime.forward.io_binding_base import Part, Specs
 from edge_rt.runtime.forward.outputs import give_back, untouched
@@ -25,6 +26,7 @@ class StateMemory:
     Args:
         sequences: whose states are kept.
         drafts: most of a pass.
+        checkpoints: states of earlier texts that are kept.
 
     Attributes:
         arrays: name of a graph's input -> float32 ``[sequences, 2, numbers of a slot]``; pages that no pass has written
@@ -33,31 +35,38 @@ class StateMemory:
         nbytes: of all arrays.
     """
 
-    def __init__(self, model: Decoder, sequences: int, drafts: int) -> None:
-        sizes = state_sizes(model, drafts)
+    def __init__(self, model: Decoder, sequences: int, drafts: int, checkpoints: int) -> None:
+        sizes, bare = state_sizes(model, drafts), state_sizes(model, 0)
         self._drafts = drafts
         self._memory = untouched((sequences * SLOTS * sum(sizes.values()),), np.float32)
-        self.nbytes = self._memory.nbytes
-        self.slots = tuple(StateSlots(index, drafts) for index in range(sequences))
+        kept = (checkpoints, sum(bare.values()))
+        self._kept = untouched(kept, np.float32) if checkpoints else np.empty(kept, np.float32)
+        self.nbytes = self._memory.nbytes + self._kept.nbytes
         self.arrays: dict[str, Array] = {}
         begin = 0
         for name, size in sizes.items():
             end = begin + sequences * SLOTS * size
             self.arrays[name] = self._memory[begin:end].reshape(sequences, SLOTS, size)
             begin = end
+        self._checkpoints = Checkpoints(self.arrays, bare, checkpoints, self._kept)
+        self.slots = tuple(StateSlots(index, drafts, self._checkpoints) for index in range(sequences))
 
     def inputs(self, sequences: int) -> StateInputs:
         """Return inputs for passes of so many sequences."""
         return StateInputs(sequences, self._drafts, self.slots[0])
 
     def forget(self) -> None:
-        """Return the memory to the system; the states are zeros afterwards."""
+        """Return the memory to the system; the states are zeros afterwards, and none are kept."""
+        self._checkpoints.forget()
         give_back(self._memory)
+        if self._kept.size:
+            give_back(self._kept)
 
     def release(self) -> None:
         """Release the memory."""
-        self.arrays = {}
-        self._memory = np.empty(0, np.float32)
+        self._checkpoints.forget()
+        self.arrays.clear()
+        self._memory = self._kept = np.empty(0, np.float32)
 
 
 class StateInputs:

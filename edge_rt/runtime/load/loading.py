@@ -395,6 +395,7 @@ def _open_io_binding(package: Package, load_plan: LoadPlan, device: ComputeDevic
             sequences=choice.slots if choice.slots > 1 else 0,
             rows=choice.kv_rows or None,
             drafts=load_plan.drafts,
+            checkpoints=choice.checkpoints,
             device=device,
             host_layers=load_plan.host_layers,
         )
