@@ -53,14 +53,16 @@ def allocated_bytes(shape: ModelShape, rows: int, ctx: int, sequences: int = 1) 
         )
         whole = 4 * shape.model.vocab_size * shape.model.hidden_size if shape.activations == "float" else 0
         return int(_MARGIN * (4 * floats * rows + whole)) + 8 * _FIXED
-    scratch = max(_attention_bytes(shape, rows, ctx, sequences), _state_scratch_bytes(shape, rows))
-    return int(_MARGIN * (_layer_row_bytes(shape) * rows + scratch)) + _FIXED
+    return int(_MARGIN * (_layer_row_bytes(shape) * rows + _attention_bytes(shape, rows, ctx, sequences))) + _FIXED
 
 
-def _state_scratch_bytes(shape: ModelShape, rows: int) -> int:
-    """Return the bytes of stripes of states that drafts leave for those behind them, of all threads."""
+def _stripes_bytes(shape: ModelShape) -> int:
+    """Return the bytes of stripes of states that drafts leave for those behind them, of a thread.
+
+    Operators ask for as many as there may be threads, and only those that compute write to theirs.
+    """
     dims = [one.key_dim if isinstance(one, GatedDelta) else one.state_size for one in shape.recurrences]
-    return _MAX_WORKERS * min(rows, MAX_DRAFT + 1) * 4 * STRIPE * max(dims, default=0)
+    return (MAX_DRAFT + 1) * 4 * STRIPE * max(dims, default=0)
 
 
 def heaviest_rows(shape: ModelShape, most: int) -> tuple[int, ...]:
@@ -81,14 +83,15 @@ def thread_bytes(shape: ModelShape, threads: int) -> int:
     """Return the bytes that threads keep for themselves, outside of any arena.
 
     They are for quantised rows in passes of few rows, and for unpacked tiles in passes of more; of gate and up two
-    tiles are unpacked at once.
+    tiles are unpacked at once. And for states of drafts.
     """
     if shape.op_profile != "native":
         return 0
     attended = shape.model.num_heads * shape.model.head_dim
     widest = max(shape.model.hidden_size, attended, shape.model.intermediate_size)
     tiles = max(2 * shape.model.hidden_size, attended, shape.model.intermediate_size)
-    return threads * (FEW_ROWS * _rounded_bytes(shape, widest) + _UNPACKED_BLOCK * -(-tiles // _BLOCK) + 256)
+    own = FEW_ROWS * _rounded_bytes(shape, widest) + _UNPACKED_BLOCK * -(-tiles // _BLOCK) + _stripes_bytes(shape) + 256
+    return threads * own
 
 
 def _layer_row_bytes(shape: ModelShape) -> int:
