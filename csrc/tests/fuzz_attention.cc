@@ -142,19 +142,37 @@ const char* feature_of(const AttentionShape& shape, const Input& parents, int64_
   return cuts_span(window, last) ? kCutSpan : kSpans;
 }
 
+// Where values come from; most often from qkv.
+enum ValueKind : int { kSharedCache, kKeys };
+
+// Lets a call read rows that another layer has appended.
+void share_cache(Case& call, Random& random, const AttentionShape& shape) {
+  call.set("shares_cache", int64_t{1});
+  call.inputs[kKeyNorm].present = false;
+  for (const int32_t row : rows_written(call, shape)) fill_row(random, shape, row, &call.inputs[kCache]);
+  call.writable.clear();
+}
+
 Case make(Random& random) {
   Case call;
   call.op = "SpecAttention";
   const AttentionShape shape = any_attention(random, false);
-  const int64_t width = (shape.heads + 2 * shape.kv_heads) * shape.dim;
+  const ValueKind kind = static_cast<ValueKind>(random.below(8));
+  const int64_t parts = kind == kSharedCache ? 0 : kind == kKeys ? 1 : 2;
+  const int64_t width = (shape.heads + parts * shape.kv_heads) * shape.dim;
   call.inputs = {floats(random, {shape.rows(), width}, -3.0f, 3.0f)};
   add_attention(call, random, shape, kKeyConstants);
+  const bool is_normed = parts > 0 && random.one_in(4);
+  if (is_normed) call.set("norms_values", int64_t{1});
+  if (kind == kKeys) call.set("values_are_keys", int64_t{1});
+  if (kind == kSharedCache) share_cache(call, random, shape);
   // Float values are copied as they are.
+  const bool is_copied = shape.format == kKvF32 && parts > 0 && !is_normed;
   int64_t i = 0;
-  for (const int32_t row : shape.format == kKvF32 ? rows_written(call, shape) : std::vector<int32_t>{}) {
+  for (const int32_t row : is_copied ? rows_written(call, shape) : std::vector<int32_t>{}) {
     for (int64_t kv = 0; kv < shape.kv_heads; ++kv) {
       const size_t at = places_in_cache(shape, shape.kv_heads + kv, row)[0].begin;
-      const int64_t value = (i * width + (shape.heads + shape.kv_heads + kv) * shape.dim) * 4;
+      const int64_t value = (i * width + (shape.heads + (parts - 1) * shape.kv_heads + kv) * shape.dim) * 4;
       const uint8_t* from = call.inputs[kRowsIn].bytes.data() + value;
       call.written.push_back({at, std::vector<uint8_t>(from, from + shape.dim * 4)});
     }

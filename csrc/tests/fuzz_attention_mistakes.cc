@@ -11,7 +11,7 @@ bool wrong_attribute(Case& call, Random& random) {
   const int64_t heads = call.attribute("num_heads")->integer;
   const int64_t huge = random.pick<int64_t>({INT64_MIN, -1, INT64_MAX, int64_t{1} << 32});
   const float bad_real = random.pick({std::nanf(""), HUGE_VALF, -HUGE_VALF});
-  switch (random.below(11)) {
+  switch (random.below(12)) {
     case 0: call.set("num_heads", random.pick<int64_t>({0, huge, int64_t{1} << 20})); break;
     case 1: call.set("num_kv_heads", random.pick<int64_t>({0, huge, heads + 1})); break;
     case 2: call.set("head_dim", random.pick<int64_t>({0, 1, huge, kMaxHeadDim + 2})); break;
@@ -22,11 +22,15 @@ bool wrong_attribute(Case& call, Random& random) {
     case 7: call.set("scale", bad_real); break;
     case 8: call.set("rotate", random.pick<int64_t>({-1, 2, INT64_MIN})); break;
     case 9: call.set("norm_after_rotation", random.pick<int64_t>({-1, 2, INT64_MAX})); break;
+    case 10:
+      call.set(random.pick<std::string>({"shares_cache", "norms_values", "values_are_keys"}),
+               random.pick<int64_t>({-1, 2, INT64_MAX}));
+      break;
     default: call.set("softcap", random.pick({bad_real, -1.0f}));
   }
-  call.words = {"num_heads is", "head_dim is",    "layer is",
-                "window is",    "interleaved is", "scale is",
-                "softcap is",   "rotate is",      "norm_after_rotation is"};
+  call.words = {"num_heads is",           "head_dim is",  "layer is",        "window is",
+                "interleaved is",         "scale is",     "softcap is",      "rotate is",
+                "norm_after_rotation is", "shares_cache", "norms_values is", "values_are_keys is"};
   return true;
 }
 
@@ -94,7 +98,7 @@ bool wrong_norm(Case& call, Random& random) {
   norm.present = true;
   norm.dims[0] = other;
   norm.resize();
-  call.words = {"_norm is ["};
+  call.words = {"_norm is [", "k_norm is given"};
   return true;
 }
 

@@ -172,7 +172,7 @@ bool wrong_value(Case& call, Random& random) {
 bool wrong_format(Case& call, Random& random) {
   const auto name = random.pick<std::string>({"gate_up_format", "down_format"});
   call.set(name, random.pick<std::string>({"", "w9", "w8,", "w4,w4,w4", std::string(700, 'x')}));
-  call.words = {"format is", "format has"};
+  call.words = {"format is", "format has", "in_features is"};
   return true;
 }
 

@@ -33,7 +33,8 @@ void set_matrix(Case& call, const MatrixSizes& sizes) {
 // Steps that few models have, of a call whose inputs 0 to 5 and activation are chosen.
 void add_steps(Case& call, Random& random, int64_t inputs, int64_t width) {
   call.inputs.resize(8);
-  call.inputs[6] = floats(random, {width}, -2.0f, 2.0f);
+  const int64_t groups = random.pick<int64_t>({1, 1, 2, 3, width});
+  call.inputs[6] = floats(random, {width % groups == 0 ? width / groups : width}, -2.0f, 2.0f);
   call.inputs[7] = floats(random, {inputs}, -1.0f, 1.0f);
   call.inputs[6].present = random.one_in(4);
   call.inputs[7].present = call.inputs[2].present && random.one_in(3);
@@ -55,7 +56,9 @@ Case make_linear(Random& random) {
   rows = std::min(rows, std::max<int64_t>(1, kMostProducts / (sizes.outputs * sizes.inputs)));
   const int64_t width = kind == 3 ? sizes.outputs / 2 : sizes.outputs;
   set_matrix(call, sizes);
-  if (kind >= 2) {
+  if (kind == 2 && random.one_in(3)) {
+    call.set("activation", std::string("gelu_gate"));
+  } else if (kind >= 2) {
     call.set("activation", random.pick<std::string>({"swiglu", "geglu"}));
   } else if (random.one_in(2)) {
     call.set("activation", random.pick<std::string>({"none", "relu2"}));
@@ -155,6 +158,7 @@ Case make_embed(Random& random) {
   const int64_t rows = random.one_in(20) ? 0 : random.size(40);
   set_matrix(call, sizes);
   if (random.one_in(2)) call.set("scale", random.uniform(-50.0f, 50.0f));
+  if (random.one_in(2)) call.set("stays_in_file", random.below(2));
   call.inputs = {int64s({rows}), packed_matrix(random, sizes)};
   call.inputs[0].alignment = random.pick<size_t>({64, 8});
   for (int64_t i = 0; i < rows; ++i) {
@@ -200,6 +204,22 @@ bool wrong_steps(Case& call, Random& random) {
     default: call.inputs[4].present = false; call.set("residual_scale", 0.5f);
   }
   call.words = {"norm is", "output_scale is", "softcap is", "residual_scale is", "norm_bias is given"};
+  return true;
+}
+
+// Groups that do not divide a row.
+bool wrong_groups(Case& call, Random& random) {
+  const int64_t width = call.outputs[0][1], size = random.pick<int64_t>({0, width + 1, 2 * width, width - 1});
+  if (size == 1) return false;
+  call.inputs[6] = floats(random, {size}, -2.0f, 2.0f);
+  call.words = {"post_norm is ["};
+  return true;
+}
+
+bool no_gate(Case& call, Random&) {
+  call.set("activation", std::string("gelu_gate"));
+  call.inputs[5].present = false;
+  call.words = {"but gate is missing", "residual is [", "post_norm is ["};
   return true;
 }
 
@@ -308,7 +328,7 @@ Subject quant_linear() {
   Subject subject{"QuantLinear",
                   make_linear,
                   {0, 1},
-                  {{0, {1}}, {1, {0, 1, 2}}, {2, {0}}, {3, {0}}, {4, {0, 1}}, {5, {0, 1}}, {6, {0}}, {7, {0}}},
+                  {{0, {1}}, {1, {0, 1, 2}}, {2, {0}}, {3, {0}}, {4, {0, 1}}, {5, {0, 1}}, {7, {0}}},
                   {"format", "out_features", "in_features"},
                   {1},
                   {},
@@ -332,6 +352,8 @@ Subject quant_linear() {
                            }},
                           {"norm and scales", wrong_steps},
                           {"fine blocks", wrong_fine},
+                          {"post_norm of groups", wrong_groups},
+                          {"gelu_gate alone", no_gate},
                           {"gate without an activation of gates",
                            [](Case& call, Random& random) {
                              call.inputs[5].present = true;

@@ -1,5 +1,7 @@
 #include "tests/golden_ops.h"
 
+#include <cstring>
+
 namespace edge_rt::golden {
 namespace {
 
@@ -40,6 +42,33 @@ void run_linear_steps(const KernelTable& kernels, const Report& report, const st
   options.norm_bias = norm_bias.data();
   options.post_norm = post.data();
   run("layer_norm_bias_post_norm", options);
+}
+
+// A product that is its own gate, and norms of groups of a row.
+void run_linear_groups(const KernelTable& kernels, const Report& report, WeightFormat format) {
+  constexpr int64_t kRows = 11, kOutputs = 72, kInputs = 96;
+  const std::string prefix = std::string("quant_linear.") + format_name(format) + ".groups.";
+  Random random(prefix);
+  const Matrix matrix(random, format, kOutputs, kInputs);
+  const std::vector<float> x = random.uniform(kRows * kInputs, 3.0f), gate = random.uniform(kRows * kOutputs, 6.0f);
+  const std::vector<float> post = random.uniform(kOutputs, 2.0f), residual = random.uniform(kRows * kOutputs, 2.0f);
+  const auto run = [&](const std::string& name, const LinearOptions& options) {
+    Hash hash;
+    hash.add(linear(kernels, matrix, x, kRows, options, &hash));
+    report(prefix + name, hash.value());
+  };
+  LinearOptions options;
+  options.steps.activation = Activation::kGeluGate;
+  options.gate = gate.data();
+  run("gelu_gate", options);
+  options = {};
+  options.steps = {Activation::kNone, 0.125f, 0.0f, 0.7071067811865476f};
+  options.post_norm = post.data();
+  options.residual = residual.data();
+  for (const int64_t width : {24, 36}) {
+    options.post_width = width;
+    run("post_norm_" + std::to_string(width), options);
+  }
 }
 
 void run_linears(const KernelTable& kernels, const Report& report, WeightFormat format, int64_t outputs,
@@ -249,6 +278,39 @@ void run_attention_norms(const AttentionRunner& runner, const Report& report, co
   run_attention_case(runner, report, prefix + "unrotated", std::move(unrotated), kPrompt);
 }
 
+// Values that are normed, those that are keys before their norm, and a layer that reads what another one has appended.
+void run_attention_values(const KernelTable& kernels, const Report& report, int format) {
+  constexpr int kCapacity = 300;
+  const std::string prefix = std::string("spec_attention.") + kKvFormats[format].name + ".";
+  const AttentionRunner runner = [&](Attention& attention, const std::vector<float>& qkv,
+                                     const std::vector<int32_t>& parents,
+                                     int64_t past) { return attention.run(kernels, qkv, parents, past); };
+  Random random(prefix + "values");
+  Attention normed(4, 2, 40, 40, format, kCapacity);
+  normed.k_norm = normed.q_norm = random.uniform(40, 2.0f);
+  normed.norms_values = true;
+  run_attention_case(runner, report, prefix + "normed_values", normed, 140);
+  normed.values_are_keys = true;
+  run_attention_case(runner, report, prefix + "values_are_keys", normed, 140);
+  Attention shared = normed;
+  shared.k_norm.clear();
+  shared.norms_values = shared.values_are_keys = false;
+  shared.shares_cache = true;
+  Hash hash;
+  int64_t past = 0;
+  // A tree of a few rows, a prompt, rows behind several spans.
+  for (const std::vector<int32_t>& parents : {std::vector<int32_t>{-1, 0, 0, 1}, chain(270), chain(3)}) {
+    const auto rows = static_cast<int64_t>(parents.size());
+    normed.run(kernels, random.uniform(rows * 6 * 40, 2.0f), parents, past);
+    std::memcpy(shared.cache.as<uint8_t>(), normed.cache.as<uint8_t>(), normed.cache_bytes());
+    hash.add(shared.run(kernels, random.uniform(rows * 4 * 40, 2.0f), parents, past));
+    if (std::memcmp(shared.cache.as<uint8_t>(), normed.cache.as<uint8_t>(), normed.cache_bytes()) != 0)
+      hash.add(chain(1));
+    past += rows == 4 ? 2 : rows;
+  }
+  report(prefix + "shared", hash.value());
+}
+
 void run_attentions(const AttentionRunner& runner, const Report& report, int format) {
   const std::string prefix = std::string("spec_attention.") + kKvFormats[format].name + ".";
   run_attention_case(runner, report, prefix + "plain", Attention(4, 2, 64, 64, format, 192), 140);
@@ -310,6 +372,8 @@ void run_ops(const KernelTable& kernels, const Report& report) {
   run_attention_cases([&](Attention& attention, const std::vector<float>& qkv, const std::vector<int32_t>& parents,
                           int64_t past) { return attention.run(kernels, qkv, parents, past); },
                       report);
+  for (const WeightFormat format : {WeightFormat::kW4, WeightFormat::kF32}) run_linear_groups(kernels, report, format);
+  for (int format = 0; format < kKvFormatCount; ++format) run_attention_values(kernels, report, format);
 }
 
 void run_attention_cases(const AttentionRunner& runner, const Report& report) {

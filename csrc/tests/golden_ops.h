@@ -30,6 +30,7 @@ struct LinearOptions {
   const float* post_norm = nullptr;
   bool is_layer_norm = false;
   const float* norm_bias = nullptr;
+  int64_t post_width = 0;  // of groups that post_norm norms; 0: whole rows
 };
 
 // y of x [rows, matrix.inputs]; what the activations became is added to the hash.
@@ -55,6 +56,7 @@ struct Attention {
   float softcap = 0.0f, epsilon = 1e-6f;
   bool interleaved = false;
   bool norms_after_rotation = false, rotates = true;
+  bool shares_cache = false, norms_values = false, values_are_keys = false;
   std::vector<float> q_norm, k_norm, sinks, query_scale;  // empty: none
   std::vector<float> key_centre, key_balance, key_feedback;
   std::vector<float> cos, sin;   // [positions][rotary / 2]

@@ -56,6 +56,7 @@ std::vector<float> linear(const KernelTable& kernels, const Matrices& matrices, 
   job.residual = options.residual;
   job.steps = options.steps;
   job.post_norm = options.post_norm;
+  job.post_width = options.post_width > 0 ? options.post_width : job.width;
   job.post_epsilon = kLinearEpsilon;
   std::vector<float> y(static_cast<size_t>(rows * job.width));
   job.y = y.data();
@@ -126,6 +127,9 @@ AttentionPass Attention::pass(const std::vector<int32_t>& parents, const std::ve
   pass.sinks = pointer(sinks);
   pass.query_scale = pointer(query_scale);
   pass.norms_after_rotation = norms_after_rotation;
+  pass.shares_cache = shares_cache;
+  pass.norms_values = norms_values;
+  pass.values_are_keys = values_are_keys;
   pass.q_norm_of_row = q_norm.size() > static_cast<size_t>(head_dim);
   pass.k_norm_of_row = k_norm.size() > static_cast<size_t>(head_dim);
   pass.key_centre = pointer(key_centre);

@@ -34,8 +34,8 @@ abi::Status* DecoderLayer::create(ort::Attributes& attributes) {
   if (abi::Status* bad = read_activation(attributes, {"swiglu", "geglu", "relu2"}, &activation_)) return bad;
   if (abi::Status* bad = read_residual_scale(attributes, &residual_scale_)) return bad;
   if (abi::Status* bad = read_norm(attributes, &is_layer_norm_)) return bad;
-  const int64_t queries = attention_.out_features(), keys = (attention_.qkv_features() - queries) / 2;
-  std::vector<int64_t> outs[] = {{queries, keys, keys}, {hidden}, {intermediate}, {hidden}};
+  const int64_t queries = attention_.out_features();
+  std::vector<int64_t> outs[] = {attention_.qkv_parts(), {hidden}, {intermediate}, {hidden}};
   if (is_gated(activation_)) outs[kGateUp].push_back(intermediate);
   const int64_t ins[] = {hidden, queries, hidden, intermediate};
   for (int i = 0; i < kMatrixCount; ++i) {
@@ -118,6 +118,7 @@ LinearRows DecoderLayer::product(const ort::OpContext& context, const Pass& pass
   } else if (job.residual != nullptr) {
     job.steps.residual_scale = residual_scale_;
     job.post_norm = context.input(which == kOutput ? kAttentionPostNorm : kMlpPostNorm).as<const float>();
+    job.post_width = job.width;
     job.post_epsilon = epsilon_;
   }
   return job;

@@ -21,9 +21,9 @@ namespace edge_rt {
 
 // Inputs 1 to 10, the constants of keys and the attributes they need are SpecAttention's. qkv, output, gate_up and down
 // are packed matrices of attributes <name>_format and, where blocks of their input are fine, <name>_fine_blocks;
-// gate_up alternates tiles of gate and up rows. qkv may have three formats and gate_up two, one for each of its parts,
-// which then lie one behind the other. `hidden` is the length of a row of x, `intermediate` of the gate. `epsilon`
-// belongs to all norms. Behind the constants of keys:
+// gate_up alternates tiles of gate and up rows. qkv may have as many formats as parts and gate_up two, one for each of
+// its parts, which then lie one behind the other. `hidden` is the length of a row of x, `intermediate` of the gate.
+// `epsilon` belongs to all norms. Behind the constants of keys:
 //   qkv_bias, output_bias, gate_up_bias, down_bias: one number for each row of the matrix, in the order of its tiles,
 //   so
 //     that those of gate_up alternate as its tiles do

@@ -1,16 +1,31 @@
 #include "ops/quant_embed/quant_embed_op.h"
 
+#include <algorithm>
 #include <cmath>
 
+#include "common/file_pages.h"
 #include "kernels/kernel_table.h"
 
 namespace edge_rt {
+namespace {
+
+// Rows that are read before pages are given back.
+constexpr int64_t kRowsAtOnce = 16;
+
+size_t tile_size(const PackedWeight& weight) { return static_cast<size_t>(weight.tile_bytes()); }
+
+}  // namespace
 
 abi::Status* QuantEmbed::create(ort::Attributes& attributes) {
   kernels_ = &kernel_table(attributes.isa()).quant_embed;
   if (abi::Status* bad = matrix_.create(attributes)) return bad;
   scale_ = attributes.real("scale", 1.0f);
   if (!std::isfinite(scale_)) return attributes.error("scale is not finite");
+  const int64_t stays = attributes.integer("stays_in_file", 0);
+  if (stays != 0 && stays != 1) {
+    return attributes.error("stays_in_file is %lld, must be 0 or 1", static_cast<long long>(stays));
+  }
+  stays_in_file_ = stays == 1;
   return matrix_.parts() == 1 ? nullptr : attributes.error("format has %d names, must have 1", matrix_.parts());
 }
 
@@ -41,11 +56,27 @@ abi::Status* QuantEmbed::check(ort::OpContext& context, EmbedRows* job) const {
 abi::Status* QuantEmbed::compute(ort::OpContext& context) const {
   EmbedRows job;
   if (abi::Status* bad = check(context, &job)) return bad;
+  const bool is_returned = job.rows > 0 && gives_back(job.weight);
   // A row is a copy of some hundred bytes: no work to be shared out.
-  for (int64_t i = 0; i < job.rows; ++i) {
-    kernels_->row(job.weight, job.ids[i], job.features, job.scale, job.y + i * job.features);
+  for (int64_t begin = 0; begin < job.rows; begin += kRowsAtOnce) {
+    const int64_t end = std::min(begin + kRowsAtOnce, job.rows);
+    for (int64_t i = begin; is_returned && i < end; ++i) {
+      fetch_pages(job.weight.tile(job.ids[i] / kTileRows), tile_size(job.weight));
+    }
+    for (int64_t i = begin; i < end; ++i) {
+      kernels_->row(job.weight, job.ids[i], job.features, job.scale, job.y + i * job.features);
+    }
+    if (is_returned) release_pages(job.weight.data, static_cast<size_t>(job.weight.bytes()));
   }
   return nullptr;
+}
+
+bool QuantEmbed::gives_back(const PackedWeight& weight) const {
+  if (!stays_in_file_) return false;
+  if (mapped_.load(std::memory_order_relaxed) == weight.data) return true;
+  if (!is_mapped_file(weight.data, static_cast<size_t>(weight.bytes()))) return false;
+  mapped_.store(weight.data, std::memory_order_relaxed);
+  return true;
 }
 
 }  // namespace edge_rt

@@ -1,6 +1,7 @@
 // QuantEmbed's face to ONNX Runtime.
 #pragma once
 
+#include <atomic>
 #include <string>
 
 #include "ops/quant_embed/quant_embed.h"
@@ -10,7 +11,8 @@
 namespace edge_rt {
 
 // y [rows, in_features] = `scale` (1 by default) times the matrix's rows `ids` [rows]; an id outside 0 ... out_features
-// - 1 is an error.
+// - 1 is an error. Attribute `stays_in_file` 1: the matrix is large and few of its rows are read. Where it is mapped
+// from a file, pages are asked for before rows are read, and given back behind, so that it takes no memory in between.
 struct QuantEmbed {
   static constexpr const char* kName = "QuantEmbed";
   static constexpr ort::Port kInputs[] = {{"ids", abi::kInt64}, {"weight", abi::kUint8}};
@@ -26,8 +28,13 @@ struct QuantEmbed {
   static std::string find_bad_id(const EmbedRows& job);
 
  private:
+  // Whether the pages of a matrix are to be given back.
+  bool gives_back(const PackedWeight& weight) const;
+
   PackedMatrix matrix_;
   float scale_ = 1.0f;
+  bool stays_in_file_ = false;
+  mutable std::atomic<const uint8_t*> mapped_{nullptr};  // a matrix that is known to be mapped from a file
   const QuantEmbedKernels* kernels_ = nullptr;
 };
 

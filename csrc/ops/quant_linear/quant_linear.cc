@@ -179,7 +179,8 @@ abi::Status* PackedMatrix::view(const ort::OpContext& context, int index, const 
 
 namespace {
 
-constexpr const char* kActivationNames[] = {"none", "swiglu", "geglu", "relu2"};  // in the order of Activation
+// In the order of Activation.
+constexpr const char* kActivationNames[] = {"none", "swiglu", "geglu", "relu2", "gelu_gate"};
 
 }  // namespace
 
@@ -225,7 +226,7 @@ abi::Status* QuantLinear::create(ort::Attributes& attributes) {
   if (abi::Status* bad = matrix_.create(attributes)) return bad;
   if (abi::Status* bad = matrix_.read_fine(attributes, "")) return bad;
   epsilon_ = attributes.real("epsilon", 0.0f);
-  const auto names = {"none", "swiglu", "geglu", "relu2"};
+  const auto names = {"none", "swiglu", "geglu", "relu2", "gelu_gate"};
   if (abi::Status* bad = read_activation(attributes, names, &steps_.activation)) return bad;
   if (abi::Status* bad = read_residual_scale(attributes, &steps_.residual_scale)) return bad;
   steps_.output_scale = attributes.real("output_scale", 1.0f);
@@ -259,6 +260,9 @@ abi::Status* QuantLinear::check(ort::OpContext& context, LinearRows* out) const 
   if (has_gate && !is_gated(steps_.activation)) {
     return context.error("gate is given, but activation is %s", kActivationNames[static_cast<int>(steps_.activation)]);
   }
+  if (steps_.activation == Activation::kGeluGate && !has_gate) {
+    return context.error("activation is gelu_gate, but gate is missing");
+  }
   if (steps_.residual_scale != 1.0f && !context.input(4).present) {
     return context.error("residual_scale is %g, but residual is missing", static_cast<double>(steps_.residual_scale));
   }
@@ -272,10 +276,15 @@ abi::Status* QuantLinear::check(ort::OpContext& context, LinearRows* out) const 
       (bad = context.check_shape(2, {matrix_.in_features})) != nullptr ||
       (bad = context.check_shape(3, {job.out_features})) != nullptr ||
       (bad = context.check_shape(4, {rows, job.width})) != nullptr ||
-      (bad = context.check_shape(5, {rows, job.width})) != nullptr ||
-      (bad = context.check_shape(6, {job.width})) != nullptr ||
+      (bad = context.check_shape(5, {rows, job.width})) != nullptr || (bad = context.check_shape(6, {-1})) != nullptr ||
       (bad = check_norm_bias(context, 2, 7, matrix_.in_features)) != nullptr) {
     return bad;
+  }
+  const ort::TensorView& post_norm = context.input(6);
+  job.post_width = post_norm.present ? post_norm.dims[0] : job.width;
+  if (job.post_width < 1 || job.width % job.post_width != 0) {
+    return context.error("post_norm is [%lld], must divide the %lld features of a row",
+                         static_cast<long long>(job.post_width), static_cast<long long>(job.width));
   }
   ort::TensorView y;
   if (abi::Status* bad = context.output(0, {rows, job.width}, &y)) return bad;

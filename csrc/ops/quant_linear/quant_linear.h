@@ -20,8 +20,9 @@
 // A format with a scale of whole rows multiplies f by it then.
 //
 // Behind the sum f, each step rounded once and each left out where it would change nothing:
-//   v = f + bias;  v = silu(gate) * v or gelu_tanh(gate) * v, or max(v, 0)^2;  v = output_scale * v;
-//   v = softcap * tanh(v / softcap);  v = (v * rms) * post_norm, rms of the whole row;
+//   v = f + bias;  v = silu(gate) * v or gelu_tanh(gate) * v, or gelu_tanh(v) * gate, or max(v, 0)^2;
+//   v = output_scale * v;  v = softcap * tanh(v / softcap);
+//   v = (v * rms) * post_norm, rms of the whole row, or of each group of as many features as there are weights;
 //   y = fma(residual_scale, v, residual)
 // gelu_tanh(x) = x * sigmoid(2u) with 2u = x * fma(x^2, c3, c1): 0.5 x (1 + tanh u) without the difference.
 #pragma once
@@ -194,10 +195,10 @@ struct RoundRows {
   EDGE_RT_IN_PLACE int64_t blocks() const { return out.blocks - fine.blocks; }
 };
 
-enum class Activation : int { kNone, kSwiglu, kGeglu, kRelu2 };
+enum class Activation : int { kNone, kSwiglu, kGeglu, kRelu2, kGeluGate };
 
 constexpr bool is_gated(Activation activation) {
-  return activation == Activation::kSwiglu || activation == Activation::kGeglu;
+  return activation == Activation::kSwiglu || activation == Activation::kGeglu || activation == Activation::kGeluGate;
 }
 
 // Steps behind a product that few models have.
@@ -234,7 +235,8 @@ struct LinearRows {
   // Memory of the thread for unpacked tiles, unpacked_bytes(job), or nullptr: they are unpacked in every walk.
   uint8_t* unpacked;
   LinearSteps steps = {};
-  const float* post_norm = nullptr;  // [width] or nullptr: RMSNorm of whole rows, before the residual
+  const float* post_norm = nullptr;  // [post_width] or nullptr: RMSNorm of whole rows, or groups, before the residual
+  int64_t post_width = 0;            // divides width
   float post_epsilon = 0.0f;
   FetchAhead fetch;
 };

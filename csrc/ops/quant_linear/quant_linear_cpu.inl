@@ -325,11 +325,10 @@ inline void linear_tiles(const LinearRows& job, int64_t begin, int64_t end, int6
 // --- whole rows behind all tiles ---
 
 inline void post_norm_rows(const LinearRows& job, int64_t begin, int64_t end) {
-  for (int64_t row = begin; row < end; ++row) {
-    const int64_t first = row * job.width;
-    const VF rms = vf_set1(rms_scale(job.y + first, static_cast<int>(job.width), job.post_epsilon));
-    for (int64_t i = 0; i < job.width; i += 16) {
-      const int count = job.width - i < 16 ? static_cast<int>(job.width - i) : 16;
+  for (int64_t first = begin * job.width; first < end * job.width; first += job.post_width) {
+    const VF rms = vf_set1(rms_scale(job.y + first, static_cast<int>(job.post_width), job.post_epsilon));
+    for (int64_t i = 0; i < job.post_width; i += 16) {
+      const int count = job.post_width - i < 16 ? static_cast<int>(job.post_width - i) : 16;
       float* y = job.y + first + i;
       const VF value = vf_mul(vf_mul(vf_load_n(y, count), rms), vf_load_n(job.post_norm + i, count));
       vf_store_n(y, add_residual(job, first + i, count, value), count);

@@ -18,6 +18,7 @@ inline VF gated_within(const LinearSteps& steps, VF gate, VF value) {
 }
 
 inline VF gated(const LinearSteps& steps, VF gate, VF value) {
+  if (steps.activation == Activation::kGeluGate) return vf_mul(vf_gelu(value), gate);
   if (steps.has_limits()) return gated_within(steps, gate, value);
   return vf_mul(steps.activation == Activation::kGeglu ? vf_gelu(gate) : vf_silu(gate), value);
 }

@@ -53,9 +53,10 @@ abi::Status* check_norm_bias(const ort::OpContext& context, int weight, int bias
 // bias)))
 //   activation "none": width = out_features. "relu2": max(value, 0)^2. "swiglu", "geglu": with `gate`
 //   silu(gate) * value or gelu(gate) * value, gelu by its tanh formula; without it tiles alternate gate and up rows,
-//   and so do the numbers of `bias`: width = out_features / 2.
+//   and so do the numbers of `bias`: width = out_features / 2. "gelu_gate": gelu(value) * gate, which must be given.
 //   `norm_weight` asks for a norm of x with attribute `epsilon`: RMSNorm, or LayerNorm where attribute `norm` is
-//   "layer" or `norm_bias` is given. `post_norm` asks for RMSNorm of the finished row, with the same epsilon.
+//   "layer" or `norm_bias` is given. `post_norm` asks for RMSNorm of the finished row, with the same epsilon;
+//   where it has fewer weights, of each group of so many features.
 //   softcap(v) = softcap * tanh(v / softcap), or v with 0. `residual_scale` needs a residual.
 struct QuantLinear {
   static constexpr const char* kName = "QuantLinear";

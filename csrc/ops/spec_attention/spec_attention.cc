@@ -45,6 +45,7 @@ abi::Status* SpecAttention::create(ort::Attributes& attributes) {
   if (norm_after_rotation != 0 && norm_after_rotation != 1) {
     return attributes.error("norm_after_rotation is %lld, must be 0 or 1", printable(norm_after_rotation));
   }
+  if (abi::Status* bad = read_values(attributes)) return bad;
   if (!std::isfinite(fixed_.scale)) return attributes.error("scale is not finite");
   if (!std::isfinite(fixed_.softcap) || fixed_.softcap < 0) {
     return attributes.error("softcap is %g, must be finite and not below 0", static_cast<double>(fixed_.softcap));
@@ -64,6 +65,31 @@ abi::Status* SpecAttention::create(ort::Attributes& attributes) {
   rotates_ = rotate == 1;
   kernels_ = &kernel_table(attributes.isa()).spec_attention;
   return nullptr;
+}
+
+// Where keys and values come from.
+abi::Status* SpecAttention::read_values(ort::Attributes& attributes) {
+  constexpr const char* kNames[] = {"shares_cache", "norms_values", "values_are_keys"};
+  bool* const flags[] = {&fixed_.shares_cache, &fixed_.norms_values, &fixed_.values_are_keys};
+  for (int i = 0; i < 3; ++i) {
+    const int64_t value = attributes.integer(kNames[i], 0);
+    if (value != 0 && value != 1) {
+      return attributes.error("%s is %lld, must be 0 or 1", kNames[i], printable(value));
+    }
+    *flags[i] = value == 1;
+    if (i > 0 && value == 1 && fixed_.shares_cache) {
+      return attributes.error("%s is 1 beside shares_cache, with which there are no values", kNames[i]);
+    }
+  }
+  return nullptr;
+}
+
+std::vector<int64_t> SpecAttention::qkv_parts() const {
+  const int64_t keys = fixed_.kv_heads * int64_t{fixed_.head_dim};
+  std::vector<int64_t> parts{out_features()};
+  if (!fixed_.shares_cache) parts.push_back(keys);
+  if (!fixed_.shares_cache && !fixed_.values_are_keys) parts.push_back(keys);
+  return parts;
 }
 
 abi::Status* SpecAttention::check_shapes(const ort::OpContext& context, const Places& places,
@@ -95,6 +121,8 @@ abi::Status* SpecAttention::check_norms(const ort::OpContext& context, Attention
     const ort::TensorView& norm = context.input(8 + i);
     const int64_t dim = pass->head_dim, whole = heads[i] * dim;
     if (!norm.present) continue;
+    if (i == 1 && pass->shares_cache)
+      return context.error("k_norm is given beside shares_cache, with which there are no keys");
     if (abi::Status* bad = context.check_shape(8 + i, {-1})) return bad;
     if (norm.dims[0] != dim && norm.dims[0] != whole) {
       return context.error("%s is [%lld], must be [%lld] or [%lld]", context.input_name(8 + i), printable(norm.dims[0]),

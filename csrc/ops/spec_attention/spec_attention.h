@@ -10,6 +10,9 @@
 //   scores as they are and spreads large elements, so that 4 bits hold them; likewise values, and y, which turns them
 //   back. The transform is of blocks: the largest power of two that divides the head size. x *= sqrt(1 / block), then
 //   (a + b, a - b) at distances 1, 2, 4 ... within a block.
+// - A value may be normed: v *= rms_scale, without weights. It may be the key of its head as it is before norm and
+// rotation.
+// - Keys and values may be those of an earlier layer: then a pass has queries only, and appends nothing.
 // - Before that, in formats that turn keys, where these are given: key = (key - centre) / balance, and
 //   q = q * balance, each of its kv head. Softmax does not see the centre, nor scores the balance; but keys of a layer
 //   share much, and their dimensions differ in size, which would take up the range of 4 bits.
@@ -134,6 +137,8 @@ struct AttentionPass : PassRows {
   bool interleaved;
   bool norms_after_rotation;
   bool q_norm_of_row, k_norm_of_row;  // weights of all heads, [H * D] and [KV * D]; else of a head, [D]
+  bool shares_cache;                  // rows of qkv are queries only; their keys and values are in the cache
+  bool norms_values, values_are_keys;
   int format;
   const float *qkv, *cos, *sin;
   const float *q_norm, *k_norm, *sinks, *query_scale;    // or nullptr
@@ -148,6 +153,8 @@ struct AttentionPass : PassRows {
   float* query_scales;  // and the scale and the sum of codes per group of dimensions
   int32_t* query_sums;
 
+  // Heads in a row of qkv.
+  int64_t row_heads() const { return heads + (shares_cache ? 0 : values_are_keys ? kv_heads : 2 * kv_heads); }
   int64_t query_index(int kv, int64_t row) const { return (kv * rows + row) * group; }
   // Where a query lies in scratch memory.
   int64_t query_place(int kv, int64_t row) const { return query_index(kv, row) - first_query; }

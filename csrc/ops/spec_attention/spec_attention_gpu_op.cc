@@ -59,6 +59,12 @@ abi::Status* GpuAttention::check(const ort::OpContext& context, const SpecAttent
   if (passes.size() > 1) {
     return context.error("past_length has %zu sequences, a GPU computes one in a pass", passes.size());
   }
+  const AttentionPass& pass = passes.front();
+  if (pass.shares_cache || pass.norms_values || pass.values_are_keys) {
+    return context.error("%s is 1, which a GPU does not compute", pass.shares_cache   ? "shares_cache"
+                                                                  : pass.norms_values ? "norms_values"
+                                                                                      : "values_are_keys");
+  }
   return check_alignment(context, 1, kCacheAlignment);
 }
 

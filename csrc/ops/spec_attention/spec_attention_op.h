@@ -41,6 +41,10 @@ inline constexpr ort::Port kSequencePorts[] = {{"sequence_rows", abi::kInt32}};
 //   q_norm, k_norm: [D], one norm for each head; or [H * D] and [KV * D], one for all heads of the row together, with a
 //     weight for every element. Attribute `norm_after_rotation` 1: behind the rotation, then [D] only.
 //   rotate: attribute; 0: this layer does not rotate, whatever cos and sin hold.
+//   norms_values: attribute; 1: values are normed with `epsilon`, without weights.
+//   values_are_keys: attribute; 1: qkv is [S, (H + KV) D], and a value is the key before its norm and rotation.
+//   shares_cache: attribute; 1: qkv is [S, H D]. `cache` and `layer` are those of an earlier layer of the same pass,
+//     which has appended the rows; this one appends nothing.
 //   query_scale [P], as many as rows of cos: the query at a position is multiplied by it, behind `scale`.
 // Everything is checked before anything is written.
 struct SpecAttention {
@@ -70,12 +74,15 @@ struct SpecAttention {
   abi::Status* check(ort::OpContext& context, Passes* passes, Depths* depths) const;
   // Points passes to their rows of qkv and y.
   void point_to_rows(const float* qkv, float* y, Passes* passes) const;
-  int64_t qkv_features() const { return (fixed_.heads + 2 * fixed_.kv_heads) * int64_t{fixed_.head_dim}; }
+  int64_t qkv_features() const { return fixed_.row_heads() * fixed_.head_dim; }
+  // Of what qkv consists of: queries, and keys and values where it has them.
+  std::vector<int64_t> qkv_parts() const;
   int64_t out_features() const { return fixed_.heads * int64_t{fixed_.head_dim}; }
   int64_t layer() const { return layer_; }
   const SpecAttentionKernels& kernels() const { return *kernels_; }
 
  private:
+  abi::Status* read_values(ort::Attributes& attributes);
   abi::Status* check_shapes(const ort::OpContext& context, const Places& places, AttentionPass* pass) const;
   abi::Status* check_norms(const ort::OpContext& context, AttentionPass* pass) const;
   abi::Status* check_cache(const ort::OpContext& context, AttentionPass* pass) const;

@@ -130,7 +130,7 @@ inline void balance_key(const AttentionPass& pass, int kv, float* x) {
 }
 
 inline const float* key_of(const AttentionPass& pass, const AppendUnit& unit) {
-  return pass.qkv + (unit.row * (pass.heads + 2 * pass.kv_heads) + pass.heads + unit.kv) * pass.head_dim;
+  return pass.qkv + (unit.row * pass.row_heads() + pass.heads + unit.kv) * pass.head_dim;
 }
 
 // A key as it is to be stored.
@@ -151,13 +151,14 @@ inline void prepare_key(const AttentionPass& pass, const AppendUnit& unit, float
 
 inline void append_value(const AttentionPass& pass, const AppendUnit& unit) {
   const KvFormat& format = pass.form();
-  const float* value = key_of(pass, unit) + int64_t{pass.kv_heads} * pass.head_dim;
+  const float* value = key_of(pass, unit) + (pass.values_are_keys ? 0 : int64_t{pass.kv_heads} * pass.head_dim);
   float x[kMaxHeadDim + 16];
-  if (format.turns_values) {
+  if (pass.norms_values || format.turns_values) {
+    const VF scale = vf_set1(pass.norms_values ? rms_scale(value, pass.head_dim, pass.epsilon) : 1.0f);
     for (int d = 0; d < pass.head_dim; d += 16) {
-      vf_store(x + d, vf_load_n(value + d, pass.head_dim - d < 16 ? pass.head_dim - d : 16));
+      vf_store(x + d, vf_mul(vf_load_n(value + d, pass.head_dim - d < 16 ? pass.head_dim - d : 16), scale));
     }
-    hadamard(x, pass.head_dim);
+    if (format.turns_values) hadamard(x, pass.head_dim);
     value = x;
   }
   kKvKernels[format.value].append(pass, pass.plane(1, unit.kv), pass.place_of(unit.row), value);
@@ -180,7 +181,7 @@ inline void append_units(const AttentionPass& pass, const AppendUnit* units, int
 
 inline void prepare_queries(const AttentionPass& pass, int64_t row, int kv) {
   const int64_t dim = pass.head_dim, position = pass.past + pass.depths[row];
-  const float* heads = pass.qkv + row * (pass.heads + 2 * pass.kv_heads) * dim;
+  const float* heads = pass.qkv + row * pass.row_heads() * dim;
   float x[kMaxHeadDim + 16];
   const VF scale = vf_set1(pass.scale);
   const bool whole = rotates_whole(pass, pass.q_norm);

@@ -31,6 +31,7 @@ class Appending {
   Appending& operator=(const Appending&) = delete;
 
   void add(int64_t row, int kv) {
+    if (pass_.shares_cache) return;
     units_[count_++] = {row, kv};
     if (count_ == kMostAppended) flush();
   }
@@ -96,7 +97,7 @@ void AttentionPlan::choose_items(const AttentionPass& pass, int64_t sequences) {
       // A block alone appends as it goes; several need each other's rows. One item: it is done before another thread
       // has woken up.
       append_rows_ = pass.rows;
-      items_[kPrepare] = blocks_ > 1 ? 1 : 0;
+      items_[kPrepare] = blocks_ > 1 && !pass.shares_cache ? 1 : 0;
       items_[kAttend] = units * pieces_;
       break;
     case Way::kSpans:
@@ -104,7 +105,7 @@ void AttentionPlan::choose_items(const AttentionPass& pass, int64_t sequences) {
       items_[kAttend] = units * groups_;
       break;
     case Way::kBlocks:
-      items_[kPrepare] = divide_up(pass.rows, append_rows_);
+      items_[kPrepare] = pass.shares_cache ? 0 : divide_up(pass.rows, append_rows_);
       items_[kAttend] = units;
       break;
   }
