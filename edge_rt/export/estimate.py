@@ -64,12 +64,13 @@ def quantising_bytes(weights: DecoderWeights, decoder: Decoder, tokens: int, *, 
     if not tokens:
         return _ARITHMETIC_BYTES + converting
     layer = 4 * max(sum(part.tensor.elements for part in _parts(layer)) for layer in weights.layers)
-    group = decoder.num_heads // decoder.num_kv_heads
+    group = decoder.query_group
     # The inputs of one layer: those of q, k, v, of the output, of gate and up, of down.
     inputs = [matrices[0].in_features for matrices in _inputs(weights)]
     held_out = min(HELD_OUT_TOKENS, tokens // SEQUENCE // HELD_OUT_SHARE * SEQUENCE)
     moments, streams = sum(map(_square_bytes, inputs)) + 4 * held_out * sum(inputs), 4 * tokens * decoder.hidden_size
     moments += max((_expert_bytes(decoder, layer.experts, held_out) for layer in decoder.kinds), default=0)
+    streams += 4 * tokens * decoder.per_layer_embedding * decoder.num_layers
     rows = min(SEQUENCE, tokens)
     forward = _FORWARD_COPIES * _activations(decoder, rows, group)
     walking = moments + max(layer + read + forward, converting)
@@ -90,7 +91,7 @@ def gradient_bytes(weights: DecoderWeights, decoder: Decoder, rows: int) -> int:
 
 def quality_bytes(decoder: Decoder, opened: int) -> int:
     """Predict the memory of comparing predictions; an open graph's bytes are given back before the head is read."""
-    cache = 8 * QUALITY_TOKENS * decoder.num_layers * decoder.num_kv_heads * decoder.head_dim
+    cache = 8 * QUALITY_TOKENS * sum(decoder.attention_of(layer).key_size for layer in decoder.kv_layers)
     logits = 4 * QUALITY_TOKENS * decoder.vocab_size
     passing = _FORWARD_COPIES * _activations(decoder, QUALITY_TOKENS, decoder.num_heads)
     head = PIECE_BYTES + 4 * _HEAD_PIECE_COPIES * min(PIECE_VALUES, decoder.vocab_size * decoder.hidden_size)

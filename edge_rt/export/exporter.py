@@ -47,6 +47,7 @@ from edge_rt.package.manifest import (
     FORMAT_VERSION,
     KV_FORMATS,
     NESTED_TYPES,
+    PER_LAYER,
     TEMPLATE_FILE,
     TOKENIZER_FILE,
     TOOL_TEMPLATE_FILE,
@@ -376,4 +377,5 @@ def _quantisation(checkpoint: Checkpoint) -> dict[str, str]:
         "attention": types([layer.mixer_in for layer in layers] + [layer.mixer_out for layer in layers]),
         "feed_forward": types([layer.gate_up for layer in layers] + [layer.down for layer in layers]),
         "head": checkpoint.weights.head.type_name,
+        **({PER_LAYER: types([checkpoint.weights.per_layer_linears()])} if checkpoint.weights.per_layer else {}),
     }

@@ -31,6 +31,7 @@ from edge_rt.package.op_list import (
     MAX_STATE_KEY_DIM,
     STATE_ROWS,
     STRIPE,
+    native_part,
     not_carried,
     part_without_operator,
 )
@@ -55,6 +56,7 @@ class OpProfile(ABC):
         has_short_convs: whether its operators compute short convolutions.
         has_states: whether they compute layers with a state.
         has_experts: whether they compute experts.
+        has_all_parts: whether they compute ``native_part``.
     """
 
     name: ClassVar[str]
@@ -66,6 +68,7 @@ class OpProfile(ABC):
     has_short_convs: ClassVar[bool]
     has_states: ClassVar[bool]
     has_experts: ClassVar[bool]
+    has_all_parts: ClassVar[bool]
 
     def require_carried(self, decoder: Decoder) -> None:
         """Refuse a model with a part that no operator of the profile computes."""
@@ -84,6 +87,8 @@ class OpProfile(ABC):
                 raise not_carried(
                     decoder, f"a state space with heads of {space.head_dim} features and states of {rows}"
                 )
+        if not self.has_all_parts and (part := native_part(decoder)) is not None:
+            raise not_carried(decoder, part)
         for experts in (layer.experts for layer in decoder.kinds if layer.experts is not None):
             if not self.has_experts:
                 raise not_carried(decoder, "experts")
@@ -149,6 +154,7 @@ class PortableProfile(OpProfile):
     has_short_convs = False
     has_states = False
     has_experts = False
+    has_all_parts = False
 
     def gate_up(self, name: str, gate: Part, up: Part) -> tuple[Linear, ...]:
         """Stack gate and up: their product is split in two."""
@@ -203,6 +209,7 @@ class NativeProfile(OpProfile):
     has_short_convs = True
     has_states = True
     has_experts = True
+    has_all_parts = True
 
     stack = staticmethod(native_weights.stack)
     gate_up = staticmethod(native_weights.gate_up)
@@ -235,13 +242,15 @@ def native_caches(decoder: Decoder, capacity: int, kv_format: str) -> Feeds:
 
     States have no room for drafts.
     """
-    row_bytes = KV_FORMAT[kv_format].row_bytes(decoder.head_dim)
-    caches: Feeds = {
-        f"cache.{layer}": np.zeros((2, decoder.num_kv_heads, capacity, row_bytes), np.uint8)
-        if decoder.layers[layer].short_conv is None
-        else np.zeros((capacity, decoder.hidden_size), np.float32)
-        for layer in decoder.cache_layers
-    }
+
+    def cache(layer: int) -> Array:
+        if layer in decoder.conv_layers:
+            return np.zeros((capacity, decoder.hidden_size), np.float32)
+        attention = decoder.attention_of(layer)
+        row_bytes = KV_FORMAT[kv_format].row_bytes(attention.head_dim)
+        return np.zeros((2, attention.num_kv_heads, capacity, row_bytes), np.uint8)
+
+    caches: Feeds = {f"cache.{layer}": cache(layer) for layer in decoder.cache_layers}
     return caches | {name: np.zeros((1, 2, size), np.float32) for name, size in state_sizes(decoder, 0).items()}
 
 

@@ -100,6 +100,8 @@ def _batches(
     weights = checkpoint.weights
     if weights.head is not weights.embedding:
         yield (weights.embedding,)
+    if weights.per_layer:
+        yield weights.per_layer
     for index, layer in enumerate(weights.layers):
         if walk is not None:
             # The heap keeps what the last step took, and the next one would come on top.

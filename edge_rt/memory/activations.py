@@ -6,6 +6,7 @@ A pass computes one layer after another, so all layers reuse the memory of one. 
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Final
 
 from edge_rt.memory.shape import ModelShape
@@ -34,6 +35,31 @@ _TRACED_MARGIN: Final = 1.4
 _PORTABLE_HIDDEN, _PORTABLE_QKV, _PORTABLE_INNER = 10, 4, 6
 _PADDED_QKV: Final = 2
 """The same of queries, keys and values that are copied to pad heads. Measured: 1.3."""
+
+
+@dataclass(frozen=True)
+class _Heads:
+    """What attention of a layer takes memory for."""
+
+    heads: int
+    kv_heads: int
+    size: int
+    window: int = 0
+
+    @property
+    def group(self) -> int:
+        return self.heads // self.kv_heads
+
+
+def _kinds_of_heads(shape: ModelShape) -> tuple[_Heads, ...]:
+    """Return the different ones that the layers have."""
+    model = shape.model
+    if not isinstance(model, Decoder):
+        window = model.sliding_window if model.layer_windows and all(model.layer_windows) else 0
+        return (_Heads(model.num_heads, model.num_kv_heads, model.head_dim, window),)
+    attentions = map(model.attention_of, model.attention_layers)
+    found = (_Heads(one.num_heads, one.num_kv_heads, one.head_dim, one.window) for one in attentions)
+    return tuple(dict.fromkeys(found))
 
 
 def allocated_bytes(shape: ModelShape, rows: int, ctx: int, sequences: int = 1) -> int:
@@ -72,10 +98,12 @@ def heaviest_rows(shape: ModelShape, most: int) -> tuple[int, ...]:
     and keeps a state for each span, which takes more memory than many rows do. Attention also computes rows in blocks
     of equal size, so one more row may make all blocks smaller.
     """
-    few, full = min(most, FEW_ROWS), _most_block_rows(shape, FEW_ROWS)
-    ends = {min(block, few) for block in range(full, few + full, full)}
-    full = _most_block_rows(shape, most)
-    ends |= {most, max(few, (most - 1) // full * full)}
+    few, ends = min(most, FEW_ROWS), {most}
+    for heads in _kinds_of_heads(shape):
+        full = _most_block_rows(heads, FEW_ROWS)
+        ends |= {min(block, few) for block in range(full, few + full, full)}
+        full = _most_block_rows(heads, most)
+        ends.add(max(few, (most - 1) // full * full))
     return tuple(sorted(ends))
 
 
@@ -87,7 +115,7 @@ def thread_bytes(shape: ModelShape, threads: int) -> int:
     """
     if shape.op_profile != "native":
         return 0
-    attended = shape.model.num_heads * shape.model.head_dim
+    attended = shape.model.query_size
     widest = max(shape.model.hidden_size, attended, shape.model.intermediate_size)
     tiles = max(2 * shape.model.hidden_size, attended, shape.model.intermediate_size)
     own = FEW_ROWS * _rounded_bytes(shape, widest) + _UNPACKED_BLOCK * -(-tiles // _BLOCK) + _stripes_bytes(shape) + 256
@@ -96,12 +124,13 @@ def thread_bytes(shape: ModelShape, threads: int) -> int:
 
 def _layer_row_bytes(shape: ModelShape) -> int:
     """Return the bytes that a layer needs for each row, without attention's scratch memory."""
-    attended = shape.model.num_heads * shape.model.head_dim
+    attended = shape.model.query_size
     stream = 4 * 2 * shape.model.hidden_size  # its input and its output
     steps = 4 * (shape.qkv_size + attended + shape.model.hidden_size + shape.model.intermediate_size)
     widest = max(shape.model.hidden_size, attended, shape.model.intermediate_size)
     rounded = _rounded_bytes(shape, widest) + _rounded_bytes(shape, shape.model.intermediate_size)
-    return stream + max(steps, _state_row_bytes(shape)) + rounded + _experts_row_bytes(shape)
+    more = _experts_row_bytes(shape) + _further_row_bytes(shape)
+    return stream + max(steps, _state_row_bytes(shape)) + rounded + more
 
 
 def _state_row_bytes(shape: ModelShape) -> int:
@@ -114,6 +143,14 @@ def _state_row_bytes(shape: ModelShape) -> int:
         else:
             found = max(found, 2 * one.conv_size + 3 * one.size + 3 * one.heads)
     return 4 * found
+
+
+def _further_row_bytes(shape: ModelShape) -> int:
+    """Return the bytes of a row's further embeddings: of all layers, as they wait, and of one on its way."""
+    model = shape.model
+    if not isinstance(model, Decoder) or not model.per_layer_embedding:
+        return 0
+    return 4 * (model.per_layer_embedding * (model.num_layers + 1) + 2 * model.hidden_size)
 
 
 def _experts_row_bytes(shape: ModelShape) -> int:
@@ -134,29 +171,27 @@ def _rounded_bytes(shape: ModelShape, features: int) -> int:
     return (_BLOCK + 8) * (-(-features // _BLOCK) + shape.fine_blocks)
 
 
-def _most_block_rows(shape: ModelShape, rows: int) -> int:
+def _most_block_rows(heads: _Heads, rows: int) -> int:
     queries = _MANY_QUERIES if rows > FEW_ROWS else _BLOCK_QUERIES
-    return min(max(queries // (shape.model.num_heads // shape.model.num_kv_heads), 1), _MAX_BLOCK_ROWS)
+    return min(max(queries // (heads.group), 1), _MAX_BLOCK_ROWS)
 
 
-def _block_rows(shape: ModelShape, rows: int) -> tuple[int, int]:
+def _block_rows(heads: _Heads, rows: int) -> tuple[int, int]:
     """Return the number of rows in a block that attention computes together, and the number of blocks."""
-    blocks = -(-rows // _most_block_rows(shape, rows))
+    blocks = -(-rows // _most_block_rows(heads, rows))
     block_rows = -(-rows // blocks)
     return block_rows, -(-rows // block_rows)
 
 
-def _spans(shape: ModelShape, rows: int, ctx: int) -> int:
+def _spans(heads: _Heads, rows: int, ctx: int) -> int:
     """Return the largest number of spans of keys that the rows of a pass attend to."""
     spans = -(-ctx // _SPAN)
-    if shape.full_layers:
-        return spans
-    return min(spans, (shape.model.sliding_window + rows - 2) // _SPAN + 2)
+    return min(spans, (heads.window + rows - 2) // _SPAN + 2) if heads.window else spans
 
 
-def _slots(shape: ModelShape, rows: int, blocks: int, spans: int) -> int:
+def _slots(heads: _Heads, rows: int, blocks: int, spans: int) -> int:
     """Return how many parts of a pass have separate memory: as many as threads can work on at once."""
-    units = items = shape.model.num_kv_heads * blocks
+    units = items = heads.kv_heads * blocks
     if rows <= FEW_ROWS:
         # A work item has up to four spans, or fewer where there would be too few items, in any shorter context too.
         items = max(min(units * spans, 2 * _SPAN_ITEMS - 1), units * -(-spans // _MOST_SPANS), _CHUNK_ITEMS)
@@ -164,51 +199,55 @@ def _slots(shape: ModelShape, rows: int, blocks: int, spans: int) -> int:
 
 
 def _attention_bytes(shape: ModelShape, rows: int, ctx: int, sequences: int = 1) -> int:
-    spans = _spans(shape, rows, ctx)
+    return max(_bytes_of_heads(heads, rows, ctx, sequences) for heads in _kinds_of_heads(shape))
+
+
+def _bytes_of_heads(heads: _Heads, rows: int, ctx: int, sequences: int) -> int:
+    spans = _spans(heads, rows, ctx)
     # The context starts at a span boundary.
-    one = max(_spread_bytes(shape, rows, count, ctx) for count in {1, spans})
-    return one if sequences == 1 else max(one, _several_bytes(shape, rows, spans, sequences))
+    one = max(_spread_bytes(heads, rows, count, ctx) for count in {1, spans})
+    return one if sequences == 1 else max(one, _several_bytes(heads, rows, spans, sequences))
 
 
-def _several_bytes(shape: ModelShape, rows: int, spans: int, sequences: int) -> int:
+def _several_bytes(heads: _Heads, rows: int, spans: int, sequences: int) -> int:
     """Return the scratch memory of attention for several sequences, whatever number of rows each of them has.
 
     Results of a few rows of each wait until all spans, or the chunks of the only one, are done.
     """
     waiting = min(rows, FEW_ROWS * sequences) * max(spans, _SPAN // _CHUNK)
-    queries = rows * _query_bytes(shape) + waiting * _state_bytes(shape)
-    of_block = min(rows, _most_block_rows(shape, rows)) * (shape.model.num_heads // shape.model.num_kv_heads)
-    slot = _slot_bytes(shape, of_block) + of_block * _query_bytes(shape)
-    return shape.model.num_heads * queries + 1024 * sequences + (_WORKER_SLOTS + _MAX_WORKERS) * slot
+    queries = rows * _query_bytes(heads) + waiting * _state_bytes(heads)
+    of_block = min(rows, _most_block_rows(heads, rows)) * (heads.group)
+    slot = _slot_bytes(heads, of_block) + of_block * _query_bytes(heads)
+    return heads.heads * queries + 1024 * sequences + (_WORKER_SLOTS + _MAX_WORKERS) * slot
 
 
-def _query_bytes(shape: ModelShape) -> int:
+def _query_bytes(heads: _Heads) -> int:
     """Return the bytes of a query, also of its codes.
 
     16-bit and 32-bit caches do not need these, but so a smaller cache never needs more.
     """
-    padded = -(-shape.model.head_dim // _TILE) * _TILE
-    return 4 * padded + -(-shape.model.head_dim // _CHUNK) * _CHUNK + 8 * -(-shape.model.head_dim // _BLOCK)
+    padded = -(-heads.size // _TILE) * _TILE
+    return 4 * padded + -(-heads.size // _CHUNK) * _CHUNK + 8 * -(-heads.size // _BLOCK)
 
 
-def _state_bytes(shape: ModelShape) -> int:
+def _state_bytes(heads: _Heads) -> int:
     """Return the bytes of what is known of a query: maximum, sum and output."""
-    return 4 * -(-shape.model.head_dim // _TILE) * _TILE + 8
+    return 4 * -(-heads.size // _TILE) * _TILE + 8
 
 
-def _slot_bytes(shape: ModelShape, of_block: int) -> int:
+def _slot_bytes(heads: _Heads, of_block: int) -> int:
     """Return the memory of a work item under way, for the queries of a block."""
-    padded, groups = -(-shape.model.head_dim // _TILE) * _TILE, -(-shape.model.head_dim // _BLOCK)
+    padded, groups = -(-heads.size // _TILE) * _TILE, -(-heads.size // _BLOCK)
     floats = of_block * _CHUNK + (_CHUNK + _TILE) * padded + 2 * _TILE * groups
-    return 4 * floats + 3 * of_block * _state_bytes(shape) + 1024
+    return 4 * floats + 3 * of_block * _state_bytes(heads) + 1024
 
 
-def _spread_bytes(shape: ModelShape, rows: int, spans: int, ctx: int) -> int:
+def _spread_bytes(heads: _Heads, rows: int, spans: int, ctx: int) -> int:
     """Return the scratch memory of attention over ``spans`` spans of keys, in bytes."""
-    state, query, queries = _state_bytes(shape), _query_bytes(shape), rows * shape.model.num_heads
-    block_rows, blocks = _block_rows(shape, rows)
-    of_block = block_rows * (shape.model.num_heads // shape.model.num_kv_heads)
-    slot = _slot_bytes(shape, of_block)
+    state, query, queries = _state_bytes(heads), _query_bytes(heads), rows * heads.heads
+    block_rows, blocks = _block_rows(heads, rows)
+    of_block = block_rows * (heads.group)
+    slot = _slot_bytes(heads, of_block)
     shared = queries * query
     if rows <= FEW_ROWS:
         # With few rows every span of keys keeps a state until all are done. With a single span every chunk keeps one,
@@ -216,4 +255,4 @@ def _spread_bytes(shape: ModelShape, rows: int, spans: int, ctx: int) -> int:
         waiting = spans if spans > 1 else min(_SPAN // _CHUNK, -(-ctx // _CHUNK))
         shared = queries * (state * waiting + (query if spans > 1 else 0))
         slot += 0 if spans > 1 else of_block * query
-    return shared + 1024 + _slots(shape, rows, blocks, spans) * slot
+    return shared + 1024 + _slots(heads, rows, blocks, spans) * slot

@@ -10,6 +10,7 @@ from edge_rt.memory.request import Request
 from edge_rt.memory.shape import DrafterShape, ModelShape
 from edge_rt.memory.sizes import Regimes, Sizes
 from edge_rt.memory.terms import TableBytes, drafts_itself, embedding_bytes, kv_rows
+from edge_rt.package.decoder import Decoder
 from edge_rt.package.kv_formats import KV_FORMAT
 from edge_rt.package.spec_modes import SELF
 from edge_rt.system.byte_size import counted, show_size
@@ -143,9 +144,13 @@ def _cache_text(shape: ModelShape, choice: Choice) -> str:
     if shape.conv_layers:
         layers = counted(shape.conv_layers, "short convolution")
         convs = f"; {windowed} rows x {layers} x {shape.conv_row_bytes} B"
-    row_bytes = shape.token_bytes(choice.kv_format)
     name = choice.kv_format if choice.kv_format in KV_FORMAT and shape.op_profile == "native" else "f32"
     shared = "" if choice.slots == 1 else f" that {choice.slots} slots share"
+    if isinstance(shape.model, Decoder) and not shape.model.has_equal_heads:
+        of_full, of_windowed = (shape.cache_bytes(choice.kv_format, *one) for one in ((1, 0), (0, 1)))
+        kept = counted(len(shape.model.kv_layers), "layer")
+        return f"{rows} rows{shared} x {of_full} B, {windowed} x {of_windowed} B in windows, of {kept} ({name}){convs}"
+    row_bytes = shape.token_bytes(choice.kv_format)
     attending = counted(shape.full_layers + window_layers, "layer")
     return f"{rows} rows{shared} x {attending}{windows} x {row_bytes} B ({name}){convs}"
 

@@ -12,7 +12,7 @@ from edge_rt.package.drafter import HEAD, TrainedDrafter
 from edge_rt.package.kv_formats import KV_FORMAT, portable_head_dim
 from edge_rt.package.layer_sizes import TILE_ROWS, LayerSizes, layer_sizes, row_bytes
 from edge_rt.package.layers import FeedForward, Recurrence
-from edge_rt.package.manifest import KV_FORMATS, WEIGHTS_FILE, KvLosses, Manifest
+from edge_rt.package.manifest import KV_FORMATS, PER_LAYER, WEIGHTS_FILE, KvLosses, Manifest
 from edge_rt.package.reader import Package
 from edge_rt.package.spec_modes import OFF, Drafts, drafts_of
 from edge_rt.package.weights_info import TracedInfo
@@ -116,6 +116,7 @@ class ModelShape:
             once more, and a third time if it is the embedding as well.
         has_upper_halves: whether its weights are nested, so that it can draft with fewer bits.
         has_states_graph: whether it has a graph of its own for embeddings.
+        table_bytes: of ``weights.bin``, those of a table of which few rows are read, and which is given back behind.
         largest_tensor_bytes: of ``weights.bin``, at most; None: not known.
         layers: what each layer takes, if they may be divided between the CPU and a GPU; None: they may not.
     """
@@ -135,6 +136,7 @@ class ModelShape:
     exit_head_bytes: int = 0
     has_upper_halves: bool = False
     has_states_graph: bool = False
+    table_bytes: int = 0
     largest_tensor_bytes: int | None = None
     layers: LayerSizes | None = None
 
@@ -146,7 +148,7 @@ class ModelShape:
     @property
     def qkv_size(self) -> int:
         """Features of the queries, keys and values of a token."""
-        return (self.model.num_heads + 2 * self.model.num_kv_heads) * self.model.head_dim
+        return self.model.qkv_size
 
     @cached_property
     def window_layers(self) -> int:
@@ -181,6 +183,13 @@ class ModelShape:
         kinds = self.model.kinds if isinstance(self.model, Decoder) else ()
         return tuple(layer.recurrence for layer in kinds if layer.recurrence is not None)
 
+    @property
+    def _native_layers(self) -> int:
+        """Layers of a model whose heads differ, or that has further embeddings."""
+        decoder = self.model
+        is_one = isinstance(decoder, Decoder) and (not decoder.has_equal_heads or decoder.per_layer_embedding > 0)
+        return decoder.num_layers if is_one else 0
+
     @cached_property
     def unported_parts(self) -> dict[str, int]:
         """What no GPU computes -> the layers that have it."""
@@ -188,6 +197,7 @@ class ModelShape:
             "Short convolutions": self.conv_layers,
             "Experts": self.expert_layers,
             "Layers with a state": self.recurrent_layers,
+            "Heads that differ, keys of other layers and further embeddings": self._native_layers,
         }
         return {name: count for name, count in found.items() if count}
 
@@ -228,8 +238,24 @@ class ModelShape:
         """Whether the numbers are estimated, not those of a package."""
         return self.package_id is None
 
+    def cache_bytes(self, kv_format: str, full: int, windowed: int, *, is_read: bool = False) -> int:
+        """Return the bytes of so many tokens in the KV cache of layers that keep all, and of those with a window.
+
+        Args:
+            is_read: of all layers that read them, which may be others than those that keep them.
+        """
+        model = self.model
+        if self.op_profile != "native" or not isinstance(model, Decoder):
+            return (self.full_layers * full + self.window_attentions * windowed) * self.token_bytes(kv_format)
+        found = 0
+        for layer in model.attention_layers if is_read else model.kv_layers:
+            attention = model.attention_of(layer)
+            of_token = KV_FORMAT[kv_format].token_bytes(attention.num_kv_heads, attention.head_dim)
+            found += of_token * (windowed if attention.window else full)
+        return found
+
     def token_bytes(self, kv_format: str) -> int:
-        """Return the bytes of one token in the KV cache of one layer."""
+        """Return the bytes of one token in the KV cache of one layer, at most."""
         heads, size = self.model.num_kv_heads, self.model.head_dim
         if self.op_profile != "native":
             return 2 * heads * (portable_head_dim(size) if self.op_profile == "portable" else size) * 4
@@ -287,6 +313,7 @@ def shape_of(manifest: Manifest, package_id: str | None) -> ModelShape:
         segments=len(manifest.segments),
         has_upper_halves=manifest.draft_graph is not None,
         has_states_graph=manifest.pooling is not None,
+        table_bytes=_table(manifest),
         largest_tensor_bytes=_largest_tensor(manifest),
         head_bytes=_head(manifest),
     )
@@ -307,6 +334,19 @@ def _head(manifest: Manifest) -> int | None:
     return None if found is None else _matrix_bytes(model.vocab_size, model.hidden_size, found)
 
 
+def _table(manifest: Manifest) -> int:
+    """Return the bytes of the table of further embeddings for each layer."""
+    model, types = manifest.model, manifest.quantisation.get(PER_LAYER)
+    if types is None or not isinstance(model, Decoder) or manifest.op_profile != "native":
+        return 0
+    return table_bytes(model, types)
+
+
+def table_bytes(decoder: Decoder, types: str) -> int:
+    """Return the bytes of that table in a type, as in ``quantisation``."""
+    return _matrix_bytes(decoder.vocab_size, decoder.per_layer_embedding * decoder.num_layers, types)
+
+
 def _matrix_bytes(rows: int, inputs: int, types: str) -> int:
     return -(-rows // TILE_ROWS) * TILE_ROWS * row_bytes(inputs, types)
 
@@ -315,14 +355,17 @@ def _largest_tensor(manifest: Manifest) -> int:
     """Return the bytes of the largest matrix, at most; a type that is not known counts as floats."""
     model, types = manifest.model, manifest.quantisation
     hidden, inner = model.hidden_size, model.intermediate_size
-    queries = (model.num_heads + 2 * model.num_kv_heads) * model.head_dim
+    further = model.per_layer_embedding * model.num_layers if isinstance(model, Decoder) else 0
+    queries = model.qkv_size
     matrices = (
         ("embedding", model.vocab_size, hidden),
         ("head", model.vocab_size, hidden),
         ("feed_forward", 2 * inner, hidden),
         ("feed_forward", hidden, inner),
         ("attention", queries, hidden),
-        ("attention", hidden, model.num_heads * model.head_dim),
+        ("attention", hidden, model.query_size),
+        (PER_LAYER, model.vocab_size, further),
+        (PER_LAYER, further, hidden),
     )
     # A class of matrices that is not named is another one's.
     found = (_matrix_bytes(rows, inputs, types[kind]) for kind, rows, inputs in matrices if kind in types)
@@ -351,6 +394,7 @@ def shape_of_model(
     segments: int = 1,
     has_upper_halves: bool = False,
     has_states_graph: bool = False,
+    table_bytes: int = 0,
     largest_tensor_bytes: int | None = None,
     head_bytes: int | None = None,
 ) -> ModelShape:
@@ -359,12 +403,13 @@ def shape_of_model(
     Args:
         embedding_bytes: bytes of an embedding table that is not shared with the head; None assumes 8 bits per element.
         head_bytes: bytes of the head's matrix; None assumes those of the embedding.
+        table_bytes: as in ``ModelShape``.
     """
     if embedding_bytes is None:
         embedding_bytes = model.vocab_size * (model.hidden_size + 2 * -(-model.hidden_size // 32))
     # A pass over one row reads only one row of these tables.
     unread = 0 if model.is_tied else min(embedding_bytes, weights_bytes // 2)
-    unread += min(_rotation_bytes(model, traced), weights_bytes // 4)
+    unread += min(_rotation_bytes(model, traced), weights_bytes // 4) + table_bytes
     unread += int(_idle_share(model) * (weights_bytes - unread))
     table = min(embedding_bytes if head_bytes is None else head_bytes, weights_bytes)
     return ModelShape(
@@ -383,6 +428,7 @@ def shape_of_model(
         exit_head_bytes=table if segments > 1 else 0,
         has_upper_halves=has_upper_halves,
         has_states_graph=has_states_graph,
+        table_bytes=table_bytes,
         largest_tensor_bytes=largest_tensor_bytes,
     )
 

@@ -137,9 +137,9 @@ def pass_seconds(shape: ModelShape, device: Device, choice: Choice) -> float:
     seen = choice.ctx // 2
     windows = shape.window_attentions
     windowed = min(seen, shape.model.sliding_window) if windows else 0
-    rows = shape.full_layers * seen + windows * windowed
     # Both slots of a state: one is read, the other written.
-    cache = rows * shape.token_bytes(choice.kv_format) + states_bytes(shape.model, 0)
+    cache = shape.cache_bytes(choice.kv_format, seen, windowed, is_read=True)
+    cache += states_bytes(shape.model, 0)
     if choice.gpu_layers is not None:
         return _divided_seconds(shape, device, choice, cache)
     return device.computes.step_overhead_s + (shape.read_bytes + cache) / device.computes.bandwidth

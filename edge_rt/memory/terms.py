@@ -16,6 +16,7 @@ from edge_rt.memory.request import Request
 from edge_rt.memory.shape import ModelShape
 from edge_rt.package.exits import SELF_KV
 from edge_rt.package.kv_formats import BLOCK_TOKENS, RESTING_PER_SLOT, ROW_BLOCK, window_capacity
+from edge_rt.package.layer_sizes import TILE_ROWS
 from edge_rt.package.spec_modes import AUTO, SELF
 from edge_rt.package.states import SLOTS, states_bytes
 
@@ -104,6 +105,7 @@ each is mapped by itself, from the page in which the tensor before it ends, and 
 SmolLM2-135M: 4.7 pages a layer."""
 
 _MAPPED_AROUND: Final = 64 << 10  # pages that the kernel maps around each that is touched
+_TABLE_TILES: Final = 16  # of the table of further embeddings, that are in memory at once
 _LAYER_MATRICES: Final = 4
 _NESTED_BYTES, _UPPER_BYTES = 9, 5  # of 8 nested weights, and of their upper halves with scales and minima
 
@@ -147,8 +149,7 @@ def kv_rows(shape: ModelShape, choice: Choice) -> tuple[int, int]:
 def kv_bytes(shape: ModelShape, choice: Choice) -> int:
     """Return the bytes of the KV cache: rows x layers x bytes of a row; and of the rows of convolutions."""
     full, windowed = kv_rows(shape, choice)
-    rows = shape.full_layers * full + shape.window_attentions * windowed
-    return rows * shape.token_bytes(choice.kv_format) + shape.conv_layers * windowed * shape.conv_row_bytes
+    return shape.cache_bytes(choice.kv_format, full, windowed) + shape.conv_layers * windowed * shape.conv_row_bytes
 
 
 def state_bytes(shape: ModelShape, choice: Choice) -> int:
@@ -273,7 +274,17 @@ def weights_bytes(shape: ModelShape, ctx: int) -> int:
     if shape.op_profile == "portable":
         return int(_MAPPED[shape.activations] * shape.weights_bytes)
     unused = shape.rotation_bytes * (shape.model.context_length - ctx) // shape.model.context_length
-    return max(0, shape.weights_bytes - max(0, unused - _ROTATIONS_AROUND))
+    return max(0, shape.weights_bytes - max(0, unused - _ROTATIONS_AROUND) - _unread_table(shape))
+
+
+def _unread_table(shape: ModelShape) -> int:
+    """Return the bytes of the table of further embeddings that are not in memory at any time.
+
+    Its rows lie in tiles of 16. So many of these are read before all are given back, each with what the kernel maps
+    around its ends.
+    """
+    tile = shape.table_bytes * TILE_ROWS // shape.model.vocab_size
+    return max(0, shape.table_bytes - _TABLE_TILES * (tile + 2 * _MAPPED_AROUND))
 
 
 def drafts_itself(shape: ModelShape, choice: Choice) -> bool:

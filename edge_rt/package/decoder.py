@@ -176,6 +176,12 @@ class Decoder:
         return max(self.attention_of(layer).qkv_size for layer in self.attention_layers)
 
     @cached_property
+    def query_group(self) -> int:
+        """Heads of queries that share keys, of the layer where most do."""
+        attentions = map(self.attention_of, self.attention_layers)
+        return max(one.num_heads // one.num_kv_heads for one in attentions)
+
+    @cached_property
     def intermediate_size(self) -> int:
         """Features of the widest feed-forward, or expert."""
         return max(part.size for layer in self.layers for part in layer.feed_forwards)
@@ -193,7 +199,7 @@ class Decoder:
     @cached_property
     def cache_layers(self) -> tuple[int, ...]:
         """Numbers of the layers that keep rows: keys and values, or what a short convolution reads."""
-        return tuple(sorted((*self.attention_layers, *self.conv_layers)))
+        return tuple(sorted((*self.kv_layers, *self.conv_layers)))
 
     @cached_property
     def expert_layers(self) -> tuple[int, ...]:
@@ -205,7 +211,9 @@ class Decoder:
         """A part that gradients do not go through, so that types and roundings are not measured; None: none is."""
         if self.expert_layers:
             return "experts"
-        return "states" if self.recurrent_layers else None
+        if self.recurrent_layers:
+            return "states"
+        return None if self.has_equal_heads and not self.per_layer_embedding else "heads that differ"
 
     @cached_property
     def layer_windows(self) -> tuple[int, ...]:

@@ -45,6 +45,8 @@ ACTIVATIONS: Final = ("auto", "int8", "float")
 INPUT_BLOCK: Final = 32
 """Numbers of a linear layer's input that are rounded with one scale."""
 _LAYER_INPUTS: Final = ("qkv", "output", "conv_in", "conv_out", "gate_up", "down")
+PER_LAYER: Final = "per_layer_embedding"
+"""Class of the matrices of further embeddings for each layer, in ``quantisation``."""
 BUILT_IN_CALIBRATION: Final = "built-in"
 """Name of edge-rt's own calibration text."""
 
@@ -197,7 +199,7 @@ class Rounding:
         for name, kl in (("int8_kl", self.int8_kl), ("kl", self.kl)):
             if not math.isfinite(kl):
                 yield name, kl, "a finite number"
-        widest = max(model.hidden_size, model.num_heads * model.head_dim, model.intermediate_size)
+        widest = max(model.hidden_size, model.query_size, model.intermediate_size)
         names = {"head", *(f"layer{layer}.{kind}" for layer in range(model.num_layers) for kind in _LAYER_INPUTS)}
         for name, blocks in self.fine_blocks.items():
             if name not in names:

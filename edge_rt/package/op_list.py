@@ -124,7 +124,7 @@ OPS: Final[tuple[Op, ...]] = (
             Port("bias", "float", "[N]", is_optional=True),
             Port("residual", "float", "[M, Nout]", is_optional=True),
             Port("gate", "float", "[M, Nout]", is_optional=True),
-            Port("post_norm", "float", "[Nout]", is_optional=True),
+            Port("post_norm", "float", "[Nout], or of groups", is_optional=True),
             Port("norm_bias", "float", "[K]", is_optional=True),
         ),
         (Port("y", "float", "[M, Nout]"),),
@@ -147,13 +147,13 @@ OPS: Final[tuple[Op, ...]] = (
         "QuantEmbed",
         (Port("ids", "int64", "[S]"), _WEIGHT),
         (Port("y", "float", "[S, K]"),),
-        {"format": "string", "out_features": "int", "in_features": "int", "scale": "float?"},
+        {"format": "string", "out_features": "int", "in_features": "int", "scale": "float?", "stays_in_file": "int?"},
     ),
     # Rotates, appends keys and values to `cache` in place, and attends over the committed rows and a row's ancestors.
     Op(
         "SpecAttention",
         (
-            Port("qkv", "float", "[S, (H + 2 KV) D]"),
+            Port("qkv", "float", "[S, (H + 2 KV) D], or fewer: see the attributes"),
             *_ATTENTION_PORTS,
             *_KEY_CONSTANT_PORTS,
             _QUERY_SCALE,
@@ -171,6 +171,9 @@ OPS: Final[tuple[Op, ...]] = (
             "interleaved": "int?",
             "rotate": "int?",
             "norm_after_rotation": "int?",
+            "norms_values": "int?",
+            "values_are_keys": "int?",
+            "shares_cache": "int?",
             "epsilon": "float?",
         },
     ),
@@ -298,7 +301,7 @@ OPS: Final[tuple[Op, ...]] = (
             Port("gate_up", "uint8", "[tiles, blocks, bytes]"),
             Port("down", "uint8", "[tiles, blocks, bytes]"),
             *_KEY_CONSTANT_PORTS,
-            Port("qkv_bias", "float", "[(H + 2 KV) D]", is_optional=True),
+            Port("qkv_bias", "float", "[rows of qkv]", is_optional=True),
             Port("output_bias", "float", "[K]", is_optional=True),
             Port("gate_up_bias", "float", "[2 I], in the order of tiles; [I] without a gate", is_optional=True),
             Port("down_bias", "float", "[K]", is_optional=True),
@@ -331,6 +334,9 @@ OPS: Final[tuple[Op, ...]] = (
             "interleaved": "int?",
             "rotate": "int?",
             "norm_after_rotation": "int?",
+            "norms_values": "int?",
+            "values_are_keys": "int?",
+            "shares_cache": "int?",
             "epsilon": "float?",
             "activation": "string?",
             "norm": "string?",
@@ -402,7 +408,6 @@ def part_without_operator(decoder: Decoder) -> str | None:
         "a norm behind latent experts": any(
             layer.has_post_norms and layer.experts.latent for layer in decoder.kinds if layer.experts is not None
         ),
-        "heads that differ, or keys of another layer": not decoder.has_equal_heads,
         "gates of attention": any(attention.has_gate for attention in attentions),
         "limits of queries, keys and values": any(attention.clip for attention in attentions),
         "limits of feed-forwards": any(part.limit or part.slope != 1.0 or part.up_offset for part in inner),
@@ -413,6 +418,18 @@ def part_without_operator(decoder: Decoder) -> str | None:
             layer.has_mixer and layer.feed_forwards for layer in decoder.kinds
         ),
         "attention without any rotation": not decoder.ropes,
+    }
+    return next((name for name, is_there in parts.items() if is_there), None)
+
+
+def native_part(decoder: Decoder) -> str | None:
+    """Return a part of a model that the native op profile alone computes, besides those that have flags; or None."""
+    attentions = [layer.attention for layer in decoder.kinds if layer.attention is not None]
+    parts = {
+        "heads that differ, or keys of another layer": not decoder.has_equal_heads,
+        "values that are normed, or keys": any(one.norms_values or one.values_are_keys for one in attentions),
+        "a further embedding for each layer": decoder.per_layer_embedding > 0,
+        "a scale behind a layer": any(layer.has_scale for layer in decoder.kinds),
     }
     return next((name for name, is_there in parts.items() if is_there), None)
 

@@ -85,6 +85,7 @@ def foreseen_shape(model: CatalogueModel, op_profile: str = "native") -> ModelSh
         tokenizer_bytes=_TOKEN_BYTES * decoder.vocab_size,
         kv_formats=KV_FORMATS[op_profile],
         embedding_bytes=0 if decoder.is_tied else sizes["token_embd.weight"],
+        table_bytes=sizes.get("per_layer_token_embd.weight", 0),
     )
 
 
@@ -153,7 +154,7 @@ def expected_speed(
     of_answers = slots * ANSWER_MS if slots > 1 else 0.0
     own = next((one for one in measured if one.package_id == package_id), None)
     if own is None and not measured:
-        cache = shape.model.num_layers * TYPICAL_DEPTH * shape.token_bytes(kv_format)
+        cache = shape.cache_bytes(kv_format, TYPICAL_DEPTH, TYPICAL_DEPTH, is_read=True)
         computes = device.computes
         weights = computes.step_overhead_s + shape.read_bytes / computes.bandwidth
         if device.is_measured:
@@ -185,4 +186,4 @@ def _work(shape: ModelShape) -> float:
 
 def _attention(shape: ModelShape) -> int:
     """Return what a token of context costs, in numbers multiplied."""
-    return shape.model.num_layers * shape.model.num_heads * shape.model.head_dim
+    return shape.model.num_layers * shape.model.query_size

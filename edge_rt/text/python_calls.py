@@ -43,12 +43,12 @@ def read_calls(text: str, at: int) -> tuple[list[Any], int]:
     Raises:
         ValueError: there is no whole call.
     """
-    at = _blanks(text, at)
+    at = skip_blanks(text, at)
     if not text.startswith("[", at):
         call, at = _read_call(text, at)
         return [call], at
     calls: list[Any] = []
-    at = _blanks(text, at + 1)
+    at = skip_blanks(text, at + 1)
     while not text.startswith("]", at):
         try:
             call, at = _read_call(text, at)
@@ -57,7 +57,7 @@ def read_calls(text: str, at: int) -> tuple[list[Any], int]:
                 raise
             return calls, at
         calls.append(call)
-        if (at := _blanks(text, at)) == len(text):
+        if (at := skip_blanks(text, at)) == len(text):
             return calls, at
         at = _comma(text, at, "]")
     return calls, at + 1
@@ -89,7 +89,7 @@ def _read_call(text: str, at: int) -> tuple[dict[str, Any], int]:
     if named is None:
         raise ValueError("no name")
     arguments: dict[str, Any] = {}
-    at = _blanks(text, named.end())
+    at = skip_blanks(text, named.end())
     while not text.startswith(")", at):
         # Arguments without a name are nobody's: the order of parameters is not Python's.
         key = _KEY.match(text, at)
@@ -101,7 +101,7 @@ def _read_call(text: str, at: int) -> tuple[dict[str, Any], int]:
 
 
 def _read_value(text: str, at: int, depth: int) -> tuple[Any, int]:
-    at = _blanks(text, at)
+    at = skip_blanks(text, at)
     if depth > MAX_DEPTH:
         raise ValueError("nested too deeply")
     first = text[at : at + 1]
@@ -111,7 +111,7 @@ def _read_value(text: str, at: int, depth: int) -> tuple[Any, int]:
         return _read_object(text, at, depth)
     if first in ("[", "("):
         items: list[Any] = []
-        end, at = "]" if first == "[" else ")", _blanks(text, at + 1)
+        end, at = "]" if first == "[" else ")", skip_blanks(text, at + 1)
         while not text.startswith(end, at):
             item, at = _read_value(text, at, depth + 1)
             items.append(item)
@@ -128,10 +128,10 @@ def _read_value(text: str, at: int, depth: int) -> tuple[Any, int]:
 
 def _read_object(text: str, at: int, depth: int) -> tuple[dict[str, Any], int]:
     entries: dict[str, Any] = {}
-    at = _blanks(text, at + 1)
+    at = skip_blanks(text, at + 1)
     while not text.startswith("}", at):
         key, at = _read_value(text, at, depth + 1)
-        at = _blanks(text, at)
+        at = skip_blanks(text, at)
         if not isinstance(key, str) or not text.startswith(":", at):
             raise ValueError("no key")
         entries[key], at = _read_value(text, at + 1, depth + 1)
@@ -168,15 +168,16 @@ def _escaped(escape: re.Match[str]) -> str:
 
 
 def _comma(text: str, at: int, end: str) -> int:
-    at = _blanks(text, at)
+    at = skip_blanks(text, at)
     if text.startswith(",", at):
-        return _blanks(text, at + 1)
+        return skip_blanks(text, at + 1)
     if not text.startswith(end, at):
         raise ValueError("no end")
     return at
 
 
-def _blanks(text: str, at: int) -> int:
+def skip_blanks(text: str, at: int) -> int:
+    """Return where the text goes on behind white space."""
     while at < len(text) and text[at].isspace():
         at += 1
     return at

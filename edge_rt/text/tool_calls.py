@@ -11,13 +11,12 @@ from collections.abc import Callable, Container, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Final, Literal
 
-from edge_rt.text import xml_calls
-from edge_rt.text.python_calls import read_calls
+from edge_rt.text import gemma_calls, xml_calls
+from edge_rt.text.python_calls import read_calls, skip_blanks as _skip_blanks
 
 MAX_CALLS: Final = 128
 """Most calls that are read from one answer."""
 PYTHON_TAG: Final = "<|python_tag|>"
-_MAX_DEPTH: Final = 64
 
 
 @dataclass(frozen=True)
@@ -231,12 +230,6 @@ def _call(value: Any, names: Container[str] | None) -> ToolCall | None:
     return ToolCall(value["name"], arguments) if isinstance(arguments, dict) else None
 
 
-def _skip_blanks(text: str, at: int) -> int:
-    while at < len(text) and text[at].isspace():
-        at += 1
-    return at
-
-
 _DECODER: Final = json.JSONDecoder()
 
 
@@ -305,68 +298,6 @@ def _read_harmony(text: str, at: int) -> Values:
     return [{"name": named[1], "arguments": arguments}], at
 
 
-_CALL: Final = re.compile(r"\s*call:([^\s{}]+)\s*")
-_KEY: Final = re.compile(r"\s*([^\s:{}\[\],\"<]+)\s*:")
-_QUOTES: Final = ('<|"|>', "<escape>")
-
-
-def _read_gemma(text: str, at: int) -> Values:
-    """Read ``call:name{key:value,...}``."""
-    named = _CALL.match(text, at)
-    if named is None:
-        raise ValueError("no name")
-    arguments, at = _read_value(text, named.end(), 0)
-    return [{"name": named[1], "arguments": arguments}], at
-
-
-def _read_value(text: str, at: int, depth: int) -> tuple[Any, int]:
-    """Read a value in Gemma's notation: JSON with texts in quotes of its own, and keys without any."""
-    at = _skip_blanks(text, at)
-    if depth > _MAX_DEPTH:
-        raise ValueError("nested too deeply")
-    for quote in _QUOTES:
-        if text.startswith(quote, at):
-            end = text.index(quote, at + len(quote))
-            return text[at + len(quote) : end], end + len(quote)
-    if text.startswith("{", at):
-        entries: dict[str, Any] = {}
-        at = _skip_blanks(text, at + 1)
-        while not text.startswith("}", at):
-            key, at = _read_key(text, at, depth)
-            entries[key], at = _read_value(text, at, depth + 1)
-            at = _skip_comma(text, at, "}")
-        return entries, at + 1
-    if text.startswith("[", at):
-        items: list[Any] = []
-        at = _skip_blanks(text, at + 1)
-        while not text.startswith("]", at):
-            item, at = _read_value(text, at, depth + 1)
-            items.append(item)
-            at = _skip_comma(text, at, "]")
-        return items, at + 1
-    return _DECODER.raw_decode(text, at)
-
-
-def _read_key(text: str, at: int, depth: int) -> tuple[str, int]:
-    plain = _KEY.match(text, at)
-    if plain is not None:
-        return plain[1], plain.end()
-    key, at = _read_value(text, at, depth + 1)
-    at = _skip_blanks(text, at)
-    if not isinstance(key, str) or not text.startswith(":", at):
-        raise ValueError("no key")
-    return key, at + 1
-
-
-def _skip_comma(text: str, at: int, end: str) -> int:
-    at = _skip_blanks(text, at)
-    if text.startswith(",", at):
-        return _skip_blanks(text, at + 1)
-    if not text.startswith(end, at):
-        raise ValueError("no end")
-    return at
-
-
 # --- the syntaxes ---
 
 _JSON: Final = ('{"name": "', '", "arguments": ', "}")
@@ -415,7 +346,7 @@ _GEMMA: Final = CallSyntax(
     close="<tool_call|>",
     notation="gemma",
     quote='<|"|>',
-    read=_read_gemma,
+    read=gemma_calls.read_call,
 )
 _LLAMA: Final = CallSyntax(
     "Llama 3",

@@ -59,6 +59,10 @@ def test_a_case_is_whole(case):
             values = config["linear_num_value_heads"] * config["linear_value_head_dim"]
             assert shapes[prefix + "linear_attn.out_proj.weight"] == (hidden, values)
             continue
+        elif config["model_type"] == "gemma4_text":
+            own = config["num_hidden_layers"] - config["num_kv_shared_layers"]
+            assert (prefix + "self_attn.k_proj.weight" in shapes) == (layer < own)
+            continue
         else:
             assert shapes[prefix + "self_attn.o_proj.weight"] == (hidden, heads * size)
             if "num_experts_per_tok" not in config and "mamba_d_ssm" not in config:
@@ -94,8 +98,8 @@ def test_a_folder_holds_the_case(case, tmp_path):
     folder = write_folder(tmp_path / "model", case, dtype="BF16", old_keys=True)
     config = json.loads((folder / "config.json").read_text())
     assert config["torch_dtype"] == "bfloat16"
-    # Two families assume others than a plain rotation without them.
-    assert "rope_parameters" not in config or case.name.startswith(("gpt_oss_plain", "qwen3_5"))
+    # Some families assume others than a plain rotation without them.
+    assert "rope_parameters" not in config or case.name.startswith(("gpt_oss_plain", "qwen3_5", "gemma4"))
     tokenizer = Tokenizer.from_file(folder / "tokenizer.json")
     assert tokenizer.decode(tokenizer.encode_text("The boat left at 9.")) == "The boat left at 9."
 

@@ -73,6 +73,8 @@ def write_gguf(
         matrix_type = embedding_type if name in ("token_embd.weight", "output.weight") else None
         is_plain = array.ndim == 1 or name.endswith("bias") or any(part in name for part in PLAIN)
         chosen = (types or {}).get(name) or ("F32" if is_plain else matrix_type or weight_type)
+        # As the converter does with rows that are no whole blocks.
+        chosen = chosen if chosen in ("F16", "BF16") or array.shape[-1] % 32 == 0 else "F32"
         writer.add_tensor(name, _quantised(name, array, chosen), raw_dtype=gguf.GGMLQuantizationType[chosen])
     writer.write_header_to_file()
     writer.write_kv_data_to_file()

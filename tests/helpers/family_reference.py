@@ -13,6 +13,8 @@ from typing import Any
 
 import numpy as np
 
+from tests.helpers.gemma4_reference import Gemma4Pass
+
 Array = np.ndarray
 
 
@@ -78,6 +80,8 @@ def family_logits(config: Mapping[str, Any], tensors: Mapping[str, Array], token
         tensors: float arrays by the names of a model of text alone.
         tokens: int ids.
     """
+    if config["model_type"] == "gemma4_text":
+        return Gemma4Pass(config, {name: one.astype(np.float64) for name, one in tensors.items()}).logits(tokens)
     return _Pass(config, tensors).logits(tokens)
 
 

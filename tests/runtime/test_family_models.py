@@ -28,7 +28,17 @@ NAMES = (
         "granite",
         "olmo3",
     ),
-    *("exaone4_window", "hunyuan_v1_dense", "stablelm", "stablelm_3b", "smollm3_window", "lfm2", "lfm2_bias"),
+    *(
+        "exaone4_window",
+        "hunyuan_v1_dense",
+        "stablelm",
+        "stablelm_3b",
+        "smollm3_window",
+        "lfm2",
+        "lfm2_bias",
+        "gemma4_text",
+        "gemma4_text_keys",
+    ),
 )
 CASES = {name: load_case(name) for name in NAMES}
 FORMATS = KV_FORMATS["native"]

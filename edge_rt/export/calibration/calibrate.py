@@ -61,7 +61,9 @@ class CalibrationBuilder(NativeBuilder):
 
     def attention(self, qkv: ir.Value, layer: int) -> ir.Value:
         """Rotate, append to the cache and attend; ``qkv`` becomes an output."""
-        self._qkv.append(as_output(qkv, ir.DataType.FLOAT, ["rows", _qkv_width(self._decoder)]))
+        if self._decoder.attention_of(layer).kv_from is None:
+            width = self._decoder.attention_of(layer).qkv_size
+            self._qkv.append(as_output(qkv, ir.DataType.FLOAT, ["rows", width]))
         return super().attention(qkv, layer)
 
     def _more_outputs(self, logits: ir.Value) -> Sequence[ir.Value]:
@@ -73,14 +75,16 @@ class CalibrationBuilder(NativeBuilder):
 
 def calibration_bytes(decoder: Decoder, tokens: int) -> int:
     """Predict the memory of ``calibrate`` in addition to the weights: cache, queries, one pass, and statistics."""
-    layers = len(decoder.attention_layers)
+    attentions = [decoder.attention_of(layer) for layer in decoder.kv_layers]
     convs = 4 * decoder.hidden_size * len(decoder.conv_layers) * tokens + states_bytes(decoder, 0)
-    cache = layers * tokens * KV_FORMAT[_FORMAT].token_bytes(decoder.num_kv_heads, decoder.head_dim) + convs
-    queries = layers * -(-tokens // STRIDE) * decoder.num_heads * decoder.head_dim * 2
-    width = max(decoder.hidden_size, decoder.intermediate_size, decoder.num_heads * decoder.head_dim)
-    one_pass = 4 * PASS_ROWS * (layers * _qkv_width(decoder) + 4 * width) + 8 * decoder.vocab_size
-    group = decoder.num_heads // decoder.num_kv_heads
-    head = statistics_bytes(tokens, -(-tokens // STRIDE) * group, decoder.head_dim)
+    form, taken = KV_FORMAT[_FORMAT], -(-tokens // STRIDE)
+    cache = tokens * sum(form.token_bytes(one.num_kv_heads, one.head_dim) for one in attentions) + convs
+    queries = 2 * taken * sum(one.query_size for one in attentions)
+    width = max(decoder.hidden_size, decoder.intermediate_size, decoder.query_size)
+    one_pass = 4 * PASS_ROWS * (sum(one.qkv_size for one in attentions) + 4 * width) + 8 * decoder.vocab_size
+    head = max(
+        statistics_bytes(tokens, taken * (one.num_heads // one.num_kv_heads), one.head_dim) for one in attentions
+    )
     return cache + queries + max(one_pass, usable_cpus() * head)
 
 
@@ -102,7 +106,7 @@ def calibrate(
         A sentence about the heads that do not fit half precision, if there are any.
     """
     passes = -(-len(token_ids) // PASS_ROWS)
-    steps = passes + len(decoder.attention_layers)
+    steps = passes + len(decoder.kv_layers)
     caches, queries = _run(folder, weights, layout, decoder, token_ids, lambda done: on_progress(done, steps))
     unfit: dict[int, int] = {}
     with WeightsFile(folder / WEIGHTS_FILE, layout, is_new=False) as out:
@@ -112,7 +116,7 @@ def calibrate(
                 continue
             if missing := heads.count(None):
                 unfit[layer] = missing
-            neutral = KeyConstants.neutral(1, decoder.head_dim)
+            neutral = KeyConstants.neutral(1, decoder.attention_of(layer).head_dim)
             constants = KeyConstants.joined([neutral if head is None else head for head in heads])
             for name, array in zip(key_constant_names(layer), constants.arrays, strict=True):
                 out.write(layout.slots[name], 0, array)
@@ -122,7 +126,7 @@ def calibrate(
 
 def _warning(unfit: Mapping[int, int], decoder: Decoder) -> str:
     """Return a sentence about heads without constants; ``unfit``: layer -> kv heads beyond half precision."""
-    heads = len(decoder.attention_layers) * decoder.num_kv_heads
+    heads = sum(decoder.attention_of(layer).num_kv_heads for layer in decoder.kv_layers)
     return (
         f"{sum(unfit.values())} of {heads} kv heads, the first in layer {min(unfit)}, have keys or queries that do not "
         "fit half precision: they have no constants for 4-bit keys, and int4 and int4x2 caches lose more there."
@@ -136,12 +140,12 @@ def _run(
     decoder: Decoder,
     token_ids: Sequence[int],
     on_pass: Callable[[int], None],
-) -> tuple[list[Array], Array]:
+) -> tuple[list[Array], list[Array]]:
     """Compute keys and queries of the text.
 
     Returns:
-        Keys of every layer with attention, float16 ``[kv_heads, tokens, head_dim]``, and the rotated queries of every
-        ``STRIDE``-th token, float16 ``[layers, tokens / STRIDE, heads, head_dim]``.
+        Keys of every layer that has its own, float16 ``[kv_heads, tokens, head_dim]``, and the rotated queries of every
+        ``STRIDE``-th token there, float16 ``[tokens / STRIDE, heads, head_dim]``.
     """
     graph = folder / _GRAPH_FILE
     model = build_graph(CalibrationBuilder(layout, decoder), weights, decoder, "edge-rt")
@@ -154,22 +158,23 @@ def _run(
         tokens = len(token_ids)
         caches = native_caches(decoder, tokens, _FORMAT)
         taken = -(-tokens // STRIDE)
-        layers = decoder.attention_layers
-        queries = np.empty((len(layers), taken, decoder.num_heads, decoder.head_dim), np.float16)
+        layers = decoder.kv_layers
+        attentions = [decoder.attention_of(layer) for layer in layers]
+        queries = [np.empty((taken, one.num_heads, one.head_dim), np.float16) for one in attentions]
         loaded = loaded_tables(decoder, tokens)
         tables = {name: _table(folder, layout, name) for name in layout.slots if name.startswith("rope")} | loaded
         prepare = [_QueryPreparation(folder, layout, decoder, layer, tables) for layer in layers]
         # One array for all passes: the memory prediction has no room for a second one.
-        room = np.empty((len(layers), min(tokens, PASS_ROWS), _qkv_width(decoder)), np.float32)
+        room = [np.empty((min(tokens, PASS_ROWS), one.qkv_size), np.float32) for one in attentions]
         for begin in range(0, tokens, PASS_ROWS):
             on_pass(begin // PASS_ROWS)
-            products = room[:, : tokens - begin]
+            products = [rows[: tokens - begin] for rows in room]
             _pass(session, decoder, caches, token_ids[begin : begin + PASS_ROWS], begin, products, loaded)
             # PASS_ROWS is a multiple of STRIDE.
-            rows = slice(begin // STRIDE, begin // STRIDE + len(products[0, ::STRIDE]))
+            rows = slice(begin // STRIDE, begin // STRIDE + len(products[0][::STRIDE]))
             for number, qkv in enumerate(products):
                 with np.errstate(over="ignore", invalid="ignore"):
-                    queries[number, rows] = prepare[number](qkv[::STRIDE], begin)
+                    queries[number][rows] = prepare[number](qkv[::STRIDE], begin)
     finally:
         graph.unlink()
     # The planes of keys come first, as half precision.
@@ -182,20 +187,16 @@ def _pass(
     caches: Mapping[str, Array],
     token_ids: Sequence[int],
     begin: int,
-    products: Array,
+    products: Sequence[Array],
     loaded: Mapping[str, Array],
 ) -> None:
-    """Compute tokens after ``begin`` others; write queries, keys and values to ``products [layers, rows, width]``."""
+    """Compute tokens after ``begin`` others; write a layer's queries, keys and values to ``products``."""
     last = np.asarray([len(token_ids) - 1])
     inputs, outputs = native_feeds(decoder, token_ids, last, begin, caches, _FORMAT, loaded, begin // PASS_ROWS)
-    outputs |= {f"layer{layer}.qkv": product for layer, product in zip(decoder.attention_layers, products, strict=True)}
+    outputs |= {f"layer{layer}.qkv": product for layer, product in zip(decoder.kv_layers, products, strict=True)}
     binding = session.binding()
     binding.bind(inputs, outputs)
     binding.run(StopSwitch())
-
-
-def _qkv_width(model: Decoder) -> int:
-    return (model.num_heads + 2 * model.num_kv_heads) * model.head_dim
 
 
 def _table(folder: Path, layout: WeightsLayout, name: str) -> Array:
@@ -245,16 +246,14 @@ class _QueryPreparation:
 
 
 def _constants(
-    caches: Sequence[Array], queries: Array, decoder: Decoder
+    caches: Sequence[Array], queries: Sequence[Array], decoder: Decoder
 ) -> Iterator[tuple[int, list[KeyConstants | None]]]:
-    """Yield every layer with attention and its constants, per kv head; several heads are computed at once."""
-    kv_heads = decoder.num_kv_heads
+    """Yield every layer with keys of its own and its constants, per kv head; several heads are computed at once."""
     with ThreadPoolExecutor(usable_cpus()) as workers:
-        for layer, keys, rows in zip(decoder.attention_layers, caches, queries, strict=True):
-            found = rows.reshape(len(rows), kv_heads, -1, decoder.head_dim).swapaxes(0, 1)
-            of_head = functools.partial(
-                _of_head, scale=decoder.attention_of(layer).scale, window=decoder.layer_windows[layer]
-            )
+        for layer, keys, rows in zip(decoder.kv_layers, caches, queries, strict=True):
+            attention = decoder.attention_of(layer)
+            found = rows.reshape(len(rows), attention.num_kv_heads, -1, attention.head_dim).swapaxes(0, 1)
+            of_head = functools.partial(_of_head, scale=attention.scale, window=decoder.layer_windows[layer])
             yield layer, list(workers.map(of_head, keys, found))
 
 

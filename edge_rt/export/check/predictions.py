@@ -68,11 +68,14 @@ class Predictor:
 
 def predicting_bytes(decoder: Decoder, tokens: int, kv_formats: Sequence[str]) -> int:
     """Predict the memory of comparing predictions with these caches at once, beyond that of the open graph."""
-    token = sum(KV_FORMAT[name].token_bytes(decoder.num_kv_heads, decoder.head_dim) for name in kv_formats)
-    width = max(decoder.hidden_size, decoder.intermediate_size, decoder.num_heads * decoder.head_dim)
+    attentions = [decoder.attention_of(layer) for layer in decoder.kv_layers]
+    token = sum(
+        KV_FORMAT[name].token_bytes(one.num_kv_heads, one.head_dim) for name in kv_formats for one in attentions
+    )
+    width = max(decoder.hidden_size, decoder.intermediate_size, decoder.query_size)
     # Logits of the passes, and what a row of either takes in float64.
     logits = 4 * decoder.vocab_size * PASS_ROWS * len(kv_formats) + 8 * _ROW_COPIES * decoder.vocab_size
-    return decoder.num_layers * token * tokens + logits + 4 * PASS_ROWS * 6 * width
+    return token * tokens + logits + 4 * PASS_ROWS * 6 * width
 
 
 class Divergence:

@@ -19,6 +19,7 @@ from edge_rt.export.quantise.rows import PartError
 from edge_rt.export.weights.linear import Linear
 from edge_rt.export.weights.matrices import Matrices, row_groups
 from edge_rt.export.weights.weights_file import WeightsLayout
+from edge_rt.package.manifest import PER_LAYER
 from edge_rt.package.weights_info import KEEP, Quality, TensorClass, WeightsInfo
 
 MAX_KL: Final = 0.5
@@ -141,6 +142,8 @@ def tensor_classes(
         "embedding": (weights.embedding,),
         "head": (weights.head,),
     }
+    if weights.per_layer:
+        classes[PER_LAYER] = weights.per_layer_linears()
     return {name: _tensor_class(linears, layout, by_name) for name, linears in classes.items()}
 
 

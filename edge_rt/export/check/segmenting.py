@@ -71,6 +71,8 @@ class SegmentBuilder(NativeBuilder):
 
     def _finished(self, outputs: Sequence[ir.Value], producer: str) -> ir.Model:
         inputs = [self._ids if self.is_first else self._hidden]
+        if self._per_layer and not self.is_first:
+            inputs.append(self._ids)
         if self.is_last:
             inputs.append(self._logit_rows)
         if not self._is_head:
@@ -89,7 +91,8 @@ class SegmentBuilder(NativeBuilder):
         """Return the inputs of the layers, in the order of the whole graph; rotations only if a layer reads them."""
         windows = [self._windows[layer] for layer in self._range]
         maps = [(self._row_map, 0 in windows), (self._window_row_map, any(windows))]
-        caches = [self._caches[layer] for layer in self._range]
+        sources = dict.fromkeys(self._source_of(layer) for layer in self._range)
+        caches = [self._caches[layer] for layer in sources if layer in self._caches]
         attending = set(self._range) & set(self._decoder.attention_layers)
         ropes = {id(value) for layer in attending for value in self.rope_of(layer)}
         return [
@@ -128,6 +131,9 @@ def build_segments(
 
 def _layers(build: SegmentBuilder, weights: DecoderWeights, first: int, end: int) -> Residual:
     x = build.embed(weights.embedding, "embedding") if build.is_first else build.enter()
+    if weights.per_layer:
+        # Of later segments' layers, too: they are not part of the stream.
+        build.embed_layers(x if build.is_first else build.embed(weights.embedding, "embedding"), weights.per_layer)
     whole = end - 1 if build.is_last else end
     for index in range(first, whole):
         x = build.layer(x, weights.layers[index], index)

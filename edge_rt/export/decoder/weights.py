@@ -11,6 +11,7 @@ import numpy.typing as npt
 import onnx_ir as ir
 
 from edge_rt.errors import UnsupportedModel
+from edge_rt.export.decoder.tensors import kv_kinds
 from edge_rt.export.graph.builder import GraphBuilder, Residual
 from edge_rt.export.graph.native import NativeBuilder
 from edge_rt.export.op_profile import OpProfile
@@ -114,6 +115,7 @@ class LayerWeights:
         shared_gate_up: of the feed-forward beside experts, if there is one, and so is ``shared_down``.
         latent_in: what makes latent rows of experts, if they have them.
         latent_out: what makes rows of the stream of them.
+        per_layer: of a model with further embeddings for each layer the gate on them, and what brings them back.
     """
 
     mixer_in: tuple[Linear, ...]
@@ -124,11 +126,12 @@ class LayerWeights:
     shared_down: tuple[Linear, ...] = ()
     latent_in: tuple[Linear, ...] = ()
     latent_out: tuple[Linear, ...] = ()
+    per_layer: tuple[Linear, ...] = ()
 
     def linears(self) -> tuple[Linear, ...]:
         """Every matrix, in the order of the file."""
         fed = (*self.gate_up, *self.down, *self.shared_gate_up, *self.shared_down)
-        return (*self.mixer_in, *self.mixer_out, *self.latent_in, *fed, *self.latent_out)
+        return (*self.mixer_in, *self.mixer_out, *self.latent_in, *fed, *self.latent_out, *self.per_layer)
 
 
 @dataclass(frozen=True)
@@ -137,20 +140,28 @@ class DecoderWeights:
 
     Attributes:
         embedding: the token embedding; also the head if ``head`` is the same object (stored once).
+        per_layer: the table of further embeddings for each layer, and what the token embedding is multiplied by to be
+            added to them; empty: there are none.
     """
 
     embedding: Linear
     head: Linear
     layers: tuple[LayerWeights, ...]
     vectors: dict[str, Vector]
+    per_layer: tuple[Linear, ...] = ()
 
     def linears(self) -> Iterator[Linear]:
         """Every matrix once, in the order of the file."""
         yield self.embedding
+        yield from self.per_layer
         for layer in self.layers:
             yield from layer.linears()
         if self.head is not self.embedding:
             yield self.head
+
+    def per_layer_linears(self) -> tuple[Linear, ...]:
+        """Return the matrices of further embeddings for each layer, the table first."""
+        return (*self.per_layer, *(linear for layer in self.layers for linear in layer.per_layer))
 
     def by_input(self) -> dict[str, tuple[Linear, ...]]:
         """Return the matrices that read each input of linear layers, by the input's name."""
@@ -173,8 +184,6 @@ def collect_weights(
     profile.require_carried(decoder)
     types = types or {}
     tensors = source.tensors
-    q_order = None if source.has_halves else unpermuted_rows(decoder.num_heads, decoder.head_dim)
-    k_order = None if source.has_halves else unpermuted_rows(decoder.num_kv_heads, decoder.head_dim)
 
     def part(name: str, order: Array | None = None) -> Part:
         return Part(tensors[name], order, types.get(name))
@@ -193,7 +202,11 @@ def collect_weights(
             mixer_in = profile.stack(f"layer{i}.state_in", [of("ssm_in")])
             mixer_out = profile.stack(f"layer{i}.state_out", [of("ssm_out")])
         else:
-            qkv = (of("attn_q", q_order), of("attn_k", k_order), of("attn_v"))
+            qkv = [of("attn_q", _order_of(i, source, decoder, is_key=False))]
+            qkv += [
+                of(kind, _order_of(i, source, decoder, is_key=True) if kind == "attn_k" else None)
+                for kind in kv_kinds(decoder.attention_of(i))
+            ]
             mixer_in = profile.stack(f"layer{i}.qkv", qkv)
             mixer_out = profile.stack(f"layer{i}.output", [of("attn_output")])
 
@@ -220,10 +233,17 @@ def collect_weights(
                 more["latent_out"] = profile.stack(f"layer{i}.latent_out", [of("ffn_latent_up")])
         else:
             gate_up, down = fed(decoder.feed_forward_of(i), f"layer{i}.")
+        if decoder.per_layer_embedding:
+            gate = Linear(f"layer{i}.per_layer_gate", (of("inp_gate"),))
+            more["per_layer"] = (gate, Linear(f"layer{i}.per_layer_out", (of("proj"),)))
         return LayerWeights(mixer_in=mixer_in, mixer_out=mixer_out, gate_up=gate_up, down=down, **more)
 
     embedding = Linear("embedding", (part("token_embd.weight"),))
     layers = tuple(layer(i) for i in range(decoder.num_layers))
+    per_layer: tuple[Linear, ...] = ()
+    if decoder.per_layer_embedding:
+        per_layer = (Linear("per_layer_table", (part("per_layer_token_embd.weight"),)),)
+        per_layer += (Linear("per_layer_projection", (part("per_layer_model_proj.weight"),)),)
     vectors = _norms(source, decoder)
     for weights in layers:
         for linear in weights.linears():
@@ -234,6 +254,7 @@ def collect_weights(
         head=embedding if decoder.is_tied else Linear("head", (part("output.weight"),)),
         layers=layers,
         vectors=vectors,
+        per_layer=per_layer,
     )
 
 
@@ -253,7 +274,7 @@ def _of_experts(name: str, parts: Sequence[Part], *, interleaved: bool = False) 
 def _norms(source: Source, decoder: Decoder) -> dict[str, Vector]:
     """Return the weights and biases of all norms, the sinks, the taps of convolutions and the routers of experts."""
     tensors, found = source.tensors, {}
-    names = {"output_norm": "final_norm"}
+    names = {"output_norm": "final_norm", "per_layer_proj_norm": "per_layer_norm"}
     for i in range(decoder.num_layers):
         names |= {
             f"blk.{i}.attn_norm": f"layer{i}.attention_norm",
@@ -262,6 +283,8 @@ def _norms(source: Source, decoder: Decoder) -> dict[str, Vector]:
             f"blk.{i}.post_ffw_norm": f"layer{i}.mlp_post_norm",
             f"blk.{i}.attn_q_norm": f"layer{i}.q_norm",
             f"blk.{i}.attn_k_norm": f"layer{i}.k_norm",
+            f"blk.{i}.post_norm": f"layer{i}.per_layer_norm",
+            f"blk.{i}.layer_output_scale": f"layer{i}.scale",
         }
     for theirs, ours in names.items():
         if f"{theirs}.weight" in tensors:
@@ -292,10 +315,19 @@ def _norm_order(name: str, source: Source, decoder: Decoder) -> Array | None:
     """Return the order of a norm's weights: those of queries and keys are reordered as their rows are."""
     if source.has_halves or not name.endswith(("q_norm", "k_norm")):
         return None
+    attention = decoder.attention_of(int(name.removeprefix("layer").split(".")[0]))
     heads = 1
-    if decoder.attention_of(decoder.attention_layers[0]).qk_norm == "row":
-        heads = decoder.num_heads if name.endswith("q_norm") else decoder.num_kv_heads
-    return unpermuted_rows(heads, decoder.head_dim)
+    if attention.qk_norm == "row":
+        heads = attention.num_heads if name.endswith("q_norm") else attention.num_kv_heads
+    return unpermuted_rows(heads, attention.head_dim)
+
+
+def _order_of(layer: int, source: Source, decoder: Decoder, *, is_key: bool) -> Array | None:
+    """Return the order in which the rows of a layer's queries or keys are read; None for the file's."""
+    if source.has_halves:
+        return None
+    attention = decoder.attention_of(layer)
+    return unpermuted_rows(attention.num_kv_heads if is_key else attention.num_heads, attention.head_dim)
 
 
 def _bias_of(linear: Linear, tensors: Mapping[str, TensorInfo]) -> Vector | None:
@@ -321,13 +353,15 @@ def place_weights(
     if _query_scaling(decoder) is not None:
         layout.add("query_scale", np.float32, (decoder.context_length,))
     if is_calibrated:
-        place_key_constants(layout, calibrated_layers(decoder), decoder.num_kv_heads, decoder.head_dim)
+        for layer in calibrated_layers(decoder):
+            attention = decoder.attention_of(layer)
+            place_key_constants(layout, layer, attention.num_kv_heads, attention.head_dim)
     return layout
 
 
 def calibrated_layers(decoder: Decoder) -> Sequence[int]:
     """Return the layers that have constants for 4-bit keys: those whose softmax does not see what they take away."""
-    attentions = ((i, decoder.attention_of(i)) for i in decoder.attention_layers)
+    attentions = ((i, decoder.attention_of(i)) for i in decoder.kv_layers)
     return [i for i, attention in attentions if not attention.softcap and not attention.has_sinks]
 
 
@@ -377,6 +411,8 @@ def build_states_graph(build: NativeBuilder, weights: DecoderWeights, decoder: D
 def _stream(build: GraphBuilder, weights: DecoderWeights, decoder: Decoder) -> Residual:
     """Build all layers; return the stream behind them, of the rows that are wanted."""
     x = build.embed(weights.embedding, "embedding")
+    if weights.per_layer:
+        build.embed_layers(x, weights.per_layer)
     last = decoder.num_layers - 1
     for i, layer in enumerate(weights.layers[:last]):
         x = build.layer(x, layer, i)

@@ -74,6 +74,10 @@ class LayerMatrices(Protocol):
     def latent_out(self) -> Linears:
         """What makes rows of the stream of them."""
 
+    @property
+    def per_layer(self) -> Linears:
+        """The gate on a layer's further embedding, and what brings it back; empty: there is none."""
+
 
 class GraphBuilder(ABC):
     """Adds nodes to one graph. Activations are float32 and two-dimensional, ``[rows, features]``."""
@@ -97,6 +101,10 @@ class GraphBuilder(ABC):
     @abstractmethod
     def embed(self, table: Linear, name: str) -> Residual:
         """Begin the stream with the scaled embeddings of the input's tokens."""
+
+    def embed_layers(self, x: Residual, tables: Linears) -> None:  # noqa: ARG002 - of no model
+        """Compute the further embeddings for each layer, given the scaled embeddings of the input's tokens."""
+        raise not_carried(self._decoder, "a further embedding for each layer")
 
     @abstractmethod
     def linear(self, x: Residual, layers: Linears, name: str, *, norm: str | None) -> ir.Value:

@@ -15,7 +15,7 @@ name                        dtype   shape                      meaning
 ``parents``                 int32   [S]                        row of its sequence that a row follows; -1: the past
 ``sequence_rows``           int32   [B]                        rows of each sequence, in order
 ``kv_formats``              int32   [num_layers]               format of the layer's cache
-``cache.{i}``               uint8   [2, kv_heads, C or W, row] keys and values of layer i, written in place
+``cache.{i}``               uint8   [2, kv_heads, C or W, row] keys and values of layer i, if it has its own
 ``cache.{i}``               float32 [W, hidden_size]           rows of layer i, if it has a short convolution
 =========================== ======= ========================== =============================================
 
@@ -112,12 +112,14 @@ class NativeBuilder(GraphBuilder):
             for kind in ("conv", "state")
             for name in (f"{kind}.{i}",)
         }
+        self._per_layer: list[ir.Value] = []
 
     def _cache(self, layer: int) -> ir.Value:
         name, rows = f"cache.{layer}", "window_rows" if self._windows[layer] else "capacity"
         if self._decoder.layers[layer].short_conv is not None:
             return graph_input(name, ir.DataType.FLOAT, ("window_rows", self._decoder.hidden_size))
-        return graph_input(name, ir.DataType.UINT8, (2, self._decoder.num_kv_heads, rows, "row_bytes"))
+        kv_heads = self.attention_of(layer).num_kv_heads
+        return graph_input(name, ir.DataType.UINT8, (2, kv_heads, rows, "row_bytes"))
 
     def _cache_inputs(self) -> Sequence[ir.Value]:
         wanted = ((self._row_map, 0 in self._windows), (self._window_row_map, any(self._windows)))
@@ -139,6 +141,21 @@ class NativeBuilder(GraphBuilder):
         # Of a row or two, both halves cost nothing.
         attributes = _matrix(table, _format(table)) | _given(scale=(self._decoder.embedding_scale, 1.0))
         return Residual(self.node("QuantEmbed", inputs, [name], domain=DOMAIN, attributes=attributes)[0])
+
+    def embed_layers(self, x: Residual, tables: Linears) -> None:
+        """Compute the further embeddings for each layer, ``Decoder.per_layer_embedding`` says how."""
+        decoder, (table, projection) = self._decoder, tables
+        attributes = _matrix(table, _format(table))
+        attributes |= {"scale": (0.5 * decoder.per_layer_embedding) ** 0.5, "stays_in_file": 1}
+        inputs = [self._ids, self.stored(tiles_of(table))]
+        (rows,) = self.node("QuantEmbed", inputs, ["per_layer.rows"], domain=DOMAIN, attributes=attributes)
+        more = {"output_scale": decoder.hidden_size**-0.5, "residual_scale": 0.5**0.5}
+        embeddings = self._quant_linear(
+            x.settled, projection, "per_layer.embeddings", residual=rows, post_norm="per_layer_norm", more=more
+        )
+        names = [f"per_layer.{layer}" for layer in range(decoder.num_layers)]
+        split = {"axis": -1, "num_outputs": decoder.num_layers}
+        self._per_layer = list(self.node("Split", [embeddings], names, attributes=split))
 
     def linear(self, x: Residual, layers: Linears, name: str, *, norm: str | None) -> ir.Value:
         """Multiply the norm of ``x`` by stacked matrices, and add biases."""
@@ -375,7 +392,34 @@ class NativeBuilder(GraphBuilder):
                 norm=(self._decoder.norm, "rms"),
             ),
         }
-        return Residual(self.node("DecoderLayer", inputs, [f"layer{index}"], domain=DOMAIN, attributes=attributes)[0])
+        (y,) = self.node("DecoderLayer", inputs, [f"layer{index}"], domain=DOMAIN, attributes=attributes)
+        return self._ended(Residual(y), weights, index)
+
+    def last_layer(self, x: Residual, weights: LayerMatrices, index: int) -> Residual:
+        """Return the stream after the model's last layer, of the rows that need logits."""
+        if self._per_layer:
+            self._per_layer[index] = self.wanted(self._per_layer[index], "per_layer.wanted")
+        return super().last_layer(x, weights, index)
+
+    def finish_layer(self, x: Residual, mixed: ir.Value, weights: LayerMatrices, index: int) -> Residual:
+        """Return the stream after the layer's steps that follow its attention or convolution."""
+        return self._ended(super().finish_layer(x, mixed, weights, index), weights, index)
+
+    def _ended(self, x: Residual, weights: LayerMatrices, index: int) -> Residual:
+        """Return the stream behind what follows a layer's feed-forward, under the name that it had before."""
+        name, found = f"layer{index}", x.settled
+        ending = found.name
+        if weights.per_layer:
+            gate, out = weights.per_layer
+            further = self._per_layer[index]
+            gated = self._quant_linear(found, gate, f"{name}.per_layer_gate", gate=further, activation="gelu_gate")
+            norm = f"{name}.per_layer_norm"
+            found = self._quant_linear(gated, out, f"{name}.per_layer_out", residual=found, post_norm=norm)
+        if self._decoder.layers[index].has_scale:
+            (found,) = self.node("Mul", [found, self.stored(f"{name}.scale")], [f"{name}.scaled"])
+        if found is not x.settled:
+            x.settled.name, found.name = f"{name}.fed", ending
+        return Residual(found)
 
     def _cache_of(self, layer: int) -> list[ir.Value | None]:
         return [
@@ -390,30 +434,40 @@ class NativeBuilder(GraphBuilder):
     def _rows_of(self, layer: int) -> list[ir.Value]:
         """Return a layer's cache, and what says where the pass's rows lie in it."""
         row_map = self._window_row_map if self._windows[layer] else self._row_map
-        return [self._caches[layer], self._past_length, row_map, self._parents]
+        cache = self._caches[self._source_of(layer)]
+        return [cache, self._past_length, row_map, self._parents]
+
+    def _source_of(self, layer: int) -> int:
+        """Return the layer whose cache a layer has."""
+        has_heads = self._decoder.layers[layer].attention is not None
+        return self._decoder.kv_layer_of(layer) if has_heads else layer
 
     def _key_constants_of(self, layer: int) -> list[ir.Value | None]:
         """Return the constants of 4-bit keys; None for each if the package does not have them."""
-        return [self.optional(name) for name in key_constant_names(layer)]
+        return [self.optional(name) for name in key_constant_names(self._source_of(layer))]
 
     def _query_scale_of(self, layer: int) -> ir.Value | None:
         return self.stored("query_scale") if self.attention_of(layer).query_scaling is not None else None
 
     def _heads(self, layer: int) -> dict[str, int | float | str]:
         attention = self.attention_of(layer)
+        has_norms = attention.qk_norm != "none" or attention.norms_values
         return {
             "num_heads": attention.num_heads,
             "num_kv_heads": attention.num_kv_heads,
             "head_dim": attention.head_dim,
-            "layer": layer,
+            "layer": self._source_of(layer),
             "scale": attention.scale,
             **_given(
                 window=(attention.window, 0),
                 softcap=(attention.softcap, 0.0),
                 rotate=(int(attention.rope is not None), 1),
                 norm_after_rotation=(int(attention.norm_after_rope), 0),
+                norms_values=(int(attention.norms_values), 0),
+                values_are_keys=(int(attention.values_are_keys), 0),
+                shares_cache=(int(attention.kv_from is not None), 0),
             ),
-            **({"epsilon": self._decoder.norm_epsilon} if attention.qk_norm != "none" else {}),
+            **({"epsilon": self._decoder.norm_epsilon} if has_norms else {}),
         }
 
     def _format(self, layer: Linear) -> str:

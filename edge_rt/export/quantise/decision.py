@@ -31,6 +31,10 @@ _WIDE: Final = (*_FLOATS, "Q8_0")
 _UNIT: Final = 256
 _BLOCK: Final = 32
 _ENDS: Final = ("token_embd.weight", "output.weight")
+_TABLE: Final = "per_layer_token_embd.weight"
+_FURTHER: Final = (_TABLE, "per_layer_model_proj.weight")
+_FURTHER_OF_LAYER: Final = (".inp_gate.weight", ".proj.weight")
+"""Matrices of further embeddings for each layer, and ends of the names of those within layers."""
 _PLAIN: Final = ("Q4_0", "Q8_0")
 """Types of about 4 bits and of more, without tables."""
 
@@ -97,7 +101,7 @@ def choose_weights(
     floats = {name: tensor for name, tensor in matrices.items() if tensor.type_name in _FLOATS}
     require_known(wanted, size)
     if size and (part := decoder.unmeasured_part) is not None:
-        layers = decoder.expert_layers or decoder.recurrent_layers
+        layers = decoder.expert_layers or decoder.recurrent_layers or range(decoder.num_layers)
         raise ConfigError(
             f"A size cannot be met by a model with {part}.",
             f"{decoder.name} has them in {len(layers)} layers, and their types are not measured.",
@@ -131,7 +135,7 @@ def choose_weights(
                 "Export the model from floats, or choose --weights keep.",
             )
         # Both halves of experts would be read with gaps: these have 8 bits that are one.
-        types = {name: "Q8_0" if _is_expert(name) else NESTED_TYPE for name in nested}
+        types = {name: "Q8_0" if _is_expert(name) or _is_per_layer(name) else NESTED_TYPE for name in nested}
         return WeightChoice(wanted, types)
     if wanted == "int8":
         return WeightChoice(wanted, {name: "Q8_0" for name, tensor in floats.items() if tensor.shape[0] % _BLOCK == 0})
@@ -143,6 +147,10 @@ def choose_weights(
 
 def _is_expert(name: str) -> bool:
     return name.split(".")[-2].isdigit()
+
+
+def _is_per_layer(name: str) -> bool:
+    return name in _FURTHER or name.endswith(_FURTHER_OF_LAYER)
 
 
 def _wide(matrices: Mapping[str, TensorInfo]) -> dict[str, int]:
@@ -159,6 +167,8 @@ def _int4(matrices: Mapping[str, TensorInfo], decoder: Decoder, *, has_tables: b
     pairs = {name: _ladder(inputs)[0:3:2] if has_tables else _PLAIN for name, inputs in wide.items()}
     types = {name: usual for name, (usual, _) in pairs.items()}
     types |= dict.fromkeys((name for name in _ENDS if name in types), "Q8_0")
+    # What makes further embeddings of the stream is small; their table has as few bits as others.
+    types |= dict.fromkeys((name for name in types if _is_per_layer(name) and name != _TABLE), "Q8_0")
     rivals = []
     for kind in ("attn_v", "ffn_down"):
         names = [name for layer in range(decoder.num_layers) if (name := f"blk.{layer}.{kind}.weight") in types]

@@ -145,13 +145,12 @@ def key_constant_names(layer: int) -> tuple[str, str, str]:
     return f"layer{layer}.key_centre", f"layer{layer}.key_balance", f"layer{layer}.key_feedback"
 
 
-def place_key_constants(layout: WeightsLayout, layers: Sequence[int], kv_heads: int, head_dim: int) -> None:
-    """Add the constants of 4-bit keys to the layout; see ``edge_rt.export.calibration.key_constants``."""
-    for layer in layers:
-        centre, balance, feedback = key_constant_names(layer)
-        layout.add(centre, np.float32, (kv_heads, head_dim))
-        layout.add(balance, np.float32, (kv_heads, head_dim))
-        layout.add(feedback, np.float32, (kv_heads, head_dim, head_dim))
+def place_key_constants(layout: WeightsLayout, layer: int, kv_heads: int, head_dim: int) -> None:
+    """Add a layer's constants of 4-bit keys to the layout; see ``edge_rt.export.calibration.key_constants``."""
+    centre, balance, feedback = key_constant_names(layer)
+    layout.add(centre, np.float32, (kv_heads, head_dim))
+    layout.add(balance, np.float32, (kv_heads, head_dim))
+    layout.add(feedback, np.float32, (kv_heads, head_dim, head_dim))
 
 
 def fill(

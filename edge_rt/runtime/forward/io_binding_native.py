@@ -14,7 +14,7 @@ from edge_rt.ort.binding import Binding
 from edge_rt.ort.compute_device import DeviceArray
 from edge_rt.ort.session import Session, TensorSpec
 from edge_rt.package.decoder import Decoder, Model
-from edge_rt.package.kv_formats import KV_FORMAT, RESTING_PER_SLOT, UPPER_HALVES, pool_rows, window_capacity
+from edge_rt.package.kv_formats import KV_FORMAT, RESTING_PER_SLOT, UPPER_HALVES, KvFormat, pool_rows, window_capacity
 from edge_rt.package.rope_tables import loaded_tables
 from edge_rt.package.spec_modes import MAX_DRAFT
 from edge_rt.package.states import CHECKPOINTS
@@ -39,10 +39,10 @@ MOST_RECORDED: Final = 16
 class NativeIOBinding(IOBinding):
     """SpecAttention's cache: one of several formats, written in place; a map gives the memory row of every logical row.
 
-    ``cache_bytes`` is the sum over the layers of 2 x kv_heads x rows x row bytes of the layer's format
+    ``cache_bytes`` is the sum over the layers that keep rows of 2 x kv_heads x rows x row bytes of the layer's format
     (``edge_rt.package.kv_formats``), each rounded up to 64. A layer has ``rows`` rows, one with a sliding window
     ``window_capacity(window, largest_pass, capacity)``. A short convolution has as many of ``hidden_size`` floats each,
-    whatever the format.
+    whatever the format. A layer that reads the keys and values of another one has none.
 
     Args:
         capacity: positions of a sequence.
@@ -54,8 +54,8 @@ class NativeIOBinding(IOBinding):
         hidden: whether passes return hidden states, too; the session must be opened with ``more_outputs``.
 
     Attributes:
-        buffers: per layer, uint8 ``[2, kv_heads, rows, bytes per row]``; a page takes memory only once a row in it is
-            written. Of a short convolution ``[rows, bytes per row]``; none of a layer that keeps no rows.
+        buffers: per layer that keeps rows, uint8 ``[2, kv_heads, rows, bytes per row]``; a page takes memory only once
+            a row in it is written. Of a short convolution ``[rows, bytes per row]``.
     """
 
     profile = "native"
@@ -81,19 +81,16 @@ class NativeIOBinding(IOBinding):
         self.top_tokens = model.top_tokens
         self._rope_tables = loaded_tables(model, capacity)
         self.kv_formats = formats
-        windows, heads = model.layer_windows, model.num_kv_heads
         self._convs = frozenset(model.conv_layers)
         self._memory = None
         if model.recurrent_layers:
             self._memory = StateMemory(model, max(sequences, 1), drafts, checkpoints)
         self.states = () if self._memory is None else self._memory.slots
+        self._layers = model.cache_layers
+        windows = [model.layer_windows[layer] for layer in self._layers]
         token_bytes = [
-            0
-            if layer not in model.cache_layers
-            else 4 * model.hidden_size
-            if layer in self._convs
-            else KV_FORMAT[name].token_bytes(heads, model.head_dim)
-            for layer, name in enumerate(formats)
+            4 * model.hidden_size if layer in self._convs else self._form(layer).token_bytes(*self._heads(layer))
+            for layer in self._layers
         ]
         self.row_bytes = sum(token_bytes)
         # Of a window each sequence would need rows of its own.
@@ -105,7 +102,7 @@ class NativeIOBinding(IOBinding):
             self.pool = RowPool(rows, most_resting=RESTING_PER_SLOT * sequences)
             self.slots = tuple(PooledCache(capacity, self.pool, row_bytes=self.row_bytes) for _ in range(sequences))
             self.row_map = self.slots[0].row_map
-        elif 0 in windows:
+        elif 0 in model.layer_windows:
             self.row_map = np.arange(capacity, dtype=np.int32)
         if window := model.ring_window:
             of_window = sum(count for count, size in zip(token_bytes, windows, strict=True) if size)
@@ -118,13 +115,19 @@ class NativeIOBinding(IOBinding):
             [
                 (count, size // count)
                 if layer in self._convs
-                else (2, heads, count, size // (2 * heads * count))
-                if size
-                else (0,)
-                for layer, (size, count) in enumerate(zip(sizes, rows_of, strict=True))
+                else (2, (heads := self._heads(layer)[0]), count, size // (2 * heads * count))
+                for layer, size, count in zip(self._layers, sizes, rows_of, strict=True)
             ]
         )
         self._formats = np.asarray([KV_FORMAT[name].id for name in formats], np.int32)
+
+    def _heads(self, layer: int) -> tuple[int, int]:
+        """Return the number and the size of the heads of a layer's keys and values."""
+        attention = self.model.attention_of(layer)
+        return attention.num_kv_heads, attention.head_dim
+
+    def _form(self, layer: int) -> KvFormat:
+        return KV_FORMAT[self.kv_formats[layer]]
 
     def _allocate(self, shapes: Sequence[tuple[int, ...]]) -> None:
         """Make the cache of every layer, uint8 of these shapes, and set ``cache_bytes``."""
@@ -173,14 +176,13 @@ class NativeIOBinding(IOBinding):
 
     def fill(self, rows: int) -> None:
         """Write the first rows of all layers, at the offsets that their formats give."""
-        heads, head_dim = self.model.num_kv_heads, self.model.head_dim
         # After ``release`` there are no buffers.
-        for number, (buffer, name) in enumerate(zip(self.buffers, self.kv_formats, strict=False)):
-            if number in self._convs or not buffer.size:
+        for number, buffer in zip(self._layers, self.buffers, strict=False):
+            if number in self._convs:
                 buffer[:rows] = FILLING
                 continue
             capacity, layer = buffer.shape[2], buffer.reshape(-1)
-            for begin, end in KV_FORMAT[name].places(heads, head_dim, capacity, min(rows, capacity)):
+            for begin, end in self._form(number).places(*self._heads(number), capacity, min(rows, capacity)):
                 layer[begin:end] = FILLING
 
     def row_parts(self) -> list[Array]:
@@ -189,13 +191,12 @@ class NativeIOBinding(IOBinding):
         Returns:
             Codes, then scales where the format has them, uint8 ``[kv_heads, rows, bytes]``; nothing after ``release``.
         """
-        heads, parts = self.model.num_kv_heads, []
-        for buffer, name in zip(self.buffers, self.kv_formats, strict=False):
-            if not buffer.size:
-                continue
+        parts = []
+        for number, buffer in zip(self._layers, self.buffers, strict=False):
+            form, (heads, head_dim) = self._form(number), self._heads(number)
             capacity, layer, begin = buffer.shape[2], buffer.reshape(-1), 0
-            for row in (KV_FORMAT[name].key, KV_FORMAT[name].value):
-                sizes = row.parts(self.model.head_dim)
+            for row in (form.key, form.value):
+                sizes = row.parts(head_dim)
                 end = begin + heads * capacity * sum(sizes)
                 planes = layer[begin:end].reshape(heads, -1)
                 for at, size in zip(accumulate(sizes, initial=0), sizes, strict=False):
@@ -239,8 +240,7 @@ class NativeIOBinding(IOBinding):
         """Return name of an input -> the array that passes read where they run: rotations and caches."""
         caches = {
             f"cache.{layer}": buffer.view(np.float32) if layer in self._convs else buffer
-            for layer, buffer in enumerate(self.buffers)
-            if buffer.size
+            for layer, buffer in zip(self._layers, self.buffers, strict=False)
         }
         states = {} if self._memory is None else self._memory.arrays
         return {**self._rope_tables, **caches, **states}
@@ -253,7 +253,9 @@ class NativeIOBinding(IOBinding):
         model = self.model
         windows = model.layer_windows[layers.start : layers.stop]
         maps = {"row_map": 0 in windows, "window_row_map": any(windows)}
-        rows = ["window_rows" if window else "capacity" for window in windows]
+        sources = {model.kv_layer_of(i) if i in model.attention_layers else i for i in layers}
+        kept = [i for i in model.cache_layers if i in sources]
+        rows = {i: "window_rows" if model.layer_windows[i] else "capacity" for i in kept}
         return {
             "past_length": (("sequences",), "tensor(int32)"),
             **{name: (("sequences", "positions"), "tensor(int32)") for name, is_wanted in maps.items() if is_wanted},
@@ -263,9 +265,8 @@ class NativeIOBinding(IOBinding):
             **{
                 f"cache.{i}": ((size, model.hidden_size), "tensor(float)")
                 if i in self._convs
-                else ((2, model.num_kv_heads, size, "row_bytes"), "tensor(uint8)")
-                for i, size in zip(layers, rows, strict=True)
-                if i in model.cache_layers
+                else ((2, self._heads(i)[0], size, "row_bytes"), "tensor(uint8)")
+                for i, size in rows.items()
             },
             **state_specs(model, layers),
         }

@@ -70,6 +70,8 @@ class LayersGraph:
             specs["input_ids"] = (("rows",), "tensor(int64)")
         else:
             specs[INPUT] = (("rows", config.hidden_size), "tensor(float)")
+        if config.per_layer_embedding:
+            specs["input_ids"] = (("rows",), "tensor(int64)")
         if self._is_last:
             specs |= {"logit_rows": (("logit_rows",), "tensor(int64)"), **logit_specs(self._io_binding)}
             specs |= {output.name: (output.shape, output.type) for output in self._io_binding.more_outputs}
@@ -92,9 +94,9 @@ class LayersGraph:
         binding.bind_input("parents", inputs.parents)
         end = len(inputs.ids)
         binding.bind_input("sequence_rows", np.asarray([end - done], np.int32))
-        if self._index == 0:
+        if "input_ids" in self._inputs:
             binding.bind_input("input_ids", inputs.ids[done:])
-        else:
+        if self._index > 0:
             self._hidden.bind_input(binding, self._index - 1, done, end, is_few=is_few)
         if self._is_last:
             binding.bind_input("logit_rows", inputs.logit_rows)
