@@ -25,6 +25,9 @@ FEW_ROWS: Final = 16
 _WORKER_SLOTS, _MAX_WORKERS = 4, 64
 _SPAN_ITEMS, _CHUNK_ITEMS, _MOST_SPANS = 12, 9, 4  # work items wanted for few rows; most spans per item
 
+_SUM_THREADS: Final = 8
+"""Threads that keep sums of 16 outputs for every row of a pass with experts; what more of them keep is in a margin."""
+
 _FIXED: Final = 512 << 10
 _MARGIN: Final = 1.05  # covers alignment of tensors to 256 bytes, and the head's outputs for few rows
 
@@ -159,10 +162,13 @@ def _experts_row_bytes(shape: ModelShape) -> int:
     if not isinstance(model, Decoder):
         return 0
     found = 0
-    for experts in (layer.experts for layer in model.kinds if layer.experts is not None):
-        size = experts.each.size
-        each = 4 * size + _rounded_bytes(shape, model.hidden_size) + _rounded_bytes(shape, size) + 16
-        found = max(found, experts.chosen * each + 4 * (model.hidden_size + experts.count + _TILE))
+    for layer, experts in ((layer, layer.experts) for layer in model.kinds if layer.experts is not None):
+        size, width = experts.each.size, experts.latent or model.hidden_size
+        each = 4 * size + _rounded_bytes(shape, width) + _rounded_bytes(shape, size) + 16
+        # Behind them: rows of their own and what they make of those, or what another feed-forward made.
+        beside = 2 * experts.latent + (0 if layer.feed_forward is None else model.hidden_size)
+        sums = _TILE * _SUM_THREADS
+        found = max(found, experts.chosen * each + 4 * (model.hidden_size + experts.count + _TILE + beside + sums))
     return found
 
 
