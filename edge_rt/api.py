@@ -33,6 +33,7 @@ def load(
     *,
     memory: MemoryBudget = None,
     device_memory: int | str | None = None,
+    experts: int | str | None = None,
     ctx: int | None = None,
     threads: int | None = None,
     device: str = "auto",
@@ -69,6 +70,9 @@ def load(
             KV cache is quantised, then the context is shortened.
         device_memory: budget of the memory of a GPU that has its own, bytes or a text; None: what is free there. Where
             the GPU shares the machine's memory there is one budget, ``memory``.
+        experts: of models with experts: ``"resident"``: all of them in memory; a size, bytes or a text: a cache of so
+            much that they are read into; ``"auto"`` or None: resident if they fit with the whole context, else a cache
+            of what the budget leaves.
         ctx: capacity of the context in tokens; None lets the plan choose: the model's own, up to 8192, if that fits.
         threads: threads that compute; None uses every CPU this process may use. All models of a process use the same
             number.
@@ -132,6 +136,7 @@ def load(
     options = LoadOptions(
         memory=memory,
         device_memory=device_memory,
+        experts=experts,
         ctx=ctx,
         threads=threads,
         device=device,
@@ -166,6 +171,7 @@ def plan(
     *,
     memory: MemoryBudget = None,
     device_memory: int | str | None = None,
+    experts: int | str | None = None,
     ctx: int | None = None,
     threads: int | None = None,
     device: str = "auto",
@@ -189,6 +195,7 @@ def plan(
         model: folder of a package, or the name of one in the store, or of a preset; all arguments are as in ``load``.
         memory: budget of resident memory.
         device_memory: budget of the memory of a GPU that has its own.
+        experts: where experts are.
         ctx: capacity of the context in tokens.
         threads: threads that compute.
         device: what computes; its memory is planned for native packages on ``"cuda"``.
@@ -219,6 +226,7 @@ def plan(
     options = LoadOptions(
         memory=memory,
         device_memory=device_memory,
+        experts=experts,
         ctx=ctx,
         threads=threads,
         device=device,

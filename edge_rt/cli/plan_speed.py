@@ -64,7 +64,8 @@ class Speeds:
         if choice.slots > 1:
             return self._together(choice)
         # Passes that were measured with all layers on the GPU say nothing about some of them there.
-        if not self._measured or choice.gpu_layers is not None:
+        # Nor do those with all experts in memory say anything about some of them there.
+        if not self._measured or choice.gpu_layers is not None or choice.expert_bytes is not None:
             plain = plain_tokens_per_second(shape, device, choice)
             return Rate(tokens_per_second(shape, device, choice, self._drafter), plain, is_measured=False)
         own = self._measured.get(choice.kv_format)

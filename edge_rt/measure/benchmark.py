@@ -9,12 +9,13 @@ from __future__ import annotations
 import statistics
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any, Final
 
 import numpy as np
 
 from edge_rt.errors import ConfigError
+from edge_rt.ort.expert_cache import ExpertReads
 from edge_rt.runtime.cache.kv_cache import KVCache
 from edge_rt.runtime.config import GenerationConfig
 from edge_rt.runtime.decode.draft import NullDrafter
@@ -43,6 +44,8 @@ class BenchReport:
         ttft_ms: time to first token in milliseconds for a prompt of 128 tokens, one per repetition.
         row_cost_ms: rows of a pass -> milliseconds of every pass.
         depth: tokens in the cache before each pass of the row-cost curve.
+        reads: what was read of experts while tokens were generated, and how many these were; None: experts are in
+            memory, or there are none.
     """
 
     tokens_per_second: dict[str, list[float]]
@@ -50,6 +53,7 @@ class BenchReport:
     row_cost_ms: dict[int, list[float]]
     depth: int
     peak_bytes: int
+    reads: tuple[ExpertReads, int] | None = None
 
     def rows(self) -> list[tuple[str, float, float]]:
         """Return (test, mean tokens per second, standard deviation) per test."""
@@ -60,6 +64,10 @@ class BenchReport:
         document: dict[str, Any] = {}
         for test, mean, deviation in self.rows():
             document |= {f"{test}_tok_s": mean, f"{test}_tok_s_std": deviation}
+        if self.reads is not None:
+            reads, tokens = self.reads
+            each = reads.bytes / max(1, tokens)
+            document["experts"] = {**asdict(reads), "hit_share": reads.hit_share, "read_bytes_per_token": each}
         return document | {
             "ttft_ms": statistics.median(self.ttft_ms),
             "peak_bytes": self.peak_bytes,
@@ -124,20 +132,25 @@ def bench(
     speeds: dict[str, list[float]] = {test: [] for test in (*(f"pp{n}" for n in prompt_sizes), f"tg{generate}")}
     ttft: list[float] = []
     costs: dict[int, list[float]] = {rows: [] for rows in row_counts}
+    reads: ExpertReads | None = None
     for repetition in range(repetitions + 1):
         if on_progress is not None:
             on_progress("warm-up" if repetition == 0 else f"{repetition}/{repetitions}")
         with model.passes() as (target, cache):
             for size in prompt_sizes:
                 speeds[f"pp{size}"].append(size / _time_prefill(target, cache, random_ids(size), model.prefill_chunk))
+            begun = model.expert_reads()
             speeds[f"tg{generate}"].append(generate / _time_decode(target, cache, random_ids(1), generate, vocab_size))
+            if begun is not None and (now := model.expert_reads()) is not None and repetition:
+                reads = now.since(begun) if reads is None else reads.plus(now.since(begun))
             _measure_rows(target, cache, random_ids, depth, model.prefill_chunk, costs)
             cache.truncate(0)
         ttft.append(_time_to_first_token(model, random_ids(FIRST_TOKEN_PROMPT)))
         if repetition == 0:
             for samples in (*speeds.values(), ttft, *costs.values()):
                 samples.clear()
-    return BenchReport(speeds, ttft, costs, depth, peak_rss_bytes())
+    read = None if reads is None else (reads, repetitions * generate)
+    return BenchReport(speeds, ttft, costs, depth, peak_rss_bytes(), read)
 
 
 def _time_prefill(target: Target, cache: KVCache, token_ids: list[int], chunk: int) -> float:

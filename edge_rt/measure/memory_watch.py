@@ -106,6 +106,7 @@ class MeasuredProcess:
             "draft_max": asked.draft_max,
             "prefill_chunk": asked.prefill_chunk,
             "kv_rows": asked.kv_rows,
+            "experts": asked.experts,
             "corpus": asked.corpus,
             "drafter": asked.drafter_folder,
             "threads": threads,

@@ -321,6 +321,7 @@ def work(request: dict[str, Any], report: Stage, provider: GpuProvider = INSTALL
         kv=request["kv"],
         prefill_chunk=request["prefill_chunk"],
         kv_rows=request["kv_rows"],
+        experts=request["experts"],
         threads=request["threads"],
         spec=request["spec"],
         draft_max=request["draft_max"],

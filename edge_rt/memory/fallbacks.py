@@ -8,6 +8,9 @@ go, and both before what a single answer has.
 If a GPU's memory is too small for all that, its layers are divided: with the preferred settings that fit then, as many
 as have room are on the GPU. So more of the settings is kept than with all layers there.
 
+Experts are resident where that fits with the context that is wanted; else a cache of them gets what everything else
+leaves of the memory, if that holds the experts of a token at least.
+
 Speculation is reduced as in SpecMemo (Yildirim & Chen 2025), so that most of its speed is kept. First a trained drafter
 that was not asked for by name is left out. Then the drafters' tables shrink. Then the draft tree shrinks, down to where
 96 % of the speed are left. Then a cheaper drafter is used, and at last speculation is turned off.
@@ -25,6 +28,7 @@ from edge_rt.memory.request import Alternative, Request
 from edge_rt.memory.shape import ModelShape
 from edge_rt.memory.sizes import sizes_of
 from edge_rt.memory.speed import LEAST_TABLE, tokens_per_second
+from edge_rt.package.expert_sizes import RESIDENT, ExpertSizes
 from edge_rt.package.kv_formats import pool_rows
 from edge_rt.package.spec_modes import AUTO, COMPUTED_MODES, DRAFTER_MODES, EXIT, OFF, SELF, Drafts, mode_of
 from edge_rt.package.states import CHECKPOINTS
@@ -124,25 +128,73 @@ class Fallbacks:
         best = self._speculation_steps(self._setting(self._slots[0], self._all_rows(self._slots[0])))[0]
         if self._shape.recurrent_layers:
             best = replace(best, checkpoints=CHECKPOINTS)
+        if isinstance(asked := self._request.experts, int):
+            best = replace(best, expert_bytes=self._experts.cache_bytes(asked))
         least = self._speculation_steps(Setting(self._least_ctx, self._formats[-1], self._chunks[-1]))[-1]
+        least = self._smallest(least)
         least_needs = self.needs(least)
         can_divide = (
             self._device.has_own_gpu_memory and self._shape.layers is not None and self._shape.model.num_layers > 1
         )
-        placements = [self._as_it_is]
-        if can_divide and least_needs.gpu > budget.gpu:
+        placements = self._expert_placements(budget)
+        divides = can_divide and least_needs.gpu > budget.gpu
+        if divides:
             placements.append(self._divided)
         for place in placements:
             if (found := self._first_that_fits(budget, place)) is not None:
-                smallest = self.needs(replace(least, gpu_layers=found.gpu_layers))
+                smallest = self.needs(self._smallest(replace(least, gpu_layers=found.gpu_layers)))
                 found = self._with_checkpoints(found, budget)
                 return Decision(best, found, self.needs(found), smallest)
-        if len(placements) > 1:
+        if divides:
             # With a layer on the GPU it needs the least memory there, if the others have room here.
             single = replace(least, gpu_layers=1)
             if (needs := self.needs(single)).host <= budget.host:
                 return Decision(best, single, needs, needs)
         return Decision(best, least, least_needs, least_needs)
+
+    @property
+    def _experts(self) -> ExpertSizes:
+        assert self._shape.experts is not None
+        return self._shape.experts
+
+    def _expert_placements(self, budget: Amounts) -> list[Placement]:
+        """Return where experts may be, preferred ways first.
+
+        They are not read into a cache as long as they fit with the whole context.
+        """
+        asked = self._request.experts
+        if self._shape.experts is None or asked == RESIDENT:
+            return [self._as_it_is]
+        if asked is not None:
+            return [self._with_cache]
+        fits = any(
+            self._as_it_is(step, budget) is not None
+            for setting in self._settings(budget, self._as_it_is)
+            if setting.ctx == self.ctx
+            for step in self._speculation_steps(setting)
+        )
+        return [self._as_it_is] if fits else [self._with_cache, self._as_it_is]
+
+    def _with_cache(self, choice: Choice, budget: Amounts) -> Choice | None:
+        """Return a choice with the cache of experts that was asked for, or the largest that fits; None: none does."""
+        asked = self._request.experts
+        least = replace(choice, expert_bytes=self._experts.least_bytes)
+        left = budget.host - self.needs(least).host
+        if isinstance(asked, int):
+            return self._as_it_is(replace(choice, expert_bytes=self._experts.cache_bytes(asked)), budget)
+        if left < 0:
+            return None
+        return replace(choice, expert_bytes=self._experts.cache_bytes(self._experts.least_bytes + left))
+
+    def _smallest(self, choice: Choice) -> Choice:
+        """Return a choice with the smallest cache of experts, if it may have one and needs less memory so."""
+        asked = self._request.experts
+        if self._shape.experts is None or asked == RESIDENT:
+            return choice
+        if asked is not None:
+            return replace(choice, expert_bytes=self._experts.cache_bytes(int(asked)))
+        cached = replace(choice, expert_bytes=self._experts.least_bytes)
+        return cached if self.needs(cached).host < self.needs(choice).host else choice
 
     def _with_checkpoints(self, choice: Choice, budget: Amounts) -> Choice:
         """Return a choice that keeps as many states of earlier texts as what it leaves has room for."""
@@ -189,7 +241,7 @@ class Fallbacks:
             return None
         wanted = KEPT_SPEED * self._speed(steps[0])
         kept = [
-            self.needs(replace(step, gpu_layers=choice.gpu_layers))
+            self.needs(replace(step, gpu_layers=choice.gpu_layers, expert_bytes=choice.expert_bytes))
             for step in steps
             if step.draft_max and self._speed(step) >= wanted
         ]

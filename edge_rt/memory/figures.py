@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from edge_rt.device.names import DeviceName
-from edge_rt.system.byte_size import counted
+from edge_rt.system.byte_size import counted, show_size
 
 CONTEXT_BYTES: Final = 512 << 20
 """CUDA's context, the kernels, recorded graphs, and what the driver rounds up. An estimate: what planners of other
@@ -16,6 +16,9 @@ counts as free."""
 DRIVER_BYTES: Final = 128 << 20
 """Memory of the process for the driver's library and its staging. An estimate. Every plan for a GPU counts it, and once
 the process has asked the driver anything, every plan."""
+
+USUAL_READS: Final = 5e8
+"""Bytes per second that a machine reads whose disk was not measured: a SATA drive, or a phone's flash. A guess."""
 
 
 @dataclass(frozen=True)
@@ -46,6 +49,7 @@ class Choice:
         drafter: whether the trained drafter of the request, and the model that drafts, are loaded.
         slots: answers that are computed at once.
         kv_rows: rows of the KV cache that several slots share; 0 with one slot, which has a context's.
+        expert_bytes: of the cache that experts are read into; None: all of them are resident, or there are none.
         gpu_layers: how many layers, the last ones, a GPU computes whose memory is too small for all; None: not divided.
         checkpoints: states of earlier texts that are kept, where layers have states.
     """
@@ -63,6 +67,7 @@ class Choice:
     slots: int = 1
     kv_rows: int = 0
     checkpoints: int = 0
+    expert_bytes: int | None = None
 
     @property
     def most_logits(self) -> int:
@@ -83,8 +88,9 @@ class Choice:
         """Return a text such as ``"int4 cache, no speculation, context 4096, chunk 64"``."""
         drafting = f"speculation with drafts of {self.draft_max} ({self.spec})" if self.draft_max else "no speculation"
         slots = f", {self.slots} slots" if self.slots > 1 else ""
-        layers = "" if self.gpu_layers is None else f", {counted(self.gpu_layers, 'layer')} on the GPU"
-        return f"{self.kv_format} cache, {drafting}, context {self.ctx}, chunk {self.prefill_chunk}{slots}{layers}"
+        more = "" if self.expert_bytes is None else f", {show_size(self.expert_bytes)} of experts"
+        more += "" if self.gpu_layers is None else f", {counted(self.gpu_layers, 'layer')} on the GPU"
+        return f"{self.kv_format} cache, {drafting}, context {self.ctx}, chunk {self.prefill_chunk}{slots}{more}"
 
 
 @dataclass(frozen=True)
@@ -122,6 +128,7 @@ class Device:
             least two pairs.
         base_bytes: resident memory of a process after the imports that a load needs; None uses ``terms.BASE_BYTES``.
         gpu: the GPU that computes; None: the CPU does.
+        read_bandwidth: bytes per second that are read of a file, past the system's cache.
     """
 
     name: str
@@ -134,12 +141,15 @@ class Device:
     is_measured: bool = False
     threads: int = 4
     gpu: GpuFigures | None = None
+    read_bandwidth: float = USUAL_READS
 
     def problem(self) -> str | None:
         """Return what is wrong with the numbers, or None."""
         if self.base_bytes is not None and self.base_bytes <= 0:
             return f"base_bytes is {self.base_bytes}, must be above 0"
-        own = _problem(self, ("total_bytes", "available_bytes", "bandwidth", "step_overhead_s", "threads"))
+        own = _problem(
+            self, ("total_bytes", "available_bytes", "bandwidth", "step_overhead_s", "threads", "read_bandwidth")
+        )
         if own is not None or self.gpu is None:
             return own
         found = _problem(self.gpu, ("total_bytes", "available_bytes", "bandwidth", "step_overhead_s"))

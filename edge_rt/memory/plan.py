@@ -25,6 +25,7 @@ from edge_rt.memory.request import Alternative, Request
 from edge_rt.memory.shape import ModelShape
 from edge_rt.memory.sizes import Regimes, Sizes, sizes_of
 from edge_rt.memory.speed import plain_tokens_per_second, tokens_per_second
+from edge_rt.package.expert_sizes import RESIDENT
 from edge_rt.package.spec_modes import AUTO, MODEL, TRAINED_MODES, mode_of
 from edge_rt.system.byte_size import show_at_least, show_size
 from edge_rt.system.notebooks import shown_table, shown_text
@@ -166,7 +167,11 @@ def make_plan(shape: ModelShape, device: Device, request: Request) -> Plan:
     _check(shape, request)
     if shape.op_profile != GPU_OP_PROFILE or shape.unported_parts:
         device = replace(device, gpu=None)
+    if device.gpu is not None:
+        # It computes no experts.
+        shape = replace(shape, experts=None)
     _check_device_budget(device, request)
+    _check_experts(shape, device, request)
     budget = request.budget(device)
     asked, request = request, request.used_by(shape)
     fallbacks = Fallbacks(shape, device, request)
@@ -295,6 +300,31 @@ def _check(shape: ModelShape, request: Request) -> None:
             raise ConfigError(f"The {name} is out of range.", f"Got {value}.", "Give at least 1.")
 
 
+def _experts_text(shape: ModelShape, choice: Choice) -> str:
+    if choice.expert_bytes is None or shape.experts is None:
+        return ""
+    whole = show_size(shape.experts.stored_bytes)
+    return f"experts: {show_size(choice.expert_bytes)} of {whole} in memory, the others are read when they are wanted"
+
+
+def _check_experts(shape: ModelShape, device: Device, request: Request) -> None:
+    asked = request.experts
+    if asked is None or asked == RESIDENT:
+        return
+    if shape.experts is None or device.gpu is not None:
+        raise ConfigError(
+            "There are no experts that could be read while the model runs.",
+            f"Got {asked} for {shape.model.name}{' on a GPU' if device.gpu is not None else ''}.",
+            "Leave out --experts (experts), or choose a native package of a model with experts, on the CPU.",
+        )
+    if int(asked) < (least := shape.experts.least_bytes):
+        raise ConfigError(
+            "The cache of experts is too small for one token.",
+            f"Got {show_size(int(asked))}; the experts of a token in all layers take {show_at_least(least)}.",
+            "Give at least that with --experts (experts), or leave it out.",
+        )
+
+
 def _given_up(
     shape: ModelShape, device: Device, request: Request, fallbacks: Fallbacks, decision: Decision
 ) -> tuple[str, ...]:
@@ -313,6 +343,7 @@ def _given_up(
     waiting = [f"slots: 1 instead of {request.slots}, the others wait ({why})"] if is_reduced else []
     steps = (
         (layers, {"gpu_layers": choice.gpu_layers}),
+        (_experts_text(shape, choice), {"expert_bytes": choice.expert_bytes}),
         (
             f"states of earlier texts: {choice.checkpoints} instead of {best.checkpoints}",
             {"checkpoints": choice.checkpoints},

@@ -25,10 +25,10 @@ class Term:
 
     Attributes:
         name: one of runtime, tokenizer, weights, session, kv_cache, activations, logits, sampling, drafters; states if
-            layers have some; formats if answers in a format were asked for; prompt_cache if stored prompts need memory
-            of their own; slots if several answers are computed at once; corpus if there is one; drafter and
-            drafter_head if a trained drafter is loaded, draft_weights and draft_model if a second model is; gpu_context
-            if a GPU computes.
+            layers have some; formats if answers in a format were asked for; experts if they are read while the model
+            runs; prompt_cache if stored prompts need memory of their own; slots if several answers are computed at
+            once; corpus if there is one; drafter and drafter_head if a trained drafter is loaded, draft_weights and
+            draft_model if a second model is; gpu_context if a GPU computes.
         bytes: largest size of the part in the memory of the process.
         kind: ``"file"`` (mapped: processes share it, and the kernel may drop it) or ``"private"``.
     """
@@ -57,7 +57,9 @@ def terms_of(shape: ModelShape, choice: Choice, sizes: Sizes, request: Request) 
             f"{shape.model.vocab_size} tokens, {show_size(shape.tokenizer_bytes)} of JSON"
             + _briefly("reading", reading),
         ),
-        Term("weights", sizes.weights, "file", _weights_text(shape)),
+        Term(
+            "weights", sizes.weights, "file" if choice.expert_bytes is None else private, _weights_text(shape, choice)
+        ),
         Term(
             "session", sizes.session + packing, private,
             _session_text(shape, choice) + _briefly("packing" if sizes.gpu is None else "copying weights", packing),
@@ -80,6 +82,8 @@ def terms_of(shape: ModelShape, choice: Choice, sizes: Sizes, request: Request) 
                 "slots", sizes.slots, private, f"maps and lists of {choice.slots} answers at once, and of those before"
             )
         )
+    if choice.expert_bytes is not None:
+        terms.append(Term("experts", sizes.experts, private, _experts_text(shape, choice)))
     if sizes.corpus:
         terms.append(Term("corpus", sizes.corpus, "file", "the index of texts; in a long run lookups touch all of it"))
     if choice.drafter and request.drafter is not None:
@@ -124,9 +128,21 @@ def _briefly(what: str, excess: int) -> str:
     return f"; {what} briefly needs {show_size(excess)} more than running" if excess else ""
 
 
-def _weights_text(shape: ModelShape) -> str:
+def _experts_text(shape: ModelShape, choice: Choice) -> str:
+    assert shape.experts is not None
+    assert choice.expert_bytes is not None
+    slots = sum(shape.experts.slots(choice.expert_bytes))
+    missed = shape.experts.missed_bytes(choice.expert_bytes)
+    share = 100 * shape.experts.hit_share(choice.expert_bytes)
+    total = sum(pool.total for pool in shape.experts.pools)
+    return f"cache of {slots} of {total} experts: {share:.0f} % are there, {missed / (1 << 20):.0f} MiB read per token"
+
+
+def _weights_text(shape: ModelShape, choice: Choice) -> str:
     if shape.op_profile != "native":
         return f"the part of weights.bin ({show_size(shape.weights_bytes)}) that stays mapped"
+    if choice.expert_bytes is not None:
+        return "weights.bin without experts, copied"
     return "weights.bin, read in place" + (", after the export" if shape.is_estimate else "")
 
 

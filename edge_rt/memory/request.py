@@ -33,6 +33,7 @@ class Request:
         kv_rows: rows of the KV cache that several slots share.
         formats: whether there is room for the tables of answers in a format.
         prompt_cache: whether rows of stored prompts are read and written.
+        experts: None: resident, if they fit, else in a cache; ``"resident"``; or bytes of a cache.
     """
 
     budget_bytes: int | None = None
@@ -54,6 +55,7 @@ class Request:
     slots: int = 1
     kv_rows: int | None = None
     device_budget_bytes: int | None = None
+    experts: int | str | None = None
 
     @property
     def wants_drafts(self) -> bool:
@@ -106,6 +108,7 @@ class Request:
             ("--draft-max", self.draft_max),
             ("--slots", self.slots if self.slots > 1 else None),
             ("--kv-rows", self.kv_rows),
+            ("--experts", exact_size(self.experts) if isinstance(self.experts, int) else self.experts),
             ("--corpus", self.corpus),
             # With --spec off it is not used, and refused.
             ("--drafter", None if self.spec == OFF else self.drafter_folder),
@@ -116,7 +119,7 @@ class Request:
 ARGUMENTS: Final = {
     "--memory": "memory", "--device-memory": "device_memory", "--ctx": "ctx", "--kv-type": "kv", "--spec": "spec",
     "--draft-max": "draft_max", "--slots": "slots", "--kv-rows": "kv_rows", "--corpus": "corpus",
-    "--drafter": "drafter",
+    "--drafter": "drafter", "--experts": "experts",
 }  # fmt: skip
 """Flag of the command line -> argument of ``edge_rt.load``."""
 

@@ -9,6 +9,7 @@ from typing import Final
 from edge_rt.memory.figures import Choice, Device
 from edge_rt.package.decoder import Decoder, Model
 from edge_rt.package.drafter import HEAD, TrainedDrafter
+from edge_rt.package.expert_sizes import ExpertSizes
 from edge_rt.package.kv_formats import KV_FORMAT, portable_head_dim
 from edge_rt.package.layer_sizes import TILE_ROWS, LayerSizes, layer_sizes, row_bytes
 from edge_rt.package.layers import FeedForward, Recurrence
@@ -119,6 +120,7 @@ class ModelShape:
         table_bytes: of ``weights.bin``, those of a table of which few rows are read, and which is given back behind.
         largest_tensor_bytes: of ``weights.bin``, at most; None: not known.
         layers: what each layer takes, if they may be divided between the CPU and a GPU; None: they may not.
+        experts: what experts take, if they may be read while the model runs; None: they may not, or there are none.
     """
 
     model: Model
@@ -139,6 +141,7 @@ class ModelShape:
     table_bytes: int = 0
     largest_tensor_bytes: int | None = None
     layers: LayerSizes | None = None
+    experts: ExpertSizes | None = None
 
     @property
     def graphs(self) -> int:

@@ -15,6 +15,7 @@ from edge_rt.memory.terms import (
     SESSION_FIXED,
     TableBytes,
     corpus_bytes,
+    dense_bytes,
     divided_kv_bytes,
     divided_weights,
     drafter_bytes,
@@ -61,6 +62,7 @@ class Sizes:
         prompt_cache: a block of rows on its way from or to a file.
         slots: tables of several slots.
         states: of layers that have some.
+        experts: the cache that they are read into.
     """
 
     runtime: int
@@ -89,6 +91,7 @@ class Sizes:
     prompt_cache: int = 0
     slots: int = 0
     states: int = 0
+    experts: int = 0
 
     @property
     def activations(self) -> int:
@@ -136,7 +139,7 @@ class Sizes:
         mapped = self.weights + self.corpus + self.drafter + self.draft_weights
         drafting = self.drafters + self.drafter_head + self.draft_model
         shared = self.gpu.total if self.gpu is not None and self.is_unified else 0
-        chosen = self.sampling + self.formats + self.prompt_cache + self.slots + self.states
+        chosen = self.sampling + self.formats + self.prompt_cache + self.slots + self.states + self.experts
         own = self.runtime + self.tokenizer + mapped + self.session + self.kv_cache + chosen + drafting
         return own + shared
 
@@ -184,7 +187,8 @@ def sizes_of(shape: ModelShape, device: Device, choice: Choice, request: Request
     sizes = Sizes(
         runtime=base,
         tokenizer=tokenizer,
-        weights=weights_bytes(shape, choice.ctx),
+        weights=dense_bytes(shape, choice, request),
+        experts=choice.expert_bytes or 0,
         corpus=corpus_bytes(choice, request),
         session=session + packed_bytes(shape) + hidden_bytes(shape, choice),
         kv_cache=kv_bytes(shape, choice),

@@ -142,7 +142,18 @@ def pass_seconds(shape: ModelShape, device: Device, choice: Choice) -> float:
     cache += states_bytes(shape.model, 0)
     if choice.gpu_layers is not None:
         return _divided_seconds(shape, device, choice, cache)
-    return device.computes.step_overhead_s + (shape.read_bytes + cache) / device.computes.bandwidth
+    return (
+        device.computes.step_overhead_s
+        + (shape.read_bytes + cache) / device.computes.bandwidth
+        + missed_seconds(shape, device, choice)
+    )
+
+
+def missed_seconds(shape: ModelShape, device: Device, choice: Choice) -> float:
+    """Return the seconds in which the experts of a row are read that are not there."""
+    if choice.expert_bytes is None or shape.experts is None:
+        return 0.0
+    return shape.experts.missed_bytes(choice.expert_bytes) / device.read_bandwidth
 
 
 def _divided_seconds(shape: ModelShape, device: Device, choice: Choice, cache: int) -> float:
@@ -157,9 +168,24 @@ def _divided_seconds(shape: ModelShape, device: Device, choice: Choice, cache: i
     return device.step_overhead_s + on_cpu + device.gpu.step_overhead_s + on_gpu
 
 
-def _row_costs(device: Device, choice: Choice) -> Sequence[tuple[int, float]]:
-    """Return the latency of passes over more rows; with divided layers that of the CPU, for which rows cost more."""
-    return device.computes.row_cost if choice.gpu_layers is None else device.row_cost
+def row_costs(shape: ModelShape, device: Device, choice: Choice) -> Sequence[tuple[int, float]]:
+    """Return the latency of passes over more rows relative to one row, as in ``Device.row_cost``.
+
+    With divided layers it is that of the CPU, for which rows cost more. Rows of a model with experts have more of these
+    together than one row, and read more of them from the file: that is in the price of every further row.
+    """
+    curve = device.computes.row_cost if choice.gpu_layers is None else device.row_cost
+    experts = shape.experts
+    if experts is None:
+        return curve
+    whole, missed = pass_seconds(shape, device, choice), missed_seconds(shape, device, choice)
+    read = min(experts.row_bytes / device.bandwidth, whole - missed)
+    found: list[tuple[int, float]] = []
+    for rows, cost in curve:
+        union = experts.union_factor(rows)
+        seconds = (whole - missed - read) * cost + read * max(cost, union) + missed * union
+        found.append((rows, max(seconds / whole, found[-1][1] if found else 1.0)))
+    return found
 
 
 def plain_tokens_per_second(shape: ModelShape, device: Device, choice: Choice) -> float:
@@ -174,7 +200,7 @@ def tokens_per_second(shape: ModelShape, device: Device, choice: Choice, drafter
         drafter: the trained drafter of the request; None: without it.
     """
     seconds, head = pass_seconds(shape, device, choice), head_chain(drafter, device, choice)
-    return speculative_tokens_per_second(seconds, _row_costs(device, choice), choice, head)
+    return speculative_tokens_per_second(seconds, row_costs(shape, device, choice), choice, head)
 
 
 def speculative_tokens_per_second(

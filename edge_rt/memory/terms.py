@@ -287,6 +287,17 @@ def _unread_table(shape: ModelShape) -> int:
     return max(0, shape.table_bytes - _TABLE_TILES * (tile + 2 * _MAPPED_AROUND))
 
 
+def dense_bytes(shape: ModelShape, choice: Choice, request: Request) -> int:
+    """Return the bytes of ``weights.bin`` in memory with a choice: without experts that are read into a cache.
+
+    The others are read in place, or beside a cache copied; a trained drafter reads the embedding in place.
+    """
+    whole = weights_bytes(shape, choice.ctx)
+    if choice.expert_bytes is None or shape.experts is None:
+        return whole
+    return max(0, whole - shape.experts.stored_bytes) + embedding_bytes(choice, request)
+
+
 def drafts_itself(shape: ModelShape, choice: Choice) -> bool:
     """Return whether a model drafts with the upper halves of its own weights, in the mode ``self`` or among others."""
     return choice.spec == SELF or (

@@ -5,7 +5,7 @@ from __future__ import annotations
 import weakref
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 import numpy as np
 
@@ -20,6 +20,13 @@ _NVIDIA: Final = 0x10DE
 """The vendor's number."""
 
 
+class Stoppable(Protocol):
+    """What a run may wait for inside a node."""
+
+    def stop(self, *, is_stopped: bool) -> None:
+        """Let runs that wait for it fail, and those to come, until it is taken back."""
+
+
 class StopSwitch:
     """Stops a run from another thread or a signal handler; can be used again after ``reset``.
 
@@ -30,6 +37,7 @@ class StopSwitch:
         # A plain flag: a signal handler must not wait for a lock that it interrupted.
         self._is_set = False
         self._options: dict[int, Any] = {}
+        self._waiting: list[weakref.ref[Stoppable]] = []
         self.run_options(_NO_RECORD)
 
     @property
@@ -42,12 +50,23 @@ class StopSwitch:
         self._is_set = True
         for options in list(self._options.values()):
             options.terminate = True
+        self._tell(is_stopped=True)
 
     def reset(self) -> None:
         """Allow runs again."""
         self._is_set = False
         for options in list(self._options.values()):
             options.terminate = False
+        self._tell(is_stopped=False)
+
+    def stops(self, one: Stoppable) -> None:
+        """Stop something as well that runs wait for, as long as somebody else holds it."""
+        self._waiting.append(weakref.ref(one))
+
+    def _tell(self, *, is_stopped: bool) -> None:
+        for waiting in self._waiting:
+            if (one := waiting()) is not None:
+                one.stop(is_stopped=is_stopped)
 
     def forget(self, number: int) -> None:
         """Drop the options of runs that are recorded under a number; they are made again if they are asked for."""

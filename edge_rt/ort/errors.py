@@ -39,6 +39,12 @@ _TRANSLATIONS: Final[tuple[tuple[Callable[[str], bool], type[EdgeRTError], str, 
         "Compute fewer tokens at once, use a smaller context, or give a larger budget.",
     ),
     (
+        _contains("the file of weights ends before an expert"),
+        StorageError,
+        "weights.bin has become shorter while the model runs.",
+        "Export or pull the model again, and load it anew.",
+    ),
+    (
         # ONNX Runtime's CUDA provider names no error of the driver, but the GPU.
         _contains("CUDA_ERROR_", " ; GPU="),
         RuntimeUnavailable,

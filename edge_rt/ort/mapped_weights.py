@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import mmap
 import sys
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -18,7 +18,11 @@ import numpy.typing as npt
 
 from edge_rt.errors import InvalidPackage
 from edge_rt.ort.errors import of_system
+from edge_rt.ort.expert_cache import ExpertCache, ReadAt
 from edge_rt.ort.onnxruntime_import import ort
+from edge_rt.ort.op_library import native_library
+from edge_rt.ort.read_weights import read_tensors
+from edge_rt.package.layer_sizes import is_rotation
 from edge_rt.package.manifest import WEIGHTS_FILE
 from edge_rt.package.reader import Package
 from edge_rt.system.process_memory import advise
@@ -71,24 +75,65 @@ def _map(file: int, size: int) -> mmap.mmap:
 _MOST_DIMENSIONS: Final = 8
 
 
+class Constants(dict[str, Any]):
+    """Constants of a graph, which keep what they are read from."""
+
+    def __init__(self, weights: MappedWeights) -> None:
+        super().__init__()
+        self.weights = weights
+
+
 class MappedWeights:
-    """``weights.bin`` of a package, mapped once for all of its graphs on the CPU and the heads that draft for it."""
+    """``weights.bin`` of a package, mapped once for all of its graphs on the CPU and the heads that draft for it.
+
+    Attributes:
+        experts: the cache that experts are read into; None: they are read where they are mapped.
+    """
 
     def __init__(self, package: Package) -> None:
         self._tensors = package.tensors
-        self.file = MappedFile(package.file(WEIGHTS_FILE), package.manifest.files[WEIGHTS_FILE].size)
+        self._path = package.file(WEIGHTS_FILE)
+        self.file = MappedFile(self._path, package.manifest.files[WEIGHTS_FILE].size)
+        self.experts: ExpertCache | None = None
+        self._read: Mapping[int, Array] = {}
 
-    def initializers(self, graph: str) -> dict[str, Any]:
+    def cache_experts(
+        self, pools: Sequence[tuple[int, int]], experts: Collection[str], positions: int, read: ReadAt | None
+    ) -> None:
+        """Let experts be read into a cache, and never where they are mapped; all other tensors are read now.
+
+        Args:
+            pools: bytes of a slot, and slots, for experts of each size.
+            experts: names of the tensors that hold them.
+            positions: of tables of rotations, that are read.
+            read: takes the place of reading the file; None: the file is read.
+        """
+        data = self.file.bytes
+        self.experts = ExpertCache(native_library(), self._path, data.ctypes.data, data.nbytes, pools, read)
+        places = {}
+        for name, place in (item for tensors in self._tensors.values() for item in tensors.items()):
+            if name not in experts and place.length:
+                rows = max(1, place.shape[0]) if place.shape else 1
+                wanted = min(positions, rows) if is_rotation(name) else rows
+                places[place.offset] = (place.length, place.length * wanted // rows)
+        self._read = read_tensors(self._path, data.nbytes, places)
+
+    def initializers(self, graph: str) -> Constants:
         """Return name -> ``onnxruntime.OrtValue`` of the constants of a native graph, which lie in the mapping.
 
         Those whose type, shape and bytes do not fit together are left to ONNX Runtime, which refuses the graph.
         """
-        values = {}
+        values = Constants(self)
         for name, (offset, length, kind, shape) in self._tensors[graph].items():
             dtype = _DTYPES.get(kind)
             if dtype is None or length == 0 or len(shape) > _MOST_DIMENSIONS:
                 continue
             if math.prod(shape) * np.dtype(dtype).itemsize == length:
-                array = self.file.array(offset, length, dtype, shape)
+                read = self._read.get(offset)
+                array = (
+                    self.file.array(offset, length, dtype, shape)
+                    if read is None or read.nbytes != length
+                    else read.view(dtype).reshape(shape)
+                )
                 values[name] = ort.OrtValue.ortvalue_from_numpy(array)
         return values

@@ -46,6 +46,11 @@ _LAYER: Final = re.compile(r"layer([0-9]+)")
 _ROTATION: Final = re.compile(r"rope[0-9]*\.(cos|sin)")
 
 
+def is_rotation(name: str) -> bool:
+    """Return whether a tensor is a table of rotations, of which a context needs the rows of its positions."""
+    return _ROTATION.fullmatch(name) is not None
+
+
 @dataclass(frozen=True)
 class LayerSizes:
     """Bytes on both sides of a division before layer 0, 1, ... and before the end: an entry more than there are layers.
@@ -81,7 +86,7 @@ def layer_sizes(package: Package) -> LayerSizes | None:
         ) from error
     if parts is None:
         return None
-    rotations = {name: size for name, size in tensors.items() if _ROTATION.fullmatch(name)}
+    rotations = {name: size for name, size in tensors.items() if is_rotation(name)}
     from_the_end = _sums(parts[:0:-1], tensors)
     windows = manifest.model.layer_windows
     return LayerSizes(_sums(parts, tensors), (*from_the_end[::-1], 0), _sums(parts, rotations), windows)

@@ -12,6 +12,7 @@ from typing import Any, Final
 
 from edge_rt.package.decoder import Decoder, Dimensions, Model
 from edge_rt.package.documents import FileInfo, to_document
+from edge_rt.package.expert_hits import ExpertHits
 from edge_rt.package.sampling import SamplingAdvice
 from edge_rt.package.spec_modes import Drafts, drafts_of
 from edge_rt.package.weights_info import TracedInfo, WeightsInfo
@@ -277,6 +278,8 @@ class Manifest:
         draft_graph: file of a second graph over the same weights, which reads the upper halves of nested codes alone;
             None without one.
         pooling: how texts become embeddings; None where the checkpoint does not say.
+        expert_hits: how often experts of the calibration text would have been in a cache; None where it was not run
+            through the float model.
     """
 
     format_version: int
@@ -304,6 +307,7 @@ class Manifest:
     exit_head: str | None = dataclasses.field(default=None, kw_only=True)
     draft_graph: str | None = dataclasses.field(default=None, kw_only=True)
     pooling: Pooling | None = dataclasses.field(default=None, kw_only=True)
+    expert_hits: ExpertHits | None = dataclasses.field(default=None, kw_only=True)
     files: Mapping[str, FileInfo]
 
     @property

@@ -251,7 +251,8 @@ def _check_values(path: Path, manifest: Manifest) -> None:
             raise _invalid(
                 path, f"'manifest.sampling.{name}' is out of range.", f"Found {as_json(value)}, wanted {wanted}."
             )
-    for where, info in (("weights", manifest.weights), ("kv_losses", manifest.kv_losses)):
+    measured = {"weights": manifest.weights, "kv_losses": manifest.kv_losses, "expert_hits": manifest.expert_hits}
+    for where, info in measured.items():
         for name, value, wanted in () if info is None else info.faults():
             raise _invalid(path, f"'manifest.{where}.{name}' is out of range.", f"Found {value}, wanted {wanted}.")
     if manifest.pooling is not None:

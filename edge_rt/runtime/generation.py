@@ -20,6 +20,7 @@ from edge_rt.runtime.decode.loop import AcceptanceRule, Decoding, Target, decode
 from edge_rt.runtime.decode.repetition import RepetitionGuard
 from edge_rt.runtime.decode.sampling import Sampler
 from edge_rt.runtime.decode.sequence import Sequence
+from edge_rt.runtime.expert_reads import ExpertCounts, ReadsOfAnswer
 from edge_rt.runtime.forward.cancel import CancelToken
 from edge_rt.runtime.results import Event, FinishReason, Memory, Result, Timings, Usage
 from edge_rt.runtime.stream import Events, Outcome
@@ -68,6 +69,7 @@ class Generation:
 
     Args:
         cache: its cache; rows of the prompt that it holds already are not computed again.
+        experts: counts of the cache of experts, and its bytes; None: there is none.
         planned: bytes of the memory plan and of the budget when the generation has ended, for the result.
         guard: ends an answer that repeats itself or counts without end; None lets it go on.
         thoughts: takes thoughts and answer apart; None if all text is the answer.
@@ -91,6 +93,7 @@ class Generation:
         on_prefill: Callable[[int, int], None] | None = None,
         spec_mode: str = "off",
         planned: Callable[[], tuple[int | None, int | None]] = lambda: (None, None),
+        experts: ExpertCounts | None = None,
         guard: RepetitionGuard | None = None,
         thoughts: ThoughtStream | None = None,
         tools: Tools | None = None,
@@ -119,6 +122,7 @@ class Generation:
         self._on_prefill = on_prefill
         self._spec_mode = spec_mode
         self._planned = planned
+        self._reads = None if experts is None else ReadsOfAnswer(experts)
         self._drafter: Drafter = NullDrafter()
         self._made: Result | None = None
         self._cached = 0
@@ -161,6 +165,8 @@ class Generation:
         """Begin in a cache, whose rows of the prompt are kept; return what computes the rest."""
         self._cache, self._drafter = cache, drafter
         self._clock.begun = time.perf_counter()
+        if self._reads is not None:
+            self._reads.begin()
         cache.keep_state()
         # What is kept can be less than what is shared: see KVCache.truncate.
         self._cached = cache.truncate(cache.common_prefix(self._sequence.token_ids[:-1]))
@@ -173,6 +179,8 @@ class Generation:
     def take(self, step: Accepted, outcome: Outcome) -> Event:
         """Turn the tokens of a step into an event."""
         self._clock.tick(step)
+        if self._reads is not None:
+            self._reads.tick()
         event = self._event(step)
         outcome.text = self._thoughts.text
         return event
@@ -272,6 +280,7 @@ class Generation:
             logprobs=None if self._logprobs is None else tuple(self._logprobs.tokens),
             parsed=self._parsed(reason),
             warnings=self._warnings(),
+            experts=None if self._reads is None else self._reads.statistics(sequence.num_answer_tokens),
         )
 
     def _tool_calls(self) -> tuple[ToolCall, ...]:

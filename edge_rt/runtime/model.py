@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal, Self, Unpack, overload
 from edge_rt.device.names import ON_CPU, DeviceChoice
 from edge_rt.errors import Cancelled, ConfigError, out_of_memory
 from edge_rt.memory.plan import Plan
+from edge_rt.ort.expert_cache import ExpertReads
 from edge_rt.ort.session import follow_cpus, onnxruntime_version, pool_size
 from edge_rt.package.reader import Package
 from edge_rt.runtime.admission import Admission, Wanted
@@ -111,6 +112,8 @@ class Model(ModelRows):
         self._runner.open(parts.runner)
         self._cache, self._speculation, self.measured_costs = parts.cache, parts.speculation, parts.measured_costs
         self._prompts = parts.prompts
+        # The sessions hold it.
+        self._experts = None if parts.experts is None else weakref.ref(parts.experts)
         self._embedder: Embedder | None = parts.embedder
         self._batch: Batch | None = None
         self.pump: Pump | None = None
@@ -534,6 +537,7 @@ class Model(ModelRows):
             on_prefill=on_prefill_progress,
             spec_mode=mode,
             planned=lambda: self._load_plan.totals,
+            experts=None if self._experts is None else self._expert_counts,
             guard=RepetitionGuard(self.tokenizer.token_bytes) if config.repetition_guard else None,
             # Free text that may call tools is as without them.
             thoughts=ThoughtStream(form.thoughts, is_exact=grammar is not None and grammar[0] is not None),
@@ -546,6 +550,14 @@ class Model(ModelRows):
         # Where drafts change the text, other answers in the pass would.
         is_alone = config.accept == "ratio" and sampling.temperature > 0.0
         return generation, Wanted(drafting, is_alone, cancel)
+
+    def expert_reads(self) -> ExpertReads | None:
+        """Return what was read of experts since the model was loaded; None where they are resident, or none are."""
+        return None if self._experts is None else self._expert_counts()[0]
+
+    def _expert_counts(self) -> tuple[ExpertReads, int]:
+        cache = None if self._experts is None else self._experts()
+        return (ExpertReads() if cache is None else cache.counts()), self.plan.choice.expert_bytes or 0
 
     def _compute(self, token_ids: Items[int]) -> None:
         self.generate(token_ids, max_tokens=1, temperature=0.0, spec="off")
@@ -674,6 +686,7 @@ class Model(ModelRows):
             "draft_model": None if self._load_plan.draft_model is None else self._load_plan.draft_model.path,
             "sampling": asdict(self.usual_config.sampling(manifest.sampling)),
             "memory": self._load_plan.to_json(),
+            **({} if (reads := self.expert_reads()) is None else {"expert_reads": asdict(reads)}),
             "load_ms": self.load_ms,
         }
 

@@ -122,6 +122,31 @@ class Memory:
 
 
 @dataclass(frozen=True)
+class ExpertStats:
+    """Experts of a layer and pass that a generation wanted, where they are read into a cache.
+
+    With several slots these are those of all answers that were computed meanwhile.
+
+    Attributes:
+        cache_bytes: of the cache.
+        hits: that were in the cache.
+        misses: that were read.
+        hit_share: hits over both.
+        read_bytes: that were read.
+        read_bytes_per_token: of them, behind the first token and per further one.
+        waited_ms: time that passes waited for reads.
+    """
+
+    cache_bytes: int
+    hits: int
+    misses: int
+    hit_share: float
+    read_bytes: int
+    read_bytes_per_token: float
+    waited_ms: float
+
+
+@dataclass(frozen=True)
 class SpecStats:
     """Statistics of speculation, named as in llama.cpp's server.
 
@@ -177,6 +202,7 @@ class Result:
             no others beside it.
         parsed: what a whole answer to ``response_format`` holds: plain data, or an object of the type that was given.
             None where the answer was cut, and without that option.
+        experts: what was read of experts; None where they are resident, or there are none.
         warnings: what of the answer's format is not enforced, and what went wrong with a prompt cache.
     """
 
@@ -193,6 +219,7 @@ class Result:
     logprobs: tuple[TokenLogProb, ...] | None = None
     parsed: Any = None
     warnings: tuple[str, ...] = ()
+    experts: ExpertStats | None = None
 
     def _repr_html_(self) -> str:
         return shown_text(self.text)
@@ -205,7 +232,7 @@ class Result:
         document = dataclasses.asdict(dataclasses.replace(self, parsed=None))
         if _is_plain(self.parsed):
             document["parsed"] = self.parsed
-        for name in ("reasoning", "tool_calls", "logprobs", "parsed", "warnings"):
+        for name in ("reasoning", "tool_calls", "logprobs", "parsed", "warnings", "experts"):
             if document[name] in ("", (), None):
                 del document[name]
         return document

@@ -5,6 +5,7 @@
     store = "/path/of/the/store"    # "~" is expanded; a relative path starts at the folder of config.toml
     model = "my-model"              # what commands take without -m: a name, org/name, or a whole path
     memory = "600MiB"               # budget of every command that loads a model and is given no --memory
+    experts = "2GiB"                # as --experts
     ctx = 4096                      # as --ctx
     threads = 4                     # as --threads
 
@@ -31,11 +32,12 @@ from typing import Any
 import platformdirs
 
 from edge_rt.errors import ConfigError, StorageError
+from edge_rt.package.expert_sizes import AUTO_EXPERTS, RESIDENT
 from edge_rt.package.sampling import SAMPLING_NAMES, fault
 from edge_rt.system.byte_size import parse_size, show_size
 
 MAX_CONFIG_BYTES = 1 << 20
-_KEYS = ("store", "model", "memory", "ctx", "threads", "sampling", "presets")
+_KEYS = ("store", "model", "memory", "experts", "ctx", "threads", "sampling", "presets")
 _PRESET_KEYS = ("model", "system", "memory", "ctx", "max_tokens", "sampling")
 
 
@@ -70,6 +72,7 @@ class Config:
         store: root folder of the store; None for the platform's default.
         model: model argument of commands that are given none; None for the default model.
         memory: budget of memory as written in the file; None for the available memory.
+        experts: where experts are, as ``--experts`` says; None leaves it to the plan.
         ctx: tokens of context; None leaves them to the plan.
         threads: threads that compute; None takes every CPU.
         presets: models with settings, by their names.
@@ -78,6 +81,7 @@ class Config:
     store: Path | None = None
     model: str | None = None
     memory: str | None = None
+    experts: str | None = None
     ctx: int | None = None
     threads: int | None = None
     sampling: Mapping[str, Any] = field(default_factory=dict)
@@ -123,6 +127,7 @@ def load_config(path: Path | None = None) -> Config:
         store=_store_path(path, values.get("store")),
         model=_model(path, values.get("model")),
         memory=_memory(path, values.get("memory")),
+        experts=_experts(path, values.get("experts")),
         ctx=_count(path, "ctx", values.get("ctx")),
         threads=_count(path, "threads", values.get("threads")),
         sampling=_sampling(path, values.get("sampling")),
@@ -170,6 +175,12 @@ def _model(path: Path, value: object, key: str = "model") -> str | None:
     if value is None or (isinstance(value, str) and value and "\0" not in value):
         return value
     raise _wrong(path, key, "a model", value, 'model = "my-model"')
+
+
+def _experts(path: Path, value: object) -> str | None:
+    if value in (None, AUTO_EXPERTS, RESIDENT):
+        return None if value is None else str(value)
+    return _memory(path, value, "experts")
 
 
 def _memory(path: Path, value: object, key: str = "memory") -> str | None:

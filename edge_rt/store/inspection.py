@@ -66,6 +66,7 @@ def inspect(reference: str | Path, store: Store, *, verify: bool = False) -> Ins
 def _of_package(package: Package, *, verify: bool) -> Inspected:
     from edge_rt.package.decoder import sizes
     from edge_rt.package.drafter_search import find_drafters
+    from edge_rt.package.expert_sizes import expert_sizes
     from edge_rt.runtime.config import GenerationConfig
 
     if verify:
@@ -101,6 +102,12 @@ def _of_package(package: Package, *, verify: bool) -> Inspected:
         "drafters": [_found_facts(found) for found in find_drafters(package)],
         "chat_template": _template(package),
     }
+    if (experts := expert_sizes(package)) is not None:
+        facts["experts"] = {
+            "stored_bytes": experts.stored_bytes,
+            "least_bytes": experts.least_bytes,
+            "bytes_per_token": experts.row_bytes,
+        }
     return Inspected(facts, manifest.weights, manifest.decoder, manifest.kv_losses)
 
 

@@ -5,6 +5,7 @@
 
 #include "kernels/kernel_table.h"
 #include "ops/experts/experts_op.h"
+#include "ops/experts/read_experts.h"
 #include "ops/quant_linear/quant_linear_run.h"
 
 namespace edge_rt {
@@ -54,11 +55,6 @@ class Cutter {
  private:
   char* memory_;
   int64_t bytes_ = 0;
-};
-
-// A stretch of one expert's work: groups of rows, or tiles.
-struct Piece {
-  int64_t expert, begin, end;
 };
 
 }  // namespace
@@ -257,23 +253,21 @@ PackedParts Experts::of_expert(const PackedParts& all, int64_t index) const {
   return out;
 }
 
-abi::Status* Experts::multiply(ort::OpContext& context, const Call& call) const {
+std::vector<ExpertRows> Experts::gather(ort::OpContext& context, const Call& call, int32_t* numbers,
+                                        float* weights) const {
   const Routing& routing = call.routing;
   const int64_t chosen = routing.rows * routing.chosen;
   // Rows by expert, those of each in their order.
   std::vector<int64_t> ends(static_cast<size_t>(routing.experts));
   for (int64_t i = 0; i < chosen; ++i) ++ends[static_cast<size_t>(routing.ids[i])];
   for (size_t e = 1; e < ends.size(); ++e) ends[e] += ends[e - 1];
-  std::vector<int32_t> numbers(static_cast<size_t>(chosen));
-  std::vector<float> weights(static_cast<size_t>(chosen));
   for (int64_t i = chosen - 1; i >= 0; --i) {
-    const auto to = static_cast<size_t>(--ends[static_cast<size_t>(routing.ids[i])]);
+    const int64_t to = --ends[static_cast<size_t>(routing.ids[i])];
     numbers[to] = static_cast<int32_t>(i / routing.chosen);
     weights[to] = routing.weights[i];
   }
   // Each now is where the rows of its expert begin.
   std::vector<ExpertRows> jobs;
-  size_t bytes = 0;
   for (int64_t e = 0; e < routing.experts; ++e) {
     const int64_t begin = ends[static_cast<size_t>(e)];
     const int64_t rows = (e + 1 < routing.experts ? ends[static_cast<size_t>(e) + 1] : chosen) - begin;
@@ -283,7 +277,6 @@ abi::Status* Experts::multiply(ort::OpContext& context, const Call& call) const 
       linear->weight = of_expert(linear == &job.down ? call.down : call.gate_up, e);
       linear->in.rows = rows;
       linear->fetch = fetch_ahead();
-      bytes += static_cast<size_t>(whole_lines(static_cast<int64_t>(activation_bytes(linear->weight, rows))));
     }
     job.gate_up.paired = is_gated(steps_.activation);
     job.gate_up.steps = steps_;
@@ -295,8 +288,50 @@ abi::Status* Experts::multiply(ort::OpContext& context, const Call& call) const 
     const auto* const down_bias = context.input(kDownBias).as<const float>();
     job.gate_up.bias = bias == nullptr ? nullptr : bias + e * job.gate_up.out_features;
     job.down.bias = down_bias == nullptr ? nullptr : down_bias + e * width_;
-    job.rounding.numbers = numbers.data() + begin;
-    job.weights = weights.data() + begin;
+    job.rounding.numbers = numbers + begin;
+    job.weights = weights + begin;
+  }
+  return jobs;
+}
+
+abi::Status* Experts::multiply(ort::OpContext& context, const Call& call) const {
+  const int64_t chosen = call.routing.rows * call.routing.chosen;
+  std::vector<int32_t> numbers(static_cast<size_t>(chosen));
+  std::vector<float> weights(static_cast<size_t>(chosen));
+  std::vector<ExpertRows> jobs = gather(context, call, numbers.data(), weights.data());
+  const auto count = static_cast<int64_t>(jobs.size());
+  std::shared_ptr<ExpertCache> cache = expert_cache_of(jobs[0].gate_up.weight.parts[0].data);
+  if (cache == nullptr) return add_lot(context, call, jobs.data(), 0, count, count, nullptr);
+  ReadExperts reads(std::move(cache), jobs);
+  const int64_t room = reads.room();
+  if (room == 0) {
+    return context.error("the cache of experts has no slots of %lld bytes", static_cast<long long>(reads.slot_bytes()));
+  }
+  // While one lot is computed, the next one is read.
+  const int64_t lot = count <= room ? count : std::max<int64_t>(1, room / 2);
+  const bool reads_ahead = 2 * lot <= room;
+  reads.hold(0, lot);
+  for (int64_t begin = 0; begin < count; begin += lot) {
+    const int64_t end = std::min(begin + lot, count), next = std::min(end + lot, count);
+    if (reads_ahead) reads.hold(end, next);
+    if (abi::Status* bad = add_lot(context, call, jobs.data(), begin, end, count, &reads)) return bad;
+    reads.release(begin, end);
+    if (!reads_ahead) reads.hold(end, next);
+  }
+  return nullptr;
+}
+
+abi::Status* Experts::add_lot(ort::OpContext& context, const Call& call, ExpertRows* jobs, int64_t begin, int64_t end,
+                              int64_t all, ReadExperts* reads) const {
+  const Routing& routing = call.routing;
+  size_t bytes = 0;
+  int64_t chosen = 0;
+  for (int64_t e = begin; e < end; ++e) {
+    const int64_t rows = jobs[e].gate_up.in.rows;
+    for (const LinearRows* linear : {&jobs[e].gate_up, &jobs[e].down}) {
+      bytes += static_cast<size_t>(whole_lines(static_cast<int64_t>(activation_bytes(linear->weight, rows))));
+    }
+    chosen += rows;
   }
   ort::Scratch scratch;
   bytes += static_cast<size_t>(whole_lines(chosen * intermediate_ * static_cast<int64_t>(sizeof(float))));
@@ -304,12 +339,12 @@ abi::Status* Experts::multiply(ort::OpContext& context, const Call& call) const 
   Cutter cutter(scratch.data());
   std::vector<Piece> groups, between_groups, tiles;
   auto* made = cutter.take<float>(chosen * intermediate_);
-  for (size_t e = 0; e < jobs.size(); ++e) {
+  for (int64_t e = begin; e < end; ++e) {
     ExpertRows& job = jobs[e];
     const int64_t rows = job.gate_up.in.rows;
     // A single row is the same for all of its experts.
-    const bool is_same = routing.rows == 1 && e > 0;
-    if (is_same) job.gate_up.in = jobs[0].gate_up.in;
+    const bool is_same = routing.rows == 1 && e > begin;
+    if (is_same) job.gate_up.in = jobs[begin].gate_up.in;
     for (LinearRows* linear : {&job.gate_up, &job.down}) {
       if (is_same && linear == &job.gate_up) continue;
       auto* const memory = cutter.take<char>(static_cast<int64_t>(activation_bytes(linear->weight, rows)));
@@ -320,23 +355,49 @@ abi::Status* Experts::multiply(ort::OpContext& context, const Call& call) const 
     job.between = {made, intermediate_, nullptr, 0.0f, down.weight.rounds(), down.weight.kinds, down.in};
     job.gate_up.y = made;
     made += rows * intermediate_;
-    const auto number = static_cast<int64_t>(e);
-    for (int64_t group = 0; group < up.in.groups(); ++group) {
-      if (!is_same) groups.push_back({number, group, group + 1});
-      between_groups.push_back({number, group, group + 1});
-    }
-    const int64_t pair = up.paired ? 2 : 1, all = up.weight.tiles();
+    for (int64_t group = 0; !is_same && group < up.in.groups(); ++group) groups.push_back({e, group, group + 1});
+  }
+  const auto cut = [&](int64_t e) {
+    const LinearRows& up = jobs[e].gate_up;
+    for (int64_t group = 0; group < up.in.groups(); ++group) between_groups.push_back({e, group, group + 1});
+    const int64_t pair = up.paired ? 2 : 1, of_expert = up.weight.tiles();
     const int64_t tile = pair * up.weight.parts[0].tile_bytes() * up.in.groups();
     const int64_t step = pair * divide_up(kItemBytes, tile);
-    for (int64_t begin = 0; begin < all; begin += step) tiles.push_back({number, begin, std::min(begin + step, all)});
-  }
+    for (int64_t at = 0; at < of_expert; at += step) tiles.push_back({e, at, std::min(at + step, of_expert)});
+  };
   ExpertSum sum = call.sum;
-  sum.experts = jobs.data();
-  sum.count = static_cast<int64_t>(jobs.size());
+  sum.experts = jobs + begin;
+  sum.count = end - begin;
+  sum.is_first = begin == 0;
+  sum.is_last = end == all;
   sum.shares = routing.shared_gate != nullptr ? routing.shares : nullptr;
+  // What is there is computed while the rest is read; only the sum has an order.
+  const bool are_all_there = reads == nullptr || reads->are_there(begin, end);
+  for (const bool is_there : {true, false}) {
+    for (int64_t e = begin; e < end; ++e) {
+      if (reads != nullptr && reads->is_there(e) != is_there) continue;
+      if (reads != nullptr && !reads->place(e)) return context.error("%s", reads->problem().c_str());
+      cut(e);
+    }
+    const bool is_last = are_all_there || !is_there;
+    if (is_last || !tiles.empty()) {
+      compute_lot(call, jobs, groups, tiles, between_groups, is_last ? &sum : nullptr);
+      groups.clear();
+    }
+    if (is_last) break;
+    tiles.clear();
+    between_groups.clear();
+  }
+  return nullptr;
+}
+
+void Experts::compute_lot(const Call& call, const ExpertRows* jobs, const std::vector<Piece>& groups,
+                          const std::vector<Piece>& tiles, const std::vector<Piece>& between_groups,
+                          const ExpertSum* sum) const {
+  const Routing& routing = call.routing;
   const auto round = [&](int64_t item) {
     const Piece& piece = groups[static_cast<size_t>(item)];
-    kernels_->round_group(jobs[static_cast<size_t>(piece.expert)].rounding, piece.begin);
+    kernels_->round_group(jobs[piece.expert].rounding, piece.begin);
   };
   // Both walks are in lanes, so that what a thread fetches ahead is what it reads itself.
   std::atomic<int> workers{1};
@@ -356,36 +417,39 @@ abi::Status* Experts::multiply(ort::OpContext& context, const Call& call) const 
       for (int64_t next = i - 1; next < range.lane_end && tiles[static_cast<size_t>(next)].expert == expert; ++next) {
         fetch_end = tiles[static_cast<size_t>(next)].end;
       }
-      LinearRows job = jobs[static_cast<size_t>(expert)].gate_up;
+      LinearRows job = jobs[expert].gate_up;
       job.unpacked = own_tiles(job);
       linear_->tiles(job, begin, end, fetch_end);
     }
   };
   const auto between = [&](int64_t item) {
     const Piece& piece = between_groups[static_cast<size_t>(item)];
-    const RoundRows& job = jobs[static_cast<size_t>(piece.expert)].between;
+    const RoundRows& job = jobs[piece.expert].between;
     linear_->round_group(job, piece.begin, 0, job.blocks());
   };
   const TileLanes down_lanes(width_ / kTileRows, 1, lanes);
-  const LinearRows& any = jobs[0].down;
   const auto add = [&](int64_t, int worker) {
     const TileLanes::Range range = down_lanes.claim(down_counters, worker);
+    const LinearRows& any = sum->experts[0].down;
     uint8_t* memory = nullptr;
     if (routing.rows >= kManyRows) {
       memory =
           own_memory(static_cast<size_t>(sum_bytes(routing.rows)) + (any.weight.rounds() ? unpacked_bytes(any) : 0));
     }
-    kernels_->add(sum, range.begin, range.end, range.lane_end, memory);
+    kernels_->add(*sum, range.begin, range.end, range.lane_end, memory);
   };
   const auto finish = [&](int64_t item) {
     linear_->post_norm(call.finish, item * kItemRows, std::min((item + 1) * kItemRows, routing.rows));
   };
-  run_phases(process_crew(),
-             {make_phase(static_cast<int64_t>(groups.size()), round), make_phase(up_lanes.items(), first),
-              make_phase(static_cast<int64_t>(between_groups.size()), between), make_phase(down_lanes.items(), add),
-              make_phase(call.finish.post_norm != nullptr ? divide_up(routing.rows, kItemRows) : 0, finish)});
+  run_phases(
+      process_crew(),
+      {make_phase(static_cast<int64_t>(groups.size()), round), make_phase(up_lanes.items(), first),
+       make_phase(static_cast<int64_t>(between_groups.size()), between),
+       make_phase(sum != nullptr ? down_lanes.items() : 0, add),
+       make_phase(
+           sum != nullptr && sum->is_last && call.finish.post_norm != nullptr ? divide_up(routing.rows, kItemRows) : 0,
+           finish)});
   lanes_.store(workers.load(std::memory_order_relaxed), std::memory_order_relaxed);
-  return nullptr;
 }
 
 abi::Status* Experts::compute(ort::OpContext& context) const {

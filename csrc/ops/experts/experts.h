@@ -23,7 +23,8 @@
 // Rows are gathered by expert, so that weights are read once for all of its rows. Since a product's bits do not depend
 // on the rows beside it, those of a row depend on that row alone.
 //
-// All experts' matrices lie one behind the other, the tiles of an expert's gate and up taking turns.
+// All experts' matrices lie one behind the other, the tiles of an expert's gate and up taking turns. They are read
+// where they are, or, if a cache stands for their addresses, from there (expert_cache.h).
 #pragma once
 
 #include <cstdint>
@@ -80,6 +81,9 @@ struct ExpertSum {
   const float* residual;  // [rows][width] or nullptr; not read where a norm comes before it
   float residual_scale;
   float* y;  // [rows][width]
+  // Experts may come in several lots, each behind the one before in number: the first begins with y = 0, and behind the
+  // last there is the residual.
+  bool is_first = true, is_last = true;
 };
 
 // Memory for sums of 16 outputs of all rows, in front of that for a tile: rows of y lie so far apart that few of them

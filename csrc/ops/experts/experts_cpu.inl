@@ -179,9 +179,11 @@ inline VF finish_sum(const ExpertSum& sum, int64_t row, int64_t column, VF value
   return vf_fma(vf_set1(sum.residual_scale), value, vf_load(sum.residual + at));
 }
 
+// Behind the last lot; of others the sums alone.
 inline void finish_tile(const ExpertSum& sum, int64_t column, const float* sums, int64_t stride) {
   for (int64_t row = 0; row < sum.rows; ++row) {
-    vf_store(sum.y + row * sum.width + column, finish_sum(sum, row, column, vf_load(sums + row * stride)));
+    const VF value = vf_load(sums + row * stride);
+    vf_store(sum.y + row * sum.width + column, sum.is_last ? finish_sum(sum, row, column, value) : value);
   }
 }
 
@@ -190,7 +192,9 @@ inline void finish_tile(const ExpertSum& sum, int64_t column, const float* sums,
 inline void add_many_rows(const ExpertSum& sum, int64_t begin, int64_t end, uint8_t* memory) {
   auto* const sums = reinterpret_cast<float*>(memory);
   for (int64_t tile = begin; tile < end; ++tile) {
-    for (int64_t row = 0; row < sum.rows; ++row) vf_store(sums + row * kTileRows, vf_zero());
+    for (int64_t row = 0; row < sum.rows; ++row) {
+      vf_store(sums + row * kTileRows, sum.is_first ? vf_zero() : vf_load(sum.y + row * sum.width + tile * kTileRows));
+    }
     for (int64_t e = 0; e < sum.count; ++e) {
       add_tile(sum.experts[e], tile, end, memory + sum_bytes(sum.rows), sums, kTileRows);
     }
@@ -201,7 +205,7 @@ inline void add_many_rows(const ExpertSum& sum, int64_t begin, int64_t end, uint
 inline void add_experts(const ExpertSum& sum, int64_t begin, int64_t end, int64_t fetch_end, uint8_t* memory) {
   if (memory != nullptr) return add_many_rows(sum, begin, end, memory);
   const int64_t first = begin * kTileRows, last = end * kTileRows;
-  for (int64_t row = 0; row < sum.rows; ++row) {
+  for (int64_t row = 0; sum.is_first && row < sum.rows; ++row) {
     for (int64_t i = first; i < last; i += kTileRows) vf_store(sum.y + row * sum.width + i, vf_zero());
   }
   for (int64_t e = 0; e < sum.count; ++e) {

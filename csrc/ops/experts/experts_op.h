@@ -2,12 +2,16 @@
 #pragma once
 
 #include <atomic>
+#include <cstdint>
+#include <vector>
 
 #include "ops/experts/experts.h"
 #include "ops/quant_linear/quant_linear_op.h"
 #include "ort/op.h"
 
 namespace edge_rt {
+
+class ReadExperts;
 
 // y [S, hidden] = residual + residual_scale * the weighted sum of a row's experts (experts.h), of x [S, hidden].
 //   gate_up holds `experts` matrices of 2 * intermediate rows, whose tiles alternate gate and up rows, and so do the
@@ -41,6 +45,10 @@ struct Experts {
   abi::Status* compute(ort::OpContext& context) const;
 
  private:
+  // A stretch of one expert's work: groups of rows, or tiles.
+  struct Piece {
+    int64_t expert, begin, end;
+  };
   // What a call is about, checked; `between` is the number of features between the matrices.
   struct Call {
     Routing routing;
@@ -56,6 +64,16 @@ struct Experts {
   abi::Status* check(ort::OpContext& context, Call* call) const;
   void route(const Call& call, float* normed) const;
   abi::Status* multiply(ort::OpContext& context, const Call& call) const;
+  // The experts that rows have, with the numbers of their rows and the weights of these, [rows * chosen] each.
+  std::vector<ExpertRows> gather(ort::OpContext& context, const Call& call, int32_t* numbers, float* weights) const;
+  // Adds experts [begin, end) of `all`; `reads`, unless it is null, holds them.
+  abi::Status* add_lot(ort::OpContext& context, const Call& call, ExpertRows* jobs, int64_t begin, int64_t end,
+                       int64_t all, ReadExperts* reads) const;
+  // Rounds groups of rows, and computes tiles and what is between the matrices of experts; then adds them, if `sum` is
+  // not null.
+  void compute_lot(const Call& call, const ExpertRows* jobs, const std::vector<Piece>& groups,
+                   const std::vector<Piece>& tiles, const std::vector<Piece>& between_groups,
+                   const ExpertSum* sum) const;
   // Expert number `index` in a matrix of all of them.
   PackedParts of_expert(const PackedParts& all, int64_t index) const;
 

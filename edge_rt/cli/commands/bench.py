@@ -61,7 +61,7 @@ class CalibrateFlags:
 def bench(
     load: Annotated[
         ModelFlags,
-        only("named", "model", "memory", "device_memory", "ctx", "threads", "device", "kv_type", "isa"),
+        only("named", "model", "memory", "device_memory", "experts", "ctx", "threads", "device", "kv_type", "isa"),
     ],
     speed: SpeedFlags,
     costs: CalibrateFlags,
@@ -203,4 +203,7 @@ def _print(terminal: Terminal, report: BenchReport, facts: Mapping[str, Any]) ->
     terminal.line()
     terminal.line(f"time to first token, 128 tokens of prompt: {number(document['ttft_ms'])} ms")
     terminal.line(f"peak memory: {show_size(document['peak_bytes'])}")
+    if (reads := document.get("experts")) is not None:
+        share, each = 100 * reads["hit_share"], show_size(int(reads["read_bytes_per_token"]))
+        terminal.line(f"experts: {share:.0f} % were in the cache while generating, {each} read per token")
     terminal.note("tg includes choosing the most likely token, but not encoding text. Row costs are medians.", "dim")

@@ -77,7 +77,7 @@ class AddFlags:
 @typer_command
 def add(
     wanted: AddFlags,
-    load: Annotated[LoadFlags, only("model", "memory", "ctx", "threads", "kv_type")],
+    load: Annotated[LoadFlags, only("model", "memory", "experts", "ctx", "threads", "kv_type")],
     output: OutputFlags,
     places: PlaceFlags,
 ) -> int:

@@ -69,7 +69,7 @@ def _read(lines: Iterable[str], where: str) -> Iterator[str]:
 
 def embed(
     wanted: EmbeddedFlags,
-    load: Annotated[LoadFlags, only("model", "memory", "ctx", "threads", "kv_type", "isa")],
+    load: Annotated[LoadFlags, only("model", "memory", "experts", "ctx", "threads", "kv_type", "isa")],
     output: OutputFlags,
     places: PlaceFlags,
 ) -> int:

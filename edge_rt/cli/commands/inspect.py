@@ -75,7 +75,7 @@ def _print(terminal: Terminal, inspected: Inspected, *, whole_template: bool) ->
     facts, weights, decoder = inspected.facts, inspected.weights, inspected.decoder
     template = facts["chat_template"]
     sections = {name: facts[name] for name in ("model", "metadata") if name in facts}
-    sizes = {name: facts[name] for name in ("files", "bytes_by_type") if name in facts}
+    sizes = {name: facts[name] for name in ("files", "bytes_by_type", "experts") if name in facts}
     flat = {name: value for name, value in facts.items() if name not in {*sections, *sizes, *_APART}}
     if "source" in flat:
         source = dict(flat["source"])

@@ -63,7 +63,9 @@ class MachineFlags:
 
 
 def plan(
-    load: Annotated[ModelFlags, only("named", "model", "memory", "device_memory", "ctx", "kv_type", "prompt_cache")],
+    load: Annotated[
+        ModelFlags, only("named", "model", "memory", "device_memory", "experts", "ctx", "kv_type", "prompt_cache")
+    ],
     speculation: Annotated[SpeculationFlags, only("spec", "draft_max", "corpus", "drafter")],
     machine: MachineFlags,
     output: OutputFlags,

@@ -49,7 +49,7 @@ class PictureFlags:
 
 def profile(
     load: Annotated[
-        ModelFlags, only("named", "model", "memory", "device_memory", "ctx", "kv_type", "threads", "device")
+        ModelFlags, only("named", "model", "memory", "device_memory", "experts", "ctx", "kv_type", "threads", "device")
     ],
     speculation: Annotated[SpeculationFlags, only("spec", "draft_max", "corpus", "drafter")],
     picture: PictureFlags,

@@ -51,7 +51,9 @@ class ScoredFlags:
 
 def score(
     scored: ScoredFlags,
-    load: Annotated[ModelFlags, only("model", "memory", "device_memory", "ctx", "threads", "device", "kv_type", "isa")],
+    load: Annotated[
+        ModelFlags, only("model", "memory", "device_memory", "experts", "ctx", "threads", "device", "kv_type", "isa")
+    ],
     output: OutputFlags,
     places: PlaceFlags,
 ) -> int:

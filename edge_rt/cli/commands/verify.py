@@ -237,7 +237,9 @@ class AnswerOptions:
 
 def verify(
     compared: ComparedFlags,
-    load: Annotated[ModelFlags, only("named", "model", "memory", "device_memory", "ctx", "threads", "device", "isa")],
+    load: Annotated[
+        ModelFlags, only("named", "model", "memory", "device_memory", "experts", "ctx", "threads", "device", "isa")
+    ],
     answers: AnswerOptions,
     speculation: Annotated[SpeculationFlags, only("draft_max", "corpus", "drafter")],
     output: OutputFlags,

@@ -99,6 +99,14 @@ DEVICE_MEMORY: Final = Flag(
     shown="what is free there",
     panel=MEMORY_PANEL,
 )
+EXPERTS: Final = Flag(
+    ("--experts",),
+    "Experts of a mixture: resident (all in memory), a cache of this size that they are read into, or auto.",
+    metavar="auto|resident|SIZE",
+    shown="auto: resident if they fit, else what the budget leaves",
+    panel=MEMORY_PANEL,
+    complete=completed_from("auto", "resident"),
+)
 PROMPT_CACHE: Final = Flag(
     ("--prompt-cache",),
     "Folder that keeps what was computed of prompts, so that later ones that begin alike are read, not computed.",

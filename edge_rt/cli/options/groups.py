@@ -218,6 +218,7 @@ class LoadFlags:
     model: Annotated[str | None, flags.MODEL] = None
     memory: Annotated[str | None, flags.MEMORY] = None
     device_memory: Annotated[str | None, flags.DEVICE_MEMORY] = None
+    experts: Annotated[str | None, flags.EXPERTS] = None
     ctx: Annotated[int | None, flags.CTX] = None
     threads: Annotated[int | None, flags.THREADS] = None
     device: Annotated[str, flags.DEVICE] = "auto"
@@ -240,6 +241,7 @@ class LoadFlags:
             usual_model=config.model or self.usual_model,
             ctx=ctx if self.ctx is None else self.ctx,
             threads=config.threads if self.threads is None else self.threads,
+            experts=config.experts if self.experts is None else self.experts,
         )
         if preset is None:
             return flags
@@ -300,6 +302,7 @@ class LoadFlags:
         return LoadOptions(
             memory=self.budget_bytes(places),
             device_memory=self.device_budget_bytes,
+            experts=self.experts,
             ctx=self.ctx,
             threads=self.threads,
             device=self.device,

@@ -36,6 +36,7 @@ def plan_json(made: Plan, speeds: Speeds) -> dict[str, Any]:
         "file_bytes": sum(term.bytes for term in made.terms if term.kind == "file"),
         "regimes": {**asdict(made.regimes), "largest": made.regimes.largest},
         "choice": asdict(made.choice),
+        "experts": _experts(made),
         "drafter": _drafter(made),
         "tokens_per_second": rate.tokens_per_second,
         "plain_tokens_per_second": rate.plain,
@@ -56,6 +57,21 @@ def plan_json(made: Plan, speeds: Speeds) -> dict[str, Any]:
         "is_estimate": made.shape.is_estimate,
         "shape": _shape(made),
         "device": _device(made.device),
+    }
+
+
+def _experts(made: Plan) -> dict[str, Any] | None:
+    """Return where experts are, and what is read of them; None: there are none, or they cannot be read."""
+    sizes, cache_bytes = made.shape.experts, made.choice.expert_bytes
+    if sizes is None:
+        return None
+    return {
+        "stored_bytes": sizes.stored_bytes,
+        "least_bytes": sizes.least_bytes,
+        "cache_bytes": cache_bytes,
+        "hit_share": 1.0 if cache_bytes is None else sizes.hit_share(cache_bytes),
+        "read_bytes_per_token": 0.0 if cache_bytes is None else sizes.missed_bytes(cache_bytes),
+        "read_bandwidth": None if cache_bytes is None else made.device.read_bandwidth,
     }
 
 
@@ -190,6 +206,7 @@ def _decided(made: Plan, rate: Rate, *, is_here: bool) -> list[tuple[str, str]]:
         *_rotation(made),
         *_layers(made),
         ("KV cache", _cache(made)),
+        *_expert_rows(made),
         ("speculation", drafting),
         ("prefill chunk", f"{choice.prefill_chunk} tokens"),
         *_slots(made),
@@ -240,6 +257,18 @@ def rotation_text(made: Plan) -> str | None:
         f"with a context beyond {short} tokens this model rotates short texts like long ones, where transformers goes "
         f"by the length of the text: for short texts, --ctx {short} is better"
     )
+
+
+def _expert_rows(made: Plan) -> list[tuple[str, str]]:
+    sizes, cache_bytes = made.shape.experts, made.choice.expert_bytes
+    if sizes is None:
+        return []
+    whole = show_size(sizes.stored_bytes)
+    if cache_bytes is None:
+        return [("experts", f"all in memory, {whole}")]
+    missed, speed = show_size(int(sizes.missed_bytes(cache_bytes))), show_size(int(made.device.read_bandwidth))
+    share = f"{100 * sizes.hit_share(cache_bytes):.0f} % of a token's are there"
+    return [("experts", f"a cache of {show_size(cache_bytes)} for {whole}: {share}, {missed} read at {speed} a second")]
 
 
 def _slots(made: Plan) -> list[tuple[str, str]]:

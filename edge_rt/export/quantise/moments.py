@@ -11,6 +11,7 @@ import numpy.typing as npt
 
 from edge_rt.errors import UnsupportedModel
 from edge_rt.export.decoder.tensors import input_of_kind, kind_of
+from edge_rt.export.quantise.expert_hits import Routing
 from edge_rt.export.reference.forward import DecoderForward
 from edge_rt.export.sources.source import Source
 from edge_rt.export.weights.matrices import Matrices, whole_matrix
@@ -115,7 +116,11 @@ def expert_width(experts: Experts, inputs: int) -> int:
 
 
 class CalibrationWalk:
-    """Runs the float model on the calibration text; layers have to be taken in their order."""
+    """Runs the float model on the calibration text; layers have to be taken in their order.
+
+    Attributes:
+        routing: which experts its rows have, in the layers that ran.
+    """
 
     def __init__(self, matrices: Matrices, source: Source, decoder: Decoder, token_ids: Sequence[int]) -> None:
         self._matrices = matrices
@@ -126,7 +131,8 @@ class CalibrationWalk:
         self._decoder = decoder
         self._counted: set[str] = set()
         self._width = WIDTH
-        self._forward = DecoderForward(matrices, source, decoder, product=self._product)
+        self.routing = Routing()
+        self._forward = DecoderForward(matrices, source, decoder, product=self._product, on_routing=self.routing.add)
         pieces = [token_ids[begin : begin + SEQUENCE] for begin in range(0, len(token_ids), SEQUENCE)]
         self.sequences = [list(piece) for piece in pieces]
         self._streams = [self._forward.embed(piece)[None] for piece in self.sequences]

@@ -34,8 +34,16 @@ class DecoderForward:
     """Steps of the model on ``x [batch, rows, features]``; sequences of a batch do not see each other."""
 
     def __init__(
-        self, matrices: Matrices, source: Source, decoder: Decoder, *, product: Product, dtype: Any = np.float32
+        self,
+        matrices: Matrices,
+        source: Source,
+        decoder: Decoder,
+        *,
+        product: Product,
+        dtype: Any = np.float32,
+        on_routing: Callable[[int, Array], None] | None = None,
     ) -> None:
+        self._on_routing = on_routing
         self._matrices = matrices
         self._tensors = source.tensors
         self._decoder = decoder
@@ -377,6 +385,8 @@ class DecoderForward:
             experts,
             self._vector(f"{name}.exp_probs_b.bias") if experts.has_choice_bias else None,
         )
+        if self._on_routing is not None:
+            self._on_routing(layer, weights[0] != 0)
         x = self._times(x, f"{name}.ffn_latent_down") if experts.latent else x
         found = np.zeros_like(x)
         for number in range(experts.count):

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import functools
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from edge_rt.device.names import AUTO as AUTO_DEVICE, CUDA, require_op_profile
@@ -14,7 +17,8 @@ from edge_rt.memory.figures import CONTEXT_BYTES, DRIVER_BYTES, Device, GpuFigur
 from edge_rt.memory.plan import GPU_OP_PROFILE
 from edge_rt.memory.shape import DrafterShape, DraftModelShape, ModelShape, shape_of, shape_on
 from edge_rt.package.exits import require_self_mode
-from edge_rt.package.manifest import PROMPTS_FOLDER, Manifest
+from edge_rt.package.expert_sizes import RESIDENT, expert_sizes
+from edge_rt.package.manifest import PROMPTS_FOLDER, WEIGHTS_FILE, Manifest
 from edge_rt.package.reader import Package
 from edge_rt.package.spec_modes import AUTO, COMPUTED_MODES, CORPUS_MODES, mode_of
 from edge_rt.runtime.load.drafters import drafting_shapes
@@ -116,11 +120,39 @@ def read_facts(model: Package | ModelShape, options: LoadOptions, machine: Devic
         facts = replace(facts, driver_bytes=DRIVER_BYTES if options.gpu_provider.was_asked else 0)
     if machine is None:
         facts = _with_process(facts, options, held)
+    if package is not None:
+        facts = _with_experts(facts, package, options)
     figures = (here.gpu, *(one.figures for one in facts.gpus))
     with_memory = next((one for one in figures if one is not None and not one.is_unified), None)
     if package is None or with_memory is None:
         return facts
     return replace(facts, shape=shape_on(facts.shape, package, replace(here, gpu=with_memory)))
+
+
+def _with_experts(facts: Facts, package: Package, options: LoadOptions) -> Facts:
+    """Return the facts with the sizes of experts, and if a cache of them may be needed, how fast they are read here."""
+    sizes = None if sys.platform == "win32" else expert_sizes(package)
+    if sizes is None:
+        return facts
+    facts = replace(facts, shape=replace(facts.shape, experts=sizes))
+    budget = options.budget_bytes or facts.machine.available_bytes
+    is_short = facts.shape.weights_bytes + (facts.base_bytes or 0) > budget
+    if not facts.is_here or options.planned_experts == RESIDENT or (options.planned_experts is None and not is_short):
+        return facts
+    speed = measured_read_speed(package)
+    return replace(facts, machine=replace(facts.machine, read_bandwidth=speed))
+
+
+@functools.lru_cache(maxsize=16)
+def _read_speed(path: Path, size: int) -> float:
+    from edge_rt.ort.expert_cache import read_speed
+
+    return read_speed(path, size)
+
+
+def measured_read_speed(package: Package) -> float:
+    """Return how many bytes of a package's weights are read per second, measured once by a process."""
+    return _read_speed(package.file(WEIGHTS_FILE), package.manifest.files[WEIGHTS_FILE].size)
 
 
 def _this_process() -> Device:

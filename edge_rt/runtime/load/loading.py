@@ -12,11 +12,14 @@ from edge_rt.device.provider import GpuProvider
 from edge_rt.errors import ConfigError, MemoryBudgetExceeded, RuntimeUnavailable, StorageError, UnsupportedModel
 from edge_rt.memory.budget import Budget
 from edge_rt.memory.plan import Plan, make_plan
+from edge_rt.memory.speed import row_costs
 from edge_rt.ort.binding import StopSwitch
 from edge_rt.ort.compute_device import ComputeDevice
+from edge_rt.ort.expert_cache import ExpertCache
 from edge_rt.ort.mapped_weights import MappedWeights
 from edge_rt.ort.session import Session, TensorSpec, arena_of, check_window_support, onnxruntime_version, pool_size
 from edge_rt.package.drafter import HEAD, TrainedDrafter
+from edge_rt.package.expert_sizes import expert_matrices
 from edge_rt.package.manifest import PROMPTS_FOLDER
 from edge_rt.package.reader import Package, absolute_path
 from edge_rt.runtime.cache.block_folder import USUAL_SIZE, BlockFolder
@@ -61,6 +64,7 @@ class Loaded:
         device: where passes run; None: on the CPU.
         cpu_nodes: with a device, nodes that the CPU computes nevertheless, as ``"name (operator)"``.
         verification: what a verification of speculation on the device depends on; None for the CPU.
+        experts: the cache that experts are read into, which the sessions hold; None: they are resident.
         embedder: what makes embeddings; None where the package gives none, and on a GPU.
     """
 
@@ -81,6 +85,7 @@ class Loaded:
     cpu_nodes: tuple[str, ...]
     verification: dict[str, Any] | None
     embedder: Embedder | None
+    experts: ExpertCache | None
 
 
 _GPU_FAILURES: Final = (RuntimeUnavailable, MemoryBudgetExceeded, UnsupportedModel, StorageError)
@@ -189,7 +194,7 @@ def _open_parts(
     more_outputs = (hidden_output(manifest.model),) if load_plan.hidden and is_native else ()
     # Memory of a device can be asked for only when a session is open there: without a driver a provider refuses a
     # session, but ends the process if it is asked for memory first.
-    weights = MappedWeights(package) if is_native else None
+    weights = _map_weights(package, load_plan, options, switch) if is_native else None
     sessions = [] if device is None else _open_sessions(package, load_plan, options.isa, more_outputs, device, None)
     io_binding = _open_io_binding(package, load_plan, cache_device(device, sessions))
     tell("cache")
@@ -204,6 +209,7 @@ def _open_parts(
     cache = io_binding.open_cache()
     prompts = _open_prompts(package, options, io_binding, device)
     facts: dict[str, Any] = {
+        **({} if choice.expert_bytes is None else {"expert_bytes": choice.expert_bytes}),
         "package_id": package.id,
         "op_profile": manifest.op_profile,
         "isa": session.isa,
@@ -224,7 +230,15 @@ def _open_parts(
             kv_format=io_binding.kv_format,
             onnxruntime=onnxruntime_version(),
         )
-    measured_costs = MeasuredCosts(facts, io_binding, cache, options.costs)
+    has_experts = plan.shape.expert_layers > 0
+    measured_costs = MeasuredCosts(
+        facts,
+        io_binding,
+        cache,
+        options.costs,
+        prior=row_costs(plan.shape, plan.device, choice) if has_experts else None,
+        vocabulary=manifest.model.vocab_size if has_experts else 0,
+    )
     measured_costs.on_measure = options.on_measuring("passes")
     made = _open_runner(package, load_plan, sessions, io_binding, cache, switch)
     opened = OpenedModel(
@@ -264,7 +278,20 @@ def _open_parts(
         tuple(f"{node.name} ({node.operator})" for one in sessions for node in one.placement if node.is_on_cpu),
         verification,
         _open_embedder(package, load_plan, options, io_binding, weights, switch, cache) if device is None else None,
+        None if weights is None else weights.experts,
     )
+
+
+def _map_weights(package: Package, load_plan: LoadPlan, options: LoadOptions, switch: StopSwitch) -> MappedWeights:
+    """Map the weights, with a cache of experts if the plan has one."""
+    weights = MappedWeights(package)
+    cache_bytes, sizes = load_plan.plan.choice.expert_bytes, load_plan.plan.shape.experts
+    if cache_bytes is not None and sizes is not None:
+        pools = [(pool.slot_bytes, count) for pool, count in zip(sizes.pools, sizes.slots(cache_bytes), strict=True)]
+        weights.cache_experts(pools, expert_matrices(package), load_plan.plan.choice.ctx, options.expert_reader)
+        assert weights.experts is not None
+        switch.stops(weights.experts)
+    return weights
 
 
 def _open_embedder(

@@ -15,11 +15,13 @@ from edge_rt.errors import ConfigError
 from edge_rt.memory.budget import Budget
 from edge_rt.memory.device import refuse_preset
 from edge_rt.memory.plan import Plan
+from edge_rt.package.expert_sizes import AUTO_EXPERTS, RESIDENT
 from edge_rt.package.spec_modes import require_draft_max, require_mode
 from edge_rt.system.byte_size import parse_size
 from edge_rt.system.option_names import known_fields
 
 if TYPE_CHECKING:
+    from edge_rt.ort.expert_cache import ReadAt
     from edge_rt.runtime.config import GenerationConfig
     from edge_rt.runtime.prompts import PromptEncoder
     from edge_rt.runtime.speculation.adaptive import Trace
@@ -33,7 +35,7 @@ available.
 MOST_SLOTS: Final = 64
 _DECIDED: Final = (
     "device_memory", "ctx", "threads", "prefill_chunk", "kv", "spec", "draft_max", "corpus", "drafter",
-    "slots", "kv_rows",
+    "slots", "kv_rows", "experts",
 )  # fmt: skip
 """Options that a plan decides, besides ``memory``."""
 
@@ -89,6 +91,11 @@ class LoadOptions:
         kv_rows: with slots, rows of the KV cache that they share, at least those of a context. None: a whole context
             for each slot, if that fits.
         max_queue: with slots, generations that may wait; one more raises ``QueueFull``. None: any number.
+        experts: ``"resident"``: all experts of a model in memory; a size, in bytes or a text: a cache of so much that
+            they are read into when they are wanted; ``"auto"`` or None: resident if they fit with the whole context,
+            else a cache of what the budget leaves.
+        expert_reader: takes the place of reading the file of weights into that cache, as
+            ``edge_rt.ort.expert_cache.ReadAt``.
         hidden: whether passes return hidden states (``Outputs.hidden``), for programs that run passes of their own;
             native packages only.
         formats: whether the plan keeps room for answers in a format; else their tables take what is left of the budget
@@ -135,6 +142,8 @@ class LoadOptions:
     slots: int | None = None
     kv_rows: int | None = None
     max_queue: int | None = None
+    experts: int | str | None = None
+    expert_reader: ReadAt | None = None
     hidden: bool = False
     config: GenerationConfig | None = None
     system: str | None = None
@@ -190,6 +199,8 @@ class LoadOptions:
                     f"Got {self.kv_rows} rows and {self.slots or 1} slot, which has those of a context.",
                     "Give more slots, or a context (--ctx, ctx=) instead.",
                 )
+        if self.experts not in (None, AUTO_EXPERTS, RESIDENT):
+            parse_size(self.experts)
         if self.spec is not None:
             require_mode(self.spec)
         if self.draft_max is not None:
@@ -234,6 +245,17 @@ class LoadOptions:
     def on_measuring(self, what: str) -> Callable[[], None] | None:
         """Return what is called when the costs of something are measured; None: nobody wants to know."""
         return None if self.on_calibrate is None else functools.partial(self.on_calibrate, what)
+
+    @property
+    def planned_experts(self) -> int | str | None:
+        """Where experts are, for a plan: None: it decides; ``"resident"``; or bytes of a cache.
+
+        Raises:
+            ConfigError: it is not a size.
+        """
+        if self.experts in (None, AUTO_EXPERTS):
+            return None
+        return RESIDENT if self.experts == RESIDENT else parse_size(self.experts)
 
     @property
     def budget(self) -> Budget | None:

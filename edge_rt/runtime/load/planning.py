@@ -93,6 +93,7 @@ def _plan_on(facts: Facts, options: LoadOptions, gpu: GpuFigures | None) -> Plan
         hidden=options.hidden,
         slots=options.slots or 1,
         kv_rows=options.kv_rows,
+        experts=options.planned_experts,
         formats=options.formats,
         prompt_cache=options.prompt_cache is not None or facts.has_prompts,
         drafter=facts.drafter,

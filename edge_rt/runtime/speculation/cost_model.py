@@ -32,6 +32,8 @@ _VERSION: Final = 6
 _MOST_MS: Final = 1e6
 _DEPTH_STEP: Final = 128
 _STEADY: Final = 1.25
+_STRIDE: Final = 7919
+"""From one token that is measured to the next."""
 MOST_SETTINGS: Final = 24
 """Settings of a package whose costs are kept: threads, cache formats, contexts, what drafts with it."""
 MOST_FILES: Final = 64
@@ -293,13 +295,25 @@ class MeasuredCosts:
         facts: what costs depend on besides the machine: package, op profile, instruction set, cache format, threads.
         store: where measured costs are stored; None stores nothing.
 
+        prior: (rows, cost relative to one row), for a model that never ran here; None: as of other models.
+        vocabulary: tokens of a model whose rows cost more if they differ: those that are measured do; 0: it has none.
+
     Attributes:
         is_kept: False if the last measurement could not be written, or there is no store.
         grid: numbers of rows and depths that fit the cache.
         clock: seconds.
     """
 
-    def __init__(self, facts: dict[str, Any], io_binding: IOBinding, cache: KVCache, store: CostStore | None) -> None:
+    def __init__(
+        self,
+        facts: dict[str, Any],
+        io_binding: IOBinding,
+        cache: KVCache,
+        store: CostStore | None,
+        *,
+        prior: Items[tuple[int, float]] | None = None,
+        vocabulary: int = 0,
+    ) -> None:
         # The measured passes must fit the memory plan as well.
         most = min(io_binding.outputs.most or CURVE_ROWS[-1], cache.largest_pass)
         self._rows = [rows for rows in CURVE_ROWS if rows <= most]
@@ -312,6 +326,12 @@ class MeasuredCosts:
         self._io_binding = io_binding
         self._cache = cache
         self._store = store
+        self._vocabulary, self._used = vocabulary, 0
+        self.prior = None
+        if prior is not None:
+            self.prior = RowCosts(
+                tuple(rows for rows, _ in prior), (0,), (tuple(cost for _, cost in prior),), steady=False, passes=0
+            )
         self.is_kept = True
         self.on_measure: Callable[[], None] | None = None
         self.clock: Callable[[], float] = time.perf_counter
@@ -334,6 +354,13 @@ class MeasuredCosts:
         # Fewer rows or depths would have to be continued.
         return max(others, key=lambda costs: (len(costs.rows), costs.steady, costs.passes), default=None)
 
+    def _tokens(self, rows: int) -> list[int]:
+        """Return tokens for a pass that is measured."""
+        if not self._vocabulary:
+            return [1] * rows
+        self._used += rows
+        return [_STRIDE * (self._used + row) % self._vocabulary for row in range(rows)]
+
     def get(self, runner: Runner) -> RowCosts:
         """Return the stored costs, or measure them; a measurement empties the cache."""
         return self.stored() or self.measure(runner)
@@ -355,7 +382,7 @@ class MeasuredCosts:
                 cache.pretend(depth)
             # As verified: all but the first are drafts.
             with cache.reserve(rows, certain=max(1, rows - cache.most_drafts)) as reserved:
-                runner.forward([1] * rows, reserved.start, rows)
+                runner.forward(self._tokens(rows), reserved.start, rows)
 
         try:
             costs = measure(run, cache.capacity, rows=self._rows, clock=self.clock)

@@ -181,7 +181,7 @@ def open_costs(measured: MeasuredCosts, runner: Runner, *, are_compared: bool = 
     if costs is None and (are_compared or "device" in measured.key):
         costs = measured.measure(runner)
     if costs is None:
-        shape = measured.similar() or _GUESS
+        shape = measured.similar() or measured.prior or _GUESS
         rows, depths = measured.grid
         lines = [shape.curve(depth, rows[-1]) for depth in depths]
         ms = tuple(tuple(line[count - 1] for count in rows) for line in lines)

@@ -20,8 +20,10 @@ if TYPE_CHECKING:
 ANSWER_MS: Final = 0.35
 """What a step of several answers takes for each besides its pass: choosing a token, and its text. Measured with 2 to 8
 answers of SmolLM2 on an AMD Zen 5."""
-_PARTS: Final = {"part", "graph", "reads"}
-"""What the keys of costs have that are not those of a model's own passes, but of something that drafts with it."""
+_PARTS: Final = {"part", "graph", "reads", "expert_bytes"}
+"""What the keys of costs have that are not those of a model's own passes, but of something that drafts with it; or of
+passes that read experts from a file.
+"""
 
 
 def costs_on_cpu(store: CostStore, package_id: str, threads: int, isa: str | None = None) -> dict[str, RowCosts]:
