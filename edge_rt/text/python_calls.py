@@ -65,7 +65,7 @@ def read_calls(text: str, at: int) -> tuple[list[Any], int]:
 
 def next_argument(text: str, _schema: Any) -> tuple[tuple[str, Any] | None, int] | None:
     """Read the next argument of a call whose text is still being written; as in ``xml_calls``."""
-    at = _blanks(text, 0)
+    at = skip_blanks(text, 0)
     if text.startswith(")", at):
         return None, at + 1
     key = _KEY.match(text, at)
@@ -77,7 +77,7 @@ def next_argument(text: str, _schema: Any) -> tuple[tuple[str, Any] | None, int]
         value, at = _read_value(text, key.end(), 0)
     except ValueError:
         return None
-    at = _blanks(text, at)
+    at = skip_blanks(text, at)
     # A number may go on.
     if at == len(text):
         return None
