@@ -106,8 +106,7 @@ def _activations(decoder: Decoder, rows: int, heads: int) -> int:
 
 def _inputs(weights: DecoderWeights) -> list[tuple[Linear, ...]]:
     """Return the matrices of one layer, those with one input together."""
-    layer = weights.layers[0]
-    return [layer.mixer_in, layer.mixer_out, layer.gate_up, layer.down]
+    return list(weights.layers[0].groups())
 
 
 def _expert_bytes(decoder: Decoder, experts: Experts | None, held_out: int) -> int:

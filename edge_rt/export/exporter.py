@@ -375,8 +375,8 @@ def _quantisation(checkpoint: Checkpoint) -> dict[str, str]:
 
     return {
         "embedding": checkpoint.weights.embedding.type_name,
-        "attention": types([layer.mixer_in for layer in layers] + [layer.mixer_out for layer in layers]),
-        "feed_forward": types([layer.gate_up for layer in layers] + [layer.down for layer in layers]),
+        "attention": types([layer.mixer_in for layer in layers] + [layer.mixers for layer in layers]),
+        "feed_forward": types([layer.gate_up for layer in layers] + [layer.feed_forwards for layer in layers]),
         "head": checkpoint.weights.head.type_name,
         **({PER_LAYER: types([checkpoint.weights.per_layer_linears()])} if checkpoint.weights.per_layer else {}),
     }

@@ -133,7 +133,17 @@ def _layer_row_bytes(shape: ModelShape) -> int:
     widest = max(shape.model.hidden_size, attended, shape.model.intermediate_size)
     rounded = _rounded_bytes(shape, widest) + _rounded_bytes(shape, shape.model.intermediate_size)
     more = _experts_row_bytes(shape) + _further_row_bytes(shape)
-    return stream + max(steps, _state_row_bytes(shape)) + rounded + more
+    # What attention makes waits for the state space beside it.
+    waiting = 4 * attended if _has_mixers_beside(shape) else 0
+    return stream + max(steps, waiting + _state_row_bytes(shape)) + rounded + more
+
+
+def _has_mixers_beside(shape: ModelShape) -> bool:
+    """Return whether a layer has attention and a state space."""
+    model = shape.model
+    return isinstance(model, Decoder) and any(
+        layer.attention is not None and layer.state_space is not None for layer in model.kinds
+    )
 
 
 def _state_row_bytes(shape: ModelShape) -> int:

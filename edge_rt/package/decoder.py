@@ -65,6 +65,9 @@ class Rope:
         return 2 * len(self.frequencies)
 
 
+_STILL: Final = Rope("none", 1.0, (0.0,))
+
+
 def rope_names(index: int) -> tuple[str, str]:
     """Return the names of the tables of a rotation, cosines and sines."""
     prefix = f"rope{index}" if index else "rope"
@@ -240,9 +243,14 @@ class Decoder:
         """Most likely tokens that a native graph returns with every row of logits."""
         return min(MAX_TOP_TOKENS, self.vocab_size)
 
+    @property
+    def tables(self) -> tuple[Rope, ...]:
+        """The rotations whose tables graphs read: without any those of a pair that stands still."""
+        return self.ropes or (_STILL,)
+
     def rope_bytes(self, positions: int) -> int:
         """Return the bytes of the tables of all rotations, float32, for some positions."""
-        return sum(2 * positions * len(rope.frequencies) * 4 for rope in self.ropes)
+        return sum(2 * positions * len(rope.frequencies) * 4 for rope in self.tables)
 
     @cached_property
     def loads_rope(self) -> bool:

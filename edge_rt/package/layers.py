@@ -305,6 +305,8 @@ def layer_problems(layer: Layer) -> Iterable[tuple[str, bool]]:
     others = (layer.attention, layer.short_conv, layer.gated_delta)
     alone = (layer.short_conv, layer.gated_delta, layer.state_space)
     yield "a layer has several mixers", any(sum(one is not None for one in some) > 1 for some in (others, alone))
+    is_double = layer.attention is not None and layer.state_space is not None
+    yield "a norm is behind two mixers", is_double and layer.has_post_norms
     yield "a layer has neither a mixer nor a feed-forward", not layer.has_mixer and not layer.feed_forwards
     if layer.attention is not None:
         yield from _attention_problems(layer.attention)

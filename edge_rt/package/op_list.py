@@ -414,10 +414,6 @@ def part_without_operator(decoder: Decoder) -> str | None:
         "a gate of an expert beside latent ones": any(
             experts.has_shared_gate and experts.latent for experts in with_experts
         ),
-        "layers of a mixer or a feed-forward alone": not all(
-            layer.has_mixer and layer.feed_forwards for layer in decoder.kinds
-        ),
-        "attention without any rotation": not decoder.ropes,
     }
     return next((name for name, is_there in parts.items() if is_there), None)
 

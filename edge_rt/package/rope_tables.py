@@ -95,6 +95,6 @@ def loaded_tables(decoder: Decoder, positions: int) -> dict[str, Array]:
     """Return the tables that a graph takes as inputs, by name; none if they are in ``weights.bin``."""
     tables: dict[str, Array] = {}
     if decoder.loads_rope:
-        for index, rope in enumerate(decoder.ropes):
+        for index, rope in enumerate(decoder.tables):
             tables |= zip(rope_names(index), rope_tables(rope, positions, positions), strict=True)
     return tables

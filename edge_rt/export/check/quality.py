@@ -137,8 +137,8 @@ def tensor_classes(
     by_name = {error.name: error for error in errors}
     layers = weights.layers
     classes: dict[str, tuple[Linear, ...]] = {
-        "attention": tuple(linear for layer in layers for linear in (*layer.mixer_in, *layer.mixer_out)),
-        "feed_forward": tuple(linear for layer in layers for linear in (*layer.gate_up, *layer.down)),
+        "attention": tuple(linear for layer in layers for linear in layer.mixers),
+        "feed_forward": tuple(linear for layer in layers for linear in layer.feed_forwards),
         "embedding": (weights.embedding,),
         "head": (weights.head,),
     }

@@ -116,6 +116,8 @@ class LayerWeights:
         latent_in: what makes latent rows of experts, if they have them.
         latent_out: what makes rows of the stream of them.
         per_layer: of a model with further embeddings for each layer the gate on them, and what brings them back.
+        beside_in: what a state space beside attention reads.
+        beside_out: what follows it.
     """
 
     mixer_in: tuple[Linear, ...]
@@ -127,11 +129,28 @@ class LayerWeights:
     latent_in: tuple[Linear, ...] = ()
     latent_out: tuple[Linear, ...] = ()
     per_layer: tuple[Linear, ...] = ()
+    beside_in: tuple[Linear, ...] = ()
+    beside_out: tuple[Linear, ...] = ()
+
+    @property
+    def mixers(self) -> tuple[Linear, ...]:
+        """Matrices before and behind mixers."""
+        return (*self.mixer_in, *self.mixer_out, *self.beside_in, *self.beside_out)
+
+    @property
+    def feed_forwards(self) -> tuple[Linear, ...]:
+        """Matrices of feed-forwards and experts."""
+        fed = (*self.gate_up, *self.down, *self.shared_gate_up, *self.shared_down)
+        return (*self.latent_in, *fed, *self.latent_out)
 
     def linears(self) -> tuple[Linear, ...]:
         """Every matrix, in the order of the file."""
-        fed = (*self.gate_up, *self.down, *self.shared_gate_up, *self.shared_down)
-        return (*self.mixer_in, *self.mixer_out, *self.latent_in, *fed, *self.latent_out, *self.per_layer)
+        return (*self.mixers, *self.feed_forwards, *self.per_layer)
+
+    def groups(self) -> Iterator[tuple[Linear, ...]]:
+        """Yield the matrices whose inputs have names, those that read one together."""
+        groups = (self.mixer_in, self.mixer_out, self.beside_in, self.beside_out, self.gate_up, self.down)
+        return (group for group in groups if group)
 
 
 @dataclass(frozen=True)
@@ -167,7 +186,7 @@ class DecoderWeights:
         """Return the matrices that read each input of linear layers, by the input's name."""
         found: dict[str, tuple[Linear, ...]] = {"head": (self.head,)}
         for layer in self.layers:
-            for linears in (layer.mixer_in, layer.mixer_out, layer.gate_up, layer.down):
+            for linears in layer.groups():
                 found[input_of(linears[0])] = linears
         return found
 
@@ -192,16 +211,16 @@ def collect_weights(
         def of(kind: str, order: Array | None = None) -> Part:
             return part(f"blk.{i}.{kind}.weight", order)
 
-        if decoder.layers[i].short_conv is not None:
+        described = decoder.layers[i]
+        mixer_in: tuple[Linear, ...] = ()
+        mixer_out: tuple[Linear, ...] = ()
+        if described.short_conv is not None:
             mixer_in = profile.stack(f"layer{i}.conv_in", [of("shortconv.in_proj")])
             mixer_out = profile.stack(f"layer{i}.conv_out", [of("shortconv.out_proj")])
-        elif decoder.layers[i].gated_delta is not None:
+        elif described.gated_delta is not None:
             mixer_in = tuple(Linear(f"layer{i}.state_in.{ours}", (of(theirs),)) for theirs, ours in _DELTA_IN.items())
             mixer_out = profile.stack(f"layer{i}.state_out", [of("ssm_out")])
-        elif decoder.layers[i].state_space is not None:
-            mixer_in = profile.stack(f"layer{i}.state_in", [of("ssm_in")])
-            mixer_out = profile.stack(f"layer{i}.state_out", [of("ssm_out")])
-        else:
+        elif described.attention is not None:
             qkv = [of("attn_q", _order_of(i, source, decoder, is_key=False))]
             qkv += [
                 of(kind, _order_of(i, source, decoder, is_key=True) if kind == "attn_k" else None)
@@ -209,6 +228,14 @@ def collect_weights(
             ]
             mixer_in = profile.stack(f"layer{i}.qkv", qkv)
             mixer_out = profile.stack(f"layer{i}.output", [of("attn_output")])
+        more: dict[str, tuple[Linear, ...]] = {}
+        if described.state_space is not None:
+            space_in = profile.stack(f"layer{i}.state_in", [of("ssm_in")])
+            space_out = profile.stack(f"layer{i}.state_out", [of("ssm_out")])
+            if described.attention is None:
+                mixer_in, mixer_out = space_in, space_out
+            else:
+                more |= {"beside_in": space_in, "beside_out": space_out}
 
         def fed(inner: FeedForward, name: str) -> tuple[tuple[Linear, ...], tuple[Linear, ...]]:
             """Return the matrices of a feed-forward, up to what is between them, and behind."""
@@ -218,8 +245,9 @@ def collect_weights(
                 return profile.gate_up(f"{name}gate_up", of("ffn_gate"), up), down
             return profile.stack(f"{name}gate_up", [up]), down
 
-        inner, experts = decoder.layers[i].feed_forward, decoder.layers[i].experts
-        more: dict[str, tuple[Linear, ...]] = {}
+        inner, experts = described.feed_forward, described.experts
+        gate_up: tuple[Linear, ...] = ()
+        down: tuple[Linear, ...] = ()
         if experts is not None:
             kinds = ("ffn_gate", "ffn_up") if experts.each.is_gated else ("ffn_up",)
             numbers = range(experts.count)
@@ -231,8 +259,8 @@ def collect_weights(
             if experts.latent:
                 more["latent_in"] = profile.stack(f"layer{i}.latent_in", [of("ffn_latent_down")])
                 more["latent_out"] = profile.stack(f"layer{i}.latent_out", [of("ffn_latent_up")])
-        else:
-            gate_up, down = fed(decoder.feed_forward_of(i), f"layer{i}.")
+        elif inner is not None:
+            gate_up, down = fed(inner, f"layer{i}.")
         if decoder.per_layer_embedding:
             gate = Linear(f"layer{i}.per_layer_gate", (of("inp_gate"),))
             more["per_layer"] = (gate, Linear(f"layer{i}.per_layer_out", (of("proj"),)))
@@ -347,7 +375,7 @@ def place_weights(
         profile.place(linear, layout)
     for name, vector in weights.vectors.items():
         layout.add(name, np.float32, vector.shape)
-    for index, rope in enumerate(() if decoder.loads_rope else decoder.ropes):
+    for index, rope in enumerate(() if decoder.loads_rope else decoder.tables):
         for table in rope_names(index):
             layout.add(table, np.float32, (decoder.context_length, len(rope.frequencies)))
     if _query_scaling(decoder) is not None:
@@ -367,7 +395,7 @@ def calibrated_layers(decoder: Decoder) -> Sequence[int]:
 
 def write_rope_tables(out: WeightsFile, layout: WeightsLayout, decoder: Decoder) -> None:
     """Write cosines and sines of every position, computed in float64 and rounded once."""
-    for index, rope in enumerate(() if decoder.loads_rope else decoder.ropes):
+    for index, rope in enumerate(() if decoder.loads_rope else decoder.tables):
         slots = [layout.slots[name] for name in rope_names(index)]
         for first in range(0, decoder.context_length, ROPE_PIECE_ROWS):
             positions = range(first, min(first + ROPE_PIECE_ROWS, decoder.context_length))

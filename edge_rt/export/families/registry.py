@@ -68,6 +68,7 @@ MODEL_TYPES: Final = {name: family for family in FAMILIES for name in family.mod
 ARCHITECTURES: Final = {name: family for family in FAMILIES for name in family.architectures}
 """``general.architecture`` of a GGUF file -> family."""
 REASONS: Final = {
+    "jamba": "Its state spaces have a decay for each feature (Mamba-1): edge-rt has those with one for each head",
     "cohere2": "Its layers are parallel blocks (attention and feed-forward side by side): edge-rt has none",
 }
 """Architecture of files of either kind that is refused -> what of it no description can state."""

@@ -51,6 +51,14 @@ class LayerMatrices(Protocol):
         """What follows attention, the convolution or the state."""
 
     @property
+    def beside_in(self) -> Linears:
+        """What a state space beside attention reads; of others nothing."""
+
+    @property
+    def beside_out(self) -> Linears:
+        """What follows it."""
+
+    @property
     def gate_up(self) -> Linears:
         """Gate and up projections, in the profile's order."""
 
@@ -92,7 +100,7 @@ class GraphBuilder(ABC):
         self._logit_rows = graph_input("logit_rows", ir.DataType.INT64, ["logit_rows"])
         self._rope_tables = {
             name: graph_input(name, ir.DataType.FLOAT, ["rope_positions", len(rope.frequencies)])
-            for index, rope in enumerate(decoder.ropes if decoder.loads_rope else ())
+            for index, rope in enumerate(decoder.tables if decoder.loads_rope else ())
             for name in rope_names(index)
         }
 
@@ -149,27 +157,39 @@ class GraphBuilder(ABC):
     def last_layer(self, x: Residual, weights: LayerMatrices, index: int) -> Residual:
         """Return the stream after the model's last layer, of the rows that need logits."""
         # Behind the last mixer rows are independent of each other: only those that need logits continue.
-        mixed = self.wanted(self.mixed(x, weights, index), "attention.wanted")
+        names = ("attention.wanted", "beside.wanted")
+        mixed = [self.wanted(rows, name) for rows, name in zip(self.mixed(x, weights, index), names, strict=False)]
         return self.finish_layer(Residual(self.wanted(x.settled, "residual.wanted")), mixed, weights, index)
 
-    def mixed(self, x: Residual, weights: LayerMatrices, index: int) -> ir.Value:
-        """Return what a layer's mixer gives, before the matrix behind it."""
+    def mixed(self, x: Residual, weights: LayerMatrices, index: int) -> Sequence[ir.Value]:
+        """Return what a layer's mixers give, before the matrices behind them."""
         described, norm = self._decoder.layers[index], self.found(f"layer{index}.attention_norm")
+        if not described.has_mixer:
+            return ()
         if described.gated_delta is not None:
-            return self.gated_delta(x, weights.mixer_in, index, norm=norm)
-        if described.state_space is not None:
-            return self.state_space(x, weights.mixer_in, index, norm=norm)
+            return (self.gated_delta(x, weights.mixer_in, index, norm=norm),)
+        if described.attention is None and described.short_conv is None:
+            return (self.state_space(x, weights.mixer_in, index, norm=norm),)
         is_conv = described.short_conv is not None
         rows = self.linear(x, weights.mixer_in, f"layer{index}.{'conv_in' if is_conv else 'qkv'}", norm=norm)
-        return self.short_conv(rows, index) if is_conv else self.attention(rows, index)
+        mixed = self.short_conv(rows, index) if is_conv else self.attention(rows, index)
+        if described.state_space is None:
+            return (mixed,)
+        return mixed, self.state_space(x, weights.beside_in, index, norm=norm)
 
-    def finish_layer(self, x: Residual, mixed: ir.Value, weights: LayerMatrices, index: int) -> Residual:
-        """Return the stream after the layer's steps that follow its attention or convolution."""
-        name = f"layer{index}"
-        x = self.add_linear(
-            x, mixed, weights.mixer_out, f"{name}.output", post_norm=self.found(f"{name}.attention_post_norm")
-        )
-        if self._decoder.layers[index].experts is not None:
+    def finish_layer(self, x: Residual, mixed: Sequence[ir.Value], weights: LayerMatrices, index: int) -> Residual:
+        """Return the stream after the layer's steps that follow its mixers."""
+        name, described = f"layer{index}", self._decoder.layers[index]
+        steps = list(zip(mixed, (weights.mixer_out, weights.beside_out), ("output", "beside"), strict=False))
+        for number, (rows, matrices, output) in enumerate(steps, start=1):
+            # Behind the last step of a layer the stream has one name, whatever the step is.
+            output = output if described.feed_forwards or number < len(steps) else "down"
+            x = self.add_linear(
+                x, rows, matrices, f"{name}.{output}", post_norm=self.found(f"{name}.attention_post_norm")
+            )
+        if not described.feed_forwards:
+            return x
+        if described.experts is not None:
             return self.experts(x, weights, index)
         hidden = self.hidden(x, weights.gate_up, f"{name}.hidden", norm=self.found(f"{name}.mlp_norm"), layer=index)
         return self.add_linear(x, hidden, weights.down, f"{name}.down", post_norm=self.found(f"{name}.mlp_post_norm"))

@@ -352,7 +352,7 @@ class NativeBuilder(GraphBuilder):
             "qkv": weights.mixer_in, "output": weights.mixer_out, "gate_up": weights.gate_up, "down": weights.down
         }  # fmt: skip
         described = self._decoder.layers[index]
-        is_plain = described.attention is not None and described.experts is None
+        is_plain = described.attention is not None and described.experts is None and described.state_space is None
         if any(len(group) != 1 for group in groups.values()) or not is_plain:
             return super().layer(x, weights, index)
         matrices = {name: _only(group) for name, group in groups.items()}
