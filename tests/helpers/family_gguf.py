@@ -503,13 +503,15 @@ def _family_metadata(config: Mapping[str, Any], arch: str) -> dict[str, object]:
     if arch in ("qwen35", "qwen35moe", "qwen3next"):
         heads, wide = config["linear_num_value_heads"], config["linear_value_head_dim"]
         sections = full_rope(config).get("mrope_section")
+        linear = [kind == "linear_attention" for kind in config["layer_types"]]
+        usual = [(layer + 1) % 3 != 0 for layer in range(len(linear))]
         return _expert_metadata(config) | {
             "expert_shared_feed_forward_length": config.get("shared_expert_intermediate_size"),
             "ssm.conv_kernel": config["linear_conv_kernel_dim"], "ssm.state_size": config["linear_key_head_dim"],
             "ssm.group_count": config["linear_num_key_heads"], "ssm.time_step_rank": heads,
             "ssm.inner_size": heads * wide, "rope.dimension_sections": None if sections is None else [*sections, 0],
             "rope.dimension_count": int(config["head_dim"] * full_rope(config)["partial_rotary_factor"]),
-            "full_attention_interval": 3,
+            "attention.recurrent_layers": None if linear == usual else linear, "full_attention_interval": 3,
         }  # fmt: skip
     if arch == "falcon-h1":
         return {

@@ -77,7 +77,10 @@ def header_dimensions(reader: HeaderReader, feed_forward: int | None = None) -> 
 
 
 def header_mixers(reader: HeaderReader, dims: Dimensions, *, is_tiled: bool) -> tuple[Layer, ...]:
-    """Return the layers of a GGUF header, without feed-forwards; ``is_tiled`` as in ``GatedDelta``."""
+    """Return the layers of a GGUF header, without feed-forwards; ``is_tiled`` as in ``GatedDelta``.
+
+    Keys and queries have the epsilon of transformers. llama.cpp takes that of norms, which is the same in all releases.
+    """
     values, wide = reader.count("ssm.time_step_rank", MAX_HEADS), reader.count("ssm.inner_size", MAX_WIDTH)
     if wide % values:
         raise InvalidModelFile(
@@ -92,14 +95,24 @@ def header_mixers(reader: HeaderReader, dims: Dimensions, *, is_tiled: bool) -> 
         wide // values,
         reader.count("ssm.conv_kernel", MAX_TAPS),
         is_tiled=is_tiled,
-        epsilon=dims.norm_epsilon,
     )
-    linear = reader.flags("attention.recurrent_layers", dims.num_layers + reader.num_blocks_ahead)
-    interval = reader.count("full_attention_interval", MAX_LAYERS, default=_INTERVAL)
     # Sections of rotations by several positions.
     reader.key("rope.dimension_sections")
-    linear = every(dims.num_layers, interval) if linear is None else linear[: dims.num_layers]
-    return _mixers(dims, delta, linear)
+    return _mixers(dims, delta, _header_linear(reader, dims.num_layers))
+
+
+def _header_linear(reader: HeaderReader, layers: int) -> tuple[bool, ...]:
+    """Return whether each layer has a delta rule: a list has the last word, and the tensors where nothing is said."""
+    interval = reader.count("full_attention_interval", MAX_LAYERS, default=_INTERVAL)
+    total = layers + reader.num_blocks_ahead
+    if (flags := reader.flags("attention.recurrent_layers", total)) is not None:
+        return flags[:layers]
+    heads = reader.counts("attention.head_count_kv", MAX_HEADS, layers=total)
+    if 0 in heads:
+        return tuple(count == 0 for count in heads[:layers])
+    if reader.has("full_attention_interval"):
+        return every(layers, interval)
+    return tuple(not reader.has_tensor(f"blk.{number}.attn_q.weight") for number in range(layers))
 
 
 def _mixers(dims: Dimensions, delta: GatedDelta, linear: tuple[bool, ...]) -> tuple[Layer, ...]:

@@ -184,6 +184,18 @@ class TestDeltaRules:
         assert (found.is_tiled, found.epsilon) == (True, pytest.approx(1e-6))
         assert replace(found, is_tiled=False, epsilon=1e-6) == folder.layers[0].gated_delta
 
+    def test_files_say_in_several_ways_which_layers_attend(self, tmp_path):
+        kinds = [True, True, False] * 2
+        for metadata in (
+            {"attention.recurrent_layers": kinds, "full_attention_interval": 4},
+            {"attention.head_count_kv": [0 if kind else 2 for kind in kinds], "full_attention_interval": 4},
+            {},
+        ):
+            changes = {f"qwen35.{key}": value for key, value in metadata.items()}
+            dropped = () if metadata else ("qwen35.full_attention_interval",)
+            decoder = opened_file(tmp_path, "qwen3_5_epsilon", extra_metadata=changes, drop_metadata=dropped)
+            assert decoder.attention_layers == (2, 5)
+
     def test_the_text_half_of_a_model_that_sees(self, tmp_path):
         case = load_case("qwen3_5")
         text = write_folder(tmp_path / "text", case)
