@@ -78,6 +78,8 @@ class OpProfile(ABC):
             raise not_carried(decoder, "short convolutions")
         if decoder.recurrent_layers and not self.has_states:
             raise not_carried(decoder, "layers with a state")
+        if not self.has_states and not all(layer.has_mixer and layer.feed_forwards for layer in decoder.kinds):
+            raise not_carried(decoder, "layers of a mixer or a feed-forward alone")
         for delta in (layer.gated_delta for layer in decoder.kinds if layer.gated_delta is not None):
             if delta.key_dim % STRIPE or delta.value_dim % STRIPE or delta.key_dim > MAX_STATE_KEY_DIM:
                 raise not_carried(decoder, f"a delta rule with heads of {delta.key_dim} and {delta.value_dim} features")

@@ -402,9 +402,6 @@ def part_without_operator(decoder: Decoder) -> str | None:
     inner = [layer.feed_forward for layer in decoder.kinds if layer.feed_forward is not None]
     with_experts = [layer.experts for layer in decoder.kinds if layer.experts is not None]
     parts = {
-        "attention and a state side by side": any(
-            layer.attention is not None and layer.recurrence is not None for layer in decoder.kinds
-        ),
         "a norm behind latent experts": any(
             layer.has_post_norms and layer.experts.latent for layer in decoder.kinds if layer.experts is not None
         ),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -20,9 +22,9 @@ from tests.helpers.native_profile import require_native
 from tests.helpers.small import FREE_ROWS, GREEDY
 
 # Logits with a wide spread: what is likely can be guessed.
-_SHARP = ({"logits_scaling": 0.1}, {"granitehybrid.logit_scale": 0.1})
-CASES = dict.fromkeys(("granite_h_dense", "granite_h"), _SHARP)
-"""Case -> what differs in its config.json, and in a file."""
+_SHARP = {"logits_scaling": 0.1}
+CASES = {"granite_h_dense": _SHARP, "granite_h": _SHARP, "falcon_h1": {"lm_head_multiplier": 3.0}}
+"""Case -> what differs in its config.json."""
 PROMPT = [5 + (7 * i) % 11 for i in range(70)]
 OPTIONS = {"profile": "native", "calibration": None, "accept_loss": True, "weights": "int8"}
 SAMPLING = (GREEDY, {"temperature": 1.0, "seed": 3})
@@ -32,14 +34,15 @@ SAMPLING = (GREEDY, {"temperature": 1.0, "seed": 3})
 def package(request, tmp_path_factory):
     require_native()
     folder = tmp_path_factory.mktemp(request.param)
-    source = write_folder(folder / "model", load_case(request.param), config=CASES[request.param][0])
+    source = write_folder(folder / "model", load_case(request.param), config=CASES[request.param])
     export_model(source, folder / "p", **OPTIONS)
     return folder / "p"
 
 
 def test_a_file_becomes_the_package_of_the_folder(package, tmp_path):
-    name = package.parent.name.rstrip("0123456789")
-    write_gguf(tmp_path / "m.gguf", load_case(name), extra_metadata=CASES[name][1])
+    name = next(name for name in CASES if package.parent.name.removesuffix("0") == name)
+    case = load_case(name)
+    write_gguf(tmp_path / "m.gguf", replace(case, config=case.config | CASES[name]))
     export_model(tmp_path / "m.gguf", tmp_path / "p", **OPTIONS)
     assert (tmp_path / "p" / "weights.bin").read_bytes() == (package / "weights.bin").read_bytes()
 
