@@ -401,8 +401,8 @@ class NativeBuilder(GraphBuilder):
             self._per_layer[index] = self.wanted(self._per_layer[index], "per_layer.wanted")
         return super().last_layer(x, weights, index)
 
-    def finish_layer(self, x: Residual, mixed: ir.Value, weights: LayerMatrices, index: int) -> Residual:
-        """Return the stream after the layer's steps that follow its attention or convolution."""
+    def finish_layer(self, x: Residual, mixed: Sequence[ir.Value], weights: LayerMatrices, index: int) -> Residual:
+        """Return the stream after the layer's steps that follow its mixers."""
         return self._ended(super().finish_layer(x, mixed, weights, index), weights, index)
 
     def _ended(self, x: Residual, weights: LayerMatrices, index: int) -> Residual:
