@@ -6,6 +6,7 @@ import ctypes
 import errno
 import mmap
 import os
+import statistics
 import sys
 import time
 import weakref
@@ -27,6 +28,7 @@ _PAGE: Final = 4096
 _READERS: Final = 2
 _PIECE: Final = 1 << 20
 _MEASURED: Final = 48
+_LEAST_MEASURED: Final = 5
 
 
 @dataclass(frozen=True)
@@ -176,7 +178,8 @@ def read_speed(path: Path, size: int, *, budget: float = 0.5, clock: Callable[[]
 
     Args:
         size: bytes of the file.
-        budget: most seconds, at least a piece for each thread.
+        budget: most seconds, but for a few pieces of each thread. Their median counts: other work may hold up some for
+            long.
     """
     file, is_direct = open_direct(path)
     places = max(1, size // _PIECE)
@@ -184,16 +187,18 @@ def read_speed(path: Path, size: int, *, budget: float = 0.5, clock: Callable[[]
     begins = [(number * 7919 % places) * _PIECE for number in range(_MEASURED)]
     begun = clock()
 
-    def read(own: Sequence[int]) -> tuple[int, float]:
-        got = 0
+    def read(own: Sequence[int]) -> list[float]:
+        seconds: list[float] = []
         with mmap.mmap(-1, _PIECE) as memory:
-            for begin in own:
-                got += os.preadv(file, [memory], begin)
+            for number, begin in enumerate(own, 1):
+                started = clock()
+                os.preadv(file, [memory], begin)
+                seconds.append(clock() - started)
                 if not is_direct and hasattr(os, "posix_fadvise"):
                     os.posix_fadvise(file, begin, _PIECE, os.POSIX_FADV_DONTNEED)
-                if clock() - begun > budget:
+                if number >= _LEAST_MEASURED and clock() - begun > budget:
                     break
-        return got, clock() - begun
+        return seconds
 
     try:
         with ThreadPoolExecutor(_READERS) as threads:
@@ -202,4 +207,4 @@ def read_speed(path: Path, size: int, *, budget: float = 0.5, clock: Callable[[]
         raise of_system(error.errno or errno.EIO) from error
     finally:
         os.close(file)
-    return sum(got / seconds for got, seconds in parts)
+    return _READERS * min(_PIECE, size) / statistics.median(seconds for part in parts for seconds in part)
