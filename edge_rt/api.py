@@ -87,8 +87,8 @@ def load(
             None the package's default, if it fits.
         isa: instruction set of the native operators, one of those that ``edge-rt doctor`` shows; None is the best.
         spec: speculation: ``"auto"`` (off in the portable profile), ``"off"``, or one drafter: ``"ngram"``,
-            ``"suffix"``, ``"recycling"``, ``"reference"``, ``"head"``, ``"exit"``, ``"self"``, ``"model:PACKAGE"``;
-            None is ``"auto"``, if it fits.
+            ``"suffix"``, ``"recycling"``, ``"reference"``, ``"head"``, ``"exit"``, ``"self"``, ``"mtp"``,
+            ``"model:PACKAGE"``; None is ``"auto"``, if it fits.
         draft_max: most drafted tokens of a pass; None lets the plan and the cost model choose.
         corpus: file of ``edge-rt corpus build`` for the suffix drafter; with ``spec`` None, ``"auto"`` or ``"suffix"``.
         drafter: folder of a trained drafter; with ``spec`` None, ``"auto"`` or the drafter's kind. None takes one that

@@ -153,13 +153,19 @@ void share_cache(Case& call, Random& random, const AttentionShape& shape) {
   call.writable.clear();
 }
 
+// Case::attribute would add it.
+bool is_clipped(const Case& call) {
+  return std::any_of(call.attributes.begin(), call.attributes.end(),
+                     [](const fake::Attribute& attribute) { return attribute.name == "clip"; });
+}
+
 Case make(Random& random) {
   Case call;
   call.op = "SpecAttention";
   const AttentionShape shape = any_attention(random, false);
   const ValueKind kind = static_cast<ValueKind>(random.below(8));
   const int64_t parts = kind == kSharedCache ? 0 : kind == kKeys ? 1 : 2;
-  const int64_t width = (shape.heads + parts * shape.kv_heads) * shape.dim;
+  const int64_t width = shape.width() - (2 - parts) * shape.kv_heads * shape.dim;
   call.inputs = {floats(random, {shape.rows(), width}, -3.0f, 3.0f)};
   add_attention(call, random, shape, kKeyConstants);
   const bool is_normed = parts > 0 && random.one_in(4);
@@ -167,12 +173,12 @@ Case make(Random& random) {
   if (kind == kKeys) call.set("values_are_keys", int64_t{1});
   if (kind == kSharedCache) share_cache(call, random, shape);
   // Float values are copied as they are.
-  const bool is_copied = shape.format == kKvF32 && parts > 0 && !is_normed;
+  const bool is_copied = shape.format == kKvF32 && parts > 0 && !is_normed && !is_clipped(call);
   int64_t i = 0;
   for (const int32_t row : is_copied ? rows_written(call, shape) : std::vector<int32_t>{}) {
     for (int64_t kv = 0; kv < shape.kv_heads; ++kv) {
       const size_t at = places_in_cache(shape, shape.kv_heads + kv, row)[0].begin;
-      const int64_t value = (i * width + (shape.heads + (parts - 1) * shape.kv_heads + kv) * shape.dim) * 4;
+      const int64_t value = ((i + 1) * width - (shape.kv_heads - kv) * shape.dim) * 4;
       const uint8_t* from = call.inputs[kRowsIn].bytes.data() + value;
       call.written.push_back({at, std::vector<uint8_t>(from, from + shape.dim * 4)});
     }
@@ -211,6 +217,7 @@ AttentionShape any_attention(Random& random, bool is_in_blocks) {
   shape.format = static_cast<KvFormatId>(random.below(kKvFormatCount));
   const KvFormat& format = kKvFormats[shape.format];
   shape.row_bytes = kv_row_bytes(format, shape.dim) + format.alignment * (random.one_in(3) ? random.below(9) : 0);
+  shape.has_gates = random.one_in(4);
   shape.row_bytes += (format.alignment - shape.row_bytes % format.alignment) % format.alignment;
   return shape;
 }
@@ -256,10 +263,15 @@ void add_attention(Case& call, Random& random, const AttentionShape& shape, int 
   const int64_t positions = last + 1 + (random.one_in(2) ? 0 : random.below(9));
   call.inputs[kCos] = floats(random, {positions, half}, -1.0f, 1.0f);
   call.inputs[kSin] = floats(random, {positions, half}, -1.0f, 1.0f);
-  const bool of_rows = random.one_in(3);
+  const bool of_rows = !shape.has_gates && random.one_in(3);
   call.inputs[kQueryNorm] = floats(random, {of_rows ? shape.heads * shape.dim : shape.dim}, -2.0f, 2.0f);
   call.inputs[kKeyNorm] = floats(random, {of_rows ? shape.kv_heads * shape.dim : shape.dim}, -2.0f, 2.0f);
-  if (!of_rows && random.one_in(3)) call.set("norm_after_rotation", random.below(2));
+  if (!of_rows && random.one_in(3)) {
+    call.set("norm_after_rotation", random.below(2));
+  } else if (random.one_in(4)) {
+    call.set("clip", random.uniform(0.1f, 2.0f));
+  }
+  if (shape.has_gates) call.set("gated", int64_t{1});
   if (random.one_in(3)) call.set("rotate", random.below(2));
   call.inputs[kSinks] = floats(random, {shape.heads}, -3.0f, 3.0f);
   for (int i = kQueryNorm; i <= kSinks; ++i) call.inputs[static_cast<size_t>(i)].present = random.one_in(3);

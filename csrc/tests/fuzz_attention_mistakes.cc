@@ -11,7 +11,7 @@ bool wrong_attribute(Case& call, Random& random) {
   const int64_t heads = call.attribute("num_heads")->integer;
   const int64_t huge = random.pick<int64_t>({INT64_MIN, -1, INT64_MAX, int64_t{1} << 32});
   const float bad_real = random.pick({std::nanf(""), HUGE_VALF, -HUGE_VALF});
-  switch (random.below(12)) {
+  switch (random.below(14)) {
     case 0: call.set("num_heads", random.pick<int64_t>({0, huge, int64_t{1} << 20})); break;
     case 1: call.set("num_kv_heads", random.pick<int64_t>({0, huge, heads + 1})); break;
     case 2: call.set("head_dim", random.pick<int64_t>({0, 1, huge, kMaxHeadDim + 2})); break;
@@ -26,11 +26,15 @@ bool wrong_attribute(Case& call, Random& random) {
       call.set(random.pick<std::string>({"shares_cache", "norms_values", "values_are_keys"}),
                random.pick<int64_t>({-1, 2, INT64_MAX}));
       break;
+    case 11: call.set("gated", random.pick<int64_t>({-1, 2, INT64_MAX})); break;
+    case 12: call.set("clip", random.pick({bad_real, -1.0f})); break;
     default: call.set("softcap", random.pick({bad_real, -1.0f}));
   }
-  call.words = {"num_heads is",           "head_dim is",  "layer is",        "window is",
-                "interleaved is",         "scale is",     "softcap is",      "rotate is",
-                "norm_after_rotation is", "shares_cache", "norms_values is", "values_are_keys is"};
+  call.words = {"num_heads is", "head_dim is",     "layer is",
+                "window is",    "interleaved is",  "scale is",
+                "softcap is",   "rotate is",       "norm_after_rotation is",
+                "shares_cache", "norms_values is", "values_are_keys is",
+                "gated is",     "clip is"};
   return true;
 }
 
@@ -102,15 +106,28 @@ bool wrong_norm(Case& call, Random& random) {
   return true;
 }
 
-bool late_row_norm(Case& call, Random&) {
+// Behind the rotation, or beside gates.
+bool wrong_row_norm(Case& call, Random& random) {
   const int64_t heads = call.attribute("num_heads")->integer;
+  const fake::Attribute* const gated = call.attribute("gated");
+  const bool has_gates = gated != nullptr && gated->integer == 1;
   if (heads == 1) return false;
   Input& norm = call.inputs[kQueryNorm];
   norm.present = true;
   norm.dims[0] = heads * call.attribute("head_dim")->integer;
   norm.resize();
-  call.set("norm_after_rotation", int64_t{1});
+  if (!has_gates || random.one_in(2)) {
+    call.set("clip", 0.0f);
+    call.set("norm_after_rotation", int64_t{1});
+  }
   call.words = {"_norm is ["};
+  return true;
+}
+
+bool early_clip(Case& call, Random&) {
+  call.set("norm_after_rotation", int64_t{1});
+  call.set("clip", 1.0f);
+  call.words = {"clip is"};
   return true;
 }
 
@@ -149,7 +166,8 @@ std::vector<Mistake> attention_mistakes(int key_constants) {
                               {"cache misaligned", shifted_cache},
                               {"layer without format", layer_without_format},
                               {"norm of another length", wrong_norm},
-                              {"norm of rows behind the rotation", late_row_norm},
+                              {"norm of rows behind the rotation or beside gates", wrong_row_norm},
+                              {"clip before a norm", early_clip},
                               {"centre that is seen", seen_centre}};
   for (Mistake& mistake : row_mistakes()) all.push_back(std::move(mistake));
   return all;

@@ -45,7 +45,7 @@ Case make(Random& random) {
   Case call;
   call.op = "DecoderLayer";
   const AttentionShape shape = any_attention(random, !random.one_in(3));
-  const int64_t attended = shape.heads * shape.dim, width = attended + 2 * shape.kv_heads * shape.dim;
+  const int64_t attended = shape.heads * shape.dim, width = shape.width();
   WeightFormat formats[kMatrices];
   // Those of more than 32 inputs to a unit are for QuantLinear's cases, and for the golden ones: layers here are small.
   for (WeightFormat& format : formats) {

@@ -71,6 +71,9 @@ struct RowsShape {
 struct AttentionShape : RowsShape {
   int64_t kv_heads, heads, dim, row_bytes;
   KvFormatId format;
+  bool has_gates = false;
+
+  int64_t width() const { return ((has_gates ? 2 : 1) * heads + 2 * kv_heads) * dim; }
 };
 
 // Room for all rows; or with room for what the first row of the pass sees and for the pass, and little more.

@@ -35,7 +35,8 @@ struct Family {
   bool has_biases = false, has_norms = true, has_post_norms = false, has_norm_biases = false, has_query_scale = false;
   float residual_scale = 1.0f;
   enum { kNoHeadNorms, kOfHeads, kOfRows, kBehindRotation } head_norms = kNoHeadNorms;
-  bool rotates = true;
+  bool rotates = true, has_gates = false;
+  float clip = 0.0f;
 };
 
 constexpr Family kLlama{"llama"};
@@ -66,6 +67,14 @@ Family scaled_queries() {
   Family family{"scaled_queries"};
   family.has_biases = family.has_query_scale = true;
   family.head_norms = Family::kBehindRotation;
+  return family;
+}
+
+Family gated_and_clipped() {
+  Family family{"gated_and_clipped"};
+  family.has_gates = true;
+  family.clip = 0.5f;
+  family.head_norms = Family::kOfHeads;
   return family;
 }
 
@@ -156,7 +165,7 @@ class Layer {
   void add_cache(Hash* hash) { hash->add(attention_.cache.as<uint8_t>(), attention_.cache_bytes()); }
 
  private:
-  int width() const { return (shape_.heads + 2 * shape_.kv_heads) * shape_.head_dim; }
+  int width() const { return ((family_.has_gates ? 2 : 1) * shape_.heads + 2 * shape_.kv_heads) * shape_.head_dim; }
 
   static Tensor tensor_of(const Matrix& matrix) {
     const PackedWeight packed = matrix.packed();
@@ -194,6 +203,8 @@ class Layer {
       attention_.norms_after_rotation = family_.head_norms == Family::kBehindRotation;
     }
     attention_.rotates = family_.rotates;
+    attention_.has_gates = family_.has_gates;
+    attention_.clip = family_.clip;
   }
 
   // Numbers that `linear` and Attention::run have too.
@@ -219,6 +230,8 @@ class Layer {
     text("gate_up_format", shape_.gate_up);
     text("down_format", shape_.down);
     integer("rotate", family_.rotates ? 1 : 0);
+    integer("gated", family_.has_gates ? 1 : 0);
+    add("clip", fake::Attribute::kReal, 0, family_.clip, "");
     integer("norm_after_rotation", family_.head_norms == Family::kBehindRotation ? 1 : 0);
     constexpr const char* kNames[] = {"none", "swiglu", "geglu", "relu2"};
     add("activation", fake::Attribute::kText, 0, 0, kNames[static_cast<int>(family_.activation)]);
@@ -322,7 +335,8 @@ bool run_layers(const KernelTable& kernels, const Report& report) {
       same = run_decoder_layer(kernels, report, shape, format) && same;
     }
     same = run_decoder_layer(kernels, report, shape, kKvInt4, true) && same;
-    for (const Family& family : {biased_relu(), post_normed(), normed_behind(), scaled_queries()}) {
+    for (const Family& family :
+         {biased_relu(), post_normed(), normed_behind(), scaled_queries(), gated_and_clipped()}) {
       for (const int format : {kKvF16, kKvInt8, kKvInt4}) {
         same = run_decoder_layer(kernels, report, shape, format, format == kKvInt4, family) && same;
       }

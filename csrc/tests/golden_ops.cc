@@ -226,7 +226,7 @@ void run_short_conv(const KernelTable& kernels, const Report& report, int64_t ch
 void run_attention_case(const AttentionRunner& runner, const Report& report, const std::string& name,
                         Attention attention, int64_t prompt) {
   Random random(name);
-  const int64_t width = (attention.heads + 2 * attention.kv_heads) * attention.head_dim;
+  const int64_t width = attention.width();
   Hash hash;
   int64_t past = 0;
   const auto pass = [&](const std::vector<int32_t>& parents) {
@@ -311,6 +311,26 @@ void run_attention_values(const KernelTable& kernels, const Report& report, int 
   report(prefix + "shared", hash.value());
 }
 
+// Gates beside a part that is rotated, and limits, of which both are met often.
+void run_attention_gates(const AttentionRunner& runner, const Report& report, const std::string& prefix, int format) {
+  constexpr int kCapacity = 163, kPrompt = 140;
+  Random random(prefix + "gates");
+  Attention gated(6, 2, 40, 24, format, kCapacity);
+  gated.has_gates = true;
+  gated.q_norm = random.uniform(40, 2.0f);
+  gated.k_norm = random.uniform(40, 2.0f);
+  run_attention_case(runner, report, prefix + "gates", std::move(gated), kPrompt);
+  Attention clipped(4, 4, 32, 32, format, kCapacity);
+  clipped.clip = 1.25f;
+  clipped.q_norm = random.uniform(4 * 32, 2.0f);
+  clipped.k_norm = random.uniform(4 * 32, 2.0f);
+  run_attention_case(runner, report, prefix + "clip", std::move(clipped), kPrompt);
+  Attention both(2, 1, 64, 64, format, kCapacity);
+  both.has_gates = true;
+  both.clip = 1.0f;
+  run_attention_case(runner, report, prefix + "gates_and_clip", std::move(both), kPrompt);
+}
+
 void run_attentions(const AttentionRunner& runner, const Report& report, int format) {
   const std::string prefix = std::string("spec_attention.") + kKvFormats[format].name + ".";
   run_attention_case(runner, report, prefix + "plain", Attention(4, 2, 64, 64, format, 192), 140);
@@ -322,6 +342,7 @@ void run_attentions(const AttentionRunner& runner, const Report& report, int for
   run_attention_case(runner, report, prefix + "spans_600", awkward(random, format, 617, 300), 600);
   run_attention_case(runner, report, prefix + "spans_600_cut", awkward(random, format, 617, 130), 600);
   run_attention_norms(runner, report, prefix, format);
+  run_attention_gates(runner, report, prefix, format);
 }
 
 void run_key_constants(const AttentionRunner& runner, const Report& report, int format, const Attention& attention) {

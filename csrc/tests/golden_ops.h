@@ -53,8 +53,8 @@ struct Attention {
   int heads, kv_heads, head_dim, rotary;
   int format;
   int64_t window = 0;
-  float softcap = 0.0f, epsilon = 1e-6f;
-  bool interleaved = false;
+  float softcap = 0.0f, epsilon = 1e-6f, clip = 0.0f;
+  bool interleaved = false, has_gates = false;
   bool norms_after_rotation = false, rotates = true;
   bool shares_cache = false, norms_values = false, values_are_keys = false;
   std::vector<float> q_norm, k_norm, sinks, query_scale;  // empty: none
@@ -66,6 +66,7 @@ struct Attention {
   // Zeroed cache; positions on a circle, by rational numbers in place of sines; row 5 i mod capacity for position i.
   Attention(int head_count, int kv_head_count, int dim, int rotary_dim, int kv_format, int capacity);
   size_t cache_bytes() const;
+  int64_t width() const;  // of a row of qkv
   // Makes up constants of keys.
   void draw_key_constants(Random& random);
 

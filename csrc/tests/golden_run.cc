@@ -112,6 +112,8 @@ AttentionPass Attention::pass(const std::vector<int32_t>& parents, const std::ve
   pass.half_rotary = rotates ? rotary / 2 : 0;
   pass.scale = kAttentionScale;
   pass.softcap = softcap;
+  pass.clip = clip;
+  pass.has_gates = has_gates;
   pass.epsilon = epsilon;
   pass.window = window;
   pass.interleaved = interleaved;
@@ -141,6 +143,11 @@ AttentionPass Attention::pass(const std::vector<int32_t>& parents, const std::ve
   pass.parents = parents.data();
   pass.depths = depths.data();
   return pass;
+}
+
+int64_t Attention::width() const {
+  const int parts = shares_cache ? 0 : values_are_keys ? 1 : 2;
+  return int64_t{head_dim} * ((has_gates ? 2 : 1) * heads + parts * kv_heads);
 }
 
 std::vector<float> Attention::run(const KernelTable& kernels, const std::vector<float>& qkv,

@@ -49,6 +49,9 @@ std::vector<Shape> shapes_of(Random& random, int format) {
   behind.k_norm = random.uniform(128, 2.0f);
   behind.norms_after_rotation = true;
   behind.draw_key_constants(random);
+  Attention& gated = add("gated", 4, 2, 40, 24);
+  gated.has_gates = true;
+  gated.clip = 1.5f;
   add("large_group", 20, 1, 16, 16).window = 260;
   add("largest", 2, 1, kMaxHeadDim, 64);
   return shapes;
@@ -58,7 +61,7 @@ std::vector<Shape> shapes_of(Random& random, int format) {
 
 AttentionCase::AttentionCase(const std::string& name, Attention attention, int64_t past)
     : name_(name), random_(name), attention_(std::move(attention)), past_(past) {
-  width_ = (attention_.heads + 2 * attention_.kv_heads) * attention_.head_dim;
+  width_ = attention_.width();
   if (past > 0) run_on_cpu(cpu_kernels(), attention_, random_.uniform(past * width_, 2.0f), chain(past), 0, 0);
 }
 

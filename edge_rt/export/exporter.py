@@ -30,11 +30,13 @@ from edge_rt.export.sources.source import Source
 from edge_rt.export.weights.matrices import CheckpointMatrices
 from edge_rt.export.weights.weights_file import WeightsLayout, verify_checksums
 from edge_rt.export.writing import (
+    AHEAD_GRAPH_FILE,
     DRAFT_GRAPH_FILE,
     GRAPH_FILE,
     STATES_GRAPH_FILE,
     Written,
     weights_message,
+    write_ahead_graph,
     write_draft_graph,
     write_graph,
     write_states_graph,
@@ -42,6 +44,7 @@ from edge_rt.export.writing import (
     write_weights,
 )
 from edge_rt.ort.session import check_window_support
+from edge_rt.package.ahead import AheadInfo, shortlist
 from edge_rt.package.decoder import Decoder
 from edge_rt.package.manifest import (
     FORMAT_VERSION,
@@ -124,6 +127,9 @@ def export_checkpoint(
     source: Source, decoder: Decoder, out: Path, options: ExportOptions, started: float
 ) -> ExportReport:
     """Export a checkpoint whose header was read and checked; ``started``: ``time.monotonic`` at the call."""
+    if options.exits:
+        # Drafts at exits and those of a block that predicts further ahead are two ways; a package has one.
+        source = replace(source, ahead=None)
     decided = decide(source, decoder, options)
     # Needed by the last stage, which runs the graph.
     check_window_support(decided.profile.name, decoder.sliding_window)
@@ -162,6 +168,9 @@ def export_checkpoint(
             matrices = CheckpointMatrices(stream, checkpoint.source.tensors)
             quality = measure_quality(checkpoint, matrices, written.walk, writer.folder / GRAPH_FILE)
             warnings += require_quality(quality, accept_loss=options.accept_loss)
+        ahead = _ahead(checkpoint)
+        if ahead is not None:
+            write_ahead_graph(checkpoint, layout, writer.folder / ahead.graph, ahead)
         if pooling is not None:
             write_states_graph(checkpoint, layout, writer.folder / pooling.graph, fine_blocks)
         segments = cut_graph(checkpoint, layout, decided.exits, writer.folder, fine_blocks)
@@ -169,10 +178,19 @@ def export_checkpoint(
         described = describe_weights(checkpoint, layout, written.errors, quality)
         manifest = _manifest(checkpoint, decided, segments, advice, described, losses, rounding)
         hits = None if written.walk is None else written.walk.routing.hits()
-        package = writer.publish(replace(manifest, pooling=pooling, expert_hits=hits))
+        package = writer.publish(replace(manifest, pooling=pooling, expert_hits=hits, ahead=ahead))
     stage("publish", 1, 1, "done")
     warnings = (*checkpoint.warnings, *without, *warnings)
     return report_of(package, prepared.estimate, results, warnings, stage.seconds())
+
+
+def _ahead(checkpoint: Checkpoint) -> AheadInfo | None:
+    """Return what the package says of a block that predicts further ahead; None without one."""
+    layer, weights = checkpoint.source.ahead, checkpoint.weights
+    if weights.ahead is None or layer is None:
+        return None
+    is_nested = weights.head.type_name in NESTED_TYPES
+    return AheadInfo(AHEAD_GRAPH_FILE, layer, shortlist(checkpoint.decoder.vocab_size, is_nested=is_nested))
 
 
 def _pooling(source: Source, decided: Decided) -> tuple[Pooling | None, tuple[str, ...]]:

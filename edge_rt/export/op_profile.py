@@ -57,6 +57,8 @@ class OpProfile(ABC):
         has_states: whether they compute layers with a state.
         has_experts: whether they compute experts.
         has_all_parts: whether they compute ``native_part``.
+        has_ahead: whether blocks that predict further ahead are packed.
+        has_gates: whether they compute gates of attention, and limits of queries, keys and values.
     """
 
     name: ClassVar[str]
@@ -69,6 +71,8 @@ class OpProfile(ABC):
     has_states: ClassVar[bool]
     has_experts: ClassVar[bool]
     has_all_parts: ClassVar[bool]
+    has_ahead: ClassVar[bool]
+    has_gates: ClassVar[bool]
 
     def require_carried(self, decoder: Decoder) -> None:
         """Refuse a model with a part that no operator of the profile computes."""
@@ -91,6 +95,11 @@ class OpProfile(ABC):
                 )
         if not self.has_all_parts and (part := native_part(decoder)) is not None:
             raise not_carried(decoder, part)
+        for attention in (layer.attention for layer in decoder.kinds if layer.attention is not None):
+            if attention.has_gate and not self.has_gates:
+                raise not_carried(decoder, "gates of attention")
+            if attention.clip and not self.has_gates:
+                raise not_carried(decoder, "limits of queries, keys and values")
         for experts in (layer.experts for layer in decoder.kinds if layer.experts is not None):
             if not self.has_experts:
                 raise not_carried(decoder, "experts")
@@ -135,9 +144,15 @@ class OpProfile(ABC):
 
     @abstractmethod
     def builder(
-        self, layout: WeightsLayout, decoder: Decoder, activations: str, fine_blocks: FineBlocks = NO_FINE_BLOCKS
+        self,
+        layout: WeightsLayout,
+        decoder: Decoder,
+        activations: str,
+        fine_blocks: FineBlocks = NO_FINE_BLOCKS,
+        *,
+        keeps_stream: bool = False,
     ) -> GraphBuilder:
-        """Return the builder of a graph."""
+        """Return the builder of a graph; ``keeps_stream``: as of ``NativeBuilder``."""
 
     @abstractmethod
     def feeds(self, decoder: Decoder, token_ids: Sequence[int]) -> tuple[Feeds, Feeds]:
@@ -157,6 +172,8 @@ class PortableProfile(OpProfile):
     has_states = False
     has_experts = False
     has_all_parts = False
+    has_ahead = False
+    has_gates = False
 
     def gate_up(self, name: str, gate: Part, up: Part) -> tuple[Linear, ...]:
         """Stack gate and up: their product is split in two."""
@@ -174,10 +191,17 @@ class PortableProfile(OpProfile):
         return tuple(dict.fromkeys(("float", activations)))
 
     def builder(
-        self, layout: WeightsLayout, decoder: Decoder, activations: str, fine_blocks: FineBlocks = NO_FINE_BLOCKS
+        self,
+        layout: WeightsLayout,
+        decoder: Decoder,
+        activations: str,
+        fine_blocks: FineBlocks = NO_FINE_BLOCKS,
+        *,
+        keeps_stream: bool = False,
     ) -> GraphBuilder:
         """Return the builder of a graph; its operators have no fine blocks."""
         assert not fine_blocks, fine_blocks
+        assert not keeps_stream, "its operators draft by no such block"
         return PortableBuilder(layout, decoder, activations)
 
     def feeds(self, decoder: Decoder, token_ids: Sequence[int]) -> tuple[Feeds, Feeds]:
@@ -212,6 +236,8 @@ class NativeProfile(OpProfile):
     has_states = True
     has_experts = True
     has_all_parts = True
+    has_ahead = True
+    has_gates = True
 
     stack = staticmethod(native_weights.stack)
     gate_up = staticmethod(native_weights.gate_up)
@@ -226,11 +252,17 @@ class NativeProfile(OpProfile):
         return (activations,)
 
     def builder(
-        self, layout: WeightsLayout, decoder: Decoder, activations: str, fine_blocks: FineBlocks = NO_FINE_BLOCKS
+        self,
+        layout: WeightsLayout,
+        decoder: Decoder,
+        activations: str,
+        fine_blocks: FineBlocks = NO_FINE_BLOCKS,
+        *,
+        keeps_stream: bool = False,
     ) -> GraphBuilder:
         """Return the builder of a graph."""
         assert activations == "int8", activations
-        return NativeBuilder(layout, decoder, fine_blocks=fine_blocks)
+        return NativeBuilder(layout, decoder, fine_blocks=fine_blocks, keeps_stream=keeps_stream)
 
     def feeds(self, decoder: Decoder, token_ids: Sequence[int]) -> tuple[Feeds, Feeds]:
         """Return inputs and outputs of a first pass; the caches hold float32."""

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from edge_rt.export.sources.gguf_types import GGUFHeader, TensorInfo
     from edge_rt.export.sources.source import Source
     from edge_rt.package.decoder import Decoder
+    from edge_rt.package.layers import Layer
 
 
 MAX_SCALE: Final = 1e6
@@ -66,6 +67,7 @@ def _open(path: Path) -> tuple[Source, Decoder, Family]:
         source = hf_source(
             folder, tensors, remarks, has_halves=family.config_has_halves, norm_offset=family.config_norm_offset
         )
+        source = replace(source, ahead=_ahead(family, decoder, tensors))
         return source if remark is None else replace(source, remarks=(*remarks, remark)), decoder, family
     header = read_gguf(path)
     if is_gguf_adapter(header):
@@ -75,8 +77,14 @@ def _open(path: Path) -> tuple[Source, Decoder, Family]:
             f"Export it with its model: edge-rt export -m BASE --adapter {shlex.quote(str(path))} --out DIR",
         )
     family, decoder, found = read_header_decoder(header)
+    source = _gguf_source(header, found, has_halves=family.header_has_halves)
+    return replace(source, ahead=_ahead(family, decoder, found)), decoder, family
 
-    return _gguf_source(header, found, has_halves=family.header_has_halves), decoder, family
+
+def _ahead(family: Family, decoder: Decoder, tensors: Mapping[str, TensorInfo]) -> Layer | None:
+    """Return the layer of a checkpoint's block that predicts further ahead, if it has one."""
+    has_one = f"blk.{decoder.num_layers}.nextn.eh_proj.weight" in tensors
+    return family.ahead(decoder) if family.ahead is not None and has_one else None
 
 
 def _read_adapter(path: Path, scale: float, number: int) -> Adapter:

@@ -11,7 +11,8 @@ import onnx_ir as ir
 
 from edge_rt.errors import StorageError
 from edge_rt.export.checkpoint import Checkpoint
-from edge_rt.export.decoder.weights import build_graph, build_states_graph, write_rope_tables
+from edge_rt.export.decoder.weights import build_ahead_graph, build_graph, build_states_graph, write_rope_tables
+from edge_rt.export.graph.ahead import AheadBuilder
 from edge_rt.export.graph.native import NO_FINE_BLOCKS, FineBlocks, NativeBuilder
 from edge_rt.export.quantise.moments import CalibrationWalk, InputMoments
 from edge_rt.export.quantise.rows import LimitedMatrices, PartError, QuantisedRows
@@ -21,6 +22,7 @@ from edge_rt.export.weights.linear import Linear
 from edge_rt.export.weights.matrices import CheckpointMatrices
 from edge_rt.export.weights.rows import CheckpointRows
 from edge_rt.export.weights.weights_file import WeightsFile, WeightsLayout
+from edge_rt.package.ahead import AheadInfo
 from edge_rt.package.manifest import TEMPLATE_FILE, TOKENIZER_FILE, TOOL_TEMPLATE_FILE, WEIGHTS_FILE
 from edge_rt.system.byte_size import show_size
 from edge_rt.system.machine import return_free_memory
@@ -30,6 +32,8 @@ PRODUCER: Final = "edge-rt"
 """Program name in the graphs."""
 DRAFT_GRAPH_FILE: Final = "draft.onnx"
 """The graph that reads the upper halves of nested codes alone."""
+AHEAD_GRAPH_FILE: Final = "ahead.onnx"
+"""The graph of a block that predicts further ahead."""
 STATES_GRAPH_FILE: Final = "states.onnx"
 """The graph that embeddings are made with."""
 
@@ -113,6 +117,9 @@ def _batches(
         moments.clear()
         if walk is not None:
             walk.forget()
+    if weights.ahead is not None:
+        # The walk does not go there: its matrices are rounded without moments.
+        yield weights.ahead.linears()
     if walk is not None:
         moments |= walk.head()
     yield (weights.head,)
@@ -144,8 +151,17 @@ def write_graph(
     fine_blocks: FineBlocks = NO_FINE_BLOCKS,
 ) -> None:
     """Write the graph."""
-    builder = checkpoint.profile.builder(layout, checkpoint.decoder, activations, fine_blocks)
+    keeps_stream = checkpoint.weights.ahead is not None
+    builder = checkpoint.profile.builder(
+        layout, checkpoint.decoder, activations, fine_blocks, keeps_stream=keeps_stream
+    )
     save_graph(build_graph(builder, checkpoint.weights, checkpoint.decoder, PRODUCER), path)
+
+
+def write_ahead_graph(checkpoint: Checkpoint, layout: WeightsLayout, path: Path, info: AheadInfo) -> None:
+    """Write the graph of the block that predicts further ahead."""
+    builder = AheadBuilder(layout, checkpoint.decoder, info)
+    save_graph(build_ahead_graph(builder, checkpoint.weights, PRODUCER), path)
 
 
 def write_draft_graph(checkpoint: Checkpoint, layout: WeightsLayout, path: Path, fine_blocks: FineBlocks) -> None:

@@ -9,10 +9,10 @@ from edge_rt.memory.figures import Amounts, Choice, Device
 from edge_rt.memory.request import Request
 from edge_rt.memory.shape import DrafterShape, ModelShape
 from edge_rt.memory.sizes import Regimes, Sizes
-from edge_rt.memory.terms import TableBytes, drafts_itself, embedding_bytes, kv_rows
+from edge_rt.memory.terms import TableBytes, drafts_ahead, drafts_itself, embedding_bytes, kv_rows
 from edge_rt.package.decoder import Decoder
 from edge_rt.package.kv_formats import KV_FORMAT
-from edge_rt.package.spec_modes import SELF
+from edge_rt.package.spec_modes import AHEAD, SELF
 from edge_rt.system.byte_size import counted, show_size
 
 if TYPE_CHECKING:
@@ -202,6 +202,11 @@ def _drafters_text(shape: ModelShape, choice: Choice, tables: TableBytes) -> str
     if choice.spec == SELF:
         return "a second graph over the same weights and cache"
     own = "; a second graph over the same weights and cache" if drafts_itself(shape, choice) else ""
+    if drafts_ahead(shape, choice):
+        block = f"a block that predicts ahead, with a cache of {choice.ctx} rows"
+        if choice.spec == AHEAD:
+            return block
+        own += f"; {block}"
     if not choice.suffix_tokens and not choice.recycling_contexts:
         return "prices of passes and rates of acceptance"
     contexts = f"{choice.recycling_contexts} contexts x {tables.context} B"

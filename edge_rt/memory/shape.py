@@ -7,6 +7,7 @@ from functools import cached_property
 from typing import Final
 
 from edge_rt.memory.figures import Choice, Device
+from edge_rt.package.ahead import KV_FORMAT_NAME
 from edge_rt.package.decoder import Decoder, Model
 from edge_rt.package.drafter import HEAD, TrainedDrafter
 from edge_rt.package.expert_sizes import ExpertSizes
@@ -101,6 +102,32 @@ def drafter_shape(drafter: TrainedDrafter, manifest: Manifest) -> DrafterShape:
 
 
 @dataclass(frozen=True)
+class AheadShape:
+    """Numbers of a block that predicts further ahead.
+
+    Attributes:
+        token_bytes: of a token in its cache.
+        columns: tokens that it can guess.
+        head_bytes: of the rows of the LM head that are copied for it.
+    """
+
+    token_bytes: int
+    columns: int
+    head_bytes: int
+
+
+def _ahead_shape(manifest: Manifest) -> AheadShape | None:
+    info, decoder = manifest.ahead, manifest.decoder
+    if info is None or decoder is None or (attention := info.layer.attention) is None:
+        return None
+    return AheadShape(
+        KV_FORMAT[KV_FORMAT_NAME].token_bytes(attention.num_kv_heads, attention.head_dim),
+        info.columns(decoder),
+        info.more_rows(decoder) * row_bytes(decoder.hidden_size, _head_types(manifest)),
+    )
+
+
+@dataclass(frozen=True)
 class ModelShape:
     """A model, and the numbers of its package, or of the one that a checkpoint would become.
 
@@ -119,6 +146,7 @@ class ModelShape:
         has_states_graph: whether it has a graph of its own for embeddings.
         table_bytes: of ``weights.bin``, those of a table of which few rows are read, and which is given back behind.
         largest_tensor_bytes: of ``weights.bin``, at most; None: not known.
+        ahead: of a block that predicts further ahead; None without one.
         layers: what each layer takes, if they may be divided between the CPU and a GPU; None: they may not.
         experts: what experts take, if they may be read while the model runs; None: they may not, or there are none.
     """
@@ -142,6 +170,7 @@ class ModelShape:
     largest_tensor_bytes: int | None = None
     layers: LayerSizes | None = None
     experts: ExpertSizes | None = None
+    ahead: AheadShape | None = None
 
     @property
     def graphs(self) -> int:
@@ -150,7 +179,7 @@ class ModelShape:
 
     @property
     def qkv_size(self) -> int:
-        """Features of the queries, keys and values of a token."""
+        """Features of the queries, keys and values of a token, gates included."""
         return self.model.qkv_size
 
     @cached_property
@@ -286,7 +315,10 @@ def _idle_share(model: Model) -> float:
     whole = model.vocab_size * hidden
     for layer in model.layers:
         attention, experts = layer.attention, layer.experts
-        whole += 4 * hidden**2 if attention is None else 2 * hidden * (attention.query_size + attention.key_size)
+        if attention is None:
+            whole += 4 * hidden**2
+        else:
+            whole += hidden * (attention.query_rows + attention.query_size + 2 * attention.key_size)
         whole += 0 if layer.feed_forward is None else _feed_forward_weights(layer.feed_forward, hidden)
         if experts is not None:
             each = _feed_forward_weights(experts.each, experts.latent or hidden)
@@ -302,7 +334,7 @@ def shape_of(manifest: Manifest, package_id: str | None) -> ModelShape:
         package_id: identity of the package; None if there is no package yet.
     """
     usable = tuple(name for name in manifest.kv_formats if name in KV_FORMATS[manifest.op_profile])
-    return shape_of_model(
+    found = shape_of_model(
         manifest.model,
         op_profile=manifest.op_profile,
         weights_bytes=manifest.files[WEIGHTS_FILE].size,
@@ -320,6 +352,7 @@ def shape_of(manifest: Manifest, package_id: str | None) -> ModelShape:
         largest_tensor_bytes=_largest_tensor(manifest),
         head_bytes=_head(manifest),
     )
+    return replace(found, ahead=_ahead_shape(manifest))
 
 
 def shape_on(shape: ModelShape, package: Package, device: Device) -> ModelShape:

@@ -17,7 +17,7 @@ from edge_rt.memory.shape import ModelShape
 from edge_rt.package.exits import SELF_KV
 from edge_rt.package.kv_formats import BLOCK_TOKENS, RESTING_PER_SLOT, ROW_BLOCK, window_capacity
 from edge_rt.package.layer_sizes import TILE_ROWS
-from edge_rt.package.spec_modes import AUTO, SELF
+from edge_rt.package.spec_modes import AHEAD, AUTO, SELF
 from edge_rt.package.states import SLOTS, states_bytes
 
 
@@ -38,6 +38,9 @@ TABLES: Final = TableBytes(128, 192)
 NGRAM_TABLES: Final = TableBytes(420, 0)
 """Of n-grams instead of suffixes, in Python. Measured, full: 264 with random tokens."""
 _PRICES: Final = 160 << 10  # curves, acceptance rates and bandits
+AHEAD_ROWS: Final = 64
+"""Rows of the largest pass of a block that predicts further ahead."""
+_AHEAD_STATES: Final = 2  # arrays of so many rows
 _SELF_SESSION: Final = 4 << 20  # a second graph: 0.8 MiB private, 1.9 MiB of outputs; the rest is slack
 
 
@@ -303,6 +306,20 @@ def drafts_itself(shape: ModelShape, choice: Choice) -> bool:
     return choice.spec == SELF or (
         shape.has_upper_halves and choice.draft_max > 0 and choice.spec == AUTO and choice.kv_format == SELF_KV
     )
+
+
+def drafts_ahead(shape: ModelShape, choice: Choice) -> bool:
+    """Return whether a block of the package that predicts further ahead drafts, by itself or among others."""
+    return shape.ahead is not None and choice.draft_max > 0 and choice.spec in (AUTO, AHEAD)
+
+
+def ahead_bytes(shape: ModelShape, choice: Choice) -> int:
+    """Return the bytes of such a block: its cache, its graph and passes, states of rows, and rows of the LM head."""
+    if (ahead := shape.ahead) is None or not drafts_ahead(shape, choice):
+        return 0
+    states = 4 * shape.model.hidden_size * (choice.largest_pass + _AHEAD_STATES * AHEAD_ROWS)
+    own = (ahead.token_bytes + _TOKEN_LISTS) * choice.ctx + ahead.head_bytes + 8 * ahead.columns
+    return own + states + passes_bytes(shape, AHEAD_ROWS, choice.ctx) + _SELF_SESSION
 
 
 def embedding_bytes(choice: Choice, request: Request) -> int:

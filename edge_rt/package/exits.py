@@ -7,7 +7,7 @@ from typing import Final
 
 from edge_rt.errors import ConfigError
 from edge_rt.package.manifest import Manifest
-from edge_rt.package.spec_modes import AUTO, EXIT, SELF
+from edge_rt.package.spec_modes import AHEAD, AUTO, EXIT, SELF
 from edge_rt.system.byte_size import counted
 
 MAX_EXITS: Final = 8
@@ -94,3 +94,14 @@ def require_self_mode(mode: str | None, kv: str | None, manifest: Manifest) -> N
 def kv_of(mode: str | None, kv: str | None) -> str | None:
     """Return the format of the cache that is asked for: that of the mode ``"self"`` where it is left open."""
     return SELF_KV if mode == SELF and kv in (None, AUTO) else kv
+
+
+def require_ahead_mode(mode: str | None, manifest: Manifest) -> None:
+    """Refuse the mode ``"mtp"`` with a package that has no block that predicts further ahead."""
+    if mode == AHEAD and manifest.ahead is None:
+        raise ConfigError(
+            "The package has no block that predicts further ahead.",
+            f"The mode of speculation is {mode!r}; the package is of the architecture {manifest.model.family:.60}.",
+            "Export a checkpoint that has one, such as Qwen 3.5, with --profile native and without exits; or choose "
+            "another mode.",
+        )

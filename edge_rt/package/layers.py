@@ -89,6 +89,11 @@ class Attention:
         return self.num_heads * self.head_dim
 
     @property
+    def query_rows(self) -> int:
+        """Rows of the matrix of queries, gates included."""
+        return 2 * self.query_size if self.has_gate else self.query_size
+
+    @property
     def key_size(self) -> int:
         """Features of the keys of a token, and of the values."""
         return self.num_kv_heads * self.head_dim
@@ -97,7 +102,7 @@ class Attention:
     def qkv_size(self) -> int:
         """Features of what is computed of a token before it attends."""
         parts = 0 if self.kv_from is not None else 1 if self.values_are_keys else 2
-        return self.query_size + parts * self.key_size
+        return self.query_rows + parts * self.key_size
 
 
 @dataclass(frozen=True)
@@ -342,6 +347,8 @@ def _attention_problems(attention: Attention) -> Iterable[tuple[str, bool]]:
     growth = () if scaling is None else (scaling.beta,)
     factors = (attention.scale, attention.softcap, attention.clip, *growth)
     yield "scores have a factor that is no number", not are_finite(*factors) or attention.clip < 0
+    yield "queries and keys have limits behind their rotation", attention.clip != 0 and attention.norm_after_rope
+    yield "queries with gates have one norm of all heads", attention.has_gate and attention.qk_norm == "row"
     yield "queries grow from a position below 1", scaling is not None and scaling.original_context < 1
 
 

@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
+from edge_rt.package.ahead import AheadInfo
 from edge_rt.package.decoder import Decoder, Dimensions, Model
 from edge_rt.package.documents import FileInfo, to_document
 from edge_rt.package.expert_hits import ExpertHits
@@ -280,6 +281,7 @@ class Manifest:
         pooling: how texts become embeddings; None where the checkpoint does not say.
         expert_hits: how often experts of the calibration text would have been in a cache; None where it was not run
             through the float model.
+        ahead: a block that predicts further ahead; None without one.
     """
 
     format_version: int
@@ -308,6 +310,7 @@ class Manifest:
     draft_graph: str | None = dataclasses.field(default=None, kw_only=True)
     pooling: Pooling | None = dataclasses.field(default=None, kw_only=True)
     expert_hits: ExpertHits | None = dataclasses.field(default=None, kw_only=True)
+    ahead: AheadInfo | None = dataclasses.field(default=None, kw_only=True)
     files: Mapping[str, FileInfo]
 
     @property
@@ -346,7 +349,8 @@ class Manifest:
     @property
     def more_graphs(self) -> tuple[str, ...]:
         """Files of graphs over the same weights that do not make the model's own passes."""
-        return tuple(filter(None, [self.draft_graph, None if self.pooling is None else self.pooling.graph]))
+        owners = (self.pooling, self.ahead)
+        return tuple(filter(None, [self.draft_graph, *(None if one is None else one.graph for one in owners)]))
 
     def to_bytes(self) -> bytes:
         """Return the canonical form of this manifest: UTF-8 JSON, keys in field order, two spaces, final newline."""

@@ -174,6 +174,8 @@ OPS: Final[tuple[Op, ...]] = (
             "norms_values": "int?",
             "values_are_keys": "int?",
             "shares_cache": "int?",
+            "gated": "int?",
+            "clip": "float?",
             "epsilon": "float?",
         },
     ),
@@ -337,6 +339,8 @@ OPS: Final[tuple[Op, ...]] = (
             "norms_values": "int?",
             "values_are_keys": "int?",
             "shares_cache": "int?",
+            "gated": "int?",
+            "clip": "float?",
             "epsilon": "float?",
             "activation": "string?",
             "norm": "string?",
@@ -398,15 +402,12 @@ OPS: Final[tuple[Op, ...]] = (
 
 def part_without_operator(decoder: Decoder) -> str | None:
     """Return a part of a model that no operator of any profile computes; None: there is none."""
-    attentions = [layer.attention for layer in decoder.kinds if layer.attention is not None]
     inner = [layer.feed_forward for layer in decoder.kinds if layer.feed_forward is not None]
     with_experts = [layer.experts for layer in decoder.kinds if layer.experts is not None]
     parts = {
         "a norm behind latent experts": any(
             layer.has_post_norms and layer.experts.latent for layer in decoder.kinds if layer.experts is not None
         ),
-        "gates of attention": any(attention.has_gate for attention in attentions),
-        "limits of queries, keys and values": any(attention.clip for attention in attentions),
         "limits of feed-forwards": any(part.limit or part.slope != 1.0 or part.up_offset for part in inner),
         "a gate of an expert beside latent ones": any(
             experts.has_shared_gate and experts.latent for experts in with_experts

@@ -261,6 +261,12 @@ def _check_values(path: Path, manifest: Manifest) -> None:
             raise _invalid(path, "'manifest.pooling' does not apply here.", numbers)
         for name, value, wanted in manifest.pooling.faults(manifest.model):
             raise _invalid(path, f"'manifest.pooling.{name}' is out of range.", f"Found {value}, wanted {wanted}.")
+    if manifest.ahead is not None:
+        if manifest.op_profile != "native" or manifest.decoder is None or len(manifest.segments) > 1:
+            numbers = f"The op profile is {manifest.op_profile!s:.80}, with {len(manifest.segments)} segments."
+            raise _invalid(path, "'manifest.ahead' does not apply here.", numbers)
+        for name, value, wanted in manifest.ahead.faults(manifest.decoder):
+            raise _invalid(path, f"'manifest.ahead.{name}' is out of range.", f"Found {value}, wanted {wanted}.")
     if (manifest.traced is not None) != (manifest.op_profile == "traced"):
         numbers = f"The op profile is {manifest.op_profile}."
         raise _invalid(path, "'manifest.traced' does not fit 'manifest.op_profile'.", numbers)

@@ -17,14 +17,17 @@ EXIT: Final = "exit"
 """Drafts with the first layers of the model itself, in packages with exits."""
 SELF: Final = "self"
 """Drafts with fewer bits of the model's own weights and cache, in packages with nested weights."""
+AHEAD: Final = "mtp"
+"""Drafts with a block of the checkpoint that predicts further ahead (multi-token prediction), in packages with one."""
 MODEL: Final = "model"
-SPEC_MODES: Final = (OFF, AUTO, "ngram", "suffix", "recycling", "reference", "head", EXIT, SELF, MODEL)
+SPEC_MODES: Final = (OFF, AUTO, "ngram", "suffix", "recycling", "reference", "head", EXIT, SELF, AHEAD, MODEL)
 """``auto`` runs the drafters suffix, recycling, where a text is given reference, a trained head if there is one, in
-packages with exits exit, with nested weights and their cache self, and a package that is named as drafter, and chooses
-among their drafts. ``model`` is written with the package that drafts: ``model:PACKAGE``."""
+packages with exits exit, with nested weights and their cache self, with a block that predicts further ahead mtp, and a
+package that is named as drafter, and chooses among their drafts. ``model`` is written with the package that drafts:
+``model:PACKAGE``."""
 SHOWN_MODES: Final = (*SPEC_MODES[:-1], f"{MODEL}:PACKAGE")
 """The modes as users write them."""
-COMPUTED_MODES: Final = ("head", EXIT, SELF, MODEL)
+COMPUTED_MODES: Final = ("head", EXIT, SELF, AHEAD, MODEL)
 """The modes whose drafter is a network: the model must be loaded with it, or have it in its package."""
 TRAINED_MODES: Final = ("head",)
 """Those that need a network trained for the model, which lies beside its package or is installed with edge-rt."""

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from edge_rt.errors import ConfigError, InputError
 
 if TYPE_CHECKING:
+    from edge_rt.package.ahead import AheadInfo
     from edge_rt.package.decoder import Decoder
     from edge_rt.package.drafter import TrainedDrafter
     from edge_rt.package.drafter_search import FoundDrafter
@@ -31,12 +32,14 @@ class Inspected:
         weights: what is known of a package's weights that were quantised; None: nothing.
         decoder: what the model computes; None without a description.
         kv_losses: what caches of a package lose; None: not measured.
+        ahead: a package's block that predicts further ahead; None without one.
     """
 
     facts: dict[str, Any]
     weights: WeightsInfo | None = None
     decoder: Decoder | None = None
     kv_losses: KvLosses | None = None
+    ahead: AheadInfo | None = None
 
 
 def inspect(reference: str | Path, store: Store, *, verify: bool = False) -> Inspected:
@@ -108,7 +111,9 @@ def _of_package(package: Package, *, verify: bool) -> Inspected:
             "least_bytes": experts.least_bytes,
             "bytes_per_token": experts.row_bytes,
         }
-    return Inspected(facts, manifest.weights, manifest.decoder, manifest.kv_losses)
+    if manifest.ahead is not None:
+        facts["ahead"] = dataclasses.asdict(manifest.ahead)
+    return Inspected(facts, manifest.weights, manifest.decoder, manifest.kv_losses, manifest.ahead)
 
 
 def _drafter_facts(drafter: TrainedDrafter) -> dict[str, Any]:

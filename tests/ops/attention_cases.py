@@ -80,6 +80,10 @@ PLAIN = {
         Config(heads=4, kv_heads=2, dim=40, rotate=0, window=33), of_row=ROWS, query_scale=True
     ),
     "scaled queries": Case(Config(heads=9, kv_heads=3, dim=64, scale=0.125), query_scale=True),
+    "gates": Case(Config(heads=6, kv_heads=2, dim=40, gated=1), 24, HEADS),
+    "gates alone": Case(Config(heads=4, kv_heads=1, dim=64, scale=0.125, gated=1, window=70)),
+    "limits": Case(Config(heads=4, kv_heads=2, dim=32, clip=0.75), of_row=ROWS),
+    "gates and limits": Case(Config(heads=3, kv_heads=3, dim=22, gated=1, clip=0.5, interleaved=1), 10),
     "scaled queries and sinks": Case(
         Config(heads=6, kv_heads=2, dim=24, softcap=4.0), None, HEADS, sinks=True, query_scale=True
     ),
@@ -209,7 +213,7 @@ def with_changes(layer, **changed):
 
 
 def make_rows(rng, config, count):
-    return rng.standard_normal((count, (config.heads + 2 * config.kv_heads) * config.dim)).astype(np.float32)
+    return rng.standard_normal((count, config.width)).astype(np.float32)
 
 
 def random_parents(rng, count):

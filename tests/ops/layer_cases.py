@@ -38,7 +38,7 @@ LENGTHS = {
     "query_scale": CAPACITY,
     "sinks": HEADS,
 }
-OF_ATTENTION = ("rotate", "norm_after_rotation", "window", "softcap", "interleaved")
+OF_ATTENTION = ("rotate", "norm_after_rotation", "window", "softcap", "interleaved", "gated", "clip")
 # Attributes; optional inputs that are given; lengths of the norms of queries and keys, if there are any.
 FAMILIES = {
     "llama": ({}, (), None),
@@ -54,6 +54,8 @@ FAMILIES = {
     "scaled residual": ({"residual_scale": 0.22}, (), None),
     "norms of results alone": ({"without_norms": True}, POST_NORMS, (HEADS * DIM, KV_HEADS * DIM)),
     "norms behind the rotation": ({"norm_after_rotation": 1}, (), (DIM, DIM)),
+    "gates": ({"gated": 1}, (), (DIM, DIM)),
+    "limits": ({"clip": 0.5}, (), (HEADS * DIM, KV_HEADS * DIM)),
     "unrotated": ({"rotate": 0}, (), None),
     "scaled queries": ({"window": 70}, ("query_scale",), None),
     "relu2, layer norm": ({"activation": "relu2", "norm": "layer"}, NORM_BIASES, None),
@@ -111,7 +113,8 @@ class Layer:
         self.attributes |= {name: value for name, value in numbers.items() if name not in ("without_norms", "fine")}
         self.activation = numbers.get("activation", "swiglu")
         gate_up = INTERMEDIATE if self.activation == "relu2" else 2 * INTERMEDIATE
-        self.shapes = {**SHAPES, "gate_up": (gate_up, HIDDEN)}
+        qkv = QKV + HEADS * DIM * numbers.get("gated", 0)
+        self.shapes = {**SHAPES, "qkv": (qkv, HIDDEN), "gate_up": (gate_up, HIDDEN)}
         self.weights = {name: random_matrix(rng, formats[name], *shape)[0] for name, shape in self.shapes.items()}
         self.fine = {}
         if "fine" in numbers:

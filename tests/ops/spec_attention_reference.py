@@ -36,6 +36,12 @@ class Config:
     layer: int = 1
     rotate: int = 1
     norm_after_rotation: int = 0
+    gated: int = 0
+    clip: float = 0.0
+
+    @property
+    def width(self):
+        return ((2 if self.gated else 1) * self.heads + 2 * self.kv_heads) * self.dim
 
     @property
     def attributes(self):
@@ -51,6 +57,8 @@ class Config:
             "epsilon": self.epsilon,
             **({} if self.rotate == 1 else {"rotate": self.rotate}),
             **({} if self.norm_after_rotation == 0 else {"norm_after_rotation": self.norm_after_rotation}),
+            **({} if self.gated == 0 else {"gated": self.gated}),
+            **({} if self.clip == 0 else {"clip": self.clip}),
         }
 
 
@@ -212,19 +220,30 @@ def positioned(config, tables, heads, weight, position):
     cos, sin = tables.cos[position].astype(np.float64), tables.sin[position].astype(np.float64)
     if not config.norm_after_rotation:
         heads = normed(heads, weight, config.epsilon)
+    heads = clipped(config, heads)
     if config.rotate:
         heads = rotate(heads, cos, sin, config.interleaved)
     return normed(heads, weight, config.epsilon) if config.norm_after_rotation else heads
 
 
+def clipped(config, heads):
+    return np.clip(heads, -config.clip, config.clip) if config.clip else heads
+
+
+def split_gates(config, qkv):
+    """Return one row's queries, keys and values, and gates ``[heads, dim]`` or None."""
+    heads = qkv.astype(np.float64).reshape(-1, config.dim)
+    q, k, v = np.split(heads, [-2 * config.kv_heads, -config.kv_heads])
+    return (q[::2], k, v, q[1::2]) if config.gated else (q, k, v, None)
+
+
 def split_heads(config, tables, qkv, position):
     """Return queries, keys and values of one row, before they are rounded to any format."""
-    heads = qkv.astype(np.float64).reshape(-1, config.dim)
-    q, k, v = np.split(heads, [config.heads, config.heads + config.kv_heads])
+    q, k, v, _ = split_gates(config, qkv)
     q = positioned(config, tables, q, tables.q_norm, position) * config.scale
     if tables.query_scale is not None:
         q = q * float(tables.query_scale[position])
-    return q, positioned(config, tables, k, tables.k_norm, position), v
+    return q, positioned(config, tables, k, tables.k_norm, position), clipped(config, v)
 
 
 def balanced(config, tables, kv_format, queries, keys):
@@ -270,6 +289,7 @@ def attend(config, tables, qkv, cache, kv_format, past, row_map, parents):
         physical = [*row_map[:past], *(row_map[past + node] for node in ancestors(parents, row))]
         first = max(0, position + 1 - config.window) if config.window else 0
         seen = np.array(physical[first:])
+        gates = split_gates(config, qkv[row])[3]
         for head in range(config.heads):
             keys, values = stored[0, head // group, seen], stored[1, head // group, seen]
             scores = keys @ queries[head]
@@ -277,5 +297,6 @@ def attend(config, tables, qkv, cache, kv_format, past, row_map, parents):
                 scores = config.softcap * np.tanh(scores / config.softcap)
             sink = [] if tables.sinks is None else [float(tables.sinks[head])]
             weights = np.exp(np.concatenate([scores, sink]) - max([scores.max(), *sink]))
-            out.append(turn_value(weights[: len(scores)] @ values / weights.sum()))
+            y = turn_value(weights[: len(scores)] @ values / weights.sum())
+            out.append(y if gates is None else y / (1 + np.exp(-gates[head])))
     return np.array(out).reshape(len(parents), -1)

@@ -101,6 +101,10 @@ ATTRIBUTES = {
     "rotate, above": ({"rotate": 2}, {}, "rotate is 2, must be 0 or 1"),
     "norm behind, below": ({"norm_after_rotation": -1}, {}, "norm_after_rotation is -1, must be 0 or 1"),
     "norm behind, above": ({"norm_after_rotation": 2}, {}, "norm_after_rotation is 2, must be 0 or 1"),
+    "gates": ({"gated": 2}, {}, "gated is 2, must be 0 or 1"),
+    "limit below 0": ({"clip": -0.5}, {}, "clip is -0.5, must be finite and not below 0"),
+    "infinite limit": ({"clip": float("inf")}, {}, "clip is inf"),
+    "limit before a norm": ({"clip": 1.0, "norm_after_rotation": 1}, {}, "clip is 1, with norm_after_rotation"),
     "queries' norm of rows behind the rotation": (
         {"norm_after_rotation": 1},
         {"q_norm": ONES(64)},
@@ -163,3 +167,11 @@ def test_wrong_constants_of_keys(what, kv_format):
 def test_wrong_attributes(what):
     config, tables, message = ATTRIBUTES[what]
     must_refuse(message, "int4" if "key_centre" in tables else "f32", config, tables)
+
+
+def test_a_norm_of_all_heads_has_no_gates_between():
+    config, rng = Config(gated=1), np.random.default_rng(0)
+    layer = Layer(config, make_tables(rng, Case(config), q_norm=ONES(64)))
+    with pytest.raises(Exception, match=r"q_norm is \[64\], with gates it must be \[16\]"):
+        layer.run(make_rows(rng, config, 3), 0)
+    assert not layer.cache.any()

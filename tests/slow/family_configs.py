@@ -336,6 +336,12 @@ DELTAS = {
              "layer_types": None, "full_attention_interval": 3},
         model_class="Qwen3_5ForCausalLM",
     ),
+    "qwen3_5_attention": CaseConfig(  # gates of attention, and no delta rule
+        "Qwen3_5Text",
+        _base(num_hidden_layers=3, **_DELTA, **_theta(1e5, **_SECTIONS), layer_types=["full_attention"] * 3),
+        old={"rope_theta": None, "rope_scaling": None, "partial_rotary_factor": None, **_theta(1e5, **_SECTIONS)},
+        model_class="Qwen3_5ForCausalLM",
+    ),
 }  # fmt: skip
 
 _GRANITE_H = {

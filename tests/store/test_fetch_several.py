@@ -167,10 +167,6 @@ def test_files_that_the_index_does_not_name_are_left(store, hub, options):
     ("change", "message"),
     [
         ({"model_type": "novel"}, "'novel' is not supported"),
-        (
-            {"model_type": "olmoe", "num_experts": 4, "num_experts_per_tok": 2, "clip_qkv": 8.0},
-            "It is limits of queries, keys and values, in the architecture olmoe",
-        ),
         ({"quantization_config": {"quant_method": "hqq"}}, "'quant_method' is hqq"),
     ],
 )

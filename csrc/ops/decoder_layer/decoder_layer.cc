@@ -34,10 +34,10 @@ abi::Status* DecoderLayer::create(ort::Attributes& attributes) {
   if (abi::Status* bad = read_activation(attributes, {"swiglu", "geglu", "relu2"}, &activation_)) return bad;
   if (abi::Status* bad = read_residual_scale(attributes, &residual_scale_)) return bad;
   if (abi::Status* bad = read_norm(attributes, &is_layer_norm_)) return bad;
-  const int64_t queries = attention_.out_features();
+  const int64_t attended = attention_.out_features();
   std::vector<int64_t> outs[] = {attention_.qkv_parts(), {hidden}, {intermediate}, {hidden}};
   if (is_gated(activation_)) outs[kGateUp].push_back(intermediate);
-  const int64_t ins[] = {hidden, queries, hidden, intermediate};
+  const int64_t ins[] = {hidden, attended, hidden, intermediate};
   for (int i = 0; i < kMatrixCount; ++i) {
     if (abi::Status* bad = matrices_[i].create(attributes, kPrefixes[i], outs[i], ins[i])) return bad;
     if (abi::Status* bad = matrices_[i].read_fine(attributes, kPrefixes[i])) return bad;

@@ -25,10 +25,12 @@ abi::Status* SpecAttention::create(ort::Attributes& attributes) {
   const int64_t head_dim = attributes.integer("head_dim"), window = attributes.integer("window", 0);
   const int64_t interleaved = attributes.integer("interleaved", 0), rotate = attributes.integer("rotate", 1);
   const int64_t norm_after_rotation = attributes.integer("norm_after_rotation", 0);
+  const int64_t gated = attributes.integer("gated", 0);
   layer_ = attributes.integer("layer");
   fixed_.scale = attributes.real("scale");
   fixed_.softcap = attributes.real("softcap", 0.0f);
   fixed_.epsilon = attributes.real("epsilon", 1e-6f);
+  fixed_.clip = attributes.real("clip", 0.0f);
   if (kv_heads < 1 || heads < kv_heads || heads > kMaxHeads || heads % kv_heads != 0) {
     return attributes.error("num_heads is %lld, must be a multiple of num_kv_heads %lld, and at most %lld",
                             printable(heads), printable(kv_heads), printable(kMaxHeads));
@@ -46,6 +48,13 @@ abi::Status* SpecAttention::create(ort::Attributes& attributes) {
     return attributes.error("norm_after_rotation is %lld, must be 0 or 1", printable(norm_after_rotation));
   }
   if (abi::Status* bad = read_values(attributes)) return bad;
+  if (gated != 0 && gated != 1) return attributes.error("gated is %lld, must be 0 or 1", printable(gated));
+  if (!std::isfinite(fixed_.clip) || fixed_.clip < 0) {
+    return attributes.error("clip is %g, must be finite and not below 0", static_cast<double>(fixed_.clip));
+  }
+  if (fixed_.clip > 0 && norm_after_rotation == 1) {
+    return attributes.error("clip is %g, with norm_after_rotation it must be 0", static_cast<double>(fixed_.clip));
+  }
   if (!std::isfinite(fixed_.scale)) return attributes.error("scale is not finite");
   if (!std::isfinite(fixed_.softcap) || fixed_.softcap < 0) {
     return attributes.error("softcap is %g, must be finite and not below 0", static_cast<double>(fixed_.softcap));
@@ -61,6 +70,7 @@ abi::Status* SpecAttention::create(ort::Attributes& attributes) {
   // Positions end below kMaxCacheRows, so a larger window is none.
   fixed_.window = window > kMaxCacheRows ? 0 : window;
   fixed_.interleaved = interleaved == 1;
+  fixed_.has_gates = gated == 1;
   fixed_.norms_after_rotation = norm_after_rotation == 1;
   rotates_ = rotate == 1;
   kernels_ = &kernel_table(attributes.isa()).spec_attention;
@@ -85,10 +95,8 @@ abi::Status* SpecAttention::read_values(ort::Attributes& attributes) {
 }
 
 std::vector<int64_t> SpecAttention::qkv_parts() const {
-  const int64_t keys = fixed_.kv_heads * int64_t{fixed_.head_dim};
-  std::vector<int64_t> parts{out_features()};
-  if (!fixed_.shares_cache) parts.push_back(keys);
-  if (!fixed_.shares_cache && !fixed_.values_are_keys) parts.push_back(keys);
+  std::vector<int64_t> parts{fixed_.heads * fixed_.query_features()};
+  parts.insert(parts.end(), static_cast<size_t>(fixed_.key_parts()), fixed_.key_features());
   return parts;
 }
 
@@ -129,6 +137,10 @@ abi::Status* SpecAttention::check_norms(const ort::OpContext& context, Attention
                            printable(dim), printable(whole));
     }
     *of_row[i] = norm.dims[0] != dim;
+    if (*of_row[i] && i == 0 && pass->has_gates) {
+      return context.error("%s is [%lld], with gates it must be [%lld]", context.input_name(8), printable(whole),
+                           printable(dim));
+    }
     if (*of_row[i] && pass->norms_after_rotation) {
       return context.error("%s is [%lld], with norm_after_rotation it must be [%lld]", context.input_name(8 + i),
                            printable(whole), printable(dim));

@@ -5,7 +5,7 @@
 // - q and k heads: RMS norm where weights are given (x * rms_scale * weight, the scale that of the head, or of all
 // heads
 //   of the row together), rotation, q *= scale, and q *= query_scale[position] where that is given. The norm may also
-//   stand behind the rotation.
+//   stand behind the rotation. Where there is a clip, q and k behind the norm, and v, are limited to plus and minus it.
 // - In formats that say so below, keys and queries are then turned by a normalised Hadamard transform, which leaves
 //   scores as they are and spreads large elements, so that 4 bits hold them; likewise values, and y, which turns them
 //   back. The transform is of blocks: the largest power of two that divides the head size. x *= sqrt(1 / block), then
@@ -29,6 +29,7 @@
 // - Chunks join in ascending order: M' = max(M, m), a = exp(M - M'), b = exp(m - M'), L = fma(l, b, L * a), O likewise,
 //   beginning with M = kNoScore, L = O = 0. So do the chunks of a span of kKvSpan positions, aligned to position 0, and
 //   then the spans of a row. A sink joins last, as one more score without a value. y = O / L.
+// With gates, y = y * sigmoid(gate) behind all that; sigmoid(x) = 1 / (1 + exp(-x)).
 // Inputs should be finite. Of a row whose q, k or v is not, y and what it leaves in the cache are unspecified, and so
 // is y of rows that attend to it. All others have the bits that they would have beside a finite row.
 #pragma once
@@ -134,7 +135,9 @@ struct AttentionPass : PassRows {
   int head_dim, padded_dim;       // padded_dim: head_dim up to a multiple of 16
   int half_rotary;                // R / 2; 0: no rotation
   float scale, softcap, epsilon;  // softcap 0: none
+  float clip;                     // 0: none
   bool interleaved;
+  bool has_gates;  // behind the query of every head
   bool norms_after_rotation;
   bool q_norm_of_row, k_norm_of_row;  // weights of all heads, [H * D] and [KV * D]; else of a head, [D]
   bool shares_cache;                  // rows of qkv are queries only; their keys and values are in the cache
@@ -153,8 +156,16 @@ struct AttentionPass : PassRows {
   float* query_scales;  // and the scale and the sum of codes per group of dimensions
   int32_t* query_sums;
 
-  // Heads in a row of qkv.
-  int64_t row_heads() const { return heads + (shares_cache ? 0 : values_are_keys ? kv_heads : 2 * kv_heads); }
+  // Where things lie in a row of qkv: [heads of queries, each with its gate | keys | values].
+  int64_t query_features() const { return int64_t{head_dim} * (has_gates ? 2 : 1); }
+  int64_t key_features() const { return int64_t{kv_heads} * head_dim; }
+  int64_t row_features() const { return heads * query_features() + key_parts() * key_features(); }
+  // Keys, and values if they are others; neither where another layer has appended them.
+  int64_t key_parts() const { return shares_cache ? 0 : values_are_keys ? 1 : 2; }
+  const float* query_of(int64_t row, int head) const { return qkv + row * row_features() + head * query_features(); }
+  const float* keys_of(int64_t row) const { return query_of(row, heads); }
+  const float* gate_of(int64_t row, int head) const { return query_of(row, head) + head_dim; }
+
   int64_t query_index(int kv, int64_t row) const { return (kv * rows + row) * group; }
   // Where a query lies in scratch memory.
   int64_t query_place(int kv, int64_t row) const { return query_index(kv, row) - first_query; }

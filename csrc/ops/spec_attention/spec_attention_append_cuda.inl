@@ -186,8 +186,8 @@ EDGE_RT_DEVICE void append_key(const AttentionPass& pass, int kv, int64_t at, Ro
 
 EDGE_RT_DEVICE void append_value(const RowHead& head, int64_t row, int kv, int64_t at) {
   const AttentionPass& pass = head.pass;
-  const int64_t heads = pass.heads + pass.kv_heads;
-  head.load(pass.qkv + (row * (heads + pass.kv_heads) + heads + kv) * pass.head_dim);
+  head.load(pass.keys_of(row) + static_cast<int64_t>(pass.kv_heads + kv) * pass.head_dim);
+  head.clip();
   if (turns_values(pass)) head.hadamard();
   switch (pass.format) {
     case kKvF32: append_f32(pass, 1, kv, at, head.x); break;

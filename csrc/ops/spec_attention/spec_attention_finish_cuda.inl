@@ -93,5 +93,8 @@ EDGE_RT_DEVICE void finish(const AttentionArgs& args, FinishShared* shared) {
   }
   if (turns_values(pass)) turn_back(pass.head_dim, shared->head);
   float* y = pass.y + (row * pass.heads + head) * pass.head_dim;
-  for (int d = thread(); d < pass.head_dim; d += kFinishThreads) y[d] = shared->head[d];
+  const float* gate = pass.gate_of(row, head);
+  for (int d = thread(); d < pass.head_dim; d += kFinishThreads) {
+    y[d] = pass.has_gates ? mul(shared->head[d], vf_sigmoid(gate[d])) : shared->head[d];
+  }
 }

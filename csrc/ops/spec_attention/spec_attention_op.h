@@ -40,6 +40,10 @@ inline constexpr ort::Port kSequencePorts[] = {{"sequence_rows", abi::kInt32}};
 //     which softmax does not see, but softcap and sinks would: it is refused beside them.
 //   q_norm, k_norm: [D], one norm for each head; or [H * D] and [KV * D], one for all heads of the row together, with a
 //     weight for every element. Attribute `norm_after_rotation` 1: behind the rotation, then [D] only.
+//   gated: attribute; 1: a row of qkv has H heads of [query D | gate D] before keys and values, and y is multiplied by
+//     the sigmoid of the gates. A norm is that of a head then.
+//   clip: attribute; q, k and v are limited to plus and minus it, before the rotation; 0: not. A norm does not stand
+//     behind the rotation then.
 //   rotate: attribute; 0: this layer does not rotate, whatever cos and sin hold.
 //   norms_values: attribute; 1: values are normed with `epsilon`, without weights.
 //   values_are_keys: attribute; 1: qkv is [S, (H + KV) D], and a value is the key before its norm and rotation.
@@ -74,8 +78,8 @@ struct SpecAttention {
   abi::Status* check(ort::OpContext& context, Passes* passes, Depths* depths) const;
   // Points passes to their rows of qkv and y.
   void point_to_rows(const float* qkv, float* y, Passes* passes) const;
-  int64_t qkv_features() const { return fixed_.row_heads() * fixed_.head_dim; }
-  // Of what qkv consists of: queries, and keys and values where it has them.
+  int64_t qkv_features() const { return fixed_.row_features(); }
+  // Of what qkv consists of: queries and their gates, and keys and values where it has them.
   std::vector<int64_t> qkv_parts() const;
   int64_t out_features() const { return fixed_.heads * int64_t{fixed_.head_dim}; }
   int64_t layer() const { return layer_; }

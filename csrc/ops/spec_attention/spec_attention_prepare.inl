@@ -53,7 +53,15 @@ inline void rotate(const AttentionPass& pass, int64_t position, float* x) {
   }
 }
 
-// Copies a head from `in` to `x`, rotates it, and norms it before or behind that if there is a weight.
+inline void clip_head(const AttentionPass& pass, const float* in, float* x) {
+  const VF most = vf_set1(pass.clip), least = vf_neg(most);
+  for (int d = 0; d < pass.head_dim; d += 16) {
+    const int n = pass.head_dim - d < 16 ? pass.head_dim - d : 16;
+    vf_store_n(x + d, vf_min(vf_max(vf_load_n(in + d, n), least), most), n);
+  }
+}
+
+// Copies a head from `in` to `x`, clips and rotates it, and norms it before or behind that if there is a weight.
 inline void rotate_head(const AttentionPass& pass, const float* in, const HeadNorm& norm, int64_t position, float* x) {
   const int dim = pass.head_dim;
   const bool is_normed = norm.weight != nullptr;
@@ -62,6 +70,7 @@ inline void rotate_head(const AttentionPass& pass, const float* in, const HeadNo
   } else {
     for (int d = 0; d < dim; d += 16) vf_store(x + d, vf_load_n(in + d, dim - d < 16 ? dim - d : 16));
   }
+  if (pass.clip > 0) clip_head(pass, x, x);
   if (pass.half_rotary > 0) rotate(pass, position, x);
   if (is_normed && pass.norms_after_rotation) norm_head(pass, norm, x, x);
 }
@@ -87,9 +96,10 @@ inline void round_query(const float* query, int head_dim, int8_t* codes, float* 
   }
 }
 
-// rotate_head for rows of whole vectors that are rotated by halves and not normed, as most are.
+// rotate_head for rows of whole vectors that are rotated by halves and not normed or clipped, as most are.
 inline bool rotates_whole(const AttentionPass& pass, const float* norm) {
-  return norm == nullptr && !pass.interleaved && 2 * pass.half_rotary == pass.head_dim && pass.half_rotary % 16 == 0;
+  return norm == nullptr && pass.clip == 0 && !pass.interleaved && 2 * pass.half_rotary == pass.head_dim &&
+         pass.half_rotary % 16 == 0;
 }
 
 // use(d, rotated vector) for every 16 dimensions.
@@ -130,7 +140,7 @@ inline void balance_key(const AttentionPass& pass, int kv, float* x) {
 }
 
 inline const float* key_of(const AttentionPass& pass, const AppendUnit& unit) {
-  return pass.qkv + (unit.row * pass.row_heads() + pass.heads + unit.kv) * pass.head_dim;
+  return pass.keys_of(unit.row) + int64_t{unit.kv} * pass.head_dim;
 }
 
 // A key as it is to be stored.
@@ -140,8 +150,7 @@ inline void prepare_key(const AttentionPass& pass, const AppendUnit& unit, float
   if (rotates_whole(pass, pass.k_norm)) {
     rotate_whole(pass, key, position, [&](int d, VF value) { vf_store(x + d, value); });
   } else {
-    const float* row = key - int64_t{unit.kv} * pass.head_dim;
-    const HeadNorm norm = norm_of(pass, pass.k_norm, pass.k_norm_of_row, row, pass.kv_heads);
+    const HeadNorm norm = norm_of(pass, pass.k_norm, pass.k_norm_of_row, pass.keys_of(unit.row), pass.kv_heads);
     rotate_head(pass, key, norm.at(unit.kv, pass.head_dim), position, x);
   }
   if (!pass.form().turns_keys) return;
@@ -151,13 +160,14 @@ inline void prepare_key(const AttentionPass& pass, const AppendUnit& unit, float
 
 inline void append_value(const AttentionPass& pass, const AppendUnit& unit) {
   const KvFormat& format = pass.form();
-  const float* value = key_of(pass, unit) + (pass.values_are_keys ? 0 : int64_t{pass.kv_heads} * pass.head_dim);
+  const float* value = key_of(pass, unit) + (pass.values_are_keys ? 0 : pass.key_features());
   float x[kMaxHeadDim + 16];
-  if (pass.norms_values || format.turns_values) {
+  if (pass.norms_values || pass.clip > 0 || format.turns_values) {
     const VF scale = vf_set1(pass.norms_values ? rms_scale(value, pass.head_dim, pass.epsilon) : 1.0f);
     for (int d = 0; d < pass.head_dim; d += 16) {
       vf_store(x + d, vf_mul(vf_load_n(value + d, pass.head_dim - d < 16 ? pass.head_dim - d : 16), scale));
     }
+    if (pass.clip > 0) clip_head(pass, x, x);
     if (format.turns_values) hadamard(x, pass.head_dim);
     value = x;
   }
@@ -180,15 +190,14 @@ inline void append_units(const AttentionPass& pass, const AppendUnit* units, int
 }
 
 inline void prepare_queries(const AttentionPass& pass, int64_t row, int kv) {
-  const int64_t dim = pass.head_dim, position = pass.past + pass.depths[row];
-  const float* heads = pass.qkv + row * pass.row_heads() * dim;
+  const int64_t position = pass.past + pass.depths[row];
   float x[kMaxHeadDim + 16];
   const VF scale = vf_set1(pass.scale);
   const bool whole = rotates_whole(pass, pass.q_norm);
-  const HeadNorm norm = norm_of(pass, pass.q_norm, pass.q_norm_of_row, heads, pass.heads);
+  const HeadNorm norm = norm_of(pass, pass.q_norm, pass.q_norm_of_row, pass.query_of(row, 0), pass.heads);
   for (int g = 0; g < pass.group; ++g) {
     const int64_t index = pass.query_place(kv, row) + g;
-    const float* head = heads + (kv * pass.group + g) * dim;
+    const float* head = pass.query_of(row, kv * pass.group + g);
     float* query = pass.queries + index * pass.padded_dim;
     if (whole) {
       rotate_whole(pass, head, position, [&](int d, VF value) { vf_store(query + d, vf_mul(value, scale)); });

@@ -61,15 +61,22 @@ struct RowHead {
     warp_barrier();
   }
 
-  // Head number `index` of those that `row` begins with; `heads` of them share a norm of the row.
-  EDGE_RT_DEVICE void norm_and_rotate(const float* row, int heads, int index, const float* weight, bool of_row) const {
-    const float* in = row + static_cast<int64_t>(index) * dim();
+  EDGE_RT_DEVICE void clip() const {
+    if (pass.clip == 0) return;
+    for (int d = lane(); d < dim(); d += 32) x[d] = vf_min(vf_max(x[d], -pass.clip), pass.clip);
+    warp_barrier();
+  }
+
+  // Head number `index` of those that `row` begins with, which lies at `in`; `heads` of them share a norm of the row.
+  EDGE_RT_DEVICE void norm_and_rotate(const float* row, const float* in, int heads, int index, const float* weight,
+                                      bool of_row) const {
     if (weight != nullptr && !pass.norms_after_rotation) {
       const float scale = of_row ? rms_scale(row, heads * dim(), pass.epsilon) : rms_scale(in, dim(), pass.epsilon);
       norm(in, scale, of_row ? weight + static_cast<int64_t>(index) * dim() : weight);
     } else {
       load(in);
     }
+    clip();
     if (pass.half_rotary > 0) rotate();
     if (weight != nullptr && pass.norms_after_rotation) {
       norm(x, rms_scale(x, dim(), pass.epsilon), weight);
@@ -118,8 +125,8 @@ EDGE_RT_DEVICE void round_query(const AttentionPass& pass, const float* x, int64
 EDGE_RT_DEVICE void prepare_query(const RowHead& head, int64_t row, int index) {
   const AttentionPass& pass = head.pass;
   const int kv = index / pass.group, dim = pass.head_dim;
-  const float* heads = pass.qkv + row * (pass.heads + 2 * pass.kv_heads) * dim;
-  head.norm_and_rotate(heads, pass.heads, index, pass.q_norm, pass.q_norm_of_row);
+  head.norm_and_rotate(pass.query_of(row, 0), pass.query_of(row, index), pass.heads, index, pass.q_norm,
+                       pass.q_norm_of_row);
   const bool turns = turns_keys(pass);
   for (int d = lane(); d < dim; d += 32) {
     float value = mul(head.x[d], pass.scale);
@@ -142,8 +149,8 @@ EDGE_RT_DEVICE void prepare_query(const RowHead& head, int64_t row, int index) {
 EDGE_RT_DEVICE void prepare_key(const RowHead& head, int64_t row, int kv) {
   const AttentionPass& pass = head.pass;
   const int dim = pass.head_dim;
-  const float* keys = pass.qkv + (row * (pass.heads + 2 * pass.kv_heads) + pass.heads) * dim;
-  head.norm_and_rotate(keys, pass.kv_heads, kv, pass.k_norm, pass.k_norm_of_row);
+  const float* keys = pass.keys_of(row);
+  head.norm_and_rotate(keys, keys + static_cast<int64_t>(kv) * dim, pass.kv_heads, kv, pass.k_norm, pass.k_norm_of_row);
   if (!turns_keys(pass)) return;
   const int64_t first = static_cast<int64_t>(kv) * dim;
   for (int d = lane(); d < dim; d += 32) {

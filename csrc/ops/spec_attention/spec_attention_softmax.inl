@@ -146,6 +146,14 @@ inline void fold_chunk(int padded_dim, int64_t queries, const AttentionState& ch
   }
 }
 
+inline void multiply_by_gate(const AttentionPass& pass, int64_t row, int head, float* y) {
+  const float* gate = pass.gate_of(row, head);
+  for (int d = 0; d < pass.head_dim; d += 16) {
+    const int n = pass.head_dim - d < 16 ? pass.head_dim - d : 16;
+    vf_store_n(y + d, vf_mul(vf_load_n(y + d, n), vf_sigmoid(vf_load_n(gate + d, n))), n);
+  }
+}
+
 inline void finish_rows(const AttentionPass& pass, int kv, int64_t begin, int64_t end, const AttentionState& state) {
   for (int64_t i = 0; i < (end - begin) * pass.group; ++i) {
     const int64_t row = begin + i / pass.group;
@@ -168,8 +176,10 @@ inline void finish_rows(const AttentionPass& pass, int kv, int64_t begin, int64_
         vf_store_n(y + d, result, pass.head_dim - d < 16 ? pass.head_dim - d : 16);
       }
     }
-    if (!turns) continue;
-    hadamard(turned, pass.head_dim);
-    std::memcpy(y, turned, static_cast<size_t>(pass.head_dim) * 4);
+    if (turns) {
+      hadamard(turned, pass.head_dim);
+      std::memcpy(y, turned, static_cast<size_t>(pass.head_dim) * 4);
+    }
+    if (pass.has_gates) multiply_by_gate(pass, row, head, y);
   }
 }

@@ -28,7 +28,8 @@ from edge_rt.system.byte_size import counted
 SHOWN_TEMPLATE_LINES = 12
 NO_TEMPLATE = "none: chats are written as ChatML if its tokens are in the vocabulary, and refused if not"
 _APART = (
-    "rounding", "kv_losses", "chat_template", "placement", "weights", "decoder", "not_described", "traced", "drafters"
+    "rounding", "kv_losses", "chat_template", "placement", "weights", "decoder", "not_described", "traced", "drafters",
+    "ahead",
 )  # fmt: skip
 
 
@@ -102,7 +103,7 @@ def _print(terminal: Terminal, inspected: Inspected, *, whole_template: bool) ->
         terminal.table(("", *row) for row in rounding_rows(facts["rounding"]))
     if decoder is not None:
         terminal.line("\ndecoder")
-        terminal.table(("", *row) for row in decoder_rows(decoder))
+        terminal.table(("", *row) for row in decoder_rows(decoder, inspected.ahead))
     elif reason := facts.get("not_described"):
         terminal.line(f"\ndecoder: no description. {reason}")
     if facts.get("traced") is not None:

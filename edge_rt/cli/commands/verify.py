@@ -19,6 +19,7 @@ from edge_rt.cli.render.verify_report import findings, print_findings, tell_left
 from edge_rt.errors import ConfigError
 from edge_rt.package.exits import SELF_KV, require_self_mode
 from edge_rt.package.spec_modes import (
+    AHEAD,
     AUTO,
     COMPUTED_MODES,
     CORPUS_MODES,
@@ -381,6 +382,7 @@ def _with_computed(modes: list[str], package: Package, asked: LoadOptions, *, is
     else:
         second, drafter = [], choose_drafter(package, AUTO, asked.drafter)
     own = [EXIT] if package.manifest.exits else []
+    own += [AHEAD] if package.manifest.ahead is not None else []
     return list(dict.fromkeys((*modes, *([] if drafter is None else [drafter.info.kind]), *own, *second)))
 
 

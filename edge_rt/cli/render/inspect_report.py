@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from edge_rt.device.provider import GpuProvider
     from edge_rt.export import ExportForecast
     from edge_rt.ort.providers import ProviderState
+    from edge_rt.package.ahead import AheadInfo
     from edge_rt.package.decoder import Decoder, Rope
     from edge_rt.package.layers import Attention, Experts, Layer
     from edge_rt.package.manifest import KvLosses
@@ -26,13 +27,16 @@ _FACTORS = ("embedding_scale", "residual_scale", "logit_scale")
 _QK_NORMS = {"none": "", "head": "norms of heads", "row": "norms of rows"}
 
 
-def decoder_rows(decoder: Decoder) -> list[Row]:
-    """Return the rows about a decoder: each kind of layer once, with the numbers of its layers."""
+def decoder_rows(decoder: Decoder, ahead: AheadInfo | None = None) -> list[Row]:
+    """Return the rows about a decoder: each kind of layer once, with the numbers of its layers; and a block ahead."""
     rows = [("family", decoder.family)]
     for number, kind in enumerate(decoder.kinds):
         layers = [layer for layer, found in enumerate(decoder.pattern) if found == number]
         name = "every layer" if len(decoder.kinds) == 1 else f"layers {ranges(layers)}"
         rows.append((name, _layer_text(kind, decoder)))
+    if ahead is not None:
+        tokens = f"guesses the first {ahead.vocabulary} tokens"
+        rows.append(("block ahead", f"{_layer_text(ahead.layer, decoder)}; {tokens}"))
     rows.append(
         ("norms", f"{'LayerNorm' if decoder.norm == 'layer' else 'RMSNorm'}, epsilon {decoder.norm_epsilon:.6g}")
     )

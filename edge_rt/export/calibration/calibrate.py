@@ -220,8 +220,10 @@ class _QueryPreparation:
     def __call__(self, rows: Array, begin: int) -> Array:
         """Return the queries ``[rows, heads, head_dim]`` of every ``STRIDE``-th row from position ``begin`` on."""
         attention = self._attention
-        queries = rows[:, : attention.query_size].reshape(-1, attention.num_heads, attention.head_dim)
-        steps = [self._normed, lambda found: self._rotated(found, begin)]
+        # Gates lie behind the queries of each head.
+        heads = rows[:, : attention.query_rows].reshape(len(rows), attention.num_heads, -1)
+        queries = heads[..., : attention.head_dim]
+        steps = [self._normed, self._clipped, lambda found: self._rotated(found, begin)]
         for step in reversed(steps) if attention.norm_after_rope else steps:
             queries = step(queries)
         return queries
@@ -233,6 +235,10 @@ class _QueryPreparation:
         normed = rows / np.sqrt(np.square(rows).mean(axis=axes, keepdims=True) + np.float32(self._epsilon))
         weighted: Array = normed * self._norm.reshape(-1, self._attention.head_dim)
         return weighted
+
+    def _clipped(self, rows: Array) -> Array:
+        clip = self._attention.clip
+        return np.clip(rows, -clip, clip) if clip else rows
 
     def _rotated(self, rows: Array, begin: int) -> Array:
         """Rotate element j with element j + half of the rotated dimensions."""

@@ -68,6 +68,19 @@ def expected_shapes(decoder: Decoder) -> Shapes:
     return shapes
 
 
+AHEAD_TENSORS: Final = ("nextn.eh_proj", "nextn.enorm", "nextn.hnorm", "nextn.shared_head_norm")
+"""Of a block that predicts further ahead, besides those of its layer: its first matrix, and norms of embeddings, of
+states and of what it gives."""
+
+
+def ahead_shapes(decoder: Decoder, layer: Layer) -> Shapes:
+    """Return the same of a block that predicts further ahead, which has the number behind the last layer."""
+    width, (matrix, *norms) = decoder.hidden_size, AHEAD_TENSORS
+    shapes = {f"{matrix}.weight": (2 * width, width), **{f"{norm}.weight": (width,) for norm in norms}}
+    shapes |= layer_shapes(decoder, layer)
+    return {f"blk.{decoder.num_layers}.{name}": shape for name, shape in shapes.items()}
+
+
 def layer_shapes(decoder: Decoder, layer: Layer) -> Shapes:
     """Return the shapes of a layer's tensors, by their names within it."""
     width = decoder.hidden_size
@@ -104,7 +117,7 @@ def layer_shapes(decoder: Decoder, layer: Layer) -> Shapes:
 
 def _attention_shapes(width: int, attention: Attention) -> Shapes:
     queries, keys = attention.query_size, attention.key_size
-    matrices: Shapes = {"attn_q.weight": (width, 2 * queries if attention.has_gate else queries)}
+    matrices: Shapes = {"attn_q.weight": (width, attention.query_rows)}
     matrices |= {f"{kind}.weight": (width, keys) for kind in kv_kinds(attention)}
     shapes = _with_biases(matrices, attention.has_qkv_bias)
     shapes |= _with_biases({"attn_output.weight": (queries, width)}, attention.has_output_bias)
@@ -235,7 +248,7 @@ def split_fused(where: str, tensors: Mapping[str, TensorInfo], decoder: Decoder)
         fused: list[tuple[str, dict[str, int]]] = []
         if attention is not None:
             keys = dict.fromkeys(kv_kinds(attention), attention.key_size)
-            fused.append(("attn_qkv", {"attn_q": attention.query_size, **keys}))
+            fused.append(("attn_qkv", {"attn_q": attention.query_rows, **keys}))
         if layer.gated_delta is not None:
             _split_delta(found, prefix, layer.gated_delta)
         if layer.experts is not None:
@@ -328,12 +341,11 @@ def _rows_of(where: str, tensor: TensorInfo, parts: Mapping[str, int]) -> dict[s
 def check_shapes(
     where: str,
     tensors: Mapping[str, TensorInfo],
-    decoder: Decoder,
+    expected: Shapes,
     names: Mapping[str, str] | None = None,
     action: str = FETCH_AGAIN,
 ) -> None:
     """Collect every missing or misshapen tensor and raise once; ``names``: how the checkpoint calls them."""
-    expected = expected_shapes(decoder)
     missing = [name for name in expected if name not in tensors]
     if missing:
         raise InvalidModelFile(
@@ -354,10 +366,9 @@ def check_shapes(
         )
 
 
-def check_tensors(header: GGUFHeader, tensors: Mapping[str, TensorInfo], decoder: Decoder) -> None:
+def check_tensors(header: GGUFHeader, tensors: Mapping[str, TensorInfo], decoder: Decoder, expected: Shapes) -> None:
     """Collect every missing, misshapen or surplus tensor of a GGUF file and raise once."""
-    check_shapes(header.path.name, tensors, decoder)
-    expected = expected_shapes(decoder)
+    check_shapes(header.path.name, tensors, expected)
     known = {*expected, *OPTIONAL, *unread_tensors(decoder)}
     require_no_surplus(header.path.name, [name for name in tensors if name not in known])
     _check_types(header.path.name, {name: tensors[name] for name in expected})

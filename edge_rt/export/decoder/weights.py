@@ -12,6 +12,7 @@ import onnx_ir as ir
 
 from edge_rt.errors import UnsupportedModel
 from edge_rt.export.decoder.tensors import kv_kinds
+from edge_rt.export.graph.ahead import AheadBuilder
 from edge_rt.export.graph.builder import GraphBuilder, Residual
 from edge_rt.export.graph.native import NativeBuilder
 from edge_rt.export.op_profile import OpProfile
@@ -24,6 +25,7 @@ from edge_rt.export.weights.linear import Linear, Part
 from edge_rt.export.weights.native import place_key_constants
 from edge_rt.export.weights.tile_formats import TILE_ROWS
 from edge_rt.export.weights.weights_file import WeightsFile, WeightsLayout
+from edge_rt.package.ahead import with_block
 from edge_rt.package.decoder import Decoder, Rope, rope_names
 from edge_rt.package.layers import FeedForward, QueryScaling
 
@@ -46,6 +48,9 @@ _OF_STATES: Final = {
     "ssm_norm.weight": "state_norm",
 }
 """Tensors of a layer with a state -> what they are called in the package."""
+
+_AHEAD_NORMS: Final = {"enorm": "token_norm", "hnorm": "state_norm", "shared_head_norm": "output_norm"}
+"""Norms of a block that predicts further ahead -> what they are called in the package."""
 
 Array = npt.NDArray[Any]
 
@@ -154,6 +159,18 @@ class LayerWeights:
 
 
 @dataclass(frozen=True)
+class AheadWeights:
+    """Matrices of a block that predicts further ahead (``edge_rt.package.ahead``)."""
+
+    fc: Linear
+    layer: LayerWeights
+
+    def linears(self) -> tuple[Linear, ...]:
+        """Every matrix, in the order of the file."""
+        return (self.fc, *self.layer.linears())
+
+
+@dataclass(frozen=True)
 class DecoderWeights:
     """Everything that goes into ``weights.bin``.
 
@@ -161,6 +178,7 @@ class DecoderWeights:
         embedding: the token embedding; also the head if ``head`` is the same object (stored once).
         per_layer: the table of further embeddings for each layer, and what the token embedding is multiplied by to be
             added to them; empty: there are none.
+        ahead: of a block that predicts further ahead; None without one.
     """
 
     embedding: Linear
@@ -168,6 +186,7 @@ class DecoderWeights:
     layers: tuple[LayerWeights, ...]
     vectors: dict[str, Vector]
     per_layer: tuple[Linear, ...] = ()
+    ahead: AheadWeights | None = None
 
     def linears(self) -> Iterator[Linear]:
         """Every matrix once, in the order of the file."""
@@ -175,6 +194,8 @@ class DecoderWeights:
         yield from self.per_layer
         for layer in self.layers:
             yield from layer.linears()
+        if self.ahead is not None:
+            yield from self.ahead.linears()
         if self.head is not self.embedding:
             yield self.head
 
@@ -201,7 +222,9 @@ def collect_weights(
 ) -> DecoderWeights:
     """List every matrix and vector of the package; tensors that are not in ``types`` keep theirs."""
     profile.require_carried(decoder)
-    types = types or {}
+    count, types, ahead = decoder.num_layers, types or {}, None
+    if source.ahead is not None and profile.has_ahead:
+        decoder = with_block(decoder, source.ahead)
     tensors = source.tensors
 
     def part(name: str, order: Array | None = None) -> Part:
@@ -273,6 +296,11 @@ def collect_weights(
         per_layer = (Linear("per_layer_table", (part("per_layer_token_embd.weight"),)),)
         per_layer += (Linear("per_layer_projection", (part("per_layer_model_proj.weight"),)),)
     vectors = _norms(source, decoder)
+    if decoder.num_layers > count:
+        prefix = f"blk.{count}.nextn"
+        ahead = AheadWeights(Linear("ahead.fc", (part(f"{prefix}.eh_proj.weight"),)), layers[count])
+        for theirs, ours in _AHEAD_NORMS.items():
+            vectors[f"ahead.{ours}"] = Vector((tensors[f"{prefix}.{theirs}.weight"],), offset=source.norm_offset)
     for weights in layers:
         for linear in weights.linears():
             if (bias := _bias_of(linear, tensors)) is not None:
@@ -280,9 +308,10 @@ def collect_weights(
     return DecoderWeights(
         embedding=embedding,
         head=embedding if decoder.is_tied else Linear("head", (part("output.weight"),)),
-        layers=layers,
+        layers=layers[:count],
         vectors=vectors,
         per_layer=per_layer,
+        ahead=ahead,
     )
 
 
@@ -429,6 +458,14 @@ def query_growth(scaling: QueryScaling, positions: range) -> Array:
 def build_graph(build: GraphBuilder, weights: DecoderWeights, decoder: Decoder, producer: str) -> ir.Model:
     """Build the whole model as one segment with an empty builder of either op profile."""
     return build.model(build.logits(_stream(build, weights, decoder), weights.head), producer)
+
+
+def build_ahead_graph(build: AheadBuilder, weights: DecoderWeights, producer: str) -> ir.Model:
+    """Build the block that predicts further ahead."""
+    assert weights.ahead is not None
+    x = build.joined(weights.embedding, weights.ahead.fc)
+    x = build.layer(x, weights.ahead.layer, build.number)
+    return build.model(build.logits(x, weights.head), producer)
 
 
 def build_states_graph(build: NativeBuilder, weights: DecoderWeights, decoder: Decoder, producer: str) -> ir.Model:

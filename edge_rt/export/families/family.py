@@ -9,6 +9,7 @@ from typing import Final
 from edge_rt.export.families.config_reader import ConfigReader
 from edge_rt.export.families.header_reader import HeaderReader
 from edge_rt.package.decoder import Decoder
+from edge_rt.package.layers import Layer
 
 TOP_NAMES: Final[Mapping[str, str]] = {
     "embed_tokens": "token_embd",
@@ -75,6 +76,8 @@ class Family:
         config_factors: returns the factors on matrices that transformers multiplies by while it runs, by our names,
             for each the rows that they are on; GGUF files have the products. None: there are none.
         ignored_tensors: beginnings of the names of tensors in folders that transformers does not read either.
+        ahead: returns the layer of a block that predicts further ahead, which checkpoints may have; None: none is read.
+        ahead_names: transformers' names of what such a block has besides its layer -> GGUF's.
         skipped_keys: beginnings of keys below the architecture that describe how a model sees, in files of both halves.
         skipped_tensors: beginnings of the names of tensors of that half.
     """
@@ -93,5 +96,7 @@ class Family:
     config_norm_offset: float = 0.0
     config_factors: Callable[[ConfigReader, Decoder], Mapping[str, RowFactors]] | None = None
     ignored_tensors: tuple[str, ...] = ()
+    ahead: Callable[[Decoder], Layer] | None = None
+    ahead_names: Mapping[str, str] = field(default_factory=dict)
     skipped_keys: tuple[str, ...] = ()
     skipped_tensors: tuple[str, ...] = ()

@@ -10,6 +10,8 @@ from typing import Any, Final
 
 from edge_rt.errors import InvalidModelFile, StorageError
 from edge_rt.export.decoder.tensors import (
+    Shapes,
+    ahead_shapes,
     check_shapes,
     expected_shapes,
     is_fused,
@@ -82,8 +84,8 @@ def read_folder_decoder(folder: HFFolder) -> tuple[Family, Decoder, dict[str, Te
     tensors = split_fused(folder.path.name, tensors, decoder)
     names, _ = _names(folder, family, decoder)
     called = {ours: hf for hf, ours in reversed(names.items()) if hf.endswith(("weight", "bias"))}
-    check_shapes(folder.path.name, tensors, decoder, called, _CHECK_CONFIG)
-    expected = expected_shapes(decoder)
+    expected = _expected(folder, family, decoder)
+    check_shapes(folder.path.name, tensors, expected, called, _CHECK_CONFIG)
     require_no_surplus(folder.path.name, [name for name in tensors if name not in expected])
     if family.config_factors is not None:
         from edge_rt.export.weights.derived import scaled_tensor
@@ -100,6 +102,38 @@ def _remarks(tensors: Mapping[str, TensorInfo]) -> tuple[str, ...]:
     from edge_rt.export.sources.compound import conversion_remarks
 
     return conversion_remarks(tensors.values())
+
+
+AHEAD: Final = "mtp."
+"""Begin of the names of a block that predicts further ahead."""
+
+
+def _ahead_names(family: Family, decoder: Decoder) -> dict[str, str]:
+    """Return transformers' names of such a block's tensors -> GGUF's; none where the family has no such blocks."""
+    if family.ahead is None:
+        return {}
+    layer = family.ahead(decoder)
+    experts = 0 if layer.experts is None else layer.experts.count
+    modules = {f"{AHEAD}{hf}": ours for hf, ours in family.ahead_names.items()}
+    modules |= {f"{AHEAD}layers.0.{hf}": ours for hf, ours in _expanded(family.layer_names, experts)}
+    shapes = ahead_shapes(decoder, layer)
+    names = {f"{hf}.weight": f"blk.{decoder.num_layers}.{ours}.weight" for hf, ours in modules.items()}
+    return {hf: ours for hf, ours in names.items() if ours in shapes}
+
+
+def _found_ahead(folder: HFFolder, family: Family, decoder: Decoder) -> dict[str, str]:
+    """Return these names if the folder has all of such a block, and no second one; else it is not read."""
+    names, stored = _ahead_names(family, decoder), folder.weights.tensors
+    is_whole = bool(names) and all(name in stored for name in names)
+    return names if is_whole and not any(name.startswith(f"{AHEAD}layers.1.") for name in stored) else {}
+
+
+def _expected(folder: HFFolder, family: Family, decoder: Decoder) -> Shapes:
+    """Return the shapes of all tensors that are read, under GGUF's names."""
+    shapes = expected_shapes(decoder)
+    if family.ahead is not None and _found_ahead(folder, family, decoder):
+        shapes |= ahead_shapes(decoder, family.ahead(decoder))
+    return shapes
 
 
 def _prefix(folder: HFFolder, family: Family) -> str:
@@ -159,7 +193,7 @@ def _names(folder: HFFolder, family: Family, decoder: Decoder) -> tuple[dict[str
             names[hf] = ours
         else:
             names |= {f"{hf}.weight": f"{ours}.weight", f"{hf}.bias": f"{ours}.bias", hf: f"{ours}.weight"}
-    return names, prefix
+    return names | _found_ahead(folder, family, decoder), prefix
 
 
 def _stacked(folder: HFFolder, family: Family, decoder: Decoder, prefix: str) -> tuple[dict[str, TensorInfo], set[str]]:
@@ -199,7 +233,8 @@ def _renamed(folder: HFFolder, family: Family, decoder: Decoder) -> dict[str, Te
     if decoder.is_tied:
         # A head that is stored is the embedding once more.
         ignored |= set(HEADS)
-    expected = expected_shapes(decoder)
+    ignored -= set(_found_ahead(folder, family, decoder))
+    expected = _expected(folder, family, decoder)
     packed: Mapping[str, TensorInfo] = {}
     if (settings := read_packed_settings(folder.path.name, folder.config)) is not None:
         from edge_rt.export.decoder.packed import packed_tensors

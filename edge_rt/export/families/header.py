@@ -8,7 +8,14 @@ from dataclasses import replace
 from typing import Final
 
 from edge_rt.errors import InvalidModelFile
-from edge_rt.export.decoder.tensors import check_tensors, name_in_layer, split_fused, unread_tensors
+from edge_rt.export.decoder.tensors import (
+    ahead_shapes,
+    check_tensors,
+    expected_shapes,
+    name_in_layer,
+    split_fused,
+    unread_tensors,
+)
 from edge_rt.export.families.family import Family
 from edge_rt.export.families.header_reader import HeaderReader
 from edge_rt.export.families.registry import family_of_header
@@ -33,11 +40,18 @@ def read_header_decoder(header: GGUFHeader) -> tuple[Family, Decoder, Mapping[st
         raise InvalidModelFile(
             f"{header.path.name}: its numbers contradict each other.", f"{error}.", FETCH_AGAIN
         ) from error
-    ahead = [f"blk.{decoder.num_layers + number}." for number in range(reader.num_blocks_ahead)]
+    expected = expected_shapes(decoder)
+    skipped = [f"blk.{decoder.num_layers + number}." for number in range(reader.num_blocks_ahead)]
+    if family.ahead is not None and len(skipped) == 1:
+        shapes = ahead_shapes(decoder, family.ahead(decoder))
+        names = {_our_name(name, family, decoder) for name in header.tensors if name.startswith(skipped[0])}
+        # One with an embedding or a head of its own has more of them.
+        if names == shapes.keys():
+            skipped, expected = [], expected | shapes
     stored = {}
     for name, one in _joined(header).items():
         # str.startswith of no beginnings is false.
-        if not name.startswith((*family.skipped_tensors, *ahead)):
+        if not name.startswith((*family.skipped_tensors, *skipped)):
             ours = _our_name(name, family, decoder)
             # A file that has both names keeps a surplus tensor.
             ours = name if ours in header.tensors else ours
@@ -45,7 +59,7 @@ def read_header_decoder(header: GGUFHeader) -> tuple[Family, Decoder, Mapping[st
             shape = (one.elements,) if ours.endswith(_FLAT) else one.shape
             stored[ours] = replace(one, name=ours, shape=shape)
     tensors = split_fused(header.path.name, stored, decoder)
-    check_tensors(header, tensors, decoder)
+    check_tensors(header, tensors, decoder, expected)
     unread = unread_tensors(decoder)
     return family, decoder, {name: one for name, one in tensors.items() if name not in unread}
 

@@ -120,6 +120,19 @@ def _mixers(dims: Dimensions, delta: GatedDelta, linear: tuple[bool, ...]) -> tu
     return tuple(recurrent if is_linear else full for is_linear in linear)
 
 
+def ahead(decoder: Decoder) -> Layer:
+    """Return the layer of the block that predicts further ahead: one of those with attention."""
+    return decoder.layers[decoder.attention_layers[0]]
+
+
+AHEAD_NAMES: Final = {
+    "fc": "nextn.eh_proj",
+    "pre_fc_norm_embedding": "nextn.enorm",
+    "pre_fc_norm_hidden": "nextn.hnorm",
+    "norm": "nextn.shared_head_norm",
+}
+
+
 QWEN35: Final = Family(
     "qwen35",
     ("qwen3_5_text",),
@@ -141,4 +154,6 @@ QWEN35: Final = Family(
     header_names={"post_attention_norm": "ffn_norm", "ssm_a": "ssm_a.weight"},
     config_norm_offset=1.0,
     ignored_tensors=("mtp.",),
+    ahead=ahead,
+    ahead_names=AHEAD_NAMES,
 )

@@ -279,6 +279,16 @@ class GraphBuilder(ABC):
             self._initializers[name] = _initializer(name, tensor)
         return self._initializers[name]
 
+    def beginning(self, slot_name: str, count: int) -> ir.Value:
+        """Return an initializer over the first ``count`` of a slot's first axis."""
+        slot, name = self._layout.slots[slot_name], f"{slot_name}.first"
+        if name not in self._initializers:
+            shape = ir.Shape((count, *slot.shape[1:]))
+            kind = ir.DataType.from_numpy(slot.dtype)
+            tensor = ir.ExternalTensor(WEIGHTS_FILE, slot.offset, count * slot.row_bytes, kind, shape=shape, name=name)
+            self._initializers[name] = _initializer(name, tensor)
+        return self._initializers[name]
+
     def constant(self, name: str, values: Sequence[int] | float) -> ir.Value:
         """Return a small int64 vector or number, or a float32 number, that is stored inside the graph."""
         if name not in self._initializers:

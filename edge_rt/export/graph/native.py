@@ -64,6 +64,7 @@ from edge_rt.export.weights.linear import Linear
 from edge_rt.export.weights.native import key_constant_names, tiles_of
 from edge_rt.export.weights.tile_formats import FORMAT_OF_GGML, UPPER_FORMAT
 from edge_rt.export.weights.weights_file import WeightsLayout
+from edge_rt.package.ahead import STREAM
 from edge_rt.package.decoder import Decoder
 from edge_rt.package.layers import FeedForward
 from edge_rt.package.op_list import STATE_INPUTS, not_carried
@@ -80,7 +81,12 @@ NO_FINE_BLOCKS: Final[FineBlocks] = MappingProxyType({})
 
 
 class NativeBuilder(GraphBuilder):
-    """Builds a graph from edge-rt's operators, of the upper halves of nested codes alone if it reads these."""
+    """Builds a graph from edge-rt's operators.
+
+    Args:
+        reads_upper: whether it reads the upper halves of nested codes alone.
+        keeps_stream: whether the stream behind the last layer is computed for all rows, as the value ``STREAM``.
+    """
 
     def __init__(
         self,
@@ -89,9 +95,11 @@ class NativeBuilder(GraphBuilder):
         *,
         reads_upper: bool = False,
         fine_blocks: FineBlocks = NO_FINE_BLOCKS,
+        keeps_stream: bool = False,
     ) -> None:
         super().__init__(layout, decoder, OPSETS)
         self._reads_upper = reads_upper
+        self._keeps_stream = keeps_stream
         self._fine_blocks = fine_blocks
         self._past_length = graph_input("past_length", ir.DataType.INT32, ["sequences"])
         self._row_map = graph_input("row_map", ir.DataType.INT32, ["sequences", "positions"])
@@ -397,6 +405,10 @@ class NativeBuilder(GraphBuilder):
 
     def last_layer(self, x: Residual, weights: LayerMatrices, index: int) -> Residual:
         """Return the stream after the model's last layer, of the rows that need logits."""
+        if self._keeps_stream:
+            stream = self.layer(x, weights, index).settled
+            stream.name = STREAM
+            return Residual(self.wanted(stream, f"layer{index}.down"))
         if self._per_layer:
             self._per_layer[index] = self.wanted(self._per_layer[index], "per_layer.wanted")
         return super().last_layer(x, weights, index)
@@ -466,6 +478,8 @@ class NativeBuilder(GraphBuilder):
                 norms_values=(int(attention.norms_values), 0),
                 values_are_keys=(int(attention.values_are_keys), 0),
                 shares_cache=(int(attention.kv_from is not None), 0),
+                gated=(int(attention.has_gate), 0),
+                clip=(attention.clip, 0.0),
             ),
             **({"epsilon": self._decoder.norm_epsilon} if has_norms else {}),
         }

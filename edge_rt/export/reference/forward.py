@@ -348,10 +348,15 @@ class DecoderForward:
             found = np.matmul(self._weights(scores, attention, of_group), values)
             attended[:, :, own] = found.transpose(0, 2, 1, 3)
         if attention.has_gate:
-            # They lie behind the queries of each head.
-            both = self._times(x, f"blk.{layer}.attn_q").reshape(*attended.shape[:-1], -1)
-            attended *= sigmoid(both[..., attention.head_dim :])
+            attended *= self._gates(x, layer)
         return self._times(attended.reshape(*x.shape[:2], -1), f"blk.{layer}.attn_output")
+
+    def _gates(self, x: Array, layer: int) -> Array:
+        """Return what attention is multiplied by, ``[..., rows, heads, head_dim]``."""
+        attention = self._decoder.attention_of(layer)
+        # They lie behind the queries of each head.
+        both = self._times(x, f"blk.{layer}.attn_q").reshape(*x.shape[:-1], attention.num_heads, -1)
+        return sigmoid(both[..., attention.head_dim :])
 
     def _mlp(self, x: Array, layer: int) -> Array:
         kind = self._decoder.layers[layer]

@@ -273,7 +273,18 @@ class DecoderGradients(DecoderForward):
         if self._decoder.layers[layer].short_conv is None:
             heads = self._heads(normed, layer, tables)
             attended = self._joined(heads.weights @ heads.v)
-            return _Mixer(attended, "attn_output", lambda found: self._attention_back(heads, found, layer, tables))
+            if not self._decoder.attention_of(layer).has_gate:
+                return _Mixer(attended, "attn_output", lambda found: self._attention_back(heads, found, layer, tables))
+            gates = self._gates(normed, layer)
+            share = self._flat(gates)
+
+            def gated_back(gradient: Array) -> dict[str, Array]:
+                found = self._attention_back(heads, gradient * share, layer, tables)
+                at_gates = gradient * attended * share * (1 - share)
+                both = [part.reshape(gates.shape) for part in (found["attn_q"], at_gates)]
+                return {**found, "attn_q": self._flat(np.concatenate(both, axis=-1))}
+
+            return _Mixer(attended * share, "attn_output", gated_back)
         name = f"blk.{layer}.shortconv"
         before, behind, x = np.split(self._times(normed, f"{name}.in_proj"), 3, axis=-1)
         convolved = self._convolved(before * x, f"{name}.conv")
@@ -313,12 +324,15 @@ class DecoderGradients(DecoderForward):
             self._prepared_back(part, heads.normed, layer, kind, tables)
             for part, kind in zip(rows, ("q", "k"), strict=True)
         )
-        return {"attn_q": self._flat(at_q), "attn_k": self._flat(at_k), "attn_v": self._joined(v)}
+        at_v = v.transpose(1, 0, 2)
+        if attention.clip:
+            at_v = self._clip_back(self._raw(heads.normed, layer, "v"), at_v, layer)
+        return {"attn_q": self._flat(at_q), "attn_k": self._flat(at_k), "attn_v": self._flat(at_v)}
 
     def _prepared_back(self, gradient: Array, normed: Array, layer: int, kind: str, tables: Tables) -> Array:
         """Return the gradient at the products of queries or keys from that behind norm, rotation and scaling."""
         attention = self._decoder.attention_of(layer)
-        raw = self._times(normed, f"blk.{layer}.attn_{kind}").reshape(gradient.shape)
+        raw = self._raw(normed, layer, kind)
         if kind == "q":
             gradient = self._grown(gradient, attention)
 
@@ -331,7 +345,22 @@ class DecoderGradients(DecoderForward):
 
         if attention.norm_after_rope:
             return turned(self._qk_back(turned(raw, 1), gradient, layer, kind), -1)
-        return self._qk_back(raw, turned(gradient, -1), layer, kind)
+        gradient = turned(gradient, -1)
+        if attention.clip:
+            gradient = self._clip_back(self._qk_normed(raw, layer, kind), gradient, layer)
+        return self._qk_back(raw, gradient, layer, kind)
+
+    def _raw(self, normed: Array, layer: int, kind: str) -> Array:
+        """Return the products of queries, keys or values, ``[rows, heads, head_dim]``, without gates."""
+        attention = self._decoder.attention_of(layer)
+        heads = attention.num_heads if kind == "q" else attention.num_kv_heads
+        found = self._times(normed, f"blk.{layer}.attn_{kind}").reshape(len(normed), heads, -1)
+        return found[..., : attention.head_dim]
+
+    def _clip_back(self, x: Array, gradient: Array, layer: int) -> Array:
+        """Return the gradient before the limits of what was ``x`` there."""
+        passes: Array = np.abs(x) <= self._decoder.attention_of(layer).clip
+        return gradient * passes
 
     def _qk_back(self, x: Array, gradient: Array, layer: int, kind: str) -> Array:
         """Return the gradient at the input of the norm of queries or keys, ``[rows, heads, head_dim]``."""

@@ -10,6 +10,7 @@ from typing import Final
 from edge_rt.export.sources.adapters import Adapter
 from edge_rt.export.sources.gguf_types import TensorInfo
 from edge_rt.export.sources.pooling import PoolingAdvice
+from edge_rt.package.layers import Layer
 from edge_rt.package.sampling import SamplingAdvice
 
 DEFAULT_TEMPLATE_NAME: Final = "default"
@@ -48,6 +49,8 @@ class Source:
         norm_offset: what is added to the weights of norms; it is not in the checkpoint's numbers.
         build_tokenizer: makes the tokenizer for a number of embedding rows.
         read_pooling: reads how embeddings of texts are made; it returns None where the checkpoint is not for that.
+        ahead: the layer of a block that predicts further ahead (``edge_rt.package.ahead``), whose tensors have the
+            number behind the last layer; None without one.
         remarks: sentences for the report of an export: what is not read as it is stored.
     """
 
@@ -62,6 +65,7 @@ class Source:
     read_advice: Callable[[], SamplingAdvice | None]
     read_pooling: Callable[[], PoolingAdvice | None]
     remarks: tuple[str, ...] = ()
+    ahead: Layer | None = None
     norm_offset: float = 0.0
     adapters: tuple[Adapter, ...] = ()
 

@@ -38,6 +38,7 @@ def open_io_binding(
     *,
     largest_pass: int = LARGEST_PASS,
     hidden: bool = False,
+    stream: bool = False,
     sequences: int = 0,
     rows: int | None = None,
     drafts: int = MAX_DRAFT + 1,
@@ -51,6 +52,8 @@ def open_io_binding(
         kv_format: one format for the cache, or one per layer; None takes the one that the package prefers.
         hidden: whether passes return hidden states (``Outputs.hidden``); the session must then be opened with the
             binding's ``more_outputs``.
+        stream: whether they return the stream of all rows (``Outputs.stream``), in packages with a block that predicts
+            further ahead, in this process.
         sequences: most of one pass, where the package and the device compute several; 0: one has the cache.
         rows: that these share; None: as in ``NativeIOBinding``.
         drafts: most of a pass, where layers have states; ``checkpoints``: of these, how many are kept.
@@ -112,4 +115,5 @@ def open_io_binding(
         drafts=drafts,
         checkpoints=checkpoints,
         hidden=hidden,
+        stream=stream,
     )

@@ -163,7 +163,7 @@ class IOBinding(ABC):
     @property
     def _hidden_name(self) -> str | None:
         """The output that is the hidden states; None: they are not wanted."""
-        return next((output.name for output in self.more_outputs), None)
+        return next((output.name for output in self.more_outputs if output.shape[0] == "logit_rows"), None)
 
     def _bind_rope(self, binding: Binding) -> None:
         """Bind the tables of rotations that are not in ``weights.bin``."""

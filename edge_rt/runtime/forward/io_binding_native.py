@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
-from edge_rt.ort.binding import Binding
+from edge_rt.ort.binding import Binding, StopSwitch
 from edge_rt.ort.compute_device import DeviceArray
 from edge_rt.ort.session import Session, TensorSpec
+from edge_rt.package.ahead import STREAM
 from edge_rt.package.decoder import Decoder, Model
 from edge_rt.package.kv_formats import KV_FORMAT, RESTING_PER_SLOT, UPPER_HALVES, KvFormat, pool_rows, window_capacity
 from edge_rt.package.rope_tables import loaded_tables
@@ -21,7 +22,7 @@ from edge_rt.package.states import CHECKPOINTS
 from edge_rt.runtime.cache.kv_cache import SlidingWindow
 from edge_rt.runtime.cache.row_pool import PooledCache, RowPool
 from edge_rt.runtime.forward.io_binding_base import FILLING, Array, BoundPass, IOBinding, Part, Specs
-from edge_rt.runtime.forward.outputs import BoundResults, OutputMemory, untouched
+from edge_rt.runtime.forward.outputs import BoundResults, OutputMemory, Outputs, untouched
 from edge_rt.runtime.forward.state_memory import StateInputs, StateMemory, state_specs
 
 if TYPE_CHECKING:
@@ -52,6 +53,7 @@ class NativeIOBinding(IOBinding):
         largest_pass: rows of the largest pass that will be run; layers with a sliding window reserve room for it.
         drafts: most of a pass, where layers have states; ``checkpoints``: of these, how many are kept.
         hidden: whether passes return hidden states, too; the session must be opened with ``more_outputs``.
+        stream: whether passes of one sequence return the stream behind the last layer, of all rows; likewise.
 
     Attributes:
         buffers: per layer that keeps rows, uint8 ``[2, kv_heads, rows, bytes per row]``; a page takes memory only once
@@ -73,11 +75,17 @@ class NativeIOBinding(IOBinding):
         drafts: int = MAX_DRAFT + 1,
         checkpoints: int = CHECKPOINTS,
         hidden: bool = False,
+        stream: bool = False,
     ) -> None:
         formats = (kv_format,) * model.num_layers if isinstance(kv_format, str) else tuple(kv_format)
         assert len(formats) == model.num_layers, (formats, model.num_layers)
         output = hidden_output(model) if hidden else None
         super().__init__(model, capacity, _spelled(formats), model.top_tokens, output)
+        self._stream: Array | None = None
+        if stream:
+            self.more_outputs = (*self.more_outputs, stream_output(model))
+            # Pages that no pass has written take no memory.
+            self._stream = untouched((capacity, model.hidden_size), np.float32)
         self.top_tokens = model.top_tokens
         self._rope_tables = loaded_tables(model, capacity)
         self.kv_formats = formats
@@ -148,7 +156,7 @@ class NativeIOBinding(IOBinding):
         """
         other = copy.copy(self)
         other.outputs = OutputMemory(self.model.vocab_size, self.model.top_tokens)
-        other.more_outputs = ()
+        other.more_outputs, other._stream = (), None
         if reads_upper:
             other._formats = np.asarray([UPPER_HALVES[name] for name in self.kv_formats], np.int32)
         return other
@@ -217,7 +225,10 @@ class NativeIOBinding(IOBinding):
             # Instead of that of the sequence which has the first rows to itself.
             binding.bind_input("row_map", row_maps)
         states = None if self._memory is None else self._memory.inputs(max(sequences, 1))
-        return NativePass(binding, rows, self.bind_results(binding, num_logits), row_maps, states)
+        stream = None if self._stream is None else self._stream[:rows]
+        if stream is not None:
+            binding.bind_output(STREAM, stream)
+        return NativePass(binding, rows, self.bind_results(binding, num_logits), row_maps, states, stream)
 
     def hidden_rows(self, segments: int, largest_pass: int) -> HiddenRows:
         """Return memory for the hidden states behind ``segments`` segments of a package; see ``HiddenRows``."""
@@ -287,6 +298,11 @@ def hidden_output(model: Model) -> TensorSpec:
     return TensorSpec(f"layer{model.num_layers - 1}.down", ("logit_rows", model.hidden_size), "tensor(float)")
 
 
+def stream_output(model: Model) -> TensorSpec:
+    """Return the value of a native graph that is the same of all rows, in packages that have it."""
+    return TensorSpec(STREAM, ("rows", model.hidden_size), "tensor(float)")
+
+
 class NativePass(BoundPass):
     """A pass of chains or trees; arguments as of ``BoundPass``.
 
@@ -294,6 +310,7 @@ class NativePass(BoundPass):
         row_maps: int32 ``[sequences, positions]``, to copy those of the parts to, which all passes share; without
             sequences there is one part, whose map is bound.
         states: inputs of layers with states; None: there are none.
+        stream: float32 ``[rows, hidden_size]``, which the graph writes; None: it does not.
     """
 
     def __init__(
@@ -303,8 +320,10 @@ class NativePass(BoundPass):
         results: BoundResults,
         row_maps: Array,
         states: StateInputs | None = None,
+        stream: Array | None = None,
     ) -> None:
         super().__init__(binding, rows, results)
+        self._stream = stream
         sequences = max(len(row_maps), 1)
         self._row_maps = row_maps
         self._past_length = np.zeros(sequences, np.int32)
@@ -317,6 +336,12 @@ class NativePass(BoundPass):
         self._states = states
         if states is not None:
             states.bind(binding)
+
+    def run(self, switch: StopSwitch) -> Outputs:
+        """Run the graph on what was set; see ``BoundPass.run``."""
+        outputs = super().run(switch)
+        outputs.stream, outputs.stream_rows = self._stream, self._logit_rows
+        return outputs
 
     def _place(self, parts: Sequence[Part]) -> None:
         row = 0

@@ -56,7 +56,7 @@ class Outputs:
         fetch: copies the logits of a pass on a device into ``logits`` when they are read; None: they are there.
     """
 
-    __slots__ = ("_fetch", "_logits", "ended", "hidden", "place", "top")
+    __slots__ = ("_fetch", "_logits", "ended", "hidden", "place", "stream", "stream_rows", "top")
 
     def __init__(
         self,
@@ -68,6 +68,11 @@ class Outputs:
         self._logits, self.top, self.hidden, self._fetch = logits, top, hidden, fetch
         self.ended = 0.0
         """Moment when the pass ended, ``time.perf_counter``; 0 if nobody has noted it."""
+        self.stream: Array | None = None
+        """float32 ``[rows of the pass, hidden_size]``, the stream behind the last layer of all rows of a pass over one
+        sequence; None if it was not asked for when the model was loaded."""
+        self.stream_rows: Array | None = None
+        """int64 ``[rows]``: the row of the pass that each of these results is of."""
         self.place = top, 0
         """The most likely tokens of the whole pass, and where these rows begin there."""
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import Generator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
 from typing import Final
 
@@ -19,6 +19,10 @@ from edge_rt.runtime.forward.row_order import depth_first, in_order, put_back
 
 MAX_KEPT_SHAPES: Final = 72
 """Bindings kept for later passes of the same shape; creating one takes about 40 microseconds."""
+
+
+PassListener = Callable[[Part, Outputs], None]
+"""Is told of a pass over one sequence, what it computed and its results."""
 
 
 class Runner(ABC):
@@ -91,6 +95,8 @@ class ModelRunner(Runner):
         super().__init__(io_binding, switch)
         io_binding.check(session)
         self._session: Session | None = session
+        self.listener: PassListener | None = None
+        """Is told of every pass over one sequence; it must raise nothing but what a pass does."""
         self._passes: dict[tuple[int, int, int], BoundPass] = {}
 
     def forward(
@@ -105,7 +111,7 @@ class ModelRunner(Runner):
         """Compute tokens into cache rows ``start`` to ``start + len(token_ids)``; see ``Runner.forward``."""
         part = Part(token_ids, start, num_logits, parents, logit_rows)
         with self._running:
-            return self._run(self._pass(len(token_ids), num_logits, 0), (part,))
+            return self._told(part, self._run(self._pass(len(token_ids), num_logits, 0), (part,)))
 
     def forward_many(self, parts: Sequence[Part]) -> list[Outputs]:
         """Compute tokens of several sequences; see ``Runner.forward_many``."""
@@ -114,7 +120,8 @@ class ModelRunner(Runner):
         assert len(parts) <= self._io_binding.most_sequences, (len(parts), self._io_binding.most_sequences)
         rows, counts = sum(len(part.token_ids) for part in parts), [part.num_logits for part in parts]
         with self._running:
-            return self._run(self._pass(rows, sum(counts), len(parts)), parts).split(counts)
+            outputs = self._run(self._pass(rows, sum(counts), len(parts)), parts).split(counts)
+            return [self._told(parts[0], outputs[0])] if len(parts) == 1 else outputs
 
     def _run(self, bound: BoundPass, parts: Sequence[Part]) -> Outputs:
         """Run a pass; with states, whose operators take trees depth first, in that order."""
@@ -143,9 +150,14 @@ class ModelRunner(Runner):
     def close(self) -> None:
         """Wait for the running pass, then release graph and cache; later passes raise ``Cancelled``."""
         with self._running:
-            self._session = None
+            self._session = self.listener = None
             self._passes.clear()
             self._io_binding.release()
+
+    def _told(self, part: Part, outputs: Outputs) -> Outputs:
+        if self.listener is not None:
+            self.listener(part, outputs)
+        return outputs
 
     def _pass(self, rows: int, num_logits: int, sequences: int) -> BoundPass:
         if self._session is None:

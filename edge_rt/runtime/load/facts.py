@@ -16,7 +16,7 @@ from edge_rt.memory.device import MACHINE, this_device, unmeasured_gpu
 from edge_rt.memory.figures import CONTEXT_BYTES, DRIVER_BYTES, Device, GpuFigures
 from edge_rt.memory.plan import GPU_OP_PROFILE
 from edge_rt.memory.shape import DrafterShape, DraftModelShape, ModelShape, shape_of, shape_on
-from edge_rt.package.exits import require_self_mode
+from edge_rt.package.exits import require_ahead_mode, require_self_mode
 from edge_rt.package.expert_sizes import RESIDENT, expert_sizes
 from edge_rt.package.manifest import PROMPTS_FOLDER, WEIGHTS_FILE, Manifest
 from edge_rt.package.reader import Package
@@ -208,6 +208,7 @@ def _check(options: LoadOptions, package: Package | None) -> None:
     if package is not None:
         require_op_profile(options.device_name, package.manifest.op_profile)
         require_self_mode(options.spec, options.kv, package.manifest)
+        require_ahead_mode(options.spec, package.manifest)
         if options.kv not in (None, AUTO):
             from edge_rt.runtime.forward.io_binding import check_kv_format
 

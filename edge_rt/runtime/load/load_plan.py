@@ -15,7 +15,7 @@ from edge_rt.memory.fallbacks import DEFAULT_DRAFT
 from edge_rt.memory.plan import Plan, require_fit
 from edge_rt.memory.request import as_arguments, with_more_memory
 from edge_rt.memory.shape import DraftModelShape
-from edge_rt.memory.terms import drafts_itself, pass_memory_bytes
+from edge_rt.memory.terms import drafts_ahead, drafts_itself, pass_memory_bytes
 from edge_rt.ort.session import PassMemory
 from edge_rt.package.reader import Package
 from edge_rt.package.spec_modes import AUTO, OFF
@@ -113,6 +113,13 @@ class LoadPlan:
     def drafts_itself(self) -> bool:
         """Whether the model can draft with the upper halves of its own weights."""
         return drafts_itself(self.plan.shape, self.plan.choice)
+
+    @property
+    def drafts_ahead(self) -> bool:
+        """Whether a block of the package that predicts further ahead drafts; its model runs on the CPU then."""
+        computes = self.plan.device_choice
+        is_on_gpu = computes is not None and computes.device.is_gpu
+        return not is_on_gpu and drafts_ahead(self.plan.shape, self.plan.choice)
 
     @property
     def pass_memory(self) -> PassMemory:

@@ -30,7 +30,7 @@ from edge_rt.runtime.cache.row_pool import RowPool
 from edge_rt.runtime.embedding import Embedder
 from edge_rt.runtime.forward.io_binding import open_io_binding
 from edge_rt.runtime.forward.io_binding_base import IOBinding
-from edge_rt.runtime.forward.io_binding_native import NativeIOBinding, hidden_output
+from edge_rt.runtime.forward.io_binding_native import NativeIOBinding, hidden_output, stream_output
 from edge_rt.runtime.forward.runner import ModelRunner, Runner
 from edge_rt.runtime.load.drafters import allowed_drafts
 from edge_rt.runtime.load.facts import tokenizer_hash, why_rows_are_not_stored
@@ -192,6 +192,8 @@ def _open_parts(
     tell("tokenizer")
     is_native = manifest.op_profile == NativeIOBinding.profile
     more_outputs = (hidden_output(manifest.model),) if load_plan.hidden and is_native else ()
+    if load_plan.drafts_ahead:
+        more_outputs = (*more_outputs, stream_output(manifest.model))
     # Memory of a device can be asked for only when a session is open there: without a driver a provider refuses a
     # session, but ends the process if it is asked for memory first.
     weights = _map_weights(package, load_plan, options, switch) if is_native else None
@@ -419,6 +421,7 @@ def _open_io_binding(package: Package, load_plan: LoadPlan, device: ComputeDevic
             choice.kv_format,
             largest_pass=load_plan.largest_pass,
             hidden=load_plan.hidden,
+            stream=load_plan.drafts_ahead,
             sequences=choice.slots if choice.slots > 1 else 0,
             rows=choice.kv_rows or None,
             drafts=load_plan.drafts,

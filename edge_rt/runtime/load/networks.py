@@ -20,7 +20,7 @@ from edge_rt.ort.session import PassMemory, Session, check_window_support
 from edge_rt.package.drafter import HEAD, TrainedDrafter
 from edge_rt.package.drafter_search import open_fitting
 from edge_rt.package.reader import Package, open_package
-from edge_rt.package.spec_modes import AUTO, EXIT, MODEL, SELF
+from edge_rt.package.spec_modes import AHEAD, AUTO, EXIT, MODEL, SELF
 from edge_rt.runtime.cache.kv_cache import KVCache
 from edge_rt.runtime.forward.io_binding import open_io_binding
 from edge_rt.runtime.forward.io_binding_base import IOBinding
@@ -95,6 +95,8 @@ def open_networks(model: OpenedModel) -> tuple[TrainedDrafter | None, dict[str, 
         sources[name] = _open_draft_model(model, load_plan.draft_model)
     if load_plan.drafts_itself:
         sources[SELF] = _open_self_drafting(model)
+    if load_plan.drafts_ahead:
+        sources[AHEAD] = _open_ahead(model)
     return drafter, sources
 
 
@@ -243,5 +245,41 @@ def _open_self_drafting(model: OpenedModel) -> SourceMaker:
             for runner, measured in views
         ]
         return ModelSource(ways, name=SELF, least_gain=LEAST_GAIN, most=most, end_ids=ends)
+
+    return source
+
+
+def _open_ahead(model: OpenedModel) -> SourceMaker:
+    """Open the block of a package that predicts further ahead, and let it follow the model's passes."""
+    from edge_rt.runtime.speculation.ahead_model import open_ahead_model
+    from edge_rt.runtime.speculation.ahead_source import AheadSource
+    from edge_rt.runtime.speculation.model_source import ChainCosts, Way
+
+    manifest, load_plan, options = model.package.manifest, model.load_plan, model.options
+    assert manifest.ahead is not None, manifest.op_profile
+    assert model.weights is not None, manifest.op_profile
+    assert isinstance(model.runner, ModelRunner), type(model.runner)
+    session = Session(
+        model.package.file(manifest.ahead.graph),
+        threads=load_plan.plan.device.threads,
+        profile=manifest.op_profile,
+        isa=options.isa,
+        memory=load_plan.pass_memory,
+        initializers=model.weights.initializers(manifest.ahead.graph),
+    )
+    opened = open_ahead_model(model.package, model.weights, session, load_plan.plan.choice.ctx, model.switch)
+    ahead, io_binding = opened.model, opened.io_binding
+    model.runner.listener = ahead.passed
+    facts = model.facts | {"graph": manifest.ahead.graph, "kv_format": io_binding.kv_format}
+    measured = MeasuredCosts(facts, io_binding, opened.cache, options.costs)
+    measured.on_measure = options.on_measuring("the block that predicts ahead")
+    most, ends = min(load_plan.draft_max, MAX_CHAIN), manifest.tokenizer.eos_token_ids
+
+    def source(whole: Costs) -> ForestSource:
+        # A measurement empties its cache.
+        costs = ChainCosts(whole, measured.get(opened.runner), most, prior=_PRIOR)
+        ahead.forget()
+        ways = [Way(ahead, costs)]
+        return AheadSource(ahead, ways, name=AHEAD, most=most, end_ids=ends, held_bytes=lambda: ahead.memory_bytes)
 
     return source

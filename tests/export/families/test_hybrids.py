@@ -9,8 +9,13 @@ import numpy as np
 import pytest
 
 from edge_rt.errors import InvalidModelFile, UnsupportedModel
+from edge_rt.export.decoder.weights import collect_weights
+from edge_rt.export.op_profile import PROFILES
 from edge_rt.export.opening import open_checkpoint
+from edge_rt.export.sources.model_file import TensorReader
+from edge_rt.export.weights.matrices import CheckpointMatrices
 from edge_rt.package.layers import GatedDelta, ShortConv
+from tests.helpers.ahead_models import write_ahead_folder, write_ahead_gguf
 from tests.helpers.family_cases import load_case, write_folder, write_gguf
 from tests.helpers.family_gguf import ARCHITECTURES
 from tests.helpers.hf_factory import write_safetensors
@@ -218,6 +223,49 @@ class TestDeltaRules:
         tensors = case.tensors() | {"mtp.fc.weight": np.ones((96, 192), np.float32)}
         write_safetensors(path / "model.safetensors", tensors)
         assert open_checkpoint(path)[1].num_layers == 5
+
+    def test_a_whole_head_that_predicts_ahead_is_read(self, tmp_path):
+        """Of a folder and of a GGUF file the same."""
+        found = []
+        for path in (write_ahead_folder(tmp_path / "folder")[0], write_ahead_gguf(tmp_path / "m.gguf")):
+            source, decoder = open_checkpoint(path)
+            assert source.ahead == decoder.layers[0]
+            assert decoder.num_layers == 3
+            weights = collect_weights(source, decoder, PROFILES["native"])
+            with TensorReader(source.files) as stream:
+                found.append({name: vector.read(stream) for name, vector in weights.vectors.items()})
+                found[-1] |= {
+                    part.tensor.name: np.concatenate(
+                        list(CheckpointMatrices(stream, source.tensors).pieces(part.tensor.name))
+                    )
+                    for linear in weights.ahead.linears()
+                    for part in linear.parts
+                }
+        assert found[0].keys() == found[1].keys()
+        assert {"ahead.token_norm", "ahead.state_norm", "ahead.output_norm", "layer3.q_norm"} <= found[0].keys()
+        for name, values in found[0].items():
+            np.testing.assert_array_equal(values, found[1][name], err_msg=name)
+
+    @pytest.mark.parametrize(
+        "path",
+        [
+            lambda path: write_ahead_folder(path / "m", left_out=("mtp.fc.weight",))[0],
+            lambda path: write_ahead_folder(path / "m", changed={"mtp.layers.1.x": np.ones(1, np.float32)})[0],
+            lambda path: write_ahead_gguf(
+                path / "m.gguf", **{"nextn.embed_tokens.weight": np.ones((8, 96), np.float32)}
+            ),
+        ],
+        ids=["without its matrix", "of two blocks", "with an embedding of its own"],
+    )
+    def test_other_heads_are_left_out(self, tmp_path, path):
+        source, decoder = open_checkpoint(path(tmp_path))
+        assert (source.ahead, decoder.num_layers) == (None, 3)
+        assert not any("nextn" in name or name.startswith("blk.3") for name in source.tensors)
+
+    def test_a_head_of_another_shape_is_refused(self, tmp_path):
+        changed = {"mtp.fc.weight": np.ones((96, 96), np.float32)}
+        with pytest.raises(InvalidModelFile, match=r"mtp\.fc\.weight.*instead of"):
+            open_checkpoint(write_ahead_folder(tmp_path / "m", changed=changed)[0])
 
     @pytest.mark.parametrize(
         ("changes", "error", "message"),

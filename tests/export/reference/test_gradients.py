@@ -47,6 +47,9 @@ MODELS = {
         {"attention": {"scale": 0.8}, "embedding_scale": 1.5, "residual_scale": 0.4, "logit_scale": 0.3}, HALVES,
     ),
     "a short convolution": ({"conv": ShortConv(3, has_bias=True)} | NORMED, HALVES),
+    "gates": ({"attention": {"has_gate": True}} , HALVES),
+    "gates, norms and limits": ({"attention": {"has_gate": True, "qk_norm": "head", "clip": 1.1}}, HALVES),
+    "limits": ({"attention": {"clip": 0.8}}, HALVES),
     "growing queries": ({"attention": {"query_scaling": QueryScaling(0.7, 3)}}, HALVES),
 }  # fmt: skip
 
