@@ -26,7 +26,11 @@ void copy_unit_row(WeightFormat format, const uint8_t* from, uint8_t* to, int ro
     copy_lines<4>(from, to, 0, at.scales, row, to_row);
   }
   copy_lines<1>(from, to, at.scales, at.d, row, to_row);
-  copy_lines<2>(from, to, at.d, at.bytes, row, to_row);
+  if (has_row_scale(format)) {
+    copy_lines<4>(from, to, at.d, at.bytes, row, to_row);
+  } else {
+    copy_lines<2>(from, to, at.d, at.bytes, row, to_row);
+  }
 }
 
 }  // namespace
