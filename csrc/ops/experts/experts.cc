@@ -217,6 +217,7 @@ abi::Status* Experts::check(ort::OpContext& context, Call* call) const {
   call->sum.residual_scale = steps_.residual_scale;
   call->sum.y = y.as<float>();
   call->finish.post_norm = context.input(kPostNorm).as<const float>();
+  call->finish.post_width = width_;
   call->finish.post_epsilon = epsilon_;
   call->finish.steps.residual_scale = steps_.residual_scale;
   call->finish.residual = residual;
