@@ -141,6 +141,10 @@ class Experts:
             router reads the stream.
         has_shared_gate: whether what the feed-forward beside them makes is multiplied by the sigmoid of a product of
             its input and one row.
+        has_scales: whether weights are multiplied by a number of each expert, behind all else.
+        has_own_norms: whether the router, the experts and the feed-forward beside them read the stream behind norms of
+            their own, and what experts and feed-forward make is normed before it is added, and again behind that. The
+            router's norm is divided by the root of the stream's features.
     """
 
     count: int
@@ -156,6 +160,8 @@ class Experts:
     chosen_groups: int = field(default=1, metadata=RARE)
     latent: int = field(default=0, metadata=RARE)
     has_shared_gate: bool = field(default=False, metadata=RARE)
+    has_scales: bool = field(default=False, metadata=RARE)
+    has_own_norms: bool = field(default=False, metadata=RARE)
 
 
 @dataclass(frozen=True)
@@ -332,6 +338,9 @@ def layer_problems(layer: Layer) -> Iterable[tuple[str, bool]]:
         yield from _experts_problems(layer.experts)
         has_shared = layer.feed_forward is not None
         yield "a shared expert that is not there has a gate", layer.experts.has_shared_gate and not has_shared
+        has_norms = has_shared and layer.has_pre_norms and layer.has_post_norms
+        is_usual = not layer.experts.latent and not layer.experts.has_shared_gate
+        yield "experts have norms that they cannot have", layer.experts.has_own_norms and not (has_norms and is_usual)
 
 
 def _attention_problems(attention: Attention) -> Iterable[tuple[str, bool]]:

@@ -90,6 +90,10 @@ def tensor_values(case: str, name: str, shape: tuple[int, ...], config: dict[str
         return integers * np.float32(2.0**-8)
     if name.endswith("layer_scalar"):
         return np.floor(integers / 2) * np.float32(2.0**-8) + np.float32(0.75)
+    if name.endswith(("router.scale", "per_expert_scale")):
+        return integers * np.float32(2.0**-7) + np.float32(1)
+    if name.endswith("router.proj.weight"):
+        return integers * np.float32(2.0**-5)
     if "norm" in name:
         is_gemma4 = config["model_type"].startswith("gemma4")
         # Its scores have no scale.

@@ -127,10 +127,16 @@ def gguf_tensors(case: FamilyCase) -> dict[str, np.ndarray]:
             found |= _fused_by_head(name, values, config)
             continue
         mapped = names.get_name(name, try_suffixes=suffixes) or plain.get_name(name, try_suffixes=suffixes)
+        # Of Gemma 4's router the map has the matrix alone.
+        for theirs, ours in (("router.scale", "ffn_gate_inp"), ("router.per_expert_scale", "ffn_down_exps")):
+            if name.endswith(theirs):
+                mapped = f"blk.{name.split('.')[2]}.{ours}.scale"
         if mapped is None:
             raise ValueError(f"{case.name}: {name} has no name in {arch}")
         # Falcon-H1's norm has no end, because the whole of its name is in the map.
-        if not mapped.endswith(("weight", "bias", "ssm_a", "ssm_d")) and not (arch == "falcon-h1" and "norm" in mapped):
+        if not mapped.endswith(("weight", "bias", ".scale", "ssm_a", "ssm_d")) and not (
+            arch == "falcon-h1" and "norm" in mapped
+        ):
             mapped = f"{mapped}.weight"
         found[mapped] = _converted(name, values, arch, config)
     return found
@@ -455,6 +461,9 @@ def _family_metadata(config: Mapping[str, Any], arch: str) -> dict[str, object]:
             "embedding_length_per_layer_input": config["hidden_size_per_layer_input"],
             "final_logit_softcapping": config["final_logit_softcapping"],
         }  # fmt: skip
+        if config["enable_moe_block"]:
+            found |= {"expert_count": config["num_experts"], "expert_used_count": config["top_k_experts"],
+                      "expert_feed_forward_length": config["moe_intermediate_size"]}  # fmt: skip
         if wide != config["intermediate_size"]:
             found["feed_forward_length"] = [config["intermediate_size"] if layer < own else wide
                                             for layer in range(len(sliding))]  # fmt: skip

@@ -215,6 +215,17 @@ GEMMA4 = {
              "rope_parameters": _GEMMA4_OTHER_ROPES},
         model_class="Gemma4ForCausalLM",
     ),
+    "gemma4_text_experts": CaseConfig(
+        "Gemma4Text",
+        _base(head_dim=32, global_head_dim=64, sliding_window=WINDOW, tie_word_embeddings=True,
+              hidden_size_per_layer_input=0, attention_k_eq_v=True, num_global_key_value_heads=1,
+              layer_types=["sliding_attention", "full_attention", "sliding_attention", "full_attention"],
+              enable_moe_block=True, num_experts=8, top_k_experts=3, moe_intermediate_size=48,
+              rope_parameters=_GEMMA4_OTHER_ROPES),
+        old={"per_layer_config": None, "global_head_dim": 64, "num_global_key_value_heads": 1,
+             "rope_parameters": _GEMMA4_OTHER_ROPES},
+        model_class="Gemma4ForCausalLM",
+    ),
 }  # fmt: skip
 
 PHI3 = {

@@ -100,6 +100,10 @@ def _experts_text(experts: Experts) -> str:
         text += f" in {experts.chosen_groups} of {experts.groups} groups"
     if experts.latent:
         text += f", of {experts.latent} latent features"
+    if experts.has_own_norms:
+        text += " beside it, with norms of their own"
+    if experts.has_scales:
+        text += ", scales"
     return f"{text}, a gate of the other" if experts.has_shared_gate else text
 
 

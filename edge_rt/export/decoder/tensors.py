@@ -22,6 +22,9 @@ RATES: Final = ("ssm_alpha.weight", "ssm_beta.weight")
 OPTIONAL: Final = ("rope_freqs.weight", "rope_factors_short.weight", "rope_factors_long.weight")
 """Tensors whose numbers are in the description."""
 
+OWN_NORMS: Final = ("pre_ffw_norm_2", "post_ffw_norm_2", "post_ffw_norm_1")
+"""Norms before and behind experts that have their own, and behind the feed-forward beside them."""
+
 FUSED: Final = (".attn_qkv", ".ffn_gate_up", "_exps", ".ssm_qkvz", ".ssm_ba")
 """Ends of the names of tensors that hold several of a decoder's."""
 
@@ -106,6 +109,7 @@ def layer_shapes(decoder: Decoder, layer: Layer) -> Shapes:
         ("ffn_norm", bool(layer.feed_forwards) and layer.has_pre_norms),
         ("post_attention_norm", layer.has_mixer and layer.has_post_norms),
         ("post_ffw_norm", bool(layer.feed_forwards) and layer.has_post_norms),
+        *((name, layer.experts is not None and layer.experts.has_own_norms) for name in OWN_NORMS),
     )
     for name, is_there in norms:
         if is_there:
@@ -204,6 +208,10 @@ def _experts_shapes(width: int, experts: Experts) -> Shapes:
         shapes["exp_probs_b.bias"] = (experts.count,)
     if experts.has_shared_gate:
         shapes["ffn_gate_inp_shexp.weight"] = (width,)
+    if experts.has_scales:
+        shapes["ffn_down_exps.scale"] = (experts.count,)
+    if experts.has_own_norms:
+        shapes["ffn_gate_inp.scale"] = (width,)
     if experts.latent:
         shapes |= {"ffn_latent_down.weight": (width, experts.latent), "ffn_latent_up.weight": (experts.latent, width)}
     for number in range(experts.count):

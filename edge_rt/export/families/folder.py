@@ -189,7 +189,7 @@ def _names(folder: HFFolder, family: Family, decoder: Decoder) -> tuple[dict[str
         for hf, ours in _expanded(family.layer_names, experts):
             modules[f"{prefix}layers.{number}.{hf}"] = f"blk.{number}.{name_in_layer(ours, layer)}"
     for hf, ours in modules.items():
-        if ours.endswith(".bias"):
+        if ours.endswith((".bias", ".scale")):
             names[hf] = ours
         else:
             names |= {f"{hf}.weight": f"{ours}.weight", f"{hf}.bias": f"{ours}.bias", hf: f"{ours}.weight"}

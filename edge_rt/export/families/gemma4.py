@@ -1,7 +1,8 @@
 """Gemma 4, and the text half of its multimodal checkpoints.
 
 As Gemma 3, with plain weights of norms, heads of another size in layers that see all, values that are normed, last
-layers that read the keys and values of earlier ones, and a further embedding for each layer.
+layers that read the keys and values of earlier ones, and a further embedding for each layer. Experts may stand beside
+the feed-forward, with norms of their own.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from typing import Any, Final
 from edge_rt.errors import as_json
 from edge_rt.export.families.config_reader import FULL, SLIDING, ConfigReader, require_head_dim
 from edge_rt.export.families.config_rope import read_rope
+from edge_rt.export.families.experts import header_experts
 from edge_rt.export.families.family import SANDWICH_NAMES, TOP_NAMES, Family
 from edge_rt.export.families.gemma3 import GEMMA_ACTIVATIONS
 from edge_rt.export.families.header_reader import HeaderReader
@@ -20,7 +22,7 @@ from edge_rt.export.families.header_rope import read_header_rope
 from edge_rt.export.families.layers import Windows, config_windows, header_windows
 from edge_rt.export.families.rope import MAX_ROPE_THETA, MIN_ROPE_THETA, default_rope
 from edge_rt.package.decoder import MAX_LAYERS, Decoder, Dimensions, Rope
-from edge_rt.package.layers import MAX_HEADS, MAX_WIDTH, Attention, FeedForward, Layer
+from edge_rt.package.layers import MAX_EXPERTS, MAX_HEADS, MAX_WIDTH, Attention, Experts, FeedForward, Layer
 
 _UNIFIED: Final = "gemma4_unified_text"
 _PERIOD: Final = 6
@@ -31,6 +33,9 @@ _ROPES: Final[Mapping[str, Any]] = {
     FULL: {"rope_type": "proportional", "partial_rotary_factor": 0.25, "rope_theta": 1_000_000.0},
 }
 """What transformers assumes where a configuration has no ``rope_parameters``."""
+_EXPERT_KEYS: Final = ("num_experts", "top_k_experts", "moe_intermediate_size")
+_USUAL: Final[Mapping[str, Any]] = {"is_normalised": True, "has_scales": True, "has_own_norms": True}
+"""What all experts are described by."""
 _OVERRIDES: Final = ("head_dim", "num_key_value_heads")
 _WAY_OUT: Final = "Choose another model."
 
@@ -44,6 +49,7 @@ class _Facts:
         shared: how many of the last layers have no keys and values of their own.
         sizes: features of every layer's feed-forward.
         has_values: for every layer whether it has a matrix for its values; else they are its keys.
+        experts: beside the feed-forwards of all layers.
     """
 
     windows: Windows
@@ -55,6 +61,7 @@ class _Facts:
     activation: str
     softcap: float
     per_layer_embedding: int
+    experts: Experts | None
 
 
 def from_config(config: ConfigReader, name: str) -> Decoder:
@@ -67,11 +74,6 @@ def from_config(config: ConfigReader, name: str) -> Decoder:
         raise config.refused("use_bidirectional_attention is 'all'")
     if config.flag("attention_bias"):
         raise config.refused("attention_bias is true")
-    if config.flag("enable_moe_block"):
-        raise config.refused("enable_moe_block is true")
-    # Without experts they say nothing.
-    for key in ("num_experts", "moe_intermediate_size", "top_k_experts"):
-        config.get(key)
     windows = config_windows(config, dims, window=1024 if is_unified else 512, period=_PERIOD)
     # transformers lets the last layer see all, whatever the list says.
     windows = Windows((*windows.kinds[:-1], False), (*windows.sizes[:-1], 0))
@@ -90,6 +92,7 @@ def from_config(config: ConfigReader, name: str) -> Decoder:
         read_rope(config, head_dim, dims.context_length, layer_type=FULL, theta_key=None),
         read_rope(config, dims.head_dim, dims.context_length, layer_type=SLIDING, theta_key=None),
     )
+    activation = config.activation("hidden_activation", GEMMA_ACTIVATIONS, "gelu_pytorch_tanh")
     facts = _Facts(
         windows,
         kv_heads,
@@ -97,11 +100,24 @@ def from_config(config: ConfigReader, name: str) -> Decoder:
         shared,
         tuple(dims.intermediate_size * (1 if layer < own else wide) for layer in range(dims.num_layers)),
         tuple(is_windowed or not keys_are_values for is_windowed in windows.kinds),
-        config.activation("hidden_activation", GEMMA_ACTIVATIONS, "gelu_pytorch_tanh"),
+        activation,
         config.softcap("final_logit_softcapping"),
         features,
+        _config_experts(config, activation),
     )
     return _decoder(dims, facts, ropes, config.wrong("num_kv_shared_layers", str(shared)))
+
+
+def _config_experts(config: ConfigReader, activation: str) -> Experts | None:
+    if not config.flag("enable_moe_block"):
+        # Without experts they say nothing.
+        for key in _EXPERT_KEYS:
+            config.get(key)
+        return None
+    count, chosen, size = _EXPERT_KEYS
+    experts = config.count(count, MAX_EXPERTS)
+    each = FeedForward(config.count(size, 4 * MAX_WIDTH), activation)
+    return Experts(experts, config.count(chosen, experts), each, **_USUAL)
 
 
 def _full_heads(config: ConfigReader, dims: Dimensions, windows: Windows, *, has_other_heads: bool) -> tuple[int, int]:
@@ -146,6 +162,9 @@ def from_header(reader: HeaderReader) -> Decoder:
         is_windowed or reader.has_tensor(f"blk.{layer}.attn_v.weight")
         for layer, is_windowed in enumerate(windows.kinds)
     )
+    experts = None
+    if reader.count("expert_count", MAX_EXPERTS, least=0, default=0):
+        experts = header_experts(reader, FeedForward(max(sizes), "gelu"), **_USUAL)
     facts = _Facts(
         windows,
         heads[1],
@@ -156,6 +175,7 @@ def from_header(reader: HeaderReader) -> Decoder:
         "gelu",
         reader.softcap("final_logit_softcapping"),
         reader.count("embedding_length_per_layer_input", MAX_WIDTH, least=0, default=0),
+        experts,
     )
     base = reader.number("rope.freq_base_swa", least=MIN_ROPE_THETA, most=MAX_ROPE_THETA, default=10_000.0)
     ropes = (_full_rope(reader, dims), default_rope(base, size))
@@ -203,7 +223,7 @@ def _decoder(dims: Dimensions, facts: _Facts, ropes: tuple[Rope, Rope], no_sourc
             kv_from=source,
         )
         feed_forward = FeedForward(facts.sizes[number], facts.activation)
-        layers.append(Layer(attention, feed_forward, has_post_norms=True, has_scale=True))
+        layers.append(Layer(attention, feed_forward, has_post_norms=True, experts=facts.experts, has_scale=True))
     return dims.decoder(
         "gemma4",
         tuple(layers),
@@ -227,6 +247,14 @@ GEMMA4: Final = Family(
         "per_layer_projection": "proj",
         "post_per_layer_input_norm": "post_norm",
         "layer_scalar": "layer_output_scale",
+        "pre_feedforward_layernorm_2": "pre_ffw_norm_2",
+        "post_feedforward_layernorm_1": "post_ffw_norm_1",
+        "post_feedforward_layernorm_2": "post_ffw_norm_2",
+        "router.proj": "ffn_gate_inp",
+        "router.scale": "ffn_gate_inp.scale",
+        "router.per_expert_scale": "ffn_down_exps.scale",
+        "experts.gate_up_proj": "ffn_gate_up_exps",
+        "experts.down_proj": "ffn_down_exps",
     },
     top_names={
         **TOP_NAMES,

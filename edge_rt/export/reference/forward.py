@@ -18,7 +18,7 @@ from edge_rt.export.decoder.weights import query_growth
 from edge_rt.export.sources.source import Source
 from edge_rt.export.weights.matrices import Matrices
 from edge_rt.package.decoder import Decoder, Rope
-from edge_rt.package.layers import Attention, Experts, FeedForward, GatedDelta, StateSpace
+from edge_rt.package.layers import Attention, Experts, FeedForward, GatedDelta, Layer, StateSpace
 
 Array = npt.NDArray[Any]
 Product = Callable[[Array, str], Array]
@@ -94,7 +94,7 @@ class DecoderForward:
             mixed = self._mixed(self.norm(x, f"{name}.attn_norm.weight"), layer, tables)
             x = x + self._scaled(self.norm(mixed, f"{name}.post_attention_norm.weight"), scale)
         if kind.feed_forwards:
-            fed = self._mlp(self.norm(x, f"{name}.ffn_norm.weight"), layer)
+            fed = self._mlp(x, layer)
             x = x + self._scaled(self.norm(fed, f"{name}.post_ffw_norm.weight"), scale)
         if per_layer is not None:
             gated = gelu(self._times(x, f"{name}.inp_gate")) * per_layer[..., layer, :]
@@ -359,14 +359,27 @@ class DecoderForward:
         return sigmoid(both[..., attention.head_dim :])
 
     def _mlp(self, x: Array, layer: int) -> Array:
-        kind = self._decoder.layers[layer]
-        made = [] if kind.experts is None else [self._experts(x, layer, kind.experts)]
+        kind, name = self._decoder.layers[layer], f"blk.{layer}"
+        if kind.experts is not None and kind.experts.has_own_norms:
+            return self._beside(x, layer, kind)
+        x = self.norm(x, f"{name}.ffn_norm.weight")
+        made = [] if kind.experts is None else [self._experts(x, x, layer, kind.experts)]
         if kind.feed_forward is not None:
-            made.append(self._fed(x, kind.feed_forward, f"blk.{layer}", ""))
+            made.append(self._fed(x, kind.feed_forward, name, ""))
         if kind.experts is not None and kind.experts.has_shared_gate:
-            gates = (x * self._vector(f"blk.{layer}.ffn_gate_inp_shexp.weight")).sum(axis=-1, keepdims=True)
+            gates = (x * self._vector(f"{name}.ffn_gate_inp_shexp.weight")).sum(axis=-1, keepdims=True)
             made[1] = made[1] * sigmoid(gates)
         return sum(made[1:], made[0])
+
+    def _beside(self, x: Array, layer: int, kind: Layer) -> Array:
+        """Return the sum of a feed-forward and of experts that have norms of their own."""
+        name, inner, experts = f"blk.{layer}", kind.feed_forward, kind.experts
+        assert inner is not None, layer
+        assert experts is not None, layer
+        fed = self._fed(self.norm(x, f"{name}.ffn_norm.weight"), inner, name, "")
+        routed = self._scaled(self._rms_normed(x, f"{name}.ffn_gate_inp.scale"), self._decoder.hidden_size**-0.5)
+        made = self._experts(self.norm(x, f"{name}.pre_ffw_norm_2.weight"), routed, layer, experts)
+        return self.norm(fed, f"{name}.post_ffw_norm_1.weight") + self.norm(made, f"{name}.post_ffw_norm_2.weight")
 
     def _fed(self, x: Array, inner: FeedForward, layer: str, suffix: str) -> Array:
         """Return what a feed-forward makes of rows; ``suffix``: of its matrices' names."""
@@ -382,16 +395,18 @@ class DecoderForward:
             hidden = activation(up)
         return self._times(hidden, f"{layer}.ffn_down{suffix}")
 
-    def _experts(self, x: Array, layer: int, experts: Experts) -> Array:
-        """Return the weighted sum of a row's experts, in the order of their numbers."""
+    def _experts(self, x: Array, routed: Array, layer: int, experts: Experts) -> Array:
+        """Return the weighted sum of the experts of ``x``, in the order of their numbers, chosen by ``routed``."""
         name = f"blk.{layer}"
         weights = expert_weights(
-            self._routed(x, f"{name}.ffn_gate_inp"),
+            self._routed(routed, f"{name}.ffn_gate_inp"),
             experts,
             self._vector(f"{name}.exp_probs_b.bias") if experts.has_choice_bias else None,
         )
         if self._on_routing is not None:
             self._on_routing(layer, weights[0] != 0)
+        if experts.has_scales:
+            weights = weights * self._vector(f"{name}.ffn_down_exps.scale")
         x = self._times(x, f"{name}.ffn_latent_down") if experts.latent else x
         found = np.zeros_like(x)
         for number in range(experts.count):

@@ -9,6 +9,7 @@ import pytest
 
 from edge_rt.errors import UnsupportedModel
 from edge_rt.export.families.registry import ARCHITECTURES, MODEL_TYPES
+from edge_rt.export.op_profile import PROFILES
 from edge_rt.export.opening import check_operators, open_checkpoint
 from edge_rt.export.sources.model_file import TensorReader
 from tests.helpers.family_cases import CASES, load_case, write_folder, write_gguf
@@ -40,10 +41,12 @@ NATIVE_ONLY = {
     **dict.fromkeys(("qwen3_5", "qwen3_5_epsilon", "qwen3_5_moe", "qwen3_next"), "layers with a state"),
 }
 """Cases that no portable graph computes -> what the error names."""
+NOT_CARRIED = {"gemma4_text_experts": "norms of experts' own"}
+"""Cases that are described and computed by the reference, but not by graphs yet -> what the error names."""
 DESCRIBED = [
     name for name, case in LOADED.items() if case.text_config["model_type"] in MODEL_TYPES and name not in REFUSED
 ]
-NATIVE = DESCRIBED
+NATIVE = [name for name in DESCRIBED if name not in NOT_CARRIED]
 FOLDERS = [name for name in NATIVE if name not in NATIVE_ONLY]
 FILES = [name for name in NATIVE if LOADED[name].gguf is None]
 
@@ -114,6 +117,17 @@ def test_files(name, tmp_path):
         built = Built(tmp_path / "m.gguf", tmp_path)
         require_windows(built)
     assert error(built.run(case.tokens), case.logits) < TOLERANCE
+
+
+@pytest.mark.parametrize("name", NOT_CARRIED)
+def test_what_no_graph_computes_yet(name, tmp_path):
+    case = LOADED[name]
+    found = reference_logits(write_gguf(tmp_path / "m.gguf", case), case.tokens)
+    assert error(found, case.logits) < REFERENCE_TOLERANCE
+    folder = write_folder(tmp_path / "folder", case)
+    for profile in PROFILES:
+        with pytest.raises(UnsupportedModel, match=f"It is {NOT_CARRIED[name]}, in the architecture"):
+            Built(folder, tmp_path, profile=profile)
 
 
 @pytest.mark.parametrize("name", NATIVE_ONLY)

@@ -13,6 +13,7 @@ from tests.helpers.family_cases import load_case, write_folder, write_gguf
 from tests.helpers.hf_factory import write_safetensors
 
 SHARED, KEYS = load_case("gemma4_text"), load_case("gemma4_text_keys")
+EXPERTS = load_case("gemma4_text_experts")
 
 
 def decoder_of(path):
@@ -54,6 +55,37 @@ def test_keys_that_nobody_reads_are_left_out(tmp_path):
         source, decoder = open_checkpoint(path)
         assert not [name for name in source.tensors if name.startswith(("blk.4.attn_k", "blk.5.attn_v"))]
         assert decoder.kv_layers == (0, 1, 2, 3)
+
+
+def test_experts_stand_beside_the_feed_forward(tmp_path):
+    folder = decoder_of(write_folder(tmp_path / "m", EXPERTS))
+    file = decoder_of(write_gguf(tmp_path / "m.gguf", EXPERTS))
+    experts = folder.layers[1].experts
+    assert (experts.count, experts.chosen, experts.each.size, experts.each.activation) == (8, 3, 48, "gelu")
+    assert (experts.is_normalised, experts.has_scales, experts.has_own_norms) == (True, True, True)
+    assert file.layers == folder.layers
+
+
+@pytest.mark.parametrize(
+    ("config", "words"),
+    [
+        ({"num_experts": None}, "num_experts"),
+        ({"num_experts": 1 << 20}, "num_experts"),
+        ({"num_experts": 7}, "wrong shape|missing|does not use"),
+        ({"top_k_experts": 9}, "top_k_experts"),
+        ({"moe_intermediate_size": 0}, "moe_intermediate_size"),
+        ({"enable_moe_block": False}, "does not use"),
+    ],
+)
+def test_hostile_experts(tmp_path, config, words):
+    with pytest.raises(EdgeRTError, match=words):
+        open_checkpoint(write_folder(tmp_path / "m", EXPERTS, config=config))
+
+
+def test_a_file_without_scales_of_experts_is_refused(tmp_path):
+    path = write_gguf(tmp_path / "m.gguf", EXPERTS, drop_tensors=("blk.1.ffn_down_exps.scale",))
+    with pytest.raises(EdgeRTError, match=r"ffn_down_exps\.scale"):
+        open_checkpoint(path)
 
 
 @pytest.mark.parametrize(
