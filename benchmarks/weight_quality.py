@@ -31,13 +31,14 @@ from permuted_model import PermutedModel
 
 import edge_rt
 from edge_rt.export.checkpoint import Checkpoint, calibration_text, read_checkpoint
+from edge_rt.export.decoder.tensors import INPUT_OF
 from edge_rt.export.decoder.weights import place_weights
 from edge_rt.export.entry import export_model
 from edge_rt.export.op_profile import PROFILES
 from edge_rt.export.opening import open_checkpoint
 from edge_rt.export.preparing import settle_types
 from edge_rt.export.quantise.decision import choose_weights
-from edge_rt.export.quantise.moments import INPUT_OF, CalibrationWalk
+from edge_rt.export.quantise.moments import CalibrationWalk
 from edge_rt.export.reference.forward import DecoderForward
 from edge_rt.export.sources.model_file import TensorReader
 from edge_rt.export.weights.matrices import CheckpointMatrices, Matrices, PackageMatrices
