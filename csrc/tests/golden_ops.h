@@ -66,7 +66,7 @@ struct Attention {
   // Zeroed cache; positions on a circle, by rational numbers in place of sines; row 5 i mod capacity for position i.
   Attention(int head_count, int kv_head_count, int dim, int rotary_dim, int kv_format, int capacity);
   size_t cache_bytes() const;
-  int64_t width() const;  // of a row of qkv
+  int64_t width() const;  // of a row of qkv that has keys and values
   // Makes up constants of keys.
   void draw_key_constants(Random& random);
 

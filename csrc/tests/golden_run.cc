@@ -145,10 +145,7 @@ AttentionPass Attention::pass(const std::vector<int32_t>& parents, const std::ve
   return pass;
 }
 
-int64_t Attention::width() const {
-  const int parts = shares_cache ? 0 : values_are_keys ? 1 : 2;
-  return int64_t{head_dim} * ((has_gates ? 2 : 1) * heads + parts * kv_heads);
-}
+int64_t Attention::width() const { return int64_t{head_dim} * ((has_gates ? 2 : 1) * heads + 2 * kv_heads); }
 
 std::vector<float> Attention::run(const KernelTable& kernels, const std::vector<float>& qkv,
                                   const std::vector<int32_t>& parents, int64_t past) {

@@ -17,9 +17,9 @@ transformers = pytest.importorskip("transformers")
 
 pytestmark = pytest.mark.slow
 
-TOKENS, FIRST = 20, 40
+TOKENS, FIRST = 12, 40
 """A token follows from the two before it: of so many, whose ids begin there."""
-STEPS, ROWS, BATCH = 500, 48, 32
+STEPS, ROWS, BATCH = 300, 24, 32
 
 
 def texts(count, rng, table):

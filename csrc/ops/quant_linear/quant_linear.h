@@ -204,14 +204,14 @@ constexpr bool is_gated(Activation activation) {
 // Steps behind a product that few models have.
 struct LinearSteps {
   Activation activation = Activation::kNone;
+  float output_scale = 1.0f;
+  float softcap = 0.0f;  // 0: none
+  float residual_scale = 1.0f;
   // SwiGLU of g = min(limit, gate) and u = max(-limit, min(limit, value)): g / (1 + exp(-(slope * g))) * (u +
   // up_offset).
   float limit = 0.0f;  // 0: none
   float slope = 1.0f;
   float up_offset = 0.0f;
-  float output_scale = 1.0f;
-  float softcap = 0.0f;  // 0: none
-  float residual_scale = 1.0f;
 
   EDGE_RT_IN_PLACE bool has_limits() const { return limit != 0.0f || slope != 1.0f || up_offset != 0.0f; }
 };
