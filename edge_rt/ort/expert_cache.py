@@ -20,6 +20,7 @@ from typing import Any, Final
 from edge_rt.errors import MemoryBudgetExceeded, UnsupportedModel
 from edge_rt.ort.errors import of_system
 from edge_rt.ort.op_library import NativeLibrary
+from edge_rt.system.files import forget_read, read_at
 
 ReadAt = Callable[[int, int, int], int]
 """``read(address, bytes, offset)`` of a file to memory; returns how many bytes, or the negative number of an error."""
@@ -92,12 +93,7 @@ class ExpertCache:
         pools: Sequence[tuple[int, int]],
         read: ReadAt | None = None,
     ) -> None:
-        if sys.platform == "win32":
-            raise UnsupportedModel(
-                "Experts cannot be read while a model runs on Windows.",
-                f"{path.name} has {size} bytes.",
-                "Give more memory, or --experts resident.",
-            )
+        _require_reads(path, size)
         file, self.is_direct = open_direct(path)
         numbers = (ctypes.c_int64 * (2 * len(pools)))(*(number for pool in pools for number in pool))
         # The library calls it as long as the cache is open.
@@ -134,6 +130,15 @@ class ExpertCache:
         return ExpertReads(hits, misses, read, waited / 1e3, reading / 1e3, failures)
 
 
+def _require_reads(path: Path, size: int) -> None:
+    if sys.platform == "win32":
+        raise UnsupportedModel(
+            "Experts cannot be read while a model runs on Windows.",
+            f"{path.name} has {size} bytes.",
+            "Give more memory, or --experts resident.",
+        )
+
+
 def _close(close: Callable[[int], None], handle: int, file: int, callback: Any) -> None:
     """Give a cache back; ``callback`` must live until then."""
     close(handle)
@@ -150,11 +155,11 @@ def open_direct(path: Path) -> tuple[int, bool]:
     try:
         if direct:
             with suppress(OSError):
-                file = os.open(path, os.O_RDONLY | direct | os.O_CLOEXEC)
+                file = os.open(path, os.O_RDONLY | direct)
                 if _can_read(file):
                     return file, True
                 os.close(file)
-        file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        file = os.open(path, os.O_RDONLY)
     except OSError as error:
         raise of_system(error.errno or errno.EIO) from error
     if sys.platform == "darwin":
@@ -168,7 +173,7 @@ def open_direct(path: Path) -> tuple[int, bool]:
 def _can_read(file: int) -> bool:
     with mmap.mmap(-1, _PAGE) as page:
         try:
-            return os.preadv(file, [page], 0) >= 0
+            return read_at(file, page, 0) >= 0
         except OSError:
             return False
 
@@ -192,10 +197,10 @@ def read_speed(path: Path, size: int, *, budget: float = 0.5, clock: Callable[[]
         with mmap.mmap(-1, _PIECE) as memory:
             for number, begin in enumerate(own, 1):
                 started = clock()
-                os.preadv(file, [memory], begin)
+                read_at(file, memory, begin)
                 seconds.append(clock() - started)
-                if not is_direct and hasattr(os, "posix_fadvise"):
-                    os.posix_fadvise(file, begin, _PIECE, os.POSIX_FADV_DONTNEED)
+                if not is_direct:
+                    forget_read(file, begin, _PIECE)
                 if number >= _LEAST_MEASURED and clock() - begun > budget:
                     break
         return seconds

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import errno
 import mmap
-import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
@@ -18,6 +17,7 @@ import numpy.typing as npt
 
 from edge_rt.errors import InvalidPackage, StorageError
 from edge_rt.ort.errors import of_system
+from edge_rt.system.files import forget_read, read_at
 
 Array = npt.NDArray[Any]
 _PIECE: Final = 16 << 20
@@ -65,12 +65,11 @@ def read_tensors(path: Path, size: int, places: Mapping[int, tuple[int, int]]) -
 
 def _fill(file: int, part: memoryview, offset: int, path: Path) -> None:
     while part:
-        got = os.preadv(file, [part], offset)
+        got = read_at(file, part, offset)
         if not got:
             raise StorageError(
                 f"{path} is shorter than it was.", f"It ends at byte {offset}.", "Export or pull the model again."
             )
-        if hasattr(os, "posix_fadvise"):
-            # Otherwise it would be in memory twice.
-            os.posix_fadvise(file, offset, got, os.POSIX_FADV_DONTNEED)
+        # Otherwise it would be in memory twice.
+        forget_read(file, offset, got)
         part, offset = part[got:], offset + got

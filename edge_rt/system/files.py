@@ -7,6 +7,7 @@ names the file, the free space where the disk is full, and on Windows the progra
 from __future__ import annotations
 
 import errno
+import mmap
 import os
 import shutil
 import sys
@@ -199,6 +200,19 @@ def sync(path: Path, *, is_windows: bool = sys.platform == "win32") -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+def read_at(file: int, memory: mmap.mmap | memoryview, offset: int) -> int:
+    """Read into memory from an offset of an open file; return how many bytes, 0 at its end. Not on Windows."""
+    if sys.platform == "win32":
+        raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS))
+    return os.preadv(file, [memory], offset)
+
+
+def forget_read(file: int, offset: int, size: int) -> None:
+    """Let the system drop what was read from its cache, where it takes such advice."""
+    if sys.platform == "linux":
+        os.posix_fadvise(file, offset, size, os.POSIX_FADV_DONTNEED)
 
 
 def free_bytes(path: Path) -> int:
