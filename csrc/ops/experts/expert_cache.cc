@@ -17,6 +17,7 @@ namespace edge_rt {
 namespace {
 
 constexpr int kReaders = 2;  // more were not faster on flash memory
+constexpr char kStoppedText[] = "the pass was stopped while experts were read";
 
 int64_t page_up(int64_t bytes) { return (bytes + ExpertCache::kPage - 1) / ExpertCache::kPage * ExpertCache::kPage; }
 
@@ -171,7 +172,8 @@ void* ExpertCall::hold(const ExpertCache::Wanted& wanted, bool* is_there) {
   std::unique_lock<std::mutex> lock(cache_->mutex_);
   if (const auto found = pool.by_key.find(key); found != pool.by_key.end()) {
     Slot& slot = *found->second;
-    if (slot.error == 0 || slot.pending > 0) {
+    // Of one whose reading was stopped half-way the rest is not there: it is read anew, into another slot.
+    if (slot.error == 0) {
       slot.is_held = true;
       slot.used = ++cache_->clock_;
       *is_there = slot.pending == 0;
@@ -189,8 +191,10 @@ void* ExpertCall::hold(const ExpertCache::Wanted& wanted, bool* is_there) {
     return best;
   };
   Slot* slot = nullptr;
-  // Reads that a stopped call has left behind come to an end.
-  cache_->done_.wait(lock, [&] { return (slot = free_slot()) != nullptr; });
+  // Reads that a stopped call has left behind come to an end, when the disk likes.
+  cache_->done_.wait(lock, [&] { return (slot = free_slot()) != nullptr || cache_->is_stopped_; });
+  *is_there = false;
+  if (slot == nullptr) return nullptr;
   if (slot->key != nullptr) {
     // An expert that could not be read may have been read again elsewhere.
     if (const auto old = pool.by_key.find(slot->key); old != pool.by_key.end() && old->second == slot) {
@@ -214,11 +218,14 @@ void* ExpertCall::hold(const ExpertCache::Wanted& wanted, bool* is_there) {
   }
   lock.unlock();
   cache_->work_.notify_all();
-  *is_there = false;
   return slot;
 }
 
 bool ExpertCall::wait(void* of) {
+  if (of == nullptr) {
+    problem_ = kStoppedText;
+    return false;
+  }
   auto& slot = *static_cast<ExpertCache::Slot*>(of);
   std::unique_lock<std::mutex> lock(cache_->mutex_);
   if (slot.pending > 0) {
@@ -227,7 +234,7 @@ bool ExpertCall::wait(void* of) {
     cache_->counts_.waited_us += now_us() - begin;
   }
   if (slot.pending > 0 || slot.error == ExpertCache::kStopped) {
-    problem_ = "the pass was stopped while experts were read";
+    problem_ = kStoppedText;
     return false;
   }
   if (slot.error == 0) return true;
@@ -239,6 +246,7 @@ bool ExpertCall::wait(void* of) {
 }
 
 void ExpertCall::release(void* of) {
+  if (of == nullptr) return;
   const std::lock_guard<std::mutex> lock(cache_->mutex_);
   static_cast<ExpertCache::Slot*>(of)->is_held = false;
 }
@@ -252,8 +260,9 @@ const uint8_t* ExpertCall::place(const ExpertCache::Wanted& wanted, int piece, v
 std::shared_ptr<ExpertCache> expert_cache_of(const void* address) {
   Table& all = table();
   const std::lock_guard<std::mutex> lock(all.mutex);
-  for (const auto& cache : all.caches) {
-    if (cache->has(address)) return cache;
+  // The newest first: addresses of a mapping that is gone may be another one's.
+  for (auto cache = all.caches.rbegin(); cache != all.caches.rend(); ++cache) {
+    if ((*cache)->has(address)) return *cache;
   }
   return nullptr;
 }

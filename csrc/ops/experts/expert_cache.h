@@ -120,6 +120,7 @@ class ExpertCall {
   // How many experts of this size can be held at once; 0: none can be.
   int64_t room(const ExpertCache::Wanted& wanted);
   // Holds an expert, whose reading begins if it is not there; returns its slot. No more than `room` may be held.
+  // Null where the call was stopped before there was a slot.
   void* hold(const ExpertCache::Wanted& wanted, bool* is_there);
   // Waits until an expert is there. Returns false where it cannot be, and why in `problem`.
   bool wait(void* slot);

@@ -152,19 +152,24 @@ class HeaderReader:
         """Return a soft-cap; 0 for none."""
         return self.number(key, least=0.0, most=1e6, default=default)
 
-    def flags(self, key: str, layers: int) -> tuple[bool, ...] | None:
-        """Return a truth value for every layer; None if the key is not an array."""
+    def flags(self, key: str, layers: int, *, ahead: int = 0) -> tuple[bool, ...] | None:
+        """Return a truth value for every layer; None if the key is not an array.
+
+        Args:
+            ahead: blocks behind the layers that may have values, too, which are left out.
+        """
         value = self.header.values.get(self.key(key))
         if not isinstance(value, MetadataArray):
             return None
         values = value.to_list()
-        if len(values) != layers or not all(type(one) in (bool, int) and one in (0, 1) for one in values):
+        is_whole = len(values) in (layers, layers + ahead)
+        if not is_whole or not all(type(one) in (bool, int) and one in (0, 1) for one in values):
             raise InvalidModelFile(
                 f"{self.where}: '{self.key(key)}' cannot be used.",
                 f"It has {len(values)} values for {layers} layers.",
                 FETCH_AGAIN,
             )
-        return tuple(bool(one) for one in values)
+        return tuple(bool(one) for one in values[:layers])
 
     def period(self, key: str, default: int) -> int:
         """Return a number of layers after which a pattern repeats."""

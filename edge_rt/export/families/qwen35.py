@@ -104,10 +104,10 @@ def header_mixers(reader: HeaderReader, dims: Dimensions, *, is_tiled: bool) -> 
 def _header_linear(reader: HeaderReader, layers: int) -> tuple[bool, ...]:
     """Return whether each layer has a delta rule: a list has the last word, and the tensors where nothing is said."""
     interval = reader.count("full_attention_interval", MAX_LAYERS, default=_INTERVAL)
-    total = layers + reader.num_blocks_ahead
-    if (flags := reader.flags("attention.recurrent_layers", total)) is not None:
-        return flags[:layers]
-    heads = reader.counts("attention.head_count_kv", MAX_HEADS, layers=total)
+    ahead = reader.num_blocks_ahead
+    if (flags := reader.flags("attention.recurrent_layers", layers, ahead=ahead)) is not None:
+        return flags
+    heads = reader.counts("attention.head_count_kv", MAX_HEADS, layers=layers + ahead)
     if 0 in heads:
         return tuple(count == 0 for count in heads[:layers])
     if reader.has("full_attention_interval"):

@@ -55,7 +55,7 @@ def loaded(model: str | Path, memory: int | str | edge_rt.Budget | None) -> edge
     plan: edge_rt.Plan = edge_rt.plan(
         model, memory=memory, device_memory="1GiB", ctx=512, threads=2, device="cpu", store=PLACES[0],
         prefill_chunk=64, kv="int8", spec="auto", draft_max=8, corpus="c", drafter="d", formats=True, prompt_cache="p",
-        slots=2, kv_rows=4096,
+        slots=2, kv_rows=4096, experts="auto",
     )  # fmt: skip
     options = edge_rt.LoadOptions(memory=memory, ctx=512, plan=plan)
     with edge_rt.Model(edge_rt.open_package(model), options) as other:
@@ -63,7 +63,7 @@ def loaded(model: str | Path, memory: int | str | edge_rt.Budget | None) -> edge
             model, memory=memory, device_memory=None, ctx=None, threads=None, device="auto", store=PLACES[1],
             pull=True, prefill_chunk=None, kv=None, isa=None, spec=None, draft_max=None, corpus=Path("c"),
             drafter="none", formats=False, max_queue=8, prompt_cache="p", prompt_cache_size="1GiB",
-            spec_trace=print, on_calibrate=print, plan=plan, share_tokenizer_with=other,
+            spec_trace=print, on_calibrate=print, experts=None, plan=plan, share_tokenizer_with=other,
         )  # fmt: skip
 
 

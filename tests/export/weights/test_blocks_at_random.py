@@ -12,4 +12,5 @@ from tests.helpers.ggml_blocks import BLOCK_TYPES
 def test_exact_or_refused(type_name):
     counts = fuzz_blocks.run(type_name, 100, 2)
     assert counts["good: read"] > 50
-    assert counts["bad: refused"] > 5
+    # Every byte of NVFP4 has a meaning.
+    assert counts["bad: refused"] > 5 or type_name == "NVFP4"
