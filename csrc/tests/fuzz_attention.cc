@@ -193,7 +193,7 @@ Case make(Random& random) {
 
 AttentionShape any_attention(Random& random, bool is_in_blocks) {
   AttentionShape shape;
-  const bool is_deep = random.one_in(5);
+  const bool is_deep = random.one_in(3);
   shape.kv_heads = random.between(1, is_deep ? 2 : 3);
   const int64_t most_group = is_deep ? 3 : random.one_in(8) ? 12 : 4;
   shape.heads = shape.kv_heads * random.between(1, most_group);

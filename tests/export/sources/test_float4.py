@@ -27,6 +27,8 @@ from tests.helpers.graphs import package_logits
 from tests.helpers.native_profile import require_native
 from tests.helpers.packed_factory import stored
 
+needs_type = pytest.mark.skipif(not hasattr(gguf.GGMLQuantizationType, "NVFP4"), reason="gguf does not know NVFP4 yet")
+
 NAME = "compressed-tensors"
 SIZES = {"layers": 2, "hidden": 128, "heads": 4, "kv_heads": 2, "ffn": 256}
 NUMBERS = [0, 0.5, 1, 1.5, 2, 3, 4, 6]
@@ -110,6 +112,7 @@ def test_a_matrix_of_a_folder_is_read_bit_for_bit(case):
     np.testing.assert_array_equal(values_of(found, tile_format(tensor.type_name)), expected)
 
 
+@needs_type
 def test_every_scale_of_a_file_is_what_ggml_takes_it_for():
     raw = np.zeros((256, 36), np.uint8)
     raw[:, :4], raw[:, 4:] = np.arange(256)[:, None], np.arange(32) * 8 + 7
@@ -157,6 +160,7 @@ def nvfp4_file(path, scales=None, **more):
     )
 
 
+@needs_type
 def test_scales_of_a_file_multiply_their_matrices(tmp_path):
     """Those of activations are left out with a word."""
     scales = {
@@ -180,6 +184,7 @@ def test_scales_of_a_file_multiply_their_matrices(tmp_path):
             np.testing.assert_array_equal(np.concatenate(codes), expected)
 
 
+@needs_type
 @pytest.mark.parametrize(
     ("scale", "match"),
     [
@@ -201,6 +206,7 @@ def test_a_scale_of_no_such_matrix_is_a_surplus_tensor(tmp_path):
         open_checkpoint(tmp_path / "m.gguf")
 
 
+@needs_type
 def test_parts_of_a_tensor_have_the_scales_of_their_experts():
     from dataclasses import replace
 
