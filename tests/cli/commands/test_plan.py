@@ -188,7 +188,9 @@ def test_every_key_of_the_document_is_documented(inline, native_package, device)
     objects = {name: plan[name] for name in ("regimes", "choice", "shape", "device")}
     objects |= {"alternatives": plan["alternatives"][0]} | ({"gpu": gpu} if (gpu := plan["device"]["gpu"]) else {})
     found = documented("object")
-    assert set(found) == {*objects, "gpu"}
+    # Of models with experts, which this one has not.
+    assert plan["experts"] is None
+    assert set(found) == {*objects, "gpu", "experts"}
     for name, one in objects.items():
         assert set(found[name]) - {"device"} == set(one), name
 
