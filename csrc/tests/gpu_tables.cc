@@ -42,12 +42,23 @@ void join_row(const TopKPart*, int64_t count, int k, int32_t* ids, float* values
 
 KernelTable gpu_kernels(gpu::Launcher* of_kernels) {
   launcher = of_kernels;
-  KernelTable table = kernel_table(Isa::kScalar);
   // The product has a post norm of its own.
-  table.quant_linear = {round_group, multiply, [](const LinearRows&, int64_t, int64_t) {}};
-  table.quant_embed = {embed_row};
-  table.row_top_k = {part_of_row, join_row};
-  return table;
+  static const QuantLinearKernels linear{round_group, multiply, [](const LinearRows&, int64_t, int64_t) {}};
+  static const QuantEmbedKernels embed{embed_row};
+  static const RowTopKKernels top_k{part_of_row, join_row};
+  const KernelTable& others = kernel_table(Isa::kScalar);
+  return {linear,
+          embed,
+          others.spec_attention,
+          others.short_conv,
+          others.state_conv,
+          others.gated_delta,
+          others.ssm_scan,
+          others.experts,
+          top_k,
+          others.draft_head,
+          others.quantise,
+          others.sampling};
 }
 
 KernelTable fiber_kernels(uint64_t seed) {
