@@ -9,6 +9,7 @@ from collections.abc import Callable
 from typing import Final
 
 from edge_rt.errors import (
+    Cancelled,
     EdgeRTError,
     InferenceError,
     InvalidPackage,
@@ -37,6 +38,13 @@ _TRANSLATIONS: Final[tuple[tuple[Callable[[str], bool], type[EdgeRTError], str, 
         MemoryBudgetExceeded,
         "A pass needs more memory than is available for it.",
         "Compute fewer tokens at once, use a smaller context, or give a larger budget.",
+    ),
+    (
+        # Of a pass that was stopped, and allowed again before its error came here.
+        _contains("the pass was stopped while experts were read"),
+        Cancelled,
+        "The run was stopped.",
+        "Ask again.",
     ),
     (
         _contains("the file of weights ends before an expert"),

@@ -6,7 +6,14 @@ import errno
 
 import pytest
 
-from edge_rt.errors import InferenceError, InvalidPackage, MemoryBudgetExceeded, StorageError, UnsupportedModel
+from edge_rt.errors import (
+    Cancelled,
+    InferenceError,
+    InvalidPackage,
+    MemoryBudgetExceeded,
+    StorageError,
+    UnsupportedModel,
+)
 from edge_rt.ort.errors import translate
 
 
@@ -17,6 +24,7 @@ from edge_rt.ort.errors import translate
         ("std::bad_alloc", True, MemoryBudgetExceeded),
         ("com.microsoft:X(-1) is not a registered function/op", True, UnsupportedModel),
         ("Protobuf parsing failed", True, InvalidPackage),
+        ("the pass was stopped while experts were read", False, Cancelled),
         ("anything else", True, InvalidPackage),
         ("anything else", False, InferenceError),
     ],

@@ -44,7 +44,7 @@ def sizes(path):
 
 
 class File:
-    """Reads a file as the cache does, with faults where they are wanted; ``before`` is called first."""
+    """Reads a file as the cache does, with faults where they are wanted; ``before(offset)`` is called first."""
 
     def __init__(self, path):
         self.file = os.open(path / "weights.bin", os.O_RDONLY)
@@ -55,7 +55,7 @@ class File:
     def __call__(self, address, count, offset):
         self.reads += 1
         if self.before is not None:
-            self.before()
+            self.before(offset)
         if self.fault is not None:
             return self.fault
         data = os.pread(self.file, count, offset)
@@ -126,27 +126,63 @@ def test_a_file_that_is_cut_short_while_a_model_runs_is_an_error(path, sizes, tm
         assert model.generate(PROMPT, max_tokens=20, **GREEDY).token_ids == expected
 
 
-def test_who_waits_for_a_read_can_be_stopped(path, sizes):
+def test_who_waits_for_a_read_or_for_a_slot_can_be_stopped(path, sizes):
     file, is_reading, goes_on = File(path), threading.Event(), threading.Event()
+    tensors = {name: place for graph in open_package(path).tensors.values() for name, place in graph.items()}
+    slow = [tensors[f"layer1.{name}.tiles"] for name in ("gate_up", "down")]
     with load_package(path, experts=sizes.least_bytes, expert_reader=file) as model:
         expected = model.generate(OTHER, max_tokens=10, **GREEDY).token_ids
 
-        def wait():
-            is_reading.set()
-            assert goes_on.wait(30)
+        def wait(offset):
+            if any(place.offset - 4096 < offset < place.offset + place.length for place in slow):
+                is_reading.set()
+                assert goes_on.wait(60)
 
         file.before = wait
         with ThreadPoolExecutor(1) as threads:
-            stream = model.stream_ids(PROMPT, model.usual_config.with_options(max_tokens=10, **GREEDY))
-            answer = threads.submit(stream.result)
-            assert is_reading.wait(30)
-            stream.cancel()
-            # The disk has not answered yet.
-            assert answer.result(30).finish_reason == "cancelled"
-            assert not goes_on.is_set()
-            goes_on.set()
+            try:
+                stream = model.stream_ids(PROMPT, model.usual_config.with_options(max_tokens=10, **GREEDY))
+                answer = threads.submit(stream.result)
+                assert is_reading.wait(30)
+                stream.cancel()
+                # The disk has not answered yet.
+                assert answer.result(30).finish_reason == "cancelled"
+                # The slots of layer 1 wait for it, and what is left is too few for what this answer wants of layer 0.
+                stream = model.stream_ids(OTHER, model.usual_config.with_options(max_tokens=10, **GREEDY))
+                answer = threads.submit(stream.result)
+                with pytest.raises(TimeoutError):
+                    answer.result(0.3)
+                stream.cancel()
+                assert answer.result(10).finish_reason == "cancelled"
+            finally:
+                goes_on.set()
         file.before = None
         assert model.generate(OTHER, max_tokens=10, **GREEDY).token_ids == expected
+
+
+def test_an_expert_that_was_read_in_part_when_its_pass_was_stopped_is_read_anew(path, sizes):
+    file, third, goes_on, reads = File(path), threading.Event(), threading.Event(), iter(range(1, 1 << 30))
+    with load_package(path, experts=sizes.least_bytes, expert_reader=file) as model:
+        expected = model.generate(PROMPT, max_tokens=10, **GREEDY).token_ids
+        model.generate(OTHER, max_tokens=10, **GREEDY)
+        stream = model.stream_ids(PROMPT, model.usual_config.with_options(max_tokens=10, **GREEDY))
+
+        def stop(_):
+            number = next(reads)
+            if number == 2:
+                # The second half of the other expert is not begun: this reader finds that it was stopped.
+                third.wait(30)
+                stream.cancel()
+            elif number == 3:
+                third.set()
+                goes_on.wait(30)
+
+        file.before = stop
+        assert stream.result().finish_reason == "cancelled"
+        late = threading.Timer(0.3, goes_on.set)
+        late.start()
+        assert model.generate(PROMPT, max_tokens=10, **GREEDY).token_ids == expected
+        late.join()
 
 
 @pytest.fixture(scope="module")

@@ -4,6 +4,7 @@
 #include <cerrno>
 #include <chrono>
 #include <cstring>
+#include <system_error>
 
 #include "common/export.h"
 
@@ -17,6 +18,7 @@ namespace edge_rt {
 namespace {
 
 constexpr int kReaders = 2;  // more were not faster on flash memory
+// edge_rt/ort/errors.py knows it.
 constexpr char kStoppedText[] = "the pass was stopped while experts were read";
 
 int64_t page_up(int64_t bytes) { return (bytes + ExpertCache::kPage - 1) / ExpertCache::kPage * ExpertCache::kPage; }
@@ -63,6 +65,7 @@ ExpertCache::ExpertCache(const uint8_t* base, int64_t bytes, const std::vector<P
     memory_bytes_ += static_cast<size_t>(pool.slots) * static_cast<size_t>(pool.slot_bytes);
   }
   if (memory_bytes_ == 0) return;
+  readers_.reserve(kReaders);
   memory_ = static_cast<uint8_t*>(reserve(memory_bytes_));
   if (memory_ == nullptr) return;
   uint8_t* at = memory_;
@@ -76,7 +79,11 @@ ExpertCache::ExpertCache(const uint8_t* base, int64_t bytes, const std::vector<P
     }
   }
   std::sort(pools_.begin(), pools_.end(), [](const Slots& a, const Slots& b) { return a.bytes < b.bytes; });
-  for (int i = 0; i < kReaders; ++i) readers_.emplace_back([this] { help(); });
+  try {
+    for (int i = 0; i < kReaders; ++i) readers_.emplace_back([this] { help(); });
+  } catch (const std::system_error&) {
+    // Where the system gives one thread alone, that one reads; without any, nothing was opened.
+  }
 }
 
 ExpertCache::~ExpertCache() {
