@@ -320,7 +320,7 @@ def _check_experts(shape: ModelShape, device: Device, request: Request) -> None:
     if int(asked) < (least := shape.experts.least_bytes):
         raise ConfigError(
             "The cache of experts is too small for one token.",
-            f"Got {show_size(int(asked))}; the experts of a token in all layers take {show_at_least(least)}.",
+            f"Got {int(asked)} bytes; the experts of a token in all layers take {least} ({show_at_least(least)}).",
             "Give at least that with --experts (experts), or leave it out.",
         )
 

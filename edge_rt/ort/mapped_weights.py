@@ -129,11 +129,17 @@ class MappedWeights:
             if dtype is None or length == 0 or len(shape) > _MOST_DIMENSIONS:
                 continue
             if math.prod(shape) * np.dtype(dtype).itemsize == length:
-                read = self._read.get(offset)
-                array = (
-                    self.file.array(offset, length, dtype, shape)
-                    if read is None or read.nbytes != length
-                    else read.view(dtype).reshape(shape)
-                )
-                values[name] = ort.OrtValue.ortvalue_from_numpy(array)
+                values[name] = ort.OrtValue.ortvalue_from_numpy(self.array(offset, length, dtype, shape))
         return values
+
+    def array(self, offset: int, length: int, dtype: npt.DTypeLike, shape: tuple[int, ...]) -> Array:
+        """Return a tensor: the copy that was read of it, else where it is mapped; read-only, of any shape and dtype.
+
+        Args:
+            offset: byte of the file where it begins.
+            length: its bytes; ``ValueError`` if shape and dtype have others.
+        """
+        read = self._read.get(offset)
+        if read is None or read.nbytes != length:
+            return self.file.array(offset, length, dtype, shape)
+        return read.view(dtype).reshape(shape)

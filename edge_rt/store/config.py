@@ -72,7 +72,7 @@ class Config:
         store: root folder of the store; None for the platform's default.
         model: model argument of commands that are given none; None for the default model.
         memory: budget of memory as written in the file; None for the available memory.
-        experts: where experts are, as ``--experts`` says; None leaves it to the plan.
+        experts: where experts are of models that have some, as ``--experts`` says; None leaves it to the plan.
         ctx: tokens of context; None leaves them to the plan.
         threads: threads that compute; None takes every CPU.
         presets: models with settings, by their names.
@@ -180,7 +180,15 @@ def _model(path: Path, value: object, key: str = "model") -> str | None:
 def _experts(path: Path, value: object) -> str | None:
     if value in (None, AUTO_EXPERTS, RESIDENT):
         return None if value is None else str(value)
-    return _memory(path, value, "experts")
+    try:
+        parse_size(value)  # type: ignore[arg-type]
+    except ConfigError as error:
+        raise ConfigError(
+            f"{path}: the value of 'experts' is not auto, resident or a size.",
+            error.numbers,
+            'Write it as experts = "auto", experts = "resident" or experts = "2GiB".',
+        ) from error
+    return str(value)
 
 
 def _memory(path: Path, value: object, key: str = "memory") -> str | None:

@@ -32,6 +32,14 @@ def test_flags_go_before_the_file(config, native_package):
     assert LoadFlags(ctx=5).completed(()).ctx == 5
 
 
+def test_experts_of_the_file_are_those_of_models_that_have_some(config, inline, native_package):
+    config.write_text(f'experts = "1MiB"\n{TEXT.format(native_package)}')
+    assert inline("plan", "--config", config).returncode == 0
+    refused = inline("plan", "--config", config, "--experts", "1MiB")
+    assert refused.returncode == 2
+    assert b"no experts" in refused.stderr
+
+
 PRESET = (
     '{}[presets.poet]\nmodel = "{}"\nsystem = "Rhyme."\nctx = 32\nmax_tokens = 2\nsampling = {{ temperature = 0.3 }}\n'
 )

@@ -10,13 +10,15 @@ import threading
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
+import numpy as np
 import pytest
 
 from edge_rt.errors import ConfigError, StorageError
 from edge_rt.export import export_model
 from edge_rt.memory.plan import make_plan
 from edge_rt.memory.speed import pass_seconds, row_costs
-from edge_rt.package.expert_sizes import expert_sizes
+from edge_rt.ort.mapped_weights import MappedWeights
+from edge_rt.package.expert_sizes import expert_matrices, expert_sizes
 from edge_rt.package.reader import open_package
 from edge_rt.runtime.load.options import LoadOptions
 from edge_rt.runtime.load.planning import plan_package
@@ -219,8 +221,30 @@ def test_the_cache_gets_what_is_left_and_the_least_is_told(whole, sizes):
 def test_a_cache_below_one_token_is_refused_with_the_least(path, sizes):
     with pytest.raises(ConfigError, match="too small for one token"):
         load_package(path, experts=sizes.least_bytes - 1)
-    with pytest.raises(ConfigError, match="size"):
+    with pytest.raises(ConfigError, match=r"'experts' .* auto, resident or a size"):
         load_package(path, experts="some")
+    with pytest.raises(ConfigError, match="Got 1 bytes"):
+        load_package(path, experts=1)
+
+
+def test_a_usual_size_is_that_of_models_with_experts(path, sizes):
+    package, usual = open_package(path), LoadOptions(spec="off", ctx=256, usual_experts=sizes.least_bytes)
+    assert plan_package(package, usual).choice.expert_bytes == sizes.least_bytes
+    # What is asked for goes before it.
+    assert plan_package(package, usual.but(experts="resident")).choice.expert_bytes is None
+
+
+def test_what_drafts_reads_the_copies(path, sizes):
+    package = open_package(path)
+    weights = MappedWeights(package)
+    pools = [(pool.slot_bytes, pool.demand) for pool in sizes.pools]
+    place = next(graph["embedding.tiles"] for graph in package.tensors.values() if "embedding.tiles" in graph)
+    asked = place.offset, place.length, np.uint8, (place.length,)
+    mapped = weights.array(*asked)
+    weights.cache_experts(pools, expert_matrices(package), 256, None)
+    assert np.shares_memory(mapped, weights.file.bytes)
+    assert not np.shares_memory(weights.array(*asked), weights.file.bytes)
+    assert np.array_equal(weights.array(*asked), mapped)
 
 
 def test_what_is_missed_costs_time_and_more_rows_miss_more(whole, sizes):

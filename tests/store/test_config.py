@@ -45,6 +45,8 @@ def test_the_flag_goes_before_the_file(tmp_path):
         ('memory = "lots"', "'memory' is not a size. Got 'lots'"),
         ("memory = true", "'memory' is not a size. Got 'True'"),
         ('memory = "0"', "'memory' is not a size. Got '0', it must be above 0"),
+        ('experts = "some"', "'experts' is not auto, resident or a size. Got 'some'. Write it as experts = \"auto\""),
+        ("experts = true", "'experts' is not auto, resident or a size"),
         ("model = 3", "'model' is not a model"),
         ('ctx = "4096"', "'ctx' is not a whole number"),
         ("threads = 0", "'threads' is not a whole number of at least 1"),

@@ -227,6 +227,7 @@ class LoadFlags:
     prompt_cache: Annotated[Path | None, flags.PROMPT_CACHE] = None
     prompt_cache_size: Annotated[str | None, flags.PROMPT_CACHE_SIZE] = None
     usual_model: str = flags.DEFAULT_MODEL
+    usual_experts: str | None = None
     own_bytes: int = field(default_factory=own_bytes)
 
     def completed(self, groups: Iterable[object]) -> LoadFlags:
@@ -241,7 +242,7 @@ class LoadFlags:
             usual_model=config.model or self.usual_model,
             ctx=ctx if self.ctx is None else self.ctx,
             threads=config.threads if self.threads is None else self.threads,
-            experts=config.experts if self.experts is None else self.experts,
+            usual_experts=config.experts,
         )
         if preset is None:
             return flags
@@ -303,6 +304,7 @@ class LoadFlags:
             memory=self.budget_bytes(places),
             device_memory=self.device_budget_bytes,
             experts=self.experts,
+            usual_experts=self.usual_experts,
             ctx=self.ctx,
             threads=self.threads,
             device=self.device,

@@ -137,7 +137,8 @@ def _with_experts(facts: Facts, package: Package, options: LoadOptions) -> Facts
     facts = replace(facts, shape=replace(facts.shape, experts=sizes))
     budget = options.budget_bytes or facts.machine.available_bytes
     is_short = facts.shape.weights_bytes + (facts.base_bytes or 0) > budget
-    if not facts.is_here or options.planned_experts == RESIDENT or (options.planned_experts is None and not is_short):
+    asked = options.planned_experts(has_some=True)
+    if not facts.is_here or asked == RESIDENT or (asked is None and not is_short):
         return facts
     speed = measured_read_speed(package)
     return replace(facts, machine=replace(facts.machine, read_bandwidth=speed))

@@ -94,6 +94,8 @@ class LoadOptions:
         experts: ``"resident"``: all experts of a model in memory; a size, in bytes or a text: a cache of so much that
             they are read into when they are wanted; ``"auto"`` or None: resident if they fit with the whole context,
             else a cache of what the budget leaves.
+        usual_experts: ``experts`` if that is None, of models that have some on the device that computes; ignored for
+            others, which refuse ``experts``.
         expert_reader: takes the place of reading the file of weights into that cache, as
             ``edge_rt.ort.expert_cache.ReadAt``.
         hidden: whether passes return hidden states (``Outputs.hidden``), for programs that run passes of their own;
@@ -143,6 +145,7 @@ class LoadOptions:
     kv_rows: int | None = None
     max_queue: int | None = None
     experts: int | str | None = None
+    usual_experts: int | str | None = None
     expert_reader: ReadAt | None = None
     hidden: bool = False
     config: GenerationConfig | None = None
@@ -199,8 +202,8 @@ class LoadOptions:
                     f"Got {self.kv_rows} rows and {self.slots or 1} slot, which has those of a context.",
                     "Give more slots, or a context (--ctx, ctx=) instead.",
                 )
-        if self.experts not in (None, AUTO_EXPERTS, RESIDENT):
-            parse_size(self.experts)
+        _experts_of(self.experts)
+        _experts_of(self.usual_experts)
         if self.spec is not None:
             require_mode(self.spec)
         if self.draft_max is not None:
@@ -246,16 +249,13 @@ class LoadOptions:
         """Return what is called when the costs of something are measured; None: nobody wants to know."""
         return None if self.on_calibrate is None else functools.partial(self.on_calibrate, what)
 
-    @property
-    def planned_experts(self) -> int | str | None:
-        """Where experts are, for a plan: None: it decides; ``"resident"``; or bytes of a cache.
+    def planned_experts(self, *, has_some: bool) -> int | str | None:
+        """Return where experts are, for a plan: None: it decides; ``"resident"``; or bytes of a cache.
 
-        Raises:
-            ConfigError: it is not a size.
+        Args:
+            has_some: whether there are some that may be read while the model runs.
         """
-        if self.experts in (None, AUTO_EXPERTS):
-            return None
-        return RESIDENT if self.experts == RESIDENT else parse_size(self.experts)
+        return _experts_of(self.usual_experts if self.experts is None and has_some else self.experts)
 
     @property
     def budget(self) -> Budget | None:
@@ -272,3 +272,18 @@ class LoadOptions:
         if self.memory is None:
             return None
         return (self.memory if isinstance(self.memory, Budget) else Budget(self.memory)).total_bytes
+
+
+def _experts_of(asked: int | str | None) -> int | str | None:
+    if asked in (None, AUTO_EXPERTS):
+        return None
+    if asked == RESIDENT:
+        return RESIDENT
+    try:
+        return parse_size(asked)
+    except ConfigError as error:
+        raise ConfigError(
+            "The option 'experts' (--experts) is not auto, resident or a size.",
+            error.numbers,
+            'Write it as "auto", "resident", or a size such as "2GiB".',
+        ) from error

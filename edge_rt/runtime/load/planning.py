@@ -93,7 +93,7 @@ def _plan_on(facts: Facts, options: LoadOptions, gpu: GpuFigures | None) -> Plan
         hidden=options.hidden,
         slots=options.slots or 1,
         kv_rows=options.kv_rows,
-        experts=options.planned_experts,
+        experts=options.planned_experts(has_some=facts.shape.experts is not None and gpu is None),
         formats=options.formats,
         prompt_cache=options.prompt_cache is not None or facts.has_prompts,
         drafter=facts.drafter,

@@ -250,7 +250,7 @@ def open_ahead_model(
                 f"{name} is at {place}, {decoder.hidden_size} numbers are wanted.",
                 "Export or pull the model again.",
             )
-        norms.append(weights.file.array(place.offset, place.length, np.float32, (decoder.hidden_size,)))
+        norms.append(weights.array(place.offset, place.length, np.float32, (decoder.hidden_size,)))
     runner, cache = ModelRunner(session, io_binding, switch), io_binding.open_cache()
     model = AheadModel(
         runner,

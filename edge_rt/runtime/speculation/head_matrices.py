@@ -128,7 +128,7 @@ class TargetMatrices:
     """Matrices of a native package with a row for every token, in ``weights.bin``.
 
     Attributes:
-        embedding, lm_head: tiles, uint8 ``[tiles, units, bytes]``, mapped, read-only; the same array if they are tied.
+        embedding, lm_head: tiles, uint8 ``[tiles, units, bytes]``, read-only; the same array if they are tied.
         give_back: lets pages of the LM head be resident no longer; None: they are anyway, because passes read them.
     """
 
@@ -160,7 +160,7 @@ def target_matrices(package: Package, weights: MappedWeights, *, is_resident: bo
                 f"Its type is {kind or 'not stated'}; {name}.tiles is at {place}.",
                 "Choose another mode of speculation.",
             )
-        return place, weights.file.array(place.offset, place.length, np.uint8, shape), form
+        return place, weights.array(place.offset, place.length, np.uint8, shape), form
 
     _, embedding, embedding_format = matrix("embedding")
     place, lm_head, lm_head_format = matrix("embedding" if manifest.model.is_tied else "head")
