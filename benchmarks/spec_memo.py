@@ -51,7 +51,7 @@ def planned(plan: Plan, parts: tuple[str, ...] = PARTS) -> int:
 def measured(profile: MemoryReport, parts: tuple[str, ...] | None = None) -> int:
     """Return the measured bytes of some terms; None: all that was held beyond the loaded model and its weights."""
     if parts is not None:
-        return sum(term["measured"] for name, term in profile.terms().items() if name in parts)
+        return sum(term["measured"] or 0 for name, term in profile.terms().items() if name in parts)
     loaded = next(stage for stage in profile.run.stages if stage.name == "loaded")
     return profile.run.peak_bytes - loaded.other_bytes - max(stage.weights_bytes for stage in profile.run.stages)
 

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass
-from typing import Any, Final
+from typing import Any, Final, TypedDict
 
 from edge_rt.memory.plan import Plan
+from edge_rt.memory.terms import drafts_ahead
 from edge_rt.system.process_memory import ProcessMemory
 
 TERM_OF_STAGE: Final = {
@@ -127,6 +128,23 @@ def measured_terms(stages: Iterable[Stage]) -> dict[str, int]:
     return terms
 
 
+class TermSizes(TypedDict):
+    """Planned and measured bytes of a term; ``measured`` is None where it was not measured alone."""
+
+    planned: int
+    measured: int | None
+
+
+def _not_alone(plan: Plan) -> set[str]:
+    """Return the terms of which stages and mappings show a part at most."""
+    found = set()
+    if plan.choice.expert_bytes is not None:
+        found.add("weights")  # copied, beside what a session takes
+    if drafts_ahead(plan.shape, plan.choice):
+        found.add("drafters")  # the block's cache and graph are there when the model is loaded
+    return found
+
+
 @dataclass(frozen=True)
 class MemoryReport:
     """A plan and its measurement.
@@ -158,12 +176,13 @@ class MemoryReport:
         shared = self.plan.total_bytes - self.plan.process_bytes
         return is_over or self.run.peak_bytes + shared > self.plan.budget_bytes
 
-    def terms(self) -> dict[str, dict[str, int]]:
-        """Return planned and measured bytes of every term."""
+    def terms(self) -> dict[str, TermSizes]:
+        """Return planned and measured bytes of every term; what is not measured alone counts in others, or in none."""
         measured = measured_terms(self.run.stages)
         planned = {term.name: term.bytes for term in self.plan.terms}
+        unknown = _not_alone(self.plan)
         return {
-            name: {"planned": planned.get(name, 0), "measured": measured.get(name, 0)}
+            name: {"planned": planned.get(name, 0), "measured": None if name in unknown else measured.get(name)}
             for name in dict.fromkeys([*planned, *measured])
         }
 
@@ -183,7 +202,7 @@ class MemoryReport:
     @property
     def unaccounted_bytes(self) -> int:
         """Measured peak minus all measured terms; negative if terms were at their largest at different times."""
-        return self.run.peak_bytes - sum(term["measured"] for term in self.terms().values())
+        return self.run.peak_bytes - sum(term["measured"] or 0 for term in self.terms().values())
 
     def to_json(self) -> dict[str, Any]:
         """Return the report as a JSON object."""

@@ -79,6 +79,19 @@ def test_what_no_term_explains_is_said(native_package):
     assert low.exceeded
 
 
+def test_what_was_not_measured_is_not_zero(native_package):
+    plan = plan_of(native_package, ctx=64, spec="off")
+    terms = (*plan.terms, replace(plan.terms[0], name="states", bytes=MIB))
+    choice = replace(plan.choice, expert_bytes=MIB)
+    report = MemoryReport(replace(plan, terms=terms, choice=choice), MemoryRun(STAGES, ()))
+    found = report.terms()
+    assert found["states"] == {"planned": MIB, "measured": None}
+    # Copied weights count in other stages.
+    assert found["weights"]["measured"] is None
+    assert found["runtime"]["measured"] == 50 * MIB
+    assert report.unaccounted_bytes == (215 - 50 - 10 - 8 - 50 - 9 - 4 - 1 - 28) * MIB
+
+
 @pytest.mark.parametrize("spec", ["off", "auto", "ngram"])
 def test_a_process_is_driven_to_the_limits_of_its_plan(native_package, spec):
     with MeasuredProcess() as process:

@@ -15,7 +15,7 @@ from edge_rt.memory.device import holding
 from edge_rt.system.byte_size import in_mib
 
 if TYPE_CHECKING:
-    from edge_rt.measure.memory_report import MemoryReport
+    from edge_rt.measure.memory_report import MemoryReport, TermSizes
     from edge_rt.memory.figures import Device
     from edge_rt.memory.plan import Plan
     from edge_rt.package.reader import Package
@@ -167,20 +167,22 @@ def device_lines(measured: MemoryReport) -> list[str]:
     return [f"on the GPU without CUDA's context: {in_mib(planned)} MiB planned, {seen}", f"  planned: {parts}", ""]
 
 
-def chart(terms: dict[str, dict[str, int]], width: int = _BAR) -> list[str]:
+def chart(terms: dict[str, TermSizes], width: int = _BAR) -> list[str]:
     """Return lines of text that show planned and measured bytes as bars."""
-    most = max(max(term.values()) for term in terms.values()) or 1
+    most = max(max(term["planned"], term["measured"] or 0) for term in terms.values()) or 1
     names = max(map(len, terms))
     lines = []
     for name, term in terms.items():
-        for label, mark in (("planned", "░"), ("measured", "█")):
-            size = term[label]
-            bar = mark * max(round(width * size / most), 1 if size else 0)
-            lines.append(f"{name if label == 'planned' else '':<{names}}  {bar:<{width}}  {in_mib(size):>8} {label}")
+        for label, mark, size in (("planned", "░", term["planned"]), ("measured", "█", term["measured"])):
+            bar = mark * max(round(width * (size or 0) / most), 1 if size else 0)
+            text = f"{'-' if size is None else in_mib(size):>8} {label}"
+            lines.append(f"{name if label == 'planned' else '':<{names}}  {bar:<{width}}  {text}")
     return lines
 
 
-def _cells(planned: int, measured: int) -> tuple[str, str, str]:
+def _cells(planned: int, measured: int | None) -> tuple[str, str, str]:
+    if measured is None:
+        return in_mib(planned), "-", ""
     # A relative error of very small sizes is meaningless.
     error = f"{100 * (planned / measured - 1):+.1f} %" if measured >= _MIB else ""
     return in_mib(planned), in_mib(measured), error

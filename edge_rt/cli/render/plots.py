@@ -18,7 +18,7 @@ from edge_rt.system.byte_size import show_size
 from edge_rt.system.machine import install_command
 
 if TYPE_CHECKING:
-    from edge_rt.measure.memory_report import MemoryReport, MemoryRun
+    from edge_rt.measure.memory_report import MemoryReport, MemoryRun, TermSizes
     from edge_rt.memory.plan import Plan
 
 
@@ -198,14 +198,19 @@ def _budget_line(axes: Any, plan: Plan, longest: dict[str, int], colours: dict[s
 def _terms(axes: Any, report: MemoryReport) -> None:
     terms = {**report.terms(), "peak": _peak(report)}
     places = range(len(terms))
-    most = max(max(term.values()) for term in terms.values()) / _MIB
-    for kind, offset, colour in (("planned", -0.2, _PLANNED), ("measured", 0.2, _MEASURED)):
-        values = [term[kind] / _MIB for term in terms.values()]
+    most = max(max(term["planned"], term["measured"] or 0) for term in terms.values()) / _MIB
+    sizes: dict[str, list[int | None]] = {
+        "planned": [term["planned"] for term in terms.values()],
+        "measured": [term["measured"] for term in terms.values()],
+    }
+    for (kind, counts), offset, colour in zip(sizes.items(), (-0.2, 0.2), (_PLANNED, _MEASURED), strict=True):
+        values = [(count or 0) / _MIB for count in counts]
         axes.barh([place + offset for place in places], values, height=0.38, color=colour, label=kind)
-        for place, value in zip(places, values, strict=True):
+        for place, value, count in zip(places, values, counts, strict=True):
             axes.annotate(
-                f"{value:.1f}", (value, place + offset), (3, 0), textcoords="offset points", va="center", fontsize=7.5
-            )
+                "-" if count is None else f"{value:.1f}", (value, place + offset), (3, 0),
+                textcoords="offset points", va="center", fontsize=7.5,
+            )  # fmt: skip
     axes.set_title(f"Planned and measured: the peak is predicted to {100 * report.relative_error:+.1f} %", fontsize=10)
     axes.set_yticks(list(places), [_label(name) for name in terms], fontsize=9)
     axes.set_xlabel("MiB")
@@ -214,7 +219,7 @@ def _terms(axes: Any, report: MemoryReport) -> None:
     axes.legend(loc="center right", fontsize=9)
 
 
-def _peak(report: MemoryReport) -> dict[str, int]:
+def _peak(report: MemoryReport) -> TermSizes:
     return {"planned": report.plan.process_bytes, "measured": report.run.peak_bytes}
 
 

@@ -92,6 +92,8 @@ def test_bars_are_as_long_as_their_sizes():
     lines = chart({"a": {"planned": 40 * MIB, "measured": 20 * MIB}, "b": {"planned": 1, "measured": 0}}, width=20)
     assert lines[0].count("░") == 20
     assert lines[1].count("█") == 10
+    (_, unknown) = chart({"a": {"planned": 1, "measured": None}}, width=20)
+    assert unknown.split() == ["-", "measured"]
     # What is there is shown, however small; what is not there is not.
     assert lines[2].count("░") == 1
     assert lines[3].count("█") == 0
