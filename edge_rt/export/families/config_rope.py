@@ -24,7 +24,8 @@ from edge_rt.export.families.rope import (
 from edge_rt.package.decoder import MAX_CONTEXT, Rope
 from edge_rt.system.checkpoint_names import CONFIG_FILE
 
-_COMMON: Final = ("rope_type", "type", "rope_theta", "partial_rotary_factor", "original_max_position_embeddings")
+_KINDS: Final = ("rope_type", "type")
+_COMMON: Final = (*_KINDS, "rope_theta", "partial_rotary_factor", "original_max_position_embeddings")
 _KEYS: Final[Mapping[str, tuple[str, ...]]] = {
     "default": (),
     "linear": ("factor",),
@@ -94,7 +95,7 @@ def _parameters(config: ConfigReader, layer_type: str | None) -> Mapping[str, An
     """Return the object of the newer way, that of one type of layer where there is one for each."""
     parameters = _mapping(config, "rope_parameters")
     if layer_type is None:
-        if any(isinstance(value, dict) for value in parameters.values()):
+        if any(isinstance(value, dict) for key, value in parameters.items() if key not in _KINDS):
             raise _unsupported(config, f"of each type of layer, {', '.join(parameters):.80}")
         return parameters
     if parameters and not any(kind in parameters for kind in (FULL, SLIDING)):
@@ -129,6 +130,9 @@ def _scaled(
         # With a fixed alpha it is another base; without one frequencies would depend on the length of each text.
         if scaling.get("alpha") is None:
             raise _unsupported(config, "'dynamic' without an alpha")
+        if rotated == 2:
+            # The exponent of alpha is rotated / (rotated - 2).
+            raise _unsupported(config, "'dynamic' of 2 elements of a head")
         return replace(
             default_rope(base * _number(config, scaling, "alpha") ** (rotated / (rotated - 2)), rotated), kind="dynamic"
         )
@@ -137,7 +141,7 @@ def _scaled(
         return linear_rope(base, rotated, factor)
     if kind == "llama3":
         low, high = (_number(config, scaling, f"{end}_freq_factor") for end in ("low", "high"))
-        original = _number(config, scaling, "original_max_position_embeddings", context)
+        original = _tokens(config, scaling, "original_max_position_embeddings", context)
         if high <= low:
             raise _wrong(config, "high_freq_factor", high)
         divisors = llama3_divisors(base, rotated, factor=factor, low=low, high=high, original_context=original)
@@ -152,7 +156,10 @@ def _scaled(
 
 def _require_known(config: ConfigReader, scaling: Mapping[str, Any], known: tuple[str, ...]) -> str:
     """Return the kind of scaling; refuse one that is unknown, or that has unknown keys."""
-    kind: Any = scaling.get("rope_type", scaling.get("type", "default"))
+    key = next((key for key in _KINDS if key in scaling), None)
+    kind: Any = "default" if key is None else scaling[key]
+    if key is not None and not isinstance(kind, str | None):
+        raise _wrong(config, key, kind)
     if kind not in _KEYS:
         raise _unsupported(config, f"{kind!r:.40}")
     strange = [key for key in scaling if key not in (*_COMMON, *_KEYS[kind], *known) and scaling[key] is not None]
@@ -170,7 +177,7 @@ def _yarn(config: ConfigReader, scaling: Mapping[str, Any], factor: float, conte
         usual /= yarn_temperature(factor, _number(config, scaling, "mscale_all_dim"))
     return Yarn(
         factor,
-        int(_number(config, scaling, "original_max_position_embeddings", context)),
+        _tokens(config, scaling, "original_max_position_embeddings", context),
         _number(config, scaling, "attention_factor", usual),
         beta_fast=_number(config, scaling, "beta_fast", 32.0),
         beta_slow=_number(config, scaling, "beta_slow", 1.0),
@@ -206,7 +213,9 @@ def rotated_dimensions(config: ConfigReader, dimensions: int) -> int:
 
 def _mapping(config: ConfigReader, key: str) -> Mapping[str, Any]:
     value = config.get(key)
-    return value if isinstance(value, dict) else {}
+    if value is not None and not isinstance(value, dict):
+        raise _wrong(config, key, value)
+    return value or {}
 
 
 def _number(config: ConfigReader, scaling: Mapping[str, Any], key: str, default: float | None = None) -> float:
@@ -215,6 +224,14 @@ def _number(config: ConfigReader, scaling: Mapping[str, Any], key: str, default:
     if isinstance(value, bool) or not isinstance(value, int | float) or not 1e-3 <= value <= MAX_CONTEXT:
         raise _wrong(config, key, value)
     return float(value)
+
+
+def _tokens(config: ConfigReader, scaling: Mapping[str, Any], key: str, default: int) -> int:
+    """Return a number of tokens, which some configurations write as 4096.0."""
+    value = _number(config, scaling, key, default)
+    if value < 1 or not value.is_integer():
+        raise _wrong(config, key, value)
+    return int(value)
 
 
 def _wrong(config: ConfigReader, key: str, value: object) -> InvalidModelFile:

@@ -145,8 +145,8 @@ def _full_heads(config: ConfigReader, dims: Dimensions, windows: Windows, *, has
 def from_header(reader: HeaderReader) -> Decoder:
     """Describe the model of a GGUF header."""
     layers = reader.count("block_count", MAX_LAYERS)
-    kv_heads = reader.counts("attention.head_count_kv", MAX_HEADS, layers=layers)
-    sizes = reader.counts("feed_forward_length", 4 * MAX_WIDTH, layers=layers)
+    kv_heads = reader.counts("attention.head_count_kv", MAX_HEADS, layers=layers, least=1)
+    sizes = reader.counts("feed_forward_length", 4 * MAX_WIDTH, layers=layers, least=1)
     dims = reader.dimensions(kv_heads=max(kv_heads), feed_forward=max(sizes))
     windows = header_windows(reader, dims, period=_PERIOD)
     full_size = dims.head_dim

@@ -101,16 +101,16 @@ class HeaderReader:
             return int(values.pop())
         return self.header.get_int(name, minimum=least, maximum=most)
 
-    def counts(self, key: str, most: int, *, layers: int) -> tuple[int, ...]:
-        """Return a whole number, 0 or more, for every layer; where the file has one for all, so often."""
+    def counts(self, key: str, most: int, *, layers: int, least: int = 0) -> tuple[int, ...]:
+        """Return a whole number for every layer; where the file has one for all, so often."""
         value = self.header.values.get(self.key(key))
         if not isinstance(value, MetadataArray):
-            return (self.count(key, most, least=0),) * layers
+            return (self.count(key, most, least=least),) * layers
         values = value.to_list()
-        if len(values) != layers or not all(type(one) is int and 0 <= one <= most for one in values):
+        if len(values) != layers or not all(type(one) is int and least <= one <= most for one in values):
             raise InvalidModelFile(
                 f"{self.where}: '{self.key(key)}' cannot be used.",
-                f"It has {len(values)} values for {layers} layers; each must be 0 to {most}.",
+                f"It has {len(values)} values for {layers} layers; each must be {least} to {most}.",
                 FETCH_AGAIN,
             )
         return tuple(values)

@@ -6,7 +6,7 @@ from typing import ClassVar
 
 import pytest
 
-from edge_rt.errors import UnsupportedModel
+from edge_rt.errors import InvalidModelFile, UnsupportedModel
 from edge_rt.export.families.rope import Yarn, default_rope, divided_rope, llama3_divisors, yarn_rope, yarn_temperature
 from edge_rt.export.opening import open_checkpoint
 from tests.helpers.configs import SMALL, described, small
@@ -50,6 +50,38 @@ def test_the_context_of_training(outer, inner, expected, way):
 def test_a_context_of_training_that_is_too_short_for_yarn():
     with pytest.raises(UnsupportedModel, match="original context of 1 tokens is too short"):
         small("llama", rope_scaling=YARN | {"original_max_position_embeddings": 1})
+
+
+@pytest.mark.parametrize("way", ["rope_scaling", "rope_parameters"])
+class TestHostileValues:
+    @pytest.mark.parametrize("scaling", [YARN, BANDS])
+    @pytest.mark.parametrize("tokens", [0.5, 0, -1, 64.5, True, "64", [64]])
+    def test_a_context_of_training_that_is_no_number_of_tokens(self, way, scaling, tokens):
+        with pytest.raises(InvalidModelFile, match="'original_max_position_embeddings' is"):
+            small("llama", **{way: scaling | {"original_max_position_embeddings": tokens}})
+
+    @pytest.mark.parametrize("key", ["rope_type", "type"])
+    @pytest.mark.parametrize("kind", [[], [1], {}, {"a": 1}, 7, False])
+    def test_a_kind_that_is_no_text(self, way, key, kind):
+        with pytest.raises(InvalidModelFile, match=f"'{key}' is"):
+            small("llama", **{way: {key: kind, "factor": 2.0}})
+
+    @pytest.mark.parametrize("settings", [7, "x", [], [1], True, False])
+    def test_no_object(self, way, settings):
+        for model_type in ("llama", "phi3"):
+            with pytest.raises(InvalidModelFile, match=f"'{way}' is"):
+                small(model_type, **{way: settings})
+
+    def test_two_elements_that_dynamic_scaling_cannot_stretch(self, way):
+        with pytest.raises(UnsupportedModel, match="2 elements"):
+            small("llama", head_dim=2, **{way: {"rope_type": "dynamic", "alpha": 2.0}})
+
+
+def test_a_context_of_training_written_as_a_float():
+    found, expected = (
+        small("llama", rope_parameters=YARN | {"original_max_position_embeddings": tokens}) for tokens in (64.0, 64)
+    )
+    assert found == expected
 
 
 class TestTwoObjects:

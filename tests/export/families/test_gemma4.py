@@ -120,7 +120,11 @@ def test_hostile_configurations(tmp_path, config, words):
         ({"gemma4.attention.key_length_swa": 31, "gemma4.attention.value_length_swa": 31}, "head size"),
         ({"gemma4.embedding_length_per_layer_input": 1 << 18}, "per_layer_embedding is out of range"),
         ({"gemma4.feed_forward_length": [1, 2]}, "feed_forward_length"),
+        ({"gemma4.feed_forward_length": [160, 0, 160, 160, 320, 320]}, "feed_forward_length"),
         ({"gemma4.attention.head_count_kv": [2, 1, 2, 1, 2, 2]}, "head_count_kv"),
+        ({"gemma4.attention.head_count_kv": [2, 1, 0, 1, 2, 1]}, "head_count_kv.*6 values.*must be 1 to"),
+        ({"gemma4.attention.head_count_kv": [0] * 6}, "head_count_kv.*must be 1 to"),
+        ({"gemma4.attention.head_count_kv": 0}, "head_count_kv"),
     ],
 )
 def test_hostile_headers(tmp_path, metadata, words):
