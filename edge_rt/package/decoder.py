@@ -5,7 +5,7 @@ Layers of one kind are described once; ``layers.py`` says what a layer computes.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields
 from functools import cached_property
 from typing import Any, ClassVar, Final
@@ -198,6 +198,16 @@ class Decoder:
     def recurrent_layers(self) -> tuple[int, ...]:
         """Numbers of the layers that have a state."""
         return tuple(number for number, layer in enumerate(self.layers) if layer.recurrence is not None)
+
+    @cached_property
+    def convolutions(self) -> Mapping[int, tuple[int, int]]:
+        """Layer -> taps and features of its convolution, a short one or that before a state."""
+        short = {number: (self.layers[number].short_conv, self.hidden_size) for number in self.conv_layers}
+        states = {number: self.layers[number].recurrence for number in self.recurrent_layers}
+        return {
+            **{number: (conv.taps, width) for number, (conv, width) in short.items() if conv is not None},
+            **{number: (one.taps, one.conv_size) for number, one in states.items() if one is not None},
+        }
 
     @cached_property
     def cache_layers(self) -> tuple[int, ...]:

@@ -19,6 +19,7 @@ from edge_rt.errors import (
     VersionMismatch,
     as_json,
 )
+from edge_rt.package.decoder import Decoder
 from edge_rt.package.documents import Refusal, build, check_files, parse_document, read_bounded, verify_files
 from edge_rt.package.exits import require_exits
 from edge_rt.package.graph_check import StoredTensor, check_graph
@@ -335,4 +336,20 @@ def _check_graphs(path: Path, manifest: Manifest) -> dict[str, dict[str, StoredT
             raise _invalid(path, "a graph must be an .onnx file at the top of the package.", f"Found {graph!r:.100}.")
         size, is_own = manifest.files[WEIGHTS_FILE].size, manifest.op_profile != "traced"
         tensors[graph] = check_graph(path / graph, WEIGHTS_FILE, size, is_own=is_own)
+    if manifest.decoder is not None and manifest.op_profile != "traced":
+        _check_convolutions(path, manifest.decoder, tensors)
     return tensors
+
+
+def _check_convolutions(path: Path, decoder: Decoder, tensors: Mapping[str, Mapping[str, StoredTensor]]) -> None:
+    """Compare the sizes of convolutions with the stored ones: how many rows are kept for them follows from these."""
+    for layer, shape in decoder.convolutions.items():
+        name = f"layer{layer}.conv"
+        found = {stored[name].shape for stored in tensors.values() if name in stored}
+        if found != {shape}:
+            shapes = " and ".join(str(list(one)) for one in sorted(found)) or "nothing"
+            raise _invalid(
+                path,
+                f"the convolution of layer {layer} is not as large as 'manifest.decoder' says.",
+                f"The graphs read {shapes:.80} of {WEIGHTS_FILE} as {name!r}, not {list(shape)}.",
+            )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from edge_rt.errors import UnsupportedModel
+from edge_rt.errors import InvalidPackage, UnsupportedModel
 from edge_rt.export import export_model
 from edge_rt.memory.device import GENERIC_GPU, presets
 from edge_rt.memory.fallbacks import why_one_slot
@@ -16,6 +16,7 @@ from edge_rt.runtime.load.facts import why_rows_are_not_stored
 from tests.helpers.family_cases import load_case, write_folder, write_gguf
 from tests.helpers.models import load_package
 from tests.helpers.native_profile import require_native
+from tests.helpers.packages import copied, edit_manifest
 from tests.helpers.small import FREE_ROWS, GREEDY
 
 CASE = load_case("lfm2")
@@ -63,6 +64,19 @@ def test_drafted_texts_are_the_plain_ones(packages, name, spec):
                 drafted += found.spec.rows_drafted
                 model._cache.check()
     assert drafted > 0
+
+
+@pytest.mark.parametrize("name", ["nested", "cut"])
+def test_a_manifest_with_convolutions_of_another_size_is_refused(packages, tmp_path, name):
+    def change(document):
+        for kind in document["decoder"]["kinds"]:
+            if kind.get("short_conv") is not None:
+                kind["short_conv"]["taps"] += 1
+
+    found = copied(packages / name, tmp_path)
+    edit_manifest(found, change)
+    with pytest.raises(InvalidPackage, match=r"of layer 0 is not as large.* read \[3, 96\] .*not \[4, 96\]"):
+        open_package(found)
 
 
 def test_a_chat_goes_back_by_as_many_tokens_as_a_pass_has(packages):

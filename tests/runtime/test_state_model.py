@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from edge_rt.errors import Cancelled, ConfigError, UnsupportedModel
+from edge_rt.errors import Cancelled, ConfigError, InvalidPackage, UnsupportedModel
 from edge_rt.export import export_model
 from edge_rt.memory.device import GENERIC_GPU, presets
 from edge_rt.memory.fallbacks import why_one_slot
@@ -19,6 +19,7 @@ from edge_rt.runtime.load.facts import why_rows_are_not_stored
 from tests.helpers.family_cases import load_case, write_folder, write_gguf
 from tests.helpers.models import load_package
 from tests.helpers.native_profile import require_native
+from tests.helpers.packages import copied, edit_manifest
 from tests.helpers.small import FREE_ROWS, GREEDY
 
 # Logits with a wide spread: what is likely can be guessed.
@@ -149,6 +150,21 @@ def test_the_plan_counts_the_states_that_there_are(package):
     less = make_plan(shape, device, Request(ctx=400, draft_max=7, budget_bytes=whole.total_bytes - 1))
     assert less.choice.checkpoints == CHECKPOINTS - 1
     assert "states of earlier texts: 3 instead of 4" in less.given_up[0]
+
+
+@pytest.mark.parametrize("taps", [1, 5])
+def test_a_manifest_with_convolutions_of_another_size_is_refused(package, tmp_path, taps):
+    def change(document):
+        for kind in document["decoder"]["kinds"]:
+            if kind.get("state_space") is not None:
+                assert kind["state_space"]["taps"] != taps
+                kind["state_space"]["taps"] = taps
+
+    found = copied(package, tmp_path)
+    layer = open_package(found).manifest.model.recurrent_layers[0]
+    edit_manifest(found, change)
+    with pytest.raises(InvalidPackage, match=rf"convolution of layer {layer} is not as large.*'layer{layer}.conv'"):
+        open_package(found)
 
 
 def test_what_is_not_there_yet_is_said(package, tmp_path):
