@@ -77,7 +77,7 @@ class OpenModels:
             self._budget = Budget(available_memory_bytes() + own_bytes())
         while idle := [other for other in self._models if not self._users[other]]:
             asked = plan(name, memory=self._budget, store=self.store, slots=SLOTS)
-            if asked.fits and not asked.given_up:
+            if asked.fits and not asked.reduced:
                 break
             self._models.pop(idle[0]).close()
         return load(name, memory=self._budget, store=self.store, slots=SLOTS, formats=True)

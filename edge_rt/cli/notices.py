@@ -104,7 +104,7 @@ def tell_drafters(terminal: Terminal, model: Model, load: LoadOptions) -> None:
         why = found.reason
         if why is None and found.drafter is not None and mode not in (AUTO, found.drafter.info.kind):
             why = f"it is of the kind {found.drafter.info.kind}"
-        why = why or ("it does not fit the memory" if model.plan.given_up else "this build cannot run it")
+        why = why or ("it does not fit the memory" if model.plan.reduced else "this build cannot run it")
         terminal.note(f"drafter {found.path.name} is not used: {why}", "dim")
 
 

@@ -1,9 +1,8 @@
 """What a plan reduces to fit the memory, and in which order.
 
 That is: states of earlier texts, speculation, rows that slots share, slots, KV precision, the prefill chunk, the
-context. With several slots it
-is a batch that is planned, whose answers seldom need a context each: rows go down to those of one context before slots
-go, and both before what a single answer has.
+context. With several slots it is a batch that is planned, whose answers seldom need a context each: rows go down to
+those of one context before slots go, and both before what a single answer has.
 
 If a GPU's memory is too small for all that, its layers are divided: with the preferred settings that fit then, as many
 as have room are on the GPU. So more of the settings is kept than with all layers there.

@@ -58,7 +58,8 @@ class Plan:
             (SpecMemo's criterion); None if nothing would be drafted.
         tokens_per_second: expected decoding throughput with half the context filled.
         plain_tokens_per_second: the same without speculation.
-        given_up: what was reduced to fit the budget, as texts with numbers.
+        given_up: what was reduced to fit the budget, as texts with numbers; before it slots that this model or
+            machine does not have, whatever the memory.
         decision: how the choice was made.
         sizes: bytes that the terms are computed from.
         device_choice: what computes on this machine; None for another machine.
@@ -83,6 +84,17 @@ class Plan:
     sizes: Sizes
     device_choice: DeviceChoice | None = None
     fallback: Plan | None = None
+
+    @property
+    def why_answers_wait(self) -> str | None:
+        """Why there is one slot where several were asked for, whatever the memory; None: there may be several."""
+        return why_one_slot(self.shape, self.device) if self.request.slots > 1 else None
+
+    @property
+    def reduced(self) -> tuple[str, ...]:
+        """What was given up to fit the budget."""
+        waiting = _waiting(self.request, self.why_answers_wait)
+        return tuple(text for text in self.given_up if text not in waiting)
 
     @cached_property
     def alternatives(self) -> tuple[Alternative, ...]:
@@ -338,9 +350,6 @@ def _given_up(
     if request.draft_model is not None:
         drafters.append(request.draft_model.shape.model.name)
     layers = f"layers on the GPU: {choice.gpu_layers} of {shape.model.num_layers}, the others on the CPU"
-    why = why_one_slot(shape, device)
-    is_reduced = request.slots > 1 and why is not None
-    waiting = [f"slots: 1 instead of {request.slots}, the others wait ({why})"] if is_reduced else []
     steps = (
         (layers, {"gpu_layers": choice.gpu_layers}),
         (_experts_text(shape, choice), {"expert_bytes": choice.expert_bytes}),
@@ -383,7 +392,12 @@ def _given_up(
             speed = f", {100 * change:+.0f} % tokens per second" if abs(change) >= 0.005 else ""
             result.append(f"{text} (saves {show_size(saved)}{speed})")
         held = less
-    return (*waiting, *result)
+    return (*_waiting(request, why_one_slot(shape, device)), *result)
+
+
+def _waiting(request: Request, why: str | None) -> list[str]:
+    is_reduced = request.slots > 1 and why is not None
+    return [f"slots: 1 instead of {request.slots}, the others wait ({why})"] if is_reduced else []
 
 
 def _speculation(choice: Choice) -> str:

@@ -173,13 +173,13 @@ class Models:
         package = await asyncio.to_thread(open_package, self.packages()[name])
         while True:
             options, plan = await asyncio.to_thread(self._planned, package)
-            if not self.loaded or (plan.fits and not plan.given_up):
+            if not self.loaded or (plan.fits and not plan.reduced):
                 break
             if not (idle := self._idle()):
                 # What fits a model's context must not depend on who was busy when it was loaded.
                 raise MemoryBudgetExceeded(
                     f"{name} does not fit at its own size beside models that answer.",
-                    f"It would have less: {'; '.join(plan.given_up)}."
+                    f"It would have less: {'; '.join(plan.reduced)}."
                     if plan.fits
                     else f"It needs {show_size(plan.minimum_bytes)}; {show_size(plan.budget_bytes)} are left.",
                     "Ask again when they have answered, or give a larger budget.",
@@ -192,8 +192,10 @@ class Models:
         are_left_out = self.prompts_folder is not None and options.prompt_cache is None
         prompts = "no prompts kept on disk, " if are_left_out else ""
         self.log(f"{name} is loaded ({slots}{model.context_tokens} tokens of context, {prompts}{seconds:.1f} s)")
-        if model.plan.given_up:
-            self.log(f"{name} has less than was asked for, to fit the memory: {'; '.join(model.plan.given_up)}")
+        if model.plan.reduced:
+            self.log(f"{name} has less than was asked for, to fit the memory: {'; '.join(model.plan.reduced)}")
+        if (why := model.plan.why_answers_wait) is not None:
+            self.log(f"{name} answers 1 request at a time, not {model.plan.request.slots}: {why}")
 
     def _planned(self, package: Package) -> tuple[LoadOptions, Plan]:
         """Return how a model is loaded, and the plan of it; rows that a GPU computes are not kept."""

@@ -62,6 +62,25 @@ def test_what_was_given_up_to_fit_is_told(native_package, room):
     asyncio.run(run())
 
 
+def test_models_of_one_sequence_have_room_beside_each_other(small_package):
+    """That they have one slot has nothing to do with memory."""
+
+    async def run():
+        told = []
+        models = models_of({"one": small_package, "two": small_package}, ctx=256, slots=4, memory=Budget("64GiB"))
+        models.log = told.append
+        async with models.using("one") as one, models.using("two") as two:
+            assert (one.model.slots, two.model.slots) == (1, 1)
+            assert set(models.loaded) == {"one", "two"}
+        await models.close()
+        assert not any("memory" in line for line in told)
+        found = [line for line in told if "one sequence" in line]
+        of_each = "{} answers 1 request at a time, not 4: passes of portable packages have one sequence"
+        assert found == [of_each.format(name) for name in ("one", "two")]
+
+    asyncio.run(run())
+
+
 def test_a_model_has_the_same_context_whoever_is_busy_when_it_is_loaded(long_package):
     async def run():
         with load_package(long_package, slots=2, memory=Budget("64GiB")) as model:

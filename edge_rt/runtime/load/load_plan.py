@@ -53,7 +53,7 @@ class LoadPlan:
         if asked is not None:
             return asked
         if choice.spec == OFF:
-            return OFF if self.plan.given_up else AUTO
+            return OFF if self.plan.reduced else AUTO
         return choice.spec
 
     @property
@@ -170,7 +170,7 @@ def claim(plan: Plan, options: LoadOptions) -> LoadPlan:
     budget = options.budget
     require_fit(plan, _spelling(plan, budget, options.spell), () if budget is None else budget.claims)
     total = plan.request.budget_bytes if budget is None else budget.total_bytes
-    is_strict = total is not None or plan.request.device_budget_bytes is not None or bool(plan.given_up)
+    is_strict = total is not None or plan.request.device_budget_bytes is not None or bool(plan.reduced)
     if budget is None and is_strict:
         budget = Budget(plan.budget_bytes)
     draft_max = plan.choice.draft_max or plan.request.draft_max or options.draft_max or DEFAULT_DRAFT

@@ -294,7 +294,6 @@ class MeasuredCosts:
     Args:
         facts: what costs depend on besides the machine: package, op profile, instruction set, cache format, threads.
         store: where measured costs are stored; None stores nothing.
-
         prior: (rows, cost relative to one row), for a model that never ran here; None: as of other models.
         vocabulary: tokens of a model whose rows cost more if they differ: those that are measured do; 0: it has none.
 
