@@ -72,6 +72,7 @@ NEUTRAL_VALUES: Final[Mapping[str, tuple[Any, ...]]] = {
     "ssm_state_size": (),
     "swiglu_limit": (),
     "use_bias": (False,),
+    "use_bidirectional_attention": (False, "vision"),
     "use_double_wide_mlp": (False,),
     "use_parallel_residual": (False,),
     "use_qk_norm": (False,),

@@ -181,7 +181,7 @@ def _yarn(config: ConfigReader, scaling: Mapping[str, Any], factor: float, conte
         _number(config, scaling, "attention_factor", usual),
         beta_fast=_number(config, scaling, "beta_fast", 32.0),
         beta_slow=_number(config, scaling, "beta_slow", 1.0),
-        is_truncated=scaling.get("truncate") is not False,
+        is_truncated=_flag(config, scaling, "truncate", default=True),
     )
 
 
@@ -224,6 +224,13 @@ def _number(config: ConfigReader, scaling: Mapping[str, Any], key: str, default:
     if isinstance(value, bool) or not isinstance(value, int | float) or not 1e-3 <= value <= MAX_CONTEXT:
         raise _wrong(config, key, value)
     return float(value)
+
+
+def _flag(config: ConfigReader, scaling: Mapping[str, Any], key: str, *, default: bool) -> bool:
+    value = scaling.get(key)
+    if not isinstance(value, bool | None):
+        raise _wrong(config, key, value)
+    return default if value is None else value
 
 
 def _tokens(config: ConfigReader, scaling: Mapping[str, Any], key: str, default: int) -> int:

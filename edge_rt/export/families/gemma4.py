@@ -70,8 +70,9 @@ def from_config(config: ConfigReader, name: str) -> Decoder:
     context = 262_144 if is_unified else 131_072
     config.defaults(num_key_value_heads=4, num_attention_heads=8, max_position_embeddings=context, vocab_size=262_144)
     dims = config.dimensions(name, head_dim=256, is_tied=True)
-    if config.get("use_bidirectional_attention") == "all":
-        raise config.refused("use_bidirectional_attention is 'all'")
+    # That of images is another matter.
+    if (seen := config.get("use_bidirectional_attention")) not in (None, False, "vision"):
+        raise config.refused(f"use_bidirectional_attention is {as_json(seen)}")
     if config.flag("attention_bias"):
         raise config.refused("attention_bias is true")
     windows = config_windows(config, dims, window=1024 if is_unified else 512, period=_PERIOD)
@@ -88,6 +89,7 @@ def from_config(config: ConfigReader, name: str) -> Decoder:
             f"vocab_size_per_layer_input is {as_json(vocabulary)} where vocab_size is {dims.vocab_size}"
         )
     config.assume("rope_parameters", _ROPES)
+    _require_ropes(config)
     ropes = (
         read_rope(config, head_dim, dims.context_length, layer_type=FULL, theta_key=None),
         read_rope(config, dims.head_dim, dims.context_length, layer_type=SLIDING, theta_key=None),
@@ -106,6 +108,13 @@ def from_config(config: ConfigReader, name: str) -> Decoder:
         _config_experts(config, activation),
     )
     return _decoder(dims, facts, ropes, config.wrong("num_kv_shared_layers", str(shared)))
+
+
+def _require_ropes(config: ConfigReader) -> None:
+    """Refuse rotations of one kind of layers alone; only where there are none at all do others assume them."""
+    listed = config.get("rope_parameters")
+    if isinstance(listed, dict) and (missing := [kind for kind in _ROPES if not listed.get(kind)]):
+        raise config.wrong("rope_parameters", f"nothing for {' and '.join(missing)}")
 
 
 def _config_experts(config: ConfigReader, activation: str) -> Experts | None:
@@ -148,7 +157,7 @@ def from_header(reader: HeaderReader) -> Decoder:
     kv_heads = reader.counts("attention.head_count_kv", MAX_HEADS, layers=layers, least=1)
     sizes = reader.counts("feed_forward_length", 4 * MAX_WIDTH, layers=layers, least=1)
     dims = reader.dimensions(kv_heads=max(kv_heads), feed_forward=max(sizes))
-    windows = header_windows(reader, dims, period=_PERIOD)
+    windows = header_windows(reader, dims, period=_PERIOD, default=None)
     full_size = dims.head_dim
     size = reader.count("attention.key_length_swa", MAX_WIDTH, default=full_size)
     if reader.count("attention.value_length_swa", MAX_WIDTH, default=size) != size:

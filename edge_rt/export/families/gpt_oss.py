@@ -48,7 +48,7 @@ def from_header(reader: HeaderReader) -> Decoder:
     dims = reader.dimensions()
     each = FeedForward(dims.intermediate_size, has_bias=True, limit=_LIMIT, slope=_SLOPE, up_offset=1.0)
     experts = header_experts(reader, each, **_ROUTER)
-    windows = header_windows(reader, dims, period=_PERIOD)
+    windows = header_windows(reader, dims, period=_PERIOD, default=None)
     return _decoder(dims, experts, windows.sizes, read_header_rope(reader, dims), has_bias=True)
 
 

@@ -49,7 +49,7 @@ def describe_header(reader: HeaderReader, kv_heads: int | None = None) -> Decode
         reader.factor(key) for key in ("attention.scale", "embedding_scale", "residual_scale", "logit_scale")
     )
     # llama.cpp takes this key for whether there are rotations at all.
-    is_rotated = reader.header.values.get(reader.key("rope.scaling.finetuned"), True)
+    is_rotated = reader.flag("rope.scaling.finetuned", default=True)
     layer = Layer(
         dims.attention(
             rope=0 if is_rotated else None,

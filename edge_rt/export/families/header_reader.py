@@ -95,9 +95,8 @@ class HeaderReader:
         if isinstance(value, MetadataArray):
             values = set(value.to_list())
             if len(values) != 1 or not all(type(one) is int and least <= one <= most for one in values):
-                raise self.refused(
-                    f"{name!r} has {len(values)} values, from {min(values)!r:.20} to {max(values)!r:.20}"
-                )
+                span = f", from {min(values)!r:.20} to {max(values)!r:.20}" if values else ""
+                raise self.refused(f"{name!r} has {len(values)} values{span}")
             return int(values.pop())
         return self.header.get_int(name, minimum=least, maximum=most)
 
@@ -152,16 +151,18 @@ class HeaderReader:
         """Return a soft-cap; 0 for none."""
         return self.number(key, least=0.0, most=1e6, default=default)
 
-    def flags(self, key: str, layers: int, *, ahead: int = 0) -> tuple[bool, ...] | None:
-        """Return a truth value for every layer; None if the key is not an array.
+    def is_array(self, key: str) -> bool:
+        """Return whether a key is there and an array."""
+        return isinstance(self.header.values.get(self.key(key)), MetadataArray)
+
+    def flags(self, key: str, layers: int, *, ahead: int = 0) -> tuple[bool, ...]:
+        """Return a truth value for every layer.
 
         Args:
             ahead: blocks behind the layers that may have values, too, which are left out.
         """
         value = self.header.values.get(self.key(key))
-        if not isinstance(value, MetadataArray):
-            return None
-        values = value.to_list()
+        values = value.to_list() if isinstance(value, MetadataArray) else [value]
         is_whole = len(values) in (layers, layers + ahead)
         if not is_whole or not all(type(one) in (bool, int) and one in (0, 1) for one in values):
             raise InvalidModelFile(
@@ -303,7 +304,7 @@ class HeaderReader:
         experts = f"{self.architecture}.expert_count"
         if "expert_count" not in self._read and (count := self.header.get_int(experts, default=0)) > 0:
             raise UnsupportedModel(
-                f"{self.where}: mixture-of-experts models are not supported.",
+                f"{self.where}: experts are not supported in models of this architecture.",
                 f"The file has {count} experts.",
                 "Choose a dense model.",
             )

@@ -74,12 +74,17 @@ def _config_period(config: ConfigReader, period: int, key: str | None) -> int:
     return config.count(key, MAX_LAYERS, default=period)
 
 
-def header_windows(reader: HeaderReader, dims: Dimensions, *, period: int) -> Windows:
-    """Return the windows of all layers; without other word the last one of ``period`` layers has none."""
-    window = reader.count("attention.sliding_window", MAX_CONTEXT, least=0, default=0)
-    kinds = reader.flags("attention.sliding_window_pattern", dims.num_layers)
-    if kinds is None:
-        kinds = every(dims.num_layers, reader.period("attention.sliding_window_pattern", period))
+def header_windows(reader: HeaderReader, dims: Dimensions, *, period: int, default: int | None = 0) -> Windows:
+    """Return the windows of all layers; without other word the last one of ``period`` layers has none.
+
+    Args:
+        default: size of a window that the file does not state; None: it must.
+    """
+    window = reader.count("attention.sliding_window", MAX_CONTEXT, least=0, default=default)
+    if reader.is_array(key := "attention.sliding_window_pattern"):
+        kinds = reader.flags(key, dims.num_layers)
+    else:
+        kinds = every(dims.num_layers, reader.period(key, period))
     return windows_of(dims, tuple(kind and window > 0 for kind in kinds), window)
 
 

@@ -105,8 +105,8 @@ def _header_linear(reader: HeaderReader, layers: int) -> tuple[bool, ...]:
     """Return whether each layer has a delta rule: a list has the last word, and the tensors where nothing is said."""
     interval = reader.count("full_attention_interval", MAX_LAYERS, default=_INTERVAL)
     ahead = reader.num_blocks_ahead
-    if (flags := reader.flags("attention.recurrent_layers", layers, ahead=ahead)) is not None:
-        return flags
+    if reader.has("attention.recurrent_layers"):
+        return reader.flags("attention.recurrent_layers", layers, ahead=ahead)
     heads = reader.counts("attention.head_count_kv", MAX_HEADS, layers=layers + ahead)
     if 0 in heads:
         return tuple(count == 0 for count in heads[:layers])

@@ -6,7 +6,7 @@ from typing import ClassVar
 
 import pytest
 
-from edge_rt.errors import InvalidModelFile, UnsupportedModel
+from edge_rt.errors import EdgeRTError, InvalidModelFile, UnsupportedModel
 from edge_rt.export.families.rope import Yarn, default_rope, divided_rope, llama3_divisors, yarn_rope, yarn_temperature
 from edge_rt.export.opening import open_checkpoint
 from tests.helpers.configs import SMALL, described, small
@@ -71,6 +71,11 @@ class TestHostileValues:
         for model_type in ("llama", "phi3"):
             with pytest.raises(InvalidModelFile, match=f"'{way}' is"):
                 small(model_type, **{way: settings})
+
+    @pytest.mark.parametrize("flag", [0, 1, "false", [], {}])
+    def test_a_border_that_is_cut_or_not(self, way, flag):
+        with pytest.raises(EdgeRTError, match="truncate"):
+            small("llama", **{way: YARN | {"truncate": flag}})
 
     def test_two_elements_that_dynamic_scaling_cannot_stretch(self, way):
         with pytest.raises(UnsupportedModel, match="2 elements"):

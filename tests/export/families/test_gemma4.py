@@ -7,7 +7,7 @@ import dataclasses
 import numpy as np
 import pytest
 
-from edge_rt.errors import EdgeRTError, UnsupportedModel
+from edge_rt.errors import EdgeRTError, InvalidModelFile, UnsupportedModel
 from edge_rt.export.opening import open_checkpoint
 from tests.helpers.family_cases import load_case, write_folder, write_gguf
 from tests.helpers.hf_factory import write_safetensors
@@ -92,6 +92,10 @@ def test_a_file_without_scales_of_experts_is_refused(tmp_path):
     ("config", "words"),
     [
         ({"use_bidirectional_attention": "all"}, "use_bidirectional_attention"),
+        ({"use_bidirectional_attention": True}, "use_bidirectional_attention is true"),
+        ({"rope_parameters": {}}, "nothing for sliding_attention and full_attention"),
+        ({"rope_parameters": {"sliding_attention": {"rope_theta": 1e4}}}, "nothing for full_attention"),
+        ({"rope_parameters": {"sliding_attention": {"rope_theta": 1e4}, "full_attention": {}}}, "for full_attention"),
         ({"attention_bias": True}, "attention_bias"),
         ({"vocab_size_per_layer_input": 100}, "vocab_size_per_layer_input is 100"),
         ({"num_kv_shared_layers": 5}, "num_kv_shared_layers"),
@@ -130,6 +134,12 @@ def test_hostile_configurations(tmp_path, config, words):
 def test_hostile_headers(tmp_path, metadata, words):
     with pytest.raises(EdgeRTError, match=words):
         open_checkpoint(write_gguf(tmp_path / "m.gguf", SHARED, extra_metadata=metadata))
+
+
+def test_a_file_without_the_size_of_its_windows_is_refused(tmp_path):
+    path = write_gguf(tmp_path / "m.gguf", SHARED, drop_metadata=("gemma4.attention.sliding_window",))
+    with pytest.raises(InvalidModelFile, match=r"'gemma4\.attention\.sliding_window' is missing"):
+        open_checkpoint(path)
 
 
 def test_a_file_without_divisors_is_refused(tmp_path):

@@ -161,7 +161,9 @@ class TestExperts:
             ("olmoe", {"attention.clamp_kqv": 0.5}, UnsupportedModel, "clamp_kqv' is 0.5"),
             ("lfm2_moe", {"expert_gating_func": 1}, UnsupportedModel, "expert_gating_func' is 1"),
             ("lfm2_moe", {"leading_dense_block_count": 1}, InvalidModelFile, "tensors are missing"),
-            ("llama", {"expert_count": 8}, UnsupportedModel, "mixture-of-experts models are not supported"),
+            ("qwen3_next", {"attention.recurrent_layers": 1}, InvalidModelFile, "recurrent_layers.*has 1 values"),
+            ("granite_h", {"rope.scaling.finetuned": "no"}, InvalidModelFile, "finetuned.*no truth value"),
+            ("llama", {"expert_count": 8}, UnsupportedModel, "experts are not supported"),
         ],
     )  # fmt: skip
     def test_headers_are_refused(self, tmp_path, name, metadata, error, message):
