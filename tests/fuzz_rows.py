@@ -21,7 +21,8 @@ from edge_rt.package.kv_formats import BLOCK_TOKENS
 from edge_rt.runtime.cache.block_folder import BlockFolder
 from edge_rt.runtime.cache.kv_cache import KVCache
 from edge_rt.runtime.cache.prompt_cache import PromptCache
-from edge_rt.runtime.cache.row_blocks import RowBlocks, RowsFile, block_names, key_of
+from edge_rt.runtime.cache.row_blocks import RowBlocks, block_names
+from edge_rt.runtime.cache.rows_file import RowsFile, key_of
 
 KEY = bytes(range(32))
 PROMPT = [(5 + 41 * index) % 419 for index in range(257)]
@@ -81,7 +82,7 @@ def run(folder: Path, runs: int, draw: random.Random) -> Counter[str]:
         path.write_bytes(new if draw.random() < 0.3 else b"".join(mixed))
         key_of(path)
         try:
-            RowsFile(path, blocks).verify(blocks)
+            RowsFile(path, blocks).verify()
         except (InvalidPromptCache, StorageError):
             seen["file refused"] += 1
         else:

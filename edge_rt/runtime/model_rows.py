@@ -14,6 +14,7 @@ from edge_rt.package.kv_formats import BLOCK_TOKENS, ROW_BLOCK
 from edge_rt.package.manifest import PROMPTS_FOLDER
 from edge_rt.package.reader import Package
 from edge_rt.runtime.batch import Batch
+from edge_rt.runtime.cache.checkpoints import SHORT
 from edge_rt.runtime.cache.kv_cache import KVCache, common_prefix
 from edge_rt.runtime.cache.prompt_cache import PromptCache
 from edge_rt.runtime.cache.row_pool import RowPool
@@ -110,11 +111,16 @@ class ModelRows(ModelTexts, ABC):
             )
             for text in ("a", "1")
         )
-        count = common_prefix(first, second) // BLOCK_TOKENS * BLOCK_TOKENS
-        if not count:
+        count, least = common_prefix(first, second), BLOCK_TOKENS
+        if prompts.has_states:
+            # The state that is kept may be one of fewer tokens.
+            least += SHORT
+        else:
+            count = count // BLOCK_TOKENS * BLOCK_TOKENS
+        if count < least:
             raise ConfigError(
                 "The system message is too short to be worth a file.",
-                f"Chats have {common_prefix(first, second)} tokens in common; a block has {BLOCK_TOKENS}.",
+                f"Chats have {common_prefix(first, second)} tokens in common; {least} are needed.",
                 "Leave it to be computed.",
             )
         path = prompts.file_in(self.package.path / PROMPTS_FOLDER, first[:count])

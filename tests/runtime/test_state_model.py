@@ -15,7 +15,6 @@ from edge_rt.memory.plan import Request, make_plan
 from edge_rt.package.reader import open_package
 from edge_rt.package.states import CHECKPOINTS, states_bytes
 from edge_rt.runtime.forward.state_memory import StateMemory
-from edge_rt.runtime.load.facts import why_rows_are_not_stored
 from tests.helpers.family_cases import load_case, write_folder, write_gguf
 from tests.helpers.models import load_package
 from tests.helpers.native_profile import require_native
@@ -137,6 +136,35 @@ def test_a_chat_goes_on_and_back(package):
         assert model.generate(text, max_tokens=8, **GREEDY).token_ids == on.token_ids
 
 
+def test_texts_are_gone_on_with_after_a_restart(package, tmp_path):
+    prompt = [5 + (7 * i) % 11 for i in range(150)]
+    with load_package(package, spec="off") as model:
+        first = model.generate(prompt, max_tokens=20, **GREEDY)
+        text = [*prompt, *first.token_ids, 9, 8, 7, 6]
+        then = model.generate(text, max_tokens=8, logprobs=2, **GREEDY)
+    options = {"spec": "suffix", "prompt_cache": tmp_path / "prompts"}
+    with load_package(package, **options) as model:
+        model.speculation.costs = FREE_ROWS
+        assert model.generate(prompt, max_tokens=20, **GREEDY).token_ids == first.token_ids
+        assert model.save_rows(tmp_path / "chat.rows", text) >= len(prompt) - 1
+    with load_package(package, **options) as model:
+        model.speculation.costs = FREE_ROWS
+        found = model.generate(text, max_tokens=8, logprobs=2, **GREEDY)
+        assert len(prompt) - 1 <= found.usage.cached_tokens < len(text)
+        assert (found.token_ids, found.logprobs, found.warnings) == (then.token_ids, then.logprobs, ())
+    with load_package(package, spec="off", ctx=400) as model, model.passes() as (runner, cache):
+
+        def logits():
+            with cache.reserve(len(text) - cache.length) as rows:
+                return runner.forward(text[cache.length :], rows.start, 3).logits.tobytes()
+
+        computed = logits()
+        model.load_rows(tmp_path / "chat.rows")
+        assert model._prompts.restore(cache, text) == cache.length >= len(prompt) - 1
+        cache.check()
+        assert logits() == computed
+
+
 def test_the_plan_counts_the_states_that_there_are(package):
     model = open_package(package).manifest.model
     with load_package(package, ctx=400, spec="suffix", draft_max=7) as loaded:
@@ -174,7 +202,6 @@ def test_what_is_not_there_yet_is_said(package, tmp_path):
         with_gpu = presets()[GENERIC_GPU].device
         assert with_gpu.gpu is not None
         assert make_plan(model.plan.shape, with_gpu, Request()).device.gpu is None
-    assert "state" in why_rows_are_not_stored(open_package(package).manifest)
     with pytest.raises(UnsupportedModel, match=r"(Layers with a state|Experts) are not computed on a GPU"):
         load_package(package, device="cuda:0")
     with pytest.raises(ConfigError, match="state"):

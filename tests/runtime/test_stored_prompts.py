@@ -21,7 +21,8 @@ from edge_rt.package.kv_formats import KV_FORMAT
 from edge_rt.package.reader import open_package
 from edge_rt.runtime.cache.block_folder import clear_prompts, list_prompts
 from edge_rt.runtime.cache.prompt_cache import MOST_CARRIED
-from edge_rt.runtime.cache.row_blocks import RowBlocks, RowsFile, block_names
+from edge_rt.runtime.cache.row_blocks import RowBlocks, block_names
+from edge_rt.runtime.cache.rows_file import RowsFile
 from edge_rt.runtime.load.options import LoadOptions
 from edge_rt.runtime.load.planning import plan_package
 from tests.helpers.models import load_package
@@ -441,7 +442,7 @@ class TestRowsFile:
             path.write_bytes(data[: int(length * len(data))] if is_cut else data)
             try:
                 opened = RowsFile(path, blocks)
-                opened.verify(blocks)
+                opened.verify()
             except InvalidPromptCache:
                 assert path.read_bytes() != whole
                 return

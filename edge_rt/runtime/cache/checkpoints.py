@@ -58,6 +58,19 @@ class Checkpoints:
         ids = np.asarray(token_ids[:most], np.int32)
         return max((len(one.token_ids) for one in self._kept if _begins_with(ids, one.token_ids)), default=0)
 
+    def kept(self, token_ids: Sequence[int]) -> dict[int, list[Array]]:
+        """Return of how many of the first tokens states are kept -> the memory of a state, part by part."""
+        ids = np.asarray(token_ids, np.int32)
+        return {
+            len(one.token_ids): [part for _, part in self._parts(one.place)]
+            for one in self._kept
+            if _begins_with(ids, one.token_ids)
+        }
+
+    def memory(self, index: int, slot: int) -> list[Array]:
+        """Return the memory of a sequence's slot, part by part as ``kept``."""
+        return [self._states[name][index, slot, :size] for name, size in self._sizes.items()]
+
     def load(self, index: int, slot: int, token_ids: Sequence[int]) -> None:
         """Write the state of exactly these tokens, which must be kept, into a sequence's slot."""
         ids = np.asarray(token_ids, np.int32)

@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from edge_rt.errors import ContextOverflow
-from edge_rt.runtime.cache.checkpoints import SHORT, stops
+from edge_rt.runtime.cache.checkpoints import SHORT, Array, stops
 from edge_rt.runtime.cache.state_slots import StateSlots
 
 
@@ -297,6 +297,11 @@ class KVCache:
         if self._states is not None:
             self._states.keep(self._token_ids)
 
+    def states_of(self, token_ids: Sequence[int]) -> dict[int, list[Array]]:
+        """Return of how many of a text's first tokens there are rows and a state -> the state, part by part."""
+        common = self.common_prefix(token_ids)
+        return {} if self._states is None else self._states.kept(token_ids[:common])
+
     def until_stop(self, count: int) -> int:
         """Return how many of the next ``count`` rows a pass may have that ends where states are kept."""
         return min([count, *(stop - self.length for stop in self._stops if stop > self.length)])
@@ -401,10 +406,11 @@ class Reservation:
         if self._cache.states is not None:
             self._cache.states.end_pass()
 
-    def commit(self, token_ids: Sequence[int], path: Sequence[int] | None = None) -> None:
+    def commit(self, token_ids: Sequence[int], path: Sequence[int] | None = None, *, is_restored: bool = False) -> None:
         """Keep the rows that hold these tokens; the others are free again.
 
         Args:
+            is_restored: no pass has written them, but who has them from elsewhere, and the states' spare slot as well.
             path: the rows of the reservation that hold them, each the parent of the next; None for the first rows. Any
                 other path needs a row map.
         """
@@ -421,7 +427,10 @@ class Reservation:
         cache.ahead.clear()
         cache._token_ids.extend(token_ids)
         if cache.states is not None:
-            cache.states.commit(path)
+            if is_restored:
+                cache.states.take(cache.length)
+            else:
+                cache.states.commit(path)
             if cache.states.length in (*cache._stops, cache._last_stop):
                 cache.keep_state()
 

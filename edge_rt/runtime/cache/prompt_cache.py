@@ -2,23 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from itertools import islice
 from pathlib import Path
 from typing import Final
 
 from edge_rt.errors import ConfigError, EdgeRTError, InvalidPromptCache, StorageError
 from edge_rt.package.kv_formats import BLOCK_TOKENS
-from edge_rt.runtime.cache.block_folder import LEAST_TOKENS, BlockFolder
+from edge_rt.runtime.cache.block_folder import LEAST_TOKENS, BlockFolder, as_bytes
 from edge_rt.runtime.cache.kv_cache import KVCache
-from edge_rt.runtime.cache.row_blocks import (
-    Array,
-    BlockSource,
-    RowBlocks,
-    RowsFile,
-    block_names,
-    key_of,
-)
+from edge_rt.runtime.cache.row_blocks import Array, RowBlocks, block_names
+from edge_rt.runtime.cache.row_states import RowStates, state_names
+from edge_rt.runtime.cache.rows_file import BlockSource, RowsFile, key_of
 from edge_rt.system.files import write_atomically
 
 MOST_CARRIED: Final = 256
@@ -37,21 +32,28 @@ def carried_files(folder: Path, key: bytes) -> tuple[list[Path], bool]:
 
 
 class PromptCache:
-    """Reads and writes the rows of a model's prompts.
+    """Reads and writes the rows of a model's prompts, and states behind them where its layers have some.
 
     It never stops an answer: what cannot be read is computed, and what cannot be written is said.
 
     Args:
         blocks: of the model's cache.
         folder: where prompts are kept; None: nowhere.
+        states: of the same model; None: rows are enough to go on from.
     """
 
-    def __init__(self, blocks: RowBlocks, folder: BlockFolder | None = None) -> None:
+    def __init__(self, blocks: RowBlocks, folder: BlockFolder | None = None, states: RowStates | None = None) -> None:
         self._blocks = blocks
+        self._states = states
         self._folder = folder
         self._files: list[RowsFile] = []
         self._named: RowsFile | None = None
         self._warnings: list[str] = []
+
+    @property
+    def has_states(self) -> bool:
+        """Whether a prompt is gone on from states alone."""
+        return self._states is not None
 
     def add_folder(self, folder: Path) -> None:
         """Read from the files of a package's folder as well, as far as they belong to this model and its cache."""
@@ -63,7 +65,7 @@ class PromptCache:
             )
         for path in paths:
             try:
-                self._files.append(RowsFile(path, self._blocks))
+                self._files.append(RowsFile(path, self._blocks, self._states))
             except (InvalidPromptCache, StorageError) as error:
                 self._warnings.append(str(error))
 
@@ -93,20 +95,25 @@ class PromptCache:
         Raises:
             InvalidPromptCache, StorageError: as ``RowsFile``.
         """
-        named = RowsFile(path, self._blocks)
-        named.verify(self._blocks)
+        named = RowsFile(path, self._blocks, self._states)
+        named.verify()
         self._named = named
 
     def restore(self, cache: KVCache, token_ids: Sequence[int]) -> int:
         """Read rows of a prompt that begins with what the cache holds; return how many tokens it holds then.
 
-        The last token is left: what follows it has to be computed.
+        The last token is left: what follows it has to be computed. Of a model with states it reads up to the longest
+        beginning of which a state is stored, or nothing.
         """
-        sources = self._sources()
-        begin, whole = cache.length // BLOCK_TOKENS, (len(token_ids) - 1) // BLOCK_TOKENS
-        if begin >= whole or not sources:
+        sources, most = self._sources(), len(token_ids) - 1
+        if not sources:
             return cache.length
-        names = [self._blocks.key, *block_names(self._blocks.key, token_ids[: whole * BLOCK_TOKENS])]
+        if self._states is not None:
+            return self._restore_state(self._states, sources, cache, token_ids)
+        begin, whole = cache.length // BLOCK_TOKENS, most // BLOCK_TOKENS
+        if begin >= whole:
+            return cache.length
+        names = self._names(token_ids[: whole * BLOCK_TOKENS])
         block = self._blocks.buffer()
         for index in range(begin, whole):
             pending = token_ids[index * BLOCK_TOKENS : (index + 1) * BLOCK_TOKENS]
@@ -118,6 +125,59 @@ class PromptCache:
                 self._blocks.unpack(block, cache.rows(rows.start, rows.start + missing))
                 rows.commit(pending[-missing:])
         return cache.length
+
+    def _restore_state(
+        self, states: RowStates, sources: Sequence[BlockSource], cache: KVCache, token_ids: Sequence[int]
+    ) -> int:
+        stored = {name for source in sources for name in source.states()}
+        begin, end = cache.length + 1, len(token_ids) - 1
+        if not stored or begin > end:
+            return cache.length
+        names = self._names(token_ids[:end])
+        found = [(length, name) for length, name in state_names(names, token_ids, begin, end) if name in stored]
+        block = self._blocks.buffer()
+        for length, name in reversed(found):
+            missing = length - cache.length
+            with cache.reserve(missing) as rows:
+                if self._fill(states, sources, cache, token_ids[:length], names, name, block):
+                    rows.commit(token_ids[cache.length : length], is_restored=True)
+                    break
+        return cache.length
+
+    def _fill(
+        self, states: RowStates, sources: Sequence[BlockSource], cache: KVCache, token_ids: Sequence[int],
+        names: Sequence[bytes], name: bytes, block: Array,
+    ) -> bool:  # fmt: skip
+        """Fill the rows that are reserved behind the cache's, and the spare state, from files; return whether it could.
+
+        Args:
+            token_ids: with those of the cache before them.
+            name: of their state.
+        """
+        assert cache.states is not None, "the layers have no state"
+        whole = len(token_ids) // BLOCK_TOKENS
+        for index in range(cache.length // BLOCK_TOKENS, whole):
+            end = (index + 1) * BLOCK_TOKENS
+            if not self._read(sources, names[index], names[index + 1], token_ids[end - BLOCK_TOKENS : end], block):
+                return False
+            self._blocks.unpack(block, cache.rows(max(cache.length, end - BLOCK_TOKENS), end))
+        tail, state = token_ids[whole * BLOCK_TOKENS :], cache.states.spare()
+        for source in sources:
+            try:
+                if source.read_state(name, [block, *state]):
+                    states.check(names[whole], tail, block, state)
+                    begin = max(cache.length, whole * BLOCK_TOKENS)
+                    states.unpack(block, cache.rows(begin, len(token_ids)), begin - whole * BLOCK_TOKENS)
+                    return True
+            except InvalidPromptCache as error:
+                self._warnings.append(source.spoilt_state(name, str(error)))
+            except (EdgeRTError, OSError) as error:
+                self._warnings.append(f"A part of a stored prompt could not be read. {error}")
+        return False
+
+    def _names(self, token_ids: Sequence[int]) -> list[bytes]:
+        """Return the key, and the names of a text's whole blocks."""
+        return [self._blocks.key, *block_names(self._blocks.key, token_ids)]
 
     def _sources(self) -> list[BlockSource]:
         sources: tuple[BlockSource | None, ...] = (self._named, *self._files, self._folder)
@@ -139,27 +199,57 @@ class PromptCache:
 
     def store(self, cache: KVCache) -> None:
         """Write the rows that the cache holds, as far as they are not stored yet; what goes wrong is a warning."""
-        folder = self._folder
+        folder, token_ids = self._folder, cache.token_ids
         if folder is None or cache.length < LEAST_TOKENS:
             return
-        token_ids = cache.token_ids
-        names = [self._blocks.key, *block_names(self._blocks.key, token_ids)][: folder.most_blocks + 1]
+        states = {} if self._states is None else cache.states_of(token_ids)
+        if self._states is not None:
+            # Rows behind the last state are nothing that could be gone on from.
+            token_ids = token_ids[: max(states, default=0)]
+        names = self._names(token_ids)[: folder.most_blocks + 1]
+        kept = self._state_names(folder, names, token_ids, states)
+        if self._states is not None and not kept:
+            return
         missing = [index for index, name in enumerate(names[1:]) if not folder.has(name)]
+        new = {length: name for length, name in kept.items() if not folder.has_state(name)}
+        used = {name: length // BLOCK_TOKENS for length, name in kept.items()}
         try:
-            folder.touch(names[1:])
-            if missing:
-                folder.make_room(len(missing))
+            folder.touch(names[1:], used)
+            if missing or new:
+                folder.make_room(len(missing), len(new))
             block = self._blocks.buffer()
             for index in missing:
                 if not self._pack(cache, token_ids, names[index], index, block):
                     return
                 folder.write(names[index + 1], block)
-            folder.touch(names[1:])
-            if missing:
+            for length, name in new.items():
+                if not self._pack_state(cache, names, token_ids[:length], states[length], block):
+                    return
+                folder.write_state(name, [block, *states[length]])
+            folder.touch(names[1:], used)
+            if missing or new:
                 # Another process may have written meanwhile.
                 folder.trim()
         except (EdgeRTError, OSError) as error:
             self._warnings.append(f"The prompt was not stored. {error}")
+
+    def _state_names(
+        self, folder: BlockFolder, names: Sequence[bytes], token_ids: Sequence[int], states: Collection[int]
+    ) -> dict[int, bytes]:
+        """Return of how many tokens states are stored -> their names: of the longest beginnings that have room."""
+        blocks = len(names) - 1
+        fitting = [length for length in states if LEAST_TOKENS <= length < (blocks + 1) * BLOCK_TOKENS]
+        room = (folder.limit - blocks * folder.size) // max(folder.state_size, 1)
+        return {length: next(state_names(names, token_ids, length, length))[1] for length in sorted(fitting)[-room:]}
+
+    def _pack_state(
+        self, cache: KVCache, names: Sequence[bytes], token_ids: Sequence[int], state: Sequence[Array], head: Array
+    ) -> bool:
+        assert self._states is not None
+        whole = len(token_ids) // BLOCK_TOKENS
+        begin = whole * BLOCK_TOKENS
+        rows = cache.rows(begin, len(token_ids))
+        return self._states.pack(names[whole], token_ids[begin:], rows, state, head)
 
     def _pack(self, cache: KVCache, token_ids: Sequence[int], before: bytes, index: int, block: Array) -> bool:
         begin, end = index * BLOCK_TOKENS, (index + 1) * BLOCK_TOKENS
@@ -178,17 +268,27 @@ class PromptCache:
         """
         if self._sources():
             # A conversation that was loaded and not gone on with is in no memory yet.
+            cache.keep_state()
             cache.truncate(cache.common_prefix(token_ids))
             self.restore(cache, token_ids)
-        count = cache.common_prefix(token_ids) // BLOCK_TOKENS
-        names = [self._blocks.key, *block_names(self._blocks.key, token_ids[: count * BLOCK_TOKENS])]
+        count = cache.common_prefix(token_ids)
+        states = cache.states_of(token_ids)
+        if self._states is not None:
+            count = max(states, default=0)
+        whole = count // BLOCK_TOKENS
+        if not whole:
+            return 0
+        names = self._names(token_ids[: whole * BLOCK_TOKENS])
         block = self._blocks.buffer()
 
         def parts() -> Iterator[memoryview]:
-            for index in range(count):
+            for index in range(whole):
                 self._pack(cache, token_ids, names[index], index, block)
                 yield block.data
+            if self._states is not None:
+                self._pack_state(cache, names, token_ids[:count], states[count], block)
+                yield block.data
+                yield from map(as_bytes, states[count])
 
-        if count:
-            write_atomically(path, parts(), private=private, parents=True)
-        return count * BLOCK_TOKENS
+        write_atomically(path, parts(), private=private, parents=True)
+        return whole * BLOCK_TOKENS if self._states is None else count

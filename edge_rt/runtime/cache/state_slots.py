@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from edge_rt.runtime.cache.checkpoints import Checkpoints
+from edge_rt.runtime.cache.checkpoints import Array, Checkpoints
 
 
 class StateSlots:
@@ -82,6 +82,28 @@ class StateSlots:
         """Keep the state, which has seen the first of these tokens."""
         if self._checkpoints is not None:
             self._checkpoints.save(self.index, self.slot, token_ids[: self.length])
+
+    def kept(self, token_ids: Sequence[int]) -> dict[int, list[Array]]:
+        """Return of how many of a text's first tokens there are states -> their memory, part by part.
+
+        Args:
+            token_ids: that the sequence begins with.
+        """
+        if self._checkpoints is None:
+            return {}
+        found = self._checkpoints.kept(token_ids)
+        if 0 < self.length <= len(token_ids):
+            found[self.length] = self._checkpoints.memory(self.index, self.slot)
+        return found
+
+    def spare(self) -> list[Array]:
+        """Return the memory of the slot that the next pass writes, part by part, for a state to ``take``."""
+        return [] if self._checkpoints is None else self._checkpoints.memory(self.index, 1 - self.slot)
+
+    def take(self, length: int) -> None:
+        """Go on from the state of ``length`` rows that was written into the spare slot."""
+        self.slot, self.length, self.advance = 1 - self.slot, length, ()
+        self.end_pass()
 
     def cut(self, length: int, token_ids: Sequence[int]) -> int:
         """Go back to ``length`` rows of a text, or to fewer where the states have seen more; return how many.

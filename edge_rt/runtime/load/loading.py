@@ -22,11 +22,13 @@ from edge_rt.package.drafter import HEAD, TrainedDrafter
 from edge_rt.package.expert_sizes import expert_matrices
 from edge_rt.package.manifest import PROMPTS_FOLDER
 from edge_rt.package.reader import Package, absolute_path
+from edge_rt.package.states import SLOTS, states_bytes
 from edge_rt.runtime.cache.block_folder import USUAL_SIZE, BlockFolder
 from edge_rt.runtime.cache.kv_cache import KVCache
 from edge_rt.runtime.cache.prompt_cache import PromptCache
 from edge_rt.runtime.cache.row_blocks import RowBlocks, rows_key
 from edge_rt.runtime.cache.row_pool import RowPool
+from edge_rt.runtime.cache.row_states import RowStates
 from edge_rt.runtime.embedding import Embedder
 from edge_rt.runtime.forward.io_binding import open_io_binding
 from edge_rt.runtime.forward.io_binding_base import IOBinding
@@ -342,12 +344,16 @@ def _open_prompts(
     assert isinstance(io_binding, NativeIOBinding), package.manifest.op_profile
     key = rows_key(package.manifest, io_binding.kv_formats, io_binding.capacity)
     blocks = RowBlocks(key, io_binding.row_parts)
+    state_bytes = states_bytes(io_binding.model, 0) // SLOTS
+    states = RowStates(blocks, state_bytes) if state_bytes else None
     folder = None
     if options.prompt_cache is not None:
         limit = USUAL_SIZE if options.prompt_cache_size is None else parse_size(options.prompt_cache_size)
         about = {"model": package.manifest.model.name, "kv_format": io_binding.kv_format}
-        folder = BlockFolder(absolute_path(options.prompt_cache), key, about, size=blocks.size, limit=limit)
-    prompts = PromptCache(blocks, folder)
+        of_state = 0 if states is None else states.size
+        path = absolute_path(options.prompt_cache)
+        folder = BlockFolder(path, key, about, size=blocks.size, limit=limit, state_size=of_state)
+    prompts = PromptCache(blocks, folder, states)
     prompts.add_folder(package.path / PROMPTS_FOLDER)
     return prompts
 
