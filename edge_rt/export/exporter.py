@@ -21,7 +21,7 @@ from edge_rt.export.check.segmenting import cut_graph
 from edge_rt.export.checkpoint import Checkpoint
 from edge_rt.export.decoder.weights import place_weights
 from edge_rt.export.estimate import ExportEstimate, require_room
-from edge_rt.export.graph.native import NO_FINE_BLOCKS
+from edge_rt.export.graph.native_products import NO_FINE_BLOCKS
 from edge_rt.export.options import ExportOptions
 from edge_rt.export.preparing import Decided, decide, prepare, settle_types
 from edge_rt.export.sources.adapters import Adapter

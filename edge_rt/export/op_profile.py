@@ -12,7 +12,8 @@ import numpy.typing as npt
 
 from edge_rt.errors import ConfigError, UnsupportedModel
 from edge_rt.export.graph.builder import GraphBuilder
-from edge_rt.export.graph.native import NO_FINE_BLOCKS, FineBlocks, NativeBuilder
+from edge_rt.export.graph.native import NativeBuilder
+from edge_rt.export.graph.native_products import NO_FINE_BLOCKS, FineBlocks
 from edge_rt.export.graph.portable import PortableBuilder
 from edge_rt.export.sources.model_file import TensorReader
 from edge_rt.export.weights import native as native_weights, portable as portable_weights

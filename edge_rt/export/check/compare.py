@@ -17,7 +17,7 @@ from edge_rt.export.check.predictions import Divergence
 from edge_rt.export.checkpoint import Checkpoint
 from edge_rt.export.decoder.weights import DecoderWeights
 from edge_rt.export.graph.builder import as_output
-from edge_rt.export.graph.native import NO_FINE_BLOCKS, FineBlocks
+from edge_rt.export.graph.native_products import NO_FINE_BLOCKS, FineBlocks
 from edge_rt.export.op_profile import OpProfile
 from edge_rt.export.reference.reference import DecoderReference, Step
 from edge_rt.export.sources.model_file import TensorReader

@@ -23,7 +23,7 @@ from edge_rt.export.check.predictions import Divergence, Predictor
 from edge_rt.export.checkpoint import Checkpoint
 from edge_rt.export.decoder.tensors import INPUT_OF, kind_of
 from edge_rt.export.decoder.weights import DecoderWeights
-from edge_rt.export.graph.native import NO_FINE_BLOCKS
+from edge_rt.export.graph.native_products import NO_FINE_BLOCKS
 from edge_rt.export.reference.gradients import DecoderGradients, Pass
 from edge_rt.export.sources.model_file import TensorReader
 from edge_rt.export.weights.matrices import CheckpointMatrices, PackageMatrices

@@ -16,7 +16,8 @@ from edge_rt.export.check.compare import CHECK_ROWS, check_token_ids, run_graph
 from edge_rt.export.checkpoint import Checkpoint
 from edge_rt.export.decoder.weights import DecoderWeights
 from edge_rt.export.graph.builder import IR_VERSION, Residual, as_output, graph_input
-from edge_rt.export.graph.native import NO_FINE_BLOCKS, OPSETS, FineBlocks, NativeBuilder
+from edge_rt.export.graph.native import NativeBuilder
+from edge_rt.export.graph.native_products import NO_FINE_BLOCKS, OPSETS, FineBlocks
 from edge_rt.export.weights.linear import Linear
 from edge_rt.export.weights.weights_file import WeightsLayout
 from edge_rt.export.writing import GRAPH_FILE, PRODUCER, save_graph

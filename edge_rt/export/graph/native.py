@@ -46,45 +46,34 @@ name                        dtype   shape                      meaning
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from types import MappingProxyType
-from typing import Final
+from collections.abc import Sequence
 
 import onnx_ir as ir
 
-from edge_rt.export.graph.builder import (
-    GraphBuilder,
-    LayerMatrices,
-    Linears,
-    Residual,
-    as_output,
-    graph_input,
+from edge_rt.export.graph.builder import LayerMatrices, Linears, Residual, as_output, graph_input
+from edge_rt.export.graph.native_products import (
+    DOMAIN,
+    NO_FINE_BLOCKS,
+    FineBlocks,
+    NativeProducts,
+    format_of,
+    given,
+    matrix_attributes,
+    only,
 )
 from edge_rt.export.weights.linear import Linear
 from edge_rt.export.weights.native import key_constant_names, tiles_of
-from edge_rt.export.weights.tile_formats import FORMAT_OF_GGML, UPPER_FORMAT
 from edge_rt.export.weights.weights_file import WeightsLayout
 from edge_rt.package.ahead import STREAM
 from edge_rt.package.decoder import Decoder
-from edge_rt.package.layers import FeedForward
-from edge_rt.package.op_list import STATE_INPUTS, not_carried
-
-DOMAIN: Final = "edge_rt"
-OPSETS: Final = {"": 21, DOMAIN: 1}
-_ACTIVATIONS: Final = {("silu", True): "swiglu", ("gelu", True): "geglu", ("relu2", False): "relu2"}
-"""Activation, and whether there is a gate -> the operators' name."""
+from edge_rt.package.op_list import STATE_INPUTS
 
 
-FineBlocks = Mapping[str, Sequence[int]]
-"""Name of an input of matrices, such as ``"layer3.down"`` or ``"head"`` -> blocks of it that are rounded to 16 bits."""
-NO_FINE_BLOCKS: Final[FineBlocks] = MappingProxyType({})
-
-
-class NativeBuilder(GraphBuilder):
+class NativeBuilder(NativeProducts):
     """Builds a graph from edge-rt's operators.
 
     Args:
-        reads_upper: whether it reads the upper halves of nested codes alone.
+        reads_upper, fine_blocks: as of ``NativeProducts``.
         keeps_stream: whether the stream behind the last layer is computed for all rows, as the value ``STREAM``.
     """
 
@@ -97,10 +86,8 @@ class NativeBuilder(GraphBuilder):
         fine_blocks: FineBlocks = NO_FINE_BLOCKS,
         keeps_stream: bool = False,
     ) -> None:
-        super().__init__(layout, decoder, OPSETS)
-        self._reads_upper = reads_upper
+        super().__init__(layout, decoder, reads_upper=reads_upper, fine_blocks=fine_blocks)
         self._keeps_stream = keeps_stream
-        self._fine_blocks = fine_blocks
         self._past_length = graph_input("past_length", ir.DataType.INT32, ["sequences"])
         self._row_map = graph_input("row_map", ir.DataType.INT32, ["sequences", "positions"])
         self._window_row_map = graph_input("window_row_map", ir.DataType.INT32, ["sequences", "positions"])
@@ -147,13 +134,13 @@ class NativeBuilder(GraphBuilder):
         """Begin the stream with the scaled embeddings of the input's tokens."""
         inputs = [self._ids, self.stored(tiles_of(table))]
         # Of a row or two, both halves cost nothing.
-        attributes = _matrix(table, _format(table)) | _given(scale=(self._decoder.embedding_scale, 1.0))
+        attributes = matrix_attributes(table, format_of(table)) | given(scale=(self._decoder.embedding_scale, 1.0))
         return Residual(self.node("QuantEmbed", inputs, [name], domain=DOMAIN, attributes=attributes)[0])
 
     def embed_layers(self, x: Residual, tables: Linears) -> None:
         """Compute the further embeddings for each layer, ``Decoder.per_layer_embedding`` says how."""
         decoder, (table, projection) = self._decoder, tables
-        attributes = _matrix(table, _format(table))
+        attributes = matrix_attributes(table, format_of(table))
         attributes |= {"scale": (0.5 * decoder.per_layer_embedding) ** 0.5, "stays_in_file": 1}
         inputs = [self._ids, self.stored(tiles_of(table))]
         (rows,) = self.node("QuantEmbed", inputs, ["per_layer.rows"], domain=DOMAIN, attributes=attributes)
@@ -165,19 +152,6 @@ class NativeBuilder(GraphBuilder):
         split = {"axis": -1, "num_outputs": decoder.num_layers}
         self._per_layer = list(self.node("Split", [embeddings], names, attributes=split))
 
-    def linear(self, x: Residual, layers: Linears, name: str, *, norm: str | None) -> ir.Value:
-        """Multiply the norm of ``x`` by stacked matrices, and add biases."""
-        return self._product(x.settled, layers, name, norm=norm)
-
-    def logits(self, x: Residual, head: Linear) -> ir.Value:
-        """Return the logits of a stream."""
-        decoder = self._decoder
-        more = _given(output_scale=(decoder.logit_scale, 1.0), softcap=(decoder.logit_softcap, 0.0))
-        # An error of the head meets the choice of a token directly, and nothing behind it makes up for it.
-        return self._quant_linear(
-            x.settled, head, "logits", norm="final_norm", more={**more, "format": _format(head)}, fine="head"
-        )
-
     def states(self, x: Residual) -> ir.Value:
         """Return the final norm of a stream, by ONNX Runtime's operators, which compute every row by itself."""
         inputs: list[ir.Value | None] = [x.settled, self.stored("final_norm")]
@@ -187,28 +161,6 @@ class NativeBuilder(GraphBuilder):
         bias = self.optional("final_norm_bias")
         inputs += [] if bias is None else [bias]
         return self.node("LayerNormalization", inputs, ["states"], attributes=attributes)[0]
-
-    def hidden(self, x: Residual, layers: Linears, name: str, *, norm: str | None, layer: int) -> ir.Value:
-        """Return what a feed-forward has between its matrices."""
-        activation = self._activation(self._decoder.feed_forward_of(layer))
-        if len(layers) == 1:
-            return self._quant_linear(x.settled, layers[0], name, norm=norm, activation=activation)
-        first, second = layers
-        gate = self._quant_linear(x.settled, first, f"{name}.gate", norm=norm)
-        return self._quant_linear(x.settled, second, name, norm=norm, gate=gate, activation=activation)
-
-    def _activation(self, feed_forward: FeedForward) -> str:
-        """Return the operators' name of a feed-forward's activation."""
-        key = (feed_forward.activation, feed_forward.is_gated)
-        if key not in _ACTIVATIONS:
-            raise not_carried(self._decoder, f"{key[0]} {'with' if key[1] else 'without'} a gate")
-        return _ACTIVATIONS[key]
-
-    def add_linear(self, x: Residual, y: ir.Value, layers: Linears, name: str, *, post_norm: str | None) -> Residual:
-        """Return the stream ``x`` plus ``y`` multiplied by stacked matrices."""
-        more = _given(residual_scale=(self._decoder.residual_scale, 1.0))
-        matrix = _only(layers)
-        return Residual(self._quant_linear(y, matrix, name, residual=x.settled, post_norm=post_norm, more=more))
 
     def attention(self, qkv: ir.Value, layer: int) -> ir.Value:
         """Rotate, append to the cache and attend."""
@@ -276,7 +228,7 @@ class NativeBuilder(GraphBuilder):
         """Convolve the rows before a state, which begin at column ``first`` of ``x``."""
         name = f"layer{layer}"
         inputs = [x, *self._state_of(f"conv.{layer}"), self.stored(f"{name}.conv"), self.optional(f"{name}.conv_bias")]
-        attributes = _given(first=(first, 0))
+        attributes = given(first=(first, 0))
         return self.node("StateConv", inputs, [f"{name}.conv.rows"], domain=DOMAIN, attributes=attributes)[0]
 
     def _state_of(self, name: str) -> list[ir.Value | None]:
@@ -290,7 +242,7 @@ class NativeBuilder(GraphBuilder):
         """Return the stream plus the weighted sum of the experts that a router chooses for each row."""
         experts, name = self._decoder.layers[layer].experts, f"layer{layer}"
         assert experts is not None, layer
-        gate_up, down, norm = _only(weights.gate_up), _only(weights.down), self.found(f"{name}.mlp_norm")
+        gate_up, down, norm = only(weights.gate_up), only(weights.down), self.found(f"{name}.mlp_norm")
         shared = rows = None
         if weights.shared_down:
             between = self.hidden(x, weights.shared_gate_up, f"{name}.shared_hidden", norm=norm, layer=layer)
@@ -298,7 +250,7 @@ class NativeBuilder(GraphBuilder):
                 # What latent experts make is not added up with it: both are added to the stream.
                 fed = self.add_linear(x, between, weights.shared_down, f"{name}.shared", post_norm=None)
             else:
-                shared = self._quant_linear(between, _only(weights.shared_down), f"{name}.shared")
+                shared = self._quant_linear(between, only(weights.shared_down), f"{name}.shared")
         if experts.latent:
             rows = self._product(x.settled, weights.latent_in, f"{name}.latent_in", norm=norm)
         inputs: list[ir.Value | None] = [
@@ -336,7 +288,7 @@ class NativeBuilder(GraphBuilder):
             "epsilon": self._decoder.norm_epsilon,
             "norm": self._decoder.norm,
             "residual_scale": 1.0 if experts.latent else self._decoder.residual_scale,
-            **_given(
+            **given(
                 limit=(experts.each.limit, 0.0),
                 slope=(experts.each.slope, 1.0),
                 up_offset=(experts.each.up_offset, 0.0),
@@ -363,7 +315,7 @@ class NativeBuilder(GraphBuilder):
         is_plain = described.attention is not None and described.experts is None and described.state_space is None
         if any(len(group) != 1 for group in groups.values()) or not is_plain:
             return super().layer(x, weights, index)
-        matrices = {name: _only(group) for name, group in groups.items()}
+        matrices = {name: only(group) for name, group in groups.items()}
         tiles = {name: self.stored(tiles_of(matrix)) for name, matrix in matrices.items()}
         inputs: list[ir.Value | None] = [
             x.settled,
@@ -394,7 +346,7 @@ class NativeBuilder(GraphBuilder):
                 for name, matrix in matrices.items()
                 for key, blocks in self._fine(matrix, f"layer{index}.{name}").items()
             },
-            **_given(
+            **given(
                 activation=(self._activation(self._decoder.feed_forward_of(index)), "swiglu"),
                 residual_scale=(self._decoder.residual_scale, 1.0),
                 norm=(self._decoder.norm, "rms"),
@@ -470,7 +422,7 @@ class NativeBuilder(GraphBuilder):
             "head_dim": attention.head_dim,
             "layer": self._source_of(layer),
             "scale": attention.scale,
-            **_given(
+            **given(
                 window=(attention.window, 0),
                 softcap=(attention.softcap, 0.0),
                 rotate=(int(attention.rope is not None), 1),
@@ -483,92 +435,3 @@ class NativeBuilder(GraphBuilder):
             ),
             **({"epsilon": self._decoder.norm_epsilon} if has_norms else {}),
         }
-
-    def _format(self, layer: Linear) -> str:
-        """Return the format in which a product reads a matrix, or those of its parts."""
-        names = _format(layer).split(",")
-        return ",".join(UPPER_FORMAT.get(name, name) if self._reads_upper else name for name in names)
-
-    def _fine(self, matrix: Linear, input_name: str) -> dict[str, str]:
-        """Return the attribute that names the fine blocks of a matrix's input, if there are any."""
-        blocks = self._fine_blocks.get(input_name, ())
-        return {"fine_blocks": ",".join(map(str, blocks))} if blocks and matrix.is_quantised else {}
-
-    def _product(self, x: ir.Value, layers: Linears, name: str, *, norm: str | None) -> ir.Value:
-        if len(layers) == 1:
-            return self._quant_linear(x, layers[0], name, norm=norm)
-        parts = [self._quant_linear(x, layer, layer.name, norm=norm) for layer in layers]
-        return self.node("Concat", parts, [name], attributes={"axis": -1})[0]
-
-    def _quant_linear(
-        self,
-        x: ir.Value,
-        layer: Linear,
-        name: str,
-        *,
-        norm: str | None = None,
-        residual: ir.Value | None = None,
-        gate: ir.Value | None = None,
-        activation: str = "none",
-        post_norm: str | None = None,
-        more: Mapping[str, int | float | str] | None = None,
-        fine: str | None = None,
-    ) -> ir.Value:
-        """Add one QuantLinear.
-
-        Args:
-            norm, post_norm: names of the weights of the norms before and behind it.
-            fine: name of its input; None: that of the matrix, or of what it is a part of.
-        """
-        norm_weight, norm_bias = self.optional(norm), None if norm is None else self.optional(f"{norm}_bias")
-        inputs = [
-            x,
-            self.stored(tiles_of(layer)),
-            norm_weight,
-            self.optional(f"{layer.name}.bias"),
-            residual,
-            gate,
-            self.optional(post_norm),
-            norm_bias,
-        ]
-        while inputs[-1] is None:
-            inputs.pop()
-        attributes = {
-            **_matrix(layer, self._format(layer)),
-            **self._fine(layer, fine or ".".join(layer.name.split(".")[:2])),
-            "epsilon": self._decoder.norm_epsilon,
-            "activation": activation,
-            **(more or {}),
-        }
-        if norm is not None:
-            attributes |= _given(norm=(self._decoder.norm, "rms"))
-        return self.node("QuantLinear", inputs, [name], domain=DOMAIN, attributes=attributes)[0]
-
-
-def _given(**values: tuple[int | float | str, int | float | str]) -> dict[str, int | float | str]:
-    """Return the attributes whose values are not the operators' defaults, which older operators do not know."""
-    return {name: value for name, (value, default) in values.items() if value != default}
-
-
-def _matrix(layer: Linear, form: str) -> dict[str, int | float | str]:
-    """Return the attributes that describe a packed matrix that is read in a format."""
-    attributes: dict[str, int | float | str] = {
-        "format": form,
-        "out_features": layer.out_features,
-        "in_features": layer.in_features,
-    }
-    if layer.is_mixed:
-        attributes["part_rows"] = ",".join(str(part.tensor.shape[1]) for part in layer.parts)
-    return attributes
-
-
-def _format(layer: Linear) -> str:
-    """Return the format of a matrix, or those of its parts."""
-    parts = layer.parts if layer.is_mixed else layer.parts[:1]
-    return ",".join(FORMAT_OF_GGML[part.type_name] for part in parts)
-
-
-def _only(layers: Linears) -> Linear:
-    """Return the only matrix of a step that is never split."""
-    (layer,) = layers
-    return layer

@@ -9,7 +9,8 @@ import onnx_ir as ir
 import pytest
 
 from edge_rt.export.graph.builder import IR_VERSION
-from edge_rt.export.graph.native import OPSETS, NativeBuilder
+from edge_rt.export.graph.native import NativeBuilder
+from edge_rt.export.graph.native_products import OPSETS
 from edge_rt.export.weights.weights_file import WeightsLayout
 from edge_rt.package.op_list import OPS
 from tests.helpers.fake_model import tiny_model
