@@ -30,7 +30,7 @@ from edge_rt.memory.speed import LEAST_TABLE, tokens_per_second
 from edge_rt.package.expert_sizes import RESIDENT, ExpertSizes
 from edge_rt.package.kv_formats import pool_rows
 from edge_rt.package.spec_modes import AUTO, COMPUTED_MODES, DRAFTER_MODES, EXIT, OFF, SELF, Drafts, mode_of
-from edge_rt.package.states import CHECKPOINTS
+from edge_rt.package.states import wanted_checkpoints
 from edge_rt.system.byte_size import round_up
 
 DEFAULT_CONTEXT: Final = 8192
@@ -62,8 +62,6 @@ def why_one_slot(shape: ModelShape, device: Device) -> str | None:
         return "passes on a GPU have one sequence"
     if shape.op_profile != "native":
         return f"passes of {shape.op_profile} packages have one sequence"
-    if shape.recurrent_layers:
-        return "layers with a state have one sequence"
     if shape.window_layers:
         return "layers with a sliding window or a short convolution have one sequence"
     return "passes of packages with exits have one sequence" if shape.segments > 1 else None
@@ -126,7 +124,7 @@ class Fallbacks:
         """
         best = self._speculation_steps(self._setting(self._slots[0], self._all_rows(self._slots[0])))[0]
         if self._shape.recurrent_layers:
-            best = replace(best, checkpoints=CHECKPOINTS)
+            best = replace(best, checkpoints=wanted_checkpoints(best.slots))
         if isinstance(asked := self._request.experts, int):
             best = replace(best, expert_bytes=self._experts.cache_bytes(asked))
         least = self._speculation_steps(Setting(self._least_ctx, self._formats[-1], self._chunks[-1]))[-1]
@@ -197,7 +195,8 @@ class Fallbacks:
 
     def _with_checkpoints(self, choice: Choice, budget: Amounts) -> Choice:
         """Return a choice that keeps as many states of earlier texts as what it leaves has room for."""
-        for count in range(CHECKPOINTS if self._shape.recurrent_layers else 0, 0, -1):
+        most = wanted_checkpoints(choice.slots) if self._shape.recurrent_layers else 0
+        for count in range(most, 0, -1):
             if self.needs(more := replace(choice, checkpoints=count)).within(budget):
                 return more
         return choice

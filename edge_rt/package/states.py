@@ -14,6 +14,13 @@ SLOTS: Final = 2
 """Of the state of a sequence."""
 CHECKPOINTS: Final = 4
 """States of earlier texts that are kept where there is memory, to go on from them."""
+FURTHER_CHECKPOINTS: Final = 2
+"""The same of every further answer that is computed at once: of its prompt, and of its end."""
+
+
+def wanted_checkpoints(slots: int) -> int:
+    """Return how many states of earlier texts are kept beside so many answers, where there is memory."""
+    return CHECKPOINTS + FURTHER_CHECKPOINTS * (slots - 1)
 
 
 def state_sizes(model: Model, drafts: int) -> dict[str, int]:

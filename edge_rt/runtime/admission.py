@@ -201,6 +201,8 @@ class Admission:
             candidates = list(self._waiting)[:LOOKED_AT]
             self._has_changed = False
         self._awaited = []
+        if self._pooled:
+            self._pooled[free[0]].rest()  # what passes without a generation have left
         passed: list[Ticket] = []
         kept = 0
         for ticket in candidates:
@@ -261,7 +263,8 @@ class Admission:
         """Return a free cache with the longest beginning of some tokens that there is; nothing may be under way."""
         assert not self.active, "a generation is under way"
         if self._pooled:
-            self._take_up(self._pooled[0], *self._longest(token_ids))
+            self._pooled[0].rest()
+            self._pooled[0].begin(*self._longest(token_ids))
         return self.caches[0]
 
     def check(self) -> None:
@@ -288,7 +291,7 @@ class Admission:
         if self.pool is None:
             return True
         cache = self._pooled[slot]
-        self._take_up(cache, source, length)
+        cache.begin(source, length)
         try:
             if in_blocks(rows) - len(cache.blocks) <= self.pool.num_available - kept:
                 cache.provide(rows)
@@ -298,14 +301,6 @@ class Admission:
             raise
         self._put_back(cache, source)
         return False
-
-    def _take_up(self, cache: PooledCache, source: PooledCache | Resting | None, length: int) -> None:
-        """Begin with the rows of another sequence; one that rests and is a whole beginning goes on."""
-        cache.rest()  # what passes without a generation have left
-        if isinstance(source, Resting) and length == len(source.token_ids):
-            cache.resume(source)
-        elif source is not None:
-            cache.fork(source, length)
 
     def _put_back(self, cache: PooledCache, source: PooledCache | Resting | None) -> None:
         if isinstance(source, Resting):
@@ -317,29 +312,30 @@ class Admission:
         """Return the sequence with the longest beginning of some tokens, and its length; the newest of equal ones."""
         ids = np.asarray(token_ids, np.int32)
         best: tuple[PooledCache | Resting | None, int] = (None, 0)
+        if not self._pooled:
+            return best
         for cache in self._live():
-            if (length := cache.common_prefix(token_ids) // ROW_BLOCK * ROW_BLOCK) > best[1]:
+            # All slots reach as far.
+            if (length := cache.reach_of(cache, cache.common_prefix(token_ids))) > best[1]:
                 best = cache, length
         for resting in () if self.pool is None else self.pool.resting:
-            length = resting.common_prefix(ids)
-            # Whole blocks of what is not gone on with.
-            length = length if length == len(resting.token_ids) else length // ROW_BLOCK * ROW_BLOCK
-            if length and length >= best[1]:
-                best = resting, length
+            if (length := resting.common_prefix(ids)) and length >= best[1]:
+                length = self._pooled[0].reach_of(resting, length)
+                best = (resting, length) if length and length >= best[1] else best
         return best
 
     def _live(self) -> Iterator[PooledCache]:
         return (self._pooled[ticket.slot] for ticket in self.active if self._pooled and ticket.slot is not None)
 
     def _about_to_be_computed(self, token_ids: list[int]) -> Awaited | None:
-        """Return the longest beginning of some tokens that is part of a prompt under way, in whole blocks."""
+        """Return the longest beginning of some tokens that is part of a prompt under way, and can be shared then."""
         best = None
         for ticket in self.active if self._pooled else ():
             assert ticket.slot is not None
             other, cache = ticket.generation.sequence, self._pooled[ticket.slot]
             if cache.length >= other.num_prompt_tokens:
                 continue
-            length = common_prefix(token_ids, other.token_ids[: other.num_prompt_tokens]) // ROW_BLOCK * ROW_BLOCK
+            length = cache.next_reach(common_prefix(token_ids, other.token_ids[: other.num_prompt_tokens]))
             if length > cache.length and (best is None or length > best.length):
                 best = Awaited(ticket, length)
         return best

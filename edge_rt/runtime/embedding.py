@@ -103,7 +103,7 @@ class _Text:
     def part(self, count: int, *, wants_all: bool, has_map: bool) -> Part:
         ids = self.token_ids[self.done : self.done + count]
         row_map = self.cache.row_map if has_map else None
-        return Part(ids, self.done, len(ids) if wants_all else 1, None, None, row_map)
+        return Part(ids, self.done, len(ids) if wants_all else 1, None, None, row_map, self.cache.states)
 
 
 class Embedder:

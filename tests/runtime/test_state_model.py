@@ -10,7 +10,6 @@ import pytest
 from edge_rt.errors import Cancelled, ConfigError, InvalidPackage, UnsupportedModel
 from edge_rt.export import export_model
 from edge_rt.memory.device import GENERIC_GPU, presets
-from edge_rt.memory.fallbacks import why_one_slot
 from edge_rt.memory.plan import Request, make_plan
 from edge_rt.package.reader import open_package
 from edge_rt.package.states import CHECKPOINTS, states_bytes
@@ -196,9 +195,7 @@ def test_a_manifest_with_convolutions_of_another_size_is_refused(package, tmp_pa
 
 
 def test_what_is_not_there_yet_is_said(package, tmp_path):
-    with load_package(package, slots=2) as model:
-        assert model.slots == 1
-        assert why_one_slot(model.plan.shape, model.plan.device) == "layers with a state have one sequence"
+    with load_package(package) as model:
         with_gpu = presets()[GENERIC_GPU].device
         assert with_gpu.gpu is not None
         assert make_plan(model.plan.shape, with_gpu, Request()).device.gpu is None

@@ -53,12 +53,7 @@ class Checkpoints:
             found = _Kept(ids, place)
         self._use(found)
 
-    def find(self, token_ids: Sequence[int], most: int) -> int:
-        """Return of how many of the first tokens, at most ``most``, a state is kept; 0: of none."""
-        ids = np.asarray(token_ids[:most], np.int32)
-        return max((len(one.token_ids) for one in self._kept if _begins_with(ids, one.token_ids)), default=0)
-
-    def kept(self, token_ids: Sequence[int]) -> dict[int, list[Array]]:
+    def kept(self, token_ids: Sequence[int] | Array) -> dict[int, list[Array]]:
         """Return of how many of the first tokens states are kept -> the memory of a state, part by part."""
         ids = np.asarray(token_ids, np.int32)
         return {
@@ -83,6 +78,15 @@ class Checkpoints:
         """Forget all states."""
         self._kept = []
 
+    def check(self) -> None:
+        """Assert the invariants: every state that is kept has a place of its own, and there are no two of a text."""
+        places = [one.place for one in self._kept]
+        assert sorted(places) == list(range(len(places))), places
+        assert len(places) <= self.count, (len(places), self.count)
+        texts = {one.token_ids.tobytes() for one in self._kept}
+        assert len(texts) == len(places), "two states of the same text"
+        assert b"" not in texts, "a state of no tokens"
+
     def _use(self, one: _Kept) -> None:
         self._kept = [*(other for other in self._kept if other is not one), one]
 
@@ -97,18 +101,20 @@ def _begins_with(token_ids: Array, beginning: Array) -> bool:
     return len(beginning) <= len(token_ids) and np.array_equal(token_ids[: len(beginning)], beginning)
 
 
-def stops(prompt: Sequence[int], end_ids: Iterable[int]) -> tuple[list[int], int]:
+def stops(prompt: Sequence[int], end_ids: Iterable[int], step: int = 1) -> tuple[list[int], int]:
     """Return where the states of a prompt are worth keeping: positions to stop at, rising, and the last one.
 
     Templates render a conversation anew from its last turns on, at most: these are the ends of the last two turns.
 
     Args:
         end_ids: tokens that end a turn.
+        step: positions are multiples of it, the next lower ones; the last one may be 0 then.
     """
     ids, ends = np.asarray(prompt), list(end_ids)
     turns = (np.flatnonzero(np.isin(ids, ends))[-2:] + 1).tolist() if ends else []
     last = len(ids) - 1
     if turns and len(ids) - turns[-1] <= SHORT:
         last = min(last, turns[-1])
-    found = {*range(STEP, last, STEP), *turns}
+    last -= last % step
+    found = {*range(STEP, last, STEP), *(turn - turn % step for turn in turns)}
     return sorted(stop for stop in found if 0 < stop < last), last

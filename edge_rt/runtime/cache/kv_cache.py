@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from edge_rt.errors import ContextOverflow
+from edge_rt.package.states import CHECKPOINTS
 from edge_rt.runtime.cache.checkpoints import SHORT, Array, stops
 from edge_rt.runtime.cache.state_slots import StateSlots
 
@@ -180,6 +181,9 @@ class KVCache:
         ahead: rows behind the committed ones that the first segments of a package have computed for a draft.
     """
 
+    _stop_step = 1
+    """Of what the positions are multiples where states of prompts are kept."""
+
     def __init__(
         self,
         capacity: int,
@@ -268,13 +272,19 @@ class KVCache:
         assert 0 <= length <= self.length, (length, self.length)
         assert self._reserved == 0, "rows are reserved"
         self.ahead.clear()
-        if self._window is not None and (length == 0 or not self._window.holds(length)):
+        length = self._reach(length)
+        if self._window is not None and length == 0:
             self._window.reset()
-            length = 0
         if self._states is not None:
-            length = self._states.cut(length, self._token_ids)
+            self._states.cut(length, self._token_ids)
         del self._token_ids[length:]
         return length
+
+    def _reach(self, length: int) -> int:
+        """Return to how many rows, at most ``length``, the cache can go back."""
+        if self._window is not None and not self._window.holds(length):
+            length = 0
+        return length if self._states is None else self._states.reach(length, self._token_ids)
 
     def plan_stops(self, prompt: Sequence[int], end_ids: Iterable[int]) -> None:
         """Plan where the states of a prompt are kept on the way; without states, or room for some, nowhere.
@@ -288,9 +298,18 @@ class KVCache:
         if self._states is None or not self._states.keeps:
             return
         self.keep_state()
-        found, self._last_stop = stops(prompt, end_ids)
+        found, last = stops(prompt, end_ids, self._stop_step)
         # Earlier ones would make room for later ones.
-        self._stops = found[1 - self._states.keeps :] if self._states.keeps > 1 else []
+        most = min(self._states.keeps, CHECKPOINTS) - 1
+        self._stops, self._last_stop = found[-most:] if most else [], last
+        if self._stop_step > 1 and len(prompt) - last > self._most_behind:
+            # No pass can take it on its way: it is the end of one.
+            self._stops.append(last)
+
+    @property
+    def next_stops(self) -> list[int]:
+        """Where states of the prompt will be kept on the way that is left, rising."""
+        return [stop for stop in (*self._stops, self._last_stop) if stop > self.length]
 
     def keep_state(self) -> None:
         """Keep the states as they are, if there are any, to go on from them later."""
@@ -312,7 +331,12 @@ class KVCache:
         Those behind, as drafts that are accepted, leave the states where these are kept.
         """
         certain = self._last_stop - self.length
-        return certain if 0 <= certain < count <= certain + min(SHORT, self.most_drafts - 1) else count
+        return certain if 0 <= certain < count <= certain + self._most_behind else count
+
+    @property
+    def _most_behind(self) -> int:
+        """Rows of a prompt's last pass that can be behind where its states are kept."""
+        return min(SHORT, self.most_drafts - 1)
 
     def pretend(self, length: int) -> None:
         """Treat ``length`` rows as committed, whatever they hold: for passes that are only timed.

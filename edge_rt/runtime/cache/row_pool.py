@@ -16,6 +16,7 @@ import numpy.typing as npt
 from edge_rt.errors import MemoryBudgetExceeded
 from edge_rt.package.kv_formats import ROW_BLOCK
 from edge_rt.runtime.cache.kv_cache import KVCache
+from edge_rt.runtime.cache.state_slots import StateSlots
 from edge_rt.system.byte_size import counted
 
 
@@ -165,16 +166,20 @@ class PooledCache(KVCache):
     """The bookkeeping of one sequence whose rows are a pool's, with a map of its own.
 
     It has rows only where some were provided, which reserving does as well. Sequences that begin alike share the rows
-    of their beginning, whole blocks of them.
+    of their beginning, whole blocks of them. With states they share what a state was kept of, and what rests is as long
+    as its state says.
 
     Args:
         capacity: most positions.
         row_bytes: bytes of one token in all layers.
+        states: of the sequence, in layers that have some; None: there are no such layers.
     """
 
-    def __init__(self, capacity: int, pool: RowPool, *, row_bytes: int = 0) -> None:
+    _stop_step = ROW_BLOCK
+
+    def __init__(self, capacity: int, pool: RowPool, *, row_bytes: int = 0, states: StateSlots | None = None) -> None:
         self._map = np.zeros(in_blocks(capacity) * ROW_BLOCK, np.int32)
-        super().__init__(capacity, row_bytes=row_bytes, row_map=self._map[:capacity])
+        super().__init__(capacity, row_bytes=row_bytes, row_map=self._map[:capacity], states=states)
         self._pool = pool
         self._provided = 0
 
@@ -194,10 +199,36 @@ class PooledCache(KVCache):
             ).ravel()
             self._provided = end
 
-    def fork(self, source: PooledCache | Resting, length: int) -> int:
-        """Begin with the first rows of another sequence of the pool, which both then share; nothing is copied.
+    def reach_of(self, source: PooledCache | Resting, length: int) -> int:
+        """Return with how many of another sequence's first rows, at most ``length``, this one can begin.
 
-        This one must have no rows.
+        Those are all of one that rests, which then rests no longer; else whole blocks.
+        """
+        rows, token_ids = self._rows_of(source)
+        lengths = [length] if self._states is None else self._states.kept_lengths(token_ids, length)
+        if isinstance(source, Resting) and lengths[:1] == [len(token_ids)]:
+            return length
+        if self._states is None:
+            return _whole_blocks(rows, length)
+        return next((kept for kept in lengths if _whole_blocks(rows, kept) == kept), 0)
+
+    def next_reach(self, length: int) -> int:
+        """Return with how many of this sequence's first rows, at most ``length``, others can begin before long."""
+        if self._states is None:
+            return length // ROW_BLOCK * ROW_BLOCK
+        return max((stop for stop in self.next_stops if stop <= length), default=0)
+
+    def begin(self, source: PooledCache | Resting | None, length: int) -> None:
+        """Begin with so many rows of another sequence, as ``reach_of`` says; this one must have no rows."""
+        if isinstance(source, Resting) and length == len(source.token_ids):
+            self.resume(source)
+        elif source is not None:
+            self.fork(source, length)
+
+    def fork(self, source: PooledCache | Resting, length: int) -> int:
+        """Begin with the first rows of another sequence of the pool, which both then share; they are not copied.
+
+        This one must have no rows; with states, one of exactly so many tokens must be kept, which is copied.
 
         Returns:
             The number of rows shared: at most ``length``, whole blocks.
@@ -209,7 +240,7 @@ class PooledCache(KVCache):
         self._pool.share(_blocks_of(rows[:length]))
         self._map[:length] = rows[:length]
         self._provided = length
-        self._token_ids = list(token_ids[:length])
+        self._take_over(np.asarray(token_ids[:length]).tolist())
         return length
 
     def resume(self, sequence: Resting) -> None:
@@ -218,14 +249,20 @@ class PooledCache(KVCache):
         self._pool.wake(sequence)
         self._provided = len(sequence.row_map)
         self._map[: self._provided] = sequence.row_map
-        self._token_ids = sequence.token_ids.tolist()
+        self._take_over(sequence.token_ids.tolist())
+
+    def _take_over(self, token_ids: list[int]) -> None:
+        self._token_ids = token_ids
+        if self._states is not None:
+            self._states.go_on(token_ids)
 
     def rest(self) -> None:
         """Leave the rows to the pool, until somebody begins alike or wants their memory, and forget all tokens."""
-        end = in_blocks(self.length) * ROW_BLOCK
+        length = self._resting_length()
+        end = in_blocks(length) * ROW_BLOCK
         while _whole_blocks(self._map, end) < end:
             end += ROW_BLOCK
-        sequence = Resting(np.asarray(self._token_ids, np.int32), self._map[:end].copy())
+        sequence = Resting(np.asarray(self._token_ids[:length], np.int32), self._map[:end].copy())
         if not end:
             self.release()
             return
@@ -240,11 +277,35 @@ class PooledCache(KVCache):
         Returns:
             The number of rows kept.
         """
-        behind = np.asarray(self._blocks_of(length, self._provided), np.intp)
-        if self._pool.is_shared(behind):
-            length = _whole_blocks(self._map, length)
+        length = super().truncate(length)
+        if self._is_shared_behind(length):
             self._give_back(length)
-        return super().truncate(length)
+        return length
+
+    def _reach(self, length: int) -> int:
+        while True:
+            if self._is_shared_behind(length):
+                length = _whole_blocks(self._map, length)
+            if (reached := super()._reach(length)) == length:
+                return length
+            length = reached
+
+    def _resting_length(self) -> int:
+        """Return how many rows somebody could go on with; of these the states are kept."""
+        self._stops, self._last_stop = [], 0
+        if self._states is None:
+            return self.length
+        self.keep_state()
+        seen = self._token_ids[: self._states.length]
+        return len(seen) if len(seen) in self._states.kept_lengths(seen, len(seen)) else 0
+
+    @property
+    def _most_behind(self) -> int:
+        return self.most_drafts - 1
+
+    def _is_shared_behind(self, length: int) -> bool:
+        """Return whether another cache shares a block behind the first rows."""
+        return self._pool.is_shared(np.asarray(self._blocks_of(length, self._provided), np.intp))
 
     def release(self) -> None:
         """Forget all tokens and give all rows back to the pool."""
@@ -267,9 +328,9 @@ class PooledCache(KVCache):
     def _blocks_of(self, begin: int, end: int) -> list[int]:
         return _blocks_of(self._map[begin:end])
 
-    def _rows_of(self, source: PooledCache | Resting) -> tuple[npt.NDArray[Any], list[int]]:
+    def _rows_of(self, source: PooledCache | Resting) -> tuple[npt.NDArray[Any], npt.NDArray[Any] | list[int]]:
         if isinstance(source, Resting):
-            return source.row_map, source.token_ids.tolist()
+            return source.row_map, source.token_ids
         assert self._pool is source._pool, "caches of two pools"
         return source._map, source._token_ids
 
@@ -282,8 +343,7 @@ class PooledCache(KVCache):
         assert self.length + self._reserved <= self._provided <= len(self._map), (self.length, self._provided)
         assert len(set(self._map[: self._provided].tolist())) == self._provided, "a row is mapped twice"
         assert len(self.blocks) * ROW_BLOCK == self._provided, "a part of a block is held"
-        behind = np.asarray(self._blocks_of(self.length, self._provided), np.intp)
-        assert not self._pool.is_shared(behind), "rows that will be written are shared"
+        assert not self._is_shared_behind(self.length), "rows that will be written are shared"
 
 
 def in_blocks(rows: int) -> int:

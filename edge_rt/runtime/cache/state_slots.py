@@ -105,19 +105,32 @@ class StateSlots:
         self.slot, self.length, self.advance = 1 - self.slot, length, ()
         self.end_pass()
 
-    def cut(self, length: int, token_ids: Sequence[int]) -> int:
-        """Go back to ``length`` rows of a text, or to fewer where the states have seen more; return how many.
+    def kept_lengths(self, token_ids: Sequence[int] | Array, most: int) -> list[int]:
+        """Return of which beginnings of a text, at most so long, states are kept: their lengths, the longest first."""
+        return [] if self._checkpoints is None else sorted(self._checkpoints.kept(token_ids[:most]), reverse=True)
 
-        Those are the rows of the longest beginning whose state was kept.
+    def reach(self, length: int, token_ids: Sequence[int]) -> int:
+        """Return to how many rows of a text, at most ``length``, these states can go back.
+
+        Where they have seen more, those are the rows of the longest beginning whose state was kept.
         """
         if length and length >= self.length:
-            self.advance = self.advance[: length - self.length]
             return length
-        found = 0 if self._checkpoints is None else self._checkpoints.find(token_ids, length)
-        self.pretend(found)
-        if found and self._checkpoints is not None:
-            self._checkpoints.load(self.index, self.slot, token_ids[:found])
-        return found
+        return max(self.kept_lengths(token_ids, length), default=0)
+
+    def cut(self, length: int, token_ids: Sequence[int]) -> None:
+        """Go back to so many rows of a text, to which they ``reach``."""
+        if length and length >= self.length:
+            self.advance = self.advance[: length - self.length]
+        else:
+            self.go_on(token_ids[:length])
+
+    def go_on(self, token_ids: Sequence[int]) -> None:
+        """Go on from the state of a text that was kept, or from none."""
+        self.pretend(len(token_ids))
+        if len(token_ids):
+            assert self._checkpoints is not None, "no states are kept"
+            self._checkpoints.load(self.index, self.slot, token_ids)
 
     def pretend(self, length: int) -> None:
         """Treat the state as one that has seen ``length`` rows."""
@@ -129,3 +142,5 @@ class StateSlots:
         assert self.slot in (0, 1), self.slot
         assert list(self.advance) == sorted(set(self.advance)), self.advance
         assert all(0 <= number < self.most_drafts for number in self.advance), self.advance
+        if self._checkpoints is not None:
+            self._checkpoints.check()

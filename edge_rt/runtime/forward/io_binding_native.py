@@ -108,7 +108,10 @@ class NativeIOBinding(IOBinding):
         self._row_maps = np.zeros((sequences, capacity), np.int32)
         if sequences:
             self.pool = RowPool(rows, most_resting=RESTING_PER_SLOT * sequences)
-            self.slots = tuple(PooledCache(capacity, self.pool, row_bytes=self.row_bytes) for _ in range(sequences))
+            self.slots = tuple(
+                PooledCache(capacity, self.pool, row_bytes=self.row_bytes, states=states)
+                for states in self.states or (None,) * sequences
+            )
             self.row_map = self.slots[0].row_map
         elif 0 in model.layer_windows:
             self.row_map = np.arange(capacity, dtype=np.int32)

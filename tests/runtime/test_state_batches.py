@@ -1,0 +1,188 @@
+"""Several generations in shared passes over states: each is what it is alone, and begins where a state was kept."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from edge_rt.export import export_model
+from edge_rt.package.states import states_bytes, wanted_checkpoints
+from edge_rt.runtime.decode.draft import Draft
+from edge_rt.runtime.forward.state_memory import StateMemory
+from tests.helpers.family_cases import load_case, write_folder
+from tests.helpers.models import load_package
+from tests.helpers.native_profile import require_native
+from tests.helpers.small import FREE_ROWS, GREEDY
+
+CONTEXT = 192
+SAMPLED = {"temperature": 0.9, "top_p": 0.95, "repetition_penalty": 1.1}
+MODES = ("auto", "suffix", "ngram", "recycling", "off")
+CASES = {"qwen3_5": {}, "granite_h": {"logits_scaling": 0.1}}
+"""Case -> what differs in its config.json: a gated delta rule; a state space, and experts."""
+
+
+@pytest.fixture(scope="module", params=CASES)
+def package(request, tmp_path_factory):
+    require_native()
+    folder = tmp_path_factory.mktemp(request.param)
+    source = write_folder(folder / "model", load_case(request.param), config=CASES[request.param])
+    export_model(source, folder / "p", profile="native", calibration=None, accept_loss=True, weights="int8")
+    return folder / "p"
+
+
+def random_requests(rng, count):
+    """Return prompts with options: greedy or seeded, of all lengths, every third one begins like others."""
+    beginning = [5 + (7 * i) % 11 for i in range(70)]
+    requests = []
+    for number in range(count):
+        own = rng.integers(10, 250, int(rng.choice([2, 5, 30, 60]))).tolist()
+        prompt = beginning[: int(rng.choice([40, 70]))] + own if number % 3 == 0 else own
+        options = {"max_tokens": int(rng.integers(1, 24)), "repetition_guard": False}
+        options |= GREEDY if number % 2 else SAMPLED | {"seed": number}
+        requests.append((prompt, options | ({"logprobs": 2} if number % 4 == 0 else {})))
+    return requests
+
+
+def facts(result):
+    return result.token_ids, result.finish_reason, result.text, result.logprobs
+
+
+@pytest.mark.parametrize("spec", ["auto", "off"])
+def test_answers_are_those_alone_whatever_arrives_and_leaves(package, spec):
+    rng = np.random.default_rng(len(spec))
+    requests = random_requests(rng, 20)
+    with load_package(package, ctx=CONTEXT, spec="off") as model:
+        alone = []
+        for prompt, options in requests:
+            model.reset()
+            alone.append(model.generate(prompt, **options))
+    given = shared = accepted = 0
+    with load_package(package, ctx=CONTEXT, slots=3, prefill_chunk=32, spec=spec) as model:
+        assert model.slots == 3
+        model.speculation.costs = FREE_ROWS
+        waiting, streams = list(range(len(requests))), {}
+        while waiting or streams:
+            if waiting and (not streams or rng.random() < 0.3):
+                number = waiting.pop(0)
+                prompt, options = requests[number]
+                mode = {} if spec == "off" else {"spec": MODES[number % len(MODES)]}
+                stream = model.stream(prompt, **options, **mode)
+                streams[number] = stream, iter(stream)
+            number = int(rng.choice(list(streams)))
+            stream, events = streams[number]
+            event = next(events, None)
+            model._batch.check()
+            if event is not None and rng.random() < 0.02:
+                stream.cancel()
+            elif event is not None and rng.random() < 0.02:
+                events.close()
+            elif event is not None:
+                continue
+            for _ in events:
+                pass
+            result, expected = stream.result(), alone[number]
+            if result.finish_reason == "cancelled":
+                assert result.token_ids == expected.token_ids[: len(result.token_ids)]
+            else:
+                assert facts(result) == facts(expected), number
+                given += 1
+            shared += result.usage.cached_tokens
+            accepted += 0 if result.spec is None else result.spec.draft_n_accepted
+            del streams[number]
+    assert given > 10
+    assert shared > 0
+    assert bool(accepted) == (spec != "off")
+
+
+def test_a_prompt_that_several_begin_with_is_computed_once(package):
+    prompt = [5 + (7 * i) % 11 for i in range(70)]
+    with load_package(package, ctx=CONTEXT, spec="off") as model:
+        alone = []
+        for number in range(4):
+            model.reset()
+            alone.append(model.generate([*prompt, 9 + number], max_tokens=12, **GREEDY).token_ids)
+    with load_package(package, ctx=CONTEXT, slots=4, spec="suffix") as model:
+        streams = [model.stream([*prompt, 9 + number], max_tokens=12, **GREEDY) for number in range(4)]
+        events = [iter(stream) for stream in streams]
+        while [one for one in events if next(one, None) is not None]:
+            model._batch.check()
+        results = [stream.result() for stream in streams]
+        assert [result.token_ids for result in results] == alone
+        # Whole blocks of 16 rows, and a state that has seen exactly these.
+        assert [result.usage.cached_tokens for result in results] == [0, 64, 64, 64]
+        # A conversation goes on where its answer has ended, whatever came between.
+        gone_on = model.generate([*prompt, 10, *alone[1], 7], max_tokens=5, **GREEDY)
+        assert gone_on.usage.cached_tokens > len(prompt)
+        model._batch.check()
+        model.reset()
+        assert model.cached_tokens == 0
+        computed = model.generate([*prompt, 10, *alone[1], 7], max_tokens=5, **GREEDY)
+        assert (computed.usage.cached_tokens, computed.token_ids) == (0, gone_on.token_ids)
+
+
+def test_states_that_were_given_up_are_computed_again(package):
+    prompts = [[7 + number, *[5 + (number * i) % 13 for i in range(40)]] for number in range(6)]
+    with load_package(package, ctx=CONTEXT, spec="off") as model:
+        alone = [model.generate(prompt, max_tokens=6, **GREEDY).token_ids for prompt in prompts]
+    with load_package(package, ctx=CONTEXT, slots=2, spec="off") as model:
+        assert model.plan.choice.checkpoints == wanted_checkpoints(2)
+        kept = model._cache.states._checkpoints
+        for _ in range(2):
+            for prompt, expected in zip(prompts, alone, strict=True):
+                assert model.generate(prompt, max_tokens=6, **GREEDY).token_ids == expected
+                model._batch.check()
+                assert len(kept._kept) <= wanted_checkpoints(2)
+        assert model.generate(prompts[-1], max_tokens=6, **GREEDY).usage.cached_tokens == 32
+        # What no generation computes with leaves no trace: a pass of somebody else in the first slot.
+        score = model.score(prompts[0])
+        assert model.generate(prompts[0], max_tokens=6, **GREEDY).token_ids == alone[0]
+        assert model.score(prompts[0]) == score
+        model._batch.check()
+
+
+def test_a_pass_that_is_stopped_leaves_all_states_as_they_were(package):
+    prompts = [[5 + (number * i) % 13 for i in range(20)] for number in (3, 5)]
+    with load_package(package, ctx=CONTEXT, slots=2, spec="suffix") as model:
+        model.speculation.costs = FREE_ROWS
+        alone = [model.generate(prompt, max_tokens=30, **GREEDY).token_ids for prompt in prompts]
+        model.reset()
+        streams = [model.stream(prompt, max_tokens=30, **GREEDY) for prompt in prompts]
+        events = [iter(stream) for stream in streams]
+        for one in events:
+            next(one)
+        before = [
+            (cache.token_ids, cache.states.slot, cache.states.length, cache.states.advance)
+            for cache in model._batch.admission.caches
+        ]
+        # What a pass of both computes, and nobody takes.
+        tickets = tuple(model._batch._active)
+        runner = model._runner.get()
+        for tokens in ([9], [9, 4, 3]):
+            parts = [ticket.running.prepare(None, Draft.chain(tokens)) for ticket in tickets]
+            runner.forward_many(parts)
+            for ticket in tickets:
+                ticket.running.drop()
+        after = [
+            (cache.token_ids, cache.states.slot, cache.states.length, cache.states.advance)
+            for cache in model._batch.admission.caches
+        ]
+        assert after == before
+        # One leaves; the other goes on.
+        streams[0].cancel()
+        for _ in events[0]:
+            pass
+        for _ in events[1]:
+            pass
+        assert streams[1].result().token_ids == alone[1]
+        assert streams[0].result().token_ids == alone[0][: len(streams[0].result().token_ids)]
+        model._batch.check()
+
+
+def test_the_plan_counts_the_states_of_all_slots(package):
+    with load_package(package, ctx=CONTEXT, slots=4, spec="suffix", draft_max=7) as loaded:
+        choice, model = loaded.plan.choice, loaded.package.manifest.model
+        term = next(term for term in loaded.plan.terms if term.name == "states")
+    assert (choice.slots, choice.tree_rows, choice.checkpoints) == (4, 8, wanted_checkpoints(4))
+    assert term.bytes == 4 * states_bytes(model, 8) + choice.checkpoints * states_bytes(model, 0) // 2
+    assert term.bytes == StateMemory(model, 4, 8, choice.checkpoints).nbytes
+    assert "of 4 slots" in term.text
