@@ -26,8 +26,9 @@ from typing import Any
 import jsonschema
 
 import edge_rt
+from edge_rt.text.call_syntaxes import PYTHON_TAG, find_syntax
 from edge_rt.text.template import ChatTemplate
-from edge_rt.text.tool_calls import PYTHON_TAG, find_syntax, split_tool_calls
+from edge_rt.text.tool_calls import split_tool_calls
 from tests.helpers.tool_templates import TOOL_TEMPLATES
 
 MODES = ("forced", "begun", "free")

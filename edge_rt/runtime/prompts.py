@@ -23,6 +23,7 @@ from edge_rt.runtime.config import GenerationConfig
 from edge_rt.runtime.decode.answer_grammar import AnswerGrammar
 from edge_rt.text.answer_format import AnswerFormat
 from edge_rt.text.call_stream import CallStream
+from edge_rt.text.call_syntaxes import find_syntax
 from edge_rt.text.template import NO_INPUTS, ChatTemplate, Inputs
 from edge_rt.text.template_messages import THOUGHT_FIELDS
 from edge_rt.text.template_text import RenderedPrompt
@@ -30,7 +31,7 @@ from edge_rt.text.thoughts import ThoughtMarkers, answer_so_far, find_markers
 from edge_rt.text.token_bytes import IncrementalDecoder
 from edge_rt.text.tokenizer import Tokenizer
 from edge_rt.text.tokenizer_reading import KeptReadings
-from edge_rt.text.tool_calls import Tools, find_syntax
+from edge_rt.text.tool_calls import Tools
 
 Message = Mapping[str, Any]
 Prompt = str | Items[int] | Items[Message]

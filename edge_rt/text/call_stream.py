@@ -13,8 +13,9 @@ from dataclasses import dataclass
 from typing import Final
 
 from edge_rt.text import python_calls, xml_calls
+from edge_rt.text.call_syntaxes import HARMONY_HEAD, PYTHON_TAG, SYNTAXES
 from edge_rt.text.thoughts import overlap
-from edge_rt.text.tool_calls import HARMONY_HEAD, PYTHON_TAG, SYNTAXES, ToolCall, Tools, split_tool_calls
+from edge_rt.text.tool_calls import ToolCall, Tools, split_tool_calls
 
 _LONGEST_HEAD: Final = 4096
 _BLANK: Final = " \t\r\n"

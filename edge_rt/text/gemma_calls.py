@@ -9,7 +9,7 @@ import json
 import re
 from typing import Any, Final
 
-from edge_rt.text.python_calls import MAX_DEPTH, skip_blanks
+from edge_rt.text.python_calls import MAX_DEPTH, skip_blanks, skip_comma
 
 _DECODER: Final = json.JSONDecoder()
 _CALL: Final = re.compile(r"\s*call:([^\s{}]+)\s*")
@@ -48,7 +48,7 @@ def _read_value(text: str, at: int, depth: int) -> tuple[Any, int]:
         while not text.startswith("}", at):
             key, at = _read_key(text, at, depth)
             entries[key], at = _read_value(text, at, depth + 1)
-            at = _skip_comma(text, at, "}")
+            at = skip_comma(text, at, "}")
         return entries, at + 1
     if text.startswith("[", at):
         items: list[Any] = []
@@ -56,7 +56,7 @@ def _read_value(text: str, at: int, depth: int) -> tuple[Any, int]:
         while not text.startswith("]", at):
             item, at = _read_value(text, at, depth + 1)
             items.append(item)
-            at = _skip_comma(text, at, "]")
+            at = skip_comma(text, at, "]")
         return items, at + 1
     return _DECODER.raw_decode(text, at)
 
@@ -70,12 +70,3 @@ def _read_key(text: str, at: int, depth: int) -> tuple[str, int]:
     if not isinstance(key, str) or not text.startswith(":", at):
         raise ValueError("no key")
     return key, at + 1
-
-
-def _skip_comma(text: str, at: int, end: str) -> int:
-    at = skip_blanks(text, at)
-    if text.startswith(",", at):
-        return skip_blanks(text, at + 1)
-    if not text.startswith(end, at):
-        raise ValueError("no end")
-    return at

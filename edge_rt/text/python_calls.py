@@ -59,7 +59,7 @@ def read_calls(text: str, at: int) -> tuple[list[Any], int]:
         calls.append(call)
         if (at := skip_blanks(text, at)) == len(text):
             return calls, at
-        at = _comma(text, at, "]")
+        at = skip_comma(text, at, "]")
     return calls, at + 1
 
 
@@ -96,7 +96,7 @@ def _read_call(text: str, at: int) -> tuple[dict[str, Any], int]:
         if key is None or key[1] in arguments:
             raise ValueError("no key")
         arguments[key[1]], at = _read_value(text, key.end(), 0)
-        at = _comma(text, at, ")")
+        at = skip_comma(text, at, ")")
     return {"name": named[1], "arguments": arguments}, at + 1
 
 
@@ -115,7 +115,7 @@ def _read_value(text: str, at: int, depth: int) -> tuple[Any, int]:
         while not text.startswith(end, at):
             item, at = _read_value(text, at, depth + 1)
             items.append(item)
-            at = _comma(text, at, end)
+            at = skip_comma(text, at, end)
         return items, at + 1
     word = _WORD.match(text, at)
     if word is not None and word[0] in _WORDS:
@@ -135,7 +135,7 @@ def _read_object(text: str, at: int, depth: int) -> tuple[dict[str, Any], int]:
         if not isinstance(key, str) or not text.startswith(":", at):
             raise ValueError("no key")
         entries[key], at = _read_value(text, at + 1, depth + 1)
-        at = _comma(text, at, "}")
+        at = skip_comma(text, at, "}")
     return entries, at + 1
 
 
@@ -167,7 +167,8 @@ def _escaped(escape: re.Match[str]) -> str:
     return _ESCAPES.get(character, character if character in _PLAIN else f"\\{character}")
 
 
-def _comma(text: str, at: int, end: str) -> int:
+def skip_comma(text: str, at: int, end: str) -> int:
+    """Return where the text goes on behind a comma, or where a list ends."""
     at = skip_blanks(text, at)
     if text.startswith(",", at):
         return skip_blanks(text, at + 1)

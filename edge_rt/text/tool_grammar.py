@@ -15,9 +15,10 @@ from typing import Any, Final, Literal
 from edge_rt.errors import ConfigError, InvalidGrammar, kind_of
 from edge_rt.text import gemma_arguments, python_calls, xml_calls
 from edge_rt.text.answer_format import AnswerFormat, closed
+from edge_rt.text.call_syntaxes import PYTHON_TAG, SYNTAXES, CallSyntax
 from edge_rt.text.gemma_arguments import lark_expression
 from edge_rt.text.json_schema import read_schema
-from edge_rt.text.tool_calls import PYTHON_TAG, SYNTAXES, CallSyntax, Tools, function_of
+from edge_rt.text.tool_calls import Tools, function_of
 
 MOST_CALLS: Final = 16
 """Of one answer: small models find no end."""

@@ -13,7 +13,8 @@ from edge_rt.runtime.forward.cancel import CancelToken
 from edge_rt.runtime.results import Event
 from edge_rt.runtime.stream import Stream
 from edge_rt.text.call_stream import CallStream
-from edge_rt.text.tool_calls import SYNTAXES, Tools, split_tool_calls
+from edge_rt.text.call_syntaxes import SYNTAXES
+from edge_rt.text.tool_calls import Tools, split_tool_calls
 from tests.helpers.fake_answers import result
 
 pytest.importorskip("starlette")

@@ -8,7 +8,8 @@ import random
 import pytest
 
 from edge_rt.text.call_stream import CallStream
-from edge_rt.text.tool_calls import SYNTAXES, Tools, split_tool_calls
+from edge_rt.text.call_syntaxes import SYNTAXES
+from edge_rt.text.tool_calls import Tools, split_tool_calls
 
 TOOLS = ({"type": "function", "function": {"name": "f", "parameters": {}}}, {"name": "gee_2"})
 ARGUMENTS = ({"a": 'x } " ] <tool_call> ☃'}, {}, {"b": [1, {"c": None}]})

@@ -9,11 +9,11 @@ import pytest
 from edge_rt.errors import InvalidGrammar
 from edge_rt.package.reader import open_package
 from edge_rt.text.answer_format import AnswerFormat
+from edge_rt.text.call_syntaxes import find_syntax
 from edge_rt.text.grammar import TokenTable
 from edge_rt.text.json_schema import read_schema
 from edge_rt.text.python_calls import arguments_rules, read_calls
 from edge_rt.text.tokenizer import Tokenizer
-from edge_rt.text.tool_calls import find_syntax
 
 SEPARATORS = {"item_separator": ", ", "key_separator": ": ", "whitespace_flexible": False}
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 from hypothesis import given, strategies as st
 
-from edge_rt.text.tool_calls import ToolCall, find_syntax, parse_tool_calls, split_tool_calls, tool_names
+from edge_rt.text.call_syntaxes import find_syntax
+from edge_rt.text.tool_calls import ToolCall, parse_tool_calls, split_tool_calls, tool_names
 from tests.helpers.tool_templates import TOOL_TEMPLATES
 from tests.text.family_templates import DEEPSEEK, LLAMA3, QWEN3
 

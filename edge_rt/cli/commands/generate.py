@@ -38,7 +38,8 @@ from edge_rt.cli.render.console import Terminal
 from edge_rt.cli.render.stats import AnswerView, device_text, tell_stats
 from edge_rt.errors import ConfigError, InputError
 from edge_rt.system.byte_size import show_size
-from edge_rt.text.tool_calls import SYNTAXES, Tools, split_tool_calls, tool_names
+from edge_rt.text.call_syntaxes import SYNTAXES
+from edge_rt.text.tool_calls import Tools, split_tool_calls, tool_names
 from edge_rt.text.tool_grammar import chosen_tools
 
 if TYPE_CHECKING:

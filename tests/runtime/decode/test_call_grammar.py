@@ -7,8 +7,9 @@ import dataclasses
 import pytest
 
 from edge_rt.runtime.decode.call_grammar import FreeText
+from edge_rt.text.call_syntaxes import SYNTAXES, find_syntax
 from edge_rt.text.thoughts import KNOWN_MARKERS
-from edge_rt.text.tool_calls import SYNTAXES, Tools, find_syntax
+from edge_rt.text.tool_calls import Tools
 from edge_rt.text.tool_grammar import call_start
 from tests.helpers.tool_templates import TOOL_TEMPLATES
 
