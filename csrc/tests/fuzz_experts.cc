@@ -24,7 +24,9 @@ enum ExpertsInput : int {
   kShared,
   kSharedGate,
   kExpertScale,
-  kPostNorm
+  kPostNorm,
+  kExpertNorm,
+  kSumNorm
 };
 constexpr const char *kGated = "good, with a gate", *kPlain = "good, without a gate", *kMixed = "good, two formats";
 
@@ -84,7 +86,7 @@ Case make(Random& random) {
     call.set("slope", random.pick({1.0f, 1.702f}));
     call.set("up_offset", random.pick({0.0f, 1.0f}));
   }
-  call.inputs.resize(kPostNorm + 1);
+  call.inputs.resize(kSumNorm + 1);
   call.inputs[kX] = floats(random, {rows, hidden}, -3.0f, 3.0f);
   call.inputs[kRouter] = floats(random, {experts, hidden}, -1.0f, 1.0f);
   call.inputs[kGateUp] = packed_matrix(random, {first, is_gated && !is_mixed ? 2 * between : between, width});
@@ -107,9 +109,14 @@ Case make(Random& random) {
   call.inputs[kSharedGate] = floats(random, {hidden}, -1.0f, 1.0f);
   call.inputs[kExpertScale] = floats(random, {experts}, -2.0f, 2.0f);
   call.inputs[kPostNorm] = floats(random, {width}, -2.0f, 2.0f);
-  for (size_t i = kNorm; i <= kPostNorm; ++i) call.inputs[i].present = random.one_in(2);
+  call.inputs[kExpertNorm] = floats(random, {hidden}, -2.0f, 2.0f);
+  call.inputs[kSumNorm] = floats(random, {width}, -2.0f, 2.0f);
+  for (size_t i = kNorm; i <= kSumNorm; ++i) call.inputs[i].present = random.one_in(2);
   call.inputs[kExpertX].present = has_rows;
-  if (!call.inputs[kShared].present) call.inputs[kSharedGate].present = false;
+  if (has_rows) call.inputs[kExpertNorm].present = false;
+  if (!call.inputs[kShared].present) call.inputs[kSharedGate].present = call.inputs[kSumNorm].present = false;
+  if (!call.inputs[kPostNorm].present) call.inputs[kSumNorm].present = false;
+  if (call.inputs[kSumNorm].present) call.inputs[kSharedGate].present = false;
   if (!call.inputs[kNorm].present) call.inputs[kNormBias].present = false;
   if (call.inputs[kResidual].present && random.one_in(3)) call.set("residual_scale", random.uniform(-2.0f, 2.0f));
   call.outputs = {{rows, width}};
@@ -192,6 +199,14 @@ bool lone_parts(Case& call, Random& random) {
   } else if (random.one_in(3)) {
     call.inputs[kShared].present = false;
     call.inputs[kSharedGate].present = true;
+  } else if (random.one_in(3)) {
+    call.inputs[kSumNorm].present = true;
+    call.inputs[random.pick({kShared, kPostNorm})].present = false;
+  } else if (random.one_in(3)) {
+    call.inputs[kSumNorm].present = call.inputs[kShared].present = call.inputs[kPostNorm].present = true;
+    call.inputs[kSharedGate].present = true;
+  } else if (random.one_in(3) && call.inputs[kExpertX].present) {
+    call.inputs[kExpertNorm].present = true;
   } else if (random.one_in(2)) {
     call.inputs[kNorm].present = false;
     call.inputs[kNormBias].present = true;
@@ -199,7 +214,8 @@ bool lone_parts(Case& call, Random& random) {
     call.inputs[kResidual].present = false;
     call.set("residual_scale", 0.5f);
   }
-  call.words = {"norm_bias is given", "residual_scale is", "expert_x and attribute", "shared_gate is given"};
+  call.words = {"norm_bias is given",   "residual_scale is",    "expert_x and attribute",
+                "shared_gate is given", "expert_norm is given", "sum_norm needs"};
   return true;
 }
 
@@ -222,7 +238,9 @@ Subject experts() {
                    {kShared, {0, 1}},
                    {kSharedGate, {0}},
                    {kExpertScale, {0}},
-                   {kPostNorm, {0}}},
+                   {kPostNorm, {0}},
+                   {kExpertNorm, {0}},
+                   {kSumNorm, {0}}},
                   {"hidden", "intermediate", "experts", "chosen", "gate_up_format", "down_format"},
                   {kGateUp, kDown},
                   {},

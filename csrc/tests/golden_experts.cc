@@ -19,6 +19,7 @@ struct Shape {
   int64_t groups = 1, chosen_groups = 1;
   int64_t width = 0;       // of rows of their own
   bool has_parts = false;  // what stands beside experts and behind them
+  bool has_norms = false;  // of their own, and of the sum
 };
 
 constexpr Shape kShapes[] = {
@@ -72,6 +73,29 @@ constexpr Shape kShapes[] = {
      1,
      1,
      0,
+     true},
+    {"own_norms",
+     96,
+     32,
+     7,
+     3,
+     WeightFormat::kW8,
+     WeightFormat::kW4,
+     "softmax",
+     "geglu",
+     true,
+     true,
+     false,
+     false,
+     1.0f,
+     0.75f,
+     0.0f,
+     1.0f,
+     0.0f,
+     1,
+     1,
+     0,
+     true,
      true}};
 
 std::vector<float> run_shape(const Shape& shape, int64_t rows, int threads) {
@@ -89,9 +113,12 @@ std::vector<float> run_shape(const Shape& shape, int64_t rows, int threads) {
   const std::vector<float> expert_x = random.uniform(shape.width * rows, 3.0f);
   const int64_t more = shape.has_parts ? 1 : 0;
   const std::vector<float> shared = random.uniform(more * rows * width, 2.0f);
-  const std::vector<float> shared_gate = random.uniform(more * shape.hidden, 0.4f);
+  const bool has_gate = shape.has_parts && !shape.has_norms;
+  const std::vector<float> shared_gate = random.uniform(has_gate ? shape.hidden : 0, 0.4f);
   const std::vector<float> expert_scale = random.uniform(more * shape.experts, 2.0f);
   const std::vector<float> post_norm = random.uniform(more * width, 2.0f);
+  const std::vector<float> expert_norm = random.uniform(shape.has_norms ? shape.hidden : 0, 2.0f);
+  const std::vector<float> sum_norm = random.uniform(shape.has_norms ? width : 0, 2.0f);
   const auto matrix = [](const Matrix& of) {
     const PackedWeight packed = of.packed();
     const int64_t units = packed.blocks / facts(packed.format).unit_blocks;
@@ -113,9 +140,11 @@ std::vector<float> run_shape(const Shape& shape, int64_t rows, int threads) {
                                       tensor_of({rows, width}, residual.data()),
                                       shape.width != 0 ? tensor_of({rows, width}, expert_x.data()) : Tensor{},
                                       shape.has_parts ? tensor_of({rows, width}, shared.data()) : Tensor{},
-                                      row(shape.has_parts, shared_gate),
+                                      row(has_gate, shared_gate),
                                       row(shape.has_parts, expert_scale),
-                                      row(shape.has_parts, post_norm)};
+                                      row(shape.has_parts, post_norm),
+                                      row(shape.has_norms, expert_norm),
+                                      row(shape.has_norms, sum_norm)};
   const auto integer = [](const char* name, int64_t value) {
     return fake::Attribute{name, fake::Attribute::kInteger, value, 0.0f, ""};
   };

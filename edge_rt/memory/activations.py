@@ -177,6 +177,8 @@ def _experts_row_bytes(shape: ModelShape) -> int:
         each = 4 * size + _rounded_bytes(shape, width) + _rounded_bytes(shape, size) + 16
         # Behind them: rows of their own and what they make of those, or what another feed-forward made.
         beside = 2 * experts.latent + (0 if layer.feed_forward is None else model.hidden_size)
+        # What a norm of their own makes lies beside what the router's does.
+        beside += model.hidden_size if experts.has_own_norms else 0
         sums = _TILE * _SUM_THREADS
         found = max(found, experts.chosen * each + 4 * (model.hidden_size + experts.count + _TILE + beside + sums))
     return found

@@ -265,6 +265,8 @@ OPS: Final[tuple[Op, ...]] = (
             Port("shared_gate", "float", "[K]", is_optional=True),
             Port("expert_scale", "float", "[E]", is_optional=True),
             Port("post_norm", "float", "[W]", is_optional=True),
+            Port("expert_norm", "float", "[K]", is_optional=True),
+            Port("sum_norm", "float", "[W]", is_optional=True),
         ),
         (Port("y", "float", "[S, W]"),),
         {
@@ -409,8 +411,6 @@ def part_without_operator(decoder: Decoder) -> str | None:
             layer.has_post_norms and layer.experts.latent for layer in decoder.kinds if layer.experts is not None
         ),
         "limits of feed-forwards": any(part.limit or part.slope != 1.0 or part.up_offset for part in inner),
-        "norms of experts' own": any(experts.has_own_norms for experts in with_experts),
-        "a scale of each expert": any(experts.has_scales for experts in with_experts),
         "a gate of an expert beside latent ones": any(
             experts.has_shared_gate and experts.latent for experts in with_experts
         ),

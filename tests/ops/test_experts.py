@@ -34,6 +34,8 @@ class Layer:
             "shared_gate": rng.normal(size=HIDDEN) * 0.3,
             "expert_scale": rng.normal(size=count),
             "post_norm": rng.normal(size=self.width),
+            "expert_norm": rng.normal(size=HIDDEN),
+            "sum_norm": rng.normal(size=self.width),
         }
         self.fixed = {"router": rng.normal(size=(count, HIDDEN)) * 0.3, **{name: optional[name] for name in more}}
         self.fixed = {name: values.astype(np.float32) for name, values in self.fixed.items()}
@@ -66,8 +68,14 @@ class Layer:
 
     def expected(self, x, residual=None, expert_x=None, shared=None):
         x, fixed = x.astype(np.float64), self.fixed
+
+        def normed(rows, weight):
+            return rows / np.sqrt((rows**2).mean(-1, keepdims=True) + 1e-5) * fixed[weight]
+
+        if "expert_norm" in fixed:
+            expert_x = normed(x, "expert_norm")
         if "norm_weight" in fixed:
-            x = x / np.sqrt((x**2).mean(-1, keepdims=True) + 1e-5) * fixed["norm_weight"]
+            x = normed(x, "norm_weight")
         description = Experts(
             self.count,
             CHOSEN,
@@ -98,11 +106,13 @@ class Layer:
             if "down_bias" in fixed:
                 out = out + fixed["down_bias"].reshape(self.count, self.width)[e]
             y[row] += weights[row, e] * out
-        if shared is not None:
+        if shared is not None and "sum_norm" not in fixed:
             share = 1 / (1 + np.exp(-x @ fixed["shared_gate"])) if "shared_gate" in fixed else np.ones(len(x))
             y += share[:, None] * shared
         if "post_norm" in fixed:
-            y = y / np.sqrt((y**2).mean(-1, keepdims=True) + 1e-5) * fixed["post_norm"]
+            y = normed(y, "post_norm")
+        if "sum_norm" in fixed:
+            y = normed(y + shared, "sum_norm")
         return y if residual is None else residual + self.attributes.get("residual_scale", 1.0) * y
 
 
@@ -110,6 +120,7 @@ def rows_of(count, seed=1):
     return np.random.default_rng(seed).normal(size=(count, HIDDEN)).astype(np.float32)
 
 
+OWN_NORMS = ("norm_weight", "expert_norm", "post_norm", "sum_norm")
 CASES = {
     "softmax": {"more": ("norm_weight",)},
     "normalised": {"normalise": 1, "more": ("norm_weight",), "residual_scale": 0.25},
@@ -132,9 +143,10 @@ def test_weights_of_floats_give_the_sum_of_a_row_s_experts(name, form):
     assert np.abs(y - expected).max() < 2e-5 * np.abs(expected).max()
 
 
-@pytest.mark.parametrize("more", [(), ("norm_weight", "shared_gate"), ("post_norm",)])
+@pytest.mark.parametrize("more", [(), ("norm_weight", "shared_gate"), ("post_norm",), OWN_NORMS, OWN_NORMS[1:]])
 def test_what_another_feed_forward_made_is_added(more):
-    layer, x, residual, shared = Layer(form="f32", more=more), rows_of(40), rows_of(40, seed=2), rows_of(40, seed=3)
+    layer = Layer(form="f32", more=more, residual_scale=0.5)
+    x, residual, shared = rows_of(40), rows_of(40, seed=2), rows_of(40, seed=3)
     y, expected = layer.run(x, residual, beside={"shared": shared}), layer.expected(x, residual, shared=shared)
     assert np.abs(y - expected).max() < 2e-5 * np.abs(expected).max()
 
@@ -154,9 +166,15 @@ def test_codes_give_it_but_for_rounded_inputs(form):
     assert np.abs(layer.run(x) - layer.expected(x)).max() < 0.03 * np.abs(layer.expected(x)).max()
 
 
-@pytest.mark.parametrize("form", ["w8", "bf16"])
-def test_a_row_has_the_same_bits_beside_any_others(form):
-    more = ("norm_weight", "choice_bias", "down_bias", "shared_gate", "post_norm")
+BESIDE = {
+    "w8": ("norm_weight", "choice_bias", "down_bias", "shared_gate", "post_norm"),
+    "bf16": ("norm_weight", "choice_bias", "down_bias", "shared_gate", "post_norm"),
+    "w4": (*OWN_NORMS, "expert_scale"),
+}
+
+
+@pytest.mark.parametrize(("form", "more"), BESIDE.items())
+def test_a_row_has_the_same_bits_beside_any_others(form, more):
     layer = Layer(form=form, normalise=1, more=more, count=5, limit=2.0)
     x, residual, beside = rows_of(70), rows_of(70, seed=3), {"shared": rows_of(70, seed=4)}
     y = layer.run(x, residual, beside=beside)
@@ -165,7 +183,7 @@ def test_a_row_has_the_same_bits_beside_any_others(form):
             op = layer.op({"x": x, "residual": residual, **beside}, isa=isa, threads=threads)
             for step in (1, 2, 7, 64, 70):
                 own = [(slice(i, i + step), {"shared": beside["shared"][i : i + step]}) for i in range(0, 70, step)]
-                parts = [layer.run(x[part], residual[part], op=op, beside=more) for part, more in own]
+                parts = [layer.run(x[part], residual[part], op=op, beside=some) for part, some in own]
                 np.testing.assert_array_equal(np.concatenate(parts).view(np.int32), y.view(np.int32))
 
 
@@ -211,6 +229,7 @@ WRONG = {
     "limit, slope and up_offset are given": {"limit": 1.0, "activation": "relu2"},
     "expert_x and attribute width": {"width": 32},
     "shared_gate is given without shared": {"more": ("shared_gate",)},
+    "sum_norm needs shared and post_norm": {"more": ("post_norm", "sum_norm")},
 }
 
 

@@ -15,7 +15,9 @@ from tests.helpers.models import load_package
 from tests.helpers.native_profile import require_native
 from tests.helpers.small import FREE_ROWS, GREEDY
 
-CASES = {name: load_case(name) for name in ("qwen3_moe", "olmoe", "granitemoe", "lfm2_moe", "gpt_oss")}
+CASES = {
+    name: load_case(name) for name in ("qwen3_moe", "olmoe", "granitemoe", "lfm2_moe", "gpt_oss", "gemma4_text_experts")
+}
 PROMPT = [5 + (7 * i) % 11 for i in range(70)]
 OPTIONS = {"profile": "native", "calibration": None, "accept_loss": True}
 SAMPLING = (GREEDY, {"temperature": 1.0, "seed": 3})
@@ -49,7 +51,7 @@ def test_a_file_becomes_the_package_of_the_folder(name, packages, tmp_path):
         ("nested", "self"),
         ("int4", "auto"),
         ("cut", "exit"),
-        *((name, "suffix") for name in ("olmoe", "granitemoe", "lfm2_moe", "gpt_oss")),
+        *((name, "suffix") for name in ("olmoe", "granitemoe", "lfm2_moe", "gpt_oss", "gemma4_text_experts")),
     ],
 )
 def test_drafted_texts_are_the_plain_ones(packages, name, spec):

@@ -38,6 +38,7 @@ NAMES = (
         "lfm2_bias",
         "gemma4_text",
         "gemma4_text_keys",
+        "gemma4_text_experts",
     ),
 )
 CASES = {name: load_case(name) for name in NAMES}

@@ -27,7 +27,9 @@ enum Input : int {
   kShared,
   kSharedGate,
   kExpertScale,
-  kPostNorm
+  kPostNorm,
+  kExpertNorm,
+  kSumNorm
 };
 
 constexpr int64_t kMaxWidth = int64_t{1} << 24;
@@ -171,6 +173,13 @@ abi::Status* Experts::check(ort::OpContext& context, Call* call) const {
   if (context.input(kSharedGate).present && !context.input(kShared).present) {
     return context.error("shared_gate is given without shared");
   }
+  if (context.input(kExpertNorm).present && has_rows_) {
+    return context.error("expert_norm is given, but experts have rows of their own");
+  }
+  if (context.input(kSumNorm).present &&
+      (!context.input(kShared).present || !context.input(kPostNorm).present || context.input(kSharedGate).present)) {
+    return context.error("sum_norm needs shared and post_norm, and no shared_gate");
+  }
   const int64_t rows = context.input(kX).rank > 0 ? context.input(kX).dims[0] : 0, experts = routing_.experts;
   if ((bad = context.check_shape(kX, {rows, hidden_})) != nullptr ||
       (bad = context.check_shape(kRouter, {experts, hidden_})) != nullptr ||
@@ -185,7 +194,9 @@ abi::Status* Experts::check(ort::OpContext& context, Call* call) const {
       (bad = context.check_shape(kShared, {rows, width_})) != nullptr ||
       (bad = context.check_shape(kSharedGate, {hidden_})) != nullptr ||
       (bad = context.check_shape(kExpertScale, {experts})) != nullptr ||
-      (bad = context.check_shape(kPostNorm, {width_})) != nullptr) {
+      (bad = context.check_shape(kPostNorm, {width_})) != nullptr ||
+      (bad = context.check_shape(kExpertNorm, {hidden_})) != nullptr ||
+      (bad = context.check_shape(kSumNorm, {width_})) != nullptr) {
     return bad;
   }
   // What is gathered has numbers of 32 bits.
@@ -208,11 +219,14 @@ abi::Status* Experts::check(ort::OpContext& context, Call* call) const {
   call->norm = {x, hidden_, context.input(kNorm).as<const float>(), epsilon_, false, {}, {}};
   call->norm.norm_bias = context.input(kNormBias).as<const float>();
   call->norm.is_layer_norm = context.input(kNorm).present && (is_layer_norm_ || context.input(kNormBias).present);
+  call->expert_norm = {x, hidden_, context.input(kExpertNorm).as<const float>(), epsilon_, false, {}, {}};
+  call->expert_norm.is_layer_norm = is_layer_norm_;
   const auto* const residual = context.input(kResidual).as<const float>();
-  const bool has_post_norm = context.input(kPostNorm).present;
+  const auto* const shared = context.input(kShared).as<const float>();
+  const bool has_post_norm = context.input(kPostNorm).present, has_sum_norm = context.input(kSumNorm).present;
   call->sum.rows = rows;
   call->sum.width = width_;
-  call->sum.shared = context.input(kShared).as<const float>();
+  call->sum.shared = has_sum_norm ? nullptr : shared;
   call->sum.residual = has_post_norm ? nullptr : residual;
   call->sum.residual_scale = steps_.residual_scale;
   call->sum.y = y.as<float>();
@@ -223,13 +237,21 @@ abi::Status* Experts::check(ort::OpContext& context, Call* call) const {
   call->finish.residual = residual;
   call->finish.width = width_;
   call->finish.y = call->sum.y;
+  call->finish_sum = call->finish;
+  call->finish_sum.post_norm = context.input(kSumNorm).as<const float>();
+  if (has_sum_norm) {
+    call->finish.residual = shared;
+    call->finish.steps.residual_scale = 1.0f;
+  }
   return nullptr;
 }
 
-void Experts::route(const Call& call, float* normed) const {
+void Experts::route(const Call& call, float* normed, float* expert_normed) const {
   const Routing& job = call.routing;
   const auto norm = [&](int64_t item) {
-    kernels_->norm(call.norm, item * kItemRows, std::min((item + 1) * kItemRows, job.rows), normed);
+    const int64_t begin = item * kItemRows, end = std::min(begin + kItemRows, job.rows);
+    if (normed != nullptr) kernels_->norm(call.norm, begin, end, normed);
+    if (expert_normed != nullptr) kernels_->norm(call.expert_norm, begin, end, expert_normed);
   };
   const int64_t step = std::max<int64_t>(1, kItemBytes / (static_cast<int64_t>(sizeof(float)) * hidden_));
   const auto score = [&](int64_t item) {
@@ -239,7 +261,7 @@ void Experts::route(const Call& call, float* normed) const {
     kernels_->choose(job, item * kItemRows, std::min((item + 1) * kItemRows, job.rows));
   };
   const int64_t items = divide_up(job.rows, kItemRows);
-  run_phases(process_crew(), {make_phase(normed != nullptr ? items : 0, norm),
+  run_phases(process_crew(), {make_phase(normed != nullptr || expert_normed != nullptr ? items : 0, norm),
                               make_phase(divide_up(job.experts, step), score), make_phase(items, choose)});
 }
 
@@ -440,7 +462,9 @@ void Experts::compute_lot(const Call& call, const ExpertRows* jobs, const std::v
     kernels_->add(*sum, range.begin, range.end, range.lane_end, memory);
   };
   const auto finish = [&](int64_t item) {
-    linear_->post_norm(call.finish, item * kItemRows, std::min((item + 1) * kItemRows, routing.rows));
+    const int64_t begin = item * kItemRows, end = std::min(begin + kItemRows, routing.rows);
+    linear_->post_norm(call.finish, begin, end);
+    if (call.finish_sum.post_norm != nullptr) linear_->post_norm(call.finish_sum, begin, end);
   };
   run_phases(
       process_crew(),
@@ -459,9 +483,11 @@ abi::Status* Experts::compute(ort::OpContext& context) const {
   Routing& routing = call.routing;
   if (routing.rows == 0) return nullptr;
   const bool has_norm = call.norm.norm_weight != nullptr;
-  float* normed = nullptr;
+  const bool has_expert_norm = call.expert_norm.norm_weight != nullptr;
+  float *normed = nullptr, *expert_normed = nullptr;
   const auto place = [&](Cutter& cutter) {
     normed = has_norm ? cutter.take<float>(routing.rows * hidden_) : nullptr;
+    expert_normed = has_expert_norm ? cutter.take<float>(routing.rows * hidden_) : nullptr;
     routing.scores = cutter.take<float>(routing.rows * routing.stride());
     routing.ids = cutter.take<int32_t>(routing.rows * routing.chosen);
     routing.weights = cutter.take<float>(routing.rows * routing.chosen);
@@ -477,7 +503,8 @@ abi::Status* Experts::compute(ort::OpContext& context) const {
     routing.x = normed;
     if (!has_rows_) call.x = normed;
   }
-  route(call, normed);
+  if (has_expert_norm) call.x = expert_normed;
+  route(call, normed, expert_normed);
   return multiply(context, call);
 }
 

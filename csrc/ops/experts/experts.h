@@ -12,13 +12,15 @@
 //   ranks have the largest sum; of equal ones the first.
 // - Weights, the chosen in the order of their numbers: the likely values, or softmax of the chosen scores; then each
 //   divided by (their sum + epsilon) if they are normalised; then times scale; then times the expert's own scale.
-// - Every chosen expert: out = down(activation(gate(u), up(u))), u being v or rows of their own; they and what is
-//   between the matrices rounded as QuantLinear rounds its input, limits and bias as there. y = 0; in the order of
-//   their numbers y = fma(weight, out, y).
+// - Every chosen expert: out = down(activation(gate(u), up(u))), u being v, or x behind a norm of theirs, or rows of
+//   their own; they and what is between the matrices rounded as QuantLinear rounds its input, limits and bias as there.
+//   y = 0; in the order of their numbers y = fma(weight, out, y).
 // - What another feed-forward has made is added: y = y + shared, or y = fma(share, shared, y) with share =
 //   1 / (1 + exp(-(v . shared_gate))), that product as a router's.
-// - y = (y * rms) * post_norm as in quant_linear.h, if there is one; y = fma(residual_scale, y, residual) if there is
-// one.
+// - y = (y * rms) * post_norm as in quant_linear.h, if there is one. With a sum_norm shared is added behind that and
+// not
+//   before, as a residual is, and then y = (y * rms) * sum_norm.
+// - y = fma(residual_scale, y, residual) if there is one.
 //
 // Rows are gathered by expert, so that weights are read once for all of its rows. Since a product's bits do not depend
 // on the rows beside it, those of a row depend on that row alone.

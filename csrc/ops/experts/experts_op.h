@@ -21,6 +21,8 @@ class ReadExperts;
 //   `chosen` experts are taken for a row, of `chosen_groups` of `groups` groups; `gating` is "softmax", "chosen" or
 //   "sigmoid"; `normalise`, 0 or 1, with `weight_epsilon`; `weight_scale`. The norm is that of QuantLinear.
 //   With `width` experts read rows `expert_x` [S, width] instead of norm(x), and y, residual and shared are as wide.
+//   With `expert_norm` [hidden] they read x behind this norm, of the kind that `norm` names, and not what the router
+//   reads. `sum_norm` is of experts behind their post_norm and `shared` without a gate.
 struct Experts {
   static constexpr const char* kName = "Experts";
   static constexpr ort::Port kInputs[] = {{"x", abi::kFloat},
@@ -38,7 +40,9 @@ struct Experts {
                                           {"shared", abi::kFloat, abi::kOptional},
                                           {"shared_gate", abi::kFloat, abi::kOptional},
                                           {"expert_scale", abi::kFloat, abi::kOptional},
-                                          {"post_norm", abi::kFloat, abi::kOptional}};
+                                          {"post_norm", abi::kFloat, abi::kOptional},
+                                          {"expert_norm", abi::kFloat, abi::kOptional},
+                                          {"sum_norm", abi::kFloat, abi::kOptional}};
   static constexpr ort::Port kOutputs[] = {{"y", abi::kFloat}};
 
   abi::Status* create(ort::Attributes& attributes);
@@ -52,17 +56,18 @@ struct Experts {
   // What a call is about, checked; `between` is the number of features between the matrices.
   struct Call {
     Routing routing;
-    RoundRows norm;
+    RoundRows norm, expert_norm;  // a weight says whether there is one
     PackedParts gate_up, down;
     const float* x;  // [rows][width]: what experts read
     ExpertSum sum;
-    LinearRows finish;  // the norm behind the sum
+    LinearRows finish, finish_sum;  // the norm behind experts, and that behind the sum with what is shared
   };
 
   abi::Status* read_routing(ort::Attributes& attributes);
   abi::Status* read_activation_of(ort::Attributes& attributes);
   abi::Status* check(ort::OpContext& context, Call* call) const;
-  void route(const Call& call, float* normed) const;
+  // Norms rows for the router and for experts, if they are to be, and routes them.
+  void route(const Call& call, float* normed, float* expert_normed) const;
   abi::Status* multiply(ort::OpContext& context, const Call& call) const;
   // The experts that rows have, with the numbers of their rows and the weights of these, [rows * chosen] each.
   std::vector<ExpertRows> gather(ort::OpContext& context, const Call& call, int32_t* numbers, float* weights) const;

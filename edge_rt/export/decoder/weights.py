@@ -35,6 +35,8 @@ _ROUTERS: Final = {
     "ffn_gate_inp.bias": "router_bias",
     "exp_probs_b.bias": "choice_bias",
     "ffn_gate_inp_shexp.weight": "shared_gate",
+    "ffn_gate_inp.scale": "router_norm",
+    "ffn_down_exps.scale": "expert_scale",
 }
 """Tensors of a layer with experts -> what they are called in the package."""
 _DELTA_IN: Final = {"attn_qkv": "qkv", "attn_gate": "z", "ssm_beta": "b", "ssm_alpha": "a"}
@@ -62,6 +64,7 @@ class Vector:
     Attributes:
         is_turned: whether it is a convolution's, whose taps lie one behind the other.
         is_log: whether the package has minus the exponentials of the checkpoint's numbers.
+        factor: on all elements.
         parts: tensors of the checkpoint that follow each other in it.
         orders: for each of them int64 ``[elements]``, the order of its elements; or None for the file's.
         alternates: whether elements of the two parts of a pair take turns, 16 of each; pairs follow each other.
@@ -73,6 +76,7 @@ class Vector:
     alternates: bool = False
     is_turned: bool = False
     is_log: bool = False
+    factor: float = 1.0
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -98,7 +102,8 @@ class Vector:
         joined = joined.reshape(self.shape)
         if self.is_log:
             return (-np.exp(joined.astype(np.float64))).astype(np.float32)
-        return joined + np.float32(self.offset) if self.offset else joined
+        joined = joined + np.float32(self.offset) if self.offset else joined
+        return joined * np.float32(self.factor) if self.factor != 1.0 else joined
 
 
 def _floats_of(source: TensorReader, tensor: TensorInfo) -> Array:
@@ -342,6 +347,9 @@ def _norms(source: Source, decoder: Decoder) -> dict[str, Vector]:
             f"blk.{i}.attn_k_norm": f"layer{i}.k_norm",
             f"blk.{i}.post_norm": f"layer{i}.per_layer_norm",
             f"blk.{i}.layer_output_scale": f"layer{i}.scale",
+            f"blk.{i}.pre_ffw_norm_2": f"layer{i}.expert_norm",
+            f"blk.{i}.post_ffw_norm_2": f"layer{i}.expert_post_norm",
+            f"blk.{i}.post_ffw_norm_1": f"layer{i}.shared_post_norm",
         }
     for theirs, ours in names.items():
         if f"{theirs}.weight" in tensors:
@@ -364,7 +372,9 @@ def _norms(source: Source, decoder: Decoder) -> dict[str, Vector]:
     for i, layer in enumerate(decoder.layers):
         for theirs, ours in _ROUTERS.items() if layer.experts is not None else ():
             if (name := f"blk.{i}.{theirs}") in tensors:
-                found[f"layer{i}.{ours}"] = Vector((tensors[name],))
+                # A router with a norm of its own divides what this gives by the root of the stream's features.
+                factor = decoder.hidden_size**-0.5 if ours == "router_norm" else 1.0
+                found[f"layer{i}.{ours}"] = Vector((tensors[name],), factor=factor)
     return found
 
 

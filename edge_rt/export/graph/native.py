@@ -250,16 +250,20 @@ class NativeBuilder(NativeProducts):
                 # What latent experts make is not added up with it: both are added to the stream.
                 fed = self.add_linear(x, between, weights.shared_down, f"{name}.shared", post_norm=None)
             else:
-                shared = self._quant_linear(between, only(weights.shared_down), f"{name}.shared")
+                behind = self.found(f"{name}.shared_post_norm")
+                shared = self._quant_linear(between, only(weights.shared_down), f"{name}.shared", post_norm=behind)
         if experts.latent:
             rows = self._product(x.settled, weights.latent_in, f"{name}.latent_in", norm=norm)
+        # With norms of their own the layer's is that of the feed-forward beside them, and that behind it of the sum.
+        is_own = experts.has_own_norms
+        router_norm, post_norm = ("router_norm", "expert_post_norm") if is_own else ("mlp_norm", "mlp_post_norm")
         inputs: list[ir.Value | None] = [
             x.settled,
             self.stored(f"{name}.router"),
             self.stored(tiles_of(gate_up)),
             self.stored(tiles_of(down)),
-            self.optional(f"{name}.mlp_norm"),
-            self.optional(f"{name}.mlp_norm_bias"),
+            self.optional(f"{name}.{router_norm}"),
+            self.optional(f"{name}.{router_norm}_bias"),
             self.optional(f"{name}.router_bias"),
             self.optional(f"{name}.choice_bias"),
             self.optional(f"{gate_up.name}.bias"),
@@ -268,8 +272,10 @@ class NativeBuilder(NativeProducts):
             rows,
             shared,
             self.optional(f"{name}.shared_gate"),
-            None,
-            self.optional(f"{name}.mlp_post_norm"),
+            self.optional(f"{name}.expert_scale"),
+            self.optional(f"{name}.{post_norm}"),
+            self.optional(f"{name}.expert_norm"),
+            self.optional(f"{name}.mlp_post_norm") if is_own else None,
         ]
         while inputs[-1] is None:
             inputs.pop()

@@ -9,7 +9,6 @@ import pytest
 
 from edge_rt.errors import UnsupportedModel
 from edge_rt.export.families.registry import ARCHITECTURES, MODEL_TYPES
-from edge_rt.export.op_profile import PROFILES
 from edge_rt.export.opening import check_operators, open_checkpoint
 from edge_rt.export.sources.model_file import TensorReader
 from tests.helpers.family_cases import CASES, load_case, write_folder, write_gguf
@@ -35,20 +34,19 @@ NATIVE_ONLY = {
     **dict.fromkeys(("nemotron_h", "nemotron_h_dense", "nemotron_h_latent"), "layers with a state"),
     **dict.fromkeys(("qwen3_moe", "qwen3_moe_mixed", "olmoe", "granitemoe", "gpt_oss", "gpt_oss_plain"), "experts"),
     "granite_h_attention": "experts",
-    **dict.fromkeys(("gemma4_text", "gemma4_text_keys"), "heads that differ, or keys of another layer"),
+    **dict.fromkeys(
+        ("gemma4_text", "gemma4_text_keys", "gemma4_text_experts"), "heads that differ, or keys of another layer"
+    ),
     "olmoe_clip": "limits of queries, keys and values",
     "qwen3_5_attention": "gates of attention",
     **dict.fromkeys(("qwen3_5", "qwen3_5_epsilon", "qwen3_5_moe", "qwen3_next"), "layers with a state"),
 }
 """Cases that no portable graph computes -> what the error names."""
-NOT_CARRIED = {"gemma4_text_experts": "norms of experts' own"}
-"""Cases that are described and computed by the reference, but not by graphs yet -> what the error names."""
 DESCRIBED = [
     name for name, case in LOADED.items() if case.text_config["model_type"] in MODEL_TYPES and name not in REFUSED
 ]
-NATIVE = [name for name in DESCRIBED if name not in NOT_CARRIED]
-FOLDERS = [name for name in NATIVE if name not in NATIVE_ONLY]
-FILES = [name for name in NATIVE if LOADED[name].gguf is None]
+FOLDERS = [name for name in DESCRIBED if name not in NATIVE_ONLY]
+FILES = [name for name in DESCRIBED if LOADED[name].gguf is None]
 
 
 def error(found, expected):
@@ -98,7 +96,7 @@ class TestFolders:
         require_windows(built)
         assert error(built.run(case.tokens), case.logits) < TOLERANCE
 
-    @pytest.mark.parametrize("name", NATIVE)
+    @pytest.mark.parametrize("name", DESCRIBED)
     def test_the_native_graph(self, name, tmp_path):
         require_native()
         case = LOADED[name]
@@ -117,17 +115,6 @@ def test_files(name, tmp_path):
         built = Built(tmp_path / "m.gguf", tmp_path)
         require_windows(built)
     assert error(built.run(case.tokens), case.logits) < TOLERANCE
-
-
-@pytest.mark.parametrize("name", NOT_CARRIED)
-def test_what_no_graph_computes_yet(name, tmp_path):
-    case = LOADED[name]
-    found = reference_logits(write_gguf(tmp_path / "m.gguf", case), case.tokens)
-    assert error(found, case.logits) < REFERENCE_TOLERANCE
-    folder = write_folder(tmp_path / "folder", case)
-    for profile in PROFILES:
-        with pytest.raises(UnsupportedModel, match=f"It is {NOT_CARRIED[name]}, in the architecture"):
-            Built(folder, tmp_path, profile=profile)
 
 
 @pytest.mark.parametrize("name", NATIVE_ONLY)
