@@ -18,7 +18,7 @@ from edge_rt.package.exits import SELF_KV
 from edge_rt.package.kv_formats import BLOCK_TOKENS, RESTING_PER_SLOT, ROW_BLOCK, window_capacity
 from edge_rt.package.layer_sizes import TILE_ROWS
 from edge_rt.package.spec_modes import AHEAD, AUTO, SELF
-from edge_rt.package.states import SLOTS, states_bytes
+from edge_rt.package.states import CHECKPOINTS, SLOTS, states_bytes
 
 
 @dataclass(frozen=True)
@@ -352,14 +352,16 @@ def format_bytes(vocab_size: int) -> int:
 
 
 def stored_block_bytes(shape: ModelShape, choice: Choice) -> int:
-    """Return the memory for a block of rows from or to a file.
+    """Return the memory for a block of rows from or to a file, and for what convolutions see behind texts.
 
     With one slot nobody encodes texts meanwhile, so the block has that memory; with several, other callers may.
     """
     block = BLOCK_TOKENS * shape.full_layers * shape.token_bytes(choice.kv_format)
+    # What short convolutions see behind a text: copies that are kept, of the end, and of what is read.
+    seen = shape.conv_layers * max(shape.model.ring_window - 1, 0) * shape.conv_row_bytes
     if choice.slots > 1:
         return block
-    return max(0, block - _encoding_room(shape, choice.ctx))
+    return max(0, block + (CHECKPOINTS + 2) * seen - _encoding_room(shape, choice.ctx))
 
 
 def logits_bytes(shape: ModelShape, rows: int, *, hidden: bool = False) -> int:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence, Sequence as Items
+from collections.abc import Callable, Iterable, Sequence, Sequence as Items
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Self
@@ -119,7 +119,12 @@ class SlidingWindow:
     Attributes:
         row_map: int32 ``[positions]``, position -> row in memory, which the graph reads; committing a path through a
             tree permutes it (see ``KVCache``). Positions that have no row yet hold 0.
+        memory: returns that of the rows, of every layer uint8 ``[rows, ...]``; None: they are not taken elsewhere.
+        most_kept: how many copies of what is seen behind a text are kept where the cache is told to.
     """
+
+    memory: Callable[[], Sequence[Array]] | None = None
+    most_kept = 0
 
     def __init__(self, window: int, capacity: int, positions: int, *, row_bytes: int = 0) -> None:
         assert window > 0, window
@@ -129,6 +134,7 @@ class SlidingWindow:
         self.row_bytes = row_bytes
         self.row_map: npt.NDArray[Any] = np.zeros(positions, np.int32)
         self.assigned = 0
+        self._spare: list[Array] = []
         self.reset()
 
     @property
@@ -152,6 +158,29 @@ class SlidingWindow:
     def holds(self, length: int) -> bool:
         """Return whether everything that the token at position ``length`` sees is still in the cache."""
         return max(length + 1 - self.window, 0) >= self.assigned - self.capacity
+
+    def seen(self, length: int) -> list[Array]:
+        """Return copies of the rows that the token at position ``length`` sees, layer by layer; ``memory`` is set."""
+        assert self.memory is not None, "nobody told where the rows are"
+        assert self.holds(length), (length, self.assigned)
+        which = self.row_map[max(0, length - self.window + 1) : length]
+        return [layer[which] for layer in self.memory()]
+
+    def spare(self, length: int) -> list[Array]:
+        """Return memory for rows as of ``seen``, to ``take``."""
+        assert self.memory is not None, "nobody told where the rows are"
+        rows = min(length, self.window - 1)
+        self._spare = [np.empty((rows, *layer.shape[1:]), np.uint8) for layer in self.memory()]
+        return self._spare
+
+    def take(self, length: int) -> None:
+        """Take the rows that were written into the spare memory for those before position ``length``."""
+        assert self.memory is not None, "nobody told where the rows are"
+        self.assign(length)
+        which, spare = self.row_map[max(0, length - self.window + 1) : length], self._spare
+        for layer, rows in zip(self.memory(), spare, strict=True):
+            layer[which] = rows
+        self._spare = []
 
     def check(self, length: int, end: int) -> None:
         """Assert the invariants for ``length`` committed positions and reserved ones up to ``end``."""
@@ -204,6 +233,7 @@ class KVCache:
         self._reserved = 0
         self._stops: list[int] = []
         self._last_stop = 0
+        self._seen: dict[int, list[Array]] = {}
         self.ahead = Ahead()
 
     @property
@@ -278,6 +308,7 @@ class KVCache:
         if self._states is not None:
             self._states.cut(length, self._token_ids)
         del self._token_ids[length:]
+        self._seen = {stop: rows for stop, rows in self._seen.items() if stop <= length}
         return length
 
     def _reach(self, length: int) -> int:
@@ -295,12 +326,14 @@ class KVCache:
             end_ids: tokens that end a turn of a conversation.
         """
         self._stops, self._last_stop = [], 0
-        if self._states is None or not self._states.keeps:
+        keeps = self._window.most_kept if self._window is not None else 0
+        if self._states is not None and (keeps := self._states.keeps):
+            self.keep_state()
+        if not keeps:
             return
-        self.keep_state()
         found, last = stops(prompt, end_ids, self._stop_step)
         # Earlier ones would make room for later ones.
-        most = min(self._states.keeps, CHECKPOINTS) - 1
+        most = min(keeps, CHECKPOINTS) - 1
         self._stops, self._last_stop = found[-most:] if most else [], last
         if self._stop_step > 1 and len(prompt) - last > self._most_behind:
             # No pass can take it on its way: it is the end of one.
@@ -317,12 +350,50 @@ class KVCache:
             self._states.keep(self._token_ids)
 
     def states_of(self, token_ids: Sequence[int]) -> dict[int, list[Array]]:
-        """Return of how many of a text's first tokens there are rows and a state -> the state, part by part."""
+        """Return of how many of a text's first tokens there are rows and a state -> the state, part by part.
+
+        A state is also what layers with a window see behind the text, where that can be taken elsewhere.
+        """
         common = self.common_prefix(token_ids)
-        return {} if self._states is None else self._states.kept(token_ids[:common])
+        if self._states is not None:
+            return self._states.kept(token_ids[:common])
+        window = self._window
+        if window is None or window.memory is None:
+            return {}
+        found = {stop: rows for stop, rows in self._seen.items() if stop <= common}
+        if window.holds(common) and common >= window.window:
+            found[common] = window.seen(common)
+        return found
+
+    def spare_state(self, length: int) -> list[Array]:
+        """Return memory for a state of ``length`` tokens as of ``states_of``, for a reservation that restores one."""
+        if self._states is not None:
+            return self._states.spare()
+        assert self._window is not None, "the layers have no state"
+        return self._window.spare(length)
+
+    def _take_state(self) -> None:
+        """Go on from the spare state behind all committed rows."""
+        if self._states is not None:
+            self._states.take(self.length)
+        elif self._window is not None and self._window.memory is not None:
+            self._window.take(self.length)
+
+    def _keep_seen(self, begin: int) -> None:
+        """Keep copies of what is seen behind the stops that are not before ``begin``, of layers with a window."""
+        window = self._window
+        if window is None or not window.most_kept:
+            return
+        for stop in (*self._stops, self._last_stop):
+            if begin < stop <= self.length and window.holds(stop) and stop >= window.window:
+                self._seen[stop] = window.seen(stop)
+        while len(self._seen) > window.most_kept:
+            del self._seen[min(self._seen)]
 
     def until_stop(self, count: int) -> int:
         """Return how many of the next ``count`` rows a pass may have that ends where states are kept."""
+        if self._states is None:
+            return count
         return min([count, *(stop - self.length for stop in self._stops if stop > self.length)])
 
     def certain_of(self, count: int) -> int:
@@ -330,6 +401,8 @@ class KVCache:
 
         Those behind, as drafts that are accepted, leave the states where these are kept.
         """
+        if self._states is None:
+            return count
         certain = self._last_stop - self.length
         return certain if 0 <= certain < count <= certain + self._most_behind else count
 
@@ -357,23 +430,31 @@ class KVCache:
         if self._window is not None:
             self._window.assign(self.length + count)
 
-    def reserve(self, count: int, parents: Sequence[int] | None = None, *, certain: int | None = None) -> Reservation:
+    def reserve(
+        self,
+        count: int,
+        parents: Sequence[int] | None = None,
+        *,
+        certain: int | None = None,
+        is_restored: bool = False,
+    ) -> Reservation:
         """Reserve ``count`` rows after the committed ones; use the result as a context manager.
 
         Args:
             parents: for every row the earlier reserved row that it follows, or -1; None for a chain.
             certain: how many, the first ones, are committed or none is; of the others, at most ``most_drafts``, any
                 path may be. None: all of a chain, none of a tree.
+            is_restored: no pass writes them, but who has them from elsewhere, and a state behind all of them as well.
         """
-        self._require_rows(count)
+        self._require_rows(count, is_restored=is_restored)
         if certain is None:
             certain = count if parents is None else 0
-        return Reservation(self, count, parents, certain)
+        return Reservation(self, count, parents, certain, is_restored=is_restored)
 
-    def _require_rows(self, count: int) -> None:
+    def _require_rows(self, count: int, *, is_restored: bool = False) -> None:
         if self.length + count > self.capacity:
             raise ContextOverflow(self.length, count, self.capacity)
-        assert count <= self.largest_pass, (count, self.largest_pass)
+        assert is_restored or count <= self.largest_pass, (count, self.largest_pass)
 
     def check(self) -> None:
         """Assert the invariants: committed + reserved + free == capacity; the row map is a permutation.
@@ -404,10 +485,13 @@ class KVCache:
 class Reservation:
     """Rows being written; unless they are committed, they are free again when the block ends."""
 
-    def __init__(self, cache: KVCache, count: int, parents: Sequence[int] | None, certain: int) -> None:
+    def __init__(
+        self, cache: KVCache, count: int, parents: Sequence[int] | None, certain: int, *, is_restored: bool = False
+    ) -> None:
         assert parents is None or len(parents) == count, (parents, count)
         assert 0 <= certain <= count <= certain + cache.most_drafts or cache.states is None, (certain, count)
         self._certain = certain
+        self._is_restored = is_restored
         self._cache = cache
         self._parents = parents
         self.start = cache.length
@@ -415,7 +499,7 @@ class Reservation:
 
     def __enter__(self) -> Self:
         assert self._cache._reserved == 0, "rows are reserved already"
-        if self._cache._window is not None:
+        if self._cache._window is not None and not self._is_restored:
             self._cache._window.assign(self.start + self.count)
         if self._cache.states is not None:
             self._cache.states.begin(self._certain)
@@ -430,11 +514,10 @@ class Reservation:
         if self._cache.states is not None:
             self._cache.states.end_pass()
 
-    def commit(self, token_ids: Sequence[int], path: Sequence[int] | None = None, *, is_restored: bool = False) -> None:
-        """Keep the rows that hold these tokens; the others are free again.
+    def commit(self, token_ids: Sequence[int], path: Sequence[int] | None = None) -> None:
+        """Keep the rows that hold these tokens; the others are free again. Those that are restored all are.
 
         Args:
-            is_restored: no pass has written them, but who has them from elsewhere, and the states' spare slot as well.
             path: the rows of the reservation that hold them, each the parent of the next; None for the first rows. Any
                 other path needs a row map.
         """
@@ -450,13 +533,15 @@ class Reservation:
         cache._reserved = 0
         cache.ahead.clear()
         cache._token_ids.extend(token_ids)
-        if cache.states is not None:
-            if is_restored:
-                cache.states.take(cache.length)
-            else:
-                cache.states.commit(path)
-            if cache.states.length in (*cache._stops, cache._last_stop):
-                cache.keep_state()
+        if self._is_restored:
+            assert count == self.count, (count, self.count)
+            cache._take_state()
+        elif cache.states is not None:
+            cache.states.commit(path)
+        if cache.states is None:
+            cache._keep_seen(self.start)
+        elif cache.states.length in (*cache._stops, cache._last_stop):
+            cache.keep_state()
 
     def _is_path(self, path: Sequence[int]) -> bool:
         """Return whether these are rows of the reservation, each the parent of the next."""

@@ -138,9 +138,9 @@ class PromptCache:
         block = self._blocks.buffer()
         for length, name in reversed(found):
             missing = length - cache.length
-            with cache.reserve(missing) as rows:
+            with cache.reserve(missing, is_restored=True) as rows:
                 if self._fill(states, sources, cache, token_ids[:length], names, name, block):
-                    rows.commit(token_ids[cache.length : length], is_restored=True)
+                    rows.commit(token_ids[cache.length : length])
                     break
         return cache.length
 
@@ -154,14 +154,13 @@ class PromptCache:
             token_ids: with those of the cache before them.
             name: of their state.
         """
-        assert cache.states is not None, "the layers have no state"
         whole = len(token_ids) // BLOCK_TOKENS
         for index in range(cache.length // BLOCK_TOKENS, whole):
             end = (index + 1) * BLOCK_TOKENS
             if not self._read(sources, names[index], names[index + 1], token_ids[end - BLOCK_TOKENS : end], block):
                 return False
             self._blocks.unpack(block, cache.rows(max(cache.length, end - BLOCK_TOKENS), end))
-        tail, state = token_ids[whole * BLOCK_TOKENS :], cache.states.spare()
+        tail, state = token_ids[whole * BLOCK_TOKENS :], cache.spare_state(len(token_ids))
         for source in sources:
             try:
                 if source.read_state(name, [block, *state]):

@@ -334,8 +334,8 @@ class PooledCache(KVCache):
         assert self._pool is source._pool, "caches of two pools"
         return source._map, source._token_ids
 
-    def _require_rows(self, count: int) -> None:
-        super()._require_rows(count)
+    def _require_rows(self, count: int, *, is_restored: bool = False) -> None:
+        super()._require_rows(count, is_restored=is_restored)
         self.provide(self.length + count)
 
     def _check_rows(self) -> None:

@@ -18,7 +18,7 @@ from edge_rt.package.decoder import Decoder, Model
 from edge_rt.package.kv_formats import KV_FORMAT, RESTING_PER_SLOT, UPPER_HALVES, KvFormat, pool_rows, window_capacity
 from edge_rt.package.rope_tables import loaded_tables
 from edge_rt.package.spec_modes import MAX_DRAFT
-from edge_rt.package.states import CHECKPOINTS
+from edge_rt.package.states import CHECKPOINTS, SLOTS, states_bytes
 from edge_rt.runtime.cache.kv_cache import SlidingWindow
 from edge_rt.runtime.cache.row_pool import PooledCache, RowPool
 from edge_rt.runtime.forward.io_binding_base import FILLING, Array, BoundPass, IOBinding, Part, Specs
@@ -119,6 +119,8 @@ class NativeIOBinding(IOBinding):
             of_window = sum(count for count, size in zip(token_bytes, windows, strict=True) if size)
             seen = window_capacity(window, largest_pass, capacity)
             self.window = SlidingWindow(min(window, capacity), seen, capacity, row_bytes=of_window)
+            if len(self._convs) == sum(map(bool, windows)):
+                self.window.memory = self._conv_rows
         rows_of = [self.window.capacity if self.window and size else rows for size in windows]
         sizes = [of_layer * count for of_layer, count in zip(rows_of, token_bytes, strict=True)]
         self.buffers: list[Array] = []
@@ -197,13 +199,15 @@ class NativeIOBinding(IOBinding):
                 layer[begin:end] = FILLING
 
     def row_parts(self) -> list[Array]:
-        """Return the cache's memory by what rows consist of: for every layer its keys, then its values.
+        """Return the cache's memory by what rows consist of: for every layer with attention its keys, then its values.
 
         Returns:
             Codes, then scales where the format has them, uint8 ``[kv_heads, rows, bytes]``; nothing after ``release``.
         """
         parts = []
         for number, buffer in zip(self._layers, self.buffers, strict=False):
+            if number in self._convs:
+                continue
             form, (heads, head_dim) = self._form(number), self._heads(number)
             capacity, layer, begin = buffer.shape[2], buffer.reshape(-1), 0
             for row in (form.key, form.value):
@@ -215,6 +219,18 @@ class NativeIOBinding(IOBinding):
                     parts.append(part.reshape(heads, capacity, size))
                 begin = end
         return parts
+
+    def _conv_rows(self) -> list[Array]:
+        """Return the memory of the rows of short convolutions, uint8 ``[rows, bytes]`` each."""
+        return [buffer for layer, buffer in zip(self._layers, self.buffers, strict=False) if layer in self._convs]
+
+    @property
+    def kept_bytes(self) -> int:
+        """Bytes of a state as ``KVCache.states_of`` has it; 0: the layers keep nothing but rows."""
+        found = states_bytes(self.model, 0) // SLOTS
+        if self.window is not None and self.window.memory is not None:
+            found += sum((self.window.window - 1) * layer.shape[1] for layer in self._conv_rows())
+        return found
 
     def _host_buffers(self) -> list[Array]:
         return self.buffers

@@ -245,8 +245,10 @@ def why_rows_are_not_stored(manifest: Manifest) -> str | None:
     """Return why rows of a package's cache cannot be stored; None: they can."""
     if manifest.op_profile != "native":
         return f"Results of the op profile {manifest.op_profile} depend on how a prompt is cut into passes."
-    if manifest.model.ring_window:
-        return "Layers with a sliding window or a short convolution keep the last rows only."
+    model = manifest.model
+    windows = enumerate(model.layer_windows)
+    if any(window and layer not in model.conv_layers for layer, window in windows):
+        return "Layers with a sliding window keep the last rows only."
     return None
 
 

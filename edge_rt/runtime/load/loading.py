@@ -22,7 +22,7 @@ from edge_rt.package.drafter import HEAD, TrainedDrafter
 from edge_rt.package.expert_sizes import expert_matrices
 from edge_rt.package.manifest import PROMPTS_FOLDER
 from edge_rt.package.reader import Package, absolute_path
-from edge_rt.package.states import SLOTS, states_bytes
+from edge_rt.package.states import CHECKPOINTS
 from edge_rt.runtime.cache.block_folder import USUAL_SIZE, BlockFolder
 from edge_rt.runtime.cache.kv_cache import KVCache
 from edge_rt.runtime.cache.prompt_cache import PromptCache
@@ -344,13 +344,14 @@ def _open_prompts(
     assert isinstance(io_binding, NativeIOBinding), package.manifest.op_profile
     key = rows_key(package.manifest, io_binding.kv_formats, io_binding.capacity)
     blocks = RowBlocks(key, io_binding.row_parts)
-    state_bytes = states_bytes(io_binding.model, 0) // SLOTS
-    states = RowStates(blocks, state_bytes) if state_bytes else None
+    states = RowStates(blocks, io_binding.kept_bytes) if io_binding.kept_bytes else None
     folder = None
     if options.prompt_cache is not None:
         limit = USUAL_SIZE if options.prompt_cache_size is None else parse_size(options.prompt_cache_size)
         about = {"model": package.manifest.model.name, "kv_format": io_binding.kv_format}
         of_state = 0 if states is None else states.size
+        if io_binding.window is not None:
+            io_binding.window.most_kept = CHECKPOINTS
         path = absolute_path(options.prompt_cache)
         folder = BlockFolder(path, key, about, size=blocks.size, limit=limit, state_size=of_state)
     prompts = PromptCache(blocks, folder, states)
