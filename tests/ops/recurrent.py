@@ -21,13 +21,25 @@ def joined(*parts):
     return {name: np.concatenate([rows[name] for rows in parts]) for name in parts[0]}
 
 
+class Heads:
+    """Heads of a state: a matrix of ``key_dim`` by ``value_dim`` for each of ``value_heads``."""
+
+    @property
+    def keys(self):
+        return self.key_heads * self.key_dim
+
+    @property
+    def values(self):
+        return self.value_heads * self.value_dim
+
+
 class Layer:
     """A layer and what a host keeps of its sequences; what was never written is no number.
 
     Its shape has, besides what an operator is called with::
 
         op, attributes                                  of the node
-        key_heads, key_dim, value_heads, value_dim      of its states; or else
+        those of `Heads`                                of its states; or else
         state_floats, transition_floats                 of a slot
         rows(count, seed)                               name -> array of so many rows; `first`: that of input 0
         weights()                                       name -> array
@@ -38,8 +50,8 @@ class Layer:
         if hasattr(shape, "state_floats"):
             self.state_floats, transition = shape.state_floats, shape.transition_floats
         else:
-            values, keys = shape.value_heads * shape.value_dim, shape.key_heads * shape.key_dim
-            self.state_floats, transition = values * shape.key_dim, shape.value_heads + keys + values
+            self.state_floats = shape.values * shape.key_dim
+            transition = shape.value_heads + shape.keys + shape.values
         floats = self.state_floats + DRAFTS * transition
         self.state = np.full((sequences, 2, floats), np.nan, np.float32)
         self.slot, self.past, self.advance = 0, 0, []

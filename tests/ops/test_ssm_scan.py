@@ -9,6 +9,7 @@ import pytest
 
 from tests.ops.recurrent import (
     DRAFTS,
+    Heads,
     Layer,
     check_accepted_drafts,
     check_divisions,
@@ -24,7 +25,7 @@ EPSILON = 2e-3
 
 
 @dataclass(frozen=True)
-class Shape:
+class Shape(Heads):
     """Gates and steps come out of one matrix, ``[z | x | b | c | t]``, unless `is_apart`."""
 
     value_heads: int
@@ -37,14 +38,6 @@ class Shape:
 
     def __str__(self):
         return f"{self.value_heads}x{self.value_dim}-{self.key_heads}x{self.key_dim}-{self.order}"
-
-    @property
-    def keys(self):
-        return self.key_heads * self.key_dim
-
-    @property
-    def values(self):
-        return self.value_heads * self.value_dim
 
     @property
     def attributes(self):

@@ -12,6 +12,7 @@ from edge_rt.memory.plan import Request, make_plan
 from edge_rt.package.kv_formats import KV_FORMAT
 from edge_rt.package.reader import open_package
 from edge_rt.runtime.forward.io_binding_native import NativeIOBinding
+from tests.helpers.drafted_texts import PROMPT, check_drafted
 from tests.helpers.family_cases import load_case, write_folder, write_gguf
 from tests.helpers.models import load_package
 from tests.helpers.native_profile import require_native
@@ -19,9 +20,7 @@ from tests.helpers.packages import copied, edit_manifest
 from tests.helpers.small import FREE_ROWS, GREEDY
 
 CASE = load_case("lfm2")
-PROMPT = [5 + (7 * i) % 11 for i in range(70)]
 OPTIONS = {"profile": "native", "calibration": None, "accept_loss": True}
-SAMPLING = (GREEDY, {"temperature": 1.0, "seed": 3})
 
 
 @pytest.fixture(scope="module")
@@ -51,17 +50,9 @@ def test_a_file_becomes_the_package_of_the_folder(packages, tmp_path):
     ],
 )
 def test_drafted_texts_are_the_plain_ones(packages, name, spec):
-    drafted = 0
     kv = "int4x2" if spec == "self" else "f16"
     with load_package(packages / name, spec=spec, kv=kv) as model:
-        model.speculation.costs = FREE_ROWS
-        for sampling in SAMPLING:
-            plain = model.generate(PROMPT, max_tokens=60, spec="off", **sampling)
-            for _ in range(2):
-                found = model.generate(PROMPT, max_tokens=60, **sampling)
-                assert found.token_ids == plain.token_ids
-                drafted += found.spec.rows_drafted
-                model._cache.check()
+        drafted, _ = check_drafted(model)
     assert drafted > 0
 
 

@@ -10,17 +10,16 @@ from edge_rt.errors import ConfigError, UnsupportedModel
 from edge_rt.export import export_model
 from edge_rt.memory.shape import shape_of
 from edge_rt.package.reader import open_package
+from tests.helpers.drafted_texts import PROMPT, check_drafted
 from tests.helpers.family_cases import load_case, write_folder, write_gguf
 from tests.helpers.models import load_package
 from tests.helpers.native_profile import require_native
-from tests.helpers.small import FREE_ROWS, GREEDY
+from tests.helpers.small import GREEDY
 
 CASES = {
     name: load_case(name) for name in ("qwen3_moe", "olmoe", "granitemoe", "lfm2_moe", "gpt_oss", "gemma4_text_experts")
 }
-PROMPT = [5 + (7 * i) % 11 for i in range(70)]
 OPTIONS = {"profile": "native", "calibration": None, "accept_loss": True}
-SAMPLING = (GREEDY, {"temperature": 1.0, "seed": 3})
 
 
 @pytest.fixture(scope="module")
@@ -55,15 +54,8 @@ def test_a_file_becomes_the_package_of_the_folder(name, packages, tmp_path):
     ],
 )
 def test_drafted_texts_are_the_plain_ones(packages, name, spec):
-    drafted = 0
     with load_package(packages / name, spec=spec, kv="int4x2" if spec == "self" else "f16") as model:
-        model.speculation.costs = FREE_ROWS
-        for sampling in SAMPLING:
-            plain = model.generate(PROMPT, max_tokens=50, spec="off", **sampling)
-            for _ in range(2):
-                found = model.generate(PROMPT, max_tokens=50, **sampling)
-                assert found.token_ids == plain.token_ids
-                drafted += found.spec.rows_drafted
+        drafted, _ = check_drafted(model, max_tokens=50)
     assert drafted > 0
 
 

@@ -14,6 +14,7 @@ from edge_rt.memory.plan import Request, make_plan
 from edge_rt.package.reader import open_package
 from edge_rt.package.states import CHECKPOINTS, states_bytes
 from edge_rt.runtime.forward.state_memory import StateMemory
+from tests.helpers.drafted_texts import PROMPT, check_drafted
 from tests.helpers.family_cases import load_case, write_folder, write_gguf
 from tests.helpers.models import load_package
 from tests.helpers.native_profile import require_native
@@ -24,9 +25,7 @@ from tests.helpers.small import FREE_ROWS, GREEDY
 _SHARP = {"logits_scaling": 0.1}
 CASES = {"granite_h_dense": _SHARP, "granite_h": _SHARP, "falcon_h1": {"lm_head_multiplier": 3.0}}
 """Case -> what differs in its config.json."""
-PROMPT = [5 + (7 * i) % 11 for i in range(70)]
 OPTIONS = {"profile": "native", "calibration": None, "accept_loss": True, "weights": "int8"}
-SAMPLING = (GREEDY, {"temperature": 1.0, "seed": 3})
 
 
 @pytest.fixture(scope="module", params=CASES)
@@ -48,17 +47,8 @@ def test_a_file_becomes_the_package_of_the_folder(package, tmp_path):
 
 @pytest.mark.parametrize("spec", ["suffix", "ngram", "recycling", "auto"])
 def test_drafted_texts_are_the_plain_ones(package, spec):
-    drafted = accepted = 0
     with load_package(package, spec=spec) as model:
-        model.speculation.costs = FREE_ROWS
-        for sampling in SAMPLING:
-            plain = model.generate(PROMPT, max_tokens=60, spec="off", **sampling)
-            for _ in range(2):
-                found = model.generate(PROMPT, max_tokens=60, **sampling)
-                assert found.token_ids == plain.token_ids
-                drafted += found.spec.rows_drafted
-                accepted += found.spec.draft_n_accepted
-                model._cache.check()
+        drafted, accepted = check_drafted(model)
     assert drafted > accepted > 0
 
 

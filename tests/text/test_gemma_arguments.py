@@ -5,12 +5,9 @@ from __future__ import annotations
 import pytest
 
 from edge_rt.errors import InvalidGrammar
-from edge_rt.package.reader import open_package
-from edge_rt.text.answer_format import AnswerFormat
 from edge_rt.text.gemma_arguments import arguments_rules
-from edge_rt.text.grammar import TokenTable
 from edge_rt.text.json_schema import read_schema
-from edge_rt.text.tokenizer import Tokenizer
+from tests.helpers.argument_texts import closed, fitting
 
 Q = '<|"|>'
 TREE = {
@@ -22,26 +19,7 @@ TREE = {
 
 @pytest.fixture(scope="module")
 def fits(small_package):
-    """Return a function that says whether a text fits a schema whole."""
-    package = open_package(small_package)
-    tokenizer = Tokenizer.from_file(package.file("tokenizer.json"), info=package.manifest.tokenizer)
-    table = TokenTable(tokenizer, tokenizer.vocab_size)
-
-    def fits(schema, text):
-        rules, _ = arguments_rules(read_schema(schema)[0], "start", '"<|\\"|>"', Q)
-        matcher = table.matcher(AnswerFormat("calls", "\n".join(rules)))
-        tokens = tokenizer.encode_spans([(text, False)], continues=True)
-        if not matcher.allows_all(tokens):
-            return False
-        matcher.take(tokens)
-        return matcher.may_end
-
-    return fits
-
-
-def closed(**properties):
-    required = [name for name in properties if name.isupper()]
-    return {"type": "object", "properties": properties, "required": required, "additionalProperties": False}
+    return fitting(small_package, lambda schema: arguments_rules(schema, "start", '"<|\\"|>"', Q)[0])
 
 
 @pytest.mark.parametrize(

@@ -7,13 +7,10 @@ import json
 import pytest
 
 from edge_rt.errors import InvalidGrammar
-from edge_rt.package.reader import open_package
-from edge_rt.text.answer_format import AnswerFormat
 from edge_rt.text.call_syntaxes import find_syntax
-from edge_rt.text.grammar import TokenTable
 from edge_rt.text.json_schema import read_schema
 from edge_rt.text.python_calls import arguments_rules, read_calls
-from edge_rt.text.tokenizer import Tokenizer
+from tests.helpers.argument_texts import closed, fitting
 
 SEPARATORS = {"item_separator": ", ", "key_separator": ": ", "whitespace_flexible": False}
 
@@ -50,26 +47,7 @@ def test_what_is_no_value(written):
 
 @pytest.fixture(scope="module")
 def fits(small_package):
-    """Return a function that says whether a text fits a schema whole."""
-    package = open_package(small_package)
-    tokenizer = Tokenizer.from_file(package.file("tokenizer.json"), info=package.manifest.tokenizer)
-    table = TokenTable(tokenizer, tokenizer.vocab_size)
-
-    def fits(schema, text):
-        rules = arguments_rules(read_schema(schema)[0], "start", SEPARATORS)
-        matcher = table.matcher(AnswerFormat("calls", "\n".join(rules)))
-        tokens = tokenizer.encode_spans([(text, False)], continues=True)
-        if not matcher.allows_all(tokens):
-            return False
-        matcher.take(tokens)
-        return matcher.may_end
-
-    return fits
-
-
-def closed(**properties):
-    required = [name for name in properties if name.isupper()]
-    return {"type": "object", "properties": properties, "required": required, "additionalProperties": False}
+    return fitting(small_package, lambda schema: arguments_rules(schema, "start", SEPARATORS))
 
 
 @pytest.mark.parametrize(

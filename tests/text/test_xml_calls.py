@@ -7,13 +7,10 @@ import json
 import pytest
 
 from edge_rt.errors import InvalidGrammar
-from edge_rt.package.reader import open_package
-from edge_rt.text.answer_format import AnswerFormat
-from edge_rt.text.grammar import TokenTable
 from edge_rt.text.json_schema import read_schema
-from edge_rt.text.tokenizer import Tokenizer
 from edge_rt.text.tool_calls import parse_tool_calls
 from edge_rt.text.xml_calls import arguments_rules, read_arguments, read_call
+from tests.helpers.argument_texts import closed, fitting
 
 SEPARATORS = {"item_separator": ", ", "key_separator": ": ", "whitespace_flexible": False}
 TEXT = {"type": "string"}
@@ -22,11 +19,6 @@ REFERENCE = {"$ref": "#/$defs/text"}
 
 def argument(text, key="A"):
     return f"<parameter={key}>\n{text}\n</parameter>\n"
-
-
-def closed(**properties):
-    required = [name for name in properties if name.isupper()]
-    return {"type": "object", "properties": properties, "required": required, "additionalProperties": False}
 
 
 def value_of(text, part):
@@ -83,21 +75,10 @@ def test_calls_are_read_with_the_parameters_of_their_tools():
 
 @pytest.fixture(scope="module")
 def fits(small_package):
-    """Return a function that says whether a text fits a schema whole."""
-    package = open_package(small_package)
-    tokenizer = Tokenizer.from_file(package.file("tokenizer.json"), info=package.manifest.tokenizer)
-    table = TokenTable(tokenizer, tokenizer.vocab_size)
+    def rules_of(schema):
+        return ['start: args0 "</function>"', *arguments_rules(schema, "args0", SEPARATORS)[0]]
 
-    def fits(schema, text):
-        rules, _ = arguments_rules(read_schema(schema)[0], "args0", SEPARATORS)
-        matcher = table.matcher(AnswerFormat("calls", "\n".join(['start: args0 "</function>"', *rules])))
-        tokens = tokenizer.encode_spans([(f"{text}</function>", False)], continues=True)
-        if not matcher.allows_all(tokens):
-            return False
-        matcher.take(tokens)
-        return matcher.may_end
-
-    return fits
+    return fitting(small_package, rules_of, end="</function>")
 
 
 @pytest.mark.parametrize(

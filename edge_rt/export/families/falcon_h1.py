@@ -12,9 +12,9 @@ from typing import Final
 from edge_rt.export.families.config_reader import ConfigReader
 from edge_rt.export.families.config_rope import read_rope
 from edge_rt.export.families.family import LAYER_NAMES, TOP_NAMES, Family, RowFactors
-from edge_rt.export.families.granite_hybrid import SPACE_HEADER_NAMES, SPACE_NAMES, config_space, header_space
 from edge_rt.export.families.header_reader import HeaderReader
 from edge_rt.export.families.header_rope import read_header_rope
+from edge_rt.export.families.state_spaces import SPACE_HEADER_NAMES, SPACE_NAMES, config_space, header_space
 from edge_rt.package.decoder import Decoder
 from edge_rt.package.layers import MAX_WIDTH, Layer
 

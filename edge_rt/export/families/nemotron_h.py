@@ -8,14 +8,9 @@ from edge_rt.errors import as_json
 from edge_rt.export.families.config_reader import FULL, ConfigReader
 from edge_rt.export.families.experts import SIGMOID, config_expert, config_experts, header_experts
 from edge_rt.export.families.family import Family
-from edge_rt.export.families.granite_hybrid import (
-    SPACE_HEADER_NAMES,
-    SPACE_NAMES,
-    header_space,
-    require_no_step_limit,
-)
 from edge_rt.export.families.header_reader import HeaderReader
 from edge_rt.export.families.qwen35 import LINEAR
+from edge_rt.export.families.state_spaces import SPACE_HEADER_NAMES, SPACE_NAMES, header_space, require_no_step_limit
 from edge_rt.package.decoder import MAX_LAYERS, Decoder, Dimensions
 from edge_rt.package.layers import (
     MAX_EXPERTS,
