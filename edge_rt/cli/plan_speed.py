@@ -20,8 +20,9 @@ from edge_rt.memory.speed import (
 
 if TYPE_CHECKING:
     from edge_rt.device.provider import GpuProvider
+    from edge_rt.memory.drafter_shapes import DrafterShape
     from edge_rt.memory.figures import Choice, Device
-    from edge_rt.memory.shape import DrafterShape, ModelShape
+    from edge_rt.memory.shape import ModelShape
     from edge_rt.runtime.speculation.cost_model import CostStore, RowCosts
 
 

@@ -5,9 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
 
+from edge_rt.memory.drafter_shapes import DrafterShape
 from edge_rt.memory.figures import Amounts, Choice, Device
 from edge_rt.memory.request import Request
-from edge_rt.memory.shape import DrafterShape, ModelShape
+from edge_rt.memory.shape import ModelShape
 from edge_rt.memory.sizes import Regimes, Sizes
 from edge_rt.memory.terms import TableBytes, drafts_ahead, drafts_itself, embedding_bytes, kv_rows
 from edge_rt.package.decoder import Decoder

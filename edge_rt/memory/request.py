@@ -6,8 +6,9 @@ import json
 from dataclasses import dataclass, replace
 from typing import Final
 
+from edge_rt.memory.drafter_shapes import DrafterShape
 from edge_rt.memory.figures import Amounts, Choice, Device
-from edge_rt.memory.shape import DrafterShape, DraftModelShape, ModelShape
+from edge_rt.memory.shape import DraftModelShape, ModelShape
 from edge_rt.package.spec_modes import AUTO, NO_DRAFTER, OFF, Drafts
 from edge_rt.system.byte_size import exact_size, parse_size, round_up
 

@@ -6,10 +6,9 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Final
 
+from edge_rt.memory.drafter_shapes import AheadShape, ahead_shape
 from edge_rt.memory.figures import Choice, Device
-from edge_rt.package.ahead import KV_FORMAT_NAME
 from edge_rt.package.decoder import Decoder, Model
-from edge_rt.package.drafter import HEAD, TrainedDrafter
 from edge_rt.package.expert_sizes import ExpertSizes
 from edge_rt.package.kv_formats import KV_FORMAT, portable_head_dim
 from edge_rt.package.layer_sizes import TILE_ROWS, LayerSizes, layer_sizes, row_bytes
@@ -18,113 +17,6 @@ from edge_rt.package.manifest import KV_FORMATS, PER_LAYER, WEIGHTS_FILE, KvLoss
 from edge_rt.package.reader import Package
 from edge_rt.package.spec_modes import OFF, Drafts, drafts_of
 from edge_rt.package.weights_info import TracedInfo
-
-PROMPT_ROWS: Final = 1024
-"""Most distinct tokens of a prompt whose rows of the LM head are copied beside those of the vocabulary."""
-_FRONTIER: Final = 8  # nodes that the operator computes together
-_DEPTH: Final = 8  # most steps of a head
-_SESSION: Final = 256 << 10  # of the operator's own graph; a session of one operator was measured to take 180 KiB
-
-
-@dataclass(frozen=True)
-class DrafterShape:
-    """Numbers of a trained head, or of adapters of exits, which run one at a time and share graph and reduced head.
-
-    Attributes:
-        vocabulary_size: tokens that it can guess, besides those of the prompt.
-        row_bytes: of a row of the model's LM head, whose rows are copied; 0 if it has a head of its own.
-        embedding_bytes: of the model's embedding in ``weights.bin``, which it reads in the process wherever passes run.
-        positions: share of first guesses that are right for the 1st, 2nd, ... token, as in ``AcceptanceRecord``.
-    """
-
-    name: str
-    kind: str
-    path: str
-    weights_bytes: int
-    vocabulary_size: int
-    intermediate_size: int
-    hidden_size: int
-    vocab_size: int
-    row_bytes: int
-    embedding_bytes: int
-    positions: tuple[float, ...]
-
-    @property
-    def needs_hidden(self) -> bool:
-        """Whether it begins where the model's last layer ends, so that passes must return hidden states."""
-        return self.kind == HEAD
-
-    def prompt_rows(self, ctx: int) -> int:
-        """Return the most tokens of a prompt that the reduced head takes in."""
-        return min(PROMPT_ROWS, ctx, self.vocab_size)
-
-    def head_rows(self, ctx: int) -> int:
-        """Return the rows of the reduced head, those of the prompt included, in whole tiles."""
-        return sum(-(-rows // TILE_ROWS) * TILE_ROWS for rows in (self.vocabulary_size, self.prompt_rows(ctx)))
-
-    def read_bytes(self, ctx: int) -> int:
-        """Return the bytes that a guess reads: its own weights and the reduced head, at its largest."""
-        return self.weights_bytes + self.head_rows(ctx) * self.row_bytes
-
-    def private_bytes(self, ctx: int) -> int:
-        """Return the bytes of the reduced head, of its states and of a step, all of them at their largest."""
-        rows = self.head_rows(ctx)
-        numbers = _FRONTIER * (2 * self.hidden_size + self.intermediate_size + rows)
-        states = (1 + (_DEPTH - 1) * _FRONTIER) * self.hidden_size
-        # A byte per token says what can be guessed already.
-        return rows * self.row_bytes + 4 * (numbers + states) + self.vocab_size + _SESSION
-
-
-def _head_types(manifest: Manifest) -> str:
-    """Return the types of a package's LM head, as in ``quantisation``; a tied head is the embedding."""
-    types = manifest.quantisation
-    return types.get("head", types.get("embedding", ""))
-
-
-def drafter_shape(drafter: TrainedDrafter, manifest: Manifest) -> DrafterShape:
-    """Return the numbers of a drafter that fits a package."""
-    info, target = drafter.info, drafter.info.target
-    own = "head" in info.head.formats
-    rows = -(-target.vocab_size // TILE_ROWS) * TILE_ROWS
-    return DrafterShape(
-        name=info.name,
-        kind=info.kind,
-        path=str(drafter.path),
-        weights_bytes=drafter.weights_bytes,
-        vocabulary_size=info.head.vocabulary_size,
-        intermediate_size=info.head.intermediate_size,
-        hidden_size=target.hidden_size,
-        vocab_size=target.vocab_size,
-        row_bytes=0 if own else row_bytes(target.hidden_size, _head_types(manifest)),
-        embedding_bytes=rows * row_bytes(target.hidden_size, manifest.quantisation.get("embedding", "")),
-        positions=info.acceptance.positions,
-    )
-
-
-@dataclass(frozen=True)
-class AheadShape:
-    """Numbers of a block that predicts further ahead.
-
-    Attributes:
-        token_bytes: of a token in its cache.
-        columns: tokens that it can guess.
-        head_bytes: of the rows of the LM head that are copied for it.
-    """
-
-    token_bytes: int
-    columns: int
-    head_bytes: int
-
-
-def _ahead_shape(manifest: Manifest) -> AheadShape | None:
-    info, decoder = manifest.ahead, manifest.decoder
-    if info is None or decoder is None or (attention := info.layer.attention) is None:
-        return None
-    return AheadShape(
-        KV_FORMAT[KV_FORMAT_NAME].token_bytes(attention.num_kv_heads, attention.head_dim),
-        info.columns(decoder),
-        info.more_rows(decoder) * row_bytes(decoder.hidden_size, _head_types(manifest)),
-    )
 
 
 @dataclass(frozen=True)
@@ -352,7 +244,7 @@ def shape_of(manifest: Manifest, package_id: str | None) -> ModelShape:
         largest_tensor_bytes=_largest_tensor(manifest),
         head_bytes=_head(manifest),
     )
-    return replace(found, ahead=_ahead_shape(manifest))
+    return replace(found, ahead=ahead_shape(manifest))
 
 
 def shape_on(shape: ModelShape, package: Package, device: Device) -> ModelShape:

@@ -7,8 +7,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
 
+from edge_rt.memory.drafter_shapes import DrafterShape
 from edge_rt.memory.figures import Choice, Device
-from edge_rt.memory.shape import DrafterShape, ModelShape
+from edge_rt.memory.shape import ModelShape
 from edge_rt.package.drafter import HEAD
 from edge_rt.package.spec_modes import AUTO, COMPUTED_MODES, mode_of
 from edge_rt.package.states import states_bytes

@@ -5,8 +5,8 @@ from dataclasses import replace
 import pytest
 
 from edge_rt.cli.plan_speed import Rate, Speeds, measured_here
+from edge_rt.memory.drafter_shapes import DrafterShape
 from edge_rt.memory.plan import Request, make_plan
-from edge_rt.memory.shape import DrafterShape
 from edge_rt.memory.speed import DRAFTING_S, plain_tokens_per_second
 from edge_rt.runtime.speculation.cost_model import CostStore, RowCosts
 from edge_rt.runtime.speculation.stored_costs import ANSWER_MS

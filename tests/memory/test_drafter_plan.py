@@ -7,9 +7,10 @@ import dataclasses
 import pytest
 
 from edge_rt.errors import ConfigError
+from edge_rt.memory.drafter_shapes import PROMPT_ROWS, DrafterShape, drafter_shape
 from edge_rt.memory.plan import make_plan
 from edge_rt.memory.request import Request
-from edge_rt.memory.shape import PROMPT_ROWS, DrafterShape, DraftModelShape, drafter_shape
+from edge_rt.memory.shape import DraftModelShape
 from edge_rt.memory.speed import DRAFTING_S
 from edge_rt.memory.terms import kv_bytes
 from tests.helpers.tiny_drafter import for_package

@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from edge_rt.errors import ConfigError
-from edge_rt.memory.shape import DrafterShape, DraftModelShape, drafter_shape, shape_of
+from edge_rt.memory.drafter_shapes import DrafterShape, drafter_shape
+from edge_rt.memory.shape import DraftModelShape, shape_of
 from edge_rt.package.drafter import TrainedDrafter
 from edge_rt.package.drafter_search import FoundDrafter, find_drafters, open_fitting
 from edge_rt.package.exits import require_exit_mode, require_self_mode

@@ -13,9 +13,10 @@ from typing import TYPE_CHECKING
 from edge_rt.device.names import AUTO as AUTO_DEVICE, CUDA, require_op_profile
 from edge_rt.errors import ConfigError, RuntimeUnavailable, UnsupportedModel
 from edge_rt.memory.device import MACHINE, this_device, unmeasured_gpu
+from edge_rt.memory.drafter_shapes import DrafterShape
 from edge_rt.memory.figures import CONTEXT_BYTES, DRIVER_BYTES, Device, GpuFigures
 from edge_rt.memory.plan import GPU_OP_PROFILE
-from edge_rt.memory.shape import DrafterShape, DraftModelShape, ModelShape, shape_of, shape_on
+from edge_rt.memory.shape import DraftModelShape, ModelShape, shape_of, shape_on
 from edge_rt.package.exits import require_ahead_mode, require_self_mode
 from edge_rt.package.expert_sizes import RESIDENT, expert_sizes
 from edge_rt.package.manifest import PROMPTS_FOLDER, WEIGHTS_FILE, Manifest

@@ -10,9 +10,9 @@ import pytest
 from edge_rt.cli.plan_speed import Speeds
 from edge_rt.cli.render.console import Terminal
 from edge_rt.cli.render.plan_report import plan_json, print_plan
+from edge_rt.memory.drafter_shapes import DrafterShape
 from edge_rt.memory.plan import make_plan
 from edge_rt.memory.request import Request
-from edge_rt.memory.shape import DrafterShape
 from tests.memory.shapes import DEVICE, MIB, make_shape
 
 HEAD = DrafterShape(
