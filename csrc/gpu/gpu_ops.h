@@ -6,12 +6,13 @@
 #include "ops/quant_embed/quant_embed_gpu_op.h"
 #include "ops/quant_linear/quant_linear_gpu_op.h"
 #include "ops/row_top_k/row_top_k_gpu_op.h"
+#include "ops/short_conv/short_conv_gpu_op.h"
 #include "ops/spec_attention/spec_attention_gpu_op.h"
 #include "ort/registry.h"
 
 namespace edge_rt::gpu {
 
-using GpuOps =
-    ort::OpList<GpuQuantLinear, GpuQuantEmbed, GpuRowTopK, GpuSpecAttention, GpuDecoderLayer, GpuGather, GpuConcat>;
+using GpuOps = ort::OpList<GpuQuantLinear, GpuQuantEmbed, GpuRowTopK, GpuSpecAttention, GpuDecoderLayer, GpuShortConv,
+                           GpuGather, GpuConcat>;
 
 }  // namespace edge_rt::gpu

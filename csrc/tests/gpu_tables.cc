@@ -5,6 +5,7 @@
 #include "ops/quant_embed/quant_embed_gpu.h"
 #include "ops/quant_linear/quant_linear_gpu.h"
 #include "ops/row_top_k/row_top_k_gpu.h"
+#include "ops/short_conv/short_conv_gpu.h"
 #include "tests/check.h"
 #include "tests/fiber_launcher.h"
 
@@ -38,6 +39,11 @@ void join_row(const TopKPart*, int64_t count, int k, int32_t* ids, float* values
   CHECK(gpu::enqueue_top_k(launcher, {logits_of_row, 1, width_of_row, k, parts.data(), ids, values, log_sum_exp}));
 }
 
+void convolve(const ConvPass& pass, int64_t, int64_t end) {
+  const std::vector<int32_t> past(1, static_cast<int32_t>(pass.past));
+  if (end == pass.rows) CHECK(gpu::enqueue_short_conv(launcher, {pass, past.data()}));
+}
+
 }  // namespace
 
 KernelTable gpu_kernels(gpu::Launcher* of_kernels) {
@@ -46,11 +52,12 @@ KernelTable gpu_kernels(gpu::Launcher* of_kernels) {
   static const QuantLinearKernels linear{round_group, multiply, [](const LinearRows&, int64_t, int64_t) {}};
   static const QuantEmbedKernels embed{embed_row};
   static const RowTopKKernels top_k{part_of_row, join_row};
+  static const ShortConvKernels short_conv{convolve};
   const KernelTable& others = kernel_table(Isa::kScalar);
   return {linear,
           embed,
           others.spec_attention,
-          others.short_conv,
+          short_conv,
           others.state_conv,
           others.gated_delta,
           others.ssm_scan,

@@ -8,7 +8,6 @@ namespace {
 
 constexpr int64_t kMaxChannels = int64_t{1} << 24;
 constexpr int64_t kItemNumbers = 16384;  // of y, that a thread computes at a time: some microseconds
-constexpr RowInputs kRows{2, 3, 4, 7};
 
 }  // namespace
 

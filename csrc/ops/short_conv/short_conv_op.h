@@ -27,9 +27,11 @@ struct ShortConv {
   abi::Status* create(ort::Attributes& attributes);
   abi::Status* compute(ort::OpContext& context) const;
 
- private:
+  // Checks all inputs, makes the output, and describes the pass of every sequence; `depths` must outlive them.
+  static constexpr RowInputs kRows{2, 3, 4, 7};
   abi::Status* check(ort::OpContext& context, std::vector<ConvPass>* passes, Depths* depths) const;
 
+ private:
   const ShortConvKernels* kernels_ = nullptr;
 };
 
