@@ -20,7 +20,7 @@ const void* PassInputs::upload(const void* from, size_t bytes) {
   return memory;
 }
 
-const void* PassInputs::derive(const void* of, size_t bytes, const Fill& fill) {
+const void* PassInputs::derive(const std::vector<const void*>& of, size_t bytes, const Fill& fill) {
   for (const Derived& derived : derived_) {
     if (derived.of == of) return derived.memory;
   }

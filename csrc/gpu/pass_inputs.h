@@ -21,10 +21,11 @@ class PassInputs {
   // same bytes at the same address gets the same memory. nullptr: the stream has the error.
   const void* upload(const void* from, size_t bytes);
 
-  // Device memory that `fill` starts to write out of the uploaded memory `of`: the first time that somebody asks in the
-  // pass. nullptr: `fill` gave false, or the stream has the error.
+  // Device memory that `fill` starts to write out of the uploaded memory `of`, one place or several: the first time
+  // that somebody asks for what is derived of these in the pass. nullptr: `fill` gave false, or the stream has the
+  // error.
   using Fill = std::function<bool(void* to)>;
-  const void* derive(const void* of, size_t bytes, const Fill& fill);
+  const void* derive(const std::vector<const void*>& of, size_t bytes, const Fill& fill);
 
   // Whether nobody has named these numbers in this pass yet.
   bool is_first(const std::vector<int64_t>& numbers) { return named_.insert(numbers).second; }
@@ -39,7 +40,7 @@ class PassInputs {
     void* memory;
   };
   struct Derived {
-    const void* of;
+    std::vector<const void*> of;
     void* memory;
   };
 

@@ -47,6 +47,8 @@ class PassStream : public Launcher {
   void keep_error(DriverError error);
   DriverError take_error();
 
+  // Whether the running pass has a number: what it started may run again, with other numbers of the host.
+  bool is_recorded() const { return number_ != kNoGraph; }
   bool has_graph(int graph) const { return graphs_.count(graph) != 0; }
   bool replay(int graph, DriverError* error);
   void forget_graph(int graph);

@@ -385,11 +385,11 @@ void run_tables(const KernelTable& kernels, const Report& report) {
   run_short_conv(kernels, report, 37, 4, true);
   run_short_conv(kernels, report, 5, kMaxTaps, true);
   run_short_conv(kernels, report, 16, 1, false);
+  run_states(kernels, report);
 }
 
 void run_ops(const KernelTable& kernels, const Report& report) {
   run_tables(kernels, report);
-  run_states(kernels, report);
   run_attention_cases([&](Attention& attention, const std::vector<float>& qkv, const std::vector<int32_t>& parents,
                           int64_t past) { return attention.run(kernels, qkv, parents, past); },
                       report);

@@ -64,7 +64,9 @@ void what_is_derived_is_made_once_a_pass() {
   const std::unique_ptr<PassStream> stream = open_stream();
   const Numbers rows{1, 2};
   int made = 0;
-  const auto derive = [&](const void* of) { return stream->inputs().derive(of, 8, [&](void*) { return ++made > 0; }); };
+  const auto derive = [&](const void* of) {
+    return stream->inputs().derive({of}, 8, [&](void*) { return ++made > 0; });
+  };
   for (int pass = 1; pass <= 2; ++pass) {
     const void* const of = stream->inputs().upload(rows.data(), bytes_of(rows));
     const void* const derived = derive(of);
@@ -90,8 +92,8 @@ void what_fails_is_not_taken_for_done() {
   }
   const void* const of = inputs.upload(rows.data(), bytes_of(rows));
   CHECK(of != nullptr && read(*stream, of, 2) == rows);
-  CHECK(inputs.derive(of, 8, [](void*) { return false; }) == nullptr);
-  CHECK(inputs.derive(of, 8, [](void*) { return true; }) != nullptr);
+  CHECK(inputs.derive({of}, 8, [](void*) { return false; }) == nullptr);
+  CHECK(inputs.derive({of}, 8, [](void*) { return true; }) != nullptr);
 }
 
 // Memory as a layer takes it, for so many rows: what goes in and comes out, and scratch in between.

@@ -2,12 +2,16 @@
 
 #include <vector>
 
+#include "ops/gated_delta/gated_delta_gpu.h"
 #include "ops/quant_embed/quant_embed_gpu.h"
 #include "ops/quant_linear/quant_linear_gpu.h"
 #include "ops/row_top_k/row_top_k_gpu.h"
 #include "ops/short_conv/short_conv_gpu.h"
+#include "ops/ssm_scan/ssm_scan_gpu.h"
+#include "ops/state_conv/state_conv_gpu.h"
 #include "tests/check.h"
 #include "tests/fiber_launcher.h"
+#include "tests/golden_inputs.h"
 
 namespace edge_rt::golden {
 namespace {
@@ -44,6 +48,65 @@ void convolve(const ConvPass& pass, int64_t, int64_t end) {
   if (end == pass.rows) CHECK(gpu::enqueue_short_conv(launcher, {pass, past.data()}));
 }
 
+// What the provider makes of the numbers of a pass, in memory of the device.
+class Slots {
+ public:
+  explicit Slots(const StatePass& pass)
+      :  // A pass of a text that has begun says so by the slot that it reads.
+        past_(1, static_cast<int32_t>(pass.past > 0 ? pass.past : pass.read != nullptr)), zero_(1, 0),
+        certain_(1, static_cast<int32_t>(pass.certain)), advance_(pass.advance, pass.advance + pass.advance_count),
+        memory_(gpu::state_head_bytes(pass.rows)) {
+    advance_.push_back(-1);
+    // Not every case has parents: the steps say what follows what.
+    if (pass.parents != nullptr) {
+      parents_.assign(pass.parents, pass.parents + pass.rows);
+    } else {
+      find_parents(pass);
+    }
+    auto* const head = reinterpret_cast<gpu::StateHead*>(memory_.as<uint8_t>());
+    CHECK(gpu::enqueue_state_head(launcher, {past_.data(), zero_.data(), zero_.data(), advance_.data(), certain_.data(),
+                                             parents_.data(), static_cast<int64_t>(advance_.size()), pass.rows, head}));
+    of_pass = {head, const_cast<float*>(pass.read), pass.written, 0};
+  }
+
+  gpu::StateSlots of_pass;
+
+ private:
+  void find_parents(const StatePass& pass) {
+    std::vector<int32_t> row_at(static_cast<size_t>(pass.rows));  // of a level, the last row that has left its state
+    for (int64_t i = 0; i < pass.rows; ++i) {
+      const StateStep& step = pass.steps[i];
+      const bool is_draft = i >= pass.certain && step.from >= 0;
+      const int32_t before = static_cast<int32_t>(i < pass.certain ? i - 1 : pass.certain - 1);
+      parents_.push_back(is_draft ? row_at[static_cast<size_t>(step.from)] : before);
+      if (step.to >= 0) row_at[static_cast<size_t>(step.to)] = static_cast<int32_t>(i);
+    }
+  }
+
+  std::vector<int32_t> past_, zero_, certain_, advance_, parents_;
+  Memory memory_;
+};
+
+void convolve_states(const StateConvPass& pass, int64_t, int64_t end) {
+  if (end != pass.rows) return;
+  const Slots slots(pass);
+  CHECK(gpu::enqueue_state_conv(launcher, {pass, slots.of_pass}));
+}
+
+// Parts of a whole pass are asked for one after the other: all run with the last one.
+template <class Pass, bool (*enqueue)(gpu::Launcher*, const gpu::MatrixArgs<Pass>&)>
+void run_matrices(const Pass& pass, int64_t row) {
+  if (row != pass.rows - 1) return;
+  const Slots slots(pass);
+  const int64_t levels = gpu::most_levels(pass.rows - pass.certain);
+  std::vector<float> scratch(static_cast<size_t>(levels * pass.state_floats));
+  CHECK(enqueue(launcher, {pass, slots.of_pass, scratch.data(), levels}));
+}
+
+template <class Pass, bool (*enqueue)(gpu::Launcher*, const gpu::MatrixArgs<Pass>&)>
+constexpr MatrixKernels<Pass> kMatrixKernels{[](const Pass&, int64_t) {}, [](const Pass&, int64_t, int64_t, float*) {},
+                                             run_matrices<Pass, enqueue>};
+
 }  // namespace
 
 KernelTable gpu_kernels(gpu::Launcher* of_kernels) {
@@ -53,14 +116,15 @@ KernelTable gpu_kernels(gpu::Launcher* of_kernels) {
   static const QuantEmbedKernels embed{embed_row};
   static const RowTopKKernels top_k{part_of_row, join_row};
   static const ShortConvKernels short_conv{convolve};
+  static const StateConvKernels state_conv{convolve_states};
   const KernelTable& others = kernel_table(Isa::kScalar);
   return {linear,
           embed,
           others.spec_attention,
           short_conv,
-          others.state_conv,
-          others.gated_delta,
-          others.ssm_scan,
+          state_conv,
+          kMatrixKernels<DeltaPass, gpu::enqueue_gated_delta>,
+          kMatrixKernels<SsmPass, gpu::enqueue_ssm_scan>,
           others.experts,
           top_k,
           others.draft_head,

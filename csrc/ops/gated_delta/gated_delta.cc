@@ -70,11 +70,10 @@ abi::Status* GatedDelta::check_shapes(const ort::OpContext& context, MatrixPass*
   return nullptr;
 }
 
-abi::Status* GatedDelta::compute(ort::OpContext& context) const {
+abi::Status* GatedDelta::check(ort::OpContext& context, StateRun* run, std::vector<DeltaPass>* passes) const {
   DeltaPass all{};
-  StateRun run;
   abi::Status* bad = nullptr;
-  if ((bad = check_shapes(context, &all)) != nullptr || (bad = check_states(context, all, &run)) != nullptr) return bad;
+  if ((bad = check_shapes(context, &all)) != nullptr || (bad = check_states(context, all, run)) != nullptr) return bad;
   const int64_t keys = all.shape.keys(), values = all.shape.values(), heads = all.shape.value_heads;
   ort::TensorView y;
   if ((bad = context.output(0, {all.rows, values}, &y)) != nullptr) return bad;
@@ -84,10 +83,9 @@ abi::Status* GatedDelta::compute(ort::OpContext& context) const {
   all.a_scale = floats(kAScale);
   all.dt_bias = floats(kDtBias);
   all.norm = floats(kNorm);
-  std::vector<DeltaPass> passes;
-  for (const StatePass& of_sequence : run.passes) {
-    const int64_t begin = of_sequence.steps - run.steps.data();
-    DeltaPass& pass = passes.emplace_back(all);
+  for (const StatePass& of_sequence : run->passes) {
+    const int64_t begin = of_sequence.steps - run->steps.data();
+    DeltaPass& pass = passes->emplace_back(all);
     static_cast<StatePass&>(pass) = of_sequence;
     pass.qkv = floats(kRowsIn) + begin * (2 * keys + values);
     pass.z = floats(kZ) + begin * values;
@@ -95,7 +93,14 @@ abi::Status* GatedDelta::compute(ort::OpContext& context) const {
     pass.a = floats(kA) + begin * heads;
     pass.y = y.as<float>() + begin * values;
   }
-  return run_matrices(context, *kernels_, passes, all.row_floats(), run.levels);
+  return nullptr;
+}
+
+abi::Status* GatedDelta::compute(ort::OpContext& context) const {
+  StateRun run;
+  std::vector<DeltaPass> passes;
+  if (abi::Status* bad = check(context, &run, &passes)) return bad;
+  return run_matrices(context, *kernels_, passes, passes.front().row_floats(), run.levels);
 }
 
 }  // namespace edge_rt

@@ -23,6 +23,9 @@ struct GatedDelta {
   abi::Status* create(ort::Attributes& attributes);
   abi::Status* compute(ort::OpContext& context) const;
 
+  // Checks all inputs, makes the output, and describes the pass of every sequence; `run` must outlive them.
+  abi::Status* check(ort::OpContext& context, StateRun* run, std::vector<DeltaPass>* passes) const;
+
  private:
   abi::Status* check_shapes(const ort::OpContext& context, MatrixPass* all) const;
 

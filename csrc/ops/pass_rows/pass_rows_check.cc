@@ -8,15 +8,6 @@
 namespace edge_rt {
 namespace {
 
-[[gnu::format(printf, 1, 2)]] std::string printed(const char* format, ...) {
-  char text[160];
-  std::va_list arguments;
-  va_start(arguments, format);
-  std::vsnprintf(text, sizeof text, format, arguments);
-  va_end(arguments);
-  return text;
-}
-
 long long printable(int64_t value) { return static_cast<long long>(value); }
 
 // Smallest and largest of values that must be all of [0, capacity): one pass that compilers vectorise.
@@ -94,6 +85,15 @@ std::string find_foreign_rows(const std::vector<PassRows>& passes) {
 }
 
 }  // namespace
+
+std::string printed(const char* format, ...) {
+  char text[256];
+  std::va_list arguments;
+  va_start(arguments, format);
+  std::vsnprintf(text, sizeof text, format, arguments);
+  va_end(arguments);
+  return text;
+}
 
 std::string find_bad_rows(const PassRows& pass, int64_t mapped) {
   const int64_t nodes = pass.done + pass.rows;

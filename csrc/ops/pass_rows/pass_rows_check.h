@@ -57,6 +57,9 @@ abi::Status* check_row_shapes(const ort::OpContext& context, const RowInputs& in
 abi::Status* check_sequences(const ort::OpContext& context, const RowInputs& inputs, const PassRows& all,
                              int64_t positions, std::vector<PassRows>* sequences, Depths* depths);
 
+// A message made like printf's.
+[[gnu::format(printf, 1, 2)]] std::string printed(const char* format, ...);
+
 // What is wrong with the rows of a pass, whose row_map has `mapped` entries; empty: nothing. Rows that will be written
 // must exist, be different, and hold nothing that the pass reads: all that is committed, or what the first of its rows
 // sees through the window.

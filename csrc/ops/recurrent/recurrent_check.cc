@@ -48,76 +48,82 @@ abi::Status* check_shapes(const ort::OpContext& context, const StatePass& all) {
   return check_sequence_rows(context, kSequenceRows, sequences, all.rows);
 }
 
-// `first`: the first of its rows in the run.
-abi::Status* check_sequence(const ort::OpContext& context, int64_t sequence, int64_t first, StatePass* pass,
-                            StateRun* run) {
+}  // namespace
+
+StateNumbers state_numbers(const ort::OpContext& context, const StatePass& all) {
+  const auto numbers = [&](int input) { return context.input(input).as<const int32_t>(); };
   const ort::TensorView& state = context.input(kState);
-  const auto of_sequence = [&](int input) { return context.input(input).as<const int32_t>()[sequence]; };
-  const int32_t past = of_sequence(kPast), index = of_sequence(kStateIndex), slot = of_sequence(kSlot),
-                certain = of_sequence(kCertain);
-  const int64_t slot_floats = state.dims[2], room = (slot_floats - pass->state_floats) / pass->transition_floats;
-  if (past < 0) return context.error("past_length[%lld] is %d, must be 0 or more", printable(sequence), past);
-  if (index < 0 || index >= state.dims[0]) {
-    return context.error("state_index[%lld] is %d, must be 0 to %lld", printable(sequence), index,
-                         printable(state.dims[0] - 1));
+  return {numbers(kPast),         numbers(kStateIndex),
+          numbers(kSlot),         numbers(kAdvance),
+          numbers(kCertain),      numbers(kParents),
+          numbers(kSequenceRows), context.input(kAdvance).dims[1],
+          state.dims[0],          (state.dims[2] - all.state_floats) / all.transition_floats};
+}
+
+std::string find_bad_state(const StateNumbers& numbers, int64_t sequence, int64_t first, StatePass* pass,
+                           StateStep* steps, int64_t* levels) {
+  const int32_t past = numbers.past[sequence], index = numbers.index[sequence], slot = numbers.slot[sequence],
+                certain = numbers.certain[sequence];
+  const int64_t room = numbers.room;
+  if (past < 0) return printed("past_length[%lld] is %d, must be 0 or more", printable(sequence), past);
+  if (index < 0 || index >= numbers.states) {
+    return printed("state_index[%lld] is %d, must be 0 to %lld", printable(sequence), index,
+                   printable(numbers.states - 1));
   }
-  if (slot != 0 && slot != 1) return context.error("slot[%lld] is %d, must be 0 or 1", printable(sequence), slot);
+  if (slot != 0 && slot != 1) return printed("slot[%lld] is %d, must be 0 or 1", printable(sequence), slot);
   if (certain < 0 || certain > pass->rows || pass->rows - certain > room) {
-    return context.error("certain[%lld] is %d, must be 0 to the %lld rows of the sequence, with at most %lld drafts",
-                         printable(sequence), certain, printable(pass->rows), printable(room));
+    return printed("certain[%lld] is %d, must be 0 to the %lld rows of the sequence, with at most %lld drafts",
+                   printable(sequence), certain, printable(pass->rows), printable(room));
   }
   pass->past = past;
   pass->certain = certain;
-  const int64_t most = context.input(kAdvance).dims[1];
-  pass->advance = context.input(kAdvance).as<const int32_t>() + sequence * most;
-  for (int64_t i = 0; i < most; ++i) {
+  pass->advance = numbers.advance + sequence * numbers.most;
+  pass->advance_count = 0;
+  for (int64_t i = 0; i < numbers.most; ++i) {
     const int32_t number = pass->advance[i], before = i == 0 ? -1 : pass->advance[i - 1];
     const bool ends = number == -1, has_ended = i > 0 && before == -1;
     if (ends || (!has_ended && past > 0 && number > before && number < room)) {
       pass->advance_count += ends ? 0 : 1;
       continue;
     }
-    return context.error(
-        "advance[%lld, %lld] is %d, must be rising numbers below %lld, then -1; -1 where past_length is 0",
-        printable(sequence), printable(i), number, printable(room));
+    return printed("advance[%lld, %lld] is %d, must be rising numbers below %lld, then -1; -1 where past_length is 0",
+                   printable(sequence), printable(i), number, printable(room));
   }
-  const int32_t* const parents = context.input(kParents).as<const int32_t>() + first;
+  const int32_t* const parents = numbers.parents + first;
   for (int64_t i = 0; i < pass->rows; ++i) {
     // The row before it, or those before that in its text.
     int64_t parent = i - 1;
     while (i >= certain && parent >= certain && parent != parents[i]) parent = parents[parent];
     if (parent == parents[i]) continue;
-    return context.error(
-        "parents[%lld] is %d, must be %lld%s", printable(first + i), parents[i], printable(i - 1),
-        i < certain ? ": it is certain" : ", or a row before that in its text: drafts are depth first");
+    return printed("parents[%lld] is %d, must be %lld%s", printable(first + i), parents[i], printable(i - 1),
+                   i < certain ? ": it is certain" : ", or a row before that in its text: drafts are depth first");
   }
-  StateStep* const steps = run->steps.data() + first;
   pass->parents = parents;
   pass->steps = steps;
-  run->levels = std::max(run->levels, find_steps(parents, pass->rows, certain, steps));
-  float* const slots = state.as<float>() + index * 2 * slot_floats;
-  pass->read = past > 0 ? slots + slot * slot_floats : nullptr;
-  pass->written = slots + (1 - slot) * slot_floats;
-  return nullptr;
+  *levels = std::max(*levels, find_steps(parents, pass->rows, certain, steps));
+  return {};
 }
-
-}  // namespace
 
 abi::Status* check_states(const ort::OpContext& context, const StatePass& all, StateRun* run) {
   if (abi::Status* bad = check_shapes(context, all)) return bad;
-  const int64_t sequences = context.input(kPast).dims[0];
+  const StateNumbers numbers = state_numbers(context, all);
+  const int64_t sequences = context.input(kPast).dims[0], slot_floats = context.input(kState).dims[2];
   run->steps.resize(static_cast<size_t>(all.rows));
   run->passes.reserve(static_cast<size_t>(sequences));
-  std::vector<uint8_t> is_taken(static_cast<size_t>(context.input(kState).dims[0]));
+  std::vector<uint8_t> is_taken(static_cast<size_t>(numbers.states));
   int64_t first = 0;
   for (int64_t i = 0; i < sequences; ++i) {
     StatePass& pass = run->passes.emplace_back(all);
-    pass.rows = context.input(kSequenceRows).as<const int32_t>()[i];
-    if (abi::Status* bad = check_sequence(context, i, first, &pass, run)) return bad;
-    const int32_t index = context.input(kStateIndex).as<const int32_t>()[i];
+    pass.rows = numbers.sequence_rows[i];
+    const std::string problem = find_bad_state(numbers, i, first, &pass, run->steps.data() + first, &run->levels);
+    if (!problem.empty()) return context.error("%s", problem.c_str());
+    const int32_t index = numbers.index[i], slot = numbers.slot[i];
     uint8_t& mark = is_taken[static_cast<size_t>(index)];
     if (mark != 0) return context.error("state_index[%lld] is %d, as of an earlier sequence", printable(i), index);
     mark = 1;
+    float* const slots = context.input(kState).as<float>() + index * 2 * slot_floats;
+    pass.read = pass.past > 0 ? slots + slot * slot_floats : nullptr;
+    pass.written = slots + (1 - slot) * slot_floats;
     first += pass.rows;
   }
   return nullptr;

@@ -2,6 +2,7 @@
 // written.
 #pragma once
 
+#include <string>
 #include <vector>
 
 #include "ops/recurrent/recurrent.h"
@@ -39,6 +40,14 @@ constexpr ort::Port kStatePorts[] = {{"state", abi::kFloat},       {"past_length
                                      {"advance", abi::kInt32},     {"certain", abi::kInt32},
                                      {"parents", abi::kInt32},     {"sequence_rows", abi::kInt32}};
 
+// These inputs, but state itself, as they are now: the host writes them before every pass.
+struct StateNumbers {
+  const int32_t *past, *index, *slot, *advance, *certain, *parents, *sequence_rows;
+  int64_t most;    // entries of advance of a sequence
+  int64_t states;  // in state
+  int64_t room;    // transitions of a slot
+};
+
 // The sequences of a run, and what their passes point to.
 struct StateRun {
   std::vector<StatePass> passes;
@@ -49,5 +58,13 @@ struct StateRun {
 // Checks these inputs, for `all` that knows its rows and how many floats states and transitions have, and makes the
 // passes of every sequence out of it.
 abi::Status* check_states(const ort::OpContext& context, const StatePass& all, StateRun* run);
+
+// The inputs of a node, whose shapes are checked.
+StateNumbers state_numbers(const ort::OpContext& context, const StatePass& all);
+
+// What is wrong with the numbers of a sequence, whose pass knows its rows; empty: nothing. Fills in what they say, and
+// its steps, into memory for its rows. `first`: the first of its rows in the run.
+std::string find_bad_state(const StateNumbers& numbers, int64_t sequence, int64_t first, StatePass* pass,
+                           StateStep* steps, int64_t* levels);
 
 }  // namespace edge_rt

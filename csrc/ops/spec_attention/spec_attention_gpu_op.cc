@@ -46,7 +46,7 @@ bool GpuAttention::prepare(const ort::OpContext& context, int64_t layer, PassStr
   check_format(context.input(5).as<const int32_t>(), layer, pass->format, stream);
   const int32_t* const parents = pass->parents;
   const int64_t nodes = pass->done + pass->rows;
-  tree_ = stream.inputs().derive(parents, attention_tree_bytes(nodes),
+  tree_ = stream.inputs().derive({parents}, attention_tree_bytes(nodes),
                                  [&](void* tree) { return enqueue_attention_tree(&stream, parents, nodes, tree); });
   return tree_ != nullptr;
 }

@@ -80,11 +80,10 @@ abi::Status* SsmScan::check_shapes(const ort::OpContext& context, SsmPass* all) 
   return nullptr;
 }
 
-abi::Status* SsmScan::compute(ort::OpContext& context) const {
+abi::Status* SsmScan::check(ort::OpContext& context, StateRun* run, std::vector<SsmPass>* passes) const {
   SsmPass all{};
-  StateRun run;
   abi::Status* bad = nullptr;
-  if ((bad = check_shapes(context, &all)) != nullptr || (bad = check_states(context, all, &run)) != nullptr) return bad;
+  if ((bad = check_shapes(context, &all)) != nullptr || (bad = check_states(context, all, run)) != nullptr) return bad;
   const int64_t values = all.shape.values();
   ort::TensorView y;
   if ((bad = context.output(0, {all.rows, values}, &y)) != nullptr) return bad;
@@ -94,17 +93,23 @@ abi::Status* SsmScan::compute(ort::OpContext& context) const {
   all.skip = floats(kSkip);
   all.dt_bias = floats(kDtBias);
   all.norm = floats(kNorm);
-  std::vector<SsmPass> passes;
-  for (const StatePass& of_sequence : run.passes) {
-    const int64_t begin = of_sequence.steps - run.steps.data();
-    SsmPass& pass = passes.emplace_back(all);
+  for (const StatePass& of_sequence : run->passes) {
+    const int64_t begin = of_sequence.steps - run->steps.data();
+    SsmPass& pass = passes->emplace_back(all);
     static_cast<StatePass&>(pass) = of_sequence;
     pass.xbc = floats(kRowsIn) + begin * all.width();
     pass.z = floats(kZ) + begin * all.z_stride;
     pass.t = floats(kT) + (begin + 1) * all.t_stride - all.shape.value_heads;
     pass.y = y.as<float>() + begin * values;
   }
-  return run_matrices(context, *kernels_, passes, all.row_floats(), run.levels);
+  return nullptr;
+}
+
+abi::Status* SsmScan::compute(ort::OpContext& context) const {
+  StateRun run;
+  std::vector<SsmPass> passes;
+  if (abi::Status* bad = check(context, &run, &passes)) return bad;
+  return run_matrices(context, *kernels_, passes, passes.front().row_floats(), run.levels);
 }
 
 }  // namespace edge_rt

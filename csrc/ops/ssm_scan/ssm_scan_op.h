@@ -26,6 +26,9 @@ struct SsmScan {
   abi::Status* create(ort::Attributes& attributes);
   abi::Status* compute(ort::OpContext& context) const;
 
+  // Checks all inputs, makes the output, and describes the pass of every sequence; `run` must outlive them.
+  abi::Status* check(ort::OpContext& context, StateRun* run, std::vector<SsmPass>* passes) const;
+
  private:
   abi::Status* check_shapes(const ort::OpContext& context, SsmPass* all) const;
 

@@ -22,7 +22,7 @@ abi::Status* StateConv::create(ort::Attributes& attributes) {
                           static_cast<long long>(kMaxChannels));
 }
 
-abi::Status* StateConv::compute(ort::OpContext& context) const {
+abi::Status* StateConv::check(ort::OpContext& context, StateRun* run, std::vector<StateConvPass>* passes) const {
   abi::Status* bad = nullptr;
   if ((bad = context.check_shape(kRowsIn, {-1, -1})) != nullptr ||
       (bad = context.check_shape(kConvWeight, {-1, -1})) != nullptr) {
@@ -45,28 +45,33 @@ abi::Status* StateConv::compute(ort::OpContext& context) const {
   }
   all.state_floats = (all.taps - 1) * all.channels;
   all.transition_floats = all.channels;
-  StateRun run;
   if ((bad = context.check_shape(kConvBias, {all.channels})) != nullptr ||
-      (bad = check_states(context, all, &run)) != nullptr) {
+      (bad = check_states(context, all, run)) != nullptr) {
     return bad;
   }
   ort::TensorView y;
   if ((bad = context.output(0, {all.rows, all.channels}, &y)) != nullptr) return bad;
   all.weight = weight.as<const float>();
   all.bias = context.input(kConvBias).as<const float>();
-  std::vector<StateConvPass> passes;
-  for (const StatePass& of_sequence : run.passes) {
-    const int64_t begin = of_sequence.steps - run.steps.data();
-    StateConvPass& pass = passes.emplace_back(all);
+  for (const StatePass& of_sequence : run->passes) {
+    const int64_t begin = of_sequence.steps - run->steps.data();
+    StateConvPass& pass = passes->emplace_back(all);
     static_cast<StatePass&>(pass) = of_sequence;
     pass.x = x.as<const float>() + begin * all.stride + first_;
     pass.y = y.as<float>() + begin * all.channels;
   }
+  return nullptr;
+}
+
+abi::Status* StateConv::compute(ort::OpContext& context) const {
+  StateRun run;
+  std::vector<StateConvPass> passes;
+  if (abi::Status* bad = check(context, &run, &passes)) return bad;
   struct Item {
     const StateConvPass* pass;
     int64_t begin, end;
   };
-  const int64_t step = std::max<int64_t>(1, kItemNumbers / all.channels);
+  const int64_t step = std::max<int64_t>(1, kItemNumbers / passes.front().channels);
   std::vector<Item> items;
   for (const StateConvPass& pass : passes) {
     for (int64_t begin = 0; begin < pass.rows; begin += step) {

@@ -28,6 +28,9 @@ struct StateConv {
   abi::Status* create(ort::Attributes& attributes);
   abi::Status* compute(ort::OpContext& context) const;
 
+  // Checks all inputs, makes the output, and describes the pass of every sequence; `run` must outlive them.
+  abi::Status* check(ort::OpContext& context, StateRun* run, std::vector<StateConvPass>* passes) const;
+
  private:
   const StateConvKernels* kernels_ = nullptr;
   int64_t first_ = 0;
