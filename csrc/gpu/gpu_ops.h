@@ -16,6 +16,6 @@
 namespace edge_rt::gpu {
 
 using GpuOps = ort::OpList<GpuQuantLinear, GpuQuantEmbed, GpuRowTopK, GpuSpecAttention, GpuDecoderLayer, GpuShortConv,
-                           GpuGather, GpuConcat>;
+                           GpuStateConv, GpuGatedDelta, GpuSsmScan, GpuGather, GpuConcat>;
 
 }  // namespace edge_rt::gpu

@@ -1,5 +1,6 @@
 #include "tests/gpu_tables.h"
 
+#include <cstring>
 #include <vector>
 
 #include "ops/gated_delta/gated_delta_gpu.h"
@@ -100,7 +101,11 @@ void run_matrices(const Pass& pass, int64_t row) {
   const Slots slots(pass);
   const int64_t levels = gpu::most_levels(pass.rows - pass.certain);
   std::vector<float> scratch(static_cast<size_t>(levels * pass.state_floats));
-  CHECK(enqueue(launcher, {pass, slots.of_pass, scratch.data(), levels}));
+  gpu::MatrixArgs<Pass> args{pass, slots.of_pass, scratch.data(), levels};
+  // What lies between members may look like an address of the process.
+  bool& last = args.pass.shape.is_tiled;
+  std::memset(&last + 1, 0, sizeof(int64_t) - sizeof last);
+  CHECK(enqueue(launcher, args));
 }
 
 template <class Pass, bool (*enqueue)(gpu::Launcher*, const gpu::MatrixArgs<Pass>&)>

@@ -28,6 +28,9 @@ _SPAN_ITEMS, _CHUNK_ITEMS, _MOST_SPANS = 12, 9, 4  # work items wanted for few r
 _SUM_THREADS: Final = 8
 """Threads that keep sums of 16 outputs for every row of a pass with experts; what more of them keep is in a margin."""
 
+_CONV_HIDDEN: Final = 4
+"""Numbers of a row that a short convolution reads and makes, as a multiple of the stream's."""
+
 _FIXED: Final = 512 << 10
 _MARGIN: Final = 1.05  # covers alignment of tensors to 256 bytes, and the head's outputs for few rows
 
@@ -133,9 +136,15 @@ def _layer_row_bytes(shape: ModelShape) -> int:
     widest = max(shape.model.hidden_size, attended, shape.model.intermediate_size)
     rounded = _rounded_bytes(shape, widest) + _rounded_bytes(shape, shape.model.intermediate_size)
     more = _experts_row_bytes(shape) + _further_row_bytes(shape)
+    return stream + max(steps, mixer_row_bytes(shape)) + rounded + more
+
+
+def mixer_row_bytes(shape: ModelShape) -> int:
+    """Return the bytes of a row between the matrices of the mixer other than attention that needs most."""
     # What attention makes waits for the state space beside it.
-    waiting = 4 * attended if _has_mixers_beside(shape) else 0
-    return stream + max(steps, waiting + _state_row_bytes(shape)) + rounded + more
+    waiting = 4 * shape.model.query_size if _has_mixers_beside(shape) else 0
+    convs = 4 * _CONV_HIDDEN * shape.model.hidden_size if shape.conv_layers else 0
+    return max(convs, waiting + _state_row_bytes(shape))
 
 
 def _has_mixers_beside(shape: ModelShape) -> bool:

@@ -123,7 +123,7 @@ class Fallbacks:
         Speculation then gets the memory that is left.
         """
         best = self._speculation_steps(self._setting(self._slots[0], self._all_rows(self._slots[0])))[0]
-        if self._shape.recurrent_layers:
+        if self._keeps_states:
             best = replace(best, checkpoints=wanted_checkpoints(best.slots))
         if isinstance(asked := self._request.experts, int):
             best = replace(best, expert_bytes=self._experts.cache_bytes(asked))
@@ -148,6 +148,11 @@ class Fallbacks:
             if (needs := self.needs(single)).host <= budget.host:
                 return Decision(best, single, needs, needs)
         return Decision(best, least, least_needs, least_needs)
+
+    @property
+    def _keeps_states(self) -> bool:
+        """Whether states of earlier texts may be kept; those on a GPU are not."""
+        return self._shape.recurrent_layers > 0 and self._device.gpu is None
 
     @property
     def _experts(self) -> ExpertSizes:
@@ -195,7 +200,7 @@ class Fallbacks:
 
     def _with_checkpoints(self, choice: Choice, budget: Amounts) -> Choice:
         """Return a choice that keeps as many states of earlier texts as what it leaves has room for."""
-        most = wanted_checkpoints(choice.slots) if self._shape.recurrent_layers else 0
+        most = wanted_checkpoints(choice.slots) if self._keeps_states else 0
         for count in range(most, 0, -1):
             if self.needs(more := replace(choice, checkpoints=count)).within(budget):
                 return more

@@ -9,10 +9,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
-from edge_rt.memory.activations import FEW_ROWS
+from edge_rt.memory.activations import FEW_ROWS, mixer_row_bytes
 from edge_rt.memory.figures import Choice
 from edge_rt.memory.shape import ModelShape
 from edge_rt.memory.terms import divided_weights, drafts_itself, first_on_gpu, hidden_bytes, kv_rows
+from edge_rt.package.layers import GatedDelta
+from edge_rt.package.states import SLOTS, state_sizes
 
 RECORDED_ROWS: Final = FEW_ROWS
 """Rows of the largest pass that is recorded."""
@@ -37,6 +39,7 @@ _DIM_TILE: Final = 16
 _TOP_K_PART: Final = 4096  # logits of a part
 _TOP_K_BYTES: Final = 12 + 64 * 8  # of a part: count, peak and sum; values and ids
 _TREE_HEAD: Final = 4
+_STATE_HEAD: Final = 5
 _RECORDED: Final = 4 << 10  # bytes of a recorded pass besides what grows with rows and context
 
 
@@ -54,6 +57,7 @@ class GpuSizes:
     kv_cache: int
     activations: int
     logits: int
+    states: int = 0
 
     @property
     def loaded(self) -> int:
@@ -63,12 +67,12 @@ class GpuSizes:
     @property
     def surely_held(self) -> int:
         """Bytes that a loaded model holds whatever it has computed, and gives back when it is closed."""
-        return self.weights + self.kv_cache + self.logits
+        return self.weights + self.kv_cache + self.logits + self.states
 
     @property
     def total(self) -> int:
         """Bytes of all parts."""
-        return self.loaded + self.kv_cache + self.activations + self.logits
+        return self.loaded + self.kv_cache + self.activations + self.logits + self.states
 
 
 def pooled(count: float) -> int:
@@ -84,14 +88,29 @@ def gpu_kv_bytes(shape: ModelShape, choice: Choice) -> int:
     """Return the bytes of the KV cache on a GPU, where each layer has an array of its own."""
     full, windowed = kv_rows(shape, choice)
     if choice.gpu_layers is None:
-        windows = shape.window_layers
-        counts = ((full, shape.full_layers), (windowed, windows))
+        counts = ((full, shape.full_layers), (windowed, shape.window_attentions))
     else:
         assert shape.layers is not None
         there = [window > 0 for window in shape.layers.windows[first_on_gpu(shape, choice) :]]
         counts = ((full, there.count(False)), (windowed, there.count(True)))
     token = shape.token_bytes(choice.kv_format)
-    return sum(_of_driver(rows * token) * count for rows, count in counts)
+    convs = shape.conv_layers * _of_driver(windowed * shape.conv_row_bytes) if shape.conv_layers else 0
+    return sum(_of_driver(rows * token) * count for rows, count in counts) + convs
+
+
+def gpu_state_bytes(shape: ModelShape, choice: Choice) -> int:
+    """Return the bytes of the states of a sequence on a GPU, where each layer has arrays of its own."""
+    sizes = state_sizes(shape.model, choice.tree_rows)
+    return sum(_of_driver(SLOTS * 4 * size) for size in sizes.values())
+
+
+def _draft_states_bytes(shape: ModelShape) -> int:
+    """Return the bytes of states that drafts leave for those behind them, in passes that are recorded.
+
+    These share a block, or two: what rows need besides makes it a little larger.
+    """
+    largest = max((4 * one.state_floats for one in shape.recurrences), default=0)
+    return 2 * pooled(-(-RECORDED_ROWS // 2) * largest * 9 // 8) if largest else 0
 
 
 def _of_driver(wanted: int) -> int:
@@ -122,8 +141,8 @@ def gpu_activations(shape: ModelShape, choice: Choice) -> int:
     rows = choice.largest_pass
     few = pooled(_pass_bytes(shape, min(rows, RECORDED_ROWS), choice.ctx))
     largest = max(few, pooled(_pass_bytes(shape, rows, choice.ctx)))
-    small = 4 * (_maps(shape) * choice.ctx + _TREE_HEAD + rows)
-    of_layers = int(_KEPT * few) + _ONCE * largest + pooled(small)
+    small = 4 * (_maps(shape) * choice.ctx + _TREE_HEAD + rows) + _state_inputs_bytes(shape, choice)
+    of_layers = int(_KEPT * few) + _ONCE * largest + pooled(small) + _draft_states_bytes(shape)
     of_head = 0 if shape.segments == 1 else pooled(_top_k_bytes(shape, 1)) + pooled(_layer_bytes(shape, 1))
     of_drafts = gpu_self_drafting(shape, choice) if drafts_itself(shape, choice) else 0
     of_rows = hidden_bytes(shape, choice)
@@ -143,6 +162,13 @@ def _divided_activations(shape: ModelShape, choice: Choice) -> int:
     top = pooled(_top_k_bytes(shape, choice.logit_rows))
     of_drafts = of_session + 2 * pooled(4 * shape.model.vocab_size + 128) if drafts_itself(shape, choice) else 0
     return of_session + top + of_drafts
+
+
+def _state_inputs_bytes(shape: ModelShape, choice: Choice) -> int:
+    """Return the bytes of what a pass is told of states: numbers of drafts, and a step of every row."""
+    if not shape.recurrent_layers:
+        return 0
+    return 4 * (_STATE_HEAD + choice.tree_rows + 4 * choice.largest_pass) + 8 * _SMALLEST_BLOCK
 
 
 def _top_k_bytes(shape: ModelShape, rows: int) -> int:
@@ -192,9 +218,11 @@ def _pass_bytes(shape: ModelShape, rows: int, ctx: int) -> int:
 def _layer_bytes(shape: ModelShape, rows: int) -> int:
     """Return the bytes that a layer needs for its rows: input, output, the values between, and rounded copies."""
     model = shape.model
-    attended = model.num_heads * model.head_dim
-    values = 2 * model.hidden_size + shape.qkv_size + attended + model.hidden_size + 2 * model.intermediate_size
-    widest = max(model.hidden_size, attended, model.intermediate_size)
+    attended = model.query_size
+    between = max(shape.qkv_size + attended, mixer_row_bytes(shape) // 4)
+    values = 2 * model.hidden_size + between + model.hidden_size + 2 * model.intermediate_size
+    made = [one.value_size if isinstance(one, GatedDelta) else one.size for one in shape.recurrences]
+    widest = max(model.hidden_size, attended, model.intermediate_size, *made)
     element = 4 if shape.activations == "float" else 1
     blocks = sum(-(-size // _BLOCK) + shape.fine_blocks for size in (widest, model.intermediate_size))
     rounded = (element * _BLOCK + _BLOCK_FACTS) * blocks

@@ -75,7 +75,7 @@ def terms_of(shape: ModelShape, choice: Choice, sizes: Sizes, request: Request) 
         terms.append(Term("formats", sizes.formats, private, f"tables of {shape.model.vocab_size} tokens for answers"))
     if sizes.prompt_cache:
         terms.append(Term("prompt_cache", sizes.prompt_cache, private, "rows of 64 tokens, from or to a file"))
-    if sizes.states:
+    if sizes.states or (sizes.gpu is not None and sizes.gpu.states):
         terms.append(Term("states", sizes.states, private, _states_text(shape, choice)))
     if sizes.slots:
         terms.append(
@@ -116,6 +116,7 @@ def _on_gpu(terms: list[Term], shape: ModelShape, choice: Choice, request: Reque
         "kv_cache": (gpu.kv_cache, cache),
         "activations": (gpu.activations, passes),
         "logits": (gpu.logits, None),
+        "states": (gpu.states, None),
     }
     result = []
     for term in terms:

@@ -118,9 +118,7 @@ class ModelShape:
     def unported_parts(self) -> dict[str, int]:
         """What no GPU computes -> the layers that have it."""
         found = {
-            "Short convolutions": self.conv_layers,
             "Experts": self.expert_layers,
-            "Layers with a state": self.recurrent_layers,
             "Heads that differ, keys of other layers and further embeddings": self._native_layers,
         }
         return {name: count for name, count in found.items() if count}

@@ -226,7 +226,14 @@ def _on_gpu(sizes: Sizes, shape: ModelShape, choice: Choice, figures: GpuFigures
     drops them.
     """
     # Imported here: most plans are for the CPU.
-    from edge_rt.memory.gpu_terms import GpuSizes, gpu_activations, gpu_kv_bytes, gpu_weights, staging_bytes
+    from edge_rt.memory.gpu_terms import (
+        GpuSizes,
+        gpu_activations,
+        gpu_kv_bytes,
+        gpu_state_bytes,
+        gpu_weights,
+        staging_bytes,
+    )
 
     gpu = GpuSizes(
         context=CONTEXT_BYTES,
@@ -234,6 +241,7 @@ def _on_gpu(sizes: Sizes, shape: ModelShape, choice: Choice, figures: GpuFigures
         kv_cache=gpu_kv_bytes(shape, choice),
         activations=gpu_activations(shape, choice),
         logits=sizes.logits,
+        states=gpu_state_bytes(shape, choice),
     )
     mapped = shape.weights_bytes if shape.largest_tensor_bytes is None else shape.largest_tensor_bytes
     staging = staging_bytes(shape, choice)
@@ -241,6 +249,7 @@ def _on_gpu(sizes: Sizes, shape: ModelShape, choice: Choice, figures: GpuFigures
         sizes,
         session=sizes.session - hidden_bytes(shape, choice),
         kv_cache=0,
+        states=0,
         chunk=staging,
         draft=staging,
         packing=sizes.packing + (gpu.loaded if figures.is_unified else mapped),

@@ -71,10 +71,12 @@ class LayerSizes:
 def layer_sizes(package: Package) -> LayerSizes | None:
     """Return the sizes of a package's layers; None if they cannot be divided.
 
-    Those of native packages with one graph can be, if its nodes are named after layers.
+    Those of native packages with one graph can be, if its nodes are named after layers, which all keep keys and values.
     """
-    manifest = package.manifest
-    if manifest.op_profile != "native" or len(manifest.segments) != 1:
+    manifest, decoder = package.manifest, package.manifest.decoder
+    if manifest.op_profile != "native" or len(manifest.segments) != 1 or decoder is None:
+        return None
+    if len(decoder.cache_layers) != decoder.num_layers or decoder.conv_layers or decoder.recurrent_layers:
         return None
     name = manifest.segments[0].graph
     graph, tensors = package.file(name), {tensor: place.length for tensor, place in package.tensors[name].items()}

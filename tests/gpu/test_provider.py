@@ -35,6 +35,7 @@ OPERATORS = {
         "out_of_memory full_while_it_answers calls_fail",
         "nothing_is_left lost lost_while_memory_is_taken",
     ),
+    "state_worker": ("texts refused cancelled", "drafts more_drafts", "planned"),
     "plan_worker": ("f16 window nested divided second stays", "exits nested_exits"),
 }
 
@@ -54,7 +55,7 @@ def built(tmp_path_factory):
 
 def run(case, library, ops, worker="worker"):
     command = [sys.executable, "-m", f"tests.gpu.{worker}", case, str(library), str(ops)]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120, env=os.environ)
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300, env=os.environ)
     assert done.returncode == 0, f"{done.returncode}\n{done.stdout}{done.stderr}"
 
 

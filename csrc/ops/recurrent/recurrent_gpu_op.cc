@@ -4,6 +4,8 @@
 #include <utility>
 #include <vector>
 
+#include "ops/pass_rows/pass_rows_check.h"
+
 namespace edge_rt::gpu {
 namespace {
 

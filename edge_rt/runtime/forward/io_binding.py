@@ -56,7 +56,7 @@ def open_io_binding(
             further ahead, in this process.
         sequences: most of one pass, where the package and the device compute several; 0: one has the cache.
         rows: that these share; None: as in ``NativeIOBinding``.
-        drafts: most of a pass, where layers have states; ``checkpoints``: of these, how many are kept.
+        drafts: most of a pass, where layers have states; ``checkpoints``: of these, how many are kept, in this process.
         device: where the cache lies, one that the package can run on (``open_device``); None: in this process.
         host_layers: with a device: how many layers, the first ones, the CPU computes, with their cache in this process.
     """
@@ -92,6 +92,7 @@ def open_io_binding(
             kv_format,
             device=device,
             largest_pass=largest_pass,
+            drafts=drafts,
             hidden=hidden,
             host_layers=host_layers,
         )

@@ -15,17 +15,19 @@ from edge_rt.ort.compute_device import ComputeDevice, DeviceArray
 from edge_rt.ort.session import Session
 from edge_rt.package.decoder import Decoder
 from edge_rt.package.kv_formats import portable_head_dim
+from edge_rt.package.spec_modes import MAX_DRAFT
 from edge_rt.runtime.forward.hidden_rows import DeviceHiddenRows, HiddenRows
 from edge_rt.runtime.forward.io_binding_base import Array, BoundPass
 from edge_rt.runtime.forward.io_binding_native import MOST_RECORDED, NativeIOBinding, NativePass
 from edge_rt.runtime.forward.io_binding_portable import PortableIOBinding
 from edge_rt.runtime.forward.outputs import BoundResults, DeviceOutputMemory, DeviceResults, Outputs, untouched
+from edge_rt.runtime.forward.state_memory import DeviceStateMemory, StateInputs, States
 
 
 class CudaIOBinding(NativeIOBinding):
     """The native binding with each layer's cache where the layer is computed; tokens, parents and row maps are here.
 
-    Arguments as of ``NativeIOBinding``, and:
+    No states of earlier texts are kept on a device. Arguments as of ``NativeIOBinding``, and:
     """
 
     def __init__(
@@ -36,12 +38,17 @@ class CudaIOBinding(NativeIOBinding):
         *,
         device: ComputeDevice,
         largest_pass: int,
+        drafts: int = MAX_DRAFT + 1,
         hidden: bool = False,
         host_layers: int = 0,
     ) -> None:
+        # A plan divides the layers of models alone whose layers all keep keys and values.
+        assert not host_layers or len(model.kv_layers) == model.num_layers, (host_layers, model.kv_layers)
         self._device, self._host_layers = device, host_layers
         self._caches: list[DeviceArray] = []
-        super().__init__(model, capacity, kv_format, largest_pass=largest_pass, hidden=hidden)
+        super().__init__(
+            model, capacity, kv_format, largest_pass=largest_pass, drafts=drafts, checkpoints=0, hidden=hidden
+        )
         self.outputs = DeviceOutputMemory(device, model, model.hidden_size if hidden else 0)
         # What is read on both sides is read here, and ONNX Runtime makes the copy that the device needs.
         there = {} if host_layers else self._rope_tables
@@ -52,11 +59,19 @@ class CudaIOBinding(NativeIOBinding):
         if here:
             super()._allocate(here)
         # One layer after the other: these zeros are read once, and need no memory of this process.
-        self._caches = [DeviceArray(self._device, np.zeros(shape, np.uint8)) for shape in there]
+        self._caches = []
+        for layer, shape in zip(self._layers[self._host_layers :], there, strict=True):
+            zeros = np.zeros(shape, np.uint8)
+            self._caches.append(DeviceArray(self._device, zeros.view(np.float32) if layer in self._convs else zeros))
         self.cache_bytes += sum(cache.nbytes for cache in self._caches)
 
+    def _make_states(self, sequences: int, drafts: int, checkpoints: int) -> States:
+        assert (sequences, checkpoints) == (1, 0), (sequences, checkpoints)
+        return DeviceStateMemory(self._device, self.model, drafts)
+
     def _layer_arrays(self) -> Mapping[str, Array | DeviceArray]:
-        caches = {f"cache.{layer}": cache for layer, cache in enumerate(self._caches, start=self._host_layers)}
+        there = zip(self._layers[self._host_layers :], self._caches, strict=False)
+        caches = {f"cache.{layer}": cache for layer, cache in there}
         return {**super()._layer_arrays(), **self._tables, **caches}
 
     def check(self, session: Session) -> None:
@@ -94,7 +109,8 @@ class CudaIOBinding(NativeIOBinding):
         assert not sequences, sequences
         binding = session.binding()
         self.bind_layers(binding)
-        return _CudaPass(binding, rows, self.bind_results(binding, num_logits), self._row_maps)
+        states = None if self._memory is None else self._memory.inputs(1)
+        return _CudaPass(binding, rows, self.bind_results(binding, num_logits), self._row_maps, states)
 
     def bind_results(self, binding: Binding, num_logits: int, *, hidden: bool = True) -> BoundResults:
         """Bind the outputs of a graph on the device that ends with the head; see ``IOBinding.bind_results``."""
@@ -109,8 +125,10 @@ class CudaIOBinding(NativeIOBinding):
 class _CudaPass(NativePass):
     """A pass that is recorded when it comes again; arguments as of ``BoundPass``."""
 
-    def __init__(self, binding: Binding, rows: int, results: BoundResults, row_maps: Array) -> None:
-        super().__init__(binding, rows, results, row_maps)
+    def __init__(
+        self, binding: Binding, rows: int, results: BoundResults, row_maps: Array, states: StateInputs | None
+    ) -> None:
+        super().__init__(binding, rows, results, row_maps, states)
         # The first pass of a shape may be the last one.
         self._is_small, self._has_run = rows <= MOST_RECORDED, False
 

@@ -23,7 +23,7 @@ from edge_rt.runtime.cache.kv_cache import SlidingWindow
 from edge_rt.runtime.cache.row_pool import PooledCache, RowPool
 from edge_rt.runtime.forward.io_binding_base import FILLING, Array, BoundPass, IOBinding, Part, Specs
 from edge_rt.runtime.forward.outputs import BoundResults, OutputMemory, Outputs, untouched
-from edge_rt.runtime.forward.state_memory import StateInputs, StateMemory, state_specs
+from edge_rt.runtime.forward.state_memory import StateInputs, StateMemory, States, state_specs
 
 if TYPE_CHECKING:
     from edge_rt.runtime.forward.hidden_rows import HiddenRows
@@ -90,9 +90,9 @@ class NativeIOBinding(IOBinding):
         self._rope_tables = loaded_tables(model, capacity)
         self.kv_formats = formats
         self._convs = frozenset(model.conv_layers)
-        self._memory = None
+        self._memory: States | None = None
         if model.recurrent_layers:
-            self._memory = StateMemory(model, max(sequences, 1), drafts, checkpoints)
+            self._memory = self._make_states(max(sequences, 1), drafts, checkpoints)
         self.states = () if self._memory is None else self._memory.slots
         self._layers = model.cache_layers
         windows = [model.layer_windows[layer] for layer in self._layers]
@@ -141,6 +141,10 @@ class NativeIOBinding(IOBinding):
 
     def _form(self, layer: int) -> KvFormat:
         return KV_FORMAT[self.kv_formats[layer]]
+
+    def _make_states(self, sequences: int, drafts: int, checkpoints: int) -> States:
+        """Make the states of so many sequences, with room for so many drafts each."""
+        return StateMemory(self.model, sequences, drafts, checkpoints)
 
     def _allocate(self, shapes: Sequence[tuple[int, ...]]) -> None:
         """Make the cache of every layer, uint8 of these shapes, and set ``cache_bytes``."""

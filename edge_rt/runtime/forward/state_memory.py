@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from edge_rt.ort.binding import Binding
+from edge_rt.ort.compute_device import ComputeDevice, DeviceArray
 from edge_rt.package.decoder import Decoder
 from edge_rt.package.op_list import STATE_INPUTS
 from edge_rt.package.states import SLOTS, state_sizes
@@ -20,29 +22,50 @@ from edge_rt.runtime.forward.outputs import give_back, untouched
 Array = npt.NDArray[Any]
 
 
-class StateMemory:
+class States(ABC):
     """States of one or several sequences, each with two slots and room for what drafts change.
+
+    Attributes:
+        arrays: name of a graph's input -> float32 ``[sequences, 2, numbers of a slot]``, where passes run.
+        slots: the bookkeeping of every sequence.
+        nbytes: of all arrays.
+    """
+
+    arrays: Mapping[str, Array | DeviceArray]
+    slots: tuple[StateSlots, ...]
+    nbytes: int
+
+    def inputs(self, sequences: int) -> StateInputs:
+        """Return inputs for passes of so many sequences."""
+        return StateInputs(sequences, self.slots[0].most_drafts, self.slots[0])
+
+    @abstractmethod
+    def forget(self) -> None:
+        """Return memory of this process to the system; no states of earlier texts are kept afterwards."""
+
+    @abstractmethod
+    def release(self) -> None:
+        """Release the memory."""
+
+
+class StateMemory(States):
+    """States in this process; pages that no pass has written take no memory.
 
     Args:
         sequences: whose states are kept.
         drafts: most of a pass.
         checkpoints: states of earlier texts that are kept.
-
-    Attributes:
-        arrays: name of a graph's input -> float32 ``[sequences, 2, numbers of a slot]``; pages that no pass has written
-            take no memory.
-        slots: the bookkeeping of every sequence.
-        nbytes: of all arrays.
     """
+
+    arrays: dict[str, Array]
 
     def __init__(self, model: Decoder, sequences: int, drafts: int, checkpoints: int) -> None:
         sizes, bare = state_sizes(model, drafts), state_sizes(model, 0)
-        self._drafts = drafts
         self._memory = untouched((sequences * SLOTS * sum(sizes.values()),), np.float32)
         kept = (checkpoints, sum(bare.values()))
         self._kept = untouched(kept, np.float32) if checkpoints else np.empty(kept, np.float32)
         self.nbytes = self._memory.nbytes + self._kept.nbytes
-        self.arrays: dict[str, Array] = {}
+        self.arrays = {}
         begin = 0
         for name, size in sizes.items():
             end = begin + sequences * SLOTS * size
@@ -50,10 +73,6 @@ class StateMemory:
             begin = end
         self._checkpoints = Checkpoints(self.arrays, bare, checkpoints, self._kept)
         self.slots = tuple(StateSlots(index, drafts, self._checkpoints) for index in range(sequences))
-
-    def inputs(self, sequences: int) -> StateInputs:
-        """Return inputs for passes of so many sequences."""
-        return StateInputs(sequences, self._drafts, self.slots[0])
 
     def forget(self) -> None:
         """Return the memory to the system; the states are zeros afterwards, and none are kept."""
@@ -67,6 +86,32 @@ class StateMemory:
         self._checkpoints.forget()
         self.arrays.clear()
         self._memory = self._kept = np.empty(0, np.float32)
+
+
+class DeviceStateMemory(States):
+    """States of one sequence in the memory of a device; none of earlier texts are kept.
+
+    Args:
+        drafts: most of a pass.
+    """
+
+    arrays: dict[str, DeviceArray]
+
+    def __init__(self, device: ComputeDevice, model: Decoder, drafts: int) -> None:
+        # One layer after the other: these zeros are read once, and need no memory of this process.
+        self.arrays = {
+            name: DeviceArray(device, np.zeros((1, SLOTS, size), np.float32))
+            for name, size in state_sizes(model, drafts).items()
+        }
+        self.slots = (StateSlots(0, drafts),)
+        self.nbytes = sum(array.nbytes for array in self.arrays.values())
+
+    def forget(self) -> None:
+        """Do nothing: a text that begins reads no state."""
+
+    def release(self) -> None:
+        """Release the memory."""
+        self.arrays.clear()
 
 
 class StateInputs:
