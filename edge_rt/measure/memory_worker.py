@@ -115,6 +115,8 @@ class Drive:
             self._fill(runner, cache, self._limits.ctx - self._nodes - 1)
         self._report("prefill")
         with self._model.passes() as (runner, cache):
+            # Of states the one slot and then the other.
+            self._verify(runner, cache, is_taken=cache.states is not None)
             self._verify(runner, cache)
         self._report("tree")
         with self._model.passes() as (runner, cache):
@@ -176,13 +178,19 @@ class Drive:
                 rows.commit(tokens)
             cache.keep_state()
 
-    def _verify(self, runner: Runner, cache: KVCache) -> Outputs:
-        """Run the largest draft tree after all rows of the cache, with the logits of every row."""
+    def _verify(self, runner: Runner, cache: KVCache, *, is_taken: bool = False) -> Outputs:
+        """Run the largest draft tree after all rows of the cache, with the logits of every row.
+
+        Args:
+            is_taken: whether the pass's result is kept, of no row.
+        """
         rows = self._nodes + 1
         parents = [(row - 1) // 2 if self._is_native else row - 1 for row in range(rows)]
         parents[0] = ROOT
         with cache.reserve(rows, parents) as reserved:
             outputs = runner.forward(self._made_up(rows), reserved.start, rows, parents=parents)
+            if is_taken:
+                reserved.commit([], [])
         self._tell("addresses", logits=int(outputs.logits.ctypes.data))
         return outputs
 

@@ -71,7 +71,10 @@ editor."""
 
 _FORMAT_FIXED: Final = 8 * MIB  # the library's code, and what a grammar's states take
 _FORMAT_TOKEN: Final = 450
-_TOKENIZER_FIXED: Final = 31 * MIB // 4
+_TOKENIZER_FIXED: Final = 19 * MIB // 4
+_MERGED_MOST: Final = 3 * MIB  # what merges take more than their bytes, with the library's code for them, at most
+_MERGED_TEXT: Final = 9  # the same, per byte of tokenizer.json that tokens alone do not take
+_TOKEN_TEXT: Final = 24  # bytes of a token in a tokenizer.json without merges
 _TOKENIZER_BUCKET: Final = 48  # bytes per bucket of the library's hash tables; their number is a power of two
 _TOKENIZER_TEXT: Final = 5  # bytes per byte of tokenizer.json, whose size grows with vocabulary and merges
 _READING_TEXT: Final = 33  # the same while it is read
@@ -99,9 +102,11 @@ _PACKED: Final = {"int8": 1.18, "float": 0.62}
 _MAPPED: Final = {"int8": 0.42, "float": 0.62}
 _PACKING: Final = {"int8": 1.6, "float": 0.65}
 
-_ROTATIONS_AROUND: Final = 4 * (2 << 20)
-"""Of two tables of rotations, what the kernel may map around what is touched before and behind the rows that are not: a
-large folio each."""
+_ROTATIONS_AROUND: Final = 4 * (64 << 10)
+"""Of two tables of rotations, what may be mapped around what is touched before and behind the rows that are not. These
+are a mapping of their own, within which Linux stays."""
+_ROTATIONS_AROUND_ALONE: Final = 4 * (2 << 20)
+"""The same where ONNX Runtime maps tensors: a large folio each."""
 _SMALL_TENSORS: Final = 10
 """Of a layer, and outside of layers: norms, biases and constants of keys, at most. Where a GPU computes some layers,
 each is mapped by itself, from the page in which the tensor before it ends, and such a page counts twice.
@@ -195,7 +200,7 @@ def divided_weights(shape: ModelShape, choice: Choice) -> tuple[int, int]:
     layers, first = shape.layers, first_on_gpu(shape, choice)
     assert layers is not None
     unused = layers.rotations_before[first] * (shape.model.context_length - choice.ctx) // shape.model.context_length
-    used = layers.before[first] - max(0, unused - _ROTATIONS_AROUND)
+    used = layers.before[first] - max(0, unused - _ROTATIONS_AROUND_ALONE)
     return used + PAGESIZE * _SMALL_TENSORS * (first + 1), layers.behind[first]
 
 
@@ -203,6 +208,8 @@ def tokenizer_bytes(shape: ModelShape, ctx: int) -> int:
     """Return the bytes of a loaded tokenizer, including those to encode texts of a context's length."""
     buckets = 1 << (8 * shape.model.vocab_size // 7 - 1).bit_length()
     tables = _TOKENIZER_BUCKET * buckets + _TOKENIZER_TEXT * shape.tokenizer_bytes
+    merged = max(0, shape.tokenizer_bytes - _TOKEN_TEXT * shape.model.vocab_size)
+    tables += min(_MERGED_MOST, _MERGED_TEXT * merged)
     spelled = _SPELLED_BYTES * min(shape.model.vocab_size, _SPELLED_TOKENS)
     encoded = _encoding_room(shape, ctx) - _SAMPLING_TOKEN * shape.model.vocab_size
     return _TOKENIZER_FIXED + tables + spelled + encoded + _WORD_CACHE

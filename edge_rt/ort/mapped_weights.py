@@ -59,6 +59,16 @@ class MappedFile:
         """Return a part of the file as an array that was stored there; ``ValueError`` if its shape is another one's."""
         return self.bytes[offset : offset + length].view(dtype).reshape(shape)
 
+    def set_apart(self, offset: int, length: int) -> None:
+        """Make the pages that lie in a part as a whole a mapping of their own, which is not read with those around it.
+
+        The system maps pages around those that are read, and whole large folios, but within one mapping alone.
+        """
+        begin = -(-offset // mmap.PAGESIZE) * mmap.PAGESIZE
+        end = (offset + length) // mmap.PAGESIZE * mmap.PAGESIZE
+        if begin < end:
+            advise(self._mapped, "MADV_RANDOM", begin, end - begin)
+
     def give_back(self, offset: int, length: int) -> None:
         """Let pages of a part be resident no longer; they are mapped again when they are read."""
         begin = offset // mmap.PAGESIZE * mmap.PAGESIZE
@@ -96,6 +106,14 @@ class MappedWeights:
         self.file = MappedFile(self._path, package.manifest.files[WEIGHTS_FILE].size)
         self.experts: ExpertCache | None = None
         self._read: Mapping[int, Array] = {}
+
+    def use_positions(self, positions: int) -> None:
+        """Keep the rows of rotations behind so many positions, which are not read, from being mapped with others."""
+        for name, place in (item for tensors in self._tensors.values() for item in tensors.items()):
+            rows = place.shape[0] if place.shape else 0
+            if is_rotation(name) and 0 < positions < rows:
+                used = place.length * positions // rows
+                self.file.set_apart(place.offset + used, place.length - used)
 
     def cache_experts(
         self, pools: Sequence[tuple[int, int]], experts: Collection[str], positions: int, read: ReadAt | None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import mmap
 import sys
 
 import numpy as np
@@ -12,6 +13,7 @@ import pytest
 from edge_rt.errors import InvalidPackage, StorageError
 from edge_rt.ort.mapped_weights import MappedFile, MappedWeights
 from edge_rt.ort.session import Session, pool_size
+from edge_rt.package.layer_sizes import is_rotation
 from edge_rt.package.manifest import WEIGHTS_FILE
 from edge_rt.package.reader import open_package
 from edge_rt.system.machine import usable_cpus
@@ -99,6 +101,24 @@ def test_graphs_share_one_mapping_which_ends_with_the_last_of_them(segmented):
     del binding
     gc.collect()
     assert mappings_of(path) == []
+
+
+@needs_linux
+def test_rotations_of_further_positions_are_a_mapping_of_their_own(segmented):
+    package = open_package(segmented.cut)
+    weights, path = MappedWeights(package), package.file(WEIGHTS_FILE)
+    whole = weights.file.bytes.tobytes()
+    weights.use_positions(1 << 30)
+    assert len(mappings_of(path)) == 1
+    rotations = {
+        place.offset: place
+        for tensors in package.tensors.values() for name, place in tensors.items() if is_rotation(name)
+    }  # fmt: skip
+    weights.use_positions(1)
+    parts = sum(place.length > 2 * mmap.PAGESIZE for place in rotations.values())
+    assert parts
+    assert 1 + parts <= len(mappings_of(path)) <= 1 + 2 * parts
+    assert weights.file.bytes.tobytes() == whole
 
 
 @pytest.mark.parametrize("change", ["type", "shape", "negative shape", "many dimensions"])

@@ -289,6 +289,7 @@ def _open_parts(
 def _map_weights(package: Package, load_plan: LoadPlan, options: LoadOptions, switch: StopSwitch) -> MappedWeights:
     """Map the weights, with a cache of experts if the plan has one."""
     weights = MappedWeights(package)
+    weights.use_positions(load_plan.plan.choice.ctx)
     cache_bytes, sizes = load_plan.plan.choice.expert_bytes, load_plan.plan.shape.experts
     if cache_bytes is not None and sizes is not None:
         pools = [(pool.slot_bytes, count) for pool, count in zip(sizes.pools, sizes.slots(cache_bytes), strict=True)]

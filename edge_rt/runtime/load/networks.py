@@ -168,14 +168,18 @@ def _open_draft_model(first: OpenedModel, second: DraftModelShape) -> SourceMake
             "Load the model with a smaller context.",
         ) from error
     io_binding.outputs.plan(1, 1)
-    graph = manifest.segments[0].graph
+    graph, constants = manifest.segments[0].graph, None
+    if manifest.op_profile == "native":
+        weights = MappedWeights(package)
+        weights.use_positions(choice.ctx)
+        constants = weights.initializers(graph)
     session = Session(
         package.file(graph),
         threads=load_plan.plan.device.threads,
         profile=manifest.op_profile,
         isa=options.isa,
         memory=PassMemory(pass_memory_bytes(second.shape, choice), is_limit=load_plan.is_strict),
-        initializers=MappedWeights(package).initializers(graph) if manifest.op_profile == "native" else None,
+        initializers=constants,
     )
     cache = io_binding.open_cache()
     runner = ModelRunner(session, io_binding, first.switch)
