@@ -33,17 +33,19 @@ from memory_limit import memory_cgroup
 MIB = 1 << 20
 MOST_FAULTS = 10
 MOST_OFF = 0.25
+WORKERS = Path(__file__).parent / "workers"
+# Its repacked weights would not fit: without them it reads the mapped file.
 LLAMA = """
 import json, random, resource, sys, time
-from llama_cpp import Llama
+from llama_cpp_worker import Llama
 path, threads, count = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
-model = Llama(path, n_ctx=1024, n_threads=threads, n_threads_batch=threads, use_mmap=True, verbose=False)
+model = Llama(path, threads, is_repacked=False)
 tokens = random.Random(0)
-ids = [tokens.randrange(300, model.n_vocab()) for _ in range(count + 16)]
-model.eval(ids[:16])
+ids = [tokens.randrange(300, model.vocabulary) for _ in range(count + 16)]
+model.decode(ids[:16], 0, 1)
 before, begun = resource.getrusage(resource.RUSAGE_SELF).ru_majflt, time.perf_counter()
-for one in ids[16:]:
-    model.eval([one])
+for position, one in enumerate(ids[16:], 16):
+    model.decode([one], position, 1)
 seconds = time.perf_counter() - begun
 faults = resource.getrusage(resource.RUSAGE_SELF).ru_majflt - before
 print(json.dumps({"tokens_per_second": count / seconds, "major_faults": faults / count}))
@@ -154,8 +156,9 @@ def main() -> None:
     print(f"major faults a token: {found['major_faults']:.2f}")
     if arguments.llama_python is not None and arguments.gguf is not None:
         forget(arguments.gguf)
-        command = [str(arguments.llama_python), "-c", LLAMA, str(arguments.gguf), str(arguments.threads),
-                   str(min(arguments.tokens, 24))]  # fmt: skip
+        program = f"import sys; sys.path.insert(0, {str(WORKERS)!r}){LLAMA}"
+        options = [str(arguments.gguf), str(arguments.threads), str(min(arguments.tokens, 24))]
+        command = [str(arguments.llama_python), "-c", program, *options]
         other, charged = run(command, limit, in_cgroup=not arguments.no_cgroup)
         print(f"llama.cpp, mapped: {other['tokens_per_second']:.2f} tokens a second, major faults a token "
               f"{other['major_faults']:.0f}; edge-rt is "

@@ -16,10 +16,12 @@ BATCH = 512
 
 
 class Llama:
-    """A model and a context of 2048 tokens."""
+    """A model and a context of 2048 tokens; weights that are not packed anew stay in the mapped file."""
 
-    def __init__(self, path: str, threads: int) -> None:
-        self.model = llama_cpp.llama_model_load_from_file(path.encode(), llama_cpp.llama_model_default_params())
+    def __init__(self, path: str, threads: int, *, is_repacked: bool = True) -> None:
+        options = llama_cpp.llama_model_default_params()
+        options.use_extra_bufts = is_repacked
+        self.model = llama_cpp.llama_model_load_from_file(path.encode(), options)
         parameters = llama_cpp.llama_context_default_params()
         parameters.n_ctx, parameters.n_batch, parameters.n_ubatch = 2048, BATCH, BATCH
         parameters.n_threads = parameters.n_threads_batch = threads
