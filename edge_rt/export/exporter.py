@@ -177,8 +177,7 @@ def export_checkpoint(
         stage("publish")
         described = describe_weights(checkpoint, layout, written.errors, quality)
         manifest = _manifest(checkpoint, decided, segments, advice, described, losses, rounding)
-        hits = None if written.walk is None else written.walk.routing.hits()
-        package = writer.publish(replace(manifest, pooling=pooling, expert_hits=hits, ahead=ahead))
+        package = writer.publish(replace(manifest, pooling=pooling, expert_hits=written.hits, ahead=ahead))
     stage("publish", 1, 1, "done")
     warnings = (*checkpoint.warnings, *without, *warnings)
     return report_of(package, prepared.estimate, results, warnings, stage.seconds())
@@ -218,15 +217,18 @@ def _write(
     write_graph(checkpoint, layout, decided.activations, folder / GRAPH_FILE)
     if _is_nested(checkpoint):
         write_draft_graph(checkpoint, layout, folder / DRAFT_GRAPH_FILE, NO_FINE_BLOCKS)
+    hits = None if written.walk is None else written.walk.routing.hits()
     warnings: tuple[str, ...] = ()
     if decided.has_constants and checkpoint.calibration is not None:
         # The graph contains the positions of the constants, not their values.
         on_step = functools.partial(stage, "calibrate", unit="steps")
         tokens = checkpoint.calibration.token_ids
-        warnings = calibrate(folder, checkpoint.weights, layout, checkpoint.decoder, tokens, on_step)
+        counted, warnings = calibrate(folder, checkpoint.weights, layout, checkpoint.decoder, tokens, on_step)
+        # The float model ran on more of the text.
+        hits = hits or counted
         gc.collect()
         return_free_memory()
-    return written, warnings
+    return replace(written, hits=hits), warnings
 
 
 def _measure_kv(checkpoint: Checkpoint, decided: Decided, graph: Path, stage: Stages) -> KvLosses | None:

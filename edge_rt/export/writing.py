@@ -24,6 +24,7 @@ from edge_rt.export.weights.matrices import CheckpointMatrices
 from edge_rt.export.weights.rows import CheckpointRows
 from edge_rt.export.weights.weights_file import WeightsFile, WeightsLayout
 from edge_rt.package.ahead import AheadInfo
+from edge_rt.package.expert_hits import ExpertHits
 from edge_rt.package.manifest import TEMPLATE_FILE, TOKENIZER_FILE, TOOL_TEMPLATE_FILE, WEIGHTS_FILE
 from edge_rt.system.byte_size import show_size
 from edge_rt.system.machine import return_free_memory
@@ -46,11 +47,13 @@ class Written:
     Attributes:
         checksums: CRC-32 by tensor.
         walk: the float model behind its last layer, if it ran.
+        hits: how often experts would have been in a cache, if they were counted.
     """
 
     checksums: Mapping[str, int]
     errors: Sequence[PartError] = ()
     walk: CalibrationWalk | None = None
+    hits: ExpertHits | None = None
 
 
 def write_weights(

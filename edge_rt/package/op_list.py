@@ -268,7 +268,7 @@ OPS: Final[tuple[Op, ...]] = (
             Port("expert_norm", "float", "[K]", is_optional=True),
             Port("sum_norm", "float", "[W]", is_optional=True),
         ),
-        (Port("y", "float", "[S, W]"),),
+        (Port("y", "float", "[S, W]"), Port("numbers", "int32", "[S, chosen]", is_optional=True)),
         {
             "hidden": "int",
             "intermediate": "int",

@@ -7,7 +7,7 @@ from collections import OrderedDict
 import numpy as np
 import pytest
 
-from edge_rt.export.quantise.expert_hits import Routing, hits_of
+from edge_rt.export.reference.expert_hits import Routing, hits_of
 from edge_rt.package.expert_hits import EVEN, ExpertHits
 
 

@@ -198,6 +198,19 @@ def test_of_equal_scores_the_first_experts_are_chosen():
     np.testing.assert_array_equal(changed.run(x), with_all)
 
 
+@pytest.mark.parametrize("name", ["softmax", "sigmoid", "groups"])
+def test_the_numbers_are_those_of_a_row_s_experts(name):
+    layer, x = Layer(form="f32", **CASES[name]), rows_of(6)
+    y, numbers = layer.op({"x": x})(**layer.fixed, x=x)
+    assert (np.diff(numbers) > 0).all()
+    down = layer.fixed["down"]
+    for row, own in enumerate(numbers):
+        others = np.setdiff1d(np.arange(layer.count), own)
+        layer.fixed["down"] = down.copy()
+        layer.fixed["down"].reshape(layer.count, -1)[others] = 0
+        np.testing.assert_array_equal(layer.run(x[[row]])[0], y[row])
+
+
 def test_rows_that_are_no_numbers_leave_the_others_alone():
     layer, x = Layer(more=("norm_weight",)), rows_of(9)
     expected = layer.run(x)

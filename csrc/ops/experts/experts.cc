@@ -204,8 +204,12 @@ abi::Status* Experts::check(ort::OpContext& context, Call* call) const {
     return context.error("x has %lld rows, must have up to %d", static_cast<long long>(rows),
                          INT32_MAX / routing_.chosen);
   }
-  ort::TensorView y;
-  if ((bad = context.output(0, {rows, width_}, &y)) != nullptr) return bad;
+  ort::TensorView y, numbers;
+  if ((bad = context.output(0, {rows, width_}, &y)) != nullptr ||
+      (bad = context.output(1, {rows, routing_.chosen}, &numbers)) != nullptr) {
+    return bad;
+  }
+  call->numbers = numbers.as<int32_t>();
   const auto* const x = context.input(kX).as<const float>();
   call->routing = routing_;
   call->routing.rows = rows;
@@ -505,6 +509,7 @@ abi::Status* Experts::compute(ort::OpContext& context) const {
   }
   if (has_expert_norm) call.x = expert_normed;
   route(call, normed, expert_normed);
+  if (call.numbers != nullptr) std::copy_n(routing.ids, routing.rows * routing.chosen, call.numbers);
   return multiply(context, call);
 }
 

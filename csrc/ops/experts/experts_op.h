@@ -23,6 +23,7 @@ class ReadExperts;
 //   With `width` experts read rows `expert_x` [S, width] instead of norm(x), and y, residual and shared are as wide.
 //   With `expert_norm` [hidden] they read x behind this norm, of the kind that `norm` names, and not what the router
 //   reads. `sum_norm` is of experts behind their post_norm and `shared` without a gate.
+//   `numbers` [S, chosen] are those of a row's experts, rising.
 struct Experts {
   static constexpr const char* kName = "Experts";
   static constexpr ort::Port kInputs[] = {{"x", abi::kFloat},
@@ -43,7 +44,7 @@ struct Experts {
                                           {"post_norm", abi::kFloat, abi::kOptional},
                                           {"expert_norm", abi::kFloat, abi::kOptional},
                                           {"sum_norm", abi::kFloat, abi::kOptional}};
-  static constexpr ort::Port kOutputs[] = {{"y", abi::kFloat}};
+  static constexpr ort::Port kOutputs[] = {{"y", abi::kFloat}, {"numbers", abi::kInt32, abi::kOptional}};
 
   abi::Status* create(ort::Attributes& attributes);
   abi::Status* compute(ort::OpContext& context) const;
@@ -61,6 +62,7 @@ struct Experts {
     const float* x;  // [rows][width]: what experts read
     ExpertSum sum;
     LinearRows finish, finish_sum;  // the norm behind experts, and that behind the sum with what is shared
+    int32_t* numbers;               // [rows][chosen] or nullptr
   };
 
   abi::Status* read_routing(ort::Attributes& attributes);

@@ -1,4 +1,4 @@
-"""Computes the constants of 4-bit keys: runs the weights that were just written on a calibration text."""
+"""Runs the written weights on a calibration text: constants of 4-bit keys, and which experts its rows have."""
 
 from __future__ import annotations
 
@@ -24,12 +24,15 @@ from edge_rt.export.decoder.weights import DecoderWeights, build_graph, calibrat
 from edge_rt.export.graph.builder import GraphBuilder, LayerMatrices, Residual, as_output
 from edge_rt.export.graph.native import NativeBuilder
 from edge_rt.export.op_profile import native_caches, native_feeds
+from edge_rt.export.reference.expert_hits import Routing
 from edge_rt.export.weights.native import key_constant_names
 from edge_rt.export.weights.weights_file import WeightsFile, WeightsLayout
 from edge_rt.ort.binding import StopSwitch
 from edge_rt.ort.session import Session
 from edge_rt.package.decoder import Decoder, rope_names
+from edge_rt.package.expert_hits import ExpertHits
 from edge_rt.package.kv_formats import KV_FORMAT
+from edge_rt.package.layers import Experts
 from edge_rt.package.manifest import WEIGHTS_FILE
 from edge_rt.package.rope_tables import loaded_tables
 from edge_rt.package.states import states_bytes
@@ -46,7 +49,7 @@ Array = npt.NDArray[Any]
 
 
 class CalibrationBuilder(NativeBuilder):
-    """Builds the graph with queries and keys as outputs; its attention does not use the constants.
+    """Builds the graph with queries, keys and numbers of experts as outputs; its attention does not use the constants.
 
     Layers are built from single operators: the operator for a whole layer does not output its queries.
     """
@@ -54,6 +57,26 @@ class CalibrationBuilder(NativeBuilder):
     def __init__(self, layout: WeightsLayout, decoder: Decoder) -> None:
         super().__init__(layout, decoder)
         self._qkv: list[ir.Value] = []
+        self._numbers: list[ir.Value] = []
+
+    def node(
+        self,
+        op_type: str,
+        inputs: Sequence[ir.Value | None],
+        outputs: Sequence[str],
+        *,
+        domain: str = "",
+        attributes: Mapping[str, int | float | str] | None = None,
+    ) -> tuple[ir.Value, ...]:
+        """Add a node; of experts their numbers become an output, but for the last layer, which has few rows."""
+        layers = routed_layers(self._decoder)
+        if op_type != "Experts" or len(self._numbers) == len(layers):
+            return super().node(op_type, inputs, outputs, domain=domain, attributes=attributes)
+        layer, experts = layers[len(self._numbers)]
+        names = [*outputs, _numbers_of(layer)]
+        *made, numbers = super().node(op_type, inputs, names, domain=domain, attributes=attributes)
+        self._numbers.append(as_output(numbers, ir.DataType.INT32, ["rows", experts.chosen]))
+        return tuple(made)
 
     def layer(self, x: Residual, weights: LayerMatrices, index: int) -> Residual:
         """Return the residual stream after layer ``index``."""
@@ -67,15 +90,26 @@ class CalibrationBuilder(NativeBuilder):
         return super().attention(qkv, layer)
 
     def _more_outputs(self, logits: ir.Value) -> Sequence[ir.Value]:
-        return [*super()._more_outputs(logits), *self._qkv]
+        return [*super()._more_outputs(logits), *self._qkv, *self._numbers]
 
     def _key_constants_of(self, layer: int) -> list[ir.Value | None]:  # noqa: ARG002 - no layer has any
         return [None] * 3
 
 
+def routed_layers(decoder: Decoder) -> list[tuple[int, Experts]]:
+    """Return the layers whose experts are counted, and these."""
+    return [(number, layer.experts) for number, layer in enumerate(decoder.layers[:-1]) if layer.experts is not None]
+
+
+def _numbers_of(layer: int) -> str:
+    return f"layer{layer}.experts"
+
+
 def calibration_bytes(decoder: Decoder, tokens: int) -> int:
     """Predict the memory of ``calibrate`` in addition to the weights: cache, queries, one pass, and statistics."""
     attentions = [decoder.attention_of(layer) for layer in decoder.kv_layers]
+    # Who has which expert, and what is counted of a layer.
+    routing = 2 * tokens * sum(experts.count for _, experts in routed_layers(decoder))
     convs = 4 * decoder.hidden_size * len(decoder.conv_layers) * tokens + states_bytes(decoder, 0)
     form, taken = KV_FORMAT[_FORMAT], -(-tokens // STRIDE)
     cache = tokens * sum(form.token_bytes(one.num_kv_heads, one.head_dim) for one in attentions) + convs
@@ -85,7 +119,7 @@ def calibration_bytes(decoder: Decoder, tokens: int) -> int:
     head = max(
         statistics_bytes(tokens, taken * (one.num_heads // one.num_kv_heads), one.head_dim) for one in attentions
     )
-    return cache + queries + max(one_pass, usable_cpus() * head)
+    return cache + queries + routing + max(one_pass, usable_cpus() * head)
 
 
 def calibrate(
@@ -95,7 +129,7 @@ def calibrate(
     decoder: Decoder,
     token_ids: Sequence[int],
     on_progress: Callable[[int, int], None],
-) -> tuple[str, ...]:
+) -> tuple[ExpertHits | None, tuple[str, ...]]:
     """Compute the constants of 4-bit keys and write them into ``weights.bin``.
 
     A kv head whose keys would lose more precision with its constants than without gets neutral ones. This is checked
@@ -103,11 +137,14 @@ def calibrate(
     effect of a fault. A head whose keys or queries do not fit half precision gets neutral ones as well.
 
     Returns:
-        A sentence about the heads that do not fit half precision, if there are any.
+        How often experts would have been in a cache, None without experts; and a sentence about the heads that do not
+        fit half precision, if there are any.
     """
+    routing = Routing()
     passes = -(-len(token_ids) // PASS_ROWS)
     steps = passes + len(decoder.kv_layers)
-    caches, queries = _run(folder, weights, layout, decoder, token_ids, lambda done: on_progress(done, steps))
+    caches, queries = _run(folder, weights, layout, decoder, token_ids, routing, lambda done: on_progress(done, steps))
+    hits = routing.hits()
     unfit: dict[int, int] = {}
     with WeightsFile(folder / WEIGHTS_FILE, layout, is_new=False) as out:
         calibrated = frozenset(calibrated_layers(decoder))
@@ -121,7 +158,7 @@ def calibrate(
             for name, array in zip(key_constant_names(layer), constants.arrays, strict=True):
                 out.write(layout.slots[name], 0, array)
             on_progress(done, steps)
-    return (_warning(unfit, decoder),) if unfit else ()
+    return hits, (_warning(unfit, decoder),) if unfit else ()
 
 
 def _warning(unfit: Mapping[int, int], decoder: Decoder) -> str:
@@ -139,9 +176,10 @@ def _run(
     layout: WeightsLayout,
     decoder: Decoder,
     token_ids: Sequence[int],
+    routing: Routing,
     on_pass: Callable[[int], None],
 ) -> tuple[list[Array], list[Array]]:
-    """Compute keys and queries of the text.
+    """Compute keys and queries of the text, and tell ``routing`` which experts its rows have.
 
     Returns:
         Keys of every layer that has its own, float16 ``[kv_heads, tokens, head_dim]``, and the rotated queries of every
@@ -166,10 +204,17 @@ def _run(
         prepare = [_QueryPreparation(folder, layout, decoder, layer, tables) for layer in layers]
         # One array for all passes: the memory prediction has no room for a second one.
         room = [np.empty((min(tokens, PASS_ROWS), one.qkv_size), np.float32) for one in attentions]
+        routed = routed_layers(decoder)
         for begin in range(0, tokens, PASS_ROWS):
             on_pass(begin // PASS_ROWS)
             products = [rows[: tokens - begin] for rows in room]
-            _pass(session, decoder, caches, token_ids[begin : begin + PASS_ROWS], begin, products, loaded)
+            count = min(tokens - begin, PASS_ROWS)
+            numbers = {layer: np.empty((count, experts.chosen), np.int32) for layer, experts in routed}
+            _pass(session, decoder, caches, token_ids[begin : begin + PASS_ROWS], begin, products, numbers, loaded)
+            for layer, experts in routed:
+                has = np.zeros((count, experts.count), bool)
+                np.put_along_axis(has, numbers[layer], values=True, axis=1)
+                routing.add(layer, has)
             # PASS_ROWS is a multiple of STRIDE.
             rows = slice(begin // STRIDE, begin // STRIDE + len(products[0][::STRIDE]))
             for number, qkv in enumerate(products):
@@ -188,12 +233,14 @@ def _pass(
     token_ids: Sequence[int],
     begin: int,
     products: Sequence[Array],
+    numbers: Mapping[int, Array],
     loaded: Mapping[str, Array],
 ) -> None:
-    """Compute tokens after ``begin`` others; write a layer's queries, keys and values to ``products``."""
+    """Compute tokens after ``begin`` others; write queries, keys and values to ``products``, experts to ``numbers``."""
     last = np.asarray([len(token_ids) - 1])
     inputs, outputs = native_feeds(decoder, token_ids, last, begin, caches, _FORMAT, loaded, begin // PASS_ROWS)
     outputs |= {f"layer{layer}.qkv": product for layer, product in zip(decoder.kv_layers, products, strict=True)}
+    outputs |= {_numbers_of(layer): array for layer, array in numbers.items()}
     binding = session.binding()
     binding.bind(inputs, outputs)
     binding.run(StopSwitch())

@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from edge_rt.errors import UnsupportedModel
 from edge_rt.export.decoder.tensors import input_of_kind, kind_of
-from edge_rt.export.quantise.expert_hits import Routing
+from edge_rt.export.reference.expert_hits import Routing
 from edge_rt.export.reference.forward import DecoderForward
 from edge_rt.export.sources.source import Source
 from edge_rt.export.weights.matrices import Matrices, whole_matrix

@@ -9,7 +9,11 @@ import pytest
 from edge_rt.errors import Cancelled
 from edge_rt.export.calibration.calibrate import PASS_ROWS, STRIDE, calibrate
 from edge_rt.export.calibration.key_constants import KeyConstants, better_constants, key_constants, key_statistics
+from edge_rt.export.reference.expert_hits import Routing
+from edge_rt.export.reference.forward import DecoderForward
+from edge_rt.export.sources.model_file import TensorReader
 from edge_rt.export.weights.blocks import unpermuted_rows
+from edge_rt.export.weights.matrices import CheckpointMatrices
 from edge_rt.export.weights.native import key_constant_names
 from edge_rt.export.weights.weights_file import WeightsFile
 from edge_rt.ort.binding import StopSwitch
@@ -17,6 +21,7 @@ from edge_rt.ort.session import Session, pool_size
 from edge_rt.package.kv_formats import KV_FORMAT
 from edge_rt.package.manifest import WEIGHTS_FILE
 from edge_rt.system.machine import usable_cpus
+from tests.helpers.family_cases import load_case, write_folder
 from tests.helpers.gguf_factory import write_llama_gguf
 from tests.helpers.graphs import Built
 from tests.helpers.native_profile import require_native
@@ -48,7 +53,7 @@ def run(model, ids=IDS, on_progress=lambda done, total: None):
 def run_and_hear(model, ids=IDS, on_progress=lambda done, total: None):
     """Calibrate and return every layer's constants as the package has them, and what is said about them."""
     folder = model.graph.parent
-    warnings = calibrate(folder, model.weights, model.layout, model.decoder, ids, on_progress)
+    _, warnings = calibrate(folder, model.weights, model.layout, model.decoder, ids, on_progress)
     return [stored(model, layer) for layer in range(model.used.num_layers)], warnings
 
 
@@ -239,3 +244,32 @@ def test_a_4_bit_cache_comes_nearer_to_a_float_one(tmp_path):
     assert np.array_equal(logits(model, others, "f32"), exact)
     errors = [float(np.square(logits(one, others, "int4") - exact).mean()) for one in (model, plain)]
     assert errors[0] < 0.5 * errors[1]
+
+
+def test_experts_of_written_weights_are_those_of_a_float_model(tmp_path):
+    """The last layer computes few rows, and is not counted."""
+    (tmp_path / "package").mkdir()
+    path = write_folder(tmp_path / "folder", load_case("qwen3_moe"))
+    model = Built(path, tmp_path / "package", "int8", profile="native", is_calibrated=True)
+    ids, routing = [token % model.used.vocab_size for token in IDS], Routing()
+
+    def add(layer, has):
+        if layer < model.used.num_layers - 1:
+            routing.add(layer, has)
+
+    with TensorReader(model.source.paths) as stream:
+        matrices = CheckpointMatrices(stream, model.source.tensors)
+        forward = DecoderForward(
+            matrices,
+            model.source,
+            model.decoder,
+            product=lambda x, name: x @ np.concatenate(list(matrices.pieces(name))).T,
+            on_routing=add,
+        )
+        x, tables = forward.embed(ids)[None], forward.rope(len(ids))
+        for layer in range(model.used.num_layers):
+            x = forward.layer(x, layer, tables, None)
+    found, _ = calibrate(tmp_path / "package", model.weights, model.layout, model.decoder, ids, lambda *_: None)
+    expected = routing.hits()
+    assert found.tokens == expected.tokens == len(ids)
+    np.testing.assert_allclose(found.hits, expected.hits, atol=0.03)
