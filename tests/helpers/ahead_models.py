@@ -79,9 +79,9 @@ NEXTN_NAMES = {
 """Names of what a block has besides its layer in folders -> in GGUF files, whose norms have 1 added."""
 
 
-def write_ahead_gguf(path, name=CASE, *, left_out=(), **more):
-    """Write the same model as a GGUF file, without some tensors; ``more`` ones of the block by their names there."""
-    case = load_case(name)
+def write_ahead_gguf(path, case=CASE, *, left_out=(), **more):
+    """Write the same model, or one of another case, as a GGUF file, without some tensors; ``more``: of the block."""
+    case = load_case(case) if isinstance(case, str) else case
     config, layers, tensors = case.text_config, case.text_config["num_hidden_layers"], ahead_tensors(case)
     # The converter, too, takes the block for one more layer.
     beyond = {name.replace(BLOCK, f"model.layers.{layers}."): values for name, values in tensors.items()
