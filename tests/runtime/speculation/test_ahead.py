@@ -15,6 +15,7 @@ from edge_rt.export.quantise.decision import choose_weights
 from edge_rt.export.writing import write_ahead_graph
 from edge_rt.package.ahead import AheadInfo
 from edge_rt.package.expert_sizes import expert_sizes
+from edge_rt.package.manifest import BUILT_IN_CALIBRATION, WEIGHTS_FILE
 from edge_rt.package.reader import open_package
 from edge_rt.runtime.decode.draft import Accepted
 from edge_rt.runtime.forward.io_binding_base import Part
@@ -200,6 +201,17 @@ def test_texts_are_those_of_plain_decoding(which, made, short):
         found = [model.generate("The boat left", max_tokens=60, temperature=0.0) for _ in range(2)]
         assert [one.text for one in found] == [wanted, wanted]
         model.close()
+
+
+def test_matrices_are_rounded_with_moments_of_the_calibration_text(made, tmp_path):
+    found = []
+    for calibration in (None, BUILT_IN_CALIBRATION):
+        path = tmp_path / str(calibration)
+        export_model(made[2], path, profile="native", weights="int4", calibration=calibration)
+        package = open_package(path)
+        place = package.tensors[package.manifest.ahead.graph]["ahead.fc.tiles"]
+        found.append(package.file(WEIGHTS_FILE).read_bytes()[place.offset : place.offset + place.length])
+    assert found[0] != found[1]
 
 
 def test_a_package_without_a_block_refuses_the_mode(made, tmp_path):
