@@ -100,7 +100,7 @@ def load(
             None: 2 GiB.
         slots: answers that are computed at once, 1 to 64; further ones wait, and an answer that is computed beside
             others drafts nothing. What computes one sequence at a time (GPUs, packages that are not native, or have
-            exits or sliding windows) lets all others wait. None: one generation at a time, a second one raises
+            exits) lets all others wait. None: one generation at a time, a second one raises
             ``Busy``.
         kv_rows: with ``slots``, rows of the KV cache that they share, at least those of a context. None: a whole
             context for each slot, if that fits.

@@ -122,12 +122,8 @@ def _batches(
         if walk is not None:
             walk.forget()
     if weights.ahead is not None:
-        if walk is not None:
-            moments |= walk.ahead()
+        # The walk does not go there: its matrices are rounded without moments.
         yield weights.ahead.linears()
-        moments.clear()
-        if walk is not None:
-            walk.forget()
     if walk is not None:
         moments |= walk.head()
     yield (weights.head,)

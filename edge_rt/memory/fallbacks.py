@@ -62,8 +62,8 @@ def why_one_slot(shape: ModelShape, device: Device) -> str | None:
         return "passes on a GPU have one sequence"
     if shape.op_profile != "native":
         return f"passes of {shape.op_profile} packages have one sequence"
-    if shape.window_layers:
-        return "layers with a sliding window or a short convolution have one sequence"
+    if shape.window_layers and shape.recurrent_layers:
+        return "layers with a window beside layers with a state have one sequence"
     return "passes of packages with exits have one sequence" if shape.segments > 1 else None
 
 
@@ -123,8 +123,7 @@ class Fallbacks:
         Speculation then gets the memory that is left.
         """
         best = self._speculation_steps(self._setting(self._slots[0], self._all_rows(self._slots[0])))[0]
-        if self._keeps_states:
-            best = replace(best, checkpoints=wanted_checkpoints(best.slots))
+        best = replace(best, checkpoints=self._most_checkpoints(best))
         if isinstance(asked := self._request.experts, int):
             best = replace(best, expert_bytes=self._experts.cache_bytes(asked))
         least = self._speculation_steps(Setting(self._least_ctx, self._formats[-1], self._chunks[-1]))[-1]
@@ -148,11 +147,6 @@ class Fallbacks:
             if (needs := self.needs(single)).host <= budget.host:
                 return Decision(best, single, needs, needs)
         return Decision(best, least, least_needs, least_needs)
-
-    @property
-    def _keeps_states(self) -> bool:
-        """Whether states of earlier texts may be kept; those on a GPU are not."""
-        return self._shape.recurrent_layers > 0 and self._device.gpu is None
 
     @property
     def _experts(self) -> ExpertSizes:
@@ -200,11 +194,16 @@ class Fallbacks:
 
     def _with_checkpoints(self, choice: Choice, budget: Amounts) -> Choice:
         """Return a choice that keeps as many states of earlier texts as what it leaves has room for."""
-        most = wanted_checkpoints(choice.slots) if self._keeps_states else 0
-        for count in range(most, 0, -1):
+        for count in range(self._most_checkpoints(choice), 0, -1):
             if self.needs(more := replace(choice, checkpoints=count)).within(budget):
                 return more
         return choice
+
+    def _most_checkpoints(self, choice: Choice) -> int:
+        """Return how many states, or with several slots what windows saw, of earlier texts are wanted; not on a GPU."""
+        shape = self._shape
+        keeps = shape.recurrent_layers or (shape.window_layers and choice.slots > 1)
+        return wanted_checkpoints(choice.slots) if keeps and self._device.gpu is None else 0
 
     def _first_that_fits(self, budget: Amounts, place: Placement) -> Choice | None:
         """Return the preferred configuration of those that fit the budget when they are placed; None if none does."""

@@ -174,6 +174,8 @@ def _cache_text(shape: ModelShape, choice: Choice) -> str:
 
 
 def _states_text(shape: ModelShape, choice: Choice) -> str:
+    if not shape.recurrent_layers:
+        return f"what windows saw of {counted(choice.checkpoints, 'earlier text')}"
     layers = counted(shape.recurrent_layers, "layer")
     of_slots = "" if choice.slots == 1 else f", of {choice.slots} slots"
     kept = f"; {counted(choice.checkpoints, 'state')} of earlier texts" if choice.checkpoints else ""

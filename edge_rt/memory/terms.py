@@ -147,11 +147,10 @@ def runtime_bytes(device: Device, resident_bytes: int | None) -> int:
 
 def kv_rows(shape: ModelShape, choice: Choice) -> tuple[int, int]:
     """Return the KV cache rows of a layer without a sliding window, and of a layer with one."""
-    if choice.slots > 1:
-        return choice.kv_rows, choice.kv_rows
+    full = choice.kv_rows if choice.slots > 1 else choice.ctx
     if not shape.window_layers:
-        return choice.ctx, choice.ctx
-    return choice.ctx, window_capacity(shape.model.ring_window, choice.largest_pass, choice.ctx)
+        return full, full
+    return full, choice.slots * window_capacity(shape.model.ring_window, choice.largest_pass, choice.ctx)
 
 
 def kv_bytes(shape: ModelShape, choice: Choice) -> int:
@@ -161,7 +160,14 @@ def kv_bytes(shape: ModelShape, choice: Choice) -> int:
 
 
 def state_bytes(shape: ModelShape, choice: Choice) -> int:
-    """Return the bytes of the states of all slots, two of each with room for the largest draft, and of those kept."""
+    """Return the bytes of the states of all slots, two of each with room for the largest draft, and of those kept.
+
+    Of layers with a window, what it saw of earlier texts is kept for several slots.
+    """
+    if shape.window_layers and choice.slots > 1:
+        seen = min(shape.model.ring_window, choice.ctx) - 1
+        of_text = shape.cache_bytes(choice.kv_format, 0, seen) + shape.conv_layers * seen * shape.conv_row_bytes
+        return choice.checkpoints * of_text
     if not shape.recurrent_layers:
         return 0
     kept = choice.checkpoints * states_bytes(shape.model, 0) // SLOTS
@@ -367,7 +373,7 @@ def stored_block_bytes(shape: ModelShape, choice: Choice) -> int:
     # What short convolutions see behind a text: copies that are kept, of the end, and of what is read.
     seen = shape.conv_layers * max(shape.model.ring_window - 1, 0) * shape.conv_row_bytes
     if choice.slots > 1:
-        return block
+        return block + 2 * seen
     return max(0, block + (CHECKPOINTS + 2) * seen - _encoding_room(shape, choice.ctx))
 
 

@@ -340,7 +340,11 @@ class Batch:
         for ticket in tuple(self._active):
             if id(ticket) in computed or room <= 0:
                 continue
-            for prepared in self._prepared(ticket, room, None if len(self._active) == 1 else Draft()):
+            draft = None
+            if len(self._active) > 1:
+                self._division.leave_out(ticket.running)
+                draft = Draft()
+            for prepared in self._prepared(ticket, room, draft):
                 pieces.append(prepared)
                 room -= len(prepared[1].token_ids)
         return pieces

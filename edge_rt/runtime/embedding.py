@@ -102,8 +102,9 @@ class _Text:
 
     def part(self, count: int, *, wants_all: bool, has_map: bool) -> Part:
         ids = self.token_ids[self.done : self.done + count]
-        row_map = self.cache.row_map if has_map else None
-        return Part(ids, self.done, len(ids) if wants_all else 1, None, None, row_map, self.cache.states)
+        maps = (self.cache.row_map, self.cache.window_map) if has_map else (None, None)
+        num_logits = len(ids) if wants_all else 1
+        return Part(ids, self.done, num_logits, row_map=maps[0], states=self.cache.states, window_map=maps[1])
 
 
 class Embedder:

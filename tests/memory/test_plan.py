@@ -188,7 +188,7 @@ def test_slots_have_a_cache_each_and_rows_of_logits():
 @pytest.mark.parametrize(
     ("changes", "reason"),
     [
-        ({"layer_windows": windows_of(512, 4)}, "sliding window"),
+        ({"segments": 2}, "exits"),
         ({"op_profile": "portable", "kv_formats": ("f32",)}, "portable"),
     ],
 )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from edge_rt.runtime.cache.kv_cache import SlidingWindow
+from edge_rt.runtime.cache.sliding_window import SlidingWindow
 from tests.ops.single_op import ISAS, SingleOp, needs_native
 
 pytestmark = [needs_native, pytest.mark.own_pools]

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings, strategies as st
 
-from edge_rt.runtime.cache.kv_cache import SlidingWindow
+from edge_rt.runtime.cache.sliding_window import SlidingWindow
 from tests.ops.attention_cases import Case, Layer, check, make_rows, make_tables, random_parents
 from tests.ops.single_op import needs_native
 from tests.ops.spec_attention_reference import FORMATS, Config

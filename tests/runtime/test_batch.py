@@ -11,6 +11,7 @@ from edge_rt.errors import Busy, ConfigError, InferenceError, InvalidGrammar
 from edge_rt.runtime.decode.draft import NullDrafter
 from edge_rt.runtime.decode.sampling import Sampler
 from edge_rt.runtime.speculation.adaptive import AdaptiveDrafter
+from edge_rt.runtime.speculation.arms import DiscountedUCB
 from edge_rt.runtime.speculation.core import DraftCore
 from edge_rt.runtime.speculation.library import draft_library
 from tests.helpers.fake_batch import FakeBatch
@@ -295,10 +296,22 @@ def test_a_long_prompt_beside_an_answer_gets_larger_pieces_once_their_cost_is_kn
     assert pieces[1] > 16
 
 
-def drafter_of(text, truthful):
+def drafter_of(text, truthful, bandit=None):
     """Return a drafter that knows a text and guesses the next token, truly or not."""
     source = OracleSource(text, lambda position: truthful)
-    return AdaptiveDrafter(DraftCore(draft_library(), [source]), linear_costs(4.0, 0.5), None, max_nodes=8)
+    return AdaptiveDrafter(DraftCore(draft_library(), [source]), linear_costs(4.0, 0.5), bandit, max_nodes=8)
+
+
+def test_answers_without_room_for_drafts_teach_those_who_draft_nothing_of_costs(alone):
+    fake = FakeBatch(3, most_rows=16, draft_max=0)
+    whole = [[*prompt, *tokens] for prompt, tokens in zip(PROMPTS, alone, strict=True)]
+    drafters = [drafter_of(text, truthful=True, bandit=DiscountedUCB([1.0, 1.0])) for text in whole]
+    tickets = [
+        fake.submit(prompt, max_tokens=6, drafter=drafter) for prompt, drafter in zip(PROMPTS, drafters, strict=True)
+    ]
+    fake.compute_all()
+    assert [ticket.error for ticket in tickets] == [None] * 3
+    assert [ticket.generation.settled().token_ids for ticket in tickets] == alone
 
 
 def test_drafts_share_the_rows_of_a_pass_and_rest_where_nothing_is_right(alone):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -25,76 +25,98 @@ class _Kept:
     place: int
 
 
-class Checkpoints:
-    """States of texts in a bounded memory; the one that was used longest ago makes room for another one.
+class Copies:
+    """Copies of what belongs to texts, in a bounded memory; the one used longest ago makes room for another one.
 
     Args:
-        states: name -> float32 ``[sequences, 2, numbers of a slot]``, the memory that passes read and write.
-        sizes: name -> numbers of a state, with which a slot begins.
-        count: how many are kept; 0: none.
+        places: the memory of each copy, part by part.
     """
 
-    def __init__(self, states: Mapping[str, Array], sizes: Mapping[str, int], count: int, memory: Array) -> None:
-        assert memory.shape == (count, sum(sizes.values())), (memory.shape, count)
-        self._states, self._sizes, self._memory = states, sizes, memory
+    def __init__(self, places: Sequence[Sequence[Array]]) -> None:
+        self._places = list(places)
         self._kept: list[_Kept] = []
-        self.count = count
 
-    def save(self, index: int, slot: int, token_ids: Sequence[int]) -> None:
-        """Keep the state of a sequence's slot, which has seen these tokens, unless it is kept already."""
+    @property
+    def count(self) -> int:
+        """How many copies are kept, at most."""
+        return len(self._places)
+
+    def put(self, token_ids: Sequence[int], parts: Callable[[], Iterable[Array]]) -> None:
+        """Keep what belongs to a text, unless it is kept already; a part may be shorter than there is room."""
         if not self.count or not len(token_ids):
             return
         ids = np.asarray(token_ids, np.int32)
         found = next((one for one in self._kept if np.array_equal(one.token_ids, ids)), None)
         if found is None:
             place = self._kept.pop(0).place if len(self._kept) == self.count else len(self._kept)
-            for name, part in self._parts(place):
-                part[:] = self._states[name][index, slot, : len(part)]
+            for memory, part in zip(self._places[place], parts(), strict=True):
+                memory[: len(part)] = part
             found = _Kept(ids, place)
         self._use(found)
 
-    def kept(self, token_ids: Sequence[int] | Array) -> dict[int, list[Array]]:
-        """Return of how many of the first tokens states are kept -> the memory of a state, part by part."""
-        ids = np.asarray(token_ids, np.int32)
-        return {
-            len(one.token_ids): [part for _, part in self._parts(one.place)]
-            for one in self._kept
-            if _begins_with(ids, one.token_ids)
-        }
-
-    def memory(self, index: int, slot: int) -> list[Array]:
-        """Return the memory of a sequence's slot, part by part as ``kept``."""
-        return [self._states[name][index, slot, :size] for name, size in self._sizes.items()]
-
-    def load(self, index: int, slot: int, token_ids: Sequence[int]) -> None:
-        """Write the state of exactly these tokens, which must be kept, into a sequence's slot."""
+    def get(self, token_ids: Sequence[int]) -> Sequence[Array]:
+        """Return what belongs to exactly these tokens, which must be kept, part by part."""
         ids = np.asarray(token_ids, np.int32)
         found = next(one for one in self._kept if np.array_equal(one.token_ids, ids))
-        for name, part in self._parts(found.place):
-            self._states[name][index, slot, : len(part)] = part
         self._use(found)
+        return self._places[found.place]
+
+    def kept(self, token_ids: Sequence[int] | Array) -> dict[int, list[Array]]:
+        """Return of how many of a text's first tokens there are copies -> these, part by part."""
+        ids = np.asarray(token_ids, np.int32)
+        return {
+            len(one.token_ids): list(self._places[one.place]) for one in self._kept if _begins_with(ids, one.token_ids)
+        }
 
     def forget(self) -> None:
-        """Forget all states."""
+        """Forget all copies."""
         self._kept = []
 
+    def release(self) -> None:
+        """Forget all copies, and their memory."""
+        self.forget()
+        self._places = []
+
     def check(self) -> None:
-        """Assert the invariants: every state that is kept has a place of its own, and there are no two of a text."""
+        """Assert the invariants: every copy has a place of its own, and there are no two of a text."""
         places = [one.place for one in self._kept]
         assert sorted(places) == list(range(len(places))), places
         assert len(places) <= self.count, (len(places), self.count)
         texts = {one.token_ids.tobytes() for one in self._kept}
-        assert len(texts) == len(places), "two states of the same text"
-        assert b"" not in texts, "a state of no tokens"
+        assert len(texts) == len(places), "two copies for the same text"
+        assert b"" not in texts, "a copy for no tokens"
 
     def _use(self, one: _Kept) -> None:
         self._kept = [*(other for other in self._kept if other is not one), one]
 
-    def _parts(self, place: int) -> Iterable[tuple[str, Array]]:
-        begin = 0
-        for name, size in self._sizes.items():
-            yield name, self._memory[place, begin : begin + size]
-            begin += size
+
+class Checkpoints(Copies):
+    """Copies of states.
+
+    Args:
+        states: name -> float32 ``[sequences, 2, numbers of a slot]``, the memory that passes read and write.
+        sizes: name -> numbers of a state, with which a slot begins.
+        count: how many are kept; 0: none.
+        memory: float32 ``[count, sum of sizes]``.
+    """
+
+    def __init__(self, states: Mapping[str, Array], sizes: Mapping[str, int], count: int, memory: Array) -> None:
+        assert memory.shape == (count, sum(sizes.values())), (memory.shape, count)
+        super().__init__([np.split(place, np.cumsum(list(sizes.values()))[:-1]) for place in memory])
+        self._states, self._sizes = states, sizes
+
+    def save(self, index: int, slot: int, token_ids: Sequence[int]) -> None:
+        """Keep the state of a sequence's slot, which has seen these tokens, unless it is kept already."""
+        self.put(token_ids, lambda: self.memory(index, slot))
+
+    def load(self, index: int, slot: int, token_ids: Sequence[int]) -> None:
+        """Write the state of exactly these tokens, which must be kept, into a sequence's slot."""
+        for part, copy in zip(self.memory(index, slot), self.get(token_ids), strict=True):
+            part[:] = copy
+
+    def memory(self, index: int, slot: int) -> list[Array]:
+        """Return the memory of a sequence's slot, part by part as ``kept``."""
+        return [self._states[name][index, slot, :size] for name, size in self._sizes.items()]
 
 
 def _begins_with(token_ids: Array, beginning: Array) -> bool:

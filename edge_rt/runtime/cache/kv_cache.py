@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence, Sequence as Items
+from collections.abc import Iterable, Sequence, Sequence as Items
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Self
@@ -13,6 +13,7 @@ import numpy.typing as npt
 from edge_rt.errors import ContextOverflow
 from edge_rt.package.states import CHECKPOINTS
 from edge_rt.runtime.cache.checkpoints import SHORT, Array, stops
+from edge_rt.runtime.cache.sliding_window import SlidingWindow
 from edge_rt.runtime.cache.state_slots import StateSlots
 
 
@@ -106,92 +107,6 @@ def common_prefix(first: Items[int], second: Items[int]) -> int:
     return low
 
 
-class SlidingWindow:
-    """A ring buffer of cache rows, kept as a map from position to row.
-
-    The first ``capacity`` positions have rows of their own. Every later position takes the row of the position
-    ``capacity`` before it, so that the last ``capacity`` positions with rows never share one. A position is assigned
-    its row once: it keeps the row when it is rolled back.
-
-    Args:
-        row_bytes: bytes of one row in all layers that have the window.
-
-    Attributes:
-        row_map: int32 ``[positions]``, position -> row in memory, which the graph reads; committing a path through a
-            tree permutes it (see ``KVCache``). Positions that have no row yet hold 0.
-        memory: returns that of the rows, of every layer uint8 ``[rows, ...]``; None: they are not taken elsewhere.
-        most_kept: how many copies of what is seen behind a text are kept where the cache is told to.
-    """
-
-    memory: Callable[[], Sequence[Array]] | None = None
-    most_kept = 0
-
-    def __init__(self, window: int, capacity: int, positions: int, *, row_bytes: int = 0) -> None:
-        assert window > 0, window
-        assert min(window, positions) <= capacity <= positions, (window, capacity, positions)
-        self.window = window
-        self.capacity = capacity
-        self.row_bytes = row_bytes
-        self.row_map: npt.NDArray[Any] = np.zeros(positions, np.int32)
-        self.assigned = 0
-        self._spare: list[Array] = []
-        self.reset()
-
-    @property
-    def largest_pass(self) -> int:
-        """Rows of the largest pass that leaves room for everything its first row sees."""
-        positions = len(self.row_map)
-        return positions if self.capacity == positions else self.capacity - self.window + 1
-
-    def reset(self) -> None:
-        """Start again: only the first positions have rows."""
-        self.row_map[: self.capacity] = np.arange(self.capacity)
-        self.assigned = self.capacity
-
-    def assign(self, end: int) -> None:
-        """Give rows to the positions below ``end``."""
-        while self.assigned < end:
-            begin, stop = self.assigned, min(end, self.assigned + self.capacity)
-            self.row_map[begin:stop] = self.row_map[begin - self.capacity : stop - self.capacity]
-            self.assigned = stop
-
-    def holds(self, length: int) -> bool:
-        """Return whether everything that the token at position ``length`` sees is still in the cache."""
-        return max(length + 1 - self.window, 0) >= self.assigned - self.capacity
-
-    def seen(self, length: int) -> list[Array]:
-        """Return copies of the rows that the token at position ``length`` sees, layer by layer; ``memory`` is set."""
-        assert self.memory is not None, "nobody told where the rows are"
-        assert self.holds(length), (length, self.assigned)
-        which = self.row_map[max(0, length - self.window + 1) : length]
-        return [layer[which] for layer in self.memory()]
-
-    def spare(self, length: int) -> list[Array]:
-        """Return memory for rows as of ``seen``, to ``take``."""
-        assert self.memory is not None, "nobody told where the rows are"
-        rows = min(length, self.window - 1)
-        self._spare = [np.empty((rows, *layer.shape[1:]), np.uint8) for layer in self.memory()]
-        return self._spare
-
-    def take(self, length: int) -> None:
-        """Take the rows that were written into the spare memory for those before position ``length``."""
-        assert self.memory is not None, "nobody told where the rows are"
-        self.assign(length)
-        which, spare = self.row_map[max(0, length - self.window + 1) : length], self._spare
-        for layer, rows in zip(self.memory(), spare, strict=True):
-            layer[which] = rows
-        self._spare = []
-
-    def check(self, length: int, end: int) -> None:
-        """Assert the invariants for ``length`` committed positions and reserved ones up to ``end``."""
-        positions, last = len(self.row_map), self.row_map[self.assigned - self.capacity : self.assigned]
-        assert end <= self.assigned <= positions, (end, self.assigned, positions)
-        assert self.holds(length), f"rows that are seen behind {length} are gone: {self.assigned} were given out"
-        assert np.array_equal(np.sort(last), np.arange(self.capacity)), "a row of the window is mapped twice"
-        # Attention reads the map's entries before the window as well, but not the rows they point to.
-        assert np.isin(self.row_map, last).all(), "there is no such row"
-
-
 class KVCache:
     """Bookkeeping of the tokens whose keys and values are in the cache.
 
@@ -240,6 +155,11 @@ class KVCache:
     def row_map(self) -> npt.NDArray[Any] | None:
         """The map that passes read, in layers without a sliding window; None: rows are in logical order."""
         return self._row_map
+
+    @property
+    def window_map(self) -> npt.NDArray[Any] | None:
+        """The same in layers with a sliding window; None: there are no such layers."""
+        return None if self._window is None else self._window.row_map
 
     @property
     def states(self) -> StateSlots | None:
@@ -326,11 +246,9 @@ class KVCache:
             end_ids: tokens that end a turn of a conversation.
         """
         self._stops, self._last_stop = [], 0
-        keeps = self._window.most_kept if self._window is not None else 0
-        if self._states is not None and (keeps := self._states.keeps):
-            self.keep_state()
-        if not keeps:
+        if not (keeps := self._keeps):
             return
+        self.keep_state()
         found, last = stops(prompt, end_ids, self._stop_step)
         # Earlier ones would make room for later ones.
         most = min(keeps, CHECKPOINTS) - 1
@@ -338,6 +256,13 @@ class KVCache:
         if self._stop_step > 1 and len(prompt) - last > self._most_behind:
             # No pass can take it on its way: it is the end of one.
             self._stops.append(last)
+
+    @property
+    def _keeps(self) -> int:
+        """How many states, or copies of what windows see, are kept."""
+        if self._states is not None:
+            return self._states.keeps
+        return 0 if self._window is None else self._window.most_kept
 
     @property
     def next_stops(self) -> list[int]:
@@ -360,10 +285,15 @@ class KVCache:
         window = self._window
         if window is None or window.memory is None:
             return {}
-        found = {stop: rows for stop, rows in self._seen.items() if stop <= common}
+        kept = self._copies_of(token_ids[:common])
+        found = {length: rows for length, rows in kept.items() if length >= window.window}
         if window.holds(common) and common >= window.window:
             found[common] = window.seen(common)
         return found
+
+    def _copies_of(self, token_ids: Sequence[int]) -> dict[int, list[Array]]:
+        """Return of how many of the first tokens there are copies of what windows see -> these, part by part."""
+        return {stop: rows for stop, rows in self._seen.items() if stop <= len(token_ids)}
 
     def spare_state(self, length: int) -> list[Array]:
         """Return memory for a state of ``length`` tokens as of ``states_of``, for a reservation that restores one."""

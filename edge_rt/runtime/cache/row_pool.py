@@ -16,7 +16,9 @@ import numpy.typing as npt
 from edge_rt.errors import MemoryBudgetExceeded
 from edge_rt.package.kv_formats import ROW_BLOCK
 from edge_rt.runtime.cache.kv_cache import KVCache
+from edge_rt.runtime.cache.sliding_window import SlidingWindow
 from edge_rt.runtime.cache.state_slots import StateSlots
+from edge_rt.runtime.cache.window_copies import WindowCopies
 from edge_rt.system.byte_size import counted
 
 
@@ -166,21 +168,35 @@ class PooledCache(KVCache):
     """The bookkeeping of one sequence whose rows are a pool's, with a map of its own.
 
     It has rows only where some were provided, which reserving does as well. Sequences that begin alike share the rows
-    of their beginning, whole blocks of them. With states they share what a state was kept of, and what rests is as long
-    as its state says.
+    of their beginning, whole blocks of them. With states, or windows, they share what a copy of these is kept of, and
+    what rests is as long as the last one.
 
     Args:
         capacity: most positions.
         row_bytes: bytes of one token in all layers.
         states: of the sequence, in layers that have some; None: there are no such layers.
+        window: rows of its own, in layers with a sliding window; None: there are no such layers.
+        copies: of what the window's rows are; only with one.
     """
 
     _stop_step = ROW_BLOCK
 
-    def __init__(self, capacity: int, pool: RowPool, *, row_bytes: int = 0, states: StateSlots | None = None) -> None:
+    def __init__(
+        self,
+        capacity: int,
+        pool: RowPool,
+        *,
+        row_bytes: int = 0,
+        states: StateSlots | None = None,
+        window: SlidingWindow | None = None,
+        copies: WindowCopies | None = None,
+    ) -> None:
+        assert (window is None) == (copies is None), "a window whose rows nobody copies"
+        assert states is None or window is None, "states and a window"
         self._map = np.zeros(in_blocks(capacity) * ROW_BLOCK, np.int32)
-        super().__init__(capacity, row_bytes=row_bytes, row_map=self._map[:capacity], states=states)
-        self._pool = pool
+        super().__init__(capacity, row_bytes=row_bytes, row_map=self._map[:capacity], window=window, states=states)
+        self._pool, self._copies = pool, copies
+        self._kept = states or copies
         self._provided = 0
 
     @property
@@ -205,16 +221,16 @@ class PooledCache(KVCache):
         Those are all of one that rests, which then rests no longer; else whole blocks.
         """
         rows, token_ids = self._rows_of(source)
-        lengths = [length] if self._states is None else self._states.kept_lengths(token_ids, length)
+        lengths = [length] if self._kept is None else self._kept.kept_lengths(token_ids, length)
         if isinstance(source, Resting) and lengths[:1] == [len(token_ids)]:
             return length
-        if self._states is None:
+        if self._kept is None:
             return _whole_blocks(rows, length)
         return next((kept for kept in lengths if _whole_blocks(rows, kept) == kept), 0)
 
     def next_reach(self, length: int) -> int:
         """Return with how many of this sequence's first rows, at most ``length``, others can begin before long."""
-        if self._states is None:
+        if self._kept is None:
             return length // ROW_BLOCK * ROW_BLOCK
         return max((stop for stop in self.next_stops if stop <= length), default=0)
 
@@ -228,7 +244,7 @@ class PooledCache(KVCache):
     def fork(self, source: PooledCache | Resting, length: int) -> int:
         """Begin with the first rows of another sequence of the pool, which both then share; they are not copied.
 
-        This one must have no rows; with states, one of exactly so many tokens must be kept, which is copied.
+        This one must have no rows. A copy of states or windows of exactly so many tokens must be kept.
 
         Returns:
             The number of rows shared: at most ``length``, whole blocks.
@@ -253,8 +269,8 @@ class PooledCache(KVCache):
 
     def _take_over(self, token_ids: list[int]) -> None:
         self._token_ids = token_ids
-        if self._states is not None:
-            self._states.go_on(token_ids)
+        if self._kept is not None:
+            self._kept.go_on(token_ids)
 
     def rest(self) -> None:
         """Leave the rows to the pool, until somebody begins alike or wants their memory, and forget all tokens."""
@@ -291,13 +307,32 @@ class PooledCache(KVCache):
             length = reached
 
     def _resting_length(self) -> int:
-        """Return how many rows somebody could go on with; of these the states are kept."""
+        """Return how many rows somebody could go on with; of these states and windows are kept."""
         self._stops, self._last_stop = [], 0
-        if self._states is None:
+        if self._kept is None:
             return self.length
         self.keep_state()
-        seen = self._token_ids[: self._states.length]
-        return len(seen) if len(seen) in self._states.kept_lengths(seen, len(seen)) else 0
+        seen = self._token_ids if self._states is None else self._token_ids[: self._states.length]
+        return len(seen) if len(seen) in self._kept.kept_lengths(seen, len(seen)) else 0
+
+    @property
+    def _keeps(self) -> int:
+        return 0 if self._kept is None else self._kept.keeps
+
+    def _copies_of(self, token_ids: Sequence[int]) -> dict[int, list[npt.NDArray[Any]]]:
+        return {} if self._copies is None else self._copies.kept(token_ids)
+
+    def _keep_seen(self, begin: int) -> None:
+        if self._copies is None:
+            return
+        for stop in sorted({*self._stops, self._last_stop}):
+            if begin < stop <= self.length:
+                self._copies.keep(self._token_ids[:stop])
+
+    def keep_state(self) -> None:
+        """Keep what the next token depends on besides rows of the pool, if there is anything, to go on from later."""
+        if self._kept is not None:
+            self._kept.keep(self._token_ids)
 
     @property
     def _most_behind(self) -> int:
@@ -343,6 +378,8 @@ class PooledCache(KVCache):
         assert self.length + self._reserved <= self._provided <= len(self._map), (self.length, self._provided)
         assert len(set(self._map[: self._provided].tolist())) == self._provided, "a row is mapped twice"
         assert len(self.blocks) * ROW_BLOCK == self._provided, "a part of a block is held"
+        if self._copies is not None:
+            self._copies.check()
         assert not self._is_shared_behind(self.length), "rows that will be written are shared"
 
 

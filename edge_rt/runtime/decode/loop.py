@@ -144,8 +144,8 @@ class Decoding:
         token_ids = [*self._pending, *self._draft.token_ids]
         self._rows = self.cache.reserve(len(token_ids), parents, certain=self.cache.certain_of(len(self._pending)))
         self._rows.__enter__()
-        cache = self.cache
-        return Part(token_ids, self._rows.start, num_logits, parents, row_map=cache.row_map, states=cache.states)
+        cache, start = self.cache, self._rows.start
+        return Part(token_ids, start, num_logits, parents, None, cache.row_map, cache.states, cache.window_map)
 
     def choose(self, outputs: Outputs) -> None:
         """Choose the tokens that follow.

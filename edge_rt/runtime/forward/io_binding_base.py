@@ -17,8 +17,9 @@ from edge_rt.errors import InvalidPackage
 from edge_rt.ort.binding import Binding, StopSwitch
 from edge_rt.ort.session import Session, TensorSpec
 from edge_rt.package.decoder import Model
-from edge_rt.runtime.cache.kv_cache import KVCache, SlidingWindow
+from edge_rt.runtime.cache.kv_cache import KVCache
 from edge_rt.runtime.cache.row_pool import PooledCache, RowPool
+from edge_rt.runtime.cache.sliding_window import SlidingWindow
 from edge_rt.runtime.cache.state_slots import StateSlots
 from edge_rt.runtime.forward.outputs import BoundResults, OutputMemory, Outputs, give_back
 
@@ -41,6 +42,7 @@ class Part(NamedTuple):
         row_map: int32 ``[>= start + tokens]``, position -> row of the cache, which is copied; None for the sequence
             that has the whole cache to itself (``IOBinding.open_cache``).
         states: those of the sequence, where layers have some; None: those of the first sequence.
+        window_map: as ``row_map``, in layers with a window.
     """
 
     token_ids: Sequence[int]
@@ -50,6 +52,7 @@ class Part(NamedTuple):
     logit_rows: Sequence[int] | None = None
     row_map: Array | None = None
     states: StateSlots | None = None
+    window_map: Array | None = None
 
 
 class BoundPass(ABC):

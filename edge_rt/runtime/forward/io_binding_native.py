@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from itertools import accumulate, groupby
 from typing import TYPE_CHECKING, Final
 
@@ -19,8 +19,10 @@ from edge_rt.package.kv_formats import KV_FORMAT, RESTING_PER_SLOT, UPPER_HALVES
 from edge_rt.package.rope_tables import loaded_tables
 from edge_rt.package.spec_modes import MAX_DRAFT
 from edge_rt.package.states import CHECKPOINTS, SLOTS, states_bytes
-from edge_rt.runtime.cache.kv_cache import SlidingWindow
+from edge_rt.runtime.cache.checkpoints import Copies
 from edge_rt.runtime.cache.row_pool import PooledCache, RowPool
+from edge_rt.runtime.cache.sliding_window import SlidingWindow
+from edge_rt.runtime.cache.window_copies import WindowCopies
 from edge_rt.runtime.forward.io_binding_base import FILLING, Array, BoundPass, IOBinding, Part, Specs
 from edge_rt.runtime.forward.outputs import BoundResults, OutputMemory, Outputs, untouched
 from edge_rt.runtime.forward.state_memory import StateInputs, StateMemory, States, state_specs
@@ -47,11 +49,12 @@ class NativeIOBinding(IOBinding):
 
     Args:
         capacity: positions of a sequence.
-        sequences: most that one pass computes, each with a row map of its own, over rows of one pool. 0: one sequence
-            has the cache to itself. Without a sliding window only.
+        sequences: most that one pass computes, each with a row map of its own, over rows of one pool, and with rows of
+            its own in layers with a sliding window. 0: one sequence has the cache to itself.
         rows: of the pool; None: ``capacity`` for each sequence, in whole blocks.
         largest_pass: rows of the largest pass that will be run; layers with a sliding window reserve room for it.
-        drafts: most of a pass, where layers have states; ``checkpoints``: of these, how many are kept.
+        drafts: most of a pass, where layers have states; ``checkpoints``: of these, how many are kept, or of several
+            sequences' windows copied.
         hidden: whether passes return hidden states, too; the session must be opened with ``more_outputs``.
         stream: whether passes of one sequence return the stream behind the last layer, of all rows; likewise.
 
@@ -101,27 +104,25 @@ class NativeIOBinding(IOBinding):
             for layer in self._layers
         ]
         self.row_bytes = sum(token_bytes)
-        # Of a window each sequence would need rows of its own.
-        self.most_sequences = sequences = 0 if any(windows) else sequences
+        # What keeps both, states and rows of a window, would have to copy both.
+        self.most_sequences = sequences = 0 if any(windows) and model.recurrent_layers else sequences
         if rows is None:
             rows = pool_rows(capacity, sequences) if sequences else capacity
-        self._row_maps = np.zeros((sequences, capacity), np.int32)
-        if sequences:
-            self.pool = RowPool(rows, most_resting=RESTING_PER_SLOT * sequences)
-            self.slots = tuple(
-                PooledCache(capacity, self.pool, row_bytes=self.row_bytes, states=states)
-                for states in self.states or (None,) * sequences
-            )
-            self.row_map = self.slots[0].row_map
-        elif 0 in model.layer_windows:
-            self.row_map = np.arange(capacity, dtype=np.int32)
+        rings, window_rows = [], rows
         if window := model.ring_window:
             of_window = sum(count for count, size in zip(token_bytes, windows, strict=True) if size)
             seen = window_capacity(window, largest_pass, capacity)
-            self.window = SlidingWindow(min(window, capacity), seen, capacity, row_bytes=of_window)
-            if len(self._convs) == sum(map(bool, windows)):
-                self.window.memory = self._conv_rows
-        rows_of = [self.window.capacity if self.window and size else rows for size in windows]
+            window_rows = max(sequences, 1) * seen
+            rings = [
+                SlidingWindow(min(window, capacity), seen, capacity, row_bytes=of_window, first=first)
+                for first in range(0, window_rows, seen)
+            ]
+            self.window = rings[0]
+            if sequences or len(self._convs) == sum(map(bool, windows)):
+                for ring in rings:
+                    ring.memory = self._window_memory
+        self._row_maps, self._window_maps = (np.zeros((sequences, capacity), np.int32) for _ in range(2))
+        rows_of = [window_rows if size else rows for size in windows]
         sizes = [of_layer * count for of_layer, count in zip(rows_of, token_bytes, strict=True)]
         self.buffers: list[Array] = []
         self._allocate(
@@ -133,6 +134,42 @@ class NativeIOBinding(IOBinding):
             ]
         )
         self._formats = np.asarray([KV_FORMAT[name].id for name in formats], np.int32)
+        self._copies, self._copied = Copies(()), np.empty(0, np.uint8)
+        if sequences:
+            self.pool = RowPool(rows, most_resting=RESTING_PER_SLOT * sequences)
+            self.slots = tuple(self._open_slots(self.pool, rings, checkpoints))
+        if 0 in model.layer_windows:
+            self.row_map = self.slots[0].row_map if sequences else np.arange(capacity, dtype=np.int32)
+
+    def _open_slots(self, pool: RowPool, rings: Sequence[SlidingWindow], checkpoints: int) -> Iterator[PooledCache]:
+        """Yield the bookkeeping of every slot; what their windows saw of earlier texts is copied for all of them."""
+        if not rings:
+            for states in self.states or (None,) * self.most_sequences:
+                yield PooledCache(self.capacity, pool, row_bytes=self.row_bytes, states=states)
+            return
+        seen = rings[0].window - 1
+        sizes = [(seen, *part.shape[1:]) for part in self._window_memory()]
+        ends = list(accumulate(math.prod(size) for size in sizes))
+        self._copied = untouched((max(checkpoints, 1), ends[-1]), np.uint8)
+        self._copies = Copies(
+            [
+                [part.reshape(size) for part, size in zip(np.split(place, ends[:-1]), sizes, strict=True)]
+                for place in self._copied[:checkpoints]
+            ]
+        )
+        for ring in rings:
+            copies = WindowCopies(ring, self._copies)
+            yield PooledCache(self.capacity, pool, row_bytes=self.row_bytes, window=ring, copies=copies)
+
+    def _window_memory(self) -> list[Array]:
+        """Return the memory of layers with a window, by what rows consist of: uint8 ``[rows, ...]``."""
+        found: list[Array] = []
+        for number, buffer in zip(self._layers, self.buffers, strict=False):
+            if number in self._convs:
+                found.append(buffer)
+            elif self.model.layer_windows[number]:
+                found += [part.transpose(1, 0, 2) for part in self._parts_of(number, buffer)]
+        return found
 
     def _heads(self, layer: int) -> tuple[int, int]:
         """Return the number and the size of the heads of a layer's keys and values."""
@@ -182,12 +219,15 @@ class NativeIOBinding(IOBinding):
         """Release the buffers."""
         super().release()
         self.buffers = []
+        self._copies.release()
+        self._copied = np.empty(0, np.uint8)
         if self._memory is not None:
             self._memory.release()
 
     def forget(self) -> None:
         """Empty all rows of the cache, and the states, and return their memory to the system."""
         super().forget()
+        self._copies.forget()
         if self._memory is not None:
             self._memory.forget()
 
@@ -208,32 +248,32 @@ class NativeIOBinding(IOBinding):
         Returns:
             Codes, then scales where the format has them, uint8 ``[kv_heads, rows, bytes]``; nothing after ``release``.
         """
-        parts = []
-        for number, buffer in zip(self._layers, self.buffers, strict=False):
-            if number in self._convs:
-                continue
-            form, (heads, head_dim) = self._form(number), self._heads(number)
-            capacity, layer, begin = buffer.shape[2], buffer.reshape(-1), 0
-            for row in (form.key, form.value):
-                sizes = row.parts(head_dim)
-                end = begin + heads * capacity * sum(sizes)
-                planes = layer[begin:end].reshape(heads, -1)
-                for at, size in zip(accumulate(sizes, initial=0), sizes, strict=False):
-                    part = planes[:, at * capacity : (at + size) * capacity]
-                    parts.append(part.reshape(heads, capacity, size))
-                begin = end
-        return parts
+        return [
+            part
+            for number, buffer in zip(self._layers, self.buffers, strict=False)
+            if number not in self._convs
+            for part in self._parts_of(number, buffer)
+        ]
 
-    def _conv_rows(self) -> list[Array]:
-        """Return the memory of the rows of short convolutions, uint8 ``[rows, bytes]`` each."""
-        return [buffer for layer, buffer in zip(self._layers, self.buffers, strict=False) if layer in self._convs]
+    def _parts_of(self, number: int, buffer: Array) -> Iterator[Array]:
+        """Yield the same of one layer."""
+        form, (heads, head_dim) = self._form(number), self._heads(number)
+        capacity, layer, begin = buffer.shape[2], buffer.reshape(-1), 0
+        for row in (form.key, form.value):
+            sizes = row.parts(head_dim)
+            end = begin + heads * capacity * sum(sizes)
+            planes = layer[begin:end].reshape(heads, -1)
+            for at, size in zip(accumulate(sizes, initial=0), sizes, strict=False):
+                yield planes[:, at * capacity : (at + size) * capacity].reshape(heads, capacity, size)
+            begin = end
 
     @property
     def kept_bytes(self) -> int:
         """Bytes of a state as ``KVCache.states_of`` has it; 0: the layers keep nothing but rows."""
         found = states_bytes(self.model, 0) // SLOTS
         if self.window is not None and self.window.memory is not None:
-            found += sum((self.window.window - 1) * layer.shape[1] for layer in self._conv_rows())
+            seen = self.window.window - 1
+            found += sum(seen * math.prod(part.shape[1:]) for part in self._window_memory())
         return found
 
     def _host_buffers(self) -> list[Array]:
@@ -243,15 +283,19 @@ class NativeIOBinding(IOBinding):
         """Bind buffers for passes of one shape to the graph."""
         binding = session.binding()
         self.bind_layers(binding)
-        row_maps = self._row_maps[:sequences]
+        row_maps, window_maps = self._row_maps[:sequences], self._window_maps[:sequences]
         if sequences:
-            # Instead of that of the sequence which has the first rows to itself.
-            binding.bind_input("row_map", row_maps)
+            # Instead of those of the sequence which has the first rows to itself.
+            if self.row_map is not None:
+                binding.bind_input("row_map", row_maps)
+            if self.window is not None:
+                binding.bind_input("window_row_map", window_maps)
         states = None if self._memory is None else self._memory.inputs(max(sequences, 1))
         stream = None if self._stream is None else self._stream[:rows]
         if stream is not None:
             binding.bind_output(STREAM, stream)
-        return NativePass(binding, rows, self.bind_results(binding, num_logits), row_maps, states, stream)
+        results = self.bind_results(binding, num_logits)
+        return NativePass(binding, rows, results, row_maps, states, stream, window_maps)
 
     def hidden_rows(self, segments: int, largest_pass: int) -> HiddenRows:
         """Return memory for the hidden states behind ``segments`` segments of a package; see ``HiddenRows``."""
@@ -334,6 +378,7 @@ class NativePass(BoundPass):
             sequences there is one part, whose map is bound.
         states: inputs of layers with states; None: there are none.
         stream: float32 ``[rows, hidden_size]``, which the graph writes; None: it does not.
+        window_maps: as ``row_maps``, of layers with a window; None: there are no such layers.
     """
 
     def __init__(
@@ -344,11 +389,12 @@ class NativePass(BoundPass):
         row_maps: Array,
         states: StateInputs | None = None,
         stream: Array | None = None,
+        window_maps: Array | None = None,
     ) -> None:
         super().__init__(binding, rows, results)
         self._stream = stream
         sequences = max(len(row_maps), 1)
-        self._row_maps = row_maps
+        self._row_maps, self._window_maps = row_maps, window_maps
         self._past_length = np.zeros(sequences, np.int32)
         self._sequence_rows = np.zeros(sequences, np.int32)
         self._parents = np.zeros(rows, np.int32)
@@ -373,9 +419,10 @@ class NativePass(BoundPass):
             self._past_length[index] = part.start
             self._sequence_rows[index] = count
             self._parents[row : row + count] = self._chain[:count] if part.parents is None else part.parents
-            if part.row_map is not None:
-                used = part.start + count
-                self._row_maps[index, :used] = part.row_map[:used]
+            used = part.start + count
+            for maps, own in ((self._row_maps, part.row_map), (self._window_maps, part.window_map)):
+                if maps is not None and own is not None:
+                    maps[index, :used] = own[:used]
             row += count
         if self._states is not None:
             self._states.set(parts)

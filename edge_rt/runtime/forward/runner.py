@@ -71,7 +71,7 @@ class Runner(ABC):
         if len(parts) > 1 or parts[0].row_map is not None:
             raise UnsupportedModel(
                 "This model computes one sequence at a time.",
-                f"A pass has {len(parts)}; native packages without exits and sliding windows take several, on the CPU.",
+                f"A pass has {len(parts)}; native packages without exits take several, on the CPU.",
                 "Compute them one after the other.",
             )
         (one,) = parts
@@ -144,7 +144,9 @@ class ModelRunner(Runner):
         bound.set(ordered)
         outputs = bound.run(self._switch)
         for part, places in moved:
-            put_back([io_binding.row_map if part.row_map is None else part.row_map], part.start, places)
+            own = (part.row_map, part.window_map)
+            usual = (io_binding.row_map, None if io_binding.window is None else io_binding.window.row_map)
+            put_back(usual if part.row_map is None else own, part.start, places)
         return outputs
 
     def close(self) -> None:

@@ -83,7 +83,7 @@ class StateMemory(States):
 
     def release(self) -> None:
         """Release the memory."""
-        self._checkpoints.forget()
+        self._checkpoints.release()
         self.arrays.clear()
         self._memory = self._kept = np.empty(0, np.float32)
 

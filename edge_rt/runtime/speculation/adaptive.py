@@ -88,6 +88,8 @@ class AdaptiveDrafter:
         self._proposed = 0.0
         # Seconds of drafting for the step under way, whether others share its pass, and who drafted.
         self._spent, self._is_shared, self._played = 0.0, False, self._arm
+        # Whether the core knows what the pass of the step under way costs.
+        self._is_priced = False
         self.outcome = 0.0, 0
         # Tokens that others have less for a drafted row.
         self._price = 0.0
@@ -126,11 +128,13 @@ class AdaptiveDrafter:
         """Return the tree that maximises tokens per second, at most ``limit`` nodes; empty where plain is faster."""
         started = self._clock()
         draft, self._instead, self._is_shared, self._price = Draft(), None, False, 0.0
+        self._is_priced = False
         # The first pass also computes the rest of the prompt, at the cost of prefill: it gets no draft.
         if not self._is_first and not self._is_resting():
             if self._bandit is not None and self._steps >= BLOCK_STEPS:
                 self._close_block()
             self._core.price(self._curve.at(len(sequence.token_ids)))
+            self._is_priced = True
             most = min(limit, self._max_nodes)
             if self._arm != OFF and most > 0:
                 draft = self._draft(most, max(LEAST_VALUE, self._curve.cheapest))
@@ -158,6 +162,7 @@ class AdaptiveDrafter:
             rate: tokens per millisecond of such a pass without drafts.
         """
         self._instead, self._is_shared, self._played, self._price = None, True, OFF, 0.0
+        self._is_priced = False
         self._spent, self._proposed, self.outcome = 0.0, self._clock(), (0.0, 0)
         return not self._is_first and not self._is_resting(rate)
 
@@ -179,6 +184,7 @@ class AdaptiveDrafter:
             # Its blocks are compared by the share of the pass that a sequence has.
             costs = self._curve.at(len(sequence.token_ids))
             self._core.price([1.0 / rate + ms - costs[0] for ms in costs])
+            self._is_priced = True
         self._played = self._shared_arm()
         most = min(limit, self._max_nodes)
         if self._played != OFF and most > 0:
@@ -271,8 +277,9 @@ class AdaptiveDrafter:
             self._gain += (1.0 - _GAIN_KEEP) * (gained - self._gain)
         expected = self._core.expected(len(draft)) if self._trace is not None or self._is_shared else 0.0
         self.outcome = expected, len(accepted.path)
-        # What is drafted to learn its costs says nothing about the arm.
-        scored = None if is_first or self._instead is not None or self._bandit is None else arm
+        # What is drafted to learn its costs says nothing about the arm, and a pass without room for drafts neither.
+        is_scored = self._is_priced and self._instead is None and self._bandit is not None
+        scored = arm if is_scored and not is_first else None
         tested = self._core.observe(draft, accepted, outputs, context_of(sequence, emitted), scored)
         ended = self._clock()
         drafting, verifying = 1e3 * (self._spent + ended - verified), self._verifying(verified, outputs)

@@ -103,6 +103,11 @@ class Division:
             drafts.append(draft)
         return drafts
 
+    def leave_out(self, decoding: Decoding) -> None:
+        """Tell who drafts for a sequence that the next pass has no draft of it."""
+        if isinstance(decoding.drafter, AdaptiveDrafter):
+            decoding.drafter.wakes(0.0)
+
     def learn(self, parts: Items[Part], ms: float) -> None:
         """Learn from a pass of answers alone."""
         if not self._is_drafting or (live := self._learned.get(len(parts))) is None:

@@ -7,7 +7,8 @@ import pytest
 from hypothesis import given, strategies as st
 
 from edge_rt.package.kv_formats import window_capacity
-from edge_rt.runtime.cache.kv_cache import KVCache, SlidingWindow
+from edge_rt.runtime.cache.kv_cache import KVCache
+from edge_rt.runtime.cache.sliding_window import SlidingWindow
 from tests.helpers.fake_model import VOCABULARY, Run, ScriptedDrafter
 
 
