@@ -11,7 +11,7 @@ from edge_rt.errors import MemoryBudgetExceeded, StorageError
 from edge_rt.export.calibration.calibrate import calibration_bytes
 from edge_rt.export.check.compare import CHECK_ROWS
 from edge_rt.export.check.predictions import kv_losses_bytes, predicting_bytes
-from edge_rt.export.decoder.weights import DecoderWeights, LayerWeights
+from edge_rt.export.decoder.weights import AheadWeights, DecoderWeights, LayerWeights
 from edge_rt.export.op_profile import OpProfile
 from edge_rt.export.quantise.decision import MEASURED_TOKENS, QUALITY_TOKENS, WeightChoice
 from edge_rt.export.quantise.moments import HELD_OUT_SHARE, HELD_OUT_TOKENS, SEQUENCE, WIDTH, expert_width
@@ -63,7 +63,8 @@ def quantising_bytes(weights: DecoderWeights, decoder: Decoder, tokens: int, *, 
     converting = max(_converting_bytes(linear, has_moments=tokens > 0) for linear in weights.linears())
     if not tokens:
         return _ARITHMETIC_BYTES + converting
-    layer = 4 * max(sum(part.tensor.elements for part in _parts(layer)) for layer in weights.layers)
+    blocks = (*weights.layers, *(() if weights.ahead is None else (weights.ahead,)))
+    layer = 4 * max(sum(part.tensor.elements for part in _parts(block)) for block in blocks)
     group = decoder.query_group
     # The inputs of one layer: those of q, k, v, of the output, of gate and up, of down.
     inputs = [matrices[0].in_features for matrices in _inputs(weights)]
@@ -105,8 +106,10 @@ def _activations(decoder: Decoder, rows: int, heads: int) -> int:
 
 
 def _inputs(weights: DecoderWeights) -> list[tuple[Linear, ...]]:
-    """Return the matrices of one layer, those with one input together."""
-    return list(weights.layers[0].groups())
+    """Return the matrices of one layer, or of a block that predicts further ahead, those with one input together."""
+    if weights.ahead is None:
+        return list(weights.layers[0].groups())
+    return [(weights.ahead.fc,), *weights.ahead.layer.groups()]
 
 
 def _expert_bytes(decoder: Decoder, experts: Experts | None, held_out: int) -> int:
@@ -150,7 +153,7 @@ def _share(part: Part) -> float:
     return min(1.0, PIECE_BYTES / part.tensor.nbytes, PIECE_VALUES / part.tensor.elements)
 
 
-def _parts(layer: LayerWeights) -> list[Part]:
+def _parts(layer: LayerWeights | AheadWeights) -> list[Part]:
     return [part for linear in layer.linears() for part in linear.parts]
 
 

@@ -122,8 +122,12 @@ def _batches(
         if walk is not None:
             walk.forget()
     if weights.ahead is not None:
-        # The walk does not go there: its matrices are rounded without moments.
+        if walk is not None:
+            moments |= walk.ahead()
         yield weights.ahead.linears()
+        moments.clear()
+        if walk is not None:
+            walk.forget()
     if walk is not None:
         moments |= walk.head()
     yield (weights.head,)

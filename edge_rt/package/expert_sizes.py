@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
+from edge_rt.package.ahead import with_block
 from edge_rt.package.decoder import Decoder
 from edge_rt.package.expert_hits import EVEN, ExpertHits
 from edge_rt.package.reader import Package
@@ -117,7 +118,13 @@ def expert_sizes(package: Package) -> ExpertSizes | None:
     if package.manifest.op_profile != "native" or not isinstance(model, Decoder) or not model.expert_layers:
         return None
     lengths = {name: place.length for graph in package.tensors.values() for name, place in graph.items()}
-    return ExpertSizes(_pools(model, lengths), package.manifest.expert_hits or EVEN)
+    return ExpertSizes(_pools(_whole(package, model), lengths), package.manifest.expert_hits or EVEN)
+
+
+def _whole(package: Package, model: Decoder) -> Decoder:
+    """Return the model with its block that predicts further ahead, if there is one: its experts are read alike."""
+    ahead = package.manifest.ahead
+    return model if ahead is None else with_block(model, ahead.layer)
 
 
 def _pools(model: Decoder, lengths: Mapping[str, int]) -> tuple[ExpertPool, ...]:
@@ -141,7 +148,7 @@ def expert_matrices(package: Package) -> set[str]:
     """Return the names of the tensors that hold experts."""
     model = package.manifest.model
     assert isinstance(model, Decoder), package.manifest.op_profile
-    layers = set(model.expert_layers)
+    layers = set(_whole(package, model).expert_layers)
     return {
         name
         for graph in package.tensors.values()

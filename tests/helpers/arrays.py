@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 import numpy as np
 
-from edge_rt.export.decoder.tensors import expected_shapes
+from edge_rt.export.decoder.tensors import ahead_shapes, expected_shapes
 from edge_rt.export.families.rope import default_rope
 from edge_rt.export.sources.gguf_types import TensorInfo
 from edge_rt.package.decoder import Dimensions
@@ -57,19 +57,20 @@ def tiny_decoder(attention=None, feed_forward=None, layer=None, sizes=None, conv
     return dims.decoder("llama", (first, *(one,) * (dims.num_layers - 1)), *ropes, **more)
 
 
-def random_arrays(decoder, seed=0, scale=0.4):
-    """Return float64 weights of a model."""
+def random_arrays(decoder, seed=0, scale=0.4, *, ahead=None):
+    """Return float64 weights of a model; ``ahead``: the layer of a block that predicts ahead, if it has one."""
     rng = np.random.default_rng(seed)
     found = {}
-    for name, shape in expected_shapes(decoder).items():
+    for name, shape in (expected_shapes(decoder) | ({} if ahead is None else ahead_shapes(decoder, ahead))).items():
         values = rng.standard_normal(shape[::-1])
-        if "_norm" in name:
+        is_norm = "_norm" in name or name.endswith("norm.weight")
+        if is_norm:
             values = 0.2 * values + name.endswith("weight")
-        found[name] = values if name in ("token_embd.weight", "output.weight") or "_norm" in name else scale * values
+        found[name] = values if name in ("token_embd.weight", "output.weight") or is_norm else scale * values
     return found
 
 
-def source_of(arrays, *, has_halves=False, norm_offset=0.0):
+def source_of(arrays, *, has_halves=False, norm_offset=0.0, ahead=None):
     """Return what of a checkpoint the forward passes ask for."""
     tensors = {name: TensorInfo(name, array.shape[::-1], 0, "F32", 0, 4 * array.size) for name, array in arrays.items()}
-    return SimpleNamespace(has_halves=has_halves, norm_offset=norm_offset, tensors=tensors)
+    return SimpleNamespace(has_halves=has_halves, norm_offset=norm_offset, tensors=tensors, ahead=ahead)

@@ -46,6 +46,7 @@ INPUT_OF: Final[Mapping[str, str]] = {
     "ffn_down": "down",
     "inp_gate": "per_layer_gate",
     "proj": "per_layer_out",
+    "nextn.eh_proj": "ahead",
 }
 """Kind of matrix -> what its input is called."""
 
@@ -82,6 +83,24 @@ def ahead_shapes(decoder: Decoder, layer: Layer) -> Shapes:
     shapes = {f"{matrix}.weight": (2 * width, width), **{f"{norm}.weight": (width,) for norm in norms}}
     shapes |= layer_shapes(decoder, layer)
     return {f"blk.{decoder.num_layers}.{name}": shape for name, shape in shapes.items()}
+
+
+def held_by(name: str, experts: int) -> tuple[str, ...]:
+    """Return the tensors that one of all experts of a layer holds, or the name alone if it is none of these."""
+    prefix, kind = name.rpartition("ffn_")[::2]
+    parts = _STACKS.get(kind)
+    if parts is None:
+        return (name,)
+    return tuple(f"{prefix}ffn_{part}.{number}.weight" for part in parts for number in range(experts))
+
+
+_STACKS: Final[Mapping[str, tuple[str, ...]]] = {
+    "gate_exps.weight": ("gate",),
+    "up_exps.weight": ("up",),
+    "down_exps.weight": ("down",),
+    "gate_up_exps.weight": ("gate", "up"),
+}
+"""Ends of the names of tensors of all experts of a layer -> their matrices."""
 
 
 def layer_shapes(decoder: Decoder, layer: Layer) -> Shapes:

@@ -14,6 +14,7 @@ from edge_rt.export.decoder.tensors import (
     ahead_shapes,
     check_shapes,
     expected_shapes,
+    held_by,
     is_fused,
     name_in_layer,
     require_no_surplus,
@@ -27,6 +28,7 @@ from edge_rt.export.sources.gguf_types import COMPOUND_TYPE_ID, TensorInfo
 from edge_rt.export.sources.hf_folder import HFFolder, float_tensor
 from edge_rt.export.sources.packed_config import read_packed_settings
 from edge_rt.export.sources.safetensors_folder import StoredTensor
+from edge_rt.package.ahead import with_block
 from edge_rt.package.decoder import Decoder
 from edge_rt.package.reader import stored_name
 from edge_rt.system.checkpoint_names import CONFIG_FILE, folder_name
@@ -81,7 +83,8 @@ def read_folder_decoder(folder: HFFolder) -> tuple[Family, Decoder, dict[str, Te
     if decoder.is_tied and _has_own_head(folder, family):
         decoder = replace(decoder, is_tied=False)
     tensors = _renamed(folder, family, decoder)
-    tensors = split_fused(folder.path.name, tensors, decoder)
+    block = family.ahead(decoder) if family.ahead is not None and _found_ahead(folder, family, decoder) else None
+    tensors = split_fused(folder.path.name, tensors, decoder if block is None else with_block(decoder, block))
     names, _ = _names(folder, family, decoder)
     called = {ours: hf for hf, ours in reversed(names.items()) if hf.endswith(("weight", "bias"))}
     expected = _expected(folder, family, decoder)
@@ -108,24 +111,24 @@ AHEAD: Final = "mtp."
 """Begin of the names of a block that predicts further ahead."""
 
 
-def _ahead_names(family: Family, decoder: Decoder) -> dict[str, str]:
-    """Return transformers' names of such a block's tensors -> GGUF's; none where the family has no such blocks."""
-    if family.ahead is None:
+def _found_ahead(folder: HFFolder, family: Family, decoder: Decoder) -> dict[str, str]:
+    """Return transformers' names of such a block's tensors -> GGUF's; none if it is not whole, or there is a second."""
+    stored = folder.weights.tensors
+    if family.ahead is None or any(name.startswith(f"{AHEAD}layers.1.") for name in stored):
         return {}
     layer = family.ahead(decoder)
     experts = 0 if layer.experts is None else layer.experts.count
     modules = {f"{AHEAD}{hf}": ours for hf, ours in family.ahead_names.items()}
     modules |= {f"{AHEAD}layers.0.{hf}": ours for hf, ours in _expanded(family.layer_names, experts)}
-    shapes = ahead_shapes(decoder, layer)
-    names = {f"{hf}.weight": f"blk.{decoder.num_layers}.{ours}.weight" for hf, ours in modules.items()}
-    return {hf: ours for hf, ours in names.items() if ours in shapes}
-
-
-def _found_ahead(folder: HFFolder, family: Family, decoder: Decoder) -> dict[str, str]:
-    """Return these names if the folder has all of such a block, and no second one; else it is not read."""
-    names, stored = _ahead_names(family, decoder), folder.weights.tensors
-    is_whole = bool(names) and all(name in stored for name in names)
-    return names if is_whole and not any(name.startswith(f"{AHEAD}layers.1.") for name in stored) else {}
+    shapes, names = ahead_shapes(decoder, layer), dict[str, str]()
+    for hf, ours in modules.items():
+        # Tensors of all experts of a layer have no end.
+        name = next((one for one in (f"{hf}.weight", hf) if one in stored), None)
+        whole = f"blk.{decoder.num_layers}.{ours}.weight"
+        if name is not None and shapes.keys() >= set(held_by(whole, experts)):
+            names[name] = whole
+    held = {one for ours in names.values() for one in held_by(ours, experts)}
+    return names if held == shapes.keys() else {}
 
 
 def _expected(folder: HFFolder, family: Family, decoder: Decoder) -> Shapes:

@@ -12,6 +12,7 @@ from edge_rt.export.decoder.tensors import (
     ahead_shapes,
     check_tensors,
     expected_shapes,
+    held_by,
     name_in_layer,
     split_fused,
     unread_tensors,
@@ -20,6 +21,7 @@ from edge_rt.export.families.family import Family
 from edge_rt.export.families.header_reader import HeaderReader
 from edge_rt.export.families.registry import family_of_header
 from edge_rt.export.sources.gguf_types import FETCH_AGAIN, GGUFHeader, TensorInfo
+from edge_rt.package.ahead import with_block
 from edge_rt.package.decoder import Decoder
 
 _FLAT: Final = (".ssm_a.weight", ".ssm_d.weight", ".ssm_norm.weight", ".ffn_gate_inp_shexp.weight")
@@ -41,13 +43,14 @@ def read_header_decoder(header: GGUFHeader) -> tuple[Family, Decoder, Mapping[st
             f"{header.path.name}: its numbers contradict each other.", f"{error}.", FETCH_AGAIN
         ) from error
     expected = expected_shapes(decoder)
-    skipped = [f"blk.{decoder.num_layers + number}." for number in range(reader.num_blocks_ahead)]
+    skipped, described = [f"blk.{decoder.num_layers + number}." for number in range(reader.num_blocks_ahead)], decoder
     if family.ahead is not None and len(skipped) == 1:
-        shapes = ahead_shapes(decoder, family.ahead(decoder))
+        layer = family.ahead(decoder)
+        shapes, experts = ahead_shapes(decoder, layer), 0 if layer.experts is None else layer.experts.count
         names = {_our_name(name, family, decoder) for name in header.tensors if name.startswith(skipped[0])}
         # One with an embedding or a head of its own has more of them.
-        if names == shapes.keys():
-            skipped, expected = [], expected | shapes
+        if {one for name in names for one in held_by(name, experts)} == shapes.keys():
+            skipped, expected, described = [], expected | shapes, with_block(decoder, layer)
     stored = {}
     for name, one in _joined(header).items():
         # str.startswith of no beginnings is false.
@@ -58,7 +61,7 @@ def read_header_decoder(header: GGUFHeader) -> tuple[Family, Decoder, Mapping[st
             # Some vectors have a second axis in files.
             shape = (one.elements,) if ours.endswith(_FLAT) else one.shape
             stored[ours] = replace(one, name=ours, shape=shape)
-    tensors = split_fused(header.path.name, stored, decoder)
+    tensors = split_fused(header.path.name, stored, described)
     check_tensors(header, tensors, decoder, expected)
     unread = unread_tensors(decoder)
     return family, decoder, {name: one for name, one in tensors.items() if name not in unread}

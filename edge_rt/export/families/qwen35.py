@@ -121,8 +121,12 @@ def _mixers(dims: Dimensions, delta: GatedDelta, linear: tuple[bool, ...]) -> tu
 
 
 def ahead(decoder: Decoder) -> Layer:
-    """Return the layer of the block that predicts further ahead: one of those with attention."""
-    return decoder.layers[decoder.attention_layers[0]]
+    """Return the layer of the block that predicts further ahead: attention, and experts where the model has some."""
+    layer = decoder.layers[decoder.attention_layers[0]]
+    if not decoder.expert_layers:
+        return layer
+    fed = decoder.layers[decoder.expert_layers[0]]
+    return replace(layer, feed_forward=fed.feed_forward, experts=fed.experts)
 
 
 AHEAD_NAMES: Final = {

@@ -12,11 +12,12 @@ import numpy.typing as npt
 from edge_rt.errors import UnsupportedModel
 from edge_rt.export.decoder.tensors import input_of_kind, kind_of
 from edge_rt.export.reference.expert_hits import Routing
-from edge_rt.export.reference.forward import DecoderForward
+from edge_rt.export.reference.forward import DecoderForward, Tables
 from edge_rt.export.sources.source import Source
 from edge_rt.export.weights.matrices import Matrices, whole_matrix
+from edge_rt.package.ahead import with_block
 from edge_rt.package.decoder import Decoder
-from edge_rt.package.layers import Experts
+from edge_rt.package.layers import Experts, Layer
 
 Array = npt.NDArray[Any]
 
@@ -133,6 +134,8 @@ class CalibrationWalk:
         self._width = WIDTH
         self.routing = Routing()
         self._forward = DecoderForward(matrices, source, decoder, product=self._product, on_routing=self.routing.add)
+        self._block = None if source.ahead is None else with_block(decoder, source.ahead)
+        self._source = source
         pieces = [token_ids[begin : begin + SEQUENCE] for begin in range(0, len(token_ids), SEQUENCE)]
         self.sequences = [list(piece) for piece in pieces]
         self._streams = [self._forward.embed(piece)[None] for piece in self.sequences]
@@ -148,9 +151,42 @@ class CalibrationWalk:
 
     def layer(self, index: int) -> dict[str, InputMoments]:
         """Run a layer and return the moments of its inputs by name."""
+        self._count(self._decoder.layers[index])
+        with np.errstate(over="ignore", invalid="ignore"):
+            for number, x in enumerate(self._streams):
+                self._is_held_out = self.is_held_out(number)
+                tables = self._rotations(x.shape[1])
+                self._streams[number] = self._forward.layer(x, index, tables, self._per_layer[number])
+        # The weights of the layer, as floats, are kept for all sequences and no longer.
+        self._layer = {}
+        return self._finite(f"layer {index}")
+
+    def ahead(self) -> dict[str, InputMoments]:
+        """Run a block that predicts further ahead; return the moments of its inputs by name; behind the last layer."""
+        assert self._block is not None
+        index = self._decoder.num_layers
+        self._count(self._block.layers[index])
+        self._counted.add("nextn.eh_proj")
+        # Its rows are not counted with those of the model.
+        forward = DecoderForward(self._matrices, self._source, self._block, product=self._product)
+        with np.errstate(over="ignore", invalid="ignore"):
+            for number, tokens in enumerate(self.sequences):
+                if len(tokens) < 2:
+                    continue
+                self._is_held_out = self.is_held_out(number)
+                # A row is a state, and the token behind it.
+                both = forward.joined(forward.embed(tokens[1:])[None], self.final(number)[None, :-1], index)
+                x = self._product(both, f"blk.{index}.nextn.eh_proj.weight")
+                forward.layer(x, index, self._rotations(x.shape[1]))
+        self._layer = {}
+        return self._finite("the block that predicts ahead")
+
+    def _rotations(self, rows: int) -> Tables:
+        return [(cos[:rows], sin[:rows]) for cos, sin in self._tables]
+
+    def _count(self, layer: Layer) -> None:
+        """Begin to take the moments of a layer's inputs; matrices with one input count it once."""
         self._found = {}
-        layer = self._decoder.layers[index]
-        # Matrices with one input count it once.
         self._counted = {"attn_q", "attn_output", "shortconv.in_proj", "shortconv.out_proj", "ffn_down"}
         self._counted |= {"attn_qkv", "ssm_in", "ssm_out"}
         if layer.feed_forward is not None:
@@ -161,14 +197,6 @@ class CalibrationWalk:
             first = "ffn_gate" if layer.experts.each.is_gated else "ffn_up"
             self._counted |= {f"{kind}.{n}" for kind in (first, "ffn_down") for n in range(layer.experts.count)}
             self._width = expert_width(layer.experts, self._decoder.hidden_size)
-        with np.errstate(over="ignore", invalid="ignore"):
-            for number, x in enumerate(self._streams):
-                self._is_held_out = self.is_held_out(number)
-                tables = [(cos[: x.shape[1]], sin[: x.shape[1]]) for cos, sin in self._tables]
-                self._streams[number] = self._forward.layer(x, index, tables, self._per_layer[number])
-        # The weights of the layer, as floats, are kept for all sequences and no longer.
-        self._layer = {}
-        return self._finite(f"layer {index}")
 
     def forget(self) -> None:
         """Drop the moments that were returned last."""

@@ -103,6 +103,16 @@ class DecoderForward:
             x = x * self._vector(f"{name}.layer_output_scale.weight")
         return x
 
+    def joined(self, embedded: Array, states: Array, block: int) -> Array:
+        """Return what the first matrix of a block that predicts further ahead reads (``edge_rt.package.ahead``).
+
+        Args:
+            embedded: of the tokens behind, ``[batch, rows, hidden_size]``.
+            states: behind the final norm, of the same shape.
+        """
+        parts = ((embedded, "enorm"), (states, "hnorm"))
+        return np.concatenate([self.norm(x, f"blk.{block}.nextn.{name}.weight") for x, name in parts], axis=-1)
+
     def norm(self, x: Array, weight: str) -> Array:
         """Return the norm of ``x``; ``x`` itself if the checkpoint has no such weight."""
         if weight not in self._tensors:
@@ -148,7 +158,7 @@ class DecoderForward:
     def _vector(self, name: str) -> Array:
         (piece,) = self._matrices.pieces(name)
         vector: Array = piece[0].astype(self._dtype)
-        if self._norm_offset and name.endswith("_norm.weight") and not name.endswith("ssm_norm.weight"):
+        if self._norm_offset and name.endswith("norm.weight") and not name.endswith("ssm_norm.weight"):
             vector = vector + self._dtype.type(self._norm_offset)
         return vector
 

@@ -25,6 +25,7 @@ class AheadIOBinding(NativeIOBinding):
         decoder: the model.
         capacity: positions.
         tiles: shape of a tile of the LM head, ``(units, bytes)``.
+        kv_format: of the cache.
 
     Attributes:
         stream: float32 ``[LARGEST_PASS, hidden_size]``, the states of a pass's rows before their norm.
@@ -33,8 +34,16 @@ class AheadIOBinding(NativeIOBinding):
         token_ids: int32 ``[columns]``, the token of every column of the logits.
     """
 
-    def __init__(self, decoder: Decoder, info: AheadInfo, capacity: int, tiles: tuple[int, int]) -> None:
-        super().__init__(block_decoder(decoder, info.layer), capacity, KV_FORMAT_NAME, largest_pass=LARGEST_PASS)
+    def __init__(
+        self,
+        decoder: Decoder,
+        info: AheadInfo,
+        capacity: int,
+        tiles: tuple[int, int],
+        *,
+        kv_format: str = KV_FORMAT_NAME,
+    ) -> None:
+        super().__init__(block_decoder(decoder, info.layer), capacity, kv_format, largest_pass=LARGEST_PASS)
         columns, more = info.columns(decoder), info.more_rows(decoder)
         self.result_size, self.top_tokens = columns, self.model.top_tokens
         self.outputs = OutputMemory(columns, self.top_tokens, decoder.hidden_size)

@@ -14,6 +14,7 @@ from edge_rt.ort.binding import StopSwitch
 from edge_rt.ort.mapped_weights import MappedWeights
 from edge_rt.ort.op_library import NativeLibrary, native_library
 from edge_rt.ort.session import Session
+from edge_rt.package.ahead import KV_FORMAT_NAME
 from edge_rt.package.op_list import TILE_ROWS
 from edge_rt.package.reader import Package
 from edge_rt.runtime.cache.kv_cache import KVCache
@@ -224,7 +225,13 @@ class OpenedAhead(NamedTuple):
 
 
 def open_ahead_model(
-    package: Package, weights: MappedWeights, session: Session, capacity: int, switch: StopSwitch
+    package: Package,
+    weights: MappedWeights,
+    session: Session,
+    capacity: int,
+    switch: StopSwitch,
+    *,
+    kv_format: str = KV_FORMAT_NAME,
 ) -> OpenedAhead:
     """Open the block of a package that has one.
 
@@ -232,6 +239,7 @@ def open_ahead_model(
         weights: of the package.
         session: of the block's graph.
         capacity: positions of a text.
+        kv_format: of its cache.
     """
     manifest = package.manifest
     info, decoder = manifest.ahead, manifest.decoder
@@ -239,7 +247,7 @@ def open_ahead_model(
     assert decoder is not None, manifest.op_profile
     target = target_matrices(package, weights, is_resident=True) if info.more_rows(decoder) else None
     tiles = (0, 0) if target is None else (target.lm_head.shape[1], target.lm_head.shape[2])
-    io_binding = AheadIOBinding(decoder, info, capacity, tiles)
+    io_binding = AheadIOBinding(decoder, info, capacity, tiles, kv_format=kv_format)
     places = {**package.tensors[info.graph], **package.tensors[manifest.segments[-1].graph]}
     norms = []
     for name in ("final_norm", "ahead.output_norm"):

@@ -226,16 +226,20 @@ class TestDeltaRules:
         write_safetensors(path / "model.safetensors", tensors)
         assert open_checkpoint(path)[1].num_layers == 5
 
-    def test_a_whole_head_that_predicts_ahead_is_read(self, tmp_path):
+    @pytest.mark.parametrize("name", ["qwen3_5_attention", "qwen3_5_moe", "qwen3_next"])
+    def test_a_whole_head_that_predicts_ahead_is_read(self, tmp_path, name):
         """Of a folder and of a GGUF file the same."""
         found = []
-        for path in (write_ahead_folder(tmp_path / "folder")[0], write_ahead_gguf(tmp_path / "m.gguf")):
+        folder, file = write_ahead_folder(tmp_path / "folder", name)[0], write_ahead_gguf(tmp_path / "m.gguf", name)
+        for path in (folder, file):
             source, decoder = open_checkpoint(path)
-            assert source.ahead == decoder.layers[0]
+            assert source.ahead == decoder.layers[decoder.attention_layers[0]]
+            assert (source.ahead.experts is None) == (name == "qwen3_5_attention")
             assert decoder.num_layers == 3
             weights = collect_weights(source, decoder, PROFILES["native"])
             with TensorReader(source.files) as stream:
-                found.append({name: vector.read(stream) for name, vector in weights.vectors.items()})
+                vectors = {name: one for name, one in weights.vectors.items() if name.startswith(("ahead", "layer3"))}
+                found.append({name: vector.read(stream) for name, vector in vectors.items()})
                 found[-1] |= {
                     part.tensor.name: np.concatenate(
                         list(CheckpointMatrices(stream, source.tensors).pieces(part.tensor.name))
@@ -252,12 +256,22 @@ class TestDeltaRules:
         "path",
         [
             lambda path: write_ahead_folder(path / "m", left_out=("mtp.fc.weight",))[0],
+            lambda path: write_ahead_folder(
+                path / "m", "qwen3_next", left_out=("mtp.layers.0.mlp.experts.7.up_proj.weight",)
+            )[0],
+            lambda path: write_ahead_gguf(path / "m.gguf", "qwen3_5_moe", left_out=("blk.3.ffn_up_exps.weight",)),
             lambda path: write_ahead_folder(path / "m", changed={"mtp.layers.1.x": np.ones(1, np.float32)})[0],
             lambda path: write_ahead_gguf(
                 path / "m.gguf", **{"nextn.embed_tokens.weight": np.ones((8, 96), np.float32)}
             ),
         ],
-        ids=["without its matrix", "of two blocks", "with an embedding of its own"],
+        ids=[
+            "without its matrix",
+            "without a matrix of an expert",
+            "without one of all experts",
+            "of two blocks",
+            "with an embedding of its own",
+        ],
     )
     def test_other_heads_are_left_out(self, tmp_path, path):
         source, decoder = open_checkpoint(path(tmp_path))

@@ -19,6 +19,7 @@ from edge_rt.export.quantise.moments import (
     expert_width,
 )
 from edge_rt.export.reference.forward import DecoderForward
+from edge_rt.package.ahead import with_block
 from edge_rt.package.layers import Experts, FeedForward, ShortConv
 from tests.helpers.arrays import Arrays, random_arrays, source_of, tiny_decoder
 
@@ -176,6 +177,41 @@ def test_experts_have_moments_of_the_rows_that_chose_them():
             np.testing.assert_allclose(
                 found[f"{name}.{n}"].fitted.diagonal, np.square(rows).mean(axis=0), rtol=1e-3, atol=1e-6
             )
+
+
+def test_a_block_that_predicts_ahead_has_moments():
+    """Its rows are a state and the token behind it; the last state of a sequence has none."""
+    decoder = tiny_decoder()
+    layer, offset = decoder.layers[0], 0.5
+    arrays = random_arrays(decoder, ahead=layer)
+    source, tokens = source_of(arrays, norm_offset=offset, ahead=layer), [(7 * i * i) % 13 for i in range(SEQUENCE + 1)]
+    walk = CalibrationWalk(floats(arrays), source, decoder, tokens)
+    for number in range(decoder.num_layers):
+        walk.layer(number)
+    found, last = walk.ahead(), f"blk.{decoder.num_layers}"
+    states = walk.final(0)[:-1]
+    parts = []
+    for x, name in ((arrays["token_embd.weight"][tokens[1:SEQUENCE]], "enorm"), (states, "hnorm")):
+        root = np.sqrt(np.square(x).mean(axis=-1, keepdims=True) + decoder.norm_epsilon)
+        parts.append(x / root * (arrays[f"{last}.nextn.{name}.weight"] + offset))
+    both = np.concatenate(parts, axis=-1)
+    inputs = {}
+
+    def product(x, name):
+        inputs[name] = x[0]
+        return x @ arrays[name].T
+
+    block = DecoderForward(Arrays(arrays), source, with_block(decoder, layer), product=product, dtype=np.float64)
+    block.layer((both @ arrays[f"{last}.nextn.eh_proj.weight"].T)[None], decoder.num_layers, block.rope(SEQUENCE - 1))
+    inputs[f"{last}.nextn.eh_proj.weight"] = both
+    kinds = ("nextn.eh_proj", "attn_q", "attn_output", "ffn_gate", "ffn_down")
+    assert found.keys() == {INPUT_OF[kind] for kind in kinds}
+    for kind in kinds:
+        moments, rows = found[INPUT_OF[kind]], inputs[f"{last}.{kind}.weight"]
+        assert (moments.fitted.tokens, moments.held_out.tokens) == (SEQUENCE - 1, 0)
+        (square,) = moments.fitted.blocks
+        np.testing.assert_allclose(square, rows.T @ rows, rtol=1e-3, atol=1e-3 * np.abs(rows).max())
+    assert walk.head()["head"].fitted.tokens == SEQUENCE + 1
 
 
 @pytest.mark.parametrize(("count", "width"), [(1, WIDTH), (32, 320), (128, 32), (4096, 32)])

@@ -14,16 +14,21 @@ from edge_rt.export.opening import open_checkpoint
 from edge_rt.export.quantise.decision import choose_weights
 from edge_rt.export.writing import write_ahead_graph
 from edge_rt.package.ahead import AheadInfo
+from edge_rt.package.expert_sizes import expert_sizes
+from edge_rt.package.manifest import BUILT_IN_CALIBRATION, WEIGHTS_FILE
 from edge_rt.package.reader import open_package
 from edge_rt.runtime.decode.draft import Accepted
 from edge_rt.runtime.forward.io_binding_base import Part
-from tests.helpers.ahead_models import CTX, OpenedPair as Opened, Reference, write_ahead_folder
+from tests.helpers.ahead_models import CTX, OpenedPair as Opened, Reference, write_ahead_folder, write_ahead_gguf
 from tests.helpers.models import load_package
 from tests.helpers.native_profile import require_native
 from tests.helpers.packages import copied, edit_manifest, replace_file
 
 TOLERANCE = 2e-4
 """Of the largest logit: matrices are float32, and the block's keys and values have 16 bits."""
+EXACT = 5e-5
+"""The same where these are float32, too."""
+EXPERTS = ["qwen3_5_moe", "qwen3_next"]
 
 
 @pytest.fixture(scope="module")
@@ -53,9 +58,9 @@ def short(made, tmp_path_factory):
     return path
 
 
-def close(found, wanted):
+def close(found, wanted, tolerance=TOLERANCE):
     known = ~np.isnan(found)
-    return float(np.abs(found - wanted)[known].max() / np.abs(wanted).max()) < TOLERANCE
+    return float(np.abs(found - wanted)[known].max() / np.abs(wanted).max()) < tolerance
 
 
 def text(count, seed=0):
@@ -81,6 +86,45 @@ def test_the_first_steps_are_those_of_the_reference(made, pieces):
     # Asked again, and behind a draft that is given up.
     assert opened.logits().tobytes() == found[0].tobytes()
     assert close(opened.logits([9]), made[1].steps(tokens, [9])[1])
+
+
+@pytest.fixture(scope="module", params=EXPERTS)
+def with_experts(request, tmp_path_factory):
+    """The name of a case with experts, its package, and the reference."""
+    require_native()
+    path = tmp_path_factory.mktemp("experts")
+    folder, tensors = write_ahead_folder(path / "folder", request.param, is_stacked=request.param == "qwen3_5_moe")
+    export_model(folder, path / "package", profile="native", weights="f32", calibration=None)
+    return request.param, path / "package", Reference(folder, tensors)
+
+
+def test_blocks_with_experts_are_those_of_the_reference(with_experts, made, tmp_path):
+    """In float32 the first steps are, and so are those of a GGUF file of the same model."""
+    name, package, reference = with_experts
+    tokens, drafted = text(31), [17, 5]
+    wanted = reference.steps(tokens, drafted)
+    export_model(write_ahead_gguf(tmp_path / "m.gguf", name), tmp_path / "g", profile="native", weights="f32",
+                 calibration=None)  # fmt: skip
+    for path in (package, tmp_path / "g"):
+        opened = Opened(path, "f32")
+        opened.know(tokens, pieces=(1, 7))
+        assert all(close(opened.logits(drafted[:count]), wanted[count], EXACT) for count in range(3))
+    dense = Opened(made[0], "f32")
+    dense.know(tokens)
+    wanted = made[1].steps(tokens, drafted)
+    assert all(close(dense.logits(drafted[:count]), wanted[count], EXACT) for count in range(3))
+
+
+def test_texts_of_models_with_experts_are_those_of_plain_decoding(with_experts):
+    """With experts in memory, and read into the smallest cache as they are wanted."""
+    _, path, _ = with_experts
+    found = []
+    least = expert_sizes(open_package(path)).least_bytes
+    for spec, experts in (("off", "resident"), ("mtp", "resident"), ("mtp", least)):
+        model = load_package(path, ctx=CTX, spec=spec, experts=experts)
+        found.append(model.generate("The boat left", max_tokens=40, temperature=0.0).text)
+        model.close()
+    assert found[0] == found[1] == found[2]
 
 
 def test_accepted_rows_of_a_tree_are_followed(made):
@@ -157,6 +201,17 @@ def test_texts_are_those_of_plain_decoding(which, made, short):
         found = [model.generate("The boat left", max_tokens=60, temperature=0.0) for _ in range(2)]
         assert [one.text for one in found] == [wanted, wanted]
         model.close()
+
+
+def test_matrices_are_rounded_with_moments_of_the_calibration_text(made, tmp_path):
+    found = []
+    for calibration in (None, BUILT_IN_CALIBRATION):
+        path = tmp_path / str(calibration)
+        export_model(made[2], path, profile="native", weights="int4", calibration=calibration)
+        package = open_package(path)
+        place = package.tensors[package.manifest.ahead.graph]["ahead.fc.tiles"]
+        found.append(package.file(WEIGHTS_FILE).read_bytes()[place.offset : place.offset + place.length])
+    assert found[0] != found[1]
 
 
 def test_a_package_without_a_block_refuses_the_mode(made, tmp_path):
