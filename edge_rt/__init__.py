@@ -73,7 +73,8 @@ if TYPE_CHECKING:
     from edge_rt.runtime.forward.cancel import CancelToken as CancelToken
     from edge_rt.runtime.load.options import LoadOptions as LoadOptions
     from edge_rt.runtime.model import Model as Model
-    from edge_rt.runtime.prompts import Message as Message, Prompt as Prompt
+    from edge_rt.runtime.prompt_templates import Message as Message
+    from edge_rt.runtime.prompts import Prompt as Prompt
     from edge_rt.runtime.results import (
         Event as Event,
         FinishReason as FinishReason,
@@ -118,7 +119,8 @@ _HOME = {
     "edge_rt.runtime.config": ("GenerationConfig", "GenerationOptions"),
     "edge_rt.runtime.model": ("Model",),
     "edge_rt.runtime.load.options": ("LoadOptions",),
-    "edge_rt.runtime.prompts": ("Message", "Prompt"),
+    "edge_rt.runtime.prompt_templates": ("Message",),
+    "edge_rt.runtime.prompts": ("Prompt",),
     "edge_rt.runtime.results": (
         "Event", "FinishReason", "LogProb", "Memory", "Result", "SpecStats", "Timings", "TokenLogProb", "Usage",
     ),

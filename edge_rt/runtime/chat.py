@@ -38,7 +38,8 @@ from edge_rt.version import VERSION
 
 if TYPE_CHECKING:
     from edge_rt.package.reader import Package
-    from edge_rt.runtime.prompts import Message, PromptEncoder
+    from edge_rt.runtime.prompt_templates import Message
+    from edge_rt.runtime.prompts import PromptEncoder
     from edge_rt.text.template_text import RenderedPrompt
     from edge_rt.text.tokenizer import Tokenizer
 

@@ -8,7 +8,8 @@ from typing import Any
 from edge_rt.package.spec_modes import REFERENCE_MODES
 from edge_rt.runtime.config import GenerationConfig
 from edge_rt.runtime.forward.runner import closed
-from edge_rt.runtime.prompts import Message, Prompt, PromptEncoder
+from edge_rt.runtime.prompt_templates import Message
+from edge_rt.runtime.prompts import Prompt, PromptEncoder
 from edge_rt.runtime.speculation.speculation import Speculation
 from edge_rt.system.option_names import known_options
 from edge_rt.text.template import Inputs
