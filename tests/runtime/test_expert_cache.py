@@ -268,3 +268,22 @@ def test_unions_and_hits_follow_the_formula(sizes):
     assert sizes.union_factor(4) == pytest.approx((1 - (1 - share) ** 4) / share)
     assert sizes.hit_share(sizes.most_bytes) == pytest.approx(1)
     assert sizes.hit_share(sizes.least_bytes) == pytest.approx(share)
+
+
+def test_answers_that_share_passes_share_the_cache(path, sizes):
+    asked = [(PROMPT, {"max_tokens": 20, **GREEDY}), (OTHER, {"max_tokens": 20, "temperature": 1.0, "seed": 4}),
+             (PROMPT[:30], {"max_tokens": 12, **GREEDY}), (OTHER[:9], {"max_tokens": 25, **GREEDY})]  # fmt: skip
+    with load_package(path, experts="resident", spec="off") as model:
+        alone = [model.generate(prompt, **options).token_ids for prompt, options in asked]
+    file = File(path)
+    with load_package(path, experts=sizes.least_bytes, expert_reader=file, slots=3) as model:
+        assert model.slots == 3
+        assert [answer.token_ids for answer in model.generate_many(asked)] == alone
+        model._batch.check()
+        # A read that fails ends those of its pass, and nothing else.
+        model.reset()
+        file.fault = -errno.EIO
+        assert all(isinstance(answer, StorageError) for answer in model.generate_many(asked[:3]))
+        file.fault = None
+        assert [answer.token_ids for answer in model.generate_many(asked)] == alone
+        model._batch.check()
