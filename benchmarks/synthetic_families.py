@@ -50,6 +50,7 @@ class Shape:
         convs: numbers of the layers that have a short convolution over three rows.
         deltas: numbers of those that have a gated delta rule, of the sizes ``delta``; attention has gates then.
         experts: of every layer, as wide as ``intermediate``; 0 for one feed-forward.
+        has_ahead: whether a block that predicts further ahead follows, with attention.
     """
 
     architecture: str
@@ -72,6 +73,7 @@ class Shape:
     deltas: frozenset[int] = frozenset()
     delta: Delta | None = None
     experts: int = 0
+    has_ahead: bool = False
 
     def has_attention(self, layer: int) -> bool:
         """Return whether a layer attends to others."""
@@ -109,6 +111,7 @@ SHAPES = {
         },
         deltas=frozenset(layer for layer in range(24) if layer % 4 != 3),
         delta=Delta(16, 16, 128),
+        has_ahead=True,
     ),
     "granite-3.1-1b-a400m": Shape(
         *("granitemoe", 1024, 24, 16, 8, 64, 512, 49155, 131072, 1.5e6, 64),
@@ -210,7 +213,10 @@ def type_of(name: str, layer: int, layers: int, columns: int, mix: str) -> str:
 
 
 def matrices_of(shape: Shape, layer: int) -> dict[str, tuple[int, int]]:
-    """Return rows and columns of a layer's matrices."""
+    """Return rows and columns of a layer's matrices; that behind the last one is the block that predicts ahead."""
+    if layer == shape.layers:
+        like = next(one for one in range(layer) if shape.has_attention(one))
+        return {"nextn.eh_proj": (shape.hidden, 2 * shape.hidden), **matrices_of(shape, like)}
     hidden, wide = shape.hidden, shape.intermediate
     fed = {"ffn_down": (hidden, wide), "ffn_gate": (wide, hidden), "ffn_up": (wide, hidden)}
     if shape.experts:
@@ -247,6 +253,8 @@ def vectors_of(shape: Shape, layer: int) -> dict[str, int]:
         found |= {"attn_q_norm": shape.head_dim, "attn_k_norm": shape.head_dim}
     if shape.has_post_norms:
         found |= {"post_attention_norm": shape.hidden, "post_ffw_norm": shape.hidden}
+    if layer == shape.layers:
+        found |= {f"nextn.{name}": shape.hidden for name in ("enorm", "hnorm", "shared_head_norm")}
     return found
 
 
@@ -255,7 +263,9 @@ def write_header(writer: gguf.GGUFWriter, name: str, shape: Shape) -> None:
     writer.add_name(f"synthetic-{name}")
     writer.add_context_length(shape.context)
     writer.add_embedding_length(shape.hidden)
-    writer.add_block_count(shape.layers)
+    writer.add_block_count(shape.layers + shape.has_ahead)
+    if shape.has_ahead:
+        writer.add_uint32(f"{shape.architecture}.nextn_predict_layers", 1)
     writer.add_feed_forward_length(shape.intermediate)
     writer.add_head_count(shape.heads)
     by_layer = [0 if layer in shape.convs else shape.kv_heads for layer in range(shape.layers)]
@@ -303,7 +313,7 @@ def write_model(out: Path, name: str, mix: str, seed: int = 0) -> None:
         writer.add_tensor(f"{name}.weight", (1 + 0.1 * rng.standard_normal(size)).astype(np.float32))
 
     matrix("token_embd", 0, shape.vocabulary, shape.hidden)
-    for layer in range(shape.layers):
+    for layer in range(shape.layers + shape.has_ahead):
         for name, (rows, columns) in matrices_of(shape, layer).items():
             matrix(name, layer, rows, columns)
         for name, size in vectors_of(shape, layer).items():

@@ -275,7 +275,9 @@ def _open_ahead(model: OpenedModel) -> SourceMaker:
     ahead, io_binding = opened.model, opened.io_binding
     model.runner.listener = ahead.passed
     facts = model.facts | {"graph": manifest.ahead.graph, "kv_format": io_binding.kv_format}
-    measured = MeasuredCosts(facts, io_binding, opened.cache, options.costs)
+    # Other tokens have other experts.
+    vocabulary = manifest.model.vocab_size if manifest.ahead.layer.experts is not None else 0
+    measured = MeasuredCosts(facts, io_binding, opened.cache, options.costs, vocabulary=vocabulary)
     measured.on_measure = options.on_measuring("the block that predicts ahead")
     most, ends = min(load_plan.draft_max, MAX_CHAIN), manifest.tokenizer.eos_token_ids
 
