@@ -56,6 +56,8 @@ FALLBACKS = "edge_rt/memory/fallbacks.py"
 FORWARD = "edge_rt/runtime/forward/"
 CACHE_ROOM = "edge_rt/runtime/cache/"
 
+AHEAD = ("tests/runtime/speculation/test_ahead.py::test_the_first_steps_are_those_of_the_reference",)
+AHEAD_MODEL = "edge_rt/runtime/speculation/ahead_model.py"
 MERGED = "edge_rt/export/weights/merged.py"
 ADAPTERS = ("tests/export/test_adapters.py",)
 
@@ -155,6 +157,17 @@ MUTATIONS = [
         CONSTANTS,
     ),
     Mutation(f"{ATTENTION}spec_attention_cpu.inl", "> depth) node =", ">= depth) node =", TREES),
+    # What a block that predicts ahead reads: what is first, by which norm, at which positions.
+    Mutation(
+        "edge_rt/export/graph/ahead.py",
+        '"Concat", parts, ["ahead.both"]',
+        '"Concat", parts[::-1], ["ahead.both"]',
+        AHEAD,
+    ),
+    Mutation(
+        AHEAD_MODEL, "self._guessed[None], self._norms.own_norm", "self._guessed[None], self._norms.model_norm", AHEAD
+    ),
+    Mutation(AHEAD_MODEL, "stream[certain - 1].copy()", "stream[certain - 2].copy()", AHEAD),
 ]
 
 
