@@ -127,8 +127,9 @@ def _found_ahead(folder: HFFolder, family: Family, decoder: Decoder) -> dict[str
         whole = f"blk.{decoder.num_layers}.{ours}.weight"
         if name is not None and shapes.keys() >= set(held_by(whole, experts)):
             names[name] = whole
-    held = {one for ours in names.values() for one in held_by(ours, experts)}
-    return names if held == shapes.keys() else {}
+    # Each is there once: apart, or in a tensor of all experts.
+    held = sorted(one for ours in names.values() for one in held_by(ours, experts))
+    return names if held == sorted(shapes) else {}
 
 
 def _expected(folder: HFFolder, family: Family, decoder: Decoder) -> Shapes:

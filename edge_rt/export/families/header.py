@@ -47,9 +47,9 @@ def read_header_decoder(header: GGUFHeader) -> tuple[Family, Decoder, Mapping[st
     if family.ahead is not None and len(skipped) == 1:
         layer = family.ahead(decoder)
         shapes, experts = ahead_shapes(decoder, layer), 0 if layer.experts is None else layer.experts.count
-        names = {_our_name(name, family, decoder) for name in header.tensors if name.startswith(skipped[0])}
+        names = [_our_name(name, family, decoder) for name in header.tensors if name.startswith(skipped[0])]
         # One with an embedding or a head of its own has more of them.
-        if {one for name in names for one in held_by(name, experts)} == shapes.keys():
+        if sorted(one for name in names for one in held_by(name, experts)) == sorted(shapes):
             skipped, expected, described = [], expected | shapes, with_block(decoder, layer)
     stored = {}
     for name, one in _joined(header).items():

@@ -15,7 +15,7 @@ from edge_rt.export.opening import open_checkpoint
 from edge_rt.export.sources.model_file import TensorReader
 from edge_rt.export.weights.matrices import CheckpointMatrices
 from edge_rt.package.layers import GatedDelta, ShortConv
-from tests.helpers.ahead_models import write_ahead_folder, write_ahead_gguf
+from tests.helpers.ahead_models import BLOCK, write_ahead_folder, write_ahead_gguf
 from tests.helpers.family_cases import load_case, write_folder, write_gguf
 from tests.helpers.family_gguf import ARCHITECTURES
 from tests.helpers.hf_factory import write_safetensors
@@ -260,6 +260,12 @@ class TestDeltaRules:
                 path / "m", "qwen3_next", left_out=("mtp.layers.0.mlp.experts.7.up_proj.weight",)
             )[0],
             lambda path: write_ahead_gguf(path / "m.gguf", "qwen3_5_moe", left_out=("blk.3.ffn_up_exps.weight",)),
+            lambda path: write_ahead_gguf(
+                path / "m.gguf", "qwen3_5_moe", **{"ffn_gate_up_exps.weight": np.ones((8, 128, 96), np.float32)}
+            ),
+            lambda path: write_ahead_folder(
+                path / "m", "qwen3_next", changed={f"{BLOCK}mlp.experts.down_proj": np.ones((8, 96, 64), np.float32)}
+            )[0],
             lambda path: write_ahead_folder(path / "m", changed={"mtp.layers.1.x": np.ones(1, np.float32)})[0],
             lambda path: write_ahead_gguf(
                 path / "m.gguf", **{"nextn.embed_tokens.weight": np.ones((8, 96), np.float32)}
@@ -269,6 +275,8 @@ class TestDeltaRules:
             "without its matrix",
             "without a matrix of an expert",
             "without one of all experts",
+            "with matrices of all experts twice",
+            "with experts apart and together",
             "of two blocks",
             "with an embedding of its own",
         ],
