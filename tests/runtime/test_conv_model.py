@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+
 import pytest
 
 from edge_rt.errors import InvalidPackage
@@ -103,6 +105,21 @@ def test_texts_are_gone_on_with_after_a_restart(packages, tmp_path):
         with cache.reserve(len(text) - 200) as rows:
             computed = runner.forward(text[200:], rows.start, 5).logits
         assert restored.tobytes() == computed.tobytes()
+
+
+def test_a_text_goes_back_behind_what_was_restored(packages, tmp_path):
+    """What a convolution sees was restored behind 199 tokens, not behind fewer."""
+    text = [5 + (13 * i * i + 7 * i) % 180 for i in range(200)]
+    back = [*text[:195], 9, 8, 7, 6]
+    load = functools.partial(load_package, packages / "nested", spec="off", ctx=400)
+    with load(prompt_cache=tmp_path) as model:
+        model.generate(text, max_tokens=4, **GREEDY)
+    with load(prompt_cache=tmp_path) as model:
+        assert model.generate([*text, 3, 4], max_tokens=1, **GREEDY).usage.cached_tokens > 195
+        found = model.generate(back, max_tokens=8, logprobs=1, **GREEDY)
+    with load() as model:
+        plain = model.generate(back, max_tokens=8, logprobs=1, **GREEDY)
+    assert (found.token_ids, found.logprobs) == (plain.token_ids, plain.logprobs)
 
 
 def test_a_chat_goes_back_by_as_many_tokens_as_a_pass_has(packages):

@@ -39,6 +39,8 @@ class SlidingWindow:
         self._rows = np.arange(first, first + capacity, dtype=np.int32)
         self.row_map: Array = np.full(positions, first, np.int32)
         self.assigned = 0
+        # Rows before it are those of another text: what is seen behind a text was taken from elsewhere.
+        self._begin = 0
         self._spare: list[Array] = []
         self.reset()
 
@@ -52,6 +54,7 @@ class SlidingWindow:
         """Start again: only the first positions have rows."""
         self.row_map[: self.capacity] = self._rows
         self.assigned = self.capacity
+        self._begin = 0
 
     def assign(self, end: int) -> None:
         """Give rows to the positions below ``end``."""
@@ -62,7 +65,7 @@ class SlidingWindow:
 
     def holds(self, length: int) -> bool:
         """Return whether everything that the token at position ``length`` sees is still in the cache."""
-        return max(length + 1 - self.window, 0) >= self.assigned - self.capacity
+        return max(length + 1 - self.window, 0) >= max(self._begin, self.assigned - self.capacity)
 
     def seen(self, length: int) -> list[Array]:
         """Return copies of the rows that the token at position ``length`` sees, layer by layer; ``memory`` is set."""
@@ -91,6 +94,7 @@ class SlidingWindow:
         """Take rows as of ``seen``, with room behind them or without, for those before position ``length``."""
         assert self.memory is not None, "nobody told where the rows are"
         self.assign(length)
+        self._begin = max(length + 1 - self.window, 0)
         which = self._seen_rows(length)
         for layer, rows in zip(self.memory(), seen, strict=True):
             layer[which] = rows[: len(which)]

@@ -41,6 +41,18 @@ def test_as_many_rows_as_positions_need_no_ring():
     assert all(rows.holds(length) for length in range(15))
 
 
+def test_before_what_was_taken_from_elsewhere_there_is_nothing():
+    """Those rows are of another text, however few positions have been given rows since."""
+    rows, memory = SlidingWindow(window=3, capacity=8, positions=40), np.arange(8, dtype=np.uint8)[:, None]
+    rows.memory = lambda: [memory]
+    rows.fill(10, [np.full((2, 1), 99, np.uint8)])
+    assert [length for length in range(14) if rows.holds(length)] == [10, 11, 12, 13]
+    assert rows.seen(10)[0].tolist() == [[99], [99]]
+    rows.check(10, 10)
+    rows.reset()
+    assert rows.holds(0)
+
+
 def windowed(window=3, capacity=6, positions=40):
     rows = SlidingWindow(window, capacity, positions, row_bytes=10)
     return KVCache(positions, row_bytes=30, window=rows), rows
