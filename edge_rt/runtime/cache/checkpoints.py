@@ -48,7 +48,9 @@ class Copies:
         ids = np.asarray(token_ids, np.int32)
         found = next((one for one in self._kept if np.array_equal(one.token_ids, ids)), None)
         if found is None:
-            place = self._kept.pop(0).place if len(self._kept) == self.count else len(self._kept)
+            # What is overwritten is not kept any longer, also if copying fails.
+            self._kept = self._kept[-(self.count - 1) :] if self.count > 1 else []
+            place = min(set(range(self.count)) - {one.place for one in self._kept})
             for memory, part in zip(self._places[place], parts(), strict=True):
                 memory[: len(part)] = part
             found = _Kept(ids, place)
@@ -80,8 +82,8 @@ class Copies:
     def check(self) -> None:
         """Assert the invariants: every copy has a place of its own, and there are no two of a text."""
         places = [one.place for one in self._kept]
-        assert sorted(places) == list(range(len(places))), places
-        assert len(places) <= self.count, (len(places), self.count)
+        assert len(set(places)) == len(places), places
+        assert set(places) <= set(range(self.count)), (places, self.count)
         texts = {one.token_ids.tobytes() for one in self._kept}
         assert len(texts) == len(places), "two copies for the same text"
         assert b"" not in texts, "a copy for no tokens"

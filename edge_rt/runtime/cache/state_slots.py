@@ -127,10 +127,10 @@ class StateSlots:
 
     def go_on(self, token_ids: Sequence[int]) -> None:
         """Go on from the state of a text that was kept, or from none."""
-        self.pretend(len(token_ids))
         if len(token_ids):
             assert self._checkpoints is not None, "no states are kept"
-            self._checkpoints.load(self.index, self.slot, token_ids)
+            self._checkpoints.load(self.index, 0, token_ids)
+        self.pretend(len(token_ids))
 
     def pretend(self, length: int) -> None:
         """Treat the state as one that has seen ``length`` rows."""

@@ -39,9 +39,10 @@ class WindowCopies:
 
     def go_on(self, token_ids: Sequence[int]) -> None:
         """Go on behind a text of which a copy is kept, or behind none."""
+        found = self._copies.get(token_ids) if len(token_ids) else ()
         self._window.reset()
-        if length := len(token_ids):
-            self._window.fill(length, self._copies.get(token_ids))
+        if found:
+            self._window.fill(len(token_ids), found)
 
     def check(self) -> None:
         """Assert the invariants of all copies."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from edge_rt.runtime.cache.checkpoints import SHORT, STEP, Checkpoints, stops
+from edge_rt.runtime.cache.checkpoints import SHORT, STEP, Checkpoints, Copies, stops
 from edge_rt.runtime.cache.kv_cache import KVCache
 from edge_rt.runtime.cache.state_slots import StateSlots
 
@@ -113,3 +113,22 @@ def test_where_a_prompt_stops():
     assert stops([1] * (2 * STEP + 1), ()) == ([STEP], 2 * STEP)
     assert stops([1] * (2 * STEP + 2), ()) == ([STEP, 2 * STEP], 2 * STEP + 1)
     assert stops([end], [end]) == ([], 0)
+
+
+def test_a_copy_that_fails_takes_no_other_s_place():
+    places = [[np.zeros(1, np.float32)] for _ in range(3)]
+    copies = Copies(places)
+
+    def failing():
+        raise MemoryError
+        yield
+
+    for text in (1, 2, 3):
+        copies.put([text], lambda text=text: [np.full(1, text, np.float32)])
+    with pytest.raises(MemoryError):
+        copies.put([4], failing)
+    copies.check()
+    assert copies.kept([1]) == {}
+    copies.put([5], lambda: [np.full(1, 5, np.float32)])
+    copies.check()
+    assert [float(copies.get([text])[0][0]) for text in (2, 3, 5)] == [2, 3, 5]
