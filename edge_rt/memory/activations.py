@@ -22,8 +22,6 @@ _CHUNK, _TILE, _SPAN = 64, 16, 256  # keys that attention processes together
 _BLOCK_QUERIES, _MANY_QUERIES = 48, 96  # of a block, and of one in a pass of many rows
 _MAX_BLOCK_ROWS: Final = 32
 FEW_ROWS: Final = 16
-_WORKER_SLOTS, _MAX_WORKERS = 4, 64
-_SPAN_ITEMS, _CHUNK_ITEMS, _MOST_SPANS = 12, 9, 4  # work items wanted for few rows; most spans per item
 
 _SUM_THREADS: Final = 8
 """Threads that keep sums of 16 outputs for every row of a pass with experts; what more of them keep is in a margin."""
@@ -71,8 +69,8 @@ def _kinds_of_heads(shape: ModelShape) -> tuple[_Heads, ...]:
 def allocated_bytes(shape: ModelShape, rows: int, ctx: int, sequences: int = 1) -> int:
     """Return an upper limit of the bytes that a pass over ``rows`` tokens allocates after a context of ``ctx`` tokens.
 
-    Several sequences, of native packages, divide the rows in any way, and each has such a context. Attention allocates
-    scratch memory for the largest number of threads; only the running threads touch theirs.
+    Several sequences, of native packages, divide the rows in any way, and each has such a context. What helpers of
+    attention take is in ``thread_bytes``.
     """
     if shape.traced is not None:
         return int(_TRACED_MARGIN * shape.traced.pass_bytes(rows, ctx)) + _FIXED
@@ -117,15 +115,18 @@ def thread_bytes(shape: ModelShape, threads: int) -> int:
     """Return the bytes that threads keep for themselves, outside of any arena.
 
     They are for quantised rows in passes of few rows, and for unpacked tiles in passes of more; of gate and up two
-    tiles are unpacked at once. And for states of drafts.
+    tiles are unpacked at once. In the same memory helpers have their item of attention; the caller's is the pass's. And
+    for states of drafts.
     """
     if shape.op_profile != "native":
         return 0
     attended = shape.model.query_size
     widest = max(shape.model.hidden_size, attended, shape.model.intermediate_size)
     tiles = max(2 * shape.model.hidden_size, attended, shape.model.intermediate_size)
-    own = FEW_ROWS * _rounded_bytes(shape, widest) + _UNPACKED_BLOCK * -(-tiles // _BLOCK) + _stripes_bytes(shape) + 256
-    return threads * own
+    own = FEW_ROWS * _rounded_bytes(shape, widest) + _stripes_bytes(shape) + 256
+    unpacked = _UNPACKED_BLOCK * -(-tiles // _BLOCK)
+    item = max(_item_bytes(heads, rows) for heads in _kinds_of_heads(shape) for rows in (FEW_ROWS, FEW_ROWS + 1))
+    return threads * own + unpacked + (threads - 1) * max(unpacked, item)
 
 
 def _layer_row_bytes(shape: ModelShape) -> int:
@@ -203,11 +204,10 @@ def _most_block_rows(heads: _Heads, rows: int) -> int:
     return min(max(queries // (heads.group), 1), _MAX_BLOCK_ROWS)
 
 
-def _block_rows(heads: _Heads, rows: int) -> tuple[int, int]:
-    """Return the number of rows in a block that attention computes together, and the number of blocks."""
+def _block_rows(heads: _Heads, rows: int) -> int:
+    """Return the number of rows in a block that attention computes together."""
     blocks = -(-rows // _most_block_rows(heads, rows))
-    block_rows = -(-rows // blocks)
-    return block_rows, -(-rows // block_rows)
+    return -(-rows // blocks)
 
 
 def _spans(heads: _Heads, rows: int, ctx: int) -> int:
@@ -216,13 +216,11 @@ def _spans(heads: _Heads, rows: int, ctx: int) -> int:
     return min(spans, (heads.window + rows - 2) // _SPAN + 2) if heads.window else spans
 
 
-def _slots(heads: _Heads, rows: int, blocks: int, spans: int) -> int:
-    """Return how many parts of a pass have separate memory: as many as threads can work on at once."""
-    units = items = heads.kv_heads * blocks
-    if rows <= FEW_ROWS:
-        # A work item has up to four spans, or fewer where there would be too few items, in any shorter context too.
-        items = max(min(units * spans, 2 * _SPAN_ITEMS - 1), units * -(-spans // _MOST_SPANS), _CHUNK_ITEMS)
-    return _WORKER_SLOTS + min(_MAX_WORKERS, items)
+def _item_bytes(heads: _Heads, rows: int) -> int:
+    """Return the most memory of an item of attention in passes of so many rows, or of fewer where these are few."""
+    of_block = _most_block_rows(heads, rows) * heads.group
+    own = of_block * _query_bytes(heads) if rows <= FEW_ROWS else 0
+    return _slot_bytes(heads, of_block) + own
 
 
 def _attention_bytes(shape: ModelShape, rows: int, ctx: int, sequences: int = 1) -> int:
@@ -245,7 +243,7 @@ def _several_bytes(heads: _Heads, rows: int, spans: int, sequences: int) -> int:
     queries = rows * _query_bytes(heads) + waiting * _state_bytes(heads)
     of_block = min(rows, _most_block_rows(heads, rows)) * (heads.group)
     slot = _slot_bytes(heads, of_block) + of_block * _query_bytes(heads)
-    return heads.heads * queries + 1024 * sequences + (_WORKER_SLOTS + _MAX_WORKERS) * slot
+    return heads.heads * queries + 1024 * sequences + slot
 
 
 def _query_bytes(heads: _Heads) -> int:
@@ -272,7 +270,7 @@ def _slot_bytes(heads: _Heads, of_block: int) -> int:
 def _spread_bytes(heads: _Heads, rows: int, spans: int, ctx: int) -> int:
     """Return the scratch memory of attention over ``spans`` spans of keys, in bytes."""
     state, query, queries = _state_bytes(heads), _query_bytes(heads), rows * heads.heads
-    block_rows, blocks = _block_rows(heads, rows)
+    block_rows = _block_rows(heads, rows)
     of_block = block_rows * (heads.group)
     slot = _slot_bytes(heads, of_block)
     shared = queries * query
@@ -282,4 +280,4 @@ def _spread_bytes(heads: _Heads, rows: int, spans: int, ctx: int) -> int:
         waiting = spans if spans > 1 else min(_SPAN // _CHUNK, -(-ctx // _CHUNK))
         shared = queries * (state * waiting + (query if spans > 1 else 0))
         slot += 0 if spans > 1 else of_block * query
-    return shared + 1024 + _slots(heads, rows, blocks, spans) * slot
+    return shared + 1024 + slot

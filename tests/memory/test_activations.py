@@ -24,14 +24,15 @@ def operator_bytes(shape, rows, past, window=0):
 
 def plans_bytes(shape, sequences, window=0):
     """Return the same for several sequences, of so many rows behind so many others."""
-    plans = [plan_of(shape, rows, past, window, len(sequences)) for rows, past in sequences]
-    own, slots, items = zip(*plans, strict=True)
-    most = max(sum(stage) for stage in zip(*items, strict=True))
-    return sum(own) + (4 + min(64, most)) * max(slots)
+    plans = [plan_of(shape, rows, past, window) for rows, past in sequences]
+    own, items = zip(*plans, strict=True)
+    # A helper's item is in memory of its own.
+    assert max(items) <= thread_bytes(shape, 2) - thread_bytes(shape, 1)
+    return sum(own) + max(items)
 
 
-def plan_of(shape, rows, past, window, count):
-    """Return the bytes of a sequence, those of an item under way, and the items that attend and finish."""
+def plan_of(shape, rows, past, window):
+    """Return the bytes of a sequence, and those of an item under way."""
     group, kv, dim = shape.model.num_heads // shape.model.num_kv_heads, shape.model.num_kv_heads, shape.model.head_dim
     padded, codes, groups = up(dim, 16) * 16, up(dim, 64) * 64, up(dim, 32)
     first = max(past + 1 - window, 0) if window else 0
@@ -41,13 +42,6 @@ def plan_of(shape, rows, past, window, count):
     blocks = up(rows, clamp((96 if way == "blocks" else 48) // group, 1, 32))
     block_rows = up(rows, blocks)
     blocks = up(rows, block_rows)
-    units = kv * blocks * count
-    if way == "spans":
-        items = kv * blocks * up(spans, clamp(spans * units // 12, 1, 4))
-        finished = up(kv * rows, min(up(kv * rows * count, 6), kv * rows))
-    else:
-        items = kv * blocks * (clamp(9 // units, 1, chunks) if way == "chunks" else 1)
-        finished = 0
 
     def piece(size, of=4):
         return up(size * of, 64) * 64
@@ -64,7 +58,7 @@ def plan_of(shape, rows, past, window, count):
     words = max(padded, codes // 4)
     one = queries_of(of_block) if way == "chunks" else 0
     one += piece(of_block * 64) + piece(64 * words) + piece(16 * words) + piece(32 * groups) + 3 * state_of(of_block)
-    return shared, one, (items, finished)
+    return shared, one
 
 
 @st.composite

@@ -174,8 +174,8 @@ abi::Status* DecoderLayer::compute(ort::OpContext& context) const {
   down.add_phases(&phases);
   run_phases(process_crew(), phases);
   lanes_.store(gate_up.workers(), std::memory_order_relaxed);
-  const bool failed = qkv.failed() || output.failed() || gate_up.failed() || down.failed();
-  return failed ? context.error("Failed to allocate memory for rounded rows") : nullptr;
+  const bool failed = plans.failed() || qkv.failed() || output.failed() || gate_up.failed() || down.failed();
+  return failed ? context.error("Failed to allocate memory for rounded rows or attention") : nullptr;
 }
 
 }  // namespace edge_rt

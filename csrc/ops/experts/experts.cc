@@ -3,6 +3,7 @@
 #include <cmath>
 #include <vector>
 
+#include "common/own_memory.h"
 #include "kernels/kernel_table.h"
 #include "ops/experts/experts_op.h"
 #include "ops/experts/read_experts.h"

@@ -1,10 +1,9 @@
 #include "ops/quant_linear/quant_linear_run.h"
 
 #include <algorithm>
-#include <memory>
-#include <new>
 
 #include "common/isa.h"
+#include "common/own_memory.h"
 
 namespace edge_rt {
 namespace {
@@ -48,25 +47,6 @@ Activations place_activations(const PackedParts& weight, int64_t rows, void* scr
 
 namespace {
 
-// Memory that a thread keeps for its next work.
-class OwnMemory {
- public:
-  // At the start of a cache line; nullptr if there is none: an exception must not leave a helper.
-  unsigned char* get(size_t bytes) {
-    if (bytes + 64 > size_) {
-      memory_.reset(new (std::nothrow) unsigned char[bytes + 64]);
-      size_ = memory_ == nullptr ? 0 : bytes + 64;
-    }
-    if (memory_ == nullptr) return nullptr;
-    const auto address = reinterpret_cast<uintptr_t>(memory_.get());
-    return memory_.get() + (64 - address % 64) % 64;
-  }
-
- private:
-  std::unique_ptr<unsigned char[]> memory_;
-  size_t size_ = 0;
-};
-
 // A thread's own rounded rows. Shared ones would move between the cores' caches twice, which at 8 rows takes longer
 // than to round them again; memory stays small, because only passes of few rows come here.
 // False if there is no memory.
@@ -78,12 +58,6 @@ bool place_own_rows(const PackedParts& weight, int64_t rows, Activations* out) {
 }
 
 }  // namespace
-
-// The planner counts it: edge_rt/memory/activations.py.
-uint8_t* own_memory(size_t bytes) {
-  static thread_local OwnMemory memory;
-  return memory.get(bytes);
-}
 
 uint8_t* own_tiles(const LinearRows& job) {
   if (!job.weight.rounds() || job.in.groups() < kUnpackGroups) return nullptr;

@@ -19,11 +19,8 @@ FetchAhead fetch_ahead();
 // Scratch memory for `rows` rows of a matrix's input.
 size_t activation_bytes(const PackedParts& weight, int64_t rows);
 
-// Memory that the calling thread keeps for what it unpacks, at the start of a cache line; nullptr if there is none.
-// Every call may give the same memory.
-uint8_t* own_memory(size_t bytes);
-
-// The same for unpacked tiles of a job; nullptr also where it has too few rows for that.
+// Memory of the calling thread (own_memory) for unpacked tiles of a job; nullptr also where it has too few rows for
+// that.
 uint8_t* own_tiles(const LinearRows& job);
 
 // Points Activations into scratch memory of that size, 64-byte aligned.

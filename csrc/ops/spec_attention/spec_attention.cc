@@ -242,7 +242,7 @@ abi::Status* SpecAttention::compute(ort::OpContext& context) const {
   PhaseList phases;
   plans.add_phases(scratch.data(), *kernels_, &phases);
   run_phases(process_crew(), phases);
-  return nullptr;
+  return plans.failed() ? context.error("Failed to allocate memory for attention") : nullptr;
 }
 
 }  // namespace edge_rt

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <new>
 
+#include "common/own_memory.h"
 #include "common/pieces.h"
 
 namespace edge_rt {
@@ -18,7 +19,6 @@ constexpr int64_t kChunkItems = 9;  // of a phase whose items are chunks, which 
 constexpr int64_t kSmallItems = 6;
 constexpr int64_t kMostSpans = 4;  // of an item, so that many threads find work in a long cache
 constexpr int64_t kAppendItems = 32;
-constexpr int kWorkerSlots = 4;  // workers that keep their memory from item to item and pass to pass
 
 int64_t divide_up(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
@@ -58,10 +58,6 @@ AttentionState advance(const AttentionState& state, int64_t queries, int padded_
   return {state.peak + queries, state.sum + queries, state.output + queries * padded_dim};
 }
 
-AttentionState shift(const AttentionState& state, int64_t floats) {
-  return {state.peak + floats, state.sum + floats, state.output + floats};
-}
-
 }  // namespace
 
 AttentionPlan::AttentionPlan(const AttentionPass& pass, int64_t sequences) : padded_dim_(pass.padded_dim) {
@@ -80,7 +76,9 @@ AttentionPlan::AttentionPlan(const AttentionPass& pass, int64_t sequences) : pad
   chunk_end_ = (pass.past + deepest) / kKvChunk + 1;
   choose_items(pass, sequences);
   AttentionPass unused = pass;
-  lay_out(nullptr, nullptr, &unused);
+  lay_out(nullptr, &unused);
+  Slot slot;
+  work_bytes_ = lay_out_slot(pass, nullptr, &slot);
 }
 
 void AttentionPlan::choose_items(const AttentionPass& pass, int64_t sequences) {
@@ -115,67 +113,80 @@ int64_t AttentionPlan::first_span(const AttentionPass& pass, int64_t position) c
   return pass.first_seen(position) / kKvSpan;
 }
 
-void AttentionPlan::lay_out(char* own, char* slots, AttentionPass* pass) {
-  Pieces of_pass(own), of_slot(slots);
-  const int codes = padded_codes(pass->head_dim), groups = pass->groups();
-  const int64_t block_queries = block_rows_ * pass->group;
-  const auto take_queries = [&](Pieces& pieces, int64_t count) {
-    pass->queries = pieces.take<float>(count * padded_dim_);
-    const int64_t coded = pass->has_query_codes() ? count : 0;
-    pass->query_codes = pieces.take<int8_t>(coded * codes);
-    pass->query_scales = pieces.take<float>(coded * groups);
-    pass->query_sums = pieces.take<int32_t>(coded * groups);
-  };
-  pass->first_query = 0;
-  if (way_ != Way::kChunks) take_queries(of_pass, queries_);
-  if (way_ == Way::kSpans) spans_ = take_state(of_pass, (span_end_ - span_begin_) * queries_, padded_dim_);
-  if (way_ == Way::kChunks) {
-    spans_ = take_state(of_pass, (chunk_end_ - chunk_begin_) * queries_, padded_dim_);
-    left_ = of_pass.take<std::atomic<int64_t>>(pass->kv_heads * blocks_);
-    take_queries(of_slot, block_queries);
-  }
-  pass_bytes_ = of_pass.used();
-  first_work_.scores = of_slot.take<float>(block_queries * kKvChunk);
-  const int64_t row_words = std::max<int64_t>(padded_dim_, codes / 4);
-  first_work_.rows = of_slot.take<float>(kKvChunk * row_words);
-  first_work_.across = of_slot.take<float>(kKvTile * row_words);
-  first_work_.scales = of_slot.take<float>(2 * kKvTile * groups);
-  for (AttentionState* state : {&chunk_, &span_, &state_}) *state = take_state(of_slot, block_queries, padded_dim_);
-  work_bytes_ = of_slot.used();
+void AttentionPlan::Queries::give_to(AttentionPass* pass) const {
+  pass->queries = values;
+  pass->query_codes = codes;
+  pass->query_scales = scales;
+  pass->query_sums = sums;
 }
 
-void AttentionPlan::place(char* own, char* slots, int64_t slot_floats, const SpecAttentionKernels& kernels,
-                          AttentionPass* pass) {
-  lay_out(own, slots, pass);
-  work_floats_ = slot_floats;
+AttentionPlan::Queries AttentionPlan::take_queries(Pieces& pieces, const AttentionPass& pass, int64_t count) const {
+  Queries queries{};
+  queries.values = pieces.take<float>(count * padded_dim_);
+  const int64_t coded = pass.has_query_codes() ? count : 0;
+  queries.codes = pieces.take<int8_t>(coded * padded_codes(pass.head_dim));
+  queries.scales = pieces.take<float>(coded * pass.groups());
+  queries.sums = pieces.take<int32_t>(coded * pass.groups());
+  return queries;
+}
+
+void AttentionPlan::lay_out(char* own, AttentionPass* pass) {
+  Pieces pieces(own);
+  pass->first_query = 0;
+  if (way_ != Way::kChunks) take_queries(pieces, *pass, queries_).give_to(pass);
+  if (way_ == Way::kSpans) spans_ = take_state(pieces, (span_end_ - span_begin_) * queries_, padded_dim_);
+  if (way_ == Way::kChunks) {
+    spans_ = take_state(pieces, (chunk_end_ - chunk_begin_) * queries_, padded_dim_);
+    left_ = pieces.take<std::atomic<int64_t>>(pass->kv_heads * blocks_);
+  }
+  pass_bytes_ = pieces.used();
+}
+
+size_t AttentionPlan::lay_out_slot(const AttentionPass& pass, char* memory, Slot* slot) const {
+  Pieces pieces(memory);
+  const int64_t queries = block_rows_ * pass.group;
+  if (way_ == Way::kChunks) slot->queries = take_queries(pieces, pass, queries);
+  slot->work.scores = pieces.take<float>(queries * kKvChunk);
+  const int64_t row_words = std::max<int64_t>(padded_dim_, padded_codes(pass.head_dim) / 4);
+  slot->work.rows = pieces.take<float>(kKvChunk * row_words);
+  slot->work.across = pieces.take<float>(kKvTile * row_words);
+  slot->work.scales = pieces.take<float>(2 * kKvTile * pass.groups());
+  for (AttentionState* state : {&slot->chunk, &slot->span, &slot->all})
+    *state = take_state(pieces, queries, padded_dim_);
+  return pieces.used();
+}
+
+void AttentionPlan::place(char* own, const SpecAttentionKernels& kernels, AttentionPass* pass) {
+  lay_out(own, pass);
   kernels_ = &kernels;
   pass_ = pass;
   if (way_ != Way::kChunks) return;
   for (int64_t i = 0; i < pass->kv_heads * blocks_; ++i) new (left_ + i) std::atomic<int64_t>(pieces_);
 }
 
-void AttentionPlan::run(Stage stage, int64_t item, int slot) {
+void AttentionPlan::run(Stage stage, int64_t item, char* memory) {
+  if (stage == kPrepare) {
+    if (way_ == Way::kSpans) {
+      prepare_units(item);
+    } else {
+      append_some(item);
+    }
+    return;
+  }
+  Slot slot{};
+  lay_out_slot(*pass_, memory, &slot);
   switch (way_) {
     case Way::kChunks:
-      if (stage == kPrepare) append_some(item);
       if (stage == kAttend) attend_chunks(item, slot);
       break;
     case Way::kSpans:
-      if (stage == kPrepare) prepare_units(item);
       if (stage == kAttend) attend_spans(item, slot);
       if (stage == kFinish) finish_units(item, slot);
       break;
     case Way::kBlocks:
-      if (stage == kPrepare) append_some(item);
       if (stage == kAttend) attend_blocks(item, slot);
       break;
   }
-}
-
-AttentionWork AttentionPlan::work(int slot) const {
-  const int64_t offset = slot * work_floats_;
-  return {first_work_.scores + offset, first_work_.rows + offset, first_work_.across + offset,
-          first_work_.scales + offset};
 }
 
 AttentionPlan::Block AttentionPlan::block_of(int kv, int64_t index) const {
@@ -206,39 +217,35 @@ void AttentionPlan::prepare_block(const Block& block) const {
   for (int64_t row = block.begin; row < block.end; ++row) kernels_->prepare_queries(*pass_, row, block.kv);
 }
 
-void AttentionPlan::attend_span(const Block& block, int64_t span, int slot, const AttentionState& out) const {
+void AttentionPlan::attend_span(const Block& block, int64_t span, const Slot& slot, const AttentionState& out) const {
   const int64_t queries = (block.end - block.begin) * pass_->group;
   const Positions at = positions(block);
   const int64_t begin = std::max(span * kSpanChunks, pass_->first_seen(at.low) / kKvChunk);
   const int64_t end = std::min((span + 1) * kSpanChunks, at.high / kKvChunk + 1);
-  const AttentionState chunk_state = shift(chunk_, slot * work_floats_);
   kernels_->begin(padded_dim_, queries, out);
   for (int64_t chunk = begin; chunk < end; ++chunk) {
-    kernels_->attend_chunk(*pass_, block.kv, block.begin, block.end, chunk, work(slot), chunk_state, &out);
+    kernels_->attend_chunk(*pass_, block.kv, block.begin, block.end, chunk, slot.work, slot.chunk, &out);
   }
 }
 
-void AttentionPlan::attend_block(const Block& block, int64_t begin, int64_t end, int slot) const {
+void AttentionPlan::attend_block(const Block& block, int64_t begin, int64_t end, const Slot& slot) const {
   const int64_t queries = (block.end - block.begin) * pass_->group;
-  const AttentionState span_state = shift(span_, slot * work_floats_);
-  const AttentionState state = shift(state_, slot * work_floats_);
-  kernels_->begin(padded_dim_, queries, state);
+  kernels_->begin(padded_dim_, queries, slot.all);
   for (int64_t span = begin; span < end; ++span) {
-    attend_span(block, span, slot, span_state);
-    kernels_->fold(padded_dim_, queries, span_state, state);
+    attend_span(block, span, slot, slot.span);
+    kernels_->fold(padded_dim_, queries, slot.span, slot.all);
   }
-  kernels_->finish(*pass_, block.kv, block.begin, block.end, state);
+  kernels_->finish(*pass_, block.kv, block.begin, block.end, slot.all);
 }
 
-void AttentionPlan::finish_row(int kv, int64_t row, int slot) const {
+void AttentionPlan::finish_row(int kv, int64_t row, const Slot& slot) const {
   const int64_t position = pass_->past + pass_->depths[row], at = pass_->query_index(kv, row);
-  const AttentionState state = shift(state_, slot * work_floats_);
-  kernels_->begin(padded_dim_, pass_->group, state);
+  kernels_->begin(padded_dim_, pass_->group, slot.all);
   for (int64_t span = first_span(*pass_, position); span <= position / kKvSpan; ++span) {
     kernels_->fold(padded_dim_, pass_->group, advance(spans_, (span - span_begin_) * queries_ + at, padded_dim_),
-                   state);
+                   slot.all);
   }
-  kernels_->finish(*pass_, kv, row, row + 1, state);
+  kernels_->finish(*pass_, kv, row, row + 1, slot.all);
 }
 
 void AttentionPlan::append_some(int64_t item) {
@@ -254,7 +261,7 @@ void AttentionPlan::prepare_units(int64_t item) {
   }
 }
 
-void AttentionPlan::attend_chunks(int64_t item, int slot) {
+void AttentionPlan::attend_chunks(int64_t item, const Slot& slot) {
   const int64_t heads = pass_->kv_heads, units = heads * blocks_, chunks = chunk_end_ - chunk_begin_;
   const int64_t unit = item % units, piece = item / units;
   const Block block = block_of(static_cast<int>(unit % heads), unit / heads);
@@ -264,35 +271,29 @@ void AttentionPlan::attend_chunks(int64_t item, int slot) {
   if (blocks_ == 1) append_chunks(block.kv, begin, end);
   // Queries of its own are nearer than those of another thread.
   AttentionPass pass = *pass_;
-  const int64_t floats = slot * work_floats_;
+  slot.queries.give_to(&pass);
   pass.first_query = pass.query_index(block.kv, block.begin);
-  pass.queries += floats;
-  pass.query_codes += 4 * floats;
-  pass.query_scales += floats;
-  pass.query_sums += floats;
   for (int64_t row = block.begin; row < block.end; ++row) kernels_->prepare_queries(pass, row, block.kv);
   for (int64_t chunk = begin; chunk < end; ++chunk) {
     const int64_t at = (chunk - chunk_begin_) * queries_ + pass.first_query;
-    kernels_->attend_chunk(pass, block.kv, block.begin, block.end, chunk, work(slot), advance(spans_, at, padded_dim_),
+    kernels_->attend_chunk(pass, block.kv, block.begin, block.end, chunk, slot.work, advance(spans_, at, padded_dim_),
                            nullptr);
   }
   if (left_[unit].fetch_sub(1, std::memory_order_acq_rel) == 1) finish_block(block, slot);
 }
 
-void AttentionPlan::finish_block(const Block& block, int slot) const {
+void AttentionPlan::finish_block(const Block& block, const Slot& slot) const {
   const int64_t queries = (block.end - block.begin) * pass_->group, first = pass_->query_index(block.kv, block.begin);
-  const AttentionState span_state = shift(span_, slot * work_floats_);
-  const AttentionState state = shift(state_, slot * work_floats_);
-  kernels_->begin(padded_dim_, queries, span_state);
+  kernels_->begin(padded_dim_, queries, slot.span);
   for (int64_t chunk = 0; chunk < chunk_end_ - chunk_begin_; ++chunk) {
-    kernels_->fold(padded_dim_, queries, advance(spans_, chunk * queries_ + first, padded_dim_), span_state);
+    kernels_->fold(padded_dim_, queries, advance(spans_, chunk * queries_ + first, padded_dim_), slot.span);
   }
-  kernels_->begin(padded_dim_, queries, state);
-  kernels_->fold(padded_dim_, queries, span_state, state);
-  kernels_->finish(*pass_, block.kv, block.begin, block.end, state);
+  kernels_->begin(padded_dim_, queries, slot.all);
+  kernels_->fold(padded_dim_, queries, slot.span, slot.all);
+  kernels_->finish(*pass_, block.kv, block.begin, block.end, slot.all);
 }
 
-void AttentionPlan::attend_spans(int64_t item, int slot) {
+void AttentionPlan::attend_spans(int64_t item, const Slot& slot) {
   const int64_t heads = pass_->kv_heads;
   const Block block = block_of(static_cast<int>(item % heads), item / heads % blocks_);
   const int64_t begin = span_begin_ + item / heads / blocks_ * group_, end = std::min(begin + group_, span_end_);
@@ -303,7 +304,7 @@ void AttentionPlan::attend_spans(int64_t item, int slot) {
   }
 }
 
-void AttentionPlan::attend_blocks(int64_t item, int slot) {
+void AttentionPlan::attend_blocks(int64_t item, const Slot& slot) {
   const int64_t heads = pass_->kv_heads;
   // The last rows see the most keys: begun first, they leave no thread alone at the end.
   const Block block = block_of(static_cast<int>(item % heads), blocks_ - 1 - item / heads);
@@ -312,7 +313,7 @@ void AttentionPlan::attend_blocks(int64_t item, int slot) {
   attend_block(block, first_span(*pass_, at.low), at.high / kKvSpan + 1, slot);
 }
 
-void AttentionPlan::finish_units(int64_t item, int slot) {
+void AttentionPlan::finish_units(int64_t item, const Slot& slot) {
   const int64_t heads = pass_->kv_heads;
   for (int64_t unit = item * unit_share_; unit < std::min((item + 1) * unit_share_, units_); ++unit) {
     finish_row(static_cast<int>(unit % heads), unit / heads, slot);
@@ -329,15 +330,13 @@ AttentionPlans::AttentionPlans(AttentionPass* passes, int64_t count) : passes_(p
       items_[stage] += plan.items(static_cast<AttentionPlan::Stage>(stage));
     }
   }
-  // Items that prepare need no memory.
-  const int64_t most = std::max(items_[AttentionPlan::kAttend], items_[AttentionPlan::kFinish]);
-  slots_ = kWorkerSlots + std::min<int64_t>(kMaxWorkers, most);
 }
 
 void AttentionPlans::add_phases(void* scratch, const SpecAttentionKernels& kernels, PhaseList* phases) {
-  char *own = static_cast<char*>(scratch), *const slots = own + own_bytes_;
+  char* own = static_cast<char*>(scratch);
+  of_caller_ = own + own_bytes_;
   for (size_t i = 0; i < plans_.size(); ++i) {
-    plans_[i].place(own, slots, static_cast<int64_t>(slot_bytes_ / sizeof(float)), kernels, &passes_[i]);
+    plans_[i].place(own, kernels, &passes_[i]);
     own += plans_[i].pass_bytes();
   }
   add_phase<AttentionPlan::kPrepare>(phases);
@@ -352,15 +351,15 @@ void AttentionPlans::add_phase(PhaseList* phases) {
 
 template <AttentionPlan::Stage stage>
 void AttentionPlans::run(int64_t item, int worker) {
-  const int memory = slot(stage, item, worker);
+  // The caller may be any thread, and any number of them; helpers stay, so their memory is in their cores' caches.
+  char* memory = worker == 0 ? of_caller_ : reinterpret_cast<char*>(own_memory(slot_bytes_));
+  if (memory == nullptr) {
+    failed_.store(true, std::memory_order_relaxed);
+    return;
+  }
   AttentionPlan* plan = plans_.data();
   for (; item >= plan->items(stage); ++plan) item -= plan->items(stage);
   plan->run(stage, item, memory);
-}
-
-int AttentionPlans::slot(AttentionPlan::Stage stage, int64_t item, int worker) const {
-  if (worker < kWorkerSlots) return worker;
-  return kWorkerSlots + (items_[stage] <= slots_ - kWorkerSlots ? static_cast<int>(item) : worker);
 }
 
 }  // namespace edge_rt

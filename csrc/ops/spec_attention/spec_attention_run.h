@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "common/parallel.h"
+#include "common/pieces.h"
 #include "ops/spec_attention/spec_attention.h"
 
 namespace edge_rt {
@@ -29,10 +30,11 @@ class AttentionPlan {
   size_t pass_bytes() const { return pass_bytes_; }
   size_t work_bytes() const { return work_bytes_; }
 
-  // Points the pass into scratch memory: its own, and that of slots, `slot_floats` apart. All must outlive the plan.
-  void place(char* own, char* slots, int64_t slot_floats, const SpecAttentionKernels& kernels, AttentionPass* pass);
+  // Points the pass into its scratch memory. All must outlive the plan.
+  void place(char* own, const SpecAttentionKernels& kernels, AttentionPass* pass);
 
-  void run(Stage stage, int64_t item, int slot);
+  // `memory` is the item's, `work_bytes` of it.
+  void run(Stage stage, int64_t item, char* memory);
 
  private:
   enum class Way { kChunks, kSpans, kBlocks };
@@ -43,34 +45,53 @@ class AttentionPlan {
     int64_t begin, end;
   };
 
+  // Where queries lie, rotated and coded.
+  struct Queries {
+    float* values;
+    int8_t* codes;
+    float* scales;
+    int32_t* sums;
+
+    void give_to(AttentionPass* pass) const;
+  };
+
+  // Memory of an item under way.
+  struct Slot {
+    Queries queries;  // way kChunks: of the block
+    AttentionWork work;
+    AttentionState chunk, span, all;  // of the block's queries: one chunk, one span, and all of them
+  };
+
   void choose_items(const AttentionPass& pass, int64_t sequences);
-  void lay_out(char* own, char* slots, AttentionPass* pass);
+  Queries take_queries(Pieces& pieces, const AttentionPass& pass, int64_t count) const;
+  void lay_out(char* own, AttentionPass* pass);
+  // Returns the bytes.
+  size_t lay_out_slot(const AttentionPass& pass, char* memory, Slot* slot) const;
   // Items of stages.
   void append_some(int64_t item);
   void prepare_units(int64_t item);
-  void attend_chunks(int64_t item, int slot);
-  void attend_spans(int64_t item, int slot);
-  void attend_blocks(int64_t item, int slot);
-  void finish_units(int64_t item, int slot);
+  void attend_chunks(int64_t item, const Slot& slot);
+  void attend_spans(int64_t item, const Slot& slot);
+  void attend_blocks(int64_t item, const Slot& slot);
+  void finish_units(int64_t item, const Slot& slot);
   void append_rows(int64_t begin, int64_t end) const;
   void prepare_block(const Block& block) const;
   // Appends the rows of the pass whose positions lie in chunks [begin, end), for one kv head.
   void append_chunks(int kv, int64_t begin, int64_t end) const;
   // Joins a block's finished chunks and writes its results.
-  void finish_block(const Block& block, int slot) const;
+  void finish_block(const Block& block, const Slot& slot) const;
   // The block's keys of a span.
-  void attend_span(const Block& block, int64_t span, int slot, const AttentionState& out) const;
+  void attend_span(const Block& block, int64_t span, const Slot& slot, const AttentionState& out) const;
   // All spans [begin, end), to the block's results.
-  void attend_block(const Block& block, int64_t begin, int64_t end, int slot) const;
+  void attend_block(const Block& block, int64_t begin, int64_t end, const Slot& slot) const;
   // Joins finished spans and writes a row's results.
-  void finish_row(int kv, int64_t row, int slot) const;
+  void finish_row(int kv, int64_t row, const Slot& slot) const;
   // First and last position of the block's rows.
   struct Positions {
     int64_t low, high;
   };
   Positions positions(const Block& block) const;
   Block block_of(int kv, int64_t index) const;
-  AttentionWork work(int slot) const;
   // Span that holds the first position that a row at `position` attends to.
   int64_t first_span(const AttentionPass& pass, int64_t position) const;
 
@@ -85,12 +106,7 @@ class AttentionPlan {
   int64_t items_[kStages];
   int padded_dim_;
   size_t pass_bytes_ = 0, work_bytes_ = 0;
-  AttentionWork first_work_{};
-  int64_t work_floats_ = 0;  // distance between two slots
-  AttentionState chunk_{};   // of slot 0: one chunk,
-  AttentionState span_{};    // one span,
-  AttentionState state_{};   // and all of them, for the queries of a block
-  AttentionState spans_{};   // [spans][queries], if they wait to be folded; way kChunks: [chunks][queries],
+  AttentionState spans_{};  // [spans][queries], if they wait to be folded; way kChunks: [chunks][queries],
   std::atomic<int64_t>* left_ = nullptr;  // and the items of every block that are not done
 };
 
@@ -101,24 +117,27 @@ class AttentionPlans {
   // The passes must outlive the plans, and stay where they are.
   AttentionPlans(AttentionPass* passes, int64_t count);
 
-  size_t scratch_bytes() const { return own_bytes_ + static_cast<size_t>(slots_) * slot_bytes_; }
+  // Of the passes, and of the caller's item under way; helpers have memory of their own for theirs.
+  size_t scratch_bytes() const { return own_bytes_ + slot_bytes_; }
 
   // Points the passes into scratch memory of that size and adds their phases; plans and kernels must outlive them.
   void add_phases(void* scratch, const SpecAttentionKernels& kernels, PhaseList* phases);
+
+  // Whether a thread had no memory.
+  bool failed() const { return failed_.load(std::memory_order_relaxed); }
 
  private:
   template <AttentionPlan::Stage stage>
   void run(int64_t item, int worker);
   template <AttentionPlan::Stage stage>
   void add_phase(PhaseList* phases);
-  // Memory for an item under way: its worker's, which is in that core's caches, or, beyond a few workers, its own.
-  int slot(AttentionPlan::Stage stage, int64_t item, int worker) const;
 
   AttentionPass* passes_;
   std::vector<AttentionPlan> plans_;
   int64_t items_[AttentionPlan::kStages] = {};
-  int64_t slots_ = 0;
   size_t own_bytes_ = 0, slot_bytes_ = 0;
+  char* of_caller_ = nullptr;
+  std::atomic<bool> failed_{false};
 };
 
 }  // namespace edge_rt
