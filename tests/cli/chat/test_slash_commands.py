@@ -461,7 +461,7 @@ def test_exit(line, commands):
 def test_a_preset_is_a_model_with_its_settings(native_package, tmp_path):
     config = tmp_path / "config.toml"
     config.write_text(
-        f'[presets.poet]\nmodel = "{native_package}"\nsystem = "Rhyme."\nctx = 64\nmemory = "500MiB"\n'
+        f'[presets.poet]\nmodel = "{native_package}"\nsystem = "Rhyme."\nctx = 64\nmemory = "8GiB"\n'
         "max_tokens = 3\nsampling = { top_k = 5 }\n"
     )
     conversation = make_chat(native_package, tmp_path, load_options(ctx=128), config=config, max_tokens=4)
@@ -470,7 +470,7 @@ def test_a_preset_is_a_model_with_its_settings(native_package, tmp_path):
         conversation.say("Hello")
         budget = conversation.load.memory
         commands.run("/model poet")
-        assert (conversation.model.context_tokens, conversation.load.memory) == (64, 500 << 20)
+        assert (conversation.model.context_tokens, conversation.load.memory) == (64, 8 << 30)
         assert (conversation.options.max_tokens, conversation.options.top_k) == (3, 5)
         assert conversation.options.temperature == 0
         assert [message["role"] for message in conversation.chat.messages] == ["system", "user", "assistant"]
