@@ -1,8 +1,9 @@
-"""SpecAttention in float64, written from its definition: no chunks, no tiles, one key after the other."""
+"""SpecAttention in float64, written from its definition: no chunks, no tiles, one row after the other."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from functools import lru_cache
 
 import numpy as np
 
@@ -164,12 +165,18 @@ def nibbles(codes):
     return np.concatenate([codes & 15, codes >> 4], axis=-1).astype(np.float64)
 
 
-def turned(x):
-    """Return the Hadamard transform of the last axis, in blocks of the largest power of two that divides it."""
-    dim = x.shape[-1]
+@lru_cache(maxsize=32)
+def hadamard(dim):
+    """Return the largest of these matrices whose size divides a number."""
     matrix = np.ones((1, 1))
     while dim % (2 * len(matrix)) == 0:
         matrix = np.block([[matrix, matrix], [matrix, -matrix]])
+    return matrix
+
+
+def turned(x):
+    """Return the Hadamard transform of the last axis, in blocks of the largest power of two that divides it."""
+    matrix = hadamard(x.shape[-1])
     blocks = x.reshape(*x.shape[:-1], -1, len(matrix))
     return (blocks @ matrix / np.sqrt(len(matrix))).reshape(x.shape)
 
@@ -286,17 +293,19 @@ def attend(config, tables, qkv, cache, kv_format, past, row_map, parents):
         queries = turn_key(queries)
         if has_query_codes(kv_format):
             queries = rounded(queries)
-        physical = [*row_map[:past], *(row_map[past + node] for node in ancestors(parents, row))]
+        positions = np.r_[np.arange(past), past + np.array(ancestors(parents, row))]
         first = max(0, position + 1 - config.window) if config.window else 0
-        seen = np.array(physical[first:])
+        seen = np.asarray(row_map)[positions[first:]]
         gates = split_gates(config, qkv[row])[3]
-        for head in range(config.heads):
-            keys, values = stored[0, head // group, seen], stored[1, head // group, seen]
-            scores = keys @ queries[head]
+        for kv_head in range(config.kv_heads):
+            mine = slice(kv_head * group, (kv_head + 1) * group)
+            keys, values = stored[0, kv_head, seen], stored[1, kv_head, seen]
+            scores = queries[mine] @ keys.T
             if config.softcap:
                 scores = config.softcap * np.tanh(scores / config.softcap)
-            sink = [] if tables.sinks is None else [float(tables.sinks[head])]
-            weights = np.exp(np.concatenate([scores, sink]) - max([scores.max(), *sink]))
-            y = turn_value(weights[: len(scores)] @ values / weights.sum())
-            out.append(y if gates is None else y / (1 + np.exp(-gates[head])))
-    return np.array(out).reshape(len(parents), -1)
+            if tables.sinks is not None:
+                scores = np.concatenate([scores, tables.sinks[mine, None]], axis=1)
+            weights = np.exp(scores - scores.max(1, keepdims=True))
+            y = turn_value(weights[:, : len(seen)] @ values / weights.sum(1, keepdims=True))
+            out.append(y if gates is None else y / (1 + np.exp(-gates[mine])))
+    return np.concatenate(out).reshape(len(parents), -1)
