@@ -98,10 +98,9 @@ def load(
             like one of them, in this process or another, computes what is new. None: nothing is written.
         prompt_cache_size: bytes that the folder may have, or a text; what was not used for the longest time goes.
             None: 2 GiB.
-        slots: answers that are computed at once, 1 to 64; further ones wait, and an answer that is computed beside
-            others drafts nothing. What computes one sequence at a time (GPUs, packages that are not native, or have
-            exits) lets all others wait. None: one generation at a time, a second one raises
-            ``Busy``.
+        slots: answers that are computed at once, 1 to 64; further ones wait. What computes one sequence at a time
+            (GPUs, packages that are not native, or have exits) lets all others wait. None: one generation at a time, a
+            second one raises ``Busy``.
         kv_rows: with ``slots``, rows of the KV cache that they share, at least those of a context. None: a whole
             context for each slot, if that fits.
         max_queue: with ``slots``, generations that may wait; one more raises ``QueueFull``, which estimates when there

@@ -291,7 +291,12 @@ class Admission:
         if self.pool is None:
             return True
         cache = self._pooled[slot]
-        cache.begin(source, length)
+        try:
+            cache.begin(source, length)
+        except BaseException:
+            # Rows without their tokens, or without what is seen behind them, are nothing that could rest.
+            cache.release()
+            raise
         try:
             if in_blocks(rows) - len(cache.blocks) <= self.pool.num_available - kept:
                 cache.provide(rows)

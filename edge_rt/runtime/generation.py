@@ -132,8 +132,8 @@ class Generation:
         """Generate, and tell the outcome.
 
         Whatever ends it, the cache holds the rows of whole steps only. A prompt that was cancelled before its first
-        token leaves the cache as it was, but for what the prompt did not share with it (and empty, where layers with a
-        sliding window have given up the rows behind it).
+        token leaves the cache as it was, but for what the prompt did not share with it (and for what came behind the
+        last copy that is kept, where layers have a state or a window that has given up the rows behind it).
         """
         sequence, cancel = self._sequence, outcome.cancel
         with outcome.telling(self.settled):

@@ -5,8 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from edge_rt.errors import Busy, Cancelled, ContextOverflow, InferenceError, QueueFull
+from edge_rt.errors import Busy, Cancelled, ContextOverflow, InferenceError, MemoryBudgetExceeded, QueueFull
 from edge_rt.runtime.admission import MOST_OVERTAKEN
+from edge_rt.runtime.cache.row_pool import PooledCache
 from edge_rt.runtime.decode.sampling import Sampler
 from edge_rt.runtime.forward.cancel import CancelToken
 from tests.helpers.fake_batch import FakeBatch
@@ -236,3 +237,19 @@ def test_chats_in_turn_compute_what_is_new(native_package):
                 assert result.usage.cached_tokens == (len(text) - 2 if turn else 0)
                 texts[number] = [*text, *result.token_ids, 9]
         model._batch.check()
+
+
+def test_who_cannot_begin_with_rows_of_others_leaves_none_behind():
+    class Failing(PooledCache):
+        def _take_over(self, token_ids):
+            raise MemoryError
+
+    fake = FakeBatch(2)
+    first = fake.submit([*SYSTEM, 1], max_tokens=4)
+    steps_of(fake)
+    for cache in fake.caches:
+        cache.__class__ = Failing
+    second = fake.submit([*SYSTEM, 1, *first.generation.settled().token_ids, 2], max_tokens=4)
+    steps_of(fake)
+    assert isinstance(second.error, MemoryBudgetExceeded)
+    assert [cache.blocks for cache in fake.caches] == [[], []]

@@ -195,7 +195,7 @@ _NO_FOLLOW: Final[dict[str, Any]] = {"follow_symlinks": False} if os.utime in os
 
 def as_bytes(array: Array) -> memoryview:
     """Return the bytes of an array that lies in one piece."""
-    return array.view(np.uint8).data
+    return array.reshape(-1).view(np.uint8).data
 
 
 def _read(path: Path, parts: Sequence[Array]) -> bool:

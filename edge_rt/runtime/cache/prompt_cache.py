@@ -198,9 +198,17 @@ class PromptCache:
 
     def store(self, cache: KVCache) -> None:
         """Write the rows that the cache holds, as far as they are not stored yet; what goes wrong is a warning."""
-        folder, token_ids = self._folder, cache.token_ids
-        if folder is None or cache.length < LEAST_TOKENS:
+        if self._folder is None or cache.length < LEAST_TOKENS:
             return
+        try:
+            self._store(self._folder, cache)
+        except MemoryError:
+            self._warnings.append("The prompt was not stored. There is no memory for a copy of what is stored.")
+        except (EdgeRTError, OSError) as error:
+            self._warnings.append(f"The prompt was not stored. {error}")
+
+    def _store(self, folder: BlockFolder, cache: KVCache) -> None:
+        token_ids = cache.token_ids
         states = {} if self._states is None else cache.states_of(token_ids)
         if self._states is not None:
             # Rows behind the last state are nothing that could be gone on from.
@@ -212,25 +220,22 @@ class PromptCache:
         missing = [index for index, name in enumerate(names[1:]) if not folder.has(name)]
         new = {length: name for length, name in kept.items() if not folder.has_state(name)}
         used = {name: length // BLOCK_TOKENS for length, name in kept.items()}
-        try:
-            folder.touch(names[1:], used)
-            if missing or new:
-                folder.make_room(len(missing), len(new))
-            block = self._blocks.buffer()
-            for index in missing:
-                if not self._pack(cache, token_ids, names[index], index, block):
-                    return
-                folder.write(names[index + 1], block)
-            for length, name in new.items():
-                if not self._pack_state(cache, names, token_ids[:length], states[length], block):
-                    return
-                folder.write_state(name, [block, *states[length]])
-            folder.touch(names[1:], used)
-            if missing or new:
-                # Another process may have written meanwhile.
-                folder.trim()
-        except (EdgeRTError, OSError) as error:
-            self._warnings.append(f"The prompt was not stored. {error}")
+        folder.touch(names[1:], used)
+        if missing or new:
+            folder.make_room(len(missing), len(new))
+        block = self._blocks.buffer()
+        for index in missing:
+            if not self._pack(cache, token_ids, names[index], index, block):
+                return
+            folder.write(names[index + 1], block)
+        for length, name in new.items():
+            if not self._pack_state(cache, names, token_ids[:length], states[length], block):
+                return
+            folder.write_state(name, [block, *states[length]])
+        folder.touch(names[1:], used)
+        if missing or new:
+            # Another process may have written meanwhile.
+            folder.trim()
 
     def _state_names(
         self, folder: BlockFolder, names: Sequence[bytes], token_ids: Sequence[int], states: Collection[int]

@@ -284,8 +284,8 @@ class PooledCache(KVCache):
             return
         self._give_back(end)
         super().truncate(0)
-        self._provided = 0
         self._pool.keep(sequence)
+        self._provided = 0
 
     def truncate(self, length: int) -> int:
         """Roll back to the first ``length`` rows, or to fewer where another cache shares what would be written next.

@@ -127,10 +127,13 @@ class StateSlots:
 
     def go_on(self, token_ids: Sequence[int]) -> None:
         """Go on from the state of a text that was kept, or from none."""
-        if len(token_ids):
-            assert self._checkpoints is not None, "no states are kept"
-            self._checkpoints.load(self.index, 0, token_ids)
-        self.pretend(len(token_ids))
+        if not len(token_ids):
+            self.pretend(0)
+            return
+        assert self._checkpoints is not None, "no states are kept"
+        # The current one is whole until the other one is.
+        self._checkpoints.load(self.index, 1 - self.slot, token_ids)
+        self.slot, self.length, self.advance = 1 - self.slot, len(token_ids), ()
 
     def pretend(self, length: int) -> None:
         """Treat the state as one that has seen ``length`` rows."""

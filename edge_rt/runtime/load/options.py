@@ -48,8 +48,8 @@ class LoadOptions:
     Attributes:
         memory: budget of resident memory for the process: bytes, a text such as ``"600MiB"``, or a ``Budget`` that
             several models share. None: what the machine has available. Options that are given below are kept, or the
-            load is refused. What is left open is reduced until the model fits: first speculation, then the precision of
-            the cache, then context.
+            load is refused; of ``slots`` as many as fit. What is left open is reduced until the model fits: first
+            speculation, then the precision of the cache, then context.
         device_memory: budget of the memory of a GPU that has its own: bytes, or a text; None: what is free there.
         ctx: capacity of the context in tokens; None: the model's own, up to 8192, if that fits.
         threads: None takes every CPU that this process may use; there is one number for the whole process.
@@ -85,9 +85,8 @@ class LoadOptions:
         freed_device_bytes: memory of GPUs that the models give back which the new one replaces: GPU -> bytes.
         base_bytes: memory that this process held before its first model, if the new model replaces all that are loaded;
             None: the memory that it holds now.
-        slots: answers that are computed at once, 1 to 64; further ones wait. An answer that is computed beside others
-            drafts nothing. None: one generation at a time, a second one raises ``Busy``. What computes one sequence at
-            a time lets all others wait.
+        slots: answers that are computed at once, 1 to 64; further ones wait. None: one generation at a time, a second
+            one raises ``Busy``. What computes one sequence at a time lets all others wait.
         kv_rows: with slots, rows of the KV cache that they share, at least those of a context. None: a whole context
             for each slot, if that fits.
         max_queue: with slots, generations that may wait; one more raises ``QueueFull``. None: any number.

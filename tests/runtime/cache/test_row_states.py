@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from edge_rt.errors import ConfigError, InvalidPromptCache
-from edge_rt.runtime.cache.block_folder import BlockFolder, list_prompts
+from edge_rt.runtime.cache.block_folder import BlockFolder, list_prompts, read_whole
 from edge_rt.runtime.cache.checkpoints import Checkpoints
 from edge_rt.runtime.cache.kv_cache import KVCache
 from edge_rt.runtime.cache.prompt_cache import PromptCache
@@ -283,3 +283,11 @@ class TestRowsFile:
         path.write_bytes(data)
         with pytest.raises(InvalidPromptCache, match="state"):
             Text().prompts.read_from(path)
+
+
+def test_a_file_that_ends_within_an_array_is_not_whole(tmp_path):
+    """Arrays have any shape; what is missing are bytes."""
+    for size, is_whole in ((199, False), (200, True), (300, True)):
+        (tmp_path / "file").write_bytes(bytes(size))
+        with (tmp_path / "file").open("rb", buffering=0) as file:
+            assert read_whole(file, np.empty((2, 100), np.uint8)) is is_whole
