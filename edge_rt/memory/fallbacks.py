@@ -194,7 +194,7 @@ class Fallbacks:
 
     def _with_checkpoints(self, choice: Choice, budget: Amounts) -> Choice:
         """Return a choice that keeps as many states of earlier texts as what it leaves has room for."""
-        for count in range(self._most_checkpoints(choice), 0, -1):
+        for count in range(self._most_checkpoints(choice), choice.checkpoints, -1):
             if self.needs(more := replace(choice, checkpoints=count)).within(budget):
                 return more
         return choice
@@ -321,6 +321,9 @@ class Fallbacks:
         # Unless rows are exact, speculation is off if it is not requested.
         drafts = self._shape.drafts
         off = Choice(ctx, kv, OFF, 0, chunk, 0, 0, 1, slots=slots, kv_rows=rows)
+        if slots > 1 and self._most_checkpoints(off):
+            # Without one a conversation would begin anew with every turn.
+            off = replace(off, checkpoints=slots)
         if mode == OFF or drafts is Drafts.NOTHING or (mode in (None, AUTO) and not drafts.are_exact):
             return [off]
         drafter = mode or AUTO

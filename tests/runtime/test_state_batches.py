@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
 from edge_rt.export import export_model
+from edge_rt.memory.plan import Request, make_plan
+from edge_rt.memory.sizes import sizes_of
 from edge_rt.package.states import states_bytes, wanted_checkpoints
 from edge_rt.runtime.decode.draft import Draft
 from edge_rt.runtime.forward.io_binding_native import NativeIOBinding
@@ -185,6 +189,14 @@ def test_the_plan_counts_the_states_of_all_slots(package):
     with load_package(package, ctx=CONTEXT, slots=4, spec="suffix", draft_max=7, prefill_chunk=32) as loaded:
         choice, model = loaded.plan.choice, loaded.package.manifest.model
         terms = {term.name: term for term in loaded.plan.terms}
+        plan = loaded.plan
+    # Where memory is short fewer are kept, but one for each slot, as long as there are slots.
+    asked = Request(None, CONTEXT, slots=4, spec="off", prefill_chunk=32)
+    whole = make_plan(plan.shape, plan.device, asked).choice
+    for count in (0, 1, 4):
+        needs = sizes_of(plan.shape, plan.device, replace(whole, checkpoints=count), asked).needs.host
+        less = make_plan(plan.shape, plan.device, replace(asked, budget_bytes=needs)).choice
+        assert less.slots <= less.checkpoints < wanted_checkpoints(4) or less.slots == 1
     assert (choice.slots, choice.tree_rows, choice.checkpoints) == (4, 8, wanted_checkpoints(4))
     states, cache = terms["states"], terms["kv_cache"].bytes
     there = NativeIOBinding(
