@@ -3,6 +3,7 @@
 
 #include "ops/copy_rows/copy_rows_gpu_op.h"
 #include "ops/decoder_layer/decoder_layer_gpu_op.h"
+#include "ops/experts/experts_gpu_op.h"
 #include "ops/gated_delta/gated_delta_gpu_op.h"
 #include "ops/quant_embed/quant_embed_gpu_op.h"
 #include "ops/quant_linear/quant_linear_gpu_op.h"
@@ -16,6 +17,6 @@
 namespace edge_rt::gpu {
 
 using GpuOps = ort::OpList<GpuQuantLinear, GpuQuantEmbed, GpuRowTopK, GpuSpecAttention, GpuDecoderLayer, GpuShortConv,
-                           GpuStateConv, GpuGatedDelta, GpuSsmScan, GpuGather, GpuConcat>;
+                           GpuStateConv, GpuGatedDelta, GpuSsmScan, GpuExperts, GpuGather, GpuConcat>;
 
 }  // namespace edge_rt::gpu

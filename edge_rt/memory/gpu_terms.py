@@ -13,6 +13,7 @@ from edge_rt.memory.activations import FEW_ROWS, mixer_row_bytes
 from edge_rt.memory.figures import Choice
 from edge_rt.memory.shape import ModelShape
 from edge_rt.memory.terms import divided_weights, drafts_itself, first_on_gpu, hidden_bytes, kv_rows
+from edge_rt.package.decoder import Decoder
 from edge_rt.package.layers import GatedDelta
 from edge_rt.package.states import SLOTS, state_sizes
 
@@ -40,6 +41,9 @@ _TOP_K_PART: Final = 4096  # logits of a part
 _TOP_K_BYTES: Final = 12 + 64 * 8  # of a part: count, peak and sum; values and ids
 _TREE_HEAD: Final = 4
 _STATE_HEAD: Final = 5
+_EXPERT_PLACE: Final = 1800
+"""Bytes of what is said of an expert and of a group of its rows, of which each row may have its own."""
+_ALIGNED: Final = 20 * 64  # arrays of one operator begin at lines
 _RECORDED: Final = 4 << 10  # bytes of a recorded pass besides what grows with rows and context
 
 
@@ -212,7 +216,28 @@ def attention_bytes(shape: ModelShape, rows: int, ctx: int) -> int:
 
 
 def _pass_bytes(shape: ModelShape, rows: int, ctx: int) -> int:
-    return _layer_bytes(shape, rows) + attention_bytes(shape, rows, ctx)
+    return _layer_bytes(shape, rows) + max(attention_bytes(shape, rows, ctx), _experts_bytes(shape, rows))
+
+
+def _experts_bytes(shape: ModelShape, rows: int) -> int:
+    """Return the bytes of the layer whose experts need most: each of those that a row has holds it, and what it made.
+
+    The sizes follow ``place_experts`` in ``csrc/ops/experts/experts_gpu.cc``.
+    """
+    model, found = shape.model, 0
+    if not isinstance(model, Decoder):
+        return 0
+    for experts in (layer.experts for layer in model.kinds):
+        if experts is None:
+            continue
+        size, width = experts.each.size, experts.latent or model.hidden_size
+        element = 4 if shape.activations == "float" else 1
+        rounded = sum((element * _BLOCK + _BLOCK_FACTS) * -(-one // _BLOCK) for one in (width, size))
+        place = rounded + 4 * (size + width + 5) + _EXPERT_PLACE
+        # Two norms, scores and a share; rows of their own and what they make of those, or what stands beside them.
+        row = 4 * (2 * model.hidden_size + experts.count + _DIM_TILE + 1 + 2 * width + model.hidden_size)
+        found = max(found, rows * (experts.chosen * place + row) + _ALIGNED)
+    return found
 
 
 def _layer_bytes(shape: ModelShape, rows: int) -> int:

@@ -180,7 +180,7 @@ def make_plan(shape: ModelShape, device: Device, request: Request) -> Plan:
     if shape.op_profile != GPU_OP_PROFILE or shape.unported_parts:
         device = replace(device, gpu=None)
     if device.gpu is not None:
-        # It computes no experts.
+        # Those that it computes lie there.
         shape = replace(shape, experts=None)
     _check_device_budget(device, request)
     _check_experts(shape, device, request)

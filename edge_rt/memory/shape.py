@@ -118,7 +118,6 @@ class ModelShape:
     def unported_parts(self) -> dict[str, int]:
         """What no GPU computes -> the layers that have it."""
         found = {
-            "Experts": self.expert_layers,
             "Heads that differ, keys of other layers and further embeddings": self._native_layers,
         }
         return {name: count for name, count in found.items() if count}

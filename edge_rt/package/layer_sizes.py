@@ -71,12 +71,15 @@ class LayerSizes:
 def layer_sizes(package: Package) -> LayerSizes | None:
     """Return the sizes of a package's layers; None if they cannot be divided.
 
-    Those of native packages with one graph can be, if its nodes are named after layers, which all keep keys and values.
+    Those of native packages with one graph can be, if its nodes are named after layers, which all keep keys and values,
+    and have no experts.
     """
     manifest, decoder = package.manifest, package.manifest.decoder
     if manifest.op_profile != "native" or len(manifest.segments) != 1 or decoder is None:
         return None
-    if len(decoder.cache_layers) != decoder.num_layers or decoder.conv_layers or decoder.recurrent_layers:
+    if decoder.conv_layers or decoder.recurrent_layers or decoder.expert_layers:
+        return None
+    if len(decoder.cache_layers) != decoder.num_layers:
         return None
     name = manifest.segments[0].graph
     graph, tensors = package.file(name), {tensor: place.length for tensor, place in package.tensors[name].items()}

@@ -31,7 +31,7 @@ TOKENS = 12
 @cache
 def package(name, **options):
     """Return the package of a family's small model."""
-    folder = Path(FOLDER.name) / "-".join([name, *options])
+    folder = Path(FOLDER.name) / "-".join([name, *map(str, options.values())])
     source = write_folder(folder / "model", load_case(name), config=SHARP.get(name, {}))
     asked = {"weights": "int8", **options}
     export_model(source, folder / "p", profile="native", calibration=None, accept_loss=True, **asked)

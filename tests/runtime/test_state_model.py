@@ -189,9 +189,8 @@ def test_what_is_not_there_yet_is_said(package, tmp_path):
         with_gpu = presets()[GENERIC_GPU].device
         assert with_gpu.gpu is not None
         planned = make_plan(model.plan.shape, with_gpu, Request())
-        # Of experts a GPU has none.
-        assert (planned.device.gpu is None) == (model.plan.shape.expert_layers > 0)
-        assert planned.choice.checkpoints == (0 if planned.device.gpu else CHECKPOINTS)
+        assert planned.device.gpu is not None
+        assert planned.choice.checkpoints == 0
     with pytest.raises(ConfigError, match="state"):
         export_model(package.parent / "model", tmp_path / "cut", exits=(1, 2), **OPTIONS)
     with pytest.raises(ConfigError, match="Nested weights"):

@@ -12,27 +12,6 @@
 namespace edge_rt {
 namespace {
 
-enum Input : int {
-  kX,
-  kRouter,
-  kGateUp,
-  kDown,
-  kNorm,
-  kNormBias,
-  kRouterBias,
-  kChoiceBias,
-  kGateUpBias,
-  kDownBias,
-  kResidual,
-  kExpertX,
-  kShared,
-  kSharedGate,
-  kExpertScale,
-  kPostNorm,
-  kExpertNorm,
-  kSumNorm
-};
-
 constexpr int64_t kMaxWidth = int64_t{1} << 24;
 constexpr int64_t kItemBytes = 24 << 10;  // of weights that a thread walks over at a time, or a router's numbers
 constexpr int64_t kItemRows = 4;          // that are normed, or choose

@@ -49,11 +49,28 @@ struct Experts {
   abi::Status* create(ort::Attributes& attributes);
   abi::Status* compute(ort::OpContext& context) const;
 
- private:
-  // A stretch of one expert's work: groups of rows, or tiles.
-  struct Piece {
-    int64_t expert, begin, end;
+  // Numbers of inputs.
+  enum Input : int {
+    kX,
+    kRouter,
+    kGateUp,
+    kDown,
+    kNorm,
+    kNormBias,
+    kRouterBias,
+    kChoiceBias,
+    kGateUpBias,
+    kDownBias,
+    kResidual,
+    kExpertX,
+    kShared,
+    kSharedGate,
+    kExpertScale,
+    kPostNorm,
+    kExpertNorm,
+    kSumNorm
   };
+
   // What a call is about, checked; `between` is the number of features between the matrices.
   struct Call {
     Routing routing;
@@ -64,10 +81,20 @@ struct Experts {
     LinearRows finish, finish_sum;  // the norm behind experts, and that behind the sum with what is shared
     int32_t* numbers;               // [rows][chosen] or nullptr
   };
+  // Checks all inputs, makes the output, and describes the call, without scratch memory.
+  abi::Status* check(ort::OpContext& context, Call* call) const;
+  const LinearSteps& steps() const { return steps_; }
+  int64_t width() const { return width_; }
+  bool has_rows() const { return has_rows_; }  // of their own
+  int64_t intermediate() const { return intermediate_; }
 
+ private:
+  // A stretch of one expert's work: groups of rows, or tiles.
+  struct Piece {
+    int64_t expert, begin, end;
+  };
   abi::Status* read_routing(ort::Attributes& attributes);
   abi::Status* read_activation_of(ort::Attributes& attributes);
-  abi::Status* check(ort::OpContext& context, Call* call) const;
   // Norms rows for the router and for experts, if they are to be, and routes them.
   void route(const Call& call, float* normed, float* expert_normed) const;
   abi::Status* multiply(ort::OpContext& context, const Call& call) const;

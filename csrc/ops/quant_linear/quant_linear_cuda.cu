@@ -55,7 +55,7 @@ EDGE_RT_KERNEL(quant_linear_rows_many, 32 * kManyWarps, LinearRows) {
 // Grid: tiles or pairs, and groups of rows.
 EDGE_RT_KERNEL(quant_linear_floats, kFloatThreads, LinearRows) {
   EDGE_RT_SHARED FloatStage stage;
-  multiply_floats(args, &stage);
+  multiply_floats(args, block_y(), &stage);
 }
 
 // Grid: rows.

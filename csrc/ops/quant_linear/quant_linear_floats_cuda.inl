@@ -73,8 +73,8 @@ EDGE_RT_DEVICE float add_up_floats(const LinearRows& job, const FoundTile& tile,
   return f;
 }
 
-EDGE_RT_DEVICE void multiply_floats(const LinearRows& job, FloatStage* stage) {
-  const int64_t tile = int64_t{block_x()} * (job.paired ? 2 : 1), group = block_y();
+EDGE_RT_DEVICE void multiply_floats(const LinearRows& job, int64_t group, FloatStage* stage) {
+  const int64_t tile = int64_t{block_x()} * (job.paired ? 2 : 1);
   const float value = add_up_floats(job, find_tile(job, tile), group, stage);
   const float up = job.paired ? add_up_floats(job, find_tile(job, tile + 1), group, stage) : 0.0f;
   const int column = thread() / kTileRows;

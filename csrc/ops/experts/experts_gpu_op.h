@@ -1,0 +1,22 @@
+// Experts on a GPU, as the provider has it: all of them lie there.
+#pragma once
+
+#include "gpu/pass_stream.h"
+#include "ops/experts/experts_op.h"
+
+namespace edge_rt::gpu {
+
+struct GpuExperts {
+  static constexpr const char* kName = Experts::kName;
+  static constexpr const auto& kInputs = Experts::kInputs;
+  static constexpr const auto& kOutputs = Experts::kOutputs;
+  static constexpr int kOnHost[] = {-1};
+
+  abi::Status* create(ort::Attributes& attributes) { return op_.create(attributes); }
+  abi::Status* enqueue(ort::OpContext& context, PassStream& stream) const;
+
+ private:
+  Experts op_;
+};
+
+}  // namespace edge_rt::gpu
