@@ -137,7 +137,7 @@ def _experts_text(shape: ModelShape, choice: Choice) -> str:
     missed = shape.experts.missed_bytes(choice.expert_bytes)
     share = 100 * shape.experts.hit_share(choice.expert_bytes)
     total = sum(pool.total for pool in shape.experts.pools)
-    return f"cache of {slots} of {total} experts: {share:.0f} % are there, {missed / (1 << 20):.0f} MiB read per token"
+    return f"cache of {slots} of {total} experts: {share:.0f} % are there, {show_size(int(missed))} read per token"
 
 
 def _weights_text(shape: ModelShape, choice: Choice) -> str:

@@ -102,6 +102,6 @@ def require_ahead_mode(mode: str | None, manifest: Manifest) -> None:
         raise ConfigError(
             "The package has no block that predicts further ahead.",
             f"The mode of speculation is {mode!r}; the package is of the architecture {manifest.model.family:.60}.",
-            "Export a checkpoint that has one, such as Qwen 3.5, with --profile native and without exits; or choose "
-            "another mode.",
+            "Of checkpoints that have one, such as most of Qwen 3.5, it comes along with --profile native and without "
+            "exits. Choose another mode.",
         )

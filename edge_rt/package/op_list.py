@@ -435,5 +435,5 @@ def not_carried(decoder: Decoder, what: str) -> UnsupportedModel:
     return UnsupportedModel(
         f"{decoder.name}: the operators do not compute a part of the model.",
         f"It is {what}, in the architecture {decoder.family}.",
-        "Choose another model, another --profile, or export a folder with --via transformers.",
+        "Choose another --profile, or another model.",
     )

@@ -68,6 +68,7 @@ MODEL_TYPES: Final = {name: family for family in FAMILIES for name in family.mod
 ARCHITECTURES: Final = {name: family for family in FAMILIES for name in family.architectures}
 """``general.architecture`` of a GGUF file -> family."""
 REASONS: Final = {
+    "gemma4_assistant": "It drafts for a Gemma 4 model, and such drafts are not read",
     "jamba": "Its state spaces have a decay for each feature (Mamba-1): edge-rt has those with one for each head",
     "cohere2": "Its layers are parallel blocks (attention and feed-forward side by side): edge-rt has none",
 }
@@ -111,7 +112,8 @@ def family_of_config(where: str, model_type: str) -> Family:
             where,
             model_type,
             ", ".join(MODEL_TYPES),
-            "Export its folder with --via transformers, or choose a model of a supported architecture.",
+            "Choose a model of a supported architecture; or export a folder with --via transformers, if layers keep "
+            "keys and values alone.",
         )
     return MODEL_TYPES[model_type]
 
