@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+from dataclasses import replace
 
 import pytest
 
@@ -21,9 +22,11 @@ HEAD = DrafterShape(
 SHAPE = make_shape()
 
 
-@pytest.mark.parametrize(("budget", "name"), [(None, "small-head"), (275 * MIB, None)])
-def test_the_drafter_is_named_where_it_is_loaded(budget, name):
-    made = make_plan(SHAPE, DEVICE, Request(budget_bytes=budget, ctx=2048, kv="f16", drafter=HEAD))
+@pytest.mark.parametrize(("missing", "name"), [(0, "small-head"), (4 * MIB, None)])
+def test_the_drafter_is_named_where_it_is_loaded(missing, name):
+    asked = Request(ctx=2048, kv="f16", drafter=HEAD)
+    whole = make_plan(SHAPE, DEVICE, asked).total_bytes
+    made = make_plan(SHAPE, DEVICE, replace(asked, budget_bytes=whole - missing))
     speeds = Speeds(SHAPE, DEVICE, {})
     assert json.loads(json.dumps(plan_json(made, speeds)))["drafter"] == name
     out = io.StringIO()
