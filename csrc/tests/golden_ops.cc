@@ -380,6 +380,7 @@ void run_tables(const KernelTable& kernels, const Report& report) {
     if (rounds_activations(format)) run_fine_linears(kernels, report, format);
     run_embeds(kernels, report, format);
   }
+  for (const WeightFormat format : {WeightFormat::kW4, WeightFormat::kF32}) run_linear_groups(kernels, report, format);
   for (int k : {1, 5, kMaxTopK}) run_top_k(kernels, report, k);
   run_short_conv(kernels, report, 64, 3, false);
   run_short_conv(kernels, report, 37, 4, true);
@@ -393,7 +394,6 @@ void run_ops(const KernelTable& kernels, const Report& report) {
   run_attention_cases([&](Attention& attention, const std::vector<float>& qkv, const std::vector<int32_t>& parents,
                           int64_t past) { return attention.run(kernels, qkv, parents, past); },
                       report);
-  for (const WeightFormat format : {WeightFormat::kW4, WeightFormat::kF32}) run_linear_groups(kernels, report, format);
   for (int format = 0; format < kKvFormatCount; ++format) run_attention_values(kernels, report, format);
 }
 

@@ -16,8 +16,6 @@ bool has_gpu_kernels(const std::string& name) {
     const std::string what = end;
     if (name.size() > what.size() && name.compare(name.size() - what.size(), what.size(), what) == 0) return false;
   }
-  // And products that are a gate, or have norms of groups.
-  if (name.find(".groups.") != std::string::npos) return false;
   for (const char* op : {"quant_linear.", "quant_embed.", "row_top_k.", "spec_attention.", "short_conv.", "state_conv.",
                          "gated_delta.", "ssm_scan."}) {
     if (name.rfind(op, 0) == 0) return true;

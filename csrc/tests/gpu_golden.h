@@ -1,5 +1,5 @@
-// GPU kernels against the golden bits: every case of QuantLinear, QuantEmbed, RowTopK and SpecAttention. What else is
-// on record are ops of several kernels, which the CPU alone has.
+// GPU kernels against the golden bits: every case of QuantLinear, QuantEmbed, RowTopK, ShortConv and ops with states,
+// and those of SpecAttention whose kernels GPUs have. What else is on record are nodes, which are run as such.
 #pragma once
 
 #include <cstdint>

@@ -58,13 +58,13 @@ EDGE_RT_KERNEL(quant_linear_floats, kFloatThreads, LinearRows) {
   multiply_floats(args, block_y(), &stage);
 }
 
-// Grid: rows.
+// Grid: rows, and groups of a row that are normed by themselves.
 EDGE_RT_KERNEL(quant_linear_post_norm, 256, LinearRows) {
-  const int64_t first = block_x() * args.width;
+  const int64_t width = args.post_width, first = block_x() * args.width + block_y() * width;
   float* y = args.y + first;
-  const VF rms = rms_scale(y, static_cast<int>(args.width), args.post_epsilon);
-  for (int64_t i = thread() / 16 * 16; i < args.width; i += 256) {
-    const int count = args.width - i < 16 ? static_cast<int>(args.width - i) : 16;
+  const VF rms = rms_scale(y, static_cast<int>(width), args.post_epsilon);
+  for (int64_t i = thread() / 16 * 16; i < width; i += 256) {
+    const int count = width - i < 16 ? static_cast<int>(width - i) : 16;
     const VF value = vf_mul(vf_mul(vf_load_n(y + i, count), rms), vf_load_n(args.post_norm + i, count));
     vf_store_n(y + i, add_residual(args, first + i, count, value), count);
   }

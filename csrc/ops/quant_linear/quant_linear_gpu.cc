@@ -36,7 +36,8 @@ bool enqueue_product(Launcher* launcher, const LinearRows& job) {
     is_started = launcher->launch(kernel, columns, 1, job);
   }
   if (!is_started || job.post_norm == nullptr) return is_started;
-  return launcher->launch("quant_linear_post_norm", static_cast<int>(rows), 1, job);
+  return launcher->launch("quant_linear_post_norm", static_cast<int>(rows),
+                          static_cast<int>(job.width / job.post_width), job);
 }
 
 }  // namespace edge_rt::gpu

@@ -11,7 +11,6 @@ abi::Status* GpuQuantLinear::enqueue(ort::OpContext& context, PassStream& stream
   if (abi::Status* bad = op_.check(context, &job)) return bad;
   const int64_t rows = job.in.rows;
   if (rows == 0) return nullptr;
-  if (job.post_width != job.width) return context.error("post_norm is of groups, which a GPU does not compute");
   if (abi::Status* bad = check_alignment(context, 1, kLinearAlignment)) return bad;
   ort::Scratch scratch;
   if (abi::Status* bad = context.scratch(activation_bytes(job.weight, rows), &scratch)) return bad;
