@@ -138,6 +138,7 @@ class PackageSizes:
 
     Attributes:
         embedding_bytes: of a token embedding that is not shared with the head; 0 if it is.
+        table_bytes: of further embeddings for each layer, of which a pass reads a row a token; 0 if there are none.
         notes: what an export does without being asked: sentences for the user.
     """
 
@@ -145,6 +146,7 @@ class PackageSizes:
     op_profile: str
     weights_bytes: int
     embedding_bytes: int
+    table_bytes: int
     tokenizer_bytes: int
     notes: tuple[str, ...]
 
@@ -167,15 +169,17 @@ def package_sizes(path: Path, weights: str | None = None) -> PackageSizes:
         bits = f"{8 * layout.size / elements:.1f} bits a weight, embedding and head included"
         text = f"An export makes 4 bits of these floats ({bits})"
         notes = (f"{text}; --weights int8, f16, f32 or keep chooses otherwise.",)
-    embedding = 0
-    if not decoder.is_tied:
-        embedding = sum(slot.nbytes for name, slot in layout.slots.items() if name.startswith("embedding."))
+
+    def bytes_of(linear: str) -> int:
+        return sum(slot.nbytes for name, slot in layout.slots.items() if name.startswith(f"{linear}."))
+
     tokenizer = source.build_tokenizer(decoder.vocab_size)
     return PackageSizes(
         decoder=decoder,
         op_profile=profile.name,
         weights_bytes=layout.size,
-        embedding_bytes=embedding,
+        embedding_bytes=0 if decoder.is_tied else bytes_of("embedding"),
+        table_bytes=bytes_of("per_layer_table"),
         tokenizer_bytes=len(tokenizer.json_text.encode("utf-8", "surrogatepass")),
         notes=notes,
     )

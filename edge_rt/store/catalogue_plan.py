@@ -28,6 +28,10 @@ if TYPE_CHECKING:
 TYPICAL_DEPTH: Final = 512
 """Tokens of context at which speeds of models are compared."""
 _K_BLOCK: Final = 256
+_EMBEDDINGS: Final = ("token_embd.weight", "per_layer_token_embd.weight")
+"""Tables of a row for each token: where there is no head, they have its type."""
+_EXPERT: Final = re.compile(r"\.ffn_\w+\.\d+\.weight$")
+"""Names of matrices of experts."""
 _SENSITIVE: Final = re.compile(r"\.(?:attn_v|ffn_down(?:\.\d+)?)\.weight$")
 """Names of matrices, of experts among them, of which some have more bits."""
 _NARROW: Final = {"Q4_K": "Q5_0", "Q5_K": "Q5_1", "Q6_K": "Q8_0"}
@@ -52,10 +56,15 @@ def file_types(decoder: Decoder, weights: str) -> dict[str, str]:
 
 def _type_of(name: str, inputs: int, decoder: Decoder, weights: str) -> str:
     usual = weights.removesuffix("_M").removesuffix("_S")
-    is_head = name == "output.weight" or (decoder.is_tied and name == "token_embd.weight")
+    is_head = name == "output.weight" or (decoder.is_tied and name in _EMBEDDINGS)
+    if weights == "MXFP4":
+        # Experts are all that has this type.
+        return weights if _EXPERT.search(name) else "Q8_0"
     found = usual
     if weights == "Q4_K_M" and _SENSITIVE.search(name):
         found = "Q6_K" if _has_more_bits(int(name.split(".")[1]), decoder.num_layers) else usual
+    elif weights == "Q4_K_M" and name.endswith(".attn_qkv.weight"):
+        found = "Q5_K"
     elif is_head:
         # The file of SmolLM2 in Q4_1, which is older, has 8 bits there.
         found = "Q8_0" if weights in ("Q4_1", "Q8_0") or inputs % _K_BLOCK else "Q6_K"

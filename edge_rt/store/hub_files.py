@@ -14,7 +14,7 @@ from fnmatch import fnmatchcase
 from pathlib import PurePosixPath
 
 from edge_rt.errors import ModelNotFound, UnsupportedModel
-from edge_rt.store.naming import HubReference, is_safe_path
+from edge_rt.store.naming import HubReference, is_safe_path, type_name
 from edge_rt.store.recipes import FileSpec
 from edge_rt.system.byte_size import counted
 from edge_rt.system.checkpoint_names import (
@@ -94,7 +94,7 @@ def is_pickle(name: str) -> bool:
 def file_type_of(name: str) -> str | None:
     """Return the weight format at the end of a GGUF file's name, such as ``Q4_0``; None if there is none."""
     match = _FORMAT.search(PurePosixPath(name).stem)
-    return None if match is None else match[1].upper().replace("FP", "F")
+    return None if match is None else type_name(match[1])
 
 
 def choose_files(listing: HubListing, reference: HubReference) -> tuple[FileSpec, ...]:

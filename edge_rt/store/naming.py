@@ -38,6 +38,11 @@ _NO_MODELS = ("datasets", "spaces", "papers", "collections", "blog", "docs")
 _FOREIGN = re.compile(r"[^a-z0-9._-]+")
 
 
+def type_name(text: str) -> str:
+    """Return a type of weights as llama.cpp writes it: in capitals, ``F16`` for ``fp16``."""
+    return re.sub(r"^FP(?=16|32)", "F", text.upper())
+
+
 @dataclass(frozen=True)
 class HubReference:
     """``org/name``, ``org/name:file.gguf`` or ``org/name:Q8_0`` on the hub.
@@ -134,7 +139,7 @@ def parse_hub_reference(text: str) -> HubReference | None:
         # "folder/model.gguf" is a path that does not exist, not a repository.
         return None if repo.lower().endswith(".gguf") else HubReference(repo)
     if _WEIGHTS.fullmatch(file):
-        return HubReference(repo, weights=file.upper().replace("FP", "F"))
+        return HubReference(repo, weights=type_name(file))
     if not is_safe_path(file) or not file.lower().endswith(".gguf"):
         raise ConfigError(
             f"{file[:120]!r} does not name a GGUF file of {repo}.",

@@ -18,6 +18,11 @@ from tests.helpers.gguf_factory import BOOL, FLOAT32, INT32, STRING, UINT32, Raw
 
 _KINDS = {bool: BOOL, int: UINT32, float: FLOAT32, str: STRING}
 
+_NEWER_WORDS = {
+    "mamba": "linear_attention", "attention": "full_attention",
+    "M": "linear_attention", "*": "full_attention", "-": "mlp",
+}  # fmt: skip
+
 
 def newer_config(config):
     """Return a ``config.json`` with the keys of transformers 5, whose defaults are filled in."""
@@ -28,13 +33,28 @@ def newer_config(config):
         rope = {**rope, "partial_rotary_factor": config["partial_rotary_factor"]}
     newer = {**config, "rope_parameters": rope}
     layers, window = config["num_hidden_layers"], config.get("sliding_window")
-    period = {"gemma3_text": 6, "gemma2": 2, "olmo3": 4}.get(config["model_type"])
+    period = {"gemma3_text": 6, "gemma2": 2, "olmo3": 4, "gpt_oss": 2}.get(config["model_type"])
     if window and period:
         kinds = ["full_attention" if (layer + 1) % period == 0 else "sliding_attention" for layer in range(layers)]
         newer["layer_types"] = kinds
     if "full_attn_idxs" in config:
         kinds = ["full_attention" if layer in config["full_attn_idxs"] else "conv" for layer in range(layers)]
         newer |= {"layer_types": kinds, "intermediate_size": config["block_ff_dim"]}
+    if config["model_type"] == "qwen3_5_text":
+        interval = config["full_attention_interval"]
+        newer["layer_types"] = ["linear_attention" if (n + 1) % interval else "full_attention" for n in range(layers)]
+    if config["model_type"] == "granitemoehybrid":
+        newer["layer_types"] = [_NEWER_WORDS[kind] for kind in config["layer_types"]]
+    if config["model_type"] == "nemotron_h":
+        newer["layers_block_type"] = [_NEWER_WORDS[mark] for mark in config["hybrid_override_pattern"]]
+        newer["moe_intermediate_size"] = 0
+    if config["model_type"] == "gemma4_text":
+        full = [str(n) for n, kind in enumerate(config["layer_types"]) if kind == "full_attention"]
+        newer["per_layer_config"] = {layer: {"head_dim": config["global_head_dim"]} for layer in full}
+        newer["enable_moe_block"] = False
+        turned = {"rope_type": "proportional", "partial_rotary_factor": 0.25, "rope_theta": 1e6}
+        local = {"rope_type": "default", "rope_theta": 1e4}
+        newer["rope_parameters"] = {"full_attention": turned, "sliding_attention": local}
     if config["model_type"] == "gemma3_text":
         local = {"rope_type": "default", "rope_theta": config["rope_local_base_freq"]}
         newer["rope_parameters"] = {"full_attention": rope, "sliding_attention": local}
@@ -57,8 +77,9 @@ def write_header(path: Path, model) -> int:
     first = b""
     if _has_divisors(config):
         size = config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"]
+        size = config.get("global_head_dim", size)
         shapes = {"rope_freqs.weight": (size // 2,), **shapes}
-        first = np.ones(size // 2, np.float32).tobytes()
+        first = _divisors(config, size).tobytes()
     for name, shape in joined(shapes).items():
         kind = gguf.GGMLQuantizationType[types.get(name.replace("_exps", ".0"), "F32")]
         block, block_bytes = gguf.GGML_QUANT_SIZES[kind]
@@ -83,5 +104,15 @@ def joined(shapes):
     return found
 
 
+def _divisors(config, size):
+    """Return what a file divides the frequencies of pairs by; of Gemma 4 three pairs in four stand still."""
+    found = np.ones(size // 2, np.float32)
+    if config["model_type"] == "gemma4_text":
+        found[size // 8 :] = 1e30
+    return found
+
+
 def _has_divisors(config):
-    return config["model_type"] in ("llama", "exaone4") and config["rope_parameters"]["rope_type"] == "llama3"
+    if config["model_type"] in ("llama", "exaone4"):
+        return config["rope_parameters"]["rope_type"] == "llama3"
+    return config["model_type"] == "gemma4_text"

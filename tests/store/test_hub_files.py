@@ -141,6 +141,7 @@ def test_licences_are_small_files_of_the_top_folder():
         ("m.Q4_0.gguf", "Q4_0"),
         ("m-q4_k_m.gguf", "Q4_K_M"),
         ("m-fp16.gguf", "F16"),
+        ("m-mxfp4.gguf", "MXFP4"),
         ("m.gguf", None),
         ("Q8_0.gguf", "Q8_0"),
     ],

@@ -203,6 +203,7 @@ def _foreseen(path: Path, weights: str | None) -> FoundModel:
         tokenizer_bytes=sizes.tokenizer_bytes,
         kv_formats=KV_FORMATS[sizes.op_profile],
         embedding_bytes=sizes.embedding_bytes,
+        table_bytes=sizes.table_bytes,
         fine_blocks=likely_fine_blocks(sizes.decoder) if sizes.op_profile == "native" else 0,
     )
     notes = sizes.notes
