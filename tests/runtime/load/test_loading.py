@@ -105,7 +105,8 @@ def test_what_takes_the_place_of_a_gpu_is_planned_in_what_other_models_have_left
         tried.append(plan)
         if len(tried) == 1:
             claimed = plan.total_bytes - plan.runtime_bytes
-            room = (whole.total_bytes + whole.minimum_bytes) // 2 - whole.runtime_bytes
+            # Less than the CPU wants, more than it needs, and no more can be claimed than is free.
+            room = max((whole.total_bytes + whole.minimum_bytes) // 2 - whole.runtime_bytes, claimed)
             budget.claim("another", budget.free_bytes + claimed - room)
 
     with Model(package, asked.but(on_plan=on_plan)) as model:
