@@ -141,7 +141,10 @@ def _scaled(
         return linear_rope(base, rotated, factor)
     if kind == "llama3":
         low, high = (_number(config, scaling, f"{end}_freq_factor") for end in ("low", "high"))
-        original = _tokens(config, scaling, "original_max_position_embeddings", context)
+        # Settings that a training writes may have a fraction of a token.
+        original = _number(config, scaling, "original_max_position_embeddings", context)
+        if original < 1:
+            raise _wrong(config, "original_max_position_embeddings", original)
         if high <= low:
             raise _wrong(config, "high_freq_factor", high)
         divisors = llama3_divisors(base, rotated, factor=factor, low=low, high=high, original_context=original)
