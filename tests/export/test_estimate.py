@@ -43,13 +43,31 @@ def check_predictions(report, most=2.5):
     assert report["peak_bytes"] <= report["predicted_peak_bytes"] < most * report["peak_bytes"]
 
 
-@pytest.mark.parametrize("name", MODELS)
+SLOW = {
+    ("calibration", "native"),
+    ("wide", "native"),
+    ("small", "portable"),
+    ("half", "portable"),
+    ("vocabulary", "portable"),
+}
+"""Those that cost most beside what they add: pytest -m slow tests/export/test_estimate.py runs them."""
+
+
+def marked(name, profile):
+    return pytest.param(name, profile, marks=pytest.mark.slow if (name, profile) in SLOW else ())
+
+
+@pytest.mark.parametrize(
+    ("name", "profile"),
+    [marked(name, profile) for name in MODELS for profile in ("portable", "native")],
+    indirect=["profile"],
+)
 def test_predictions_hold(tmp_path, name, profile):
     write_llama_gguf(tmp_path / "m.gguf", **MODELS[name])
     check_predictions(export_apart(tmp_path / "m.gguf", tmp_path / "out", profile=profile))
 
 
-@pytest.mark.parametrize("name", ["small", "wide_layers", "long_vocabulary"])
+@pytest.mark.parametrize("name", ["small", pytest.param("wide_layers", marks=pytest.mark.slow), "long_vocabulary"])
 def test_predictions_hold_while_weights_are_quantised(tmp_path, name):
     require_native()
     model = write_llama_gguf(tmp_path / "m.gguf", weight_type="F32", embedding_type="F32", **QUANTISED[name])
