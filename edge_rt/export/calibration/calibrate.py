@@ -60,21 +60,15 @@ class CalibrationBuilder(NativeBuilder):
         self._numbers: list[ir.Value] = []
 
     def node(
-        self,
-        op_type: str,
-        inputs: Sequence[ir.Value | None],
-        outputs: Sequence[str],
-        *,
-        domain: str = "",
-        attributes: Mapping[str, int | float | str] | None = None,
+        self, op_type: str, inputs: Sequence[ir.Value | None], outputs: Sequence[str], **more: Any
     ) -> tuple[ir.Value, ...]:
         """Add a node; of experts their numbers become an output, but for the last layer, which has few rows."""
         layers = routed_layers(self._decoder)
         if op_type != "Experts" or len(self._numbers) == len(layers):
-            return super().node(op_type, inputs, outputs, domain=domain, attributes=attributes)
+            return super().node(op_type, inputs, outputs, **more)
         layer, experts = layers[len(self._numbers)]
         names = [*outputs, _numbers_of(layer)]
-        *made, numbers = super().node(op_type, inputs, names, domain=domain, attributes=attributes)
+        *made, numbers = super().node(op_type, inputs, names, **more)
         self._numbers.append(as_output(numbers, ir.DataType.INT32, ["rows", experts.chosen]))
         return tuple(made)
 
