@@ -80,9 +80,9 @@ bool PassStream::record(CUgraph captured, DriverError* error) {
   return true;
 }
 
-bool PassStream::launch(const char* kernel, int grid_x, int grid_y, const void* args, size_t) {
+bool PassStream::launch(const Kernel& kernel, int grid_x, int grid_y, const void* args, size_t) {
   GpuFunction found;
-  if (error_ || !context_->find(kernel, &found, &error_)) return false;
+  if (error_ || !context_->find(kernel.name, &found, &error_)) return false;
   void* arguments[] = {const_cast<void*>(args)};
   return EDGE_RT_DRIVER_CALL(context_->driver(), cuLaunchKernel, &error_, found.function, static_cast<unsigned>(grid_x),
                              static_cast<unsigned>(grid_y), 1, static_cast<unsigned>(found.threads), 1, 1, 0, stream_,

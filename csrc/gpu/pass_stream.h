@@ -35,7 +35,7 @@ class PassStream : public Launcher {
   bool end_pass(bool has_failed, DriverError* error);
 
   using Launcher::launch;
-  bool launch(const char* kernel, int grid_x, int grid_y, const void* args, size_t bytes) override;
+  bool launch(const Kernel& kernel, int grid_x, int grid_y, const void* args, size_t bytes) override;
   // Copies host memory, which must stay as it is until the pass ends, to the device behind all that was started before.
   // A recorded pass reads it again, at the same address, when it is replayed.
   bool upload(void* to, const void* from, size_t bytes);

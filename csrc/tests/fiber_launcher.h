@@ -15,10 +15,10 @@ class FiberLauncher : public Launcher {
   explicit FiberLauncher(uint64_t seed) : seed_(seed) {}
 
   using Launcher::launch;
-  bool launch(const char* name, int grid_x, int grid_y, const void* args, size_t bytes) override {
-    const simt::Kernel* kernel = simt::find_kernel(name);
+  bool launch(const Kernel& chosen, int grid_x, int grid_y, const void* args, size_t bytes) override {
+    const simt::Kernel* kernel = simt::find_kernel(chosen.name);
     if (kernel == nullptr || kernel->args_bytes != bytes) {
-      std::fprintf(stderr, "There is no kernel %s with %zu bytes of arguments\n", name, bytes);
+      std::fprintf(stderr, "There is no kernel %s with %zu bytes of arguments\n", chosen.name, bytes);
       return false;
     }
     simt::launch(*kernel, grid_x, grid_y, args, seed_);

@@ -29,7 +29,7 @@ class ShardLauncher : public gpu::Launcher {
   ShardLauncher(gpu::Launcher* inner, const Shard& shard) : inner_(inner), shard_(shard) {}
 
   using Launcher::launch;
-  bool launch(const char* kernel, int grid_x, int grid_y, const void* args, size_t bytes) override {
+  bool launch(const gpu::Kernel& kernel, int grid_x, int grid_y, const void* args, size_t bytes) override {
     return !has_case() || inner_->launch(kernel, grid_x, grid_y, args, bytes);
   }
   // Of the case that is being computed, which is reported when it is done.

@@ -30,17 +30,17 @@ class WaitingLauncher : public Launcher {
   explicit WaitingLauncher(PassStream* stream) : stream_(stream) {}
 
   using Launcher::launch;
-  bool launch(const char* kernel, int grid_x, int grid_y, const void* args, size_t bytes) override {
+  bool launch(const Kernel& kernel, int grid_x, int grid_y, const void* args, size_t bytes) override {
     if (const int64_t place = find_foreign_address(args, bytes); place >= 0) {
-      std::fprintf(stderr, "%s: byte %lld of its arguments is an address that no GPU can read\n", kernel,
+      std::fprintf(stderr, "%s: byte %lld of its arguments is an address that no GPU can read\n", kernel.name,
                    static_cast<long long>(place));
       return false;
     }
     DriverError error;
-    if (!stream_->begin_pass(kNoGraph, &error)) return report(kernel, error);
+    if (!stream_->begin_pass(kNoGraph, &error)) return report(kernel.name, error);
     const bool has_started = stream_->launch(kernel, grid_x, grid_y, args, bytes);
-    if (!has_started) return report(kernel, stream_->take_error());
-    return stream_->end_pass(false, &error) || report(kernel, error);
+    if (!has_started) return report(kernel.name, stream_->take_error());
+    return stream_->end_pass(false, &error) || report(kernel.name, error);
   }
 
  private:
