@@ -1,0 +1,62 @@
+// What the layer is asked to do, and what it has counted: of the whole process, for all of its Vulkan devices.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <mutex>
+#include <string>
+
+namespace vulkan_faults {
+
+// Values of VkResult.
+constexpr int32_t kSuccess = 0, kNotReady = 1, kTimeout = 2, kIncomplete = 5, kOutOfHostMemory = -1,
+                  kOutOfDeviceMemory = -2, kInitializationFailed = -3, kDeviceLost = -4;
+
+class Faults {
+ public:
+  // Settings, with a space between:
+  //   FUNCTION=N:RESULT    call N of it from now on, from 0, has that result and does nothing; N+ means all from there
+  //   on.
+  //                        RESULT is memory, host, lost, hang, or a number. A device is lost, and hangs, for ever
+  //   delay_us=N           every submit takes that much longer on the device
+  //   memory=N             devices have that many bytes of memory, which is their budget, too; 0: what they have
+  //   strict=1             leaks and endless waits end the process
+  // An empty text takes all of it back. False: it is not understood, and nothing has changed.
+  bool set(const std::string& settings);
+
+  // Of a call that is about to be made; kSuccess: it may be.
+  int32_t take(const char* function);
+  int64_t calls(const std::string& function);
+  uint64_t delay_us();
+  uint64_t memory();
+
+  // An object made (1) or given back (-1), and its bytes where it is memory.
+  void count(const char* kind, int change, int64_t bytes = 0);
+  // What is alive at the moment, such as "buffers 3, bytes 4096, devices 1"; empty: nothing.
+  std::string live();
+  int64_t live_bytes();
+
+  // A leak, or a wait that would never end: on standard error, and counted.
+  void complain(const std::string& sentence);
+  int64_t complaints();
+
+ private:
+  struct Plan {
+    std::string function;  // empty: none fails
+    int64_t number = 0;
+    bool all = false;
+    int32_t result = kSuccess;
+    uint64_t delay_us = 0, memory = 0;
+    bool strict = false;
+  };
+  static bool understand(const std::string& setting, Plan* out);
+
+  std::mutex mutex_;
+  Plan plan_;
+  std::map<std::string, int64_t> calls_, live_;
+  int64_t complaints_ = 0;
+};
+
+Faults& faults();
+
+}  // namespace vulkan_faults
