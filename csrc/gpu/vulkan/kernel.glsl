@@ -24,7 +24,6 @@
 //
 // No size of subgroups is assumed, and no block has more than 16 KiB of shared memory. Threads meet at `meet()`, all of
 // the block, in control flow that all share.
-#extension GL_GOOGLE_include_directive : require
 #extension GL_EXT_buffer_reference : require
 #extension GL_EXT_buffer_reference2 : require
 #extension GL_EXT_buffer_reference_uvec2 : require
