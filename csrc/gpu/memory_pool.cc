@@ -1,7 +1,6 @@
 #include "gpu/memory_pool.h"
 
 #include <algorithm>
-#include <cstdint>
 #include <iterator>
 
 namespace edge_rt::gpu {
@@ -16,37 +15,31 @@ size_t rounded(size_t bytes) {
   return (std::max<size_t>(bytes, 1) + step - 1) / step * step;
 }
 
-void* pointer(CUdeviceptr memory) { return reinterpret_cast<void*>(static_cast<uintptr_t>(memory)); }
-
-CUdeviceptr address(const void* memory) { return static_cast<CUdeviceptr>(reinterpret_cast<uintptr_t>(memory)); }
-
 }  // namespace
 
 MemoryPool::~MemoryPool() {
-  for (const auto& [bytes, idle] : idle_) context_->free(address(idle.memory));
-  for (const auto& [memory, block] : used_) context_->free(address(memory));
+  for (const auto& [bytes, idle] : idle_) device_->free(idle.memory);
+  for (const auto& [memory, block] : used_) device_->free(memory);
 }
 
 void* MemoryPool::from_driver(size_t bytes, bool is_pooled) {
-  DriverError error;
-  CUdeviceptr memory = context_->allocate(bytes, &error);
-  if (memory == 0 && error.code == kOutOfMemory && give_back_idle()) {
-    error = {};
-    memory = context_->allocate(bytes, &error);
+  GpuError error;
+  void* memory = device_->allocate(bytes, &error);
+  if (memory == nullptr && error.fault == Fault::kOutOfMemory && give_back_idle()) {
+    memory = device_->allocate(bytes, &error);
   }
-  if (memory == 0) return nullptr;
-  used_[pointer(memory)] = {bytes, is_pooled, use_ != Use::kOnce};
-  return pointer(memory);
+  if (memory != nullptr) used_[memory] = {bytes, is_pooled, use_ != Use::kOnce};
+  return memory;
 }
 
 // Kernels that were started may still use what was given back.
 bool MemoryPool::give_back_idle() {
-  DriverError error;
+  GpuError error;
   const auto is_free = [](const auto& entry) { return !entry.second.is_kept; };
   if (use_ == Use::kRecorded || std::none_of(idle_.begin(), idle_.end(), is_free)) return false;
-  if (!context_->settle(&error)) return false;
+  if (!device_->settle(&error)) return false;
   for (auto entry = idle_.begin(); entry != idle_.end();) {
-    if (is_free(*entry)) context_->free(address(entry->second.memory));
+    if (is_free(*entry)) device_->free(entry->second.memory);
     entry = is_free(*entry) ? idle_.erase(entry) : std::next(entry);
   }
   return true;
@@ -80,7 +73,7 @@ void MemoryPool::free(void* memory) {
   if (block.is_pooled) {
     idle_.emplace(block.bytes, Idle{memory, block.is_kept});
   } else {
-    context_->free(address(memory));
+    device_->free(memory);
   }
 }
 

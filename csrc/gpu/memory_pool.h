@@ -11,7 +11,7 @@
 #include <memory>
 #include <mutex>
 
-#include "gpu/gpu_context.h"
+#include "gpu/gpu_device.h"
 
 namespace edge_rt::gpu {
 
@@ -24,7 +24,7 @@ class MemoryPool {
     kRecorded,  // it is being recorded: nothing may wait for the device now
   };
 
-  explicit MemoryPool(std::shared_ptr<GpuContext> context) : context_(std::move(context)) {}
+  explicit MemoryPool(std::shared_ptr<GpuDevice> device) : device_(std::move(device)) {}
   ~MemoryPool();
   MemoryPool(const MemoryPool&) = delete;
   MemoryPool& operator=(const MemoryPool&) = delete;
@@ -55,7 +55,7 @@ class MemoryPool {
   // Whether anything was: blocks that no graph uses.
   bool give_back_idle();
 
-  const std::shared_ptr<GpuContext> context_;
+  const std::shared_ptr<GpuDevice> device_;
   mutable std::mutex lock_;
   std::map<void*, Block> used_;
   std::multimap<size_t, Idle> idle_;

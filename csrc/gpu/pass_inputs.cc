@@ -34,9 +34,9 @@ void* PassInputs::allocate(size_t bytes) {
   memory_.reserve(memory_.size() + 1);
   void* const memory = stream_.memory().allocate(bytes);
   if (memory == nullptr) {
-    const DriverError failure = stream_.context().failure();
+    const GpuError failure = stream_.device().failure();
     const std::string wanted = "no " + std::to_string(bytes) + " bytes for inputs of a pass";
-    stream_.keep_error(failure ? failure : DriverError{"cuMemAlloc", kOutOfMemory, wanted});
+    stream_.keep_error(failure ? failure : GpuError{Fault::kOutOfMemory, 0, wanted});
   } else {
     memory_.push_back(memory);
   }

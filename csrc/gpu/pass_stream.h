@@ -1,4 +1,4 @@
-// The stream of a session, on which its passes run one after the other; and the graphs that were recorded of them.
+// The passes of a session, which run one after the other on a queue of its own; and the recordings of them.
 //
 // A pass is recorded under a number that its caller chose, such as its count of rows, and replayed under it as long as
 // its tensors lie where they did. The first pass of a number runs as it is, which takes the memory and loads the
@@ -8,9 +8,11 @@
 #include <functional>
 #include <map>
 #include <memory>
+#include <set>
+#include <string>
 #include <vector>
 
-#include "gpu/gpu_context.h"
+#include "gpu/gpu_device.h"
 #include "gpu/launcher.h"
 #include "gpu/memory_pool.h"
 #include "gpu/pass_inputs.h"
@@ -21,66 +23,61 @@ constexpr int kNoGraph = -1;  // the number of a pass that is not recorded
 
 class PassStream : public Launcher {
  public:
-  static std::unique_ptr<PassStream> open(std::shared_ptr<GpuContext> context, DriverError* error);
+  static std::unique_ptr<PassStream> open(std::shared_ptr<GpuDevice> device, GpuError* error);
   ~PassStream() override;
   PassStream(const PassStream&) = delete;
   PassStream& operator=(const PassStream&) = delete;
 
   MemoryPool& memory() { return memory_; }
   PassInputs& inputs() { return inputs_; }
-  GpuContext& context() { return *context_; }
+  GpuDevice& device() { return *device_; }
 
-  bool begin_pass(int graph, DriverError* error);
+  bool begin_pass(int graph, GpuError* error);
   // Waits for the pass. One that has failed is not recorded.
-  bool end_pass(bool has_failed, DriverError* error);
+  bool end_pass(bool has_failed, GpuError* error);
 
+  Traits traits() const override { return device_->traits(); }
   using Launcher::launch;
   bool launch(const Kernel& kernel, int grid_x, int grid_y, const void* args, size_t bytes) override;
   // Copies host memory, which must stay as it is until the pass ends, to the device behind all that was started before.
   // A recorded pass reads it again, at the same address, when it is replayed.
   bool upload(void* to, const void* from, size_t bytes);
-  // Called before a recorded pass is replayed, to check what the host has written; false: it is not replayed, and the
-  // function has put the reason into the error.
-  using Check = std::function<bool(DriverError*)>;
-  void check_replays(Check check);
+  // Called before a recorded pass is replayed, to check what the host has written for the operator `op`; gives what is
+  // wrong with it, and then the pass is not replayed. Empty: nothing.
+  using Check = std::function<std::string()>;
+  void check_replays(const char* op, Check check);
   // The first error of launches and uploads, and of what else takes part in them, which is then forgotten.
-  void keep_error(DriverError error);
-  DriverError take_error();
+  void keep_error(GpuError error);
+  GpuError take_error();
 
   // Whether the running pass has a number: what it started may run again, with other numbers of the host.
   bool is_recorded() const { return number_ != kNoGraph; }
-  bool has_graph(int graph) const { return graphs_.count(graph) != 0; }
-  bool replay(int graph, DriverError* error);
+  bool has_graph(int graph) const { return recorded_.count(graph) != 0; }
+  bool replay(int graph, GpuError* error);
   void forget_graph(int graph);
 
  private:
-  // A graph copies from pinned memory, which is filled before it is replayed.
-  struct Upload {
-    void* pinned;
-    const void* from;
-    size_t bytes;
+  struct CheckOf {
+    const char* op;
+    Check check;
   };
-  struct Graph {
-    CUgraphExec ready = nullptr;
-    std::vector<Upload> uploads;
-    std::vector<Check> checks;
+  struct Recorded {
+    std::unique_ptr<Recording> recording;
+    std::vector<CheckOf> checks;
   };
 
-  explicit PassStream(std::shared_ptr<GpuContext> context) : context_(context), memory_(std::move(context)) {}
-  bool record(CUgraph captured, DriverError* error);
-  void drop_uploads(std::vector<Upload>* uploads);
-  void drop(Graph* graph);
+  explicit PassStream(std::shared_ptr<GpuDevice> device) : device_(device), memory_(std::move(device)) {}
 
-  const std::shared_ptr<GpuContext> context_;
+  const std::shared_ptr<GpuDevice> device_;
   MemoryPool memory_;
   PassInputs inputs_{this};
-  CUstream stream_ = nullptr;
-  DriverError error_;
+  std::unique_ptr<GpuQueue> queue_;
+  GpuError error_;
   int number_ = kNoGraph;  // of the running pass
-  bool is_capturing_ = false;
-  Graph pass_;                   // what the running pass needs if it is recorded
-  std::map<int, bool> has_run_;  // numbers of passes that ran as they are
-  std::map<int, Graph> graphs_;
+  bool is_running_ = false, is_recording_ = false;
+  std::vector<CheckOf> checks_;  // of the running pass, if it is recorded
+  std::set<int> has_run_;        // numbers of passes that ran as they are
+  std::map<int, Recorded> recorded_;
 };
 
 }  // namespace edge_rt::gpu

@@ -3,7 +3,7 @@
 #include <string>
 
 #include "common/export.h"
-#include "gpu/driver.h"
+#include "gpu/gpu_device.h"
 #include "gpu/provider_factory.h"
 
 // The header that defines edge_rt::gpu::GpuOps; the library of tests has one of its own.
@@ -16,7 +16,7 @@ namespace edge_rt::gpu {
 namespace {
 
 // Number of the calls below: the Python half refuses a library of another one.
-constexpr int kAbiVersion = 1;
+constexpr int kAbiVersion = 2;
 
 abi::Status* create_factory(const abi::ApiBase* base, abi::EpFactory** out) {
   ProviderApi api;
@@ -33,22 +33,33 @@ abi::Status* create_factory(const abi::ApiBase* base, abi::EpFactory** out) {
   });
 }
 
-std::string describe() {
-  DriverError error;
-  const Driver* const driver = open_driver(&error);
-  int version = 0, count = 0;
-  if (driver == nullptr || !EDGE_RT_DRIVER_CALL(*driver, cuDriverGetVersion, &error, &version) ||
-      !EDGE_RT_DRIVER_CALL(*driver, cuDeviceGetCount, &error, &count)) {
-    return "error\t" + std::to_string(error.code) + "\t" + error.sentence() + "\n";
+// A line of fields, in whose texts tabs and ends of lines become blanks.
+class Line {
+ public:
+  Line& operator<<(std::string text) {
+    for (char& letter : text) letter = letter == '\t' || letter == '\n' ? ' ' : letter;
+    text_ += (text_.empty() ? "" : "\t") + text;
+    return *this;
   }
-  std::string lines = "driver\t" + std::to_string(version) + "\n";
-  for (int number = 0; number < count; ++number) {
-    GpuFacts facts;
-    if (!read_facts(*driver, number, &facts, &error)) {
-      return "error\t" + std::to_string(error.code) + "\t" + error.sentence() + "\n";
-    }
-    lines += "gpu\t" + std::to_string(number) + "\t" + std::to_string(facts.compute) + "\t" +
-             std::to_string(facts.bytes) + "\t" + (facts.is_integrated ? "1" : "0") + "\t" + facts.name + "\n";
+  std::string text() const { return text_ + "\n"; }
+
+ private:
+  std::string text_;
+};
+
+std::string describe() {
+  std::vector<GpuFacts> gpus;
+  GpuError error;
+  if (!list_gpus(&gpus, &error)) return (Line() << "error" << std::to_string(error.code) << error.sentence).text();
+  std::string lines = (Line() << "driver" << driver_version()).text();
+  for (size_t number = 0; number < gpus.size(); ++number) {
+    const GpuFacts& facts = gpus[number];
+    Line line;
+    line << "gpu" << std::to_string(number) << std::to_string(facts.bytes) << (facts.is_unified ? "1" : "0")
+         << facts.name;
+    for (const auto& [key, value] : facts.more) line << key + "=" + value;
+    if (!facts.refusal.empty()) line << "refusal=" + facts.refusal;
+    lines += line.text();
   }
   return lines;
 }
@@ -73,27 +84,28 @@ EDGE_RT_EXPORT edge_rt::abi::Status* ReleaseEpFactory(edge_rt::abi::EpFactory* f
 EDGE_RT_EXPORT int edge_rt_gpu_abi_version() { return edge_rt::gpu::kAbiVersion; }
 
 // What GPUs there are, in lines of fields with tabs between them: "driver" and its version, such as 13000; then for
-// each GPU "gpu", its number, 10 * major + minor of its architecture, its bytes, 1 if it shares the machine's memory,
-// and its name. Or one line: "error", the driver's code or 0, and a sentence. Valid until the thread's next call.
+// each GPU "gpu", its number, its bytes, 1 if it shares the machine's memory, its name, what else is known of it as
+// "key=value" (GpuFacts::more), and "refusal=" why kernels cannot run there, if so. Or one line: "error", the driver's
+// code or 0, and a sentence. Valid until the thread's next call.
 EDGE_RT_EXPORT const char* edge_rt_gpu_describe() {
   static thread_local std::string lines;
   lines = edge_rt::gpu::describe();
   return lines.c_str();
 }
 
-// Hands over kernels, a cubin for the GPU of that number, compiled out of a source file of that name: a GPU that is
-// opened from now on has them.
+// Hands over kernels for the GPU of that number, compiled out of a source file of that name: a GPU that is opened from
+// now on has them.
 EDGE_RT_EXPORT void edge_rt_gpu_set_kernels(int number, const char* source, const void* image, size_t bytes) {
   edge_rt::gpu::set_kernels(number, source, image, bytes);
 }
 
 // Bytes that are free on a GPU, and all it has. Returns 0, or the driver's code, or -1 where there is no driver.
 EDGE_RT_EXPORT int edge_rt_gpu_memory(int number, size_t* free, size_t* total) {
-  edge_rt::gpu::DriverError error;
-  const auto context = edge_rt::gpu::GpuContext::open(number, &error);
-  if (context != nullptr && context->enter(&error) &&
-      EDGE_RT_DRIVER_CALL(context->driver(), cuMemGetInfo, &error, free, total)) {
-    return 0;
-  }
-  return error.code != 0 ? error.code : -1;
+  edge_rt::gpu::GpuError error;
+  edge_rt::gpu::MemoryBudget budget;
+  const auto gpu = edge_rt::gpu::open_gpu(number, &error);
+  if (gpu == nullptr || !gpu->budget(&budget, &error)) return error.code != 0 ? error.code : -1;
+  *free = budget.free;
+  *total = budget.total;
+  return 0;
 }

@@ -18,11 +18,11 @@ bool is_new_enough(const char* version) {
 
 }  // namespace
 
-abi::Status* ProviderApi::error(const std::string& what, const DriverError& error) const {
-  if (error.code == kOutOfMemory) {
-    return this->error(what + ": Failed to allocate device memory, " + error.sentence());
+abi::Status* ProviderApi::error(const std::string& what, const GpuError& error) const {
+  if (error.fault == Fault::kOutOfMemory) {
+    return this->error(what + ": Failed to allocate device memory, " + error.sentence);
   }
-  const std::string text = "edge_rt gpu: " + what + ": " + error.sentence();
+  const std::string text = "edge_rt gpu: " + what + ": " + error.sentence;
   return call<abi::CreateStatus>(static_cast<int>(abi::kProviderFailed), text.c_str());
 }
 

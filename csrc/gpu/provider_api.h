@@ -3,14 +3,11 @@
 
 #include <string>
 
-#include "gpu/driver.h"
 #include "gpu/ep_abi.h"
+#include "gpu/gpu_device.h"
 #include "ort/api.h"
 
 namespace edge_rt::gpu {
-
-inline constexpr const char* kProviderName = "EdgeRtGpuExecutionProvider";
-constexpr uint32_t kNvidia = 0x10de;
 
 struct ProviderApi {
   ort::Api ort;
@@ -30,7 +27,7 @@ struct ProviderApi {
   }
 
   // "edge_rt gpu: <what>: <error>". Device memory that ran out is told as ONNX Runtime tells it of its own.
-  abi::Status* error(const std::string& what, const DriverError& error) const;
+  abi::Status* error(const std::string& what, const GpuError& error) const;
   abi::Status* error(const std::string& what) const;
 };
 

@@ -1,5 +1,6 @@
 #include "gpu/provider_factory.h"
 
+#include <cctype>
 #include <cstdlib>
 #include <cstring>
 #include <string>
@@ -16,9 +17,20 @@ constexpr const char* kNumber = "gpu";
 constexpr const char* kRecords = "graphs";
 // The number of the first layer that is computed here; those before it are left to the CPU.
 constexpr const char* kFirstLayer = "first_layer";
-// How ONNX Runtime hands over options of a provider: older releases keep its name as it is.
-constexpr const char* kPrefix = "ep.EdgeRtGpuExecutionProvider.";
-constexpr const char* kPrefixLower = "ep.edgertgpuexecutionprovider.";
+
+// How ONNX Runtime hands over an option of a provider: in releases that do not keep the provider's name as it is.
+std::string lower_prefix(std::string prefix) {
+  for (char& letter : prefix) letter = static_cast<char>(std::tolower(static_cast<unsigned char>(letter)));
+  return prefix;
+}
+
+// What is known of a GPU under a name; empty: nothing.
+std::string fact(const GpuFacts& facts, const std::string& name) {
+  for (const auto& [key, value] : facts.more) {
+    if (key == name) return value;
+  }
+  return "";
+}
 
 ProviderFactory& own(abi::EpFactory* self) { return *static_cast<ProviderFactory*>(self); }
 
@@ -44,7 +56,7 @@ ProviderFactory::ProviderFactory(const ProviderApi& api) : abi::EpFactory{}, api
   version = abi::kEpVersion;
   name = [](const abi::EpFactory*) { return kProviderName; };
   vendor = [](const abi::EpFactory*) { return "edge-rt"; };
-  vendor_id = [](const abi::EpFactory*) { return kNvidia; };
+  vendor_id = [](const abi::EpFactory*) { return kVendor; };
   release = [](const abi::EpFactory*) { return "1.0.0"; };
   is_stream_aware = [](const abi::EpFactory*) { return false; };
   supported_devices = [](abi::EpFactory* self, const abi::HardwareDevice* const*, size_t, abi::EpDevice** out,
@@ -66,7 +78,7 @@ ProviderFactory::ProviderFactory(const ProviderApi& api) : abi::EpFactory{}, api
       const abi::MemoryDevice* const device = own(self).api_.ep_call<abi::MemoryInfoDevice>(info);
       const auto number = static_cast<int>(own(self).api_.ep_call<abi::MemoryDeviceNumber>(device));
       *out = new DeviceAllocator(
-          info, [factory = &own(self), number](DriverError* error) { return factory->open(number, error); });
+          info, [factory = &own(self), number](GpuError* error) { return factory->open(number, error); });
       return nullptr;
     });
   };
@@ -75,9 +87,8 @@ ProviderFactory::ProviderFactory(const ProviderApi& api) : abi::EpFactory{}, api
   };
   create_data_transfer = [](abi::EpFactory* self, abi::DataTransfer** out) -> abi::Status* {
     return guarded(own(self).api_, "copies", [&]() -> abi::Status* {
-      *out = new DeviceTransfer(own(self).api_, [factory = &own(self)](int number, DriverError* error) {
-        return factory->open(number, error);
-      });
+      *out = new DeviceTransfer(
+          own(self).api_, [factory = &own(self)](int number, GpuError* error) { return factory->open(number, error); });
       return nullptr;
     });
   };
@@ -93,23 +104,21 @@ ProviderFactory::~ProviderFactory() {
   }
 }
 
-std::shared_ptr<GpuContext> ProviderFactory::open(int number, DriverError* error) {
+std::shared_ptr<GpuDevice> ProviderFactory::open(int number, GpuError* error) {
   const std::lock_guard<std::mutex> guard(lock_);
-  std::shared_ptr<GpuContext>& known = open_[number];
-  if (known == nullptr) known = GpuContext::open(number, error);
+  std::shared_ptr<GpuDevice>& known = open_[number];
+  if (known == nullptr) known = open_gpu(number, error);
   return known;
 }
 
 // No driver, or no GPU that will do: there are no devices, and `edge_rt_gpu_describe` says why.
 abi::Status* ProviderFactory::list_devices(abi::EpDevice** out, size_t most, size_t* count) {
-  DriverError error;
-  const Driver* const driver = open_driver(&error);
-  int found = 0;
-  if (driver == nullptr || !EDGE_RT_DRIVER_CALL(*driver, cuDeviceGetCount, &error, &found)) return nullptr;
-  for (int number = 0; number < found && *count < most; ++number) {
-    GpuFacts facts;
-    if (!read_facts(*driver, number, &facts, &error) || facts.compute < kOldestCompute) continue;
-    if (abi::Status* bad = add_device(number, facts, &out[*count])) return bad;
+  std::vector<GpuFacts> found;
+  GpuError ignored;
+  if (!list_gpus(&found, &ignored)) return nullptr;
+  for (size_t i = 0; i < found.size() && *count < most; ++i) {
+    if (!found[i].refusal.empty()) continue;
+    if (abi::Status* bad = add_device(static_cast<int>(i), found[i], &out[*count])) return bad;
     ++*count;
   }
   return nullptr;
@@ -122,14 +131,16 @@ abi::Status* ProviderFactory::add_device(int number, const GpuFacts& facts, abi:
   api_.call<abi::CreateKeyValuePairs>(&metadata.pairs);
   api_.call<abi::AddKeyValuePair>(metadata.pairs, kNumber, std::to_string(number).c_str());
   api_.call<abi::AddKeyValuePair>(metadata.pairs, "name", facts.name.c_str());
-  api_.call<abi::AddKeyValuePair>(metadata.pairs, "compute", std::to_string(facts.compute).c_str());
+  for (const auto& [key, value] : facts.more) {
+    api_.call<abi::AddKeyValuePair>(metadata.pairs, key.c_str(), value.c_str());
+  }
   if (gpu.memory.info() == nullptr) {
     if (abi::Status* bad = gpu.memory.create(number)) return bad;
   }
   // A device of our own: ONNX Runtime does not find the GPUs of every machine, and numbers them as it likes.
   if (gpu.hardware == nullptr) {
     abi::Status* bad = api_.ep_call<abi::CreateHardwareDevice>(
-        static_cast<int>(abi::kHardwareGpu), kNvidia, static_cast<uint32_t>(number), "NVIDIA",
+        static_cast<int>(abi::kHardwareGpu), kVendor, static_cast<uint32_t>(number), fact(facts, "vendor").c_str(),
         static_cast<const abi::KeyValuePairs*>(metadata.pairs), &gpu.hardware);
     if (bad != nullptr) return bad;
   }
@@ -152,16 +163,17 @@ abi::Status* ProviderFactory::create_session(const abi::KeyValuePairs* metadata,
   Pairs entries(api_);
   if (abi::Status* bad = api_.call<abi::SessionConfigEntries>(options, &entries.pairs)) return bad;
   const auto* const read = static_cast<const abi::KeyValuePairs*>(entries.pairs);
+  const std::string prefix = std::string("ep.") + kProviderName + ".", lower = lower_prefix(prefix);
   const auto option = [&](const std::string& key) {
-    const char* const found = api_.call<abi::GetKeyValue>(read, (kPrefix + key).c_str());
-    return found != nullptr ? found : api_.call<abi::GetKeyValue>(read, (kPrefixLower + key).c_str());
+    const char* const found = api_.call<abi::GetKeyValue>(read, (prefix + key).c_str());
+    return found != nullptr ? found : api_.call<abi::GetKeyValue>(read, (lower + key).c_str());
   };
   const char* const records = option(kRecords);
   const char* const first_layer = option(kFirstLayer);
-  DriverError error;
-  std::shared_ptr<GpuContext> context = GpuContext::open(number, &error);
-  if (context == nullptr) return api_.error("GPU " + std::to_string(number) + " cannot be opened", error);
-  std::unique_ptr<PassStream> stream = PassStream::open(std::move(context), &error);
+  GpuError error;
+  std::shared_ptr<GpuDevice> device = open_gpu(number, &error);
+  if (device == nullptr) return api_.error("GPU " + std::to_string(number) + " cannot be opened", error);
+  std::unique_ptr<PassStream> stream = PassStream::open(std::move(device), &error);
   if (stream == nullptr) return api_.error("GPU " + std::to_string(number) + " has no stream for a session", error);
   *out = new ProviderSession(api_, kernels_, gpus_[static_cast<size_t>(number)]->memory, std::move(stream),
                              records != nullptr && std::strcmp(records, "1") == 0,

@@ -1,10 +1,12 @@
 // What ONNX Runtime makes providers with: which GPUs there are, and a provider for a session on one of them.
 #pragma once
 
+#include <map>
 #include <memory>
+#include <mutex>
 #include <vector>
 
-#include "gpu/gpu_context.h"
+#include "gpu/gpu_device.h"
 #include "gpu/provider_api.h"
 #include "gpu/provider_kernels.h"
 #include "gpu/provider_memory.h"
@@ -33,14 +35,14 @@ class ProviderFactory : public abi::EpFactory {
   abi::Status* list_devices(abi::EpDevice** out, size_t most, size_t* count);
   abi::Status* add_device(int number, const GpuFacts& facts, abi::EpDevice** out);
   abi::Status* create_session(const abi::KeyValuePairs* metadata, const abi::SessionOptions* options, abi::Ep** out);
-  std::shared_ptr<GpuContext> open(int number, DriverError* error);
+  std::shared_ptr<GpuDevice> open(int number, GpuError* error);
 
   const ProviderApi api_;
   KernelList kernels_;
   std::vector<std::unique_ptr<Gpu>> gpus_;  // by number
   // GPUs that were copied to or from stay open, or every copy would open them.
   std::mutex lock_;
-  std::map<int, std::shared_ptr<GpuContext>> open_;
+  std::map<int, std::shared_ptr<GpuDevice>> open_;
 };
 
 }  // namespace edge_rt::gpu

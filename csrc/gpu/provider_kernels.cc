@@ -26,7 +26,7 @@ namespace {
 // ONNX Runtime puts these two between nodes of the provider and of others.
 class CopyKernel : public KernelBase {
  public:
-  explicit CopyKernel(const ProviderApi& used_api, GpuContext::Way way) : KernelBase(used_api), way_(way) {
+  explicit CopyKernel(const ProviderApi& used_api, Way way) : KernelBase(used_api), way_(way) {
     compute = [](abi::KernelImpl* self, abi::KernelContext* context) -> abi::Status* {
       auto& kernel = *static_cast<CopyKernel*>(self);
       return kernel.run("a copy", [&] { return kernel.copy(context); });
@@ -34,7 +34,7 @@ class CopyKernel : public KernelBase {
     release = [](abi::KernelImpl* self) { delete static_cast<CopyKernel*>(self); };
   }
 
-  template <GpuContext::Way way>
+  template <Way way>
   static abi::Status* make(void* state, const abi::KernelInfo* info, abi::KernelImpl** out) {
     const auto& used_api = *static_cast<const ProviderApi*>(state);
     *out = nullptr;
@@ -63,12 +63,12 @@ class CopyKernel : public KernelBase {
     const ort::TensorView& x = context.input(0);
     ort::TensorView y;
     if (abi::Status* bad = context.output(0, x.dims, x.rank, &y)) return bad;
-    DriverError error;
-    if (!y.present || stream().context().copy(way_, y.data, x.data, bytes, &error)) return nullptr;
+    GpuError error;
+    if (!y.present || stream().device().copy(way_, y.data, x.data, bytes, &error)) return nullptr;
     return api.error("a copy of " + std::to_string(bytes) + " bytes", error);
   }
 
-  GpuContext::Way way_;
+  Way way_;
 };
 
 constexpr int kNone[] = {-1};
@@ -130,7 +130,6 @@ abi::Status* KernelList::limit_types(abi::KernelDefBuilder* builder, const Entry
 }
 
 abi::Status* KernelList::add_copies() {
-  using Way = GpuContext::Way;
   if (abi::Status* bad = add({"", "MemcpyFromHost", kFirst, 1, false, CopyKernel::make<Way::kToDevice>})) {
     return bad;
   }

@@ -46,9 +46,9 @@ class KernelBase : public abi::KernelImpl {
   template <class Body>
   abi::Status* run(const char* op, Body body) {
     abi::Status* bad = guarded(api, op, body);
-    DriverError error = stream().take_error();
+    GpuError error = stream().take_error();
     // Of memory that is missing ONNX Runtime does not know why.
-    if (bad != nullptr && !error) error = stream().context().failure();
+    if (bad != nullptr && !error) error = stream().device().failure();
     if (error && bad != nullptr) api.ort.call<abi::ReleaseStatus>(std::exchange(bad, nullptr));
     if (error) bad = api.error(op, error);
     count_run(bad != nullptr);

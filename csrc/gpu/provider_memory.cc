@@ -12,7 +12,7 @@ MemoryKind::~MemoryKind() {
 // No alignment is named, though addresses have one of 256: ONNX Runtime compares it, would take memory that was bound
 // by its address for another device's, and copy.
 abi::Status* MemoryKind::create(int number) {
-  return api_.call<abi::CreateMemoryInfo>("EdgeRtGpu", static_cast<int>(abi::kDeviceGpu), kNvidia,
+  return api_.call<abi::CreateMemoryInfo>("EdgeRtGpu", static_cast<int>(abi::kDeviceGpu), kVendor,
                                           static_cast<int32_t>(number), static_cast<int>(abi::kDeviceDefault),
                                           size_t{0}, static_cast<int>(abi::kDeviceAllocator), &info_);
 }
@@ -45,9 +45,9 @@ MemoryPool* DeviceAllocator::pool() {
   if (pool_ != nullptr) return pool_;
   const std::lock_guard<std::mutex> guard(lock_);
   if (own_ == nullptr) {
-    DriverError error;
-    std::shared_ptr<GpuContext> context = open_(&error);
-    if (context != nullptr) own_ = std::make_unique<MemoryPool>(std::move(context));
+    GpuError error;
+    std::shared_ptr<GpuDevice> gpu = open_(&error);
+    if (gpu != nullptr) own_ = std::make_unique<MemoryPool>(std::move(gpu));
   }
   return own_.get();
 }
@@ -76,7 +76,7 @@ DeviceTransfer::DeviceTransfer(const ProviderApi& api, Opener open)
 
 bool DeviceTransfer::is_ours(const abi::MemoryDevice* device) const {
   return api_.ep_call<abi::MemoryDeviceType>(device) == abi::kDeviceGpu &&
-         api_.ep_call<abi::MemoryDeviceVendor>(device) == kNvidia;
+         api_.ep_call<abi::MemoryDeviceVendor>(device) == kVendor;
 }
 
 abi::Status* DeviceTransfer::copy_one(const abi::Value* from, abi::Value* to) const {
@@ -91,18 +91,16 @@ abi::Status* DeviceTransfer::copy_one(const abi::Value* from, abi::Value* to) co
     return bad;
   }
   if (bytes == 0) return nullptr;
-  using Way = GpuContext::Way;
   const Way way = !is_ours(source) ? Way::kToDevice : is_ours(target) ? Way::kOnDevice : Way::kToHost;
   const abi::MemoryDevice* const ours = way == Way::kToDevice ? target : source;
-  DriverError error;
-  const std::shared_ptr<GpuContext> context =
-      open_(static_cast<int>(api_.ep_call<abi::MemoryDeviceNumber>(ours)), &error);
+  GpuError error;
+  const std::shared_ptr<GpuDevice> gpu = open_(static_cast<int>(api_.ep_call<abi::MemoryDeviceNumber>(ours)), &error);
   // ONNX Runtime makes a tensor without memory where the allocator has given none.
-  if (context != nullptr && (read == nullptr || written == nullptr)) {
-    if ((error = context->failure())) return api_.error("a copy of " + std::to_string(bytes) + " bytes", error);
+  if (gpu != nullptr && (read == nullptr || written == nullptr)) {
+    if ((error = gpu->failure())) return api_.error("a copy of " + std::to_string(bytes) + " bytes", error);
     return api_.error("Failed to allocate " + std::to_string(bytes) + " bytes of device memory");
   }
-  if (context != nullptr && context->copy(way, written, read, bytes, &error)) return nullptr;
+  if (gpu != nullptr && gpu->copy(way, written, read, bytes, &error)) return nullptr;
   return api_.error("a copy of " + std::to_string(bytes) + " bytes", error);
 }
 

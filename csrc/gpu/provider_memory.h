@@ -3,6 +3,7 @@
 
 #include <functional>
 #include <memory>
+#include <mutex>
 
 #include "gpu/memory_pool.h"
 #include "gpu/provider_api.h"
@@ -29,7 +30,7 @@ class MemoryKind {
 // then the GPU is opened with the first bytes.
 class DeviceAllocator : public abi::AllocatorImpl {
  public:
-  using Opener = std::function<std::shared_ptr<GpuContext>(DriverError*)>;
+  using Opener = std::function<std::shared_ptr<GpuDevice>(GpuError*)>;
 
   DeviceAllocator(const abi::MemoryInfo* info, MemoryPool* pool);
   DeviceAllocator(const abi::MemoryInfo* info, Opener open);
@@ -48,7 +49,7 @@ class DeviceAllocator : public abi::AllocatorImpl {
 class DeviceTransfer : public abi::DataTransfer {
  public:
   // Gives the opened GPU of a number, or nullptr and the error.
-  using Opener = std::function<std::shared_ptr<GpuContext>(int number, DriverError*)>;
+  using Opener = std::function<std::shared_ptr<GpuDevice>(int number, GpuError*)>;
 
   DeviceTransfer(const ProviderApi& api, Opener open);
 

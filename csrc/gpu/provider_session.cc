@@ -51,7 +51,7 @@ ProviderSession::ProviderSession(const ProviderApi& api, const KernelList& kerne
   on_run_start = [](abi::Ep* self, const abi::RunOptions* options) -> abi::Status* {
     ProviderSession& session = own(self);
     return guarded(session.api_, "the beginning of a pass", [&]() -> abi::Status* {
-      DriverError error;
+      GpuError error;
       session.has_failed_ = false;
       session.run_count_ = 0;
       if (session.stream_->begin_pass(session.number_of(options), &error)) return nullptr;
@@ -61,7 +61,7 @@ ProviderSession::ProviderSession(const ProviderApi& api, const KernelList& kerne
   on_run_end = [](abi::Ep* self, const abi::RunOptions*, bool) -> abi::Status* {
     ProviderSession& session = own(self);
     return guarded(session.api_, "the end of a pass", [&]() -> abi::Status* {
-      DriverError error;
+      GpuError error;
       const bool is_cut = session.has_failed_ || session.run_count_ != session.kernel_count_;
       // ONNX Runtime has the error of a node that failed.
       if (session.stream_->end_pass(is_cut, &error) || session.has_failed_) return nullptr;
@@ -69,8 +69,8 @@ ProviderSession::ProviderSession(const ProviderApi& api, const KernelList& kerne
     });
   };
   synchronise = [](abi::Ep* self) -> abi::Status* {
-    DriverError error;
-    if (own(self).stream_->context().settle(&error)) return nullptr;
+    GpuError error;
+    if (own(self).stream_->device().settle(&error)) return nullptr;
     return own(self).api_.error("waiting for the GPU", error);
   };
   captures_graphs = [](const abi::Ep* self) { return static_cast<const ProviderSession*>(self)->records_; };
@@ -79,7 +79,7 @@ ProviderSession::ProviderSession(const ProviderApi& api, const KernelList& kerne
   };
   replay = [](abi::Ep* self, int number) -> abi::Status* {
     return guarded(own(self).api_, "a recorded pass", [&]() -> abi::Status* {
-      DriverError error;
+      GpuError error;
       if (own(self).stream_->replay(number, &error)) return nullptr;
       return own(self).api_.error("a recorded pass failed", error);
     });

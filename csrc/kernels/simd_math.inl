@@ -1,6 +1,6 @@
 // Functions over the 16-lane types, written once: fused multiply-adds and integer steps only, so the bits are the same
 // on every instruction set. Included after one simd_*.h, inside the namespaces of that instruction set; and by GPU
-// kernels after gpu/lane_math.h, where a thread is a lane.
+// kernels after gpu/cuda/lane_math.h, where a thread is a lane.
 
 // exp(x) in two steps, x clamped to [-87.3, 88.3], where 2^n is a normal float: returns exp(r) - 1 and sets *power to
 // 2^n, x = n * ln 2 + r. The polynomial's own relative error is 3e-9; rounding adds less than 1.2e-7.

@@ -1,5 +1,5 @@
 // A library with the symbols of NVIDIA's driver, which do nothing, so that filling the table can be tested.
-#include "gpu/driver.h"
+#include "gpu/cuda/driver.h"
 
 using namespace edge_rt::gpu;
 

@@ -4,7 +4,7 @@
 #include <cstdint>
 #include <cstdio>
 
-#include "gpu/device.h"
+#include "gpu/cuda/device.h"
 #include "gpu/launcher.h"
 
 namespace edge_rt::gpu {

@@ -6,8 +6,8 @@
 #include <string>
 #include <vector>
 
-#include "gpu/device.h"
-#include "gpu/driver.h"
+#include "gpu/cuda/device.h"
+#include "gpu/cuda/driver.h"
 #include "tests/emulator/emulated_driver.h"
 #include "tests/check.h"
 

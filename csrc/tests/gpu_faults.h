@@ -5,7 +5,7 @@
 #include <cstddef>
 #include <functional>
 
-#include "gpu/lane_math.h"
+#include "gpu/cuda/lane_math.h"
 
 namespace edge_rt::faults {
 

@@ -1,16 +1,18 @@
-// GPU kernels started by the driver, on a GPU or an emulated one, against the golden bits (gpu_golden.h).
+// GPU kernels started by a driver, on a GPU or an emulated one, against the golden bits (gpu_golden.h).
 //
 //   gpu_golden_device <golden_bits> <cubin> ...      on GPU 0, with all its kernels
 //   gpu_golden_emulated <golden_bits> <any file>     the same where there is no GPU
 #include <cstdio>
 #include <cstdlib>
+#include <cstring>
+#include <filesystem>
 #include <fstream>
 #include <iterator>
 #include <memory>
 #include <string>
 #include <vector>
 
-#include "gpu/pass_stream.h"
+#include "gpu/gpu_device.h"
 #include "tests/gpu_golden.h"
 #include "tests/gpu_pinned_heap.h"
 
@@ -19,16 +21,23 @@ namespace {
 
 constexpr size_t kHeapBytes = size_t{256} << 20;
 
-bool report(const char* what, const DriverError& error) {
-  std::fprintf(stderr, "%s: %s\n", what, error.sentence().c_str());
+bool report(const char* what, const GpuError& error) {
+  std::fprintf(stderr, "%s: %s\n", what, error.sentence.c_str());
   return false;
 }
 
-// Starts kernels on a stream, and waits for each.
+// Memory of the host with the address that kernels know it by.
+struct Heap {
+  void* pages = nullptr;
+  void* on_device = nullptr;
+};
+
+// Starts kernels on a queue, and waits for each.
 class WaitingLauncher : public Launcher {
  public:
-  explicit WaitingLauncher(PassStream* stream) : stream_(stream) {}
+  WaitingLauncher(GpuDevice* device, GpuQueue* queue, const Heap& heap) : device_(device), queue_(queue), heap_(heap) {}
 
+  Traits traits() const override { return device_->traits(); }
   using Launcher::launch;
   bool launch(const Kernel& kernel, int grid_x, int grid_y, const void* args, size_t bytes) override {
     if (const int64_t place = find_foreign_address(args, bytes); place >= 0) {
@@ -36,17 +45,35 @@ class WaitingLauncher : public Launcher {
                    static_cast<long long>(place));
       return false;
     }
-    DriverError error;
-    if (!stream_->begin_pass(kNoGraph, &error)) return report(kernel.name, error);
-    const bool has_started = stream_->launch(kernel, grid_x, grid_y, args, bytes);
-    if (!has_started) return report(kernel.name, stream_->take_error());
-    return stream_->end_pass(false, &error) || report(kernel.name, error);
+    const std::vector<char> own = with_own_addresses(args, bytes);
+    GpuError error;
+    return (queue_->begin(false, &error) && queue_->launch(kernel, grid_x, grid_y, own.data(), bytes, &error) &&
+            queue_->end(nullptr, &error)) ||
+           report(kernel.name, error);
   }
 
  private:
-  PassStream* stream_;
+  // The arguments with what points into the heap as kernels know it.
+  std::vector<char> with_own_addresses(const void* args, size_t bytes) const {
+    std::vector<char> out(bytes);
+    if (bytes > 0) std::memcpy(out.data(), args, bytes);
+    const auto begin = reinterpret_cast<uintptr_t>(heap_.pages);
+    for (size_t place = 0; place + sizeof(uintptr_t) <= bytes; place += sizeof(uintptr_t)) {
+      uintptr_t word = 0;
+      std::memcpy(&word, &out[place], sizeof word);
+      if (word < begin || word > begin + kHeapBytes) continue;
+      word += reinterpret_cast<uintptr_t>(heap_.on_device) - begin;
+      std::memcpy(&out[place], &word, sizeof word);
+    }
+    return out;
+  }
+
+  GpuDevice* device_;
+  GpuQueue* queue_;
+  Heap heap_;
 };
 
+// A file is named as what it holds.
 bool hand_over_kernels(const char* path) {
   std::ifstream file(path, std::ios::binary);
   const std::vector<char> image((std::istreambuf_iterator<char>(file)), std::istreambuf_iterator<char>());
@@ -54,31 +81,30 @@ bool hand_over_kernels(const char* path) {
     std::fprintf(stderr, "%s cannot be read, or is empty\n", path);
     return false;
   }
-  set_kernels(0, path, image.data(), image.size());
+  set_kernels(0, std::filesystem::path(path).stem().string(), image.data(), image.size());
   return true;
 }
 
 int run(int argc, char** argv) {
   if (argc < 3) {
-    std::fprintf(stderr, "use: %s <file of expected bits> <cubin> ...\n", argv[0]);
+    std::fprintf(stderr, "use: %s <file of expected bits> <compiled kernels> ...\n", argv[0]);
     return 2;
   }
   for (int i = 2; i < argc; ++i) {
     if (!hand_over_kernels(argv[i])) return 2;
   }
-  DriverError error;
-  const std::shared_ptr<GpuContext> context = GpuContext::open(0, &error);
-  if (context == nullptr || !context->enter(&error)) return report("GPU 0", error), 2;
-  void* pages = nullptr;
-  if (!EDGE_RT_DRIVER_CALL(context->driver(), cuMemHostAlloc, &error, &pages, kHeapBytes, 0)) {
-    return report("pinned memory", error), 2;
-  }
-  const std::unique_ptr<PassStream> stream = PassStream::open(context, &error);
-  if (stream == nullptr) return report("a stream", error), 2;
-  begin_pinned_heap(pages, kHeapBytes);
-  WaitingLauncher launcher(stream.get());
+  GpuError error;
+  const std::shared_ptr<GpuDevice> device = open_gpu(0, &error);
+  if (device == nullptr) return report("GPU 0", error), 2;
+  Heap heap;
+  heap.pages = device->allocate_host(kHeapBytes, &heap.on_device, &error);
+  if (heap.pages == nullptr) return report("pinned memory", error), 2;
+  const std::unique_ptr<GpuQueue> queue = device->open_queue(&error);
+  if (queue == nullptr) return report("a queue", error), 2;
+  begin_pinned_heap(heap.pages, kHeapBytes);
+  WaitingLauncher launcher(device.get(), queue.get(), heap);
   const int code = golden::compare_gpu_cases(argv[1], &launcher);
-  // No return: the driver takes the heap back with the context, and what is destroyed behind that lies in it.
+  // No return: the driver takes the heap back with the device, and what is destroyed behind that lies in it.
   std::fflush(nullptr);
   std::_Exit(code);
 }

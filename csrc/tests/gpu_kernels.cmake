@@ -31,11 +31,10 @@ set_tests_properties(gpu_golden_no_shard PROPERTIES WILL_FAIL TRUE)
 
 # All golden bits by way of a driver, which is the test; gpu_golden_test draws other orders of fibers, see .ci/gpu.
 # The first needs a GPU: no test of this build.
-add_gpu_program(gpu_golden_device gpu_golden_device_main.cc gpu_pinned_heap.cc ${gpu_folder}/driver_library.cc
-                ${gpu_folder}/driver_loading.cc)
-target_link_libraries(gpu_golden_device PRIVATE edge_rt_gpu_provider ${CMAKE_DL_LIBS})
+add_gpu_program(gpu_golden_device gpu_golden_device_main.cc gpu_pinned_heap.cc)
+target_link_libraries(gpu_golden_device PRIVATE edge_rt_gpu_cuda edge_rt_gpu_cuda_driver ${CMAKE_DL_LIBS})
 add_executable(gpu_golden_emulated gpu_golden_device_main.cc gpu_pinned_heap.cc)
-target_link_libraries(gpu_golden_emulated PRIVATE gpu_test_parts edge_rt_base edge_rt_kernels edge_rt_gpu_provider
+target_link_libraries(gpu_golden_emulated PRIVATE gpu_test_parts edge_rt_base edge_rt_kernels edge_rt_gpu_cuda
                                                   edge_rt_gpu_emulated edge_rt_gpu_fiber_kernels)
 
 # The first has a heap of its own, where AddressSanitizer has another. Crashes are what the others are about:

@@ -8,7 +8,8 @@
 #include <vector>
 
 #include "gpu/alignment.h"
-#include "gpu/device.h"
+#include "gpu/cuda/cuda_device.h"
+#include "gpu/cuda/device.h"
 #include "tests/emulator/emulated_driver.h"
 #include "gpu/pass_stream.h"
 #include "tests/check.h"
@@ -25,10 +26,10 @@ using Numbers = std::vector<int32_t>;
 
 std::unique_ptr<PassStream> open_stream() {
   emulated::configure({});
-  DriverError error;
-  std::shared_ptr<GpuContext> context = GpuContext::open(0, &error);
-  CHECK(context != nullptr);
-  std::unique_ptr<PassStream> stream = PassStream::open(context, &error);
+  GpuError error;
+  std::shared_ptr<GpuDevice> device = open_gpu(0, &error);
+  CHECK(device != nullptr);
+  std::unique_ptr<PassStream> stream = PassStream::open(device, &error);
   CHECK(stream != nullptr);
   CHECK(stream->begin_pass(kNoGraph, &error));
   return stream;
@@ -38,8 +39,8 @@ size_t bytes_of(const Numbers& numbers) { return numbers.size() * sizeof(int32_t
 
 Numbers read(PassStream& stream, const void* memory, size_t count) {
   Numbers out(count);
-  DriverError error;
-  CHECK(stream.context().copy(GpuContext::Way::kToHost, out.data(), memory, bytes_of(out), &error));
+  GpuError error;
+  CHECK(stream.device().copy(Way::kToHost, out.data(), memory, bytes_of(out), &error));
   return out;
 }
 
@@ -74,7 +75,7 @@ void what_is_derived_is_made_once_a_pass() {
     CHECK(stream->inputs().is_first({1, 2}) && !stream->inputs().is_first({1, 2}));
     CHECK(stream->inputs().is_first({1, 2, 0}));
     const int64_t allocations = emulated::live().allocations;
-    DriverError error;
+    GpuError error;
     CHECK(stream->end_pass(false, &error) && stream->begin_pass(kNoGraph, &error));
     CHECK(emulated::live().allocations == allocations && allocations == 2);
   }
@@ -88,7 +89,7 @@ void what_fails_is_not_taken_for_done() {
     emulated::set_fault(function, 0, kOutOfMemory);
     CHECK(inputs.upload(rows.data(), bytes_of(rows)) == nullptr);
     emulated::set_fault(nullptr, -1, 0);
-    CHECK(stream->take_error().code == kOutOfMemory);
+    CHECK(stream->take_error().fault == Fault::kOutOfMemory);
   }
   const void* const of = inputs.upload(rows.data(), bytes_of(rows));
   CHECK(of != nullptr && read(*stream, of, 2) == rows);
@@ -191,36 +192,36 @@ void memory_must_be_aligned() {
 
 void arrays_are_copied_on_the_device() {
   const std::unique_ptr<PassStream> stream = open_stream();
-  GpuContext& context = stream->context();
+  GpuDevice& device = stream->device();
   const Numbers numbers{1, 2, 3};
-  DriverError error;
-  const CUdeviceptr memory = context.allocate(2 * bytes_of(numbers), &error);
-  CHECK(memory != 0);
-  auto* const from = reinterpret_cast<char*>(memory);
+  GpuError error;
+  auto* const from = static_cast<char*>(device.allocate(2 * bytes_of(numbers), &error));
+  CHECK(from != nullptr);
   char* const to = from + bytes_of(numbers);
-  CHECK(context.copy(GpuContext::Way::kToDevice, from, numbers.data(), bytes_of(numbers), &error));
-  CHECK(context.copy(GpuContext::Way::kOnDevice, to, from, bytes_of(numbers), &error));
+  CHECK(device.copy(Way::kToDevice, from, numbers.data(), bytes_of(numbers), &error));
+  CHECK(device.copy(Way::kOnDevice, to, from, bytes_of(numbers), &error));
   CHECK(read(*stream, to, 3) == numbers && !error);
   emulated::set_fault("cuMemcpyDtoDAsync", 0, kInvalidValue);
-  CHECK(!context.copy(GpuContext::Way::kOnDevice, from, to, bytes_of(numbers), &error));
-  CHECK(error.sentence() == "cuMemcpyDtoDAsync failed: CUDA_ERROR_INVALID_VALUE (1)");
+  CHECK(!device.copy(Way::kOnDevice, from, to, bytes_of(numbers), &error));
+  CHECK(error.sentence == "cuMemcpyDtoDAsync failed: CUDA_ERROR_INVALID_VALUE (1)");
   emulated::set_fault(nullptr, -1, 0);
-  context.free(memory);
+  device.free(from);
 }
 
 void what_was_not_recorded_is_not_replayed() {
   const std::unique_ptr<PassStream> stream = open_stream();
-  DriverError error;
+  GpuError error;
   CHECK(!stream->replay(7, &error));
-  CHECK(error.sentence() == "cuGraphLaunch: no pass was recorded under number 7");
+  CHECK(error.sentence == "no pass was recorded under number 7");
 }
 
 void kernels_are_found_or_the_error_says_why() {
   const std::unique_ptr<PassStream> stream = open_stream();
+  auto& device = static_cast<CudaDevice&>(stream->device());
   GpuFunction found;
   const auto why_not = [&](const char* kernel) {
     DriverError error;
-    CHECK(!stream->context().find(kernel, &found, &error));
+    CHECK(!device.find(kernel, &found, &error));
     return error.sentence();
   };
   CHECK(why_not("pass_test_nothing") == "cuModuleLoadData: no kernels were compiled for GPU 0");
@@ -232,7 +233,7 @@ void kernels_are_found_or_the_error_says_why() {
   emulated::set_fault(nullptr, -1, 0);
   CHECK(why_not("none") == "cuModuleGetFunction failed: CUDA_ERROR_NOT_FOUND for kernel none (500)");
   DriverError error;
-  CHECK(stream->context().find("pass_test_nothing", &found, &error) && found.threads == 64);
+  CHECK(device.find("pass_test_nothing", &found, &error) && found.threads == 64);
 }
 
 }  // namespace

@@ -1,4 +1,4 @@
-#include "gpu/device.h"
+#include "gpu/cuda/device.h"
 #include "tests/gpu_toy.h"
 
 namespace edge_rt::gpu {

@@ -57,10 +57,9 @@ struct GpuAppend {
     const AppendArgs args{cache.as<float>(), context.input(1).as<const float>(), scratch.as<const int64_t>(),
                           sum.as<float>(), width};
     if (stream.upload(scratch.data(), at, sizeof *at)) stream.launch("toy_append", 1, 1, args);
-    stream.check_replays([=](DriverError* error) {
-      if (*at >= 0 && *at < rows) return true;
-      *error = {"Append", 0, "at is " + std::to_string(*at) + ", must be below " + std::to_string(rows)};
-      return false;
+    stream.check_replays("Append", [=]() -> std::string {
+      if (*at >= 0 && *at < rows) return "";
+      return "at is " + std::to_string(*at) + ", must be below " + std::to_string(rows);
     });
     return nullptr;
   }

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 import os
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
@@ -13,7 +13,7 @@ from edge_rt.device.kernels import OLDEST_COMPUTE
 from edge_rt.device.names import CUDA, DeviceName
 from edge_rt.errors import RuntimeUnavailable, VersionMismatch
 
-ABI_VERSION: Final = 1
+ABI_VERSION: Final = 2
 """Number of the calls below, as ``kAbiVersion`` in ``csrc/gpu/provider.cc``."""
 _NO_DEVICE: Final = 100
 _NOT_PERMITTED: Final = 800
@@ -28,6 +28,8 @@ class Gpu:
 
     Attributes:
         compute: 10 * major + minor of its architecture.
+        more: what else its driver tells of it, by name.
+        refusal: why kernels cannot run there; empty: they can.
     """
 
     number: int
@@ -35,6 +37,8 @@ class Gpu:
     compute: int
     total_bytes: int
     is_integrated: bool
+    more: Mapping[str, str] = field(default_factory=dict, compare=False)
+    refusal: str = field(default="", compare=False)
 
     @property
     def can_compute(self) -> bool:
@@ -156,11 +160,18 @@ def read_report(lines: str, closed_files: Sequence[Path] = ()) -> GpuReport:
         if kind == "driver":
             driver_version = int(fields[0])
         elif kind == "gpu":
-            number, compute, total, is_integrated = map(int, fields[:4])
-            gpus.append(Gpu(number, "\t".join(fields[4:]), compute, total, bool(is_integrated)))
+            gpus.append(_read_gpu(fields))
     if not gpus:
         raise _driver_error(_NO_DEVICE, "the driver counts 0 GPUs", closed_files)
     return GpuReport(driver_version, tuple(gpus))
+
+
+def _read_gpu(fields: Sequence[str]) -> Gpu:
+    """Read a GPU's line."""
+    number, total, is_integrated = map(int, fields[:3])
+    more = dict(text.split("=", 1) for text in fields[4:])
+    refusal = more.pop("refusal", "")
+    return Gpu(number, fields[3], int(more.get("compute", 0)), total, bool(is_integrated), more, refusal)
 
 
 def _driver_error(code: int, sentence: str, closed_files: Sequence[Path]) -> RuntimeUnavailable:

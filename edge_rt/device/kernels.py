@@ -209,6 +209,11 @@ def kernel_files(sources: Path) -> tuple[Path, ...]:
     return tuple(sorted(sources.glob("ops/*/*_cuda.cu")))
 
 
+def include_folders(sources: Path) -> tuple[Path, ...]:
+    """Return where the compiler looks for what the kernels in a folder of sources include."""
+    return sources, sources / "gpu" / "cuda" / "rtc"
+
+
 def kernel_paths(nvrtc: Nvrtc, compute: int, *, sources: Path, cache: Path) -> dict[Path, Path]:
     """Return source -> the file in the cache that what is compiled of it has, for all files of kernels.
 
@@ -278,7 +283,7 @@ def compiled_kernels(nvrtc: Nvrtc, compute: int, *, sources: Path, cache: Path) 
     for path, kept in kernel_paths(nvrtc, compute, sources=sources, cache=cache).items():
         cubin = _kept(kept)
         if not cubin.startswith(_ELF):
-            cubin = nvrtc.compile(path.name, path.read_text(), compute, (sources, sources / "gpu" / "rtc"))
+            cubin = nvrtc.compile(path.name, path.read_text(), compute, include_folders(sources))
             write_atomically(kept, [cubin], parents=True)
             _delete_old(kept)
         cubins[path.stem] = cubin

@@ -23,7 +23,7 @@ SOURCES: Final = "cuda"
 """Folder of the kernels' sources, in the same place."""
 
 DRIVER: Final = "libcuda.so.1"
-"""The library of NVIDIA's driver, as ``csrc/gpu/driver_library.cc`` opens it."""
+"""The library of NVIDIA's driver, as ``csrc/gpu/cuda/driver_library.cc`` opens it."""
 
 CUDA_PROVIDER: Final = "CUDAExecutionProvider"
 """The provider for NVIDIA GPUs in ONNX Runtime's wheel ``onnxruntime-gpu``."""

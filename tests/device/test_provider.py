@@ -20,10 +20,10 @@ from tests.helpers.onnxruntime_version import needs_onnxruntime
 
 TWO = (
     "driver\t13000\n"
-    "gpu\t0\t61\t2147483648\t0\tNVIDIA GeForce GT 1030\n"
-    "gpu\t1\t87\t8000000000\t1\tOrin\n"
+    "gpu\t0\t2147483648\t0\tNVIDIA GeForce GT 1030\tvendor=NVIDIA\tcompute=61\trefusal=its architecture is 61\n"
+    "gpu\t1\t8000000000\t1\tOrin\tvendor=NVIDIA\tcompute=87\n"
 )  # fmt: skip
-OLD = "driver\t12040\ngpu\t0\t61\t2147483648\t0\tNVIDIA GeForce GT 1030\n"
+OLD = "driver\t12040\ngpu\t0\t2147483648\t0\tNVIDIA GeForce GT 1030\tcompute=61\n"
 
 needs_provider = needs_onnxruntime(1, 28)
 
@@ -62,6 +62,8 @@ class TestReport:
             Gpu(1, "Orin", 87, 8_000_000_000, True),
         )
         assert [gpu.can_compute for gpu in report.gpus] == [False, True]
+        assert [gpu.refusal for gpu in report.gpus] == ["its architecture is 61", ""]
+        assert report.gpus[1].more == {"vendor": "NVIDIA", "compute": "87"}
 
     @pytest.mark.parametrize(
         ("lines", "kind", "what"),

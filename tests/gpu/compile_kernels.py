@@ -31,7 +31,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from edge_rt.device.kernels import Nvrtc, kernel_files
+from edge_rt.device.kernels import Nvrtc, include_folders, kernel_files
 
 SOURCES = Path(__file__).parents[2] / "csrc"
 COMPUTES = (75, 80, 86, 87, 89, 90, 110, 120)
@@ -179,9 +179,7 @@ def main() -> int:
 
     def compile_file(work: tuple[int, Path]) -> list[Kernel]:
         compute, path = work
-        return read_cubin(
-            nvrtc.compile(path.name, path.read_text(), compute, (SOURCES, SOURCES / "gpu" / "rtc")), cuobjdump
-        )
+        return read_cubin(nvrtc.compile(path.name, path.read_text(), compute, include_folders(SOURCES)), cuobjdump)
 
     works = [(compute, path) for compute in options.computes for path in kernel_files(SOURCES)]
     wrong = [f"sm_{compute}: {what}" for compute in options.computes for what in check_probe(nvrtc, compute, cuobjdump)]

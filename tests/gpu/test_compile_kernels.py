@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from edge_rt.device.kernels import Nvrtc, kernel_files
+from edge_rt.device.kernels import Nvrtc, include_folders, kernel_files
 from edge_rt.errors import RuntimeUnavailable
 from tests.gpu.compile_kernels import SOURCES, Kernel, approximate, check_probe, faults, find_tool, read_cubin
 
@@ -62,7 +62,7 @@ def test_small_kernels():
     assert list(check_probe(nvrtc, 87, cuobjdump)) == []
     for path in kernel_files(SOURCES):
         if path.stem in ("quant_embed_cuda", "row_top_k_cuda"):
-            cubin = nvrtc.compile(path.name, path.read_text(), 87, (SOURCES, SOURCES / "gpu" / "rtc"))
+            cubin = nvrtc.compile(path.name, path.read_text(), 87, include_folders(SOURCES))
             for found in read_cubin(cubin, cuobjdump):
                 assert found.threads > 0
                 assert found.code

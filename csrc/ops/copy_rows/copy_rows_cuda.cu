@@ -1,5 +1,5 @@
 // Copies of rows on a GPU: a thread a number.
-#include "gpu/device.h"
+#include "gpu/cuda/device.h"
 #include "ops/copy_rows/copy_rows.h"
 
 namespace edge_rt::gpu {

@@ -60,12 +60,7 @@ abi::Status* GpuGather::enqueue(ort::OpContext& context, PassStream& stream) con
   if (abi::Status* bad = context.output(0, dims, rank, &y)) return bad;
   if (y.count == 0) return nullptr;
   const int64_t rows = count_of(data.dims, 0, axis) * count, width = count_of(data.dims, axis + 1, data.rank);
-  stream.check_replays([=](DriverError* error) {
-    std::string problem = find_bad_id(ids, count, length);
-    if (problem.empty()) return true;
-    *error = {kName, 0, std::move(problem)};
-    return false;
-  });
+  stream.check_replays(kName, [=] { return find_bad_id(ids, count, length); });
   // An error stays in the stream, where whoever runs the kernel finds it.
   const void* const on_device = stream.inputs().upload(ids, sizeof *ids * indices.count);
   if (on_device == nullptr) return nullptr;

@@ -1,7 +1,7 @@
 // Experts on a GPU: see experts.h for what is computed, and experts_gpu.h for how it is spread.
 #include <type_traits>
 
-#include "gpu/block_rows.h"
+#include "gpu/cuda/block_rows.h"
 #include "ops/experts/experts_gpu.h"
 
 namespace edge_rt::gpu {

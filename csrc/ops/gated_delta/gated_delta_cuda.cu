@@ -1,5 +1,5 @@
 // GatedDelta on a GPU. See gated_delta.h for what is computed.
-#include "gpu/block_rows.h"
+#include "gpu/cuda/block_rows.h"
 #include "ops/gated_delta/gated_delta_gpu.h"
 
 namespace edge_rt::gpu {

@@ -19,7 +19,7 @@ void check_replays(const ort::OpContext& context, const char* op, const RowInput
                                  pass.window})) {
     return;
   }
-  stream.check_replays([=](DriverError* error) {
+  stream.check_replays(op, [=] {
     PassRows now = pass;
     now.past = *past_length;
     std::string problem;
@@ -32,9 +32,7 @@ void check_replays(const ort::OpContext& context, const char* op, const RowInput
       std::vector<int32_t> depths(static_cast<size_t>(now.done + now.rows));
       problem = find_depths(positions, depths.data(), &now);
     }
-    if (problem.empty()) return true;
-    *error = {op, 0, std::move(problem)};
-    return false;
+    return problem;
   });
 }
 

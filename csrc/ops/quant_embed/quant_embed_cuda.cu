@@ -1,7 +1,7 @@
 // QuantEmbed on a GPU: a thread a weight.
 #include <type_traits>
 
-#include "gpu/device.h"
+#include "gpu/cuda/device.h"
 #include "ops/quant_embed/quant_embed.h"
 
 namespace edge_rt::gpu {

@@ -15,12 +15,7 @@ abi::Status* GpuQuantEmbed::enqueue(ort::OpContext& context, PassStream& stream)
   const size_t bytes = sizeof *job.ids * static_cast<size_t>(job.rows);
   ort::Scratch ids;
   if (abi::Status* bad = context.scratch(bytes, &ids)) return bad;
-  stream.check_replays([job](DriverError* error) {
-    std::string problem = QuantEmbed::find_bad_id(job);
-    if (problem.empty()) return true;
-    *error = {QuantEmbed::kName, 0, std::move(problem)};
-    return false;
-  });
+  stream.check_replays(QuantEmbed::kName, [job] { return QuantEmbed::find_bad_id(job); });
   // An error stays in the stream, where whoever runs the kernel finds it.
   if (!stream.upload(ids.data(), job.ids, bytes)) return nullptr;
   job.ids = ids.as<const int64_t>();

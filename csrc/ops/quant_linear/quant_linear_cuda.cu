@@ -1,7 +1,7 @@
 // QuantLinear on a GPU: see quant_linear.h for what is computed, and quant_linear_gpu.cc for how many blocks run.
 #include <type_traits>
 
-#include "gpu/block_rows.h"
+#include "gpu/cuda/block_rows.h"
 #include "ops/quant_linear/quant_linear.h"
 
 namespace edge_rt::gpu {

@@ -1,5 +1,5 @@
 // What the host says of a pass over states, for all operators of the pass.
-#include "gpu/device.h"
+#include "gpu/cuda/device.h"
 #include "ops/recurrent/recurrent_gpu.h"
 
 namespace edge_rt::gpu {

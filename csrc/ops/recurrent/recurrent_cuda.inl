@@ -1,4 +1,4 @@
-// Kernels of recurrent.h on a GPU; behind gpu/device.h.
+// Kernels of recurrent.h on a GPU; behind gpu/cuda/device.h.
 
 // A pass of an operator with states, with what the host says of it now.
 template <class Pass>

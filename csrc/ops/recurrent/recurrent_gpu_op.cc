@@ -17,18 +17,14 @@ void check_replays(const char* op, const StateNumbers& numbers, int64_t rows, Pa
                                  number_of(numbers.sequence_rows), numbers.most, numbers.states, numbers.room, rows})) {
     return;
   }
-  stream.check_replays([op, numbers, rows](DriverError* error) {
+  stream.check_replays(op, [numbers, rows] {
     StatePass now{};
     now.rows = rows;
     int64_t levels = 0;
     std::vector<StateStep> steps(static_cast<size_t>(rows));
-    std::string problem = *numbers.sequence_rows == rows
-                              ? find_bad_state(numbers, 0, 0, &now, steps.data(), &levels)
-                              : printed("sequence_rows[0] is %d, the pass has %lld rows", *numbers.sequence_rows,
-                                        static_cast<long long>(rows));
-    if (problem.empty()) return true;
-    *error = {op, 0, std::move(problem)};
-    return false;
+    return *numbers.sequence_rows == rows ? find_bad_state(numbers, 0, 0, &now, steps.data(), &levels)
+                                          : printed("sequence_rows[0] is %d, the pass has %lld rows",
+                                                    *numbers.sequence_rows, static_cast<long long>(rows));
   });
 }
 

@@ -1,7 +1,7 @@
 // RowTopK on a GPU. A block of threads takes a part of a row: every warp finds the largest of its share one after the
 // other, the first warp those of all, and 16 threads add up the part's exponentials in the CPU's order. A warp a row
 // then joins the parts.
-#include "gpu/lane_math.h"
+#include "gpu/cuda/lane_math.h"
 #include "ops/row_top_k/row_top_k.h"
 
 namespace edge_rt::gpu {

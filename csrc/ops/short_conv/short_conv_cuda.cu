@@ -1,5 +1,5 @@
 // ShortConv on a GPU: a thread a channel of a row. See short_conv.h for what is computed.
-#include "gpu/device.h"
+#include "gpu/cuda/device.h"
 #include "ops/short_conv/short_conv_gpu.h"
 
 namespace edge_rt::gpu {

@@ -8,7 +8,7 @@
 // a recorded graph holds for every length: blocks of spans that do not exist return at once.
 #include <type_traits>
 
-#include "gpu/lane_math.h"
+#include "gpu/cuda/lane_math.h"
 #include "ops/spec_attention/spec_attention_gpu_args.h"
 
 namespace edge_rt::gpu {

@@ -10,19 +10,12 @@
 namespace edge_rt::gpu {
 namespace {
 
-bool is_well(std::string problem, DriverError* error) {
-  if (problem.empty()) return true;
-  *error = {SpecAttention::kName, 0, std::move(problem)};
-  return false;
-}
-
 // A recorded pass runs the kernels of the format that it was recorded with.
 void check_format(const int32_t* formats, int64_t layer, int format, PassStream& stream) {
-  stream.check_replays([=](DriverError* error) {
-    if (formats[layer] == format) return true;
-    return is_well("kv_formats[" + std::to_string(layer) + "] is " + std::to_string(formats[layer]) + ", was " +
-                       std::to_string(format) + " when the pass was recorded",
-                   error);
+  stream.check_replays(SpecAttention::kName, [=]() -> std::string {
+    if (formats[layer] == format) return "";
+    return "kv_formats[" + std::to_string(layer) + "] is " + std::to_string(formats[layer]) + ", was " +
+           std::to_string(format) + " when the pass was recorded";
   });
 }
 

@@ -1,5 +1,5 @@
 // SsmScan on a GPU. See ssm_scan.h for what is computed.
-#include "gpu/block_rows.h"
+#include "gpu/cuda/block_rows.h"
 #include "ops/ssm_scan/ssm_scan_gpu.h"
 
 namespace edge_rt::gpu {

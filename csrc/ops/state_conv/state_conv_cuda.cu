@@ -1,5 +1,5 @@
 // StateConv on a GPU: a thread a channel of a row. See state_conv.h for what is computed.
-#include "gpu/lane_math.h"
+#include "gpu/cuda/lane_math.h"
 #include "ops/state_conv/state_conv_gpu.h"
 
 namespace edge_rt::gpu {

@@ -1,7 +1,7 @@
 // The emulated driver as Python tests reach it.
 #include "common/export.h"
 #include "tests/emulator/emulated_driver.h"
-#include "gpu/gpu_context.h"
+#include "gpu/gpu_device.h"
 
 using namespace edge_rt::gpu;
 

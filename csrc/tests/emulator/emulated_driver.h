@@ -9,7 +9,7 @@
 #include <cstddef>
 #include <cstdint>
 
-#include "gpu/driver.h"
+#include "gpu/cuda/driver.h"
 
 namespace edge_rt::gpu::emulated {
 

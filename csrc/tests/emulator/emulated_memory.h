@@ -4,7 +4,7 @@
 #include <cstddef>
 #include <map>
 
-#include "gpu/driver.h"
+#include "gpu/cuda/driver.h"
 
 namespace edge_rt::gpu::emulated {
 

@@ -9,7 +9,7 @@
 #include <set>
 #include <vector>
 
-#include "gpu/driver.h"
+#include "gpu/cuda/driver.h"
 
 namespace edge_rt::gpu {
 

@@ -1,6 +1,6 @@
 // Runs kernels on a CPU: a block's threads are fibers, which change where threads wait for each other, in an order that
 // is drawn from a seed. A missing barrier so gives wrong results under some seed, and AddressSanitizer sees what a
-// thread reads. For tests; see gpu/device.h for what kernels are written in.
+// thread reads. For tests; see gpu/cuda/device.h for what kernels are written in.
 //
 // Limits: one block at a time, static shared memory, exchanges by whole warps, and no weak memory model.
 #pragma once

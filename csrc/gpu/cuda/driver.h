@@ -9,6 +9,8 @@
 #include <cstdint>
 #include <string>
 
+#include "gpu/gpu_device.h"
+
 namespace edge_rt::gpu {
 
 // The driver's names for its own types.
@@ -29,6 +31,7 @@ constexpr CUresult kInvalidValue = 1;
 constexpr CUresult kInvalidContext = 201;
 constexpr CUresult kInvalidHandle = 400;
 constexpr CUresult kNotFound = 500;
+constexpr CUresult kLaunchTimedOut = 702;  // by the system, as for GPUs that draw a screen
 constexpr CUresult kLaunchFailed = 719;
 constexpr CUresult kCaptureUnsupported = 900;
 constexpr CUresult kCaptureInvalidated = 901;
@@ -96,6 +99,9 @@ struct DriverError {
   explicit operator bool() const { return function != nullptr; }
   // "cuMemAlloc failed: CUDA_ERROR_OUT_OF_MEMORY (2)".
   std::string sentence() const;
+  Fault fault() const;
+  // Writes it down for those who know no driver, if it is one; returns whether it is.
+  bool tell(GpuError* error) const;
 };
 
 // Keeps an error of a call, if it is one; returns whether all went well.

@@ -1,59 +1,20 @@
-#include "gpu/gpu_context.h"
+#include "gpu/cuda/cuda_device.h"
 
-#include <cstring>
+#include "gpu/cuda/cuda_queue.h"
 
 namespace edge_rt::gpu {
 namespace {
 
-struct Shared {
-  std::mutex lock;
-  std::map<int, std::weak_ptr<GpuContext>> open;
-  std::map<int, std::map<std::string, std::vector<char>>> images;
-};
-
-Shared& shared() {
-  static auto* const made = new Shared;  // sessions may outlive static objects
-  return *made;
-}
+void* pointer(CUdeviceptr memory) { return reinterpret_cast<void*>(static_cast<uintptr_t>(memory)); }
 
 CUdeviceptr address(const void* memory) { return static_cast<CUdeviceptr>(reinterpret_cast<uintptr_t>(memory)); }
 
 }  // namespace
 
-bool read_facts(const Driver& driver, int number, GpuFacts* out, DriverError* error) {
-  CUdevice device = 0;
-  char name[128] = {};
-  int major = 0, minor = 0, is_integrated = 0;
-  if (!EDGE_RT_DRIVER_CALL(driver, cuDeviceGet, error, &device, number) ||
-      !EDGE_RT_DRIVER_CALL(driver, cuDeviceGetName, error, name, static_cast<int>(sizeof name), device) ||
-      !EDGE_RT_DRIVER_CALL(driver, cuDeviceGetAttribute, error, &major, kComputeMajor, device) ||
-      !EDGE_RT_DRIVER_CALL(driver, cuDeviceGetAttribute, error, &minor, kComputeMinor, device) ||
-      !EDGE_RT_DRIVER_CALL(driver, cuDeviceGetAttribute, error, &is_integrated, kIsIntegrated, device) ||
-      !EDGE_RT_DRIVER_CALL(driver, cuDeviceTotalMem, error, &out->bytes, device)) {
-    return false;
-  }
-  out->name = name;
-  out->compute = 10 * major + minor;
-  out->is_integrated = is_integrated != 0;
-  return true;
-}
-
-void set_kernels(int number, const std::string& source, const void* image, size_t bytes) {
-  const std::lock_guard<std::mutex> guard(shared().lock);
-  const char* const begin = static_cast<const char*>(image);
-  // The driver reads PTX up to a zero.
-  std::vector<char> copied(begin, begin + bytes);
-  copied.push_back('\0');
-  shared().images[number][source] = std::move(copied);
-}
-
-std::shared_ptr<GpuContext> GpuContext::open(int number, DriverError* error) {
-  const std::lock_guard<std::mutex> guard(shared().lock);
-  std::weak_ptr<GpuContext>& known = shared().open[number];
-  if (std::shared_ptr<GpuContext> found = known.lock()) return found;
+std::shared_ptr<CudaDevice> CudaDevice::open(int number, DriverError* error) {
   const Driver* const driver = open_driver(error);
   if (driver == nullptr) return nullptr;
-  std::shared_ptr<GpuContext> made(new GpuContext);
+  std::shared_ptr<CudaDevice> made(new CudaDevice);
   made->driver_ = driver;
   made->number_ = number;
   if (!EDGE_RT_DRIVER_CALL(*driver, cuDeviceGet, error, &made->device_, number) ||
@@ -61,11 +22,10 @@ std::shared_ptr<GpuContext> GpuContext::open(int number, DriverError* error) {
       !made->enter(error) || !EDGE_RT_DRIVER_CALL(*driver, cuStreamCreate, error, &made->copies_, kStreamNonBlocking)) {
     return nullptr;
   }
-  known = made;
   return made;
 }
 
-GpuContext::~GpuContext() {
+CudaDevice::~CudaDevice() {
   if (context_ == nullptr) return;
   DriverError ignored;  // a lost device cannot give anything back
   enter(&ignored);
@@ -74,17 +34,13 @@ GpuContext::~GpuContext() {
   driver_->cuDevicePrimaryCtxRelease(device_);
 }
 
-bool GpuContext::enter(DriverError* error) const {
+bool CudaDevice::enter(DriverError* error) const {
   return EDGE_RT_DRIVER_CALL(*driver_, cuCtxSetCurrent, error, context_);
 }
 
-bool GpuContext::load(DriverError* error) {
+bool CudaDevice::load(DriverError* error) {
   if (!modules_.empty()) return true;
-  std::map<std::string, std::vector<char>> images;
-  {
-    const std::lock_guard<std::mutex> guard(shared().lock);
-    images = shared().images[number_];
-  }
+  const KernelImages images = kernel_images(number_);
   if (images.empty()) {
     *error = {"cuModuleLoadData", 0, "no kernels were compiled for GPU " + std::to_string(number_)};
     return false;
@@ -102,7 +58,7 @@ bool GpuContext::load(DriverError* error) {
   return true;
 }
 
-bool GpuContext::find(const char* kernel, GpuFunction* out, DriverError* error) {
+bool CudaDevice::find(const char* kernel, GpuFunction* out, DriverError* error) {
   const std::lock_guard<std::mutex> guard(lock_);
   const auto known = functions_.find(kernel);
   if (known != functions_.end()) {
@@ -125,26 +81,57 @@ bool GpuContext::find(const char* kernel, GpuFunction* out, DriverError* error) 
   return true;
 }
 
-CUdeviceptr GpuContext::allocate(size_t bytes, DriverError* error) const {
+void* CudaDevice::allocate(size_t bytes, GpuError* error) {
+  DriverError failed;
   CUdeviceptr memory = 0;
-  const bool is_done = enter(error) && EDGE_RT_DRIVER_CALL(*driver_, cuMemAlloc, error, &memory, bytes);
+  const bool is_done = enter(&failed) && EDGE_RT_DRIVER_CALL(*driver_, cuMemAlloc, &failed, &memory, bytes);
+  failed.tell(error);
   const std::lock_guard<std::mutex> guard(failure_lock_);
-  failure_ = is_done || error->code == kOutOfMemory ? DriverError{} : *error;
-  return is_done ? memory : 0;
+  failure_ = is_done || failed.fault() == Fault::kOutOfMemory ? GpuError{} : *error;
+  return is_done ? pointer(memory) : nullptr;
 }
 
-DriverError GpuContext::failure() const {
+GpuError CudaDevice::failure() const {
   const std::lock_guard<std::mutex> guard(failure_lock_);
   return failure_;
 }
 
-void GpuContext::free(CUdeviceptr memory) const {
+void CudaDevice::free(void* memory) {
   DriverError ignored;
   enter(&ignored);
-  driver_->cuMemFree(memory);
+  driver_->cuMemFree(address(memory));
 }
 
-CUstream GpuContext::make_stream(DriverError* error) {
+void* CudaDevice::allocate_host(size_t bytes, void** device, GpuError* error) {
+  DriverError failed;
+  void* memory = nullptr;
+  if (enter(&failed)) EDGE_RT_DRIVER_CALL(*driver_, cuMemHostAlloc, &failed, &memory, bytes, 0);
+  // Both sides know it by the same address.
+  *device = memory;
+  return failed.tell(error) ? nullptr : memory;
+}
+
+void CudaDevice::free_host(void* memory) {
+  DriverError ignored;
+  enter(&ignored);
+  driver_->cuMemFreeHost(memory);
+}
+
+bool CudaDevice::budget(MemoryBudget* out, GpuError* error) {
+  DriverError failed;
+  if (enter(&failed)) EDGE_RT_DRIVER_CALL(*driver_, cuMemGetInfo, &failed, &out->free, &out->total);
+  return !failed.tell(error);
+}
+
+std::unique_ptr<GpuQueue> CudaDevice::open_queue(GpuError* error) {
+  DriverError failed;
+  std::unique_ptr<GpuQueue> made;
+  if (CUstream stream = make_stream(&failed)) made = std::make_unique<CudaQueue>(shared_from_this(), stream);
+  failed.tell(error);
+  return made;
+}
+
+CUstream CudaDevice::make_stream(DriverError* error) {
   CUstream stream = nullptr;
   if (!enter(error) || !EDGE_RT_DRIVER_CALL(*driver_, cuStreamCreate, error, &stream, kStreamNonBlocking))
     return nullptr;
@@ -153,7 +140,7 @@ CUstream GpuContext::make_stream(DriverError* error) {
   return stream;
 }
 
-void GpuContext::destroy_stream(CUstream stream) {
+void CudaDevice::destroy_stream(CUstream stream) {
   {
     const std::lock_guard<std::mutex> guard(lock_);
     streams_.erase(stream);
@@ -164,7 +151,7 @@ void GpuContext::destroy_stream(CUstream stream) {
   driver_->cuStreamDestroy(stream);
 }
 
-bool GpuContext::settle_all(std::unique_lock<std::mutex>* guard, DriverError* error) {
+bool CudaDevice::settle_all(std::unique_lock<std::mutex>* guard, DriverError* error) {
   if (is_capturing_ && capturer_ == std::this_thread::get_id()) {
     *error = {"cuStreamSynchronize", kCaptureUnsupported,
               "a pass with copies between host and device cannot be captured"};
@@ -177,35 +164,43 @@ bool GpuContext::settle_all(std::unique_lock<std::mutex>* guard, DriverError* er
   return true;
 }
 
-bool GpuContext::settle(DriverError* error) {
-  if (!enter(error)) return false;
-  std::unique_lock<std::mutex> guard(lock_);
-  return settle_all(&guard, error);
+bool CudaDevice::settle(GpuError* error) {
+  DriverError failed;
+  if (enter(&failed)) {
+    std::unique_lock<std::mutex> guard(lock_);
+    settle_all(&guard, &failed);
+  }
+  return !failed.tell(error);
 }
 
-bool GpuContext::copy(Way way, void* to, const void* from, size_t bytes, DriverError* error) {
+bool CudaDevice::copy(Way way, void* to, const void* from, size_t bytes, GpuError* error) {
   if (bytes == 0) return true;
-  if (!enter(error)) return false;
-  std::unique_lock<std::mutex> guard(lock_);
-  // ONNX Runtime takes a node for done when its kernel returns, but by then it was only started.
-  if (!settle_all(&guard, error)) return false;
-  bool is_done = false;
+  DriverError failed;
+  if (enter(&failed)) {
+    std::unique_lock<std::mutex> guard(lock_);
+    // ONNX Runtime takes a node for done when its kernel returns, but by then it was only started.
+    if (settle_all(&guard, &failed)) copy_settled(way, to, from, bytes, &failed);
+  }
+  return !failed.tell(error);
+}
+
+void CudaDevice::copy_settled(Way way, void* to, const void* from, size_t bytes, DriverError* error) {
   switch (way) {
     case Way::kToDevice:
-      is_done = EDGE_RT_DRIVER_CALL(*driver_, cuMemcpyHtoDAsync, error, address(to), from, bytes, copies_);
+      EDGE_RT_DRIVER_CALL(*driver_, cuMemcpyHtoDAsync, error, address(to), from, bytes, copies_);
       break;
     case Way::kToHost:
-      is_done = EDGE_RT_DRIVER_CALL(*driver_, cuMemcpyDtoHAsync, error, to, address(from), bytes, copies_);
+      EDGE_RT_DRIVER_CALL(*driver_, cuMemcpyDtoHAsync, error, to, address(from), bytes, copies_);
       break;
     case Way::kOnDevice:
-      is_done = EDGE_RT_DRIVER_CALL(*driver_, cuMemcpyDtoDAsync, error, address(to), address(from), bytes, copies_);
+      EDGE_RT_DRIVER_CALL(*driver_, cuMemcpyDtoDAsync, error, address(to), address(from), bytes, copies_);
       break;
   }
   // Also behind a failure: nothing may be under way when the memory is given back.
-  return EDGE_RT_DRIVER_CALL(*driver_, cuStreamSynchronize, error, copies_) && is_done;
+  EDGE_RT_DRIVER_CALL(*driver_, cuStreamSynchronize, error, copies_);
 }
 
-bool GpuContext::begin_capture(CUstream stream, DriverError* error) {
+bool CudaDevice::begin_capture(CUstream stream, DriverError* error) {
   if (!enter(error)) return false;
   std::unique_lock<std::mutex> guard(lock_);
   captured_.wait(guard, [this] { return !is_capturing_; });
@@ -215,7 +210,7 @@ bool GpuContext::begin_capture(CUstream stream, DriverError* error) {
   return true;
 }
 
-bool GpuContext::end_capture(CUstream stream, CUgraph* out, DriverError* error) {
+bool CudaDevice::end_capture(CUstream stream, CUgraph* out, DriverError* error) {
   *out = nullptr;
   enter(error);
   const bool is_whole = EDGE_RT_DRIVER_CALL(*driver_, cuStreamEndCapture, error, stream, out);

@@ -1,6 +1,6 @@
 #include <dlfcn.h>
 
-#include "gpu/driver.h"
+#include "gpu/cuda/driver.h"
 
 namespace edge_rt::gpu {
 

@@ -5,7 +5,7 @@
 // lanes.
 #pragma once
 
-#include "gpu/device.h"
+#include "gpu/cuda/device.h"
 
 #ifndef EDGE_RT_INLINE
 #define EDGE_RT_INLINE EDGE_RT_DEVICE

@@ -2,7 +2,7 @@
 // row, and get the same result. Shared memory of theirs is free again at the block's next barrier.
 #pragma once
 
-#include "gpu/lane_math.h"
+#include "gpu/cuda/lane_math.h"
 
 namespace edge_rt::gpu {
 namespace {

@@ -1,7 +1,7 @@
 // NVIDIA's own driver, which a machine without one of its GPUs does not have.
 #include <mutex>
 
-#include "gpu/driver.h"
+#include "gpu/cuda/driver.h"
 
 namespace edge_rt::gpu {
 namespace {
