@@ -109,6 +109,16 @@ bool list_gpus(std::vector<GpuFacts>* out, GpuError* error);
 // The driver's version in its own words, such as "13000"; empty: there is no driver.
 std::string driver_version();
 
+// What kernels that try out a GPU's arithmetic have found.
+struct SelfTest {
+  bool has_cpu_bits = true;  // of a row, once what differs is mended; false: rows are exact among themselves only
+  // By operation, such as "fma": "as it is", "mended" or "differs".
+  std::vector<std::pair<std::string, std::string>> operations;
+};
+
+// Tries a GPU, which is opened for it with the kernels it was given.
+bool test_gpu(int number, SelfTest* out, GpuError* error);
+
 // The same device for all who ask while somebody holds it; nullptr on failure.
 std::shared_ptr<GpuDevice> open_gpu(int number, GpuError* error);
 

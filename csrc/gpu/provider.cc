@@ -47,10 +47,14 @@ class Line {
   std::string text_;
 };
 
+std::string told(const GpuError& error) {
+  return (Line() << "error" << std::to_string(error.code) << error.sentence).text();
+}
+
 std::string describe() {
   std::vector<GpuFacts> gpus;
   GpuError error;
-  if (!list_gpus(&gpus, &error)) return (Line() << "error" << std::to_string(error.code) << error.sentence).text();
+  if (!list_gpus(&gpus, &error)) return told(error);
   std::string lines = (Line() << "driver" << driver_version()).text();
   for (size_t number = 0; number < gpus.size(); ++number) {
     const GpuFacts& facts = gpus[number];
@@ -61,6 +65,15 @@ std::string describe() {
     if (!facts.refusal.empty()) line << "refusal=" + facts.refusal;
     lines += line.text();
   }
+  return lines;
+}
+
+std::string tell_self_test(int number) {
+  SelfTest found;
+  GpuError error;
+  if (!test_gpu(number, &found, &error)) return told(error);
+  std::string lines = (Line() << "bits" << (found.has_cpu_bits ? "cpu" : "device")).text();
+  for (const auto& [name, what] : found.operations) lines += (Line() << "operation" << name << what).text();
   return lines;
 }
 
@@ -90,6 +103,15 @@ EDGE_RT_EXPORT int edge_rt_gpu_abi_version() { return edge_rt::gpu::kAbiVersion;
 EDGE_RT_EXPORT const char* edge_rt_gpu_describe() {
   static thread_local std::string lines;
   lines = edge_rt::gpu::describe();
+  return lines.c_str();
+}
+
+// How the arithmetic of a GPU compares to the CPU's, which opens it: "bits" and "cpu", or "device" where rows are exact
+// among themselves only; then lines of "operation", its name and what was found ("as it is", "mended", "differs"). Or
+// "error" as above. Valid until the thread's next call.
+EDGE_RT_EXPORT const char* edge_rt_gpu_self_test(int number) {
+  static thread_local std::string lines;
+  lines = edge_rt::gpu::tell_self_test(number);
   return lines.c_str();
 }
 

@@ -76,6 +76,12 @@ std::shared_ptr<GpuDevice> open_gpu(int number, GpuError* error) {
   return made;
 }
 
+// The order of operations is the CPU's, and each is IEEE's: nothing is left to a driver.
+bool test_gpu(int, SelfTest* out, GpuError*) {
+  *out = {};
+  return true;
+}
+
 void set_kernels(int number, const std::string& name, const void* image, size_t bytes) {
   const std::lock_guard<std::mutex> guard(shared().lock);
   const char* const begin = static_cast<const char*>(image);

@@ -1,8 +1,9 @@
 // What kernels are written in: CUDA C++, a few names of ours, and nothing else.
 //
-// NVRTC compiles the same source for a GPU (gpu/cuda/rtc holds the few standard headers that it lacks), and a C++ compiler
-// for threads that are fibers (tests/emulator/simt.h): that is how kernels are tested where there is no GPU. Products
-// and sums are single IEEE operations in the order of the CPU's kernels, so the bits are theirs; the build says
+// NVRTC compiles the same source for a GPU (gpu/cuda/rtc holds the few standard headers that it lacks), and a C++
+// compiler for threads that are fibers (tests/emulator/simt.h): that is how kernels are tested where there is no GPU.
+// Products and sums are single IEEE operations in the order of the CPU's kernels, so the bits are theirs; the build
+// says
 // --fmad=false.
 //
 // A kernel takes one struct of plain data:
