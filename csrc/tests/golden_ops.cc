@@ -279,12 +279,9 @@ void run_attention_norms(const AttentionRunner& runner, const Report& report, co
 }
 
 // Values that are normed, those that are keys before their norm, and a layer that reads what another one has appended.
-void run_attention_values(const KernelTable& kernels, const Report& report, int format) {
-  constexpr int kCapacity = 300;
+void run_attention_values(const AttentionRunner& runner, const Report& report, int format) {
+  constexpr int kCapacity = 301;
   const std::string prefix = std::string("spec_attention.") + kKvFormats[format].name + ".";
-  const AttentionRunner runner = [&](Attention& attention, const std::vector<float>& qkv,
-                                     const std::vector<int32_t>& parents,
-                                     int64_t past) { return attention.run(kernels, qkv, parents, past); };
   Random random(prefix + "values");
   Attention normed(4, 2, 40, 40, format, kCapacity);
   normed.k_norm = normed.q_norm = random.uniform(40, 2.0f);
@@ -301,9 +298,9 @@ void run_attention_values(const KernelTable& kernels, const Report& report, int 
   // A tree of a few rows, a prompt, rows behind several spans.
   for (const std::vector<int32_t>& parents : {std::vector<int32_t>{-1, 0, 0, 1}, chain(270), chain(3)}) {
     const auto rows = static_cast<int64_t>(parents.size());
-    normed.run(kernels, random.uniform(rows * 6 * 40, 2.0f), parents, past);
+    runner(normed, random.uniform(rows * 6 * 40, 2.0f), parents, past);
     std::memcpy(shared.cache.as<uint8_t>(), normed.cache.as<uint8_t>(), normed.cache_bytes());
-    hash.add(shared.run(kernels, random.uniform(rows * 4 * 40, 2.0f), parents, past));
+    hash.add(runner(shared, random.uniform(rows * 4 * 40, 2.0f), parents, past));
     if (std::memcmp(shared.cache.as<uint8_t>(), normed.cache.as<uint8_t>(), normed.cache_bytes()) != 0)
       hash.add(chain(1));
     past += rows == 4 ? 2 : rows;
@@ -394,7 +391,6 @@ void run_ops(const KernelTable& kernels, const Report& report) {
   run_attention_cases([&](Attention& attention, const std::vector<float>& qkv, const std::vector<int32_t>& parents,
                           int64_t past) { return attention.run(kernels, qkv, parents, past); },
                       report);
-  for (int format = 0; format < kKvFormatCount; ++format) run_attention_values(kernels, report, format);
 }
 
 void run_attention_cases(const AttentionRunner& runner, const Report& report) {
@@ -406,6 +402,7 @@ void run_attention_cases(const AttentionRunner& runner, const Report& report) {
   for (const int dim : {16, 80, 128, 256}) {
     run_key_constants(runner, report, kKvInt4, Attention(2, 2, dim, dim, kKvInt4, 192));
   }
+  for (int format = 0; format < kKvFormatCount; ++format) run_attention_values(runner, report, format);
 }
 
 }  // namespace edge_rt::golden

@@ -52,6 +52,9 @@ std::vector<Shape> shapes_of(Random& random, int format) {
   Attention& gated = add("gated", 4, 2, 40, 24);
   gated.has_gates = true;
   gated.clip = 1.5f;
+  Attention& of_keys = add("keys_as_values", 4, 2, 72, 24);
+  of_keys.k_norm = random.uniform(72, 2.0f);
+  of_keys.norms_values = of_keys.values_are_keys = true;
   add("large_group", 20, 1, 16, 16).window = 260;
   add("largest", 2, 1, kMaxHeadDim, 64);
   return shapes;

@@ -11,11 +11,6 @@ namespace edge_rt::golden {
 namespace {
 
 bool has_gpu_kernels(const std::string& name) {
-  // Kernels of GPUs refuse values that are normed or keys, and caches of other layers.
-  for (const char* end : {".normed_values", ".values_are_keys", ".shared"}) {
-    const std::string what = end;
-    if (name.size() > what.size() && name.compare(name.size() - what.size(), what.size(), what) == 0) return false;
-  }
   for (const char* op : {"quant_linear.", "quant_embed.", "row_top_k.", "spec_attention.", "short_conv.", "state_conv.",
                          "gated_delta.", "ssm_scan."}) {
     if (name.rfind(op, 0) == 0) return true;

@@ -1,5 +1,5 @@
-// GPU kernels against the golden bits: every case of QuantLinear, QuantEmbed, RowTopK, ShortConv and ops with states,
-// and those of SpecAttention whose kernels GPUs have. What else is on record are nodes, which are run as such.
+// GPU kernels against the golden bits: every case of QuantLinear, QuantEmbed, RowTopK, SpecAttention, ShortConv and ops
+// with states. What else is on record are nodes, which are run as such.
 #pragma once
 
 #include <cstdint>

@@ -186,7 +186,9 @@ EDGE_RT_DEVICE void append_key(const AttentionPass& pass, int kv, int64_t at, Ro
 
 EDGE_RT_DEVICE void append_value(const RowHead& head, int64_t row, int kv, int64_t at) {
   const AttentionPass& pass = head.pass;
-  head.load(pass.keys_of(row) + static_cast<int64_t>(pass.kv_heads + kv) * pass.head_dim);
+  const int first = pass.values_are_keys ? 0 : pass.kv_heads;
+  head.load(pass.keys_of(row) + static_cast<int64_t>(first + kv) * pass.head_dim);
+  if (pass.norms_values) head.multiply(rms_scale(head.x, pass.head_dim, pass.epsilon));
   head.clip();
   if (turns_values(pass)) head.hadamard();
   switch (pass.format) {

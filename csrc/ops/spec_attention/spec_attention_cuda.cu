@@ -46,7 +46,7 @@ EDGE_RT_KERNEL(attention_rows, 32 * kRowWarps, AttentionArgs) {
   const AttentionPass& pass = args.pass;
   const int64_t row = block_x();
   const int index = block_y() * kRowWarps + warp();
-  if (index >= pass.heads + 2 * pass.kv_heads) return;
+  if (index >= pass.heads + (pass.shares_cache ? 0 : 2 * pass.kv_heads)) return;
   const int64_t past = *args.past;
   RowShared* mine = &shared[warp()];
   const RowHead head{pass, mine->head, past + pass.depths[row]};

@@ -11,6 +11,21 @@ namespace {
 // With more rows blocks join the spans of their queries themselves: states of all spans would take too much memory.
 constexpr int64_t kFewRows = 16;
 
+// What blocks are made of: on GPUs with little shared memory they have fewer queries, one kernel has the cases of all
+// formats, and a block prepares one head.
+struct Geometry {
+  int most_queries;
+  int query_words;  // that queries may take of shared memory
+  int row_heads;
+  const char* kernel_of_all;  // nullptr: each format has its own
+};
+constexpr Geometry kLarge{kAttendQueries, kQueryWords, kRowWarps, nullptr}, kSmall{8, 1280, 1, "attention_span"};
+static_assert(kSmall.query_words / kMaxHeadDim >= 2, "heads of every size leave room for some queries");
+
+const Geometry& geometry_of(const Launcher& launcher) {
+  return launcher.traits().shared_bytes < Traits().shared_bytes ? kSmall : kLarge;
+}
+
 constexpr const char* kAttendKernels[kKvFormatCount] = {"attention_f32",         "attention_f16",  "attention_int8",
                                                         "attention_k8v4",        "attention_int4", "attention_int4x2",
                                                         "attention_int4x2_upper"};
@@ -69,13 +84,17 @@ bool enqueue_attention(Launcher* launcher, const AttentionPass& pass, const int3
   args.folds = pass.rows > kFewRows;
   const int64_t spans = spans_of(pass);
   lay_out(static_cast<char*>(scratch), spans, &args);
-  const int room = kQueryWords / pass.padded_dim;
-  args.block_queries = std::min(kAttendQueries, room);
-  const int heads = pass.heads + 2 * pass.kv_heads, rows = static_cast<int>(pass.rows);
+  const Geometry& geometry = geometry_of(*launcher);
+  const int words = pass.has_query_codes() ? kCodedQueryWords * pass.groups() : pass.padded_dim;
+  args.block_queries = std::min(geometry.most_queries, geometry.query_words / words);
+  const int heads = pass.heads + (pass.shares_cache ? 0 : 2 * pass.kv_heads), rows = static_cast<int>(pass.rows);
   const int64_t blocks = pass.kv_heads * divide_up(pass.rows * pass.group, args.block_queries);
-  return launcher->launch("attention_rows", rows, static_cast<int>(divide_up(heads, kRowWarps)), args) &&
-         launcher->launch(kAttendKernels[pass.format], static_cast<int>(blocks), static_cast<int>(spans), args) &&
-         launcher->launch("attention_finish", rows, pass.heads, args);
+  const uint32_t choices = uint32_t{1} << pass.format;
+  const char* const attend = geometry.kernel_of_all != nullptr ? geometry.kernel_of_all : kAttendKernels[pass.format];
+  return launcher->launch({"attention_rows", choices}, rows, static_cast<int>(divide_up(heads, geometry.row_heads)),
+                          args) &&
+         launcher->launch({attend, choices}, static_cast<int>(blocks), static_cast<int>(spans), args) &&
+         launcher->launch({"attention_finish", choices}, rows, pass.heads, args);
 }
 
 }  // namespace edge_rt::gpu

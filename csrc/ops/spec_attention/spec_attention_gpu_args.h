@@ -12,6 +12,8 @@ constexpr int kFinishThreads = 128;
 
 constexpr int kAttendQueries = 16;  // most queries of a block
 constexpr int kQueryWords = 4096;   // what they may take of a block's shared memory
+// Of a query that is codes, per group of dimensions: its codes, their scale and their sum.
+constexpr int kCodedQueryWords = kKvGroup / 4 + 2;
 static_assert(kQueryWords / kMaxHeadDim >= 8, "heads of every size leave room for some queries");
 
 // A tree in device memory: whether it is a chain (0 or 1), and from number kTreeHead on the depth of every node.

@@ -23,12 +23,6 @@ void check_format(const int32_t* formats, int64_t layer, int format, PassStream&
 
 abi::Status* GpuAttention::check(const ort::OpContext& context, const SpecAttention::Passes& passes) const {
   if (abi::Status* bad = check_one_sequence(context, passes.size())) return bad;
-  const AttentionPass& pass = passes.front();
-  if (pass.shares_cache || pass.norms_values || pass.values_are_keys) {
-    return context.error("%s is 1, which a GPU does not compute", pass.shares_cache   ? "shares_cache"
-                                                                  : pass.norms_values ? "norms_values"
-                                                                                      : "values_are_keys");
-  }
   return check_alignment(context, 1, kCacheAlignment);
 }
 

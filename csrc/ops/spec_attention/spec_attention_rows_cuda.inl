@@ -45,6 +45,11 @@ struct RowHead {
     warp_barrier();
   }
 
+  EDGE_RT_DEVICE void multiply(float factor) const {
+    for (int d = lane(); d < dim(); d += 32) x[d] = mul(x[d], factor);
+    warp_barrier();
+  }
+
   EDGE_RT_DEVICE void norm(const float* in, float scale, const float* weight) const {
     for (int d = lane(); d < dim(); d += 32) x[d] = mul(mul(in[d], scale), weight[d]);
     warp_barrier();

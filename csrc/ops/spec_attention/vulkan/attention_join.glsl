@@ -1,0 +1,15 @@
+// Parts of what a query sees, joined in ascending order.
+
+struct Joined {
+  float peak, sum;
+};
+Joined nothing_joined() { return Joined(kNoScore, 0.0); }
+
+// Adds a part to the sums; the outputs before it are to be multiplied by x, and its own by y.
+vec2 add_part(inout Joined joined, float peak, float sum) {
+  const float before = joined.peak;
+  joined.peak = vf_max(before, peak);
+  const vec2 factors = vec2(vf_exp(before - joined.peak), vf_exp(peak - joined.peak));
+  joined.sum = fused(sum, factors.y, joined.sum * factors.x);
+  return factors;
+}
