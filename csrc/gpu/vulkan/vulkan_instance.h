@@ -1,0 +1,59 @@
+// Vulkan's loader, found where the process runs, and what its devices say of themselves.
+#pragma once
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "gpu/gpu_device.h"
+#include "gpu/vulkan/vulkan_abi.h"
+
+namespace edge_rt::gpu {
+
+// "vkAllocateMemory failed: VK_ERROR_OUT_OF_DEVICE_MEMORY (-2)", unless the call went well or `error` is one already.
+// Returns whether it went well.
+bool keep_result(vk::VkResult result, const char* function, GpuError* error);
+
+// What kernels may rely on, and which of the device's ways they take.
+struct VulkanFacts {
+  uint32_t version = 0;  // of Vulkan, the lower one of loader and device
+  int32_t type = 0;      // VK_PHYSICAL_DEVICE_TYPE_...
+  uint32_t vendor = 0;
+  std::string name, driver;
+  std::string refusal;
+  size_t bytes = 0;      // of the heap that weights lie in
+  uint32_t family = 0;   // of the queue
+  bool is_unified = false;
+  bool has_dots = false, has_fast_dots = false;  // packed products of 4 signed bytes
+  bool has_budget = false;                       // VK_EXT_memory_budget
+  bool keeps_denormals = false, keeps_signs = false, rounds_to_even = false;  // float modes that can be asked for
+  uint32_t shared_bytes = 0, grid[2] = {};
+  uint32_t device_type = 0, host_type = 0;  // of memory: for weights; for what the host writes and reads
+  bool is_mapped = false;                   // memory of the first type can be written and read by the host
+};
+
+class VulkanInstance {
+ public:
+  // The same one for all who ask while somebody holds it; nullptr on failure.
+  static std::shared_ptr<VulkanInstance> open(GpuError* error);
+  ~VulkanInstance();
+  VulkanInstance(const VulkanInstance&) = delete;
+  VulkanInstance& operator=(const VulkanInstance&) = delete;
+
+  uint32_t version() const { return version_; }
+  const std::vector<vk::VkPhysicalDevice>& devices() const { return devices_; }
+  VulkanFacts facts(vk::VkPhysicalDevice device) const;
+
+  vk::InstanceFunctions call;
+
+ private:
+  VulkanInstance() = default;
+  bool make(GpuError* error);
+  bool find_devices(GpuError* error);
+
+  vk::VkInstance handle_ = nullptr;
+  uint32_t version_ = 0;
+  std::vector<vk::VkPhysicalDevice> devices_;
+};
+
+}  // namespace edge_rt::gpu
