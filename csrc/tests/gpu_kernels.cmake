@@ -36,6 +36,9 @@ target_link_libraries(gpu_golden_device PRIVATE edge_rt_gpu_cuda edge_rt_gpu_cud
 add_executable(gpu_golden_emulated gpu_golden_device_main.cc gpu_pinned_heap.cc)
 target_link_libraries(gpu_golden_emulated PRIVATE gpu_test_parts edge_rt_base edge_rt_kernels edge_rt_gpu_cuda
                                                   edge_rt_gpu_emulated edge_rt_gpu_fiber_kernels)
+# The same by Vulkan: gpu_golden_vulkan <golden bits> <folder of tools/spirv.py>/*.spv.
+add_gpu_program(gpu_golden_vulkan gpu_golden_device_main.cc gpu_pinned_heap.cc)
+target_link_libraries(gpu_golden_vulkan PRIVATE edge_rt_gpu_vulkan ${CMAKE_DL_LIBS})
 
 # The first has a heap of its own, where AddressSanitizer has another. Crashes are what the others are about:
 # AddressSanitizer takes them for faults of its own.

@@ -389,23 +389,23 @@ using VkVoidFunction = void (*)();
 using GetInstanceProcAddr = VkVoidFunction (*)(VkInstance instance, const char* name);
 
 // Name, result, arguments; found without an instance,
-#define EDGE_RT_VULKAN_GLOBAL(F)                                     \
-  F(vkEnumerateInstanceVersion, VkResult, (uint32_t * version))      \
+#define EDGE_RT_VULKAN_GLOBAL(F)                               \
+  F(vkEnumerateInstanceVersion, VkResult, (uint32_t* version)) \
   F(vkCreateInstance, VkResult, (const VkInstanceCreateInfo* info, const void* allocator, VkInstance* out))
 
 // of an instance,
-#define EDGE_RT_VULKAN_OF_INSTANCE(F)                                                                                 \
-  F(vkDestroyInstance, void, (VkInstance instance, const void* allocator))                                            \
-  F(vkEnumeratePhysicalDevices, VkResult, (VkInstance instance, uint32_t * count, VkPhysicalDevice * out))            \
-  F(vkGetPhysicalDeviceProperties2, void, (VkPhysicalDevice device, VkPhysicalDeviceProperties2 * out))               \
-  F(vkGetPhysicalDeviceFeatures2, void, (VkPhysicalDevice device, VkPhysicalDeviceFeatures2 * out))                   \
-  F(vkGetPhysicalDeviceMemoryProperties2, void, (VkPhysicalDevice device, VkPhysicalDeviceMemoryProperties2 * out))   \
-  F(vkGetPhysicalDeviceQueueFamilyProperties, void,                                                                   \
-    (VkPhysicalDevice device, uint32_t * count, VkQueueFamilyProperties * out))                                       \
-  F(vkEnumerateDeviceExtensionProperties, VkResult,                                                                   \
-    (VkPhysicalDevice device, const char* layer, uint32_t* count, VkExtensionProperties* out))                        \
-  F(vkCreateDevice, VkResult,                                                                                         \
-    (VkPhysicalDevice device, const VkDeviceCreateInfo* info, const void* allocator, VkDevice* out))                  \
+#define EDGE_RT_VULKAN_OF_INSTANCE(F)                                                                               \
+  F(vkDestroyInstance, void, (VkInstance instance, const void* allocator))                                          \
+  F(vkEnumeratePhysicalDevices, VkResult, (VkInstance instance, uint32_t* count, VkPhysicalDevice* out))            \
+  F(vkGetPhysicalDeviceProperties2, void, (VkPhysicalDevice device, VkPhysicalDeviceProperties2 * out))             \
+  F(vkGetPhysicalDeviceFeatures2, void, (VkPhysicalDevice device, VkPhysicalDeviceFeatures2 * out))                 \
+  F(vkGetPhysicalDeviceMemoryProperties2, void, (VkPhysicalDevice device, VkPhysicalDeviceMemoryProperties2 * out)) \
+  F(vkGetPhysicalDeviceQueueFamilyProperties, void,                                                                 \
+    (VkPhysicalDevice device, uint32_t* count, VkQueueFamilyProperties* out))                                       \
+  F(vkEnumerateDeviceExtensionProperties, VkResult,                                                                 \
+    (VkPhysicalDevice device, const char* layer, uint32_t* count, VkExtensionProperties* out))                      \
+  F(vkCreateDevice, VkResult,                                                                                       \
+    (VkPhysicalDevice device, const VkDeviceCreateInfo* info, const void* allocator, VkDevice* out))                \
   F(vkGetDeviceProcAddr, VkVoidFunction, (VkDevice device, const char* name))
 
 // and of a device.

@@ -18,22 +18,14 @@ constexpr uint32_t kSharedBytes = 16 << 10, kThreads = 128, kPushBytes = 8;
 
 const char* name_of(VkResult result) {
   switch (result) {
-    case VK_TIMEOUT:
-      return "VK_TIMEOUT";
-    case VK_ERROR_OUT_OF_HOST_MEMORY:
-      return "VK_ERROR_OUT_OF_HOST_MEMORY";
-    case VK_ERROR_OUT_OF_DEVICE_MEMORY:
-      return "VK_ERROR_OUT_OF_DEVICE_MEMORY";
-    case VK_ERROR_INITIALIZATION_FAILED:
-      return "VK_ERROR_INITIALIZATION_FAILED";
-    case VK_ERROR_DEVICE_LOST:
-      return "VK_ERROR_DEVICE_LOST";
-    case VK_ERROR_INCOMPATIBLE_DRIVER:
-      return "VK_ERROR_INCOMPATIBLE_DRIVER";
-    case VK_ERROR_TOO_MANY_OBJECTS:
-      return "VK_ERROR_TOO_MANY_OBJECTS";
-    default:
-      return "an error without a name";
+    case VK_TIMEOUT: return "VK_TIMEOUT";
+    case VK_ERROR_OUT_OF_HOST_MEMORY: return "VK_ERROR_OUT_OF_HOST_MEMORY";
+    case VK_ERROR_OUT_OF_DEVICE_MEMORY: return "VK_ERROR_OUT_OF_DEVICE_MEMORY";
+    case VK_ERROR_INITIALIZATION_FAILED: return "VK_ERROR_INITIALIZATION_FAILED";
+    case VK_ERROR_DEVICE_LOST: return "VK_ERROR_DEVICE_LOST";
+    case VK_ERROR_INCOMPATIBLE_DRIVER: return "VK_ERROR_INCOMPATIBLE_DRIVER";
+    case VK_ERROR_TOO_MANY_OBJECTS: return "VK_ERROR_TOO_MANY_OBJECTS";
+    default: return "an error without a name";
   }
 }
 
@@ -41,14 +33,10 @@ Fault fault_of(VkResult result) {
   switch (result) {
     case VK_ERROR_OUT_OF_HOST_MEMORY:
     case VK_ERROR_OUT_OF_DEVICE_MEMORY:
-    case VK_ERROR_TOO_MANY_OBJECTS:
-      return Fault::kOutOfMemory;
-    case VK_ERROR_DEVICE_LOST:
-      return Fault::kLost;
-    case VK_TIMEOUT:
-      return Fault::kHung;
-    default:
-      return Fault::kOther;
+    case VK_ERROR_TOO_MANY_OBJECTS: return Fault::kOutOfMemory;
+    case VK_ERROR_DEVICE_LOST: return Fault::kLost;
+    case VK_TIMEOUT: return Fault::kHung;
+    default: return Fault::kOther;
   }
 }
 
@@ -94,14 +82,17 @@ int choose_memory(const VkPhysicalDeviceMemoryProperties& memory, VkFlags wanted
 
 bool lay_memory(const VkPhysicalDeviceMemoryProperties& memory, VulkanFacts* facts) {
   constexpr VkFlags kMapped = VK_MEMORY_PROPERTY_HOST_VISIBLE_BIT | VK_MEMORY_PROPERTY_HOST_COHERENT_BIT;
-  const int host = choose_memory(memory, kMapped, VK_MEMORY_PROPERTY_HOST_CACHED_BIT, VK_MEMORY_PROPERTY_DEVICE_LOCAL_BIT);
+  const int host =
+      choose_memory(memory, kMapped, VK_MEMORY_PROPERTY_HOST_CACHED_BIT, VK_MEMORY_PROPERTY_DEVICE_LOCAL_BIT);
   if (host < 0) return false;
   facts->host_type = static_cast<uint32_t>(host);
-  facts->is_unified = facts->type == VK_PHYSICAL_DEVICE_TYPE_INTEGRATED_GPU || facts->type == VK_PHYSICAL_DEVICE_TYPE_CPU;
+  facts->is_unified =
+      facts->type == VK_PHYSICAL_DEVICE_TYPE_INTEGRATED_GPU || facts->type == VK_PHYSICAL_DEVICE_TYPE_CPU;
   int device = -1;
   // Where host and device share their memory, weights are written where they lie.
   if (facts->is_unified) {
-    device = choose_memory(memory, kMapped, VK_MEMORY_PROPERTY_DEVICE_LOCAL_BIT | VK_MEMORY_PROPERTY_HOST_CACHED_BIT, 0);
+    device =
+        choose_memory(memory, kMapped, VK_MEMORY_PROPERTY_DEVICE_LOCAL_BIT | VK_MEMORY_PROPERTY_HOST_CACHED_BIT, 0);
   }
   if (device < 0) device = choose_memory(memory, VK_MEMORY_PROPERTY_DEVICE_LOCAL_BIT, 0, 0);
   if (device < 0) device = host;
@@ -143,8 +134,8 @@ bool VulkanInstance::make(GpuError* error) {
   if (find == nullptr) return false;
   // Threads of a software device compute in the mode of the thread that makes them.
   const DefaultFloatMode mode;
-#define EDGE_RT_FIND(name, result, arguments)                                              \
-  const auto name = reinterpret_cast<result(*) arguments>(find(nullptr, #name));           \
+#define EDGE_RT_FIND(name, result, arguments)                                    \
+  const auto name = reinterpret_cast<result(*) arguments>(find(nullptr, #name)); \
   if (is_missing(reinterpret_cast<VkVoidFunction>(name), #name, error)) return false;
   EDGE_RT_VULKAN_GLOBAL(EDGE_RT_FIND)
 #undef EDGE_RT_FIND
@@ -161,8 +152,8 @@ bool VulkanInstance::make(GpuError* error) {
   VkInstanceCreateInfo info;
   info.pApplicationInfo = &application;
   if (!keep_result(vkCreateInstance(&info, nullptr, &handle_), "vkCreateInstance", error)) return false;
-#define EDGE_RT_FIND(name, result, arguments)                                     \
-  call.name = reinterpret_cast<result(*) arguments>(find(handle_, #name));        \
+#define EDGE_RT_FIND(name, result, arguments)                              \
+  call.name = reinterpret_cast<result(*) arguments>(find(handle_, #name)); \
   if (is_missing(reinterpret_cast<VkVoidFunction>(call.name), #name, error)) return false;
   EDGE_RT_VULKAN_OF_INSTANCE(EDGE_RT_FIND)
 #undef EDGE_RT_FIND
