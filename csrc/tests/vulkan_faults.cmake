@@ -7,3 +7,7 @@ add_library(${layer} SHARED vulkan_faults/faults.cc vulkan_faults/layer.cc)
 target_link_libraries(${layer} PRIVATE edge_rt_flags)
 set_target_properties(${layer} PROPERTIES LIBRARY_OUTPUT_DIRECTORY "${CMAKE_CURRENT_BINARY_DIR}/vulkan_layers")
 configure_file(vulkan_faults/manifest.json.in vulkan_layers/edge_rt_faults.json @ONLY)
+
+# The backend on a device that fails; .ci/vulkan runs it, where there is such a device.
+add_executable(vulkan_fault_test vulkan_fault_main.cc)
+target_link_libraries(vulkan_fault_test PRIVATE edge_rt_gpu_vulkan edge_rt_base ${CMAKE_DL_LIBS})

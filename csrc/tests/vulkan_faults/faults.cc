@@ -1,5 +1,6 @@
 #include "tests/vulkan_faults/faults.h"
 
+#include <algorithm>
 #include <cstdio>
 #include <cstdlib>
 #include <sstream>
@@ -26,10 +27,13 @@ bool read_result(const std::string& text, int32_t* out) {
   return true;
 }
 
-// The extension's name of a function is the function's.
-std::string plain_name(const std::string& function) {
-  const size_t size = function.size();
-  return size > 3 && function.compare(size - 3, 3, "KHR") == 0 ? function.substr(0, size - 3) : function;
+// The extension's name of a function is the function's, and both ways to submit are one.
+std::string plain_name(std::string function) {
+  for (const std::string ending : {"KHR", "2"}) {
+    const size_t size = function.size() - std::min(function.size(), ending.size());
+    if (function.compare(size, ending.size(), ending) == 0) function.resize(size);
+  }
+  return function;
 }
 
 }  // namespace

@@ -14,12 +14,12 @@ constexpr int32_t kSuccess = 0, kNotReady = 1, kTimeout = 2, kIncomplete = 5, kO
 
 class Faults {
  public:
-  // Settings, with a space between:
-  //   FUNCTION=N:RESULT    call N of it from now on, from 0, has that result and does nothing; N+ means all from there
-  //   on.
-  //                        RESULT is memory, host, lost, hang, or a number. A device is lost, and hangs, for ever
+  // Settings, with a blank between:
+  //   FUNCTION=N:RESULT    call N of it from now on, from 0, has that result and does nothing; N+: all from there on.
+  //                        vkQueueSubmit is every way to submit. RESULT: memory, host, lost, hang, or a number. What is
+  //                        lost, or hangs, does so for ever
   //   delay_us=N           every submit takes that much longer on the device
-  //   memory=N             devices have that many bytes of memory, which is their budget, too; 0: what they have
+  //   memory=N             devices have that many bytes of memory, and as much of a budget; 0: what they have
   //   strict=1             leaks and endless waits end the process
   // An empty text takes all of it back. False: it is not understood, and nothing has changed.
   bool set(const std::string& settings);

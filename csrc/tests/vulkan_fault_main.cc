@@ -1,0 +1,261 @@
+// The Vulkan backend on a device that fails, with the layer in vulkan_faults/: every call fails once, wherever it can
+// fail. Then there is an error of the right kind, all is given back, and the next time it works.
+//
+//   vulkan_fault_test <the layer> <copy_rows.spv>     with the environment that vulkan_faults/layer.cc tells of
+//
+// Ends with 77 where there is no Vulkan device.
+#include <dlfcn.h>
+
+#include <algorithm>
+#include <chrono>
+#include <fstream>
+#include <iterator>
+#include <string>
+#include <vector>
+
+#include "gpu/gpu_device.h"
+#include "ops/copy_rows/copy_rows.h"
+#include "tests/check.h"
+
+namespace edge_rt::gpu {
+namespace {
+
+class Layer {
+ public:
+  explicit Layer(const char* path) : library_(dlopen(path, RTLD_NOW)) { CHECK(library_ != nullptr); }
+
+  void set(const std::string& settings) const {
+    CHECK(symbol<int (*)(const char*)>("edge_rt_vulkan_faults_set")(settings.c_str()) != 0);
+  }
+  int64_t calls(const std::string& function) const {
+    return symbol<int64_t (*)(const char*)>("edge_rt_vulkan_faults_calls")(function.c_str());
+  }
+  std::string live() const {
+    char text[512];
+    symbol<void (*)(char*, size_t)>("edge_rt_vulkan_faults_live")(text, sizeof text);
+    return text;
+  }
+  int64_t complaints() const { return symbol<int64_t (*)()>("edge_rt_vulkan_faults_complaints")(); }
+
+ private:
+  template <class Function>
+  Function symbol(const char* name) const {
+    void* found = dlsym(library_, name);
+    CHECK(found != nullptr);
+    return reinterpret_cast<Function>(found);
+  }
+  void* library_;
+};
+
+constexpr int64_t kWidth = 300;
+constexpr size_t kBytes = kWidth * sizeof(float);
+
+// Memory of a device, or of the host.
+class Memory {
+ public:
+  Memory(GpuDevice* device, bool of_host, GpuError* error) : device_(device), of_host_(of_host) {
+    memory_ = of_host ? device->allocate_host(kBytes, &address_, error) : device->allocate(kBytes, error);
+    if (!of_host) address_ = memory_;
+  }
+  Memory(const Memory&) = delete;
+  Memory& operator=(const Memory&) = delete;
+  ~Memory() {
+    if (memory_ == nullptr) return;
+    of_host_ ? device_->free_host(memory_) : device_->free(memory_);
+  }
+
+  explicit operator bool() const { return memory_ != nullptr; }
+  void* get() const { return memory_; }
+  float* at_device() const { return static_cast<float*>(address_); }
+
+ private:
+  GpuDevice* device_;
+  bool of_host_;
+  void* memory_ = nullptr;
+  void* address_ = nullptr;
+};
+
+std::vector<float> numbers(float first) {
+  std::vector<float> out(kWidth);
+  for (int64_t i = 0; i < kWidth; ++i) out[i] = first + static_cast<float>(i);
+  return out;
+}
+
+// A pass that uploads numbers and copies them, recorded or not.
+bool pass(GpuQueue* queue, const std::vector<float>& from, const Memory& first, const Memory& second,
+          std::unique_ptr<Recording>* recording, GpuError* error) {
+  if (!queue->begin(recording != nullptr, error)) return false;
+  const CopyRows job{first.at_device(), nullptr, 0, 0, 1, kWidth, second.at_device(), kWidth};
+  const bool is_started = queue->upload(first.get(), from.data(), kBytes, error) &&
+                          queue->launch("copy_rows", 1, (kWidth + 127) / 128, &job, sizeof job, error);
+  GpuError of_end;
+  const bool has_ended = queue->end(is_started ? recording : nullptr, is_started ? error : &of_end);
+  return is_started && has_ended;
+}
+
+bool holds(GpuDevice* device, const Memory& memory, const std::vector<float>& wanted, GpuError* error) {
+  std::vector<float> found(kWidth);
+  if (!device->copy(Way::kToHost, found.data(), memory.get(), kBytes, error)) return false;
+  CHECK(found == wanted);
+  return true;
+}
+
+// Everything that a session does, once.
+bool work(GpuError* error) {
+  const std::shared_ptr<GpuDevice> device = open_gpu(0, error);
+  if (device == nullptr) return false;
+  const Memory first(device.get(), false, error);
+  if (!first) return false;
+  const Memory second(device.get(), false, error);
+  if (!second) return false;
+  const Memory host(device.get(), true, error);
+  if (!host) return false;
+  const std::unique_ptr<GpuQueue> queue = device->open_queue(error);
+  if (queue == nullptr) return false;
+  std::vector<float> from = numbers(1);
+  std::unique_ptr<Recording> recording;
+  if (!pass(queue.get(), from, first, second, nullptr, error) || !holds(device.get(), second, from, error))
+    return false;
+  from = numbers(5);
+  if (!pass(queue.get(), from, first, host, &recording, error) || !holds(device.get(), host, from, error)) return false;
+  CHECK(recording != nullptr);
+  const std::vector<float> others = numbers(9);
+  std::copy(others.begin(), others.end(), from.begin());
+  return queue->replay(*recording, error) && holds(device.get(), host, others, error) && device->settle(error);
+}
+
+// Lets each call of a function fail, one after the other, until none is left; the number of errors.
+int sweep(const Layer& layer, const std::string& function, const std::string& result,
+          const std::vector<Fault>& faults) {
+  int errors = 0;
+  for (int number = 0;; ++number) {
+    CHECK(number < 500);
+    const int64_t before = layer.calls(function);
+    layer.set(function + "=" + std::to_string(number) + ":" + result);
+    GpuError error;
+    const bool is_done = work(&error);
+    const bool has_failed = layer.calls(function) > before + number;
+    layer.set("");
+    if (!layer.live().empty() || layer.complaints() != 0) {
+      std::fprintf(stderr, "%s, call %d: left behind: %s\n", function.c_str(), number, layer.live().c_str());
+      std::exit(1);
+    }
+    if (!has_failed) {
+      CHECK(is_done);
+      break;
+    }
+    // What was refused in one kind of memory may be had in another.
+    if (is_done) continue;
+    ++errors;
+    if (std::find(faults.begin(), faults.end(), error.fault) == faults.end()) {
+      std::fprintf(stderr, "%s, call %d: an error of kind %d: %s\n", function.c_str(), number,
+                   static_cast<int>(error.fault), error.sentence.c_str());
+      std::exit(1);
+    }
+    CHECK(!error.sentence.empty());
+    CHECK(work(&error));
+  }
+  std::printf("%-28s %-7s %3d errors\n", function.c_str(), result.c_str(), errors);
+  return errors;
+}
+
+void test_every_call_fails(const Layer& layer) {
+  const std::vector<Fault> memory{Fault::kOutOfMemory}, lost{Fault::kLost}, hung{Fault::kHung};
+  const std::vector<Fault> any{Fault::kOutOfMemory, Fault::kOther, Fault::kRefused};
+  CHECK(sweep(layer, "vkAllocateMemory", "memory", memory) > 0);
+  CHECK(sweep(layer, "vkQueueSubmit", "lost", lost) > 0);
+  CHECK(sweep(layer, "vkQueueSubmit", "hang", hung) > 0);
+  int waits = 0;
+  for (const char* function : {"vkWaitForFences", "vkWaitSemaphores"}) {
+    waits += sweep(layer, function, "lost", lost);
+    waits += sweep(layer, function, "hang", hung);
+  }
+  CHECK(waits > 0);
+  for (const char* function :
+       {"vkAllocateMemory", "vkCreateBuffer", "vkBindBufferMemory", "vkMapMemory", "vkCreateShaderModule",
+        "vkCreatePipelineLayout", "vkCreateComputePipelines", "vkCreateCommandPool", "vkCreateFence",
+        "vkCreateSemaphore", "vkAllocateCommandBuffers", "vkBeginCommandBuffer", "vkEndCommandBuffer",
+        "vkResetCommandPool", "vkResetCommandBuffer", "vkResetFences", "vkCreateDevice", "vkCreateInstance"}) {
+    sweep(layer, function, "host", any);
+  }
+  sweep(layer, "vkCreateDevice", "-3", any);
+}
+
+// A lost device stays lost for whoever holds it, and is another one when it is opened again.
+void test_lost_for_ever(const Layer& layer) {
+  GpuError error;
+  {
+    const std::shared_ptr<GpuDevice> device = open_gpu(0, &error);
+    CHECK(device != nullptr);
+    const std::unique_ptr<GpuQueue> queue = device->open_queue(&error);
+    CHECK(queue != nullptr);
+    const Memory first(device.get(), false, &error), second(device.get(), false, &error);
+    CHECK(first && second);
+    layer.set("vkQueueSubmit=0:lost");
+    for (int i = 0; i < 2; ++i) {
+      CHECK(!pass(queue.get(), numbers(1), first, second, nullptr, &error) && error.fault == Fault::kLost);
+      layer.set("");
+    }
+    CHECK(device->allocate(kBytes, &error) == nullptr ? error.fault == Fault::kLost : true);
+  }
+  CHECK(layer.live().empty());
+  CHECK(work(&error));
+}
+
+// The budget is what the driver says, and more than it is refused.
+void test_budget(const Layer& layer) {
+  constexpr size_t kLimit = size_t{64} << 20;
+  layer.set("memory=" + std::to_string(kLimit));
+  {
+    GpuError error;
+    const std::shared_ptr<GpuDevice> device = open_gpu(0, &error);
+    CHECK(device != nullptr);
+    MemoryBudget before, after;
+    CHECK(device->budget(&before, &error) && before.total == kLimit && before.free <= kLimit);
+    void* const large = device->allocate(size_t{40} << 20, &error);
+    CHECK(large != nullptr && device->budget(&after, &error));
+    CHECK(after.free + (size_t{40} << 20) <= before.free);
+    CHECK(device->allocate(size_t{40} << 20, &error) == nullptr && error.fault == Fault::kOutOfMemory);
+    CHECK(!device->failure());
+    device->free(large);
+  }
+  layer.set("");
+}
+
+// A slow device is waited for.
+void test_delay(const Layer& layer) {
+  GpuError error;
+  layer.set("delay_us=50000");
+  const auto begin = std::chrono::steady_clock::now();
+  CHECK(work(&error));
+  CHECK(std::chrono::steady_clock::now() - begin >= std::chrono::milliseconds(150));
+  layer.set("");
+}
+
+int run(int argc, char** argv) {
+  CHECK(argc == 3);
+  const Layer layer(argv[1]);
+  std::ifstream file(argv[2], std::ios::binary);
+  const std::vector<char> image((std::istreambuf_iterator<char>(file)), std::istreambuf_iterator<char>());
+  CHECK(!image.empty());
+  std::vector<GpuFacts> gpus;
+  GpuError error;
+  if (!list_gpus(&gpus, &error) || gpus.empty()) {
+    std::fprintf(stderr, "no Vulkan device: %s\n", error.sentence.c_str());
+    return 77;
+  }
+  set_kernels(0, "copy_rows", image.data(), image.size());
+  CHECK(work(&error));
+  // Or the layer is not there, and nothing below would fail.
+  CHECK(layer.calls("vkQueueSubmit") > 0);
+  test_every_call_fails(layer);
+  test_lost_for_ever(layer);
+  test_budget(layer);
+  test_delay(layer);
+  return 0;
+}
+
+}  // namespace
+}  // namespace edge_rt::gpu
+
+int main(int argc, char** argv) { return edge_rt::gpu::run(argc, argv); }
