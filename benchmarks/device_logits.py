@@ -32,7 +32,7 @@ def main() -> int:
     parser.add_argument("--rows", type=int, default=7, help="tokens of the first pass; two more passes follow")
     given = parser.parse_args()
     package = open_package(given.package)
-    nodes = placement(package, LoadOptions(device=given.device).device_name)
+    nodes = placement(package, LoadOptions(device=given.device).device_name).nodes
     left = [f"{node.name} ({node.operator})" for node in nodes if node.is_on_cpu]
     print(f"{len(nodes)} nodes, on the CPU: {', '.join(left) or 'none'}")
     found = {device: _logits(given.package, device, given.rows) for device in ("cpu", given.device)}

@@ -29,7 +29,7 @@ def run_memory(target: Target, shape: str, mix: str) -> None:
     if target.is_emulated:
         worker = "tests.gpu.profile_worker"
         os.environ |= {"PYTHONPATH": str(ROOT), "EDGE_RT_TEST_BUILD": str(target.build)}
-    asked = LoadOptions(**MEASURED.get(shape, USUAL), device="cuda", gpu_provider=target.provider)
+    asked = LoadOptions(**MEASURED.get(shape, USUAL), device="cuda", gpu_providers=target.providers)
     plan = require_fit(plan_package(package, asked, this_device()))
     with MeasuredProcess(worker) as process:
         measured = MemoryReport(plan, process.run(package.path, plan))

@@ -15,9 +15,18 @@ import numpy as np
 from alternating import bootstrap
 from synthetic_families import write_model
 
-from edge_rt.device.driver import Gpu, GpuReport
+from edge_rt.device.cuda import (
+    GPU_LIBRARY,
+    INSTALLED_CUDA,
+    CudaProvider,
+    compute_of,
+    cuda_version,
+    kernel_cache,
+)
+from edge_rt.device.driver import Gpu
 from edge_rt.device.kernels import compiled_kernels, nvrtc_for
-from edge_rt.device.provider import GPU_LIBRARY, INSTALLED, GpuProvider, kernel_cache
+from edge_rt.device.names import CUDA, DeviceName
+from edge_rt.device.provider import GpuProviders
 from edge_rt.export import export_model
 from edge_rt.package.reader import Package, open_package
 
@@ -42,9 +51,16 @@ class Target:
     is_emulated: bool
 
     @cached_property
-    def provider(self) -> GpuProvider:
+    def providers(self) -> GpuProviders:
         """The provider that models are loaded with."""
-        return INSTALLED if self.build is None else GpuProvider(lambda: self.library, self._compiled)
+        return GpuProviders(
+            INSTALLED_CUDA if self.build is None else CudaProvider(lambda: self.library, self._compiled)
+        )
+
+    @property
+    def gpu(self) -> Gpu:
+        """The GPU that is measured."""
+        return self.providers.of(DeviceName(CUDA)).gpu(DeviceName(CUDA))
 
     @property
     def library(self) -> Path:
@@ -54,21 +70,18 @@ class Target:
 
     def kernels(self) -> dict[str, bytes]:
         """Return name of a source -> what is compiled of it for GPU 0."""
-        report = self.provider.report()
-        return self._compiled(report.gpu(0), report)
+        return self._compiled(self.gpu)
 
-    def _compiled(self, gpu: Gpu, report: GpuReport) -> dict[str, bytes]:
+    def _compiled(self, gpu: Gpu) -> dict[str, bytes]:
         if self.is_emulated:  # it has kernels of its own, whatever it is given
             return {"emulated": b"emulated"}
-        return compiled_kernels(
-            nvrtc_for(report.driver_version), gpu.compute, sources=ROOT / "csrc", cache=kernel_cache()
-        )
+        nvrtc = nvrtc_for(int(gpu.driver))
+        return compiled_kernels(nvrtc, compute_of(gpu), sources=ROOT / "csrc", cache=kernel_cache())
 
     def facts(self) -> dict[str, Any]:
         """Return what figures depend on."""
-        report = self.provider.report()
-        gpu = report.gpu(0)
-        named = {"gpu": gpu.name, "compute": gpu.compute, "bytes": gpu.total_bytes, "driver": report.driver_text}
+        gpu = self.gpu
+        named = {"gpu": gpu.name, "compute": compute_of(gpu), "bytes": gpu.total_bytes, "driver": cuda_version(gpu)}
         return {**named, "emulated": self.is_emulated}
 
     def package(self, shape: str, mix: str) -> Package:

@@ -53,7 +53,7 @@ def run_verify(target: Target, package: Package, asked: Asked) -> None:
     manifest = package.manifest
     kv, is_raw = manifest.kv_formats[0], manifest.chat_template is None
     results, found, compared = Results(target, "verify"), [], []
-    for device, modes, options in _places(package, LoadOptions(gpu_provider=target.provider, kv=kv)):
+    for device, modes, options in _places(package, LoadOptions(gpu_providers=target.providers, kv=kv)):
         with Model(package, options) as model:
             assert (model.plan.choice.gpu_layers is not None) == (device == "half"), model.plan.choice
             model.speculation.costs = FREE_ROWS

@@ -76,9 +76,9 @@ def load(
         ctx: capacity of the context in tokens; None lets the plan choose: the model's own, up to 8192, if that fits.
         threads: threads that compute; None uses every CPU this process may use. All models of a process use the same
             number.
-        device: ``"cpu"``, ``"cuda"``, ``"cuda:1"``, or ``"webgpu"`` for portable packages. ``"auto"``: a GPU of NVIDIA
-            where measured passes of this package say that it is faster, else the CPU; ``Model.device_choice`` has what
-            there is to say about it.
+        device: ``"cpu"``, ``"cuda"``, ``"cuda:1"``, ``"vulkan"``, or ``"webgpu"`` for portable packages. ``"auto"``: a
+            GPU where measured passes of this package say that it is faster, else the CPU; ``Model.device_choice`` has
+            what there is to say about it.
         store: folder of the store; None takes the configured one.
         pull: if there is no such package, fetch the model and export it into the store first, as the command line does.
             This process then takes the memory of an export before that of the model.
@@ -197,7 +197,7 @@ def plan(
         experts: where experts are.
         ctx: capacity of the context in tokens.
         threads: threads that compute.
-        device: what computes; its memory is planned for native packages on ``"cuda"``.
+        device: what computes; its memory is planned for native packages on ``"cuda"`` and ``"vulkan"``.
         store: folder of the store.
         prefill_chunk: tokens of one prefill pass over a prompt.
         kv: format of the KV cache.

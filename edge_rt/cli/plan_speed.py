@@ -19,7 +19,7 @@ from edge_rt.memory.speed import (
 )
 
 if TYPE_CHECKING:
-    from edge_rt.device.provider import GpuProvider
+    from edge_rt.device.provider import GpuProviders
     from edge_rt.memory.drafter_shapes import DrafterShape
     from edge_rt.memory.figures import Choice, Device
     from edge_rt.memory.shape import ModelShape
@@ -100,14 +100,14 @@ class Speeds:
 
 
 def measured_here(
-    shape: ModelShape, device: Device, store: CostStore | None = None, provider: GpuProvider | None = None
+    shape: ModelShape, device: Device, store: CostStore | None = None, providers: GpuProviders | None = None
 ) -> dict[str, RowCosts]:
     """Return the measured latency of a package's passes on this machine, by cache format; disturbed ones are left out.
 
     Args:
         device: this machine, with the GPU that computes if there is one.
         store: where measurements are saved; None uses that of ``edge_rt.load``.
-        provider: edge-rt's; None: the installed one.
+        providers: edge-rt's; None: the installed ones.
     """
     if shape.package_id is None:
         return {}
@@ -117,10 +117,10 @@ def measured_here(
     costs = user_costs() if store is None else store
     if device.gpu is None:
         return costs_on_cpu(costs, shape.package_id, device.threads)
-    from edge_rt.device.provider import INSTALLED
+    from edge_rt.device.installed import INSTALLED
 
     if device.gpu.device_name is None:
         return {}
-    report = (provider or INSTALLED).report()
-    gpu = report.gpu(device.gpu.device_name.index)
-    return costs_on_gpu(costs, shape.package_id, gpu, report)
+    provider = (providers or INSTALLED).of(device.gpu.device_name)
+    gpu = provider.gpu(device.gpu.device_name)
+    return costs_on_gpu(costs, shape.package_id, gpu, provider.facts(gpu))

@@ -10,15 +10,21 @@ from edge_rt.errors import ConfigError
 AUTO: Final = "auto"
 CPU: Final = "cpu"
 CUDA: Final = "cuda"
+VULKAN: Final = "vulkan"
 WEBGPU: Final = "webgpu"
-GPUS: Final = (CUDA, WEBGPU)
+OWN_GPUS: Final = (CUDA, VULKAN)
+"""Kinds of devices that edge-rt's own execution provider computes on, with a library for each."""
+GPUS: Final = (*OWN_GPUS, WEBGPU)
 """Kinds of devices that execution providers outside ONNX Runtime's wheel compute on."""
 KINDS: Final = (AUTO, CPU, *GPUS)
-SHOWN_DEVICES: Final = (AUTO, CPU, CUDA, f"{CUDA}:1", WEBGPU)
+SHOWN_DEVICES: Final = (AUTO, CPU, CUDA, f"{CUDA}:1", VULKAN, f"{VULKAN}:1", WEBGPU)
 """The names as they are listed for users."""
 
 GPU_LAYERS: Final = "gpu_layers"
 """Among the facts of a device: how many layers it computes where the CPU computes the others."""
+
+CPU_BITS: Final = "cpu_bits"
+"""Among the facts of a device: whether its results are the CPU's to the last bit; left out where that is always so."""
 
 
 @dataclass(frozen=True)
@@ -26,19 +32,26 @@ class DeviceName:
     """A device as it was asked for.
 
     Attributes:
-        index: which of several devices of that kind; 0 is the first.
+        index: which of several devices of that kind, counted from 0; None: the first that is no program on the CPU,
+            which Vulkan lists among its devices.
     """
 
     kind: str
-    index: int = 0
+    index: int | None = 0
 
     def __str__(self) -> str:
-        return f"{self.kind}:{self.index}" if self.index else self.kind
+        is_plain = self.index is None or (self.index == 0 and self.kind != VULKAN)
+        return self.kind if is_plain else f"{self.kind}:{self.index}"
 
     @property
     def is_gpu(self) -> bool:
         """Whether it names a GPU."""
         return self.kind in GPUS
+
+    @property
+    def is_own(self) -> bool:
+        """Whether it names a GPU of edge-rt's own provider."""
+        return self.kind in OWN_GPUS
 
 
 ON_CPU: Final = DeviceName(CPU)
@@ -50,7 +63,7 @@ def is_local(text: str | None) -> bool:
 
 
 def parse_device(text: object) -> DeviceName:
-    """Read the name of a device: ``"auto"``, ``"cpu"``, ``"cuda"``, ``"webgpu"``, and with a number ``"cuda:1"``.
+    """Read the name of a device: ``"auto"``, ``"cpu"``, ``"cuda"``, ``"vulkan"``, ``"webgpu"``; ``"cuda:1"``.
 
     ``LoadOptions`` alone does so: inside, a device is a ``DeviceName``.
     """
@@ -62,10 +75,12 @@ def parse_device(text: object) -> DeviceName:
             f"On this machine: {', '.join(SHOWN_DEVICES)}.",
             "Other machines can be planned for: edge-rt plan --device list.",
         )
-    return DeviceName(kind, int(number) if colon else 0)
+    if colon:
+        return DeviceName(kind, int(number))
+    return DeviceName(kind, None if kind == VULKAN else 0)
 
 
-_OP_PROFILES: Final = {CUDA: ("native", "portable"), WEBGPU: ("portable",)}
+_OP_PROFILES: Final = {CUDA: ("native", "portable"), VULKAN: ("native",), WEBGPU: ("portable",)}
 """Kind of device -> the op profiles whose operators its providers have."""
 
 

@@ -1,62 +1,80 @@
-"""edge-rt's own execution provider for NVIDIA GPUs: where its library is, and GPUs made ready to be opened."""
+"""edge-rt's own execution provider for GPUs: a library for each kind of driver, and GPUs made ready to be opened."""
 
 from __future__ import annotations
 
 import ctypes
 import importlib.resources
 import threading
-from collections.abc import Callable, Mapping
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, ClassVar
 
+from edge_rt.device.names import DeviceName
 from edge_rt.errors import RuntimeUnavailable
-from edge_rt.system.json_files import user_cache
 
 if TYPE_CHECKING:
-    # A process that opens no GPU does without them.
-    from edge_rt.device.driver import Gpu, GpuLibrary, GpuReport
-    from edge_rt.device.kernels import Nvrtc
-
-GPU_LIBRARY: Final = "libedge_rt_gpu.so"
-"""Its file, beside the library of edge-rt's operators."""
-SOURCES: Final = "cuda"
-"""Folder of the kernels' sources, in the same place."""
-
-DRIVER: Final = "libcuda.so.1"
-"""The library of NVIDIA's driver, as ``csrc/gpu/cuda/driver_library.cc`` opens it."""
-
-CUDA_PROVIDER: Final = "CUDAExecutionProvider"
-"""The provider for NVIDIA GPUs in ONNX Runtime's wheel ``onnxruntime-gpu``."""
-
-KernelMaker = Callable[["Gpu", "GpuReport"], Mapping[str, bytes]]
-"""Returns the kernels of a GPU as name of a source -> cubin; see ``kernels_of``."""
+    # A process that opens no GPU does without it.
+    from edge_rt.device.driver import DriverError, Gpu, GpuLibrary, SelfTest
 
 
-class GpuProvider:
-    """A library of the provider, and what makes its kernels. Tests have one whose driver is emulated.
+class GpuProvider(ABC):
+    """A library of the provider, and what hands over its kernels; derived for each kind of driver.
 
     Args:
-        are_made: whether that takes no time, because they were made before; None: it never does.
-        portable: ONNX Runtime's own provider for the same GPUs, which portable packages run on.
+        library: where the library is.
         driver: name of the driver's library; None: the provider's library has one, which is emulated.
+
+    Attributes:
+        kind: that of its devices' names.
+        whose: such as ``"NVIDIA GPUs"``.
+        context_bytes: of a GPU's memory, that the driver takes once a process has opened it.
+        host_bytes: of a process's memory, that the driver takes once it was asked anything.
+        is_asked_always: whether ``auto`` asks the driver also where nothing was measured on its GPUs.
     """
 
-    def __init__(
-        self,
-        library: Callable[[], Path],
-        kernels: KernelMaker,
-        are_made: Callable[[Gpu, GpuReport], bool] | None = None,
-        portable: str = CUDA_PROVIDER,
-        driver: str | None = None,
-    ) -> None:
-        self.portable = portable
-        self._driver = driver
-        self._find, self._make_kernels, self._are_made = library, kernels, are_made
-        # Kernels take a minute or more to compile: who only asks which GPUs there are does not wait for them.
+    kind: ClassVar[str]
+    whose: ClassVar[str]
+    context_bytes: ClassVar[int]
+    host_bytes: ClassVar[int]
+    is_asked_always: ClassVar[bool]
+
+    def __init__(self, library: Callable[[], Path], driver: str | None = None) -> None:
+        self._find, self._driver = library, driver
+        # Kernels may take a minute or more to compile: who only asks which GPUs there are does not wait for them.
         self._lock, self._making = threading.Lock(), threading.Lock()
         self._library: GpuLibrary | None = None
         self._ready: set[int] = set()
         self._was_asked = False
+
+    @abstractmethod
+    def kernels(self, gpu: Gpu) -> Mapping[str, bytes]:
+        """Return the kernels of a GPU, by name."""
+
+    @abstractmethod
+    def refused(self, gpu: Gpu) -> RuntimeUnavailable | None:
+        """Return why kernels cannot run on a GPU; None: they can."""
+
+    @abstractmethod
+    def facts(self, gpu: Gpu) -> dict[str, Any]:
+        """Return what measurements on a GPU depend on besides its name, as a JSON object."""
+
+    @abstractmethod
+    def driver_error(self, answer: DriverError | None) -> RuntimeUnavailable:
+        """Return the error for what the driver has answered in place of its GPUs; None: it counts none."""
+
+    def known_test(self, gpu: Gpu) -> SelfTest | None:
+        """Return whether a GPU has the CPU's bits, as far as that is known without opening it."""
+        return self.self_test(gpu)
+
+    @abstractmethod
+    def self_test(self, gpu: Gpu) -> SelfTest:
+        """Return whether a GPU has the CPU's bits; it may be opened to find out."""
+
+    def are_made(self, gpu: Gpu) -> bool:
+        """Return whether its kernels take no time, because they were made before."""
+        del gpu
+        return True
 
     @property
     def path(self) -> Path:
@@ -71,7 +89,7 @@ class GpuProvider:
         path = self.path
         with self._lock:
             if self._library is None:
-                self._library = GpuLibrary(path)
+                self._library = GpuLibrary(path, self.whose)
             self._was_asked = True
             return self._library
 
@@ -86,14 +104,65 @@ class GpuProvider:
         self._was_asked = True
         return True
 
-    def report(self) -> GpuReport:
-        """Ask the driver which GPUs there are."""
-        from edge_rt.device.kernels import check_compute
+    def listed(self) -> tuple[Gpu, ...]:
+        """Return all GPUs that the driver tells of, also those that kernels cannot run on."""
+        from edge_rt.device.driver import DriverError, read_gpus
 
-        report = self.library.report()
-        if all(not gpu.can_compute for gpu in report.gpus):
-            check_compute(report.gpus[0].compute)
-        return report
+        found = read_gpus(self.library.describe(), self.kind)
+        if isinstance(found, DriverError) or not found:
+            raise self.driver_error(found if isinstance(found, DriverError) else None)
+        return found
+
+    def gpus(self) -> tuple[Gpu, ...]:
+        """Return the GPUs that kernels can run on, at least one."""
+        listed = self.listed()
+        usable = tuple(gpu for gpu in listed if self.refused(gpu) is None)
+        if not usable:
+            raise self._refusal(listed[0])
+        return usable
+
+    def listed_gpu(self, name: DeviceName) -> Gpu:
+        """Return a GPU, also one that kernels cannot run on."""
+        assert name.kind == self.kind, name
+        if name.index is None:
+            return self._first()
+        listed = self.listed()
+        for gpu in listed:
+            if gpu.number == name.index:
+                return gpu
+        raise RuntimeUnavailable(
+            "There is no GPU of that number.",
+            f"Got {name}; the driver for {self.whose} found {len(listed)}, counted from 0.",
+            "Choose another: edge-rt doctor lists them.",
+        )
+
+    def gpu(self, name: DeviceName) -> Gpu:
+        """Return a GPU that kernels can run on."""
+        gpu = self.listed_gpu(name)
+        if (why := self.refused(gpu)) is not None:
+            raise why
+        return gpu
+
+    def _first(self) -> Gpu:
+        """Return the first GPU that is no program on the CPU."""
+        usable = self.gpus()
+        for gpu in usable:
+            if not gpu.is_software:
+                return gpu
+        for gpu in self.listed():
+            if not gpu.is_software:
+                raise self._refusal(gpu)
+        named = ", ".join(f"{gpu.name} ({gpu.device_name})" for gpu in usable)
+        raise RuntimeUnavailable(
+            f"The driver finds no {self.whose}, only programs on the CPU.",
+            f"It lists {named}.",
+            f"Install the GPU's driver, use --device cpu, or for tests --device {usable[0].device_name}.",
+        )
+
+    def _refusal(self, gpu: Gpu) -> RuntimeUnavailable:
+        why = self.refused(gpu)
+        assert why is not None, gpu
+        return why
 
     def free_bytes(self, number: int) -> int:
         """Return how much memory of a GPU nobody uses at present; this opens the GPU for a moment."""
@@ -115,91 +184,81 @@ class GpuProvider:
         with self._lock:
             return bool(self._ready)
 
-    def make_ready(self, number: int, on_compile: Callable[[], None] | None = None) -> None:
-        """Hand over the kernels of a GPU, which are compiled when it is used for the first time.
+    def make_ready(self, gpu: Gpu, on_compile: Callable[[], None] | None = None) -> None:
+        """Hand over the kernels of a GPU, which may have to be compiled when it is used for the first time.
 
         Args:
             on_compile: called before they are compiled, which takes a minute or more.
         """
-        from edge_rt.device.kernels import check_compute
-
         library = self.library
         with self._making:
-            if self.is_ready(number):
+            if self.is_ready(gpu.number):
                 return
-            report = library.report()
-            gpu = report.gpu(number)
-            check_compute(gpu.compute)
-            if on_compile is not None and self._are_made is not None and not self._are_made(gpu, report):
+            if (why := self.refused(gpu)) is not None:
+                raise why
+            if on_compile is not None and not self.are_made(gpu):
                 on_compile()
-            library.set_kernels(number, self._make_kernels(gpu, report))
+            library.set_kernels(gpu.number, self.kernels(gpu))
             with self._lock:
-                self._ready.add(number)
+                self._ready.add(gpu.number)
 
 
-def kernels_of(gpu: Gpu, report: GpuReport) -> dict[str, bytes]:
-    """Return the installed kernels for a GPU, compiled by NVIDIA's run-time compiler unless they were before."""
-    from edge_rt.device.kernels import nvrtc_for
+class GpuProviders:
+    """Providers for several kinds of drivers, one for each."""
 
-    return prebuilt(gpu.compute, nvrtc_for(report.driver_version))
+    def __init__(self, *providers: GpuProvider) -> None:
+        self._by_kind = {provider.kind: provider for provider in providers}
 
+    def __iter__(self) -> Iterator[GpuProvider]:
+        return iter(self._by_kind.values())
 
-def are_compiled(gpu: Gpu, report: GpuReport) -> bool:
-    """Return whether this user's cache holds the installed kernels for a GPU."""
-    from edge_rt.device.kernels import kernel_paths, nvrtc_for
+    def of(self, name: DeviceName) -> GpuProvider:
+        """Return the provider of a device."""
+        if (found := self._by_kind.get(name.kind)) is None:
+            raise RuntimeUnavailable(
+                f"edge-rt has no provider for the device {name} here.",
+                f"There are those for {', '.join(self._by_kind) or 'none'}.",
+                "Use --device cpu.",
+            )
+        return found
 
-    nvrtc = nvrtc_for(report.driver_version)
-    kept = kernel_paths(nvrtc, gpu.compute, sources=_installed(SOURCES), cache=kernel_cache())
-    return all(path.is_file() for path in kept.values())
+    def is_ready(self, name: DeviceName) -> bool:
+        """Return whether a GPU was made ready in this process; see ``GpuProvider.is_ready``."""
+        return name.index is not None and self.of(name).is_ready(name.index)
 
+    @property
+    def was_asked(self) -> bool:
+        """Whether this process has asked any driver anything, which takes memory that stays."""
+        return any(provider.was_asked for provider in self)
 
-def prebuilt(compute: int, nvrtc: Nvrtc, cache: Path | None = None) -> dict[str, bytes]:
-    """Return the installed kernels for an architecture, compiled unless they were before.
+    @property
+    def host_bytes(self) -> int:
+        """Memory of the process that drivers take which were asked."""
+        return sum(provider.host_bytes for provider in self if provider.was_asked)
 
-    Args:
-        compute: 10 * major + minor of the architecture.
-        cache: folder of compiled kernels; None: this user's.
-    """
-    from edge_rt.device.kernels import compiled_kernels
+    @property
+    def opened(self) -> GpuProviders:
+        """Those with GPUs that were made ready in this process."""
+        return GpuProviders(*(provider for provider in self if provider.has_opened))
 
-    return compiled_kernels(nvrtc, compute, sources=_installed(SOURCES), cache=cache or kernel_cache())
-
-
-def compiler_here(provider: GpuProvider | None = None) -> Nvrtc:
-    """Return the compiler that kernels on this machine are made with; without a driver the first that is installed.
-
-    Args:
-        provider: the provider; None: the installed one.
-    """
-    from edge_rt.device.kernels import any_nvrtc, nvrtc_for
-
-    try:
-        report = (provider or INSTALLED).library.report()
-    except RuntimeUnavailable:
-        return any_nvrtc()
-    return nvrtc_for(report.driver_version)
-
-
-def kernel_cache() -> Path:
-    """Return the folder of this user's compiled kernels."""
-    return user_cache("kernels")
+    @property
+    def context_bytes(self) -> int:
+        """Memory of GPUs that drivers took when GPUs were opened, if each has one."""
+        return sum(provider.context_bytes for provider in self if provider.has_opened)
 
 
-def _installed(name: str) -> Path:
-    """Return a place in the installed package; nothing else may name the code that runs."""
+def installed(name: str) -> Path:
+    """Return a place beside the installed operators; nothing else may name the code that runs."""
     return Path(str(importlib.resources.files("edge_rt") / "native" / name))
 
 
-def _installed_library() -> Path:
-    path = _installed(GPU_LIBRARY)
+def installed_library(name: str, whose: str) -> Path:
+    """Return an installed library of the provider."""
+    path = installed(name)
     if not path.is_file():
         raise RuntimeUnavailable(
-            "This installation of edge-rt has no provider for NVIDIA GPUs.",
-            f"{GPU_LIBRARY} is not beside the library of its operators.",
+            f"This installation of edge-rt has no provider for {whose}.",
+            f"{name} is not beside the library of its operators.",
             "Use --device cpu, or with a portable package --device webgpu.",
         )
     return path
-
-
-INSTALLED: Final = GpuProvider(_installed_library, kernels_of, are_compiled, driver=DRIVER)
-"""The provider of the installed package."""

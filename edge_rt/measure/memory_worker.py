@@ -8,6 +8,7 @@ request, a JSON object.
 
 from __future__ import annotations
 
+import functools
 import json
 import random
 import sys
@@ -19,8 +20,9 @@ from typing import Any, Final
 
 import numpy as np
 
-from edge_rt.device.names import CUDA, DeviceName
-from edge_rt.device.provider import INSTALLED, GpuProvider
+from edge_rt.device.installed import INSTALLED
+from edge_rt.device.names import DeviceName
+from edge_rt.device.provider import GpuProviders
 from edge_rt.errors import ContextOverflow, EdgeRTError, is_out_of_memory, out_of_memory
 from edge_rt.memory.budget import Budget
 from edge_rt.memory.terms import longest_stretch
@@ -41,21 +43,22 @@ from edge_rt.runtime.speculation.source import CONTEXT_TOKENS, ForestSource
 class DeviceMemory:
     """Compares what is free on a GPU with what was free when this was made.
 
-    CUDA's context is open at both moments and does not count. What other programs take or give back meanwhile does.
+    What the driver takes when the GPU is opened is there at both moments and does not count. What other programs take
+    or give back meanwhile does.
     """
 
-    def __init__(self, name: DeviceName, provider: GpuProvider = INSTALLED) -> None:
-        self._number, self._provider = name.index, provider
-        # Memory that is shared with all other programs tells nothing.
-        self._is_measured = name.kind == CUDA and not provider.library.report().gpu(name.index).is_integrated
-        self._free = self._free_bytes() if self._is_measured else 0
+    def __init__(self, name: DeviceName, providers: GpuProviders = INSTALLED) -> None:
+        self._free: Callable[[], int] | None = None
+        if name.is_own:
+            provider = providers.of(name)
+            gpu = provider.listed_gpu(name)
+            # Memory that is shared with all other programs tells nothing.
+            self._free = None if gpu.is_unified else functools.partial(provider.free_bytes, gpu.number)
+        self._free_at_first = 0 if self._free is None else self._free()
 
     def facts(self) -> dict[str, int]:
         """Return what this process takes as ``device_bytes``; nothing where that cannot be measured."""
-        return {"device_bytes": max(0, self._free - self._free_bytes())} if self._is_measured else {}
-
-    def _free_bytes(self) -> int:
-        return self._provider.library.free_bytes(self._number)
+        return {} if self._free is None else {"device_bytes": max(0, self._free_at_first - self._free())}
 
 
 ANSWER_TOKENS: Final = 48
@@ -315,7 +318,7 @@ def chat(model: Model, turns: int, tell: Stage) -> None:
         tell(f"turn {turn + 1}", tokens=result.usage.total_tokens)
 
 
-def work(request: dict[str, Any], report: Stage, provider: GpuProvider = INSTALLED) -> None:
+def work(request: dict[str, Any], report: Stage, providers: GpuProviders = INSTALLED) -> None:
     """Run a request, as ``memory_watch.MeasuredProcess`` sends it."""
     budget = Budget(request["budget_bytes"])
     # The process counts with its planned memory, so that the plan made here is the same.
@@ -324,7 +327,7 @@ def work(request: dict[str, Any], report: Stage, provider: GpuProvider = INSTALL
         memory=budget,
         device=request["device"],
         device_memory=request["device_budget_bytes"],
-        gpu_provider=provider,
+        gpu_providers=providers,
         ctx=request["ctx"],
         kv=request["kv"],
         prefill_chunk=request["prefill_chunk"],
@@ -337,7 +340,7 @@ def work(request: dict[str, Any], report: Stage, provider: GpuProvider = INSTALL
         drafter=request["drafter"] and Path(request["drafter"]),
         slots=request["slots"],
     )
-    on_device = DeviceMemory(options.device_name, provider)
+    on_device = DeviceMemory(options.device_name, providers)
 
     def tell(name: str, **facts: Any) -> None:
         report(name, **facts, **on_device.facts())
@@ -355,7 +358,7 @@ def work(request: dict[str, Any], report: Stage, provider: GpuProvider = INSTALL
         tell("end")
 
 
-def main(provider: GpuProvider = INSTALLED) -> None:
+def main(providers: GpuProviders = INSTALLED) -> None:
     """Answer one request; see ``work``."""
     answers = sys.stdout
     # Other output must not mix with the lines of the reply.
@@ -373,7 +376,7 @@ def main(provider: GpuProvider = INSTALLED) -> None:
 
     try:
         # The request is made when the memory of this process is known.
-        work(json.loads(exchange("runtime")), tell, provider)
+        work(json.loads(exchange("runtime")), tell, providers)
     except EdgeRTError as error:
         tell("error", error=error.to_json())
     except (MemoryError, OSError, ImportError) as error:

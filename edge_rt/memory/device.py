@@ -17,6 +17,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any, Final
 
+from edge_rt.device.cuda import CONTEXT_BYTES, DRIVER_BYTES
 from edge_rt.device.names import KINDS, DeviceName, is_local
 from edge_rt.errors import ConfigError, StorageError
 from edge_rt.memory.figures import Device, GpuFigures
@@ -156,11 +157,13 @@ def unmeasured_gpu(
     *,
     is_unified: bool,
     device_name: DeviceName | None = None,
+    context_bytes: int = CONTEXT_BYTES,
+    host_bytes: int = DRIVER_BYTES,
+    has_cpu_bits: bool = True,
 ) -> GpuFigures:
     """Return a GPU of this machine with the speed of a preset, because none was measured.
 
-    Args:
-        is_unified: whether it shares the machine's memory.
+    Arguments as of ``GpuFigures``.
     """
     generic = presets()[GENERIC_GPU].device.gpu
     assert generic is not None
@@ -171,6 +174,9 @@ def unmeasured_gpu(
         available_bytes=max(1, available_bytes),
         is_unified=is_unified,
         device_name=device_name,
+        context_bytes=context_bytes,
+        host_bytes=host_bytes,
+        has_cpu_bits=has_cpu_bits,
     )
 
 

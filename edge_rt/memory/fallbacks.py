@@ -129,9 +129,7 @@ class Fallbacks:
         least = self._speculation_steps(Setting(self._least_ctx, self._formats[-1], self._chunks[-1]))[-1]
         least = self._smallest(least)
         least_needs = self.needs(least)
-        can_divide = (
-            self._device.has_own_gpu_memory and self._shape.layers is not None and self._shape.model.num_layers > 1
-        )
+        can_divide = self._device.divides_layers and self._shape.layers is not None and self._shape.model.num_layers > 1
         placements = self._expert_placements(budget)
         divides = can_divide and least_needs.gpu > budget.gpu
         if divides:

@@ -6,16 +6,9 @@ import math
 from dataclasses import dataclass
 from typing import Final
 
+from edge_rt.device.cuda import CONTEXT_BYTES, DRIVER_BYTES
 from edge_rt.device.names import DeviceName
 from edge_rt.system.byte_size import counted, show_size
-
-CONTEXT_BYTES: Final = 512 << 20
-"""CUDA's context, the kernels, recorded graphs, and what the driver rounds up. An estimate: what planners of other
-projects leave free on a GPU (512 to 1024 MiB). Every plan counts it; where a process has one already, so much more
-counts as free."""
-DRIVER_BYTES: Final = 128 << 20
-"""Memory of the process for the driver's library and its staging. An estimate. Every plan for a GPU counts it, and once
-the process has asked the driver anything, every plan."""
 
 USUAL_READS: Final = 5e8
 """Bytes per second that a machine reads whose disk was not measured: a SATA drive, or a phone's flash. A guess."""
@@ -104,6 +97,9 @@ class GpuFigures:
         step_overhead_s: seconds of a pass beyond reading weights and KV cache.
         is_unified: whether it shares the machine's memory.
         device_name: its name on this machine; None for a GPU of another one.
+        context_bytes: of its memory, that its driver takes.
+        host_bytes: of the process's memory, that its driver takes.
+        has_cpu_bits: whether its results are the CPU's to the last bit, so that layers can be divided between the two.
     """
 
     name: str
@@ -114,6 +110,9 @@ class GpuFigures:
     row_cost: tuple[tuple[int, float], ...]
     is_unified: bool = False
     device_name: DeviceName | None = None
+    context_bytes: int = CONTEXT_BYTES
+    host_bytes: int = DRIVER_BYTES
+    has_cpu_bits: bool = True
 
 
 @dataclass(frozen=True)
@@ -164,6 +163,11 @@ class Device:
     def has_own_gpu_memory(self) -> bool:
         """Whether a GPU computes that has memory of its own."""
         return self.gpu is not None and not self.gpu.is_unified
+
+    @property
+    def divides_layers(self) -> bool:
+        """Whether a GPU with memory of its own may compute some layers, and the CPU the others, with the same bits."""
+        return self.has_own_gpu_memory and self.gpu is not None and self.gpu.has_cpu_bits
 
 
 def _problem(figures: Device | GpuFigures, names: tuple[str, ...]) -> str | None:

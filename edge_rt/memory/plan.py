@@ -170,6 +170,9 @@ class Plan:
         return shown_text("\n".join([title, speed, *reduced])) + shown_table(self.rows(), right=(1, 2))
 
 
+_NOT_DIVIDED: Final = "Its layers are not divided with the CPU, whose results differ from this GPU's in last bits."
+
+
 def make_plan(shape: ModelShape, device: Device, request: Request) -> Plan:
     """Return the plan for a budget; it does not raise for lack of memory, see ``Plan.fits``.
 
@@ -234,10 +237,12 @@ def require_fit(
     parts = ", ".join(
         f"{name} {show_size(count)}" for name, count in _largest_first(plan, on_gpu=is_gpu_short) if count
     )
+    gpu = plan.device.gpu
+    undivided = "" if not is_gpu_short or gpu is None or gpu.has_cpu_bits else f" {_NOT_DIVIDED}"
     raise MemoryBudgetExceeded(
         f"{plan.shape.model.name} does not fit the memory{' of the GPU' if is_gpu_short else ''}.",
         f"It needs at least {show_at_least(least)} with a context of {plan.choice.ctx} tokens "
-        f"({plan.choice.kv_format} cache), the budget is {show_size(limit)}{held} ({parts}).",
+        f"({plan.choice.kv_format} cache), the budget is {show_size(limit)}{held} ({parts}).{undivided}",
         f"Try {' or '.join(dict.fromkeys(ways))}." if ways else "Choose a smaller model, or let the CPU compute.",
     )
 
@@ -275,7 +280,7 @@ def _check_device_budget(device: Device, request: Request) -> None:
 def no_device_budget(given_bytes: int, why_cpu: str | None = None) -> ConfigError:
     """Return the error for a budget of a GPU's memory where the CPU computes."""
     return ConfigError(
-        "A budget of device memory is for native packages on a GPU of NVIDIA.",
+        "A budget of device memory is for native packages on a GPU with memory of its own.",
         f"Got {show_size(given_bytes)}; this model is planned for the CPU.{'' if why_cpu is None else f' {why_cpu}'}",
         "Leave out --device-memory (device_memory), or name the GPU.",
     )

@@ -25,7 +25,7 @@ class Request:
         spec: mode of speculation. None: ``"auto"``, turned off if memory is short unless ``draft_max`` or a corpus is
             pinned; a mode: pinned, but its tables and drafts may be smaller.
         resident_bytes: memory that the process already holds, as in ``terms.runtime_bytes``; without a GPU's driver.
-        driver_bytes: memory of the process for the driver of GPUs; None: ``DRIVER_BYTES`` if a GPU computes.
+        driver_bytes: memory of the process for the driver of GPUs; None: its ``host_bytes`` if a GPU computes.
         corpus: file of texts that drafts are looked up in.
         drafter: the trained drafter that fits the model, if the mode may use one.
         drafter_folder: folder of the drafter, if it was named: it is then pinned; ``NO_DRAFTER``: none is used.

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from edge_rt.memory.activations import thread_bytes
-from edge_rt.memory.figures import CONTEXT_BYTES, DRIVER_BYTES, Amounts, Choice, Device, GpuFigures
+from edge_rt.memory.figures import Amounts, Choice, Device, GpuFigures
 from edge_rt.memory.request import Request
 from edge_rt.memory.shape import DraftModelShape, ModelShape
 from edge_rt.memory.terms import (
@@ -116,7 +116,7 @@ class Sizes:
 
     @property
     def unified_context(self) -> int:
-        """Bytes of CUDA's context on a GPU that shares the machine's memory; 0 on others."""
+        """Bytes that the driver takes of a GPU that shares the machine's memory; 0 on others."""
         return self.gpu.context if self.gpu is not None and self.is_unified else 0
 
     @property
@@ -175,7 +175,7 @@ def sizes_of(shape: ModelShape, device: Device, choice: Choice, request: Request
     """
     driver = request.driver_bytes
     if driver is None:
-        driver = 0 if device.gpu is None else DRIVER_BYTES
+        driver = 0 if device.gpu is None else device.gpu.host_bytes
     base = runtime_bytes(device, request.resident_bytes) + driver
     tokenizer, session = tokenizer_bytes(shape, choice.ctx), session_bytes(shape, choice.ctx)
     # Passes of other sizes use other places of the arena, so in time everything that the largest allocates is touched.
@@ -236,7 +236,7 @@ def _on_gpu(sizes: Sizes, shape: ModelShape, choice: Choice, figures: GpuFigures
     )
 
     gpu = GpuSizes(
-        context=CONTEXT_BYTES,
+        context=figures.context_bytes,
         weights=gpu_weights(shape, choice),
         kv_cache=gpu_kv_bytes(shape, choice),
         activations=gpu_activations(shape, choice),

@@ -16,8 +16,6 @@ from edge_rt.ort.onnxruntime_import import ort
 
 _NO_RECORD: Final = -1
 """As the number of a run: it is not recorded."""
-_NVIDIA: Final = 0x10DE
-"""The vendor's number."""
 
 
 class Stoppable(Protocol):
@@ -208,7 +206,7 @@ class Binding:
 def _place(rows: DeviceRows) -> Any:
     """Return ONNX Runtime's object for the device of rows, as functions take it that bind memory by its address."""
     # The public functions take no vendor, and mean another one than the provider's in older versions.
-    return ort.OrtDevice.make("gpu", rows.array.device.name.index, _NVIDIA)._get_c_device()
+    return ort.OrtDevice.make(*rows.array.place)._get_c_device()
 
 
 def inputs_of_the_host(session: Any) -> frozenset[str]:

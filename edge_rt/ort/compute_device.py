@@ -32,6 +32,7 @@ class ComputeDevice:
 
     Attributes:
         is_software: whether a program on the CPU stands in for it.
+        has_cpu_bits: whether results of edge-rt's own operators there are the CPU's to the last bit.
         handle: ONNX Runtime's object; None for a provider inside its wheel, which is asked for by name.
         details: further facts that measurements depend on, as a JSON object.
     """
@@ -44,6 +45,7 @@ class ComputeDevice:
     handle: Any = field(repr=False, compare=False)
     details: Mapping[str, Any] = field(default_factory=dict)
     options: Mapping[str, str] = field(default_factory=dict)
+    has_cpu_bits: bool = True
 
     def open(self, model: str | bytes, options: Any) -> Any:
         """Return an ``onnxruntime.InferenceSession`` on the device; the CPU takes nodes that its provider lacks."""
@@ -102,6 +104,9 @@ class DeviceArray:
     A session must have been opened on the device before: without a driver a provider refuses a session, but ends the
     process if it is asked for memory.
 
+    Attributes:
+        place: the device's memory, as ONNX Runtime names it.
+
     Args:
         values: what it holds at first; a provider may hand out memory again that held anything.
     """
@@ -109,12 +114,12 @@ class DeviceArray:
     def __init__(self, device: ComputeDevice, values: npt.NDArray[Any]) -> None:
         self.nbytes = values.nbytes
         self.device = device
-        place: tuple[Any, ...] = (CUDA, device.name.index)
+        self.place: tuple[Any, ...] = (CUDA, device.name.index)
         if device.handle is not None:
             memory = device.handle.memory_info(ort.OrtDeviceMemoryType.DEFAULT)
-            place = ("gpu", memory.device_id, memory.device_vendor_id)
+            self.place = ("gpu", memory.device_id, memory.device_vendor_id)
         try:
-            self.value = ort.OrtValue.ortvalue_from_numpy(values, *place)
+            self.value = ort.OrtValue.ortvalue_from_numpy(values, *self.place)
         except Exception as error:
             if isinstance(failed := translate(error, loading=False), RuntimeUnavailable):
                 raise failed from error
@@ -127,7 +132,7 @@ class DeviceArray:
 
 @dataclass(frozen=True)
 class DeviceRows:
-    """Neighbouring rows of an array on NVIDIA's GPUs, as an input or an output of a pass."""
+    """Neighbouring rows of an array on a GPU of edge-rt's own provider, as an input or an output of a pass."""
 
     array: DeviceArray
     shape: tuple[int, ...]

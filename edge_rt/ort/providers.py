@@ -1,8 +1,8 @@
 """The execution providers that compute on GPUs, and the devices that they find.
 
 ONNX Runtime loads such a provider from a library of its own: WebGPU's comes with the wheel ``onnxruntime-ep-webgpu``,
-that for NVIDIA's GPUs with edge-rt itself (``device.provider``). ``provider_states`` says which devices there are,
-and ``find_device`` returns one. Portable packages run on NVIDIA's GPUs through the provider inside the wheel
+those for NVIDIA's GPUs and for Vulkan with edge-rt itself (``device.provider``). ``provider_states`` says which devices
+there are, and ``find_device`` returns one. Portable packages run on NVIDIA's GPUs through the provider inside the wheel
 ``onnxruntime-gpu``: ``find_portable_cuda``.
 """
 
@@ -13,14 +13,15 @@ import importlib
 import io
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
-from edge_rt.device.driver import Gpu, GpuReport
-from edge_rt.device.kernels import check_compute
-from edge_rt.device.names import CUDA, GPUS, WEBGPU, DeviceName, require_op_profile
-from edge_rt.device.provider import INSTALLED, GpuProvider
+from edge_rt.device.cuda import CudaProvider
+from edge_rt.device.driver import Gpu, SelfTest
+from edge_rt.device.installed import INSTALLED
+from edge_rt.device.names import CPU_BITS, CUDA, GPUS, VULKAN, WEBGPU, DeviceName, require_op_profile
+from edge_rt.device.provider import GpuProvider, GpuProviders
 from edge_rt.errors import ConfigError, EdgeRTError, RuntimeUnavailable, VersionMismatch
 from edge_rt.ort.compute_device import RECORDS, ComputeDevice, PlacedNode
 from edge_rt.ort.onnxruntime_import import ort
@@ -30,80 +31,94 @@ from edge_rt.system.machine import install_command
 
 WEBGPU_MODULE: Final = "onnxruntime_ep_webgpu"
 _PORTABLE_CUDA: Final = f"portable packages on {CUDA}"
-_LEAST_ONNXRUNTIME: Final = {CUDA: (1, 28), _PORTABLE_CUDA: (1, 24), WEBGPU: (1, 24)}
+_LEAST_ONNXRUNTIME: Final = {CUDA: (1, 28), VULKAN: (1, 28), _PORTABLE_CUDA: (1, 24), WEBGPU: (1, 24)}
 """Kind of devices -> the oldest ONNX Runtime that its provider works with."""
 
 
 @dataclass(frozen=True)
 class ProviderState:
-    """What there is of one kind of devices."""
+    """What there is of one kind of devices.
+
+    Attributes:
+        refused: devices that nothing can be computed on, and why.
+    """
 
     kind: str
     devices: tuple[ComputeDevice, ...]
     problem: EdgeRTError | None
+    refused: tuple[tuple[Gpu, EdgeRTError], ...] = ()
 
 
-def provider_states(provider: GpuProvider = INSTALLED) -> list[ProviderState]:
+def provider_states(providers: GpuProviders = INSTALLED) -> list[ProviderState]:
     """Return what there is of every kind of GPU; providers that are installed are loaded."""
-    states = []
-    for kind in GPUS:
-        try:
-            devices = _cuda_devices(provider) if kind == CUDA else _webgpu_devices()
-            states.append(ProviderState(kind, devices, None))
-        except EdgeRTError as error:
-            states.append(ProviderState(kind, (), error))
-    return states
+    own = {provider.kind: provider for provider in providers}
+    return [_state(kind, own.get(kind)) for kind in GPUS if kind in own or kind == WEBGPU]
 
 
-def find_device(name: DeviceName, provider: GpuProvider = INSTALLED) -> ComputeDevice:
+def _state(kind: str, provider: GpuProvider | None) -> ProviderState:
+    try:
+        if provider is None:
+            return ProviderState(kind, _webgpu_devices(), None)
+        devices = _own_devices(provider)
+        others = ((gpu, provider.refused(gpu)) for gpu in provider.listed())
+        refused = tuple((gpu, why) for gpu, why in others if why is not None)
+        return ProviderState(kind, devices, None, refused)
+    except EdgeRTError as error:
+        return ProviderState(kind, (), error)
+
+
+def find_device(name: DeviceName, providers: GpuProviders = INSTALLED) -> ComputeDevice:
     """Return a device; the provider that computes on it is loaded.
 
     Args:
-        name: of the device. NVIDIA's are numbered as their driver does, WebGPU's as its provider lists them.
+        name: of the device. Those of edge-rt's own provider are numbered as their driver does, WebGPU's as its provider
+            lists them.
 
     Raises:
         VersionMismatch: ONNX Runtime is too old for the provider, or the device's driver is.
     """
-    if name.kind == CUDA:
-        _require_onnxruntime(CUDA)
-        check_compute(provider.report().gpu(name.index).compute)
-        devices = {device.name.index: device for device in _cuda_devices(provider)}
+    if name.is_own:
+        _require_onnxruntime(name.kind)
+        provider = providers.of(name)
+        wanted: int | None = provider.gpu(name).number
+        devices = {device.name.index: device for device in _own_devices(provider)}
     else:
-        devices = dict(enumerate(_webgpu_devices()))
-    if name.index not in devices:
+        wanted, devices = name.index, dict(enumerate(_webgpu_devices()))
+    if wanted not in devices:
         raise RuntimeUnavailable(
             "There is no device of that number.",
             f"Got {name}; devices of the kind {name.kind}: {len(devices)}, counted from 0.",
             "Choose another: edge-rt doctor lists them.",
         )
-    return devices[name.index]
+    return devices[wanted]
 
 
-def find_portable_cuda(name: DeviceName, provider: GpuProvider = INSTALLED) -> ComputeDevice:
+def find_portable_cuda(name: DeviceName, providers: GpuProviders = INSTALLED) -> ComputeDevice:
     """Return an NVIDIA GPU as ONNX Runtime's own provider computes on it, which portable packages run on."""
     _require_onnxruntime(_PORTABLE_CUDA)
+    provider = providers.of(name)
+    assert isinstance(provider, CudaProvider), name
     if provider.portable not in (available := ort.get_available_providers()):
         raise RuntimeUnavailable(
             "This ONNX Runtime cannot run portable packages on NVIDIA GPUs.",
             f"It has {', '.join(available)}; {provider.portable} is in the wheel onnxruntime-gpu.",
             f"Run: pip uninstall onnxruntime, then {install_command('gpu')}; or export with --profile native.",
         )
-    report = provider.library.report()
-    gpu = report.gpu(name.index)
+    gpu = provider.listed_gpu(name)
     # NVIDIA's libraries from wheels are in no folder that the loader looks at. The function prints what it lacks.
     with contextlib.redirect_stdout(io.StringIO()), contextlib.suppress(AttributeError):
         ort.preload_dlls()
     # TF32 would round factors to 10 bits.
     options = {"device_id": str(gpu.number), "use_tf32": "0"}
     return ComputeDevice(
-        name, provider.portable, str(ort.__version__), gpu.name, False, None, report.facts(gpu), options
+        name, provider.portable, str(ort.__version__), gpu.name, False, None, provider.facts(gpu), options
     )
 
 
 def open_device(
     name: DeviceName,
     op_profile: str,
-    provider: GpuProvider = INSTALLED,
+    providers: GpuProviders = INSTALLED,
     on_compile: Callable[[], None] | None = None,
 ) -> ComputeDevice:
     """Return the GPU that a package is loaded on.
@@ -113,23 +128,40 @@ def open_device(
     """
     require_op_profile(name, op_profile)
     if name.kind == CUDA and op_profile == "portable":
-        return find_portable_cuda(name, provider)
-    device = find_device(name, provider)
-    if name.kind == CUDA:
-        provider.make_ready(name.index, on_compile)
+        return find_portable_cuda(name, providers)
+    device = find_device(name, providers)
+    if name.is_own:
+        provider = providers.of(name)
+        gpu = provider.gpu(device.name)
+        provider.make_ready(gpu, on_compile)
+        return tested(device, provider.self_test(gpu))
     return device
 
 
-def placement(package: Package, name: DeviceName, provider: GpuProvider = INSTALLED) -> tuple[PlacedNode, ...]:
+def tested(device: ComputeDevice, found: SelfTest) -> ComputeDevice:
+    """Return a device of edge-rt's own provider with what a test of it has found."""
+    bits = {} if device.name.kind == CUDA else {CPU_BITS: found.has_cpu_bits}
+    return replace(device, has_cpu_bits=found.has_cpu_bits, details={**device.details, **bits})
+
+
+@dataclass(frozen=True)
+class Placement:
+    """Where the nodes of a package's graphs are computed."""
+
+    device: ComputeDevice
+    nodes: tuple[PlacedNode, ...]
+
+
+def placement(package: Package, name: DeviceName, providers: GpuProviders = INSTALLED) -> Placement:
     """Return where the nodes of a package's graphs are computed on a GPU; nothing is kept open."""
     if not name.is_gpu:
         raise ConfigError("Nodes are placed on GPUs only.", f"Got the device {name}.", f"Name one: {', '.join(GPUS)}.")
-    device = open_device(name, package.manifest.op_profile, provider)
+    device = open_device(name, package.manifest.op_profile, providers)
     nodes: list[PlacedNode] = []
     for graph in package.manifest.graphs:
         session = Session(package.file(graph), device=device, profile=package.manifest.op_profile)
         nodes += session.placement
-    return tuple(nodes)
+    return Placement(device, tuple(nodes))
 
 
 def _webgpu_library() -> Path:
@@ -161,19 +193,27 @@ def _webgpu_device(name: DeviceName, handle: Any) -> ComputeDevice:
     return ComputeDevice(name, str(handle.ep_name), _version_of(handle), text, is_software, handle)
 
 
-def _cuda_devices(provider: GpuProvider) -> tuple[ComputeDevice, ...]:
-    """Return the GPUs that edge-rt's kernels can run on; older ones are left out if there are others."""
-    _require_onnxruntime(CUDA)
-    report = provider.report()
-    handles = {int(handle.ep_metadata["gpu"]): handle for handle in _handles(CUDA, provider.path)}
-    return tuple(_cuda_device(gpu, report, handles[gpu.number]) for gpu in report.gpus if gpu.number in handles)
+def _own_devices(provider: GpuProvider) -> tuple[ComputeDevice, ...]:
+    """Return the GPUs that edge-rt's kernels can run on."""
+    _require_onnxruntime(provider.kind)
+    gpus = provider.gpus()
+    handles = {int(handle.ep_metadata["gpu"]): handle for handle in _handles(provider.kind, provider.path)}
+    return tuple(_own_device(provider, gpu, handles[gpu.number]) for gpu in gpus if gpu.number in handles)
 
 
-def _cuda_device(gpu: Gpu, report: GpuReport, handle: Any) -> ComputeDevice:
-    name, details = DeviceName(CUDA, gpu.number), report.facts(gpu)
-    return ComputeDevice(
-        name, str(handle.ep_name), _version_of(handle), gpu.name, False, handle, details, {RECORDS: "1"}
+def _own_device(provider: GpuProvider, gpu: Gpu, handle: Any) -> ComputeDevice:
+    device = ComputeDevice(
+        gpu.device_name,
+        str(handle.ep_name),
+        _version_of(handle),
+        gpu.name,
+        gpu.is_software,
+        handle,
+        provider.facts(gpu),
+        {RECORDS: "1"},
     )
+    known = provider.known_test(gpu)
+    return device if known is None else tested(device, known)
 
 
 _REGISTRATION: Final = threading.Lock()

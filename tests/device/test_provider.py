@@ -10,9 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from edge_rt.device.driver import Gpu, GpuLibrary, GpuReport, closed_device_files, read_report
+from edge_rt.device.cuda import CUDA_PROVIDER, INSTALLED_CUDA, SOURCES, CudaProvider, driver_error, prebuilt
+from edge_rt.device.driver import DriverError, Gpu, GpuLibrary, closed_files, read_gpus
 from edge_rt.device.names import DeviceName
-from edge_rt.device.provider import CUDA_PROVIDER, INSTALLED, SOURCES, GpuProvider, prebuilt
+from edge_rt.device.provider import GpuProviders
 from edge_rt.errors import RuntimeUnavailable, VersionMismatch
 from edge_rt.ort.providers import find_device, provider_states
 from tests.gpu.test_gpu_kernels import FakeNvrtc
@@ -29,24 +30,22 @@ needs_provider = needs_onnxruntime(1, 28)
 
 
 class FakeLibrary:
-    def __init__(self, lines, closed=()):
-        self.lines, self.closed, self.kernels = lines, closed, []
+    def __init__(self, lines):
+        self.lines, self.kernels = lines, []
 
-    def report(self):
-        return read_report(self.lines, self.closed)
+    def describe(self):
+        return self.lines
 
     def set_kernels(self, number, cubins):
         self.kernels.append((number, dict(cubins)))
 
 
-class FakeProvider(GpuProvider):
+class FakeProvider(CudaProvider):
     """One whose library is a list of lines, and which compiles for the numbers of GPUs."""
 
-    def __init__(self, lines, closed=(), *, are_made=None, portable=CUDA_PROVIDER):
-        super().__init__(
-            lambda: Path("library"), lambda gpu, report: {"source": bytes([gpu.number])}, are_made, portable
-        )
-        self.fake = FakeLibrary(lines, closed)
+    def __init__(self, lines, *, are_made=None, portable=CUDA_PROVIDER):
+        super().__init__(lambda: Path("library"), lambda gpu: {"source": bytes([gpu.number])}, are_made, portable)
+        self.fake = FakeLibrary(lines)
 
     @property
     def library(self):
@@ -55,15 +54,15 @@ class FakeProvider(GpuProvider):
 
 class TestReport:
     def test_what_is_read(self):
-        report = read_report(TWO)
-        assert report.driver_text == "13.0"
-        assert report.gpus == (
-            Gpu(0, "NVIDIA GeForce GT 1030", 61, 2 << 30, False),
-            Gpu(1, "Orin", 87, 8_000_000_000, True),
-        )
-        assert [gpu.can_compute for gpu in report.gpus] == [False, True]
-        assert [gpu.refusal for gpu in report.gpus] == ["its architecture is 61", ""]
-        assert report.gpus[1].more == {"vendor": "NVIDIA", "compute": "87"}
+        old, orin = read_gpus(TWO, "cuda")
+        more = {"vendor": "NVIDIA", "compute": "61"}
+        assert old == Gpu("cuda", 0, "NVIDIA GeForce GT 1030", "13000", 2 << 30, False, more, "its architecture is 61")
+        assert orin == Gpu("cuda", 1, "Orin", "13000", 8_000_000_000, True, {**more, "compute": "87"})
+        provider = FakeProvider(TWO)
+        assert [provider.refused(gpu) is None for gpu in (old, orin)] == [False, True]
+        assert provider.facts(orin) == {
+            "architecture": "sm_87", "memory_bytes": 8_000_000_000, "shares_memory": True, "driver": "13.0",
+        }  # fmt: skip
 
     @pytest.mark.parametrize(
         ("lines", "kind", "what"),
@@ -80,7 +79,7 @@ class TestReport:
     )
     def test_every_cause_has_its_error(self, lines, kind, what):
         with pytest.raises(RuntimeUnavailable, match=what) as caught:
-            read_report(lines)
+            FakeProvider(lines).gpus()
         assert type(caught.value) is kind
         assert caught.value.exit_code == 5
         assert caught.value.action
@@ -88,36 +87,37 @@ class TestReport:
     @pytest.mark.parametrize("code", [100, 304, 999])
     def test_a_driver_that_finds_nothing_may_lack_permission(self, code):
         with pytest.raises(RuntimeUnavailable, match="may not use the GPU") as caught:
-            read_report(f"error\t{code}\tcuInit failed: X ({code})\n", [Path("/dev/nvmap")])
+            raise driver_error(DriverError(code, f"cuInit failed: X ({code})"), (Path("/dev/nvmap"),))
         assert "/dev/nvmap" in caught.value.numbers
         assert "group" in caught.value.action
 
     def test_files_that_may_not_be_used(self, tmp_path):
         for name in ("nvidia0", "nvidiactl", "nvme0"):
             (tmp_path / name).write_text("")
-        assert closed_device_files(tmp_path) == ()
-        closed = closed_device_files(tmp_path, lambda path: path.name == "nvidiactl")
+        patterns = ("nvidiactl", "nvidia[0-9]*")
+        assert closed_files(patterns, tmp_path) == ()
+        closed = closed_files(patterns, tmp_path, lambda path: path.name == "nvidiactl")
         assert closed == (tmp_path / "nvidia0",)
 
     def test_no_such_gpu(self):
-        with pytest.raises(RuntimeUnavailable, match="Got 2; NVIDIA's driver found 2"):
-            read_report(TWO).gpu(2)
+        with pytest.raises(RuntimeUnavailable, match="Got cuda:2; the driver for NVIDIA GPUs found 2"):
+            FakeProvider(TWO).gpu(DeviceName("cuda", 2))
 
 
 class TestLibrary:
     def test_one_that_cannot_be_loaded(self, tmp_path):
         (tmp_path / "none.so").write_bytes(b"no library")
         with pytest.raises(RuntimeUnavailable, match="cannot be loaded"):
-            GpuLibrary(tmp_path / "none.so")
+            GpuLibrary(tmp_path / "none.so", "NVIDIA GPUs")
 
     def test_a_driver_without_a_function(self, tmp_path):
         """What is installed, and any library in the driver's place."""
         try:
-            path = INSTALLED.path
+            path = INSTALLED_CUDA.path
         except RuntimeUnavailable:
             pytest.skip("this installation has no provider")
         (tmp_path / "libcuda.so.1").symlink_to(path.resolve())
-        code = "from edge_rt.device.provider import INSTALLED; INSTALLED.library.report()"
+        code = "from edge_rt.device.cuda import INSTALLED_CUDA; INSTALLED_CUDA.listed()"
         environment = {**os.environ, "LD_LIBRARY_PATH": str(tmp_path)}
         done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True)
         assert "VersionMismatch: The driver for NVIDIA GPUs is too old. " in done.stderr
@@ -128,33 +128,33 @@ class TestProvider:
     def test_kernels_are_handed_over_once(self):
         provider = FakeProvider(TWO)
         for _ in range(2):
-            provider.make_ready(1)
+            provider.make_ready(provider.gpu(DeviceName("cuda", 1)))
         assert provider.fake.kernels == [(1, {"source": b"\1"})]
 
     def test_a_wait_for_the_compiler_is_told(self):
         for are_made, expected in ((False, ["told"]), (True, [])):
             told = []
-            FakeProvider(TWO, are_made=lambda *_, made=are_made: made).make_ready(
-                1, lambda told=told: told.append("told")
-            )
+            provider = FakeProvider(TWO, are_made=lambda _, made=are_made: made)
+            provider.make_ready(provider.gpu(DeviceName("cuda", 1)), lambda told=told: told.append("told"))
             assert told == expected
 
     def test_nobody_waits_for_the_compiler_but_those_who_need_its_kernels(self):
         seen, made = [], []
 
-        def make(gpu, report):
+        def make(gpu):
             # Two others come while it compiles.
-            asks = threading.Thread(target=lambda: seen.append((len(provider.report().gpus), provider.is_ready(1))))
+            asks = threading.Thread(target=lambda: seen.append((len(provider.listed()), provider.is_ready(1))))
             asks.start()
             asks.join(60)
             needs.start()
             made.append(gpu.number)
             return {}
 
-        provider = GpuProvider(lambda: Path("library"), make)
+        provider = CudaProvider(lambda: Path("library"), make)
         provider._library = FakeLibrary(TWO)
-        needs = threading.Thread(target=lambda: provider.make_ready(1))
-        provider.make_ready(1)
+        orin = provider.listed_gpu(DeviceName("cuda", 1))
+        needs = threading.Thread(target=lambda: provider.make_ready(orin))
+        provider.make_ready(orin)
         needs.join(60)
         assert seen == [(2, False)]
         assert made == [1]
@@ -164,13 +164,13 @@ class TestProvider:
     def test_what_cannot_be_made_ready(self, number, what):
         provider = FakeProvider(TWO)
         with pytest.raises(RuntimeUnavailable, match=what):
-            provider.make_ready(number)
+            provider.make_ready(provider.listed_gpu(DeviceName("cuda", number)))
         assert provider.fake.kernels == []
 
     def test_a_machine_with_old_gpus_alone(self):
         with pytest.raises(RuntimeUnavailable, match="too old"):
-            FakeProvider(OLD).report()
-        assert isinstance(FakeProvider(TWO).report(), GpuReport)
+            FakeProvider(OLD).gpus()
+        assert [gpu.number for gpu in FakeProvider(TWO).gpus()] == [1]
 
     @needs_provider
     @pytest.mark.parametrize(
@@ -184,11 +184,11 @@ class TestProvider:
     )
     def test_devices_that_are_not_found(self, lines, name, what):
         with pytest.raises(RuntimeUnavailable, match=what):
-            find_device(name, FakeProvider(lines))
+            find_device(name, GpuProviders(FakeProvider(lines)))
 
     @needs_provider
     def test_the_reason_is_listed(self):
-        states = {state.kind: state for state in provider_states(FakeProvider(OLD))}
+        states = {state.kind: state for state in provider_states(GpuProviders(FakeProvider(OLD)))}
         assert set(states) == {"cuda", "webgpu"}
         assert states["cuda"].devices == ()
         assert "too old" in str(states["cuda"].problem)
@@ -198,7 +198,7 @@ class TestProvider:
             raise AssertionError("it was opened")
 
         for driver, expected in (("libno_such_driver.so.1", False), ("libc.so.6", True), (None, True)):
-            own = GpuProvider(library, lambda gpu, report: {}, driver=driver)
+            own = CudaProvider(library, lambda gpu: {}, driver=driver)
             assert sys.platform != "linux" or own.has_driver() is expected
 
     def test_an_installation_without_the_library(self, tmp_path):
@@ -206,12 +206,12 @@ class TestProvider:
             raise RuntimeUnavailable("There is none.")
 
         with pytest.raises(RuntimeUnavailable, match="There is none"):
-            GpuProvider(library, lambda gpu, report: {}).report()
+            CudaProvider(library, lambda gpu: {}).gpus()
 
 
 def test_kernels_of_the_installed_sources(tmp_path):
     try:
-        library = INSTALLED.path
+        library = INSTALLED_CUDA.path
     except RuntimeUnavailable:
         pytest.skip("this installation has no provider")
     assert (library.parent / SOURCES).is_dir()

@@ -31,7 +31,7 @@ class Gpu:
 
     def __init__(self, library, ops, kernels):
         self.path, self.ops = library, ops
-        GpuLibrary(Path(library)).set_kernels(0, kernels)
+        GpuLibrary(Path(library), "GPUs").set_kernels(0, kernels)
         self._register()
 
     def _register(self):

@@ -188,10 +188,10 @@ def case_auto(gpu):
 
     def is_on_cpu(note):
         asked = {**PINNED, "ctx": 256, "memory": 1 << 30}
-        with load_package(path, device="auto", gpu_provider=provider(gpu), costs=store, **asked) as model:
+        with load_package(path, device="auto", gpu_providers=provider(gpu), costs=store, **asked) as model:
             assert model.device is None
             assert note in model.device_choice.note
-        with load_package(path, device="cuda", gpu_provider=provider(gpu), costs=store, **asked) as model:
+        with load_package(path, device="cuda", gpu_providers=provider(gpu), costs=store, **asked) as model:
             assert model.plan.choice.gpu_layers == 2
 
     def costs(ms):
@@ -211,7 +211,7 @@ def case_refused(gpu):
     own = room(gpu, whole(), 1, ctx=256, **PINNED)
     for path in (cut, whole()):
         asked = {**PINNED, "ctx": 256, "device_memory": own - (1 if path == whole() else 0)}
-        load = partial(load_package, path, device="cuda", gpu_provider=provider(gpu), **asked)
+        load = partial(load_package, path, device="cuda", gpu_providers=provider(gpu), **asked)
         expect(MemoryBudgetExceeded, "memory of the GPU", load)
     device = find_device(DeviceName("cuda"), provider(gpu)).dividing(LAYERS, 1)
     graph, threads = whole() / "model.onnx", pool_size() or usable_cpus()

@@ -49,7 +49,7 @@ def case_listed(gpu):
     assert [str(device.name) for device in states["cuda"].devices] == ["cuda", "cuda:1"]
     assert find_device(DeviceName("cuda"), own).facts["architecture"] == "sm_87"
     expect(RuntimeUnavailable, "no GPU of that number", lambda: find_device(DeviceName("cuda", 2), own))
-    nodes = placement(open_package(package()), DeviceName("cuda"), own)
+    nodes = placement(open_package(package()), DeviceName("cuda"), own).nodes
     assert {node.provider for node in nodes} == {"EdgeRtGpuExecutionProvider"}
     assert len(nodes) > 8
     facts = placement_facts(package(), DeviceName("cuda"), own)
@@ -218,7 +218,7 @@ def case_auto(gpu):
     with load() as model:
         assert (model.device, model.device_choice) == (None, DeviceChoice(ON_CPU))
     measured(4.0, 2.0)
-    options = LoadOptions(ctx=256, costs=store, gpu_provider=provider(gpu))
+    options = LoadOptions(ctx=256, costs=store, gpu_providers=provider(gpu))
     assert plan_package(open_package(path), options).device.gpu.device_name == DeviceName("cuda")
     for again in ({}, {"memory": 1 << 30, "device_memory": 1 << 30}):
         with load(**again) as model:

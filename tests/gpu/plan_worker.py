@@ -57,7 +57,7 @@ def check(gpu, path, *, generated=0, sizes=SIZES, layers=None, **options):
     asked = {"ctx": 64, "prefill_chunk": ROWS, "draft_max": DRAFT, **options}
     own = GIB if layers is None else room(gpu, path, layers, **asked)
     with load_package(
-        path, device="cuda", gpu_provider=provider(gpu), memory=GIB, device_memory=own, **asked
+        path, device="cuda", gpu_providers=provider(gpu), memory=GIB, device_memory=own, **asked
     ) as model:  # fmt: skip
         assert model.plan.choice.gpu_layers == layers
         planned = model.plan.sizes.gpu
@@ -110,7 +110,7 @@ def case_nested_exits(gpu):
 def case_second(gpu):
     """Two models at once: each counts the context that they share, and both together keep to their plans."""
     asked = {
-        "device": "cuda", "gpu_provider": provider(gpu), "memory": GIB, "ctx": 64, "prefill_chunk": ROWS,
+        "device": "cuda", "gpu_providers": provider(gpu), "memory": GIB, "ctx": 64, "prefill_chunk": ROWS,
         "draft_max": DRAFT, "spec": "suffix", "kv": "f16",
     }  # fmt: skip
     with (
@@ -128,7 +128,7 @@ def case_second(gpu):
 
 def case_stays(gpu):
     """What stays when a model is closed, its context there and the driver here, is counted by the next one."""
-    asked = {"gpu_provider": provider(gpu), "ctx": 64, "prefill_chunk": ROWS, "spec": "off"}
+    asked = {"gpu_providers": provider(gpu), "ctx": 64, "prefill_chunk": ROWS, "spec": "off"}
     budget = Budget(GIB)
     load_package(package(), memory=budget, **asked).close()
     assert budget.gpu_bytes == 0

@@ -4,18 +4,18 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from edge_rt.device.driver import Gpu, GpuReport
-from edge_rt.device.provider import GpuProvider
+from edge_rt.device.cuda import CudaProvider
+from edge_rt.device.driver import Gpu
 from edge_rt.errors import RuntimeUnavailable
 from edge_rt.runtime.speculation.cost_model import CURVE_ROWS, RowCosts
 from edge_rt.system.machine import cpu_model
 from edge_rt.version import VERSION
 
 GIB = 1 << 30
-OLD = Gpu(0, "an old GPU", 61, 8 * GIB, is_integrated=False)
-LAPTOP = Gpu(1, "a laptop's GPU", 89, 8 * GIB, is_integrated=False)
-LARGE = Gpu(2, "a large GPU", 90, 80 * GIB, is_integrated=False)
-JETSON = Gpu(0, "Orin", 87, 7 * GIB, is_integrated=True)
+OLD = Gpu("cuda", 0, "an old GPU", "13000", 8 * GIB, False, {"compute": "61"})
+LAPTOP = Gpu("cuda", 1, "a laptop's GPU", "13000", 8 * GIB, False, {"compute": "89"})
+LARGE = Gpu("cuda", 2, "a large GPU", "13000", 80 * GIB, False, {"compute": "90"})
+JETSON = Gpu("cuda", 0, "Orin", "13000", 7 * GIB, True, {"compute": "87"})
 CPU_KEY = {"package_id": "x", "edge_rt": VERSION, "cpu": cpu_model(), "threads": 2, "isa": None, "kv_format": "f16"}
 
 
@@ -31,26 +31,31 @@ class FakeLibrary:
     def __init__(self, gpus, free, broken):
         self.gpus, self._free, self._broken = gpus, free, broken
 
-    def report(self):
-        return GpuReport(13000, self.gpus)
+    def describe(self):
+        lines = ["driver\t13000"]
+        for gpu in self.gpus:
+            more = [f"{name}={value}" for name, value in gpu.more.items()]
+            fields = ("gpu", gpu.number, gpu.total_bytes, int(gpu.is_unified), gpu.name, *more)
+            lines.append("\t".join(map(str, fields)))
+        return "\n".join(lines)
 
     def set_kernels(self, number, cubins):
         pass
 
     def free_bytes(self, number):
         (gpu,) = (gpu for gpu in self.gpus if gpu.number == number)
-        assert gpu.can_compute
-        assert not gpu.is_integrated
+        assert gpu != OLD
+        assert not gpu.is_unified
         if self._free is None or number in self._broken:
             raise RuntimeUnavailable("The GPU cannot be opened.", f"GPU {number}.", "Check it with nvidia-smi.")
         return self._free
 
 
-class FakeProvider(GpuProvider):
+class FakeProvider(CudaProvider):
     """edge-rt's provider with such a driver."""
 
     def __init__(self, *gpus, free=6 * GIB, broken=()):
-        super().__init__(lambda: Path("library"), lambda gpu, report: {})
+        super().__init__(lambda: Path("library"), lambda gpu: {})
         self._library = FakeLibrary(gpus, free, broken)
 
 
@@ -63,5 +68,5 @@ def costs(ms, depths=(64, 320), *, rows=CURVE_ROWS, growth=0.1, steady=True):
 def gpu_key(gpu, **changes):
     """The key of costs that were measured on a GPU, as ``ComputeDevice.facts`` writes it."""
     device = {"device": str(gpu.device_name), "provider": "EdgeRtGpuExecutionProvider", "version": "0.1"}
-    device |= {"text": gpu.name, **GpuReport(13000, (gpu,)).facts(gpu), **changes.pop("device", {})}
+    device |= {"text": gpu.name, **FakeProvider(gpu).facts(gpu), **changes.pop("device", {})}
     return {**CPU_KEY, "device": device, **changes}

@@ -13,6 +13,6 @@ from edge_rt.package.reader import open_package
 def require_webgpu(portable_package):
     """Return the placement of a portable package on WebGPU; skip the test where no session can be made there."""
     try:
-        return placement(open_package(portable_package), DeviceName(WEBGPU))
+        return placement(open_package(portable_package), DeviceName(WEBGPU)).nodes
     except RuntimeUnavailable as error:
         pytest.skip(f"needs a WebGPU adapter: {error}")

@@ -3,6 +3,7 @@ from __future__ import annotations
 import pytest
 
 from edge_rt.device.names import ON_CPU, DeviceName
+from edge_rt.device.provider import GpuProviders
 from edge_rt.errors import RuntimeUnavailable
 from edge_rt.measure.memory_worker import DeviceMemory
 from tests.device.test_provider import OLD, TWO, FakeProvider
@@ -12,7 +13,7 @@ def provider(lines, free):
     """Return a provider of these GPUs, on which each of these bytes in turn are free."""
     made, left = FakeProvider(lines), iter(free)
     made.fake.free_bytes = lambda number: next(left)
-    return made
+    return GpuProviders(made)
 
 
 def test_what_less_is_free_is_taken_also_on_a_gpu_for_portable_packages_alone():

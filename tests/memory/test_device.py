@@ -47,7 +47,7 @@ def test_an_unknown_device_is_refused_and_those_of_this_machine_are_named(name):
     with pytest.raises(ConfigError, match="Unknown device") as refused:
         preset(name)
     assert refused.value.numbers
-    assert "On this machine: auto, cpu, cuda, webgpu." in refused.value.action
+    assert "On this machine: auto, cpu, cuda, vulkan, webgpu." in refused.value.action
     assert "edge-rt plan --device list" in refused.value.action
 
 

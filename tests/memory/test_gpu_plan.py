@@ -19,7 +19,7 @@ from edge_rt.memory.shape import shape_of
 from edge_rt.memory.sizes import sizes_of
 from edge_rt.memory.speed import pass_seconds
 from edge_rt.package.reader import open_package
-from edge_rt.runtime.forward.io_binding_cuda import MOST_RECORDED
+from edge_rt.runtime.forward.io_binding_gpu import MOST_RECORDED
 from edge_rt.runtime.forward.runner import MAX_KEPT_SHAPES
 from tests.helpers.gguf_factory import write_llama_gguf
 from tests.memory.shapes import DEVICE, MIB, make_shape, request_of, requests, shapes, windows_of

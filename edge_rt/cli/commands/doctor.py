@@ -140,10 +140,10 @@ def _measured(terminal: Terminal, name: str, warnings: list[str]) -> dict[str, A
 
 def _compiled(terminal: Terminal, architecture: str) -> dict[str, Any]:
     """Compile the kernels for an architecture, unless they were, and return what was made."""
+    from edge_rt.device.cuda import INSTALLED_CUDA, compiler_here, kernel_cache, prebuilt
     from edge_rt.device.kernels import parse_architecture
-    from edge_rt.device.provider import compiler_here, kernel_cache, prebuilt
 
-    nvrtc = compiler_here()
+    nvrtc = compiler_here(INSTALLED_CUDA)
     terminal.note(f"Compiling the kernels for {architecture}.", "dim")
     cubins = prebuilt(parse_architecture(architecture), nvrtc)
     return {
@@ -157,8 +157,8 @@ def _compiled(terminal: Terminal, architecture: str) -> dict[str, Any]:
 
 def _kernel_cache(warnings: list[str]) -> dict[str, Any] | None:
     """Return where compiled kernels for GPUs are kept, how much it is and for which architectures."""
+    from edge_rt.device.cuda import kernel_cache
     from edge_rt.device.kernels import cache_contents
-    from edge_rt.device.provider import kernel_cache
 
     try:
         contents = cache_contents(kernel_cache())

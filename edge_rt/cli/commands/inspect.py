@@ -48,7 +48,7 @@ def inspect(
 ) -> int:
     """Show the facts of a package, a checkpoint or a trained drafter: sizes, quantisation, licence, template.
 
-    With --device cuda or webgpu also which nodes of a package's graph run there.
+    With --device cuda, vulkan or webgpu also which nodes of a package's graph run there.
     """
     terminal = output.terminal()
     device = ON_CPU

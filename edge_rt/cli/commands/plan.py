@@ -51,7 +51,7 @@ class MachineFlags:
     device: Annotated[
         str | None,
         flags.DEVICE.but(
-            help="cuda: a GPU of this machine; or another machine: a preset, or a saved one; 'list' shows them.",
+            help="cuda, vulkan: a GPU of this machine; or another machine: a preset, or a saved one; list shows them.",
             shown="this machine",
             complete=flags.planned_devices,
         ),
@@ -105,8 +105,8 @@ def plan(
     speeds = Speeds(made.shape, made.device, measured, made.request.drafter)
     notes = found.notes
     if is_for_gpu and made.device.gpu is None:
-        is_nvidia = asked.device_name.kind != WEBGPU
-        why = "packages of the op profile native only" if is_nvidia else "GPUs of NVIDIA only"
+        is_own = asked.device_name.kind != WEBGPU
+        why = "packages of the op profile native only" if is_own else "native packages on cuda and vulkan only"
         notes += (f"Counted as on the CPU: the memory of a GPU is planned for {why}.",)
     unused = _unused(made)
     if on_cpu_here and not speeds.rate(made.choice).is_measured:

@@ -193,7 +193,7 @@ NO_PROMPT_CACHE: Final = Flag(("--no-prompt-cache",), "Write nothing of prompts 
 DEVICE: Final = Flag(
     ("--device",),
     f"What computes: {', '.join(SHOWN_DEVICES[:-1])} or {SHOWN_DEVICES[-1]} (portable packages). "
-    "auto: the CPU, or an NVIDIA GPU that was measured to be faster.",
+    "auto: the CPU, or a GPU that was measured to be faster.",
     metavar="DEVICE",
     shown="auto",
     panel=MEMORY_PANEL,

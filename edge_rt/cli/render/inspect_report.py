@@ -7,12 +7,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from edge_rt.device.names import DeviceName
+from edge_rt.device.names import CPU_BITS, DeviceName
 from edge_rt.errors import ErrorJSON, MemoryBudgetExceeded
 from edge_rt.system.byte_size import counted, exact_size, human_bytes, round_up, show_at_least, show_size
 
 if TYPE_CHECKING:
-    from edge_rt.device.provider import GpuProvider
+    from edge_rt.device.provider import GpuProviders
     from edge_rt.export import ExportForecast
     from edge_rt.ort.providers import ProviderState
     from edge_rt.package.ahead import AheadInfo
@@ -310,12 +310,17 @@ def _quality_rows(quality: Quality) -> list[Row]:
 
 def device_facts(states: list[ProviderState]) -> dict[str, Any]:
     """Return kind of device -> its devices, or why there is none, as a JSON object."""
-    return {
-        state.kind: str(state.problem)
-        if state.problem is not None
-        else [{**device.facts, "is_software": device.is_software} for device in state.devices]
-        for state in states
-    }
+    return {state.kind: str(state.problem) if state.problem is not None else _listed(state) for state in states}
+
+
+def _listed(state: ProviderState) -> list[dict[str, Any]]:
+    """Return the devices of a kind; those that nothing can be computed on have a refusal."""
+    found = [{**device.facts, "is_software": device.is_software} for device in state.devices]
+    refused = [
+        {"device": str(gpu.device_name), "text": gpu.name, "is_software": gpu.is_software, "refusal": str(why)}
+        for gpu, why in state.refused
+    ]
+    return [*found, *refused]
 
 
 def device_lines(facts: Mapping[str, Any]) -> list[tuple[str, str]]:
@@ -332,28 +337,44 @@ def device_lines(facts: Mapping[str, Any]) -> list[tuple[str, str]]:
 def _more(device: dict[str, Any]) -> str:
     from edge_rt.system.byte_size import human_bytes
 
-    if "architecture" not in device:
+    if "refusal" in device:
+        return str(device["refusal"])
+    if "memory_bytes" not in device:
         return f"{device['provider']} {device['version']}"
     shared = " shared with the machine" if device["shares_memory"] else ""
     memory = f"{human_bytes(device['memory_bytes'])}{shared}"
-    return f"{device['architecture']}, {memory}, driver of CUDA {device['driver']}, {device['provider']}"
+    if "architecture" in device:
+        return f"{device['architecture']}, {memory}, driver of CUDA {device['driver']}, {device['provider']}"
+    dots = "8-bit dot products" if device["int8_dots"] else "no 8-bit dot products"
+    halves = "16-bit storage" if device["halves"] else "no 16-bit storage"
+    driver = f"driver {device['driver']}, {device['provider']}"
+    return f"{device['type']}, {memory}, {dots}, {halves}, {driver}, {bits_text(device.get(CPU_BITS))}"
 
 
-def placement_facts(path: Path, device: DeviceName, own: GpuProvider | None = None) -> dict[str, Any]:
+def bits_text(has_cpu_bits: bool | None) -> str:
+    """Return what is known of a device's bits; None: nothing, it was not tested yet."""
+    if has_cpu_bits is None:
+        return "its bits were not compared with the CPU's yet: the first use does"
+    return "the CPU's bits" if has_cpu_bits else "exact on this device only: its bits are not the CPU's"
+
+
+def placement_facts(path: Path, device: DeviceName, own: GpuProviders | None = None) -> dict[str, Any]:
     """Return where the nodes of a package run on a device, as a JSON object.
 
     Args:
-        own: edge-rt's own provider; None: the installed one.
+        own: edge-rt's own providers; None: the installed ones.
     """
-    from edge_rt.device.provider import INSTALLED
+    from edge_rt.device.installed import INSTALLED
     from edge_rt.ort.providers import placement
     from edge_rt.package.reader import open_package
 
-    nodes = placement(open_package(path), device, own or INSTALLED)
+    place = placement(open_package(path), device, own or INSTALLED)
+    bits = place.device.details.get(CPU_BITS)
     return {
-        "device": str(device),
-        "nodes": dict(Counter(node.provider for node in nodes)),
-        "cpu_nodes": [f"{node.name} ({node.operator})" for node in nodes if node.is_on_cpu],
+        "device": str(place.device.name),
+        "nodes": dict(Counter(node.provider for node in place.nodes)),
+        "cpu_nodes": [f"{node.name} ({node.operator})" for node in place.nodes if node.is_on_cpu],
+        **({} if bits is None else {CPU_BITS: bits}),
     }
 
 
@@ -361,4 +382,5 @@ def placement_rows(facts: dict[str, Any]) -> list[tuple[str, str]]:
     """Return the same as rows of a table."""
     rows = [("device", str(facts["device"]))]
     rows += [(provider, counted(count, "node")) for provider, count in facts["nodes"].items()]
+    rows += [("bits", bits_text(facts[CPU_BITS]))] if CPU_BITS in facts else []
     return [*rows, ("on the CPU", ", ".join(facts["cpu_nodes"]) or "none")]

@@ -84,9 +84,9 @@ def open_io_binding(
     decoder = manifest.decoder
     assert decoder is not None, manifest.op_profile
     if device is not None and manifest.op_profile == NativeIOBinding.profile:
-        from edge_rt.runtime.forward.io_binding_cuda import CudaIOBinding
+        from edge_rt.runtime.forward.io_binding_gpu import GpuIOBinding
 
-        return CudaIOBinding(
+        return GpuIOBinding(
             decoder,
             capacity,
             kv_format,
@@ -98,7 +98,7 @@ def open_io_binding(
         )
     assert not host_layers, host_layers
     if device is not None:
-        from edge_rt.runtime.forward.io_binding_cuda import DeviceIOBinding
+        from edge_rt.runtime.forward.io_binding_gpu import DeviceIOBinding
 
         assert manifest.op_profile == DeviceIOBinding.profile, manifest.op_profile
         return DeviceIOBinding(decoder, capacity, formats[0], device=device)

@@ -6,15 +6,14 @@ import functools
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from edge_rt.device.names import AUTO as AUTO_DEVICE, CUDA, require_op_profile
+from edge_rt.device.names import AUTO as AUTO_DEVICE, require_op_profile
 from edge_rt.errors import ConfigError, RuntimeUnavailable, UnsupportedModel
 from edge_rt.memory.device import MACHINE, this_device, unmeasured_gpu
 from edge_rt.memory.drafter_shapes import DrafterShape
-from edge_rt.memory.figures import CONTEXT_BYTES, DRIVER_BYTES, Device, GpuFigures
+from edge_rt.memory.figures import Device, GpuFigures
 from edge_rt.memory.plan import GPU_OP_PROFILE
 from edge_rt.memory.shape import DraftModelShape, ModelShape, shape_of, shape_on
 from edge_rt.package.exits import require_ahead_mode, require_self_mode
@@ -29,7 +28,8 @@ from edge_rt.system.process_memory import own_bytes, read_memory
 
 if TYPE_CHECKING:
     from edge_rt.device.driver import Gpu
-    from edge_rt.runtime.speculation.cost_model import RowCosts
+    from edge_rt.device.provider import GpuProvider
+    from edge_rt.runtime.speculation.cost_model import CostStore, RowCosts
 
 
 @dataclass(frozen=True)
@@ -48,6 +48,18 @@ class GpuFacts:
 
 
 @dataclass(frozen=True)
+class LostGpus:
+    """GPUs whose driver does not answer.
+
+    Attributes:
+        costs: cache format -> costs of passes that were measured on any of them.
+    """
+
+    error: str
+    costs: Mapping[str, RowCosts] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
 class Facts:
     """What there is: a model, a machine, and a process on it.
 
@@ -59,7 +71,8 @@ class Facts:
         budget_bytes: what a budget leaves that models share; None: there is none.
         gpus: the GPU that was named; with ``auto`` those that could be taken.
         cpu_costs: cache format -> costs of passes that were measured on the CPU.
-        lost_costs: the same on any GPU, if the driver does not answer.
+        lost: GPUs that ``auto`` cannot take, because their drivers do not answer.
+        asked_bytes: memory of the process that drivers take which were asked.
         context_bytes: what this process's context holds already of a GPU that shares the machine's memory.
         has_prompts: whether prompts come with the package, computed.
     """
@@ -75,8 +88,8 @@ class Facts:
     budget_bytes: int | None = None
     gpus: tuple[GpuFacts, ...] = ()
     cpu_costs: Mapping[str, RowCosts] = field(default_factory=dict)
-    lost_costs: Mapping[str, RowCosts] = field(default_factory=dict)
-    lost: str | None = None
+    lost: tuple[LostGpus, ...] = ()
+    asked_bytes: int = 0
     context_bytes: int = 0
     has_prompts: bool = False
 
@@ -118,7 +131,8 @@ def read_facts(model: Package | ModelShape, options: LoadOptions, machine: Devic
     )
     if is_here:
         facts = _with_gpus(facts, options, is_process=machine is None)
-        facts = replace(facts, driver_bytes=DRIVER_BYTES if options.gpu_provider.was_asked else 0)
+        taken = options.gpu_providers.host_bytes
+        facts = replace(facts, driver_bytes=taken, asked_bytes=taken)
     if machine is None:
         facts = _with_process(facts, options, held)
     if package is not None:
@@ -166,13 +180,13 @@ def _this_process() -> Device:
 
 def _with_process(facts: Facts, options: LoadOptions, held: int) -> Facts:
     """Return the facts with the memory of this process."""
-    provider = options.gpu_provider
-    facts = replace(facts, context_bytes=CONTEXT_BYTES if provider.has_opened else 0)
+    providers = options.gpu_providers
+    facts = replace(facts, context_bytes=providers.context_bytes)
     if options.base_bytes is None:
-        # What the process holds includes what the driver took, which every plan for a GPU counts by itself.
-        now, driver = resident_bytes(), DRIVER_BYTES if provider.has_opened else 0
-        if provider.was_asked and not provider.has_opened:
-            driver = min(DRIVER_BYTES, max(0, now - held))
+        # What the process holds includes what drivers took, which every plan for a GPU counts by itself.
+        now, driver = resident_bytes(), providers.opened.host_bytes
+        if providers.was_asked and not driver:
+            driver = min(facts.asked_bytes, max(0, now - held))
         facts = replace(facts, base_bytes=max(0, now - driver), driver_bytes=driver)
     else:
         held = max(options.base_bytes, _unshared_bytes())
@@ -255,60 +269,86 @@ def why_rows_are_not_stored(manifest: Manifest) -> str | None:
 
 def _with_gpus(facts: Facts, options: LoadOptions, *, is_process: bool) -> Facts:
     """Return the facts with the GPUs that a load may take; no driver is asked where it takes none."""
-    name, provider, store = options.device_name, options.gpu_provider, options.costs
-    unported, package_id = facts.shape.unported_parts, facts.shape.package_id
+    name, unported = options.device_name, facts.shape.unported_parts
     is_planned = facts.shape.op_profile == GPU_OP_PROFILE and not unported
-    if name.kind == CUDA and unported:
+    if name.is_own and unported:
         part, layers = next(iter(unported.items()))
         raise UnsupportedModel(
             f"{part} are not computed on a GPU.",
             f"{facts.shape.model.name} has them in {counted(layers, 'layer')}.",
             "Use --device cpu.",
         )
-    if name.kind == CUDA and not is_planned and is_process:
+    if name.is_own and not is_planned and is_process:
         # ONNX Runtime's own provider takes what it needs, and says what it lacks.
         return facts
-    if name.kind == CUDA:
-        gpu = provider.library.report().gpu(name.index)
+    if name.is_own:
+        provider = options.gpu_providers.of(name)
         # ONNX Runtime's own provider may know older ones, and takes what it needs.
-        return replace(facts, gpus=(GpuFacts(gpu, _figures(gpu, options) if is_planned else None),))
-    if name.kind != AUTO_DEVICE or store is None or package_id is None or not is_planned or not provider.has_driver():
+        gpu = provider.listed_gpu(name)
+        figures = _figures(gpu, provider, options) if is_planned else None
+        return replace(facts, gpus=(GpuFacts(gpu, figures),))
+    store, package_id = options.costs, facts.shape.package_id
+    if name.kind != AUTO_DEVICE or store is None or package_id is None or not is_planned:
         return facts
-    from edge_rt.runtime.speculation.stored_costs import costs_on_any_gpu, costs_on_cpu, costs_on_gpu, may_be_faster
+    for provider in options.gpu_providers:
+        facts = _with_measured(facts, provider, store, package_id)
+    if any(one.costs for one in facts.gpus) or any(lost.costs for lost in facts.lost):
+        from edge_rt.runtime.speculation.stored_costs import costs_on_cpu
 
-    of_cpu = partial(costs_on_cpu, store, package_id, facts.machine.threads, options.isa)
+        facts = replace(facts, cpu_costs=costs_on_cpu(store, package_id, facts.machine.threads, options.isa))
+    return replace(facts, gpus=tuple(_opened(one, options, facts.cpu_costs) for one in facts.gpus))
+
+
+def _with_measured(facts: Facts, provider: GpuProvider, store: CostStore, package_id: str) -> Facts:
+    """Return the facts with the GPUs of a provider that ``auto`` may take, and what was measured there."""
+    from edge_rt.runtime.speculation.stored_costs import costs_on_any_gpu, costs_on_gpu
+
+    if not provider.is_asked_always and not costs_on_any_gpu(store, package_id, provider.kind):
+        return facts
+    if not provider.has_driver():
+        return facts
     try:
-        report = provider.report()
+        gpus = [gpu for gpu in provider.gpus() if not gpu.is_software]
     except RuntimeUnavailable as error:
-        lost = costs_on_any_gpu(store, package_id)
-        return replace(facts, lost=str(error), lost_costs=lost, cpu_costs=of_cpu() if lost else {})
-    gpus = [gpu for gpu in report.gpus if gpu.can_compute]
-    measured = {gpu.number: costs_on_gpu(store, package_id, gpu, report) for gpu in gpus}
-    cpu_costs = of_cpu() if any(measured.values()) else {}
-    read = []
-    for gpu in gpus:
-        costs, figures, failed = measured[gpu.number], None, None
-        # What was not measured on both, or is slower in every measured pass, cannot be taken, and is not opened.
-        if may_be_faster(costs, cpu_costs):
-            try:
-                figures = _figures(gpu, options)
-            except RuntimeUnavailable as error:
-                failed = str(error)
-        read.append(GpuFacts(gpu, figures, costs, failed))
-    return replace(facts, gpus=tuple(read), cpu_costs=cpu_costs)
+        return replace(
+            facts, lost=(*facts.lost, LostGpus(str(error), costs_on_any_gpu(store, package_id, provider.kind)))
+        )
+    found = (GpuFacts(gpu, None, costs_on_gpu(store, package_id, gpu, provider.facts(gpu))) for gpu in gpus)
+    return replace(facts, gpus=(*facts.gpus, *found))
 
 
-def _figures(gpu: Gpu, options: LoadOptions) -> GpuFigures:
+def _opened(one: GpuFacts, options: LoadOptions, cpu_costs: Mapping[str, RowCosts]) -> GpuFacts:
+    """Return what is known of a GPU when it was opened; what cannot be taken is not."""
+    from edge_rt.runtime.speculation.stored_costs import may_be_faster
+
+    # What was not measured on both, or is slower in every measured pass.
+    if not may_be_faster(one.costs, cpu_costs):
+        return one
+    try:
+        return replace(one, figures=_figures(one.gpu, options.gpu_providers.of(one.gpu.device_name), options))
+    except RuntimeUnavailable as error:
+        return replace(one, error=str(error))
+
+
+def _figures(gpu: Gpu, provider: GpuProvider, options: LoadOptions) -> GpuFigures:
     """Return the figures of a GPU; one with memory of its own is opened for a moment, to ask how much is free."""
-    from edge_rt.device.kernels import check_compute
-
-    check_compute(gpu.compute)
-    provider, free = options.gpu_provider, gpu.total_bytes
-    if not gpu.is_integrated:
+    if (why := provider.refused(gpu)) is not None:
+        raise why
+    free = gpu.total_bytes
+    if not gpu.is_unified:
         # A plan counts the context that this process may have there already, and what a model gives back.
-        kept = CONTEXT_BYTES if provider.is_ready(gpu.number) else 0
+        kept = provider.context_bytes if provider.is_ready(gpu.number) else 0
         free = min(free, provider.free_bytes(gpu.number) + options.freed_device_bytes.get(gpu.device_name, 0) + kept)
-    return unmeasured_gpu(gpu.name, gpu.total_bytes, free, is_unified=gpu.is_integrated, device_name=gpu.device_name)
+    return unmeasured_gpu(
+        gpu.name,
+        gpu.total_bytes,
+        free,
+        is_unified=gpu.is_unified,
+        device_name=gpu.device_name,
+        context_bytes=provider.context_bytes,
+        host_bytes=provider.host_bytes,
+        has_cpu_bits=provider.self_test(gpu).has_cpu_bits,
+    )
 
 
 def resident_bytes() -> int:

@@ -205,7 +205,10 @@ def require_carried_out(plan: Plan, package: Package, options: LoadOptions) -> P
             "Make one with edge_rt.plan for the package that is to be loaded.",
         )
     choice, asked = plan.device_choice, options.device_name
-    if choice is None or asked.kind == AUTO_DEVICE or asked == choice.device:
+    is_any = asked.kind == AUTO_DEVICE or (
+        asked.index is None and choice is not None and choice.device.kind == asked.kind
+    )
+    if choice is None or is_any or asked == choice.device:
         return plan
     raise ConfigError(
         "The plan was made for another device.",

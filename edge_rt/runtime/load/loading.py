@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
-from edge_rt.device.provider import GpuProvider
+from edge_rt.device.provider import GpuProviders
 from edge_rt.errors import ConfigError, MemoryBudgetExceeded, RuntimeUnavailable, StorageError, UnsupportedModel
 from edge_rt.memory.budget import Budget
 from edge_rt.memory.plan import Plan, make_plan
@@ -157,15 +157,15 @@ def open_model(
     try:
         return _open_parts(package, load_plan, options, switch, runner)
     except BaseException:
-        load_plan.release(kept_gpu_bytes=_kept_gpu_bytes(plan, options.gpu_provider))
+        load_plan.release(kept_gpu_bytes=_kept_gpu_bytes(plan, options.gpu_providers))
         raise
 
 
-def _kept_gpu_bytes(plan: Plan, provider: GpuProvider) -> int:
+def _kept_gpu_bytes(plan: Plan, providers: GpuProviders) -> int:
     """Return how much of what a plan counts for GPUs the process keeps when the load has failed."""
     gpu = plan.device.gpu
-    has_context = gpu is not None and gpu.device_name is not None and provider.is_ready(gpu.device_name.index)
-    return (plan.sizes.driver if provider.was_asked else 0) + (plan.sizes.unified_context if has_context else 0)
+    has_context = gpu is not None and gpu.device_name is not None and providers.is_ready(gpu.device_name)
+    return (plan.sizes.driver if providers.was_asked else 0) + (plan.sizes.unified_context if has_context else 0)
 
 
 def _open_parts(
@@ -180,7 +180,7 @@ def _open_parts(
     if computes is not None and computes.device.is_gpu:
         from edge_rt.ort.providers import open_device
 
-        device = open_device(computes.device, manifest.op_profile, options.gpu_provider, options.on_compile)
+        device = open_device(computes.device, manifest.op_profile, options.gpu_providers, options.on_compile)
     if device is not None and choice.gpu_layers is not None:
         device = device.dividing(load_plan.host_layers, choice.gpu_layers)
     tell = options.on_load or _tell_nobody

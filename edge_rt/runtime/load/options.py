@@ -9,8 +9,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+from edge_rt.device.installed import INSTALLED
 from edge_rt.device.names import AUTO as AUTO_DEVICE, DeviceName, parse_device
-from edge_rt.device.provider import INSTALLED, GpuProvider
+from edge_rt.device.provider import GpuProviders
 from edge_rt.errors import ConfigError
 from edge_rt.memory.budget import Budget
 from edge_rt.memory.device import refuse_preset
@@ -53,9 +54,9 @@ class LoadOptions:
         device_memory: budget of the memory of a GPU that has its own: bytes, or a text; None: what is free there.
         ctx: capacity of the context in tokens; None: the model's own, up to 8192, if that fits.
         threads: None takes every CPU that this process may use; there is one number for the whole process.
-        device: ``"cpu"``, ``"cuda"``, ``"cuda:1"`` or ``"webgpu"``; ``"auto"``: a GPU of NVIDIA where passes of the
-            package that were measured, among ``costs``, say that it is faster, else the CPU. With a plan it is the
-            device of the plan.
+        device: ``"cpu"``, ``"cuda"``, ``"cuda:1"``, ``"vulkan"``, ``"vulkan:1"`` or ``"webgpu"``; ``"auto"``: a GPU
+            where passes of the package that were measured, among ``costs``, say that it is faster, else the CPU. With a
+            plan it is the device of the plan.
         prefill_chunk: tokens of one pass over a prompt.
         kv: format of the KV cache, one of those that ``edge-rt inspect`` shows; ``"auto"`` takes the fastest that fits,
             None the package's default, if it fits.
@@ -108,7 +109,7 @@ class LoadOptions:
         system: system message of conversations that are given none.
         unverified: whether drafts are allowed on a device where no ``edge-rt verify`` of the package has passed, which
             is what ``verify`` itself needs.
-        gpu_provider: edge-rt's own execution provider, for ``"cuda"``.
+        gpu_providers: edge-rt's own execution providers, for ``"cuda"`` and ``"vulkan"``.
         spell: formats the flags of a setting that fits, for an error; None: as arguments of ``edge_rt.load``.
         device_name: the device, read.
 
@@ -153,7 +154,7 @@ class LoadOptions:
     prompt_cache: Path | None = None
     prompt_cache_size: int | str | None = None
     unverified: bool = False
-    gpu_provider: GpuProvider = INSTALLED
+    gpu_providers: GpuProviders = INSTALLED
     spell: Callable[[tuple[str, ...]], str] | None = None
     device_name: DeviceName = field(init=False, repr=False)
 

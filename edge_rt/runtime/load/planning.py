@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
 from edge_rt.device.names import AUTO as AUTO_DEVICE, ON_CPU, DeviceChoice
-from edge_rt.memory.figures import DRIVER_BYTES, Choice, Device, GpuFigures
+from edge_rt.memory.figures import Choice, Device, GpuFigures
 from edge_rt.memory.plan import Plan, make_plan, no_device_budget
 from edge_rt.memory.request import Request
 from edge_rt.memory.shape import ModelShape
@@ -61,7 +61,8 @@ def plan_load(facts: Facts, options: LoadOptions) -> Plan:
         return _plan_on(facts, options, facts.machine.gpu)
     if name.kind != AUTO_DEVICE:
         figures = facts.gpus[0].figures if facts.gpus else None
-        return replace(_plan_on(facts, options, figures), device_choice=DeviceChoice(name, is_named=True))
+        device = facts.gpus[0].gpu.device_name if facts.gpus else name
+        return replace(_plan_on(facts, options, figures), device_choice=DeviceChoice(device, is_named=True))
     # A budget of a GPU's memory says nothing about the CPU, and is refused there.
     on_cpu = _plan_on(facts, options.but(device_memory=None), None)
     plan = _choose(facts, options, on_cpu)
@@ -79,6 +80,9 @@ def _plan_on(facts: Facts, options: LoadOptions, gpu: GpuFigures | None) -> Plan
         # The plan counts the context, whoever has brought it.
         available += facts.context_bytes
     budget = options.budget_bytes if facts.budget_bytes is None else facts.budget_bytes
+    driver = facts.driver_bytes
+    if gpu is not None and driver is not None:
+        driver = max(gpu.host_bytes, facts.asked_bytes)
     request = Request(
         budget_bytes=budget,
         ctx=options.ctx,
@@ -87,7 +91,7 @@ def _plan_on(facts: Facts, options: LoadOptions, gpu: GpuFigures | None) -> Plan
         draft_max=options.draft_max if options.spec != OFF else None,
         prefill_chunk=options.prefill_chunk,
         resident_bytes=facts.base_bytes,
-        driver_bytes=facts.driver_bytes if gpu is None or facts.driver_bytes is None else DRIVER_BYTES,
+        driver_bytes=driver,
         corpus=None if options.corpus is None else str(options.corpus),
         corpus_bytes=facts.corpus_bytes,
         hidden=options.hidden,
@@ -114,10 +118,8 @@ def _choose(facts: Facts, options: LoadOptions, on_cpu: Plan) -> Plan:
     def speeds_of(costs: Mapping[str, RowCosts]) -> tuple[float, float] | None:
         return measured_speeds(costs, facts.cpu_costs, on_cpu.choice, facts.shape)
 
-    if facts.lost is not None:
-        # `doctor` says why no GPU can be used; here it is said where one would have been taken.
-        failures = (("the GPU", facts.lost),) if _is_faster(speeds_of(facts.lost_costs)) else ()
-        return replace(on_cpu, device_choice=DeviceChoice(ON_CPU, failures=failures))
+    # `doctor` says why no GPU can be used; here it is said where one would have been taken.
+    failures = tuple(("the GPU", lost.error) for lost in facts.lost if _is_faster(speeds_of(lost.costs)))
     measured = [one for one in facts.gpus if one.costs]
     # One of two equal GPUs is enough.
     known = {one.gpu.name for one in measured}
@@ -127,10 +129,13 @@ def _choose(facts: Facts, options: LoadOptions, on_cpu: Plan) -> Plan:
         hint = _not_compared(measured[0], is_cpu_measured=bool(facts.cpu_costs))
     faster = sorted((pair for pair in compared if _is_faster(pair[0])), key=lambda pair: -pair[0][0])
     plans: list[Plan] = []
-    failures, passed_over = (), None
+    passed_over = None
     for speeds, one in faster:
         if one.figures is None:
             failures = (*failures, (str(one.gpu.device_name), str(one.error)))
+            continue
+        if not one.figures.has_cpu_bits:
+            passed_over = passed_over or _other_bits(one)
             continue
         on_gpu = _plan_on(facts, options, one.figures)
         if _keeps_as_much(on_gpu, on_cpu):
@@ -140,7 +145,8 @@ def _choose(facts: Facts, options: LoadOptions, on_cpu: Plan) -> Plan:
             passed_over = passed_over or _passed_over(speeds, one, on_gpu)
     if plans:
         # A GPU that failed has taken what the driver takes.
-        driver = None if facts.driver_bytes is None else max(facts.driver_bytes, DRIVER_BYTES)
+        taken = max(plan.device.gpu.host_bytes for plan in plans if plan.device.gpu is not None)
+        driver = None if facts.driver_bytes is None else max(facts.driver_bytes, facts.asked_bytes, taken)
         on_cpu = _plan_on(replace(facts, driver_bytes=driver), options.but(device_memory=None), None)
     plan = replace(on_cpu, device_choice=DeviceChoice(ON_CPU, passed_over or hint, failures))
     for on_gpu in reversed(plans):
@@ -197,6 +203,11 @@ def _not_compared(one: GpuFacts, *, is_cpu_measured: bool) -> str:
         return f"{name} is not used: it and the CPU were measured with other caches or contexts. {again}"
     why = "the CPU's speed with this model is not known"
     return f"{name} is not used: {why}. {_CALIBRATE} {ON_CPU} measures it."
+
+
+def _other_bits(one: GpuFacts) -> str:
+    name, device = one.gpu.name, one.gpu.device_name
+    return f"{name} is not used: its answers need not be the CPU's to the last token. --device {device} runs there."
 
 
 def _passed_over(speeds: tuple[float, float], one: GpuFacts, plan: Plan) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Final
 
-from edge_rt.device.names import CUDA, GPU_LAYERS
+from edge_rt.device.names import GPU_LAYERS
 from edge_rt.memory.figures import Choice
 from edge_rt.memory.speed import speculation_step, speculative_tokens_per_second
 from edge_rt.ort.op_library import library_path, native_status
@@ -15,7 +15,7 @@ from edge_rt.system.machine import cpu_model
 from edge_rt.version import VERSION
 
 if TYPE_CHECKING:
-    from edge_rt.device.driver import Gpu, GpuReport
+    from edge_rt.device.driver import Gpu
 
 ANSWER_MS: Final = 0.35
 """What a step of several answers takes for each besides its pass: choosing a token, and its text. Measured with 2 to 8
@@ -41,21 +41,24 @@ def costs_on_cpu(store: CostStore, package_id: str, threads: int, isa: str | Non
     return _by_format(found)
 
 
-def costs_on_gpu(store: CostStore, package_id: str, gpu: Gpu, report: GpuReport) -> dict[str, RowCosts]:
+def costs_on_gpu(store: CostStore, package_id: str, gpu: Gpu, facts: Mapping[str, Any]) -> dict[str, RowCosts]:
     """Return the measured costs of a package's passes on a GPU, by cache format; disturbed ones are left out.
 
     Those that were measured with another driver do not count, nor those with some layers on the CPU.
+
+    Args:
+        facts: of the GPU, as ``GpuProvider.facts``.
     """
-    facts = {"device": str(gpu.device_name), "text": gpu.name, **report.facts(gpu)}
-    found = _on_gpus(store, package_id)
+    facts = {"device": str(gpu.device_name), "text": gpu.name, **facts}
+    found = _on_gpus(store, package_id, gpu.kind)
     return _by_format(
         [(key, costs) for key, costs in found if all(key["device"].get(name) == value for name, value in facts.items())]
     )
 
 
-def costs_on_any_gpu(store: CostStore, package_id: str) -> dict[str, RowCosts]:
-    """Return as ``costs_on_gpu`` what was measured on any GPU of NVIDIA with any driver, such as one that fails now."""
-    return _by_format(_on_gpus(store, package_id))
+def costs_on_any_gpu(store: CostStore, package_id: str, kind: str) -> dict[str, RowCosts]:
+    """Return as ``costs_on_gpu`` what was measured on any GPU of a kind with any driver, such as one that fails now."""
+    return _by_format(_on_gpus(store, package_id, kind))
 
 
 def may_be_faster(of_gpu: Mapping[str, RowCosts], of_cpu: Mapping[str, RowCosts]) -> bool:
@@ -117,13 +120,13 @@ def _found(store: CostStore, package_id: str, facts: Mapping[str, Any]) -> list[
     ]
 
 
-def _on_gpus(store: CostStore, package_id: str) -> list[tuple[dict[str, Any], RowCosts]]:
-    """Return what was measured on GPUs of NVIDIA with all layers there, with its keys."""
+def _on_gpus(store: CostStore, package_id: str, kind: str) -> list[tuple[dict[str, Any], RowCosts]]:
+    """Return what was measured on GPUs of a kind with all layers there, with its keys."""
     return [
         (key, costs)
         for key, costs in _found(store, package_id, {})
         if isinstance(device := key.get("device"), dict)
-        and str(device.get("device")).partition(":")[0] == CUDA
+        and str(device.get("device")).partition(":")[0] == kind
         and GPU_LAYERS not in device
     ]
 

@@ -9,8 +9,8 @@ import pytest
 
 from edge_rt.cli.render.inspect_report import device_facts, device_lines
 from edge_rt.cli.render.stats import device_text
+from edge_rt.device.cuda import kernel_cache
 from edge_rt.device.names import DeviceName
-from edge_rt.device.provider import kernel_cache
 from edge_rt.errors import RuntimeUnavailable
 from edge_rt.ort.compute_device import ComputeDevice
 from edge_rt.ort.providers import ProviderState
@@ -24,7 +24,7 @@ ORIN = ComputeDevice(DeviceName("cuda", 1), "EdgeRtGpu", "1.0.0", "Orin", False,
 
 def test_every_kind_of_device_is_listed_or_the_reason_why_there_is_none(inline):
     devices = json.loads(inline("doctor", "--json").stdout)["devices"]
-    assert set(devices) == {"cuda", "webgpu"}
+    assert set(devices) == {"cuda", "vulkan", "webgpu"}
     for found in devices.values():
         if isinstance(found, str):
             # What happened, and what to do.

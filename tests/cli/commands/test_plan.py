@@ -280,7 +280,7 @@ class TestGpus:
 
     def test_webgpu_is_counted_as_on_the_cpu(self, inline, small_package):
         result = inline("plan", "-m", small_package, "--device", "webgpu", "--json")
-        assert any("GPUs of NVIDIA only" in note for note in json.loads(result.stdout)["notes"])
+        assert any("on cuda and vulkan only" in note for note in json.loads(result.stdout)["notes"])
 
     def test_a_name_that_is_nearly_right_is_suggested(self, inline, native_package):
         result = inline("plan", "-m", native_package, "--device", "jetson-orin-nano")

@@ -32,7 +32,7 @@ def loaded(package, options):
 
 def test_kept_for_this_device_and_package_until_a_difference_is_found(inline, small_package):
     """``inline`` keeps what is stored away from the user's."""
-    package, asked = open_package(small_package), LoadOptions(device="cuda", ctx=256, gpu_provider=with_stand_in(TWO))
+    package, asked = open_package(small_package), LoadOptions(device="cuda", ctx=256, gpu_providers=with_stand_in(TWO))
     error = io.StringIO()
     run = VerifyRun(
         Terminal(io.StringIO(), error),
@@ -65,7 +65,7 @@ def test_a_verification_on_the_cpu_keeps_nothing(inline, small_package):
     result = inline("verify", "-m", small_package, "--spec", "ngram", "--limit", "1", "-n", "4")
     assert result.returncode == 0
     package = open_package(small_package)
-    key, _ = loaded(package, LoadOptions(device="cuda", ctx=64, gpu_provider=with_stand_in(TWO)))
+    key, _ = loaded(package, LoadOptions(device="cuda", ctx=64, gpu_providers=with_stand_in(TWO)))
     assert not user_verified().path(key).parent.exists()
 
 

@@ -14,7 +14,7 @@ from edge_rt.errors import ConfigError
 from edge_rt.memory.device import unmeasured_gpu
 from edge_rt.memory.figures import CONTEXT_BYTES, DRIVER_BYTES
 from edge_rt.memory.plan import Request, make_plan
-from edge_rt.runtime.load.facts import Facts, GpuFacts
+from edge_rt.runtime.load.facts import Facts, GpuFacts, LostGpus
 from edge_rt.runtime.load.options import LoadOptions
 from edge_rt.runtime.load.planning import measured_speeds, plan_load
 from edge_rt.runtime.speculation.cost_model import RowCosts
@@ -28,7 +28,7 @@ FAILED = "The GPU cannot be opened."
 def gpu(found, ms=None, *, free=6 * GIB, error=None, kv="f16"):
     """A GPU whose passes take some time; None: that was not measured."""
     figures = unmeasured_gpu(
-        found.name, found.total_bytes, free, is_unified=found.is_integrated, device_name=found.device_name
+        found.name, found.total_bytes, free, is_unified=found.is_unified, device_name=found.device_name
     )
     return GpuFacts(found, None if error else figures, {} if ms is None else {kv: costs(ms)}, error)
 
@@ -74,10 +74,10 @@ def test_of_several_gpus_those_that_are_not_used_are_told_but_not_an_equal_one()
 
 
 def test_a_driver_that_fails_is_told_where_its_gpu_was_faster():
-    found = choice(lost="The driver failed.", lost_costs={"f16": costs(5.0)})
+    found = choice(lost=(LostGpus("The driver failed.", {"f16": costs(5.0)}),))
     assert found.note == "The CPU computes, because the GPU failed: The driver failed."
-    assert choice(lost="The driver failed.", lost_costs={"f16": costs(9.9)}) == DeviceChoice(ON_CPU)
-    assert choice(lost="The driver failed.") == DeviceChoice(ON_CPU)
+    assert choice(lost=(LostGpus("The driver failed.", {"f16": costs(9.9)}),)) == DeviceChoice(ON_CPU)
+    assert choice(lost=(LostGpus("The driver failed."),)) == DeviceChoice(ON_CPU)
 
 
 @pytest.mark.parametrize(

@@ -7,8 +7,9 @@ from dataclasses import replace
 
 import pytest
 
+from edge_rt.device.cuda import CudaProvider
 from edge_rt.device.names import DeviceName
-from edge_rt.device.provider import GpuProvider
+from edge_rt.device.provider import GpuProviders
 from edge_rt.errors import ConfigError, RuntimeUnavailable
 from edge_rt.memory.budget import Budget
 from edge_rt.memory.device import MACHINE
@@ -54,7 +55,8 @@ def store(tmp_path):
 
 
 def read(own, store=None, shape=SHAPE, machine=HERE, **options):
-    return read_facts(shape, LoadOptions(gpu_provider=own, costs=store, **options), machine)
+    own = GpuProviders(*([] if own is None else [own]))
+    return read_facts(shape, LoadOptions(gpu_providers=own, costs=store, **options), machine)
 
 
 class TestNamedGpu:
@@ -75,7 +77,7 @@ class TestNamedGpu:
 
     def test_a_context_of_this_process_counts_as_free(self):
         own = FakeProvider(LAPTOP)
-        own.make_ready(1)
+        own.make_ready(LAPTOP)
         assert self.one(own).figures.available_bytes == 6 * GIB + CONTEXT_BYTES
 
     def test_one_that_shares_memory_is_not_opened(self):
@@ -99,30 +101,30 @@ class TestNamedGpu:
 class TestAuto:
     @pytest.mark.parametrize("device", ["cpu", "webgpu"])
     def test_no_driver_is_asked_for_other_devices(self, store, device):
-        assert read(GpuProvider(never, never), store, device=device).gpus == ()
+        assert read(CudaProvider(never, never), store, device=device).gpus == ()
 
     @pytest.mark.parametrize("changes", [{"op_profile": "portable"}, {"package_id": None}])
     def test_models_that_are_not_planned_there_ask_none(self, store, changes):
-        assert read(GpuProvider(never, never), store, make_shape(**changes)).gpus == ()
-        assert read(GpuProvider(never, never)).gpus == ()
-        assert read(GpuProvider(never, never), store, machine=replace(HERE, name="another")).gpus == ()
+        assert read(CudaProvider(never, never), store, make_shape(**changes)).gpus == ()
+        assert read(CudaProvider(never, never)).gpus == ()
+        assert read(CudaProvider(never, never), store, machine=replace(HERE, name="another")).gpus == ()
 
     def test_no_driver_is_nothing_to_tell(self, store):
-        facts = read(GpuProvider(never, never, driver="libno_such_driver.so.1"), store)
-        assert (facts.gpus, facts.lost, facts.driver_bytes) == ((), None, 0)
+        facts = read(CudaProvider(never, never, driver="libno_such_driver.so.1"), store)
+        assert (facts.gpus, facts.lost, facts.driver_bytes) == ((), (), 0)
 
     def test_a_driver_that_fails_leaves_what_was_measured_with_it(self, store, tmp_path):
         def library():
             raise RuntimeUnavailable("The driver for NVIDIA GPUs failed.")
 
-        for own in (GpuProvider(library, never), FakeProvider(OLD)):
+        for own in (CudaProvider(library, never), FakeProvider(OLD)):
             facts = read(own, store)
-            assert facts.lost is not None
-            assert facts.lost_costs == {"f16": costs(5.0)}
+            (lost,) = facts.lost
+            assert lost.costs == {"f16": costs(5.0)}
             assert facts.cpu_costs == {"f16": costs(10.0)}
         store.save(gpu_key(LAPTOP), costs(1.0, steady=False))
         store.save({**CPU_KEY, "device": {"device": "webgpu"}}, costs(1.0))
-        assert read(FakeProvider(OLD), store).lost_costs == {}
+        assert [lost.costs for lost in read(FakeProvider(OLD), store).lost] == [{}]
 
     def test_gpus_that_were_measured_are_opened(self, store):
         one, other = read(FakeProvider(OLD, LAPTOP, LARGE, broken=(2,)), store).gpus
@@ -180,7 +182,7 @@ class TestProcess:
         own = FakeProvider(LAPTOP)
         for is_open in (False, True):
             if is_open:
-                own.make_ready(1)
+                own.make_ready(LAPTOP)
             facts = read(own, machine=None, device="cpu")
             assert facts.driver_bytes == (DRIVER_BYTES if is_open else 0)
             # Other memory of the process may come and go; between two lines it hardly does.
@@ -191,14 +193,15 @@ class TestProcess:
     @pytest.mark.parametrize("device", ["cuda:1", "auto"])
     def test_what_the_driver_takes_when_it_is_asked_is_counted_apart(self, store, device):
         own = TakingProvider(LAPTOP)
-        plan = plan_package(replace(SHAPE, package_id="x"), LoadOptions(device=device, gpu_provider=own, costs=store))
+        asked = LoadOptions(device=device, gpu_providers=GpuProviders(own), costs=store)
+        plan = plan_package(replace(SHAPE, package_id="x"), asked)
         # Other memory of the process may grow; the driver's is not in it, and a plan for a GPU counts that anyway.
         assert plan.base_bytes <= resident_bytes() - TakingProvider.TAKEN + (8 << 20)
         assert plan.sizes.driver == DRIVER_BYTES if device == "cuda:1" else plan.sizes.driver >= TakingProvider.TAKEN
 
     def test_what_it_held_before_its_first_model_is_taken_as_given(self):
         own = FakeProvider(LAPTOP)
-        own.report()
+        own.listed()
         facts = read(own, machine=None, device="cpu", base_bytes=100 << 20)
         assert (facts.base_bytes, facts.driver_bytes) == (100 << 20, DRIVER_BYTES)
 
@@ -226,6 +229,6 @@ class TestOptions:
 
     def test_layers_are_read_where_they_may_be_divided(self, native_package):
         package = open_package(native_package)
-        asked = LoadOptions(device="cuda:1", gpu_provider=FakeProvider(LAPTOP))
+        asked = LoadOptions(device="cuda:1", gpu_providers=GpuProviders(FakeProvider(LAPTOP)))
         assert read_facts(package, asked).shape.layers is not None
         assert read_facts(package, LoadOptions(device="cpu")).shape.layers is None

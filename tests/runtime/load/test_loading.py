@@ -13,6 +13,7 @@ from edge_rt.cli.plan_speed import Speeds, measured_here
 from edge_rt.cli.render.console import Terminal
 from edge_rt.cli.render.plan_report import plan_json, print_plan
 from edge_rt.device.names import ON_CPU
+from edge_rt.device.provider import GpuProviders
 from edge_rt.errors import ConfigError, MemoryBudgetExceeded, RuntimeUnavailable
 from edge_rt.memory.budget import Budget
 from edge_rt.memory.device import presets
@@ -41,7 +42,7 @@ def asked(package, tmp_path):
     here = {"package_id": package.id, "threads": pool_threads()}
     store.save({**CPU_KEY, **here}, costs(10.0))
     store.save(gpu_key(LAPTOP, **here), costs(5.0))
-    return LoadOptions(ctx=256, spec="off", costs=store, gpu_provider=FakeProvider(LAPTOP))
+    return LoadOptions(ctx=256, spec="off", costs=store, gpu_providers=GpuProviders(FakeProvider(LAPTOP)))
 
 
 @pytest.mark.parametrize("is_planned", [False, True])
@@ -49,7 +50,8 @@ def test_a_load_tries_every_gpu_that_is_faster_and_then_the_cpu(package, asked, 
     """The driver that is made up finds GPUs, but ONNX Runtime has no provider for them."""
     asked.costs.save(gpu_key(LARGE, package_id=package.id, threads=pool_threads()), costs(2.0))
     tried, budget = [], Budget(3 * GIB)
-    options = asked.but(gpu_provider=FakeProvider(LAPTOP, LARGE), on_plan=tried.append, memory=budget)
+    own = GpuProviders(FakeProvider(LAPTOP, LARGE))
+    options = asked.but(gpu_providers=own, on_plan=tried.append, memory=budget)
     with Model(package, options, plan_package(package, options) if is_planned else None) as model:
         assert [str(plan.device_choice.device) for plan in tried] == ["cuda:2", "cuda:1", "cpu"]
         assert (model.device, model.plan.device.gpu, model.device_choice.device) == (None, None, ON_CPU)
@@ -69,7 +71,7 @@ def test_a_load_tries_every_gpu_that_is_faster_and_then_the_cpu(package, asked, 
 def asked_there(package, asked):
     """The same where the GPU shares the machine's memory; it fails before it is made ready."""
     asked.costs.save(gpu_key(JETSON, package_id=package.id, threads=pool_threads()), costs(5.0))
-    return asked.but(gpu_provider=FakeProvider(JETSON), memory=Budget(3 * GIB))
+    return asked.but(gpu_providers=GpuProviders(FakeProvider(JETSON)), memory=Budget(3 * GIB))
 
 
 def test_a_gpu_that_failed_before_it_was_used_leaves_no_context_in_a_shared_budget(package, asked_there):
@@ -84,7 +86,7 @@ def test_a_gpu_that_failed_before_it_was_used_leaves_no_context_in_a_shared_budg
 
 
 def test_a_context_that_stays_is_counted_by_what_takes_the_place_of_its_gpu(package, asked_there):
-    asked_there.gpu_provider.make_ready(JETSON.number)
+    asked_there.gpu_providers.of(JETSON.device_name).make_ready(JETSON)
     with Model(package, asked_there) as model:
         assert model.device_choice.has_failed
         assert model.plan.sizes.driver == DRIVER_BYTES + CONTEXT_BYTES
@@ -137,7 +139,7 @@ def test_commands_that_run_several_models_decide_once(package, asked):
     assert profile._plan(terminal, package, asked, here).device_choice.device == LAPTOP.device_name
     assert verify._on_one_device(terminal, package, asked, "f16").device_name == LAPTOP.device_name
     assert err.getvalue() == ""
-    broken = asked.but(device_memory="800MiB", gpu_provider=FakeProvider(LAPTOP, free=None))
+    broken = asked.but(device_memory="800MiB", gpu_providers=GpuProviders(FakeProvider(LAPTOP, free=None)))
     assert profile._plan(terminal, package, broken, here).device_choice.device == ON_CPU
     once = verify._on_one_device(terminal, package, broken, "f16")
     assert (once.device_name, once.device_memory) == (ON_CPU, None)
@@ -155,7 +157,9 @@ def test_a_plan_is_carried_out_on_the_device_that_it_was_made_for(package, asked
 
 @pytest.mark.parametrize("device", ["webgpu", "webgpu:1", "cuda", "cpu"])
 def test_a_plan_that_counts_a_run_on_the_cpu_is_for_its_device_all_the_same(small_package, device):
-    plan = plan_package(open_package(small_package), LoadOptions(device=device, gpu_provider=FakeProvider(JETSON)))
+    plan = plan_package(
+        open_package(small_package), LoadOptions(device=device, gpu_providers=GpuProviders(FakeProvider(JETSON)))
+    )
     assert plan.device.gpu is None
     assert (str(plan.device_choice.device), plan.device_choice.is_named) == (device, True)
 
@@ -163,13 +167,13 @@ def test_a_plan_that_counts_a_run_on_the_cpu_is_for_its_device_all_the_same(smal
 @pytest.mark.parametrize("gpu", [LAPTOP, JETSON])
 def test_models_that_share_a_budget_count_the_driver_and_a_shared_context_once(package, gpu):
     """Whichever of them is closed first; both stay with the process, where the CPU computes next as well."""
-    own, budget = FakeProvider(gpu), Budget("4GiB")
-    asked = LoadOptions(device=gpu.device_name, gpu_provider=own, ctx=256, memory=budget)
+    own, budget = GpuProviders(FakeProvider(gpu)), Budget("4GiB")
+    asked = LoadOptions(device=gpu.device_name, gpu_providers=own, ctx=256, memory=budget)
     on_cpu = claim(plan_package(package, asked.but(device="cpu")), asked)
     assert budget.gpu_bytes == 0
     of_gpu = DRIVER_BYTES + (CONTEXT_BYTES if gpu is JETSON else 0)
     first = claim(plan_package(package, asked), asked)
-    own.make_ready(gpu.number)
+    own.of(gpu.device_name).make_ready(gpu)
     second = claim(plan_package(package, asked), asked)
     assert first.claim.bytes == second.claim.bytes
     held = budget.base_bytes + of_gpu
@@ -185,7 +189,7 @@ def test_models_that_share_a_budget_count_the_driver_and_a_shared_context_once(p
 def test_a_plan_that_fits_beside_a_load_on_a_gpu_can_be_claimed(package):
     """The GPU is not open yet, but the budget counts its driver already."""
     budget = Budget("4GiB")
-    asked = LoadOptions(device="cuda:1", gpu_provider=FakeProvider(LAPTOP), ctx=256, memory=budget)
+    asked = LoadOptions(device="cuda:1", gpu_providers=GpuProviders(FakeProvider(LAPTOP)), ctx=256, memory=budget)
     on_gpu, on_cpu = claim(plan_package(package, asked), asked), asked.but(device="cpu", spec="off")
     needed = plan_package(package, on_cpu)
     others = budget.claim("others", budget.free_bytes - (needed.minimum_bytes - needed.runtime_bytes) + (4 << 20))
@@ -196,7 +200,7 @@ def test_a_plan_that_fits_beside_a_load_on_a_gpu_can_be_claimed(package):
 
 
 def test_a_budget_of_the_gpu_is_a_limit_and_what_is_free_there_a_forecast(package):
-    asked = LoadOptions(device="cuda:1", gpu_provider=FakeProvider(LAPTOP), ctx=256, spec="off")
+    asked = LoadOptions(device="cuda:1", gpu_providers=GpuProviders(FakeProvider(LAPTOP)), ctx=256, spec="off")
     limit = asked.but(device_memory=GIB)
     free, limited = (claim(plan_package(package, one), one) for one in (asked, limit))
     assert (free.is_strict, limited.is_strict) == (False, True)
@@ -209,7 +213,9 @@ def test_a_budget_of_the_gpu_is_a_limit_and_what_is_free_there_a_forecast(packag
 
 
 def test_what_does_not_fit_the_gpu_is_refused_before_it_is_opened(package):
-    asked = LoadOptions(device="cuda:1", gpu_provider=FakeProvider(LAPTOP), device_memory="500MiB", ctx=256)
+    asked = LoadOptions(
+        device="cuda:1", gpu_providers=GpuProviders(FakeProvider(LAPTOP)), device_memory="500MiB", ctx=256
+    )
     with pytest.raises(MemoryBudgetExceeded, match="of the GPU") as refused:
         Model(package, asked)
     assert 'device_memory="' in refused.value.action
@@ -224,7 +230,7 @@ def test_a_preset_is_nothing_to_run_on(native_package, name):
 
 def test_the_speed_of_a_gpu_is_shown_as_measured(package, asked):
     plan = plan_package(package, asked.but(kv="f16"))
-    found = measured_here(plan.shape, plan.device, asked.costs, asked.gpu_provider)
+    found = measured_here(plan.shape, plan.device, asked.costs, asked.gpu_providers)
     assert found == {"f16": costs(5.0)}
     for measured, said in ((found, "+-30 %, measured here"), ({}, "of a typical GPU, not measured")):
         terminal = Terminal(out := io.StringIO(), io.StringIO())

@@ -12,8 +12,9 @@ import numpy as np
 import onnxruntime as ort
 import pytest
 
+from edge_rt.device.cuda import CUDA_PROVIDER
 from edge_rt.device.names import DeviceName
-from edge_rt.device.provider import CUDA_PROVIDER
+from edge_rt.device.provider import GpuProviders
 from edge_rt.errors import ConfigError, MemoryBudgetExceeded, RuntimeUnavailable, VersionMismatch
 from edge_rt.ort import providers
 from edge_rt.ort.compute_device import DeviceArray, PlacedNode
@@ -37,7 +38,7 @@ class TestMissing:
     @without_cuda
     def test_the_wheel_for_gpus(self):
         with pytest.raises(RuntimeUnavailable, match="onnxruntime-gpu") as caught:
-            find_portable_cuda(DeviceName("cuda"), FakeProvider(TWO))
+            find_portable_cuda(DeviceName("cuda"), GpuProviders(FakeProvider(TWO)))
         assert caught.value.exit_code == 5
         assert "onnxruntime-gpu" in caught.value.action
         assert "--profile native" in caught.value.action
@@ -46,7 +47,7 @@ class TestMissing:
     def test_a_load_says_so_before_it_asks_for_a_driver(self, small_package):
         own = FakeProvider("error\t0\tdlopen: none\n")
         with pytest.raises(RuntimeUnavailable, match="onnxruntime-gpu"):
-            Model(open_package(small_package), LoadOptions(device="cuda", ctx=64, gpu_provider=own))
+            Model(open_package(small_package), LoadOptions(device="cuda", ctx=64, gpu_providers=GpuProviders(own)))
 
     @pytest.mark.parametrize(
         ("lines", "number", "what"),
@@ -110,7 +111,7 @@ class TestRun:
     """Of a package whose nodes are all left to the CPU."""
 
     def test_nodes_are_named(self, small_package):
-        nodes = placement(open_package(small_package), DeviceName("cuda"), with_stand_in(TWO))
+        nodes = placement(open_package(small_package), DeviceName("cuda"), with_stand_in(TWO)).nodes
         assert len(nodes) > 20
         assert all(node.is_on_cpu for node in nodes)
 
@@ -125,7 +126,7 @@ class TestRun:
             return np.concatenate(rows)
 
         package = open_package(small_package)
-        asked = LoadOptions(device="cuda", ctx=64, spec="ngram", gpu_provider=with_stand_in(TWO))
+        asked = LoadOptions(device="cuda", ctx=64, spec="ngram", gpu_providers=with_stand_in(TWO))
         with Model(package, asked) as gpu, Model(package, asked.but(device="cpu")) as cpu:
             assert np.array_equal(logits(gpu), logits(cpu))
             assert gpu.describe()["device"]["provider"] == STAND_IN

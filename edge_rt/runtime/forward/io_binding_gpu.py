@@ -24,7 +24,7 @@ from edge_rt.runtime.forward.outputs import BoundResults, DeviceOutputMemory, De
 from edge_rt.runtime.forward.state_memory import DeviceStateMemory, StateInputs, States
 
 
-class CudaIOBinding(NativeIOBinding):
+class GpuIOBinding(NativeIOBinding):
     """The native binding with each layer's cache where the layer is computed; tokens, parents and row maps are here.
 
     No states of earlier texts are kept on a device. Arguments as of ``NativeIOBinding``, and:
@@ -110,7 +110,7 @@ class CudaIOBinding(NativeIOBinding):
         binding = session.binding()
         self.bind_layers(binding)
         states = None if self._memory is None else self._memory.inputs(1)
-        return _CudaPass(binding, rows, self.bind_results(binding, num_logits), self._row_maps, states)
+        return _GpuPass(binding, rows, self.bind_results(binding, num_logits), self._row_maps, states)
 
     def bind_results(self, binding: Binding, num_logits: int, *, hidden: bool = True) -> BoundResults:
         """Bind the outputs of a graph on the device that ends with the head; see ``IOBinding.bind_results``."""
@@ -122,7 +122,7 @@ class CudaIOBinding(NativeIOBinding):
         return DeviceHiddenRows(self._device, segments, self.model.hidden_size, largest_pass)
 
 
-class _CudaPass(NativePass):
+class _GpuPass(NativePass):
     """A pass that is recorded when it comes again; arguments as of ``BoundPass``."""
 
     def __init__(
