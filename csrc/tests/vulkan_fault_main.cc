@@ -2,6 +2,8 @@
 // fail. Then there is an error of the right kind, all is given back, and the next time it works.
 //
 //   vulkan_fault_test <the layer> <copy_rows.spv>     with the environment that vulkan_faults/layer.cc tells of
+//   vulkan_fault_test out_of_bounds <copy_rows.spv>   a kernel that writes behind its memory: the validation layer must
+//   see it
 //
 // Ends with 77 where there is no Vulkan device.
 #include <dlfcn.h>
@@ -232,9 +234,21 @@ void test_delay(const Layer& layer) {
   layer.set("");
 }
 
+int write_out_of_bounds() {
+  GpuError error;
+  const std::shared_ptr<GpuDevice> device = open_gpu(0, &error);
+  CHECK(device != nullptr);
+  const Memory first(device.get(), false, &error), second(device.get(), false, &error);
+  CHECK(first && second);
+  const std::unique_ptr<GpuQueue> queue = device->open_queue(&error);
+  CHECK(queue != nullptr && queue->begin(false, &error));
+  const CopyRows job{first.at_device(), nullptr, 0, 0, 2, kWidth, second.at_device(), kWidth};
+  CHECK(queue->launch("copy_rows", 2, (kWidth + 127) / 128, &job, sizeof job, &error) && queue->end(nullptr, &error));
+  return 0;
+}
+
 int run(int argc, char** argv) {
   CHECK(argc == 3);
-  const Layer layer(argv[1]);
   std::ifstream file(argv[2], std::ios::binary);
   const std::vector<char> image((std::istreambuf_iterator<char>(file)), std::istreambuf_iterator<char>());
   CHECK(!image.empty());
@@ -245,6 +259,8 @@ int run(int argc, char** argv) {
     return 77;
   }
   set_kernels(0, "copy_rows", image.data(), image.size());
+  if (std::string(argv[1]) == "out_of_bounds") return write_out_of_bounds();
+  const Layer layer(argv[1]);
   CHECK(work(&error));
   // Or the layer is not there, and nothing below would fail.
   CHECK(layer.calls("vkQueueSubmit") > 0);
