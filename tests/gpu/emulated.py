@@ -7,13 +7,15 @@ import gc
 import sys
 from contextlib import contextmanager
 from pathlib import Path
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 import numpy as np
 import onnx_ir as ir
 import onnxruntime as ort
 
+from edge_rt.device.cuda import CudaProvider
 from edge_rt.device.driver import GpuLibrary
+from edge_rt.device.provider import GpuProviders
 
 FLOAT, INT64 = ir.DataType.FLOAT, ir.DataType.INT64
 OUT_OF_MEMORY, LAUNCH_FAILED, DRIVER_MISMATCH = 2, 719, 803
@@ -27,7 +29,17 @@ class Gpu:
         library: of the provider.
         ops: of the operators.
         kernels: name of a source -> what was compiled of it.
+
+    Attributes:
+        device: its name for edge-rt.
+        provider, vendor: its names for ONNX Runtime.
+        registered: that of this process, whose memory ``on_gpu`` takes.
     """
+
+    device = "cuda"
+    provider = "EdgeRtGpuExecutionProvider"
+    vendor = 0x10DE
+    registered: ClassVar[Gpu]
 
     def __init__(self, library, ops, kernels):
         self.path, self.ops = library, ops
@@ -36,7 +48,12 @@ class Gpu:
 
     def _register(self):
         ort.register_execution_provider_library("edge_rt_gpu", self.path)
-        self.devices = [d for d in ort.get_ep_devices() if d.ep_name == "EdgeRtGpuExecutionProvider"]
+        self.devices = [d for d in ort.get_ep_devices() if d.ep_name == self.provider]
+        Gpu.registered = self
+
+    def providers(self):
+        """Return edge-rt's provider with this library."""
+        return GpuProviders(CudaProvider(lambda: Path(self.path), lambda found: {}))
 
     @contextmanager
     def starts(self, kernels=None, graphs=None):
@@ -133,7 +150,7 @@ def value(name, kind, rank):
 
 
 def on_gpu(array):
-    return ort.OrtValue.ortvalue_from_numpy(array, "gpu", 0, 0x10DE)
+    return ort.OrtValue.ortvalue_from_numpy(array, "gpu", 0, Gpu.registered.vendor)
 
 
 def same_bits(found, wanted, what):
@@ -182,15 +199,19 @@ def sweep(gpu, function, code, text, body):
 def main(cases, **settings):
     """Run the cases that the command line names: ``python -m tests.gpu.WORKER "CASE ..." LIBRARY OPS [KERNELS]``.
 
-    With ``KERNELS``, a folder of compiled kernels (``*.cubin``), the library's driver is used as it is: a GPU's, or an
-    emulated one in place of it. Without, it is emulated, and cases may let it fail.
+    With ``KERNELS``, a folder of compiled kernels (``*.cubin``, or ``*.spv`` for Vulkan), the library's driver is used
+    as it is: a GPU's, or an emulated one in place of it. Without, it is emulated, and cases may let it fail.
 
     Args:
         cases: name -> function of the ``Gpu``.
         settings: of the emulated device, see ``EmulatedGpu.configure``.
     """
     names, library, ops, *folders = sys.argv[1:]
-    if folders:
+    if folders and list(Path(folders[0]).glob("*.spv")):
+        from tests.gpu.vulkan import VulkanGpu
+
+        gpu = VulkanGpu(library, ops, Path(folders[0]))
+    elif folders:
         gpu = Gpu(library, ops, {path.stem: path.read_bytes() for path in Path(folders[0]).glob("*.cubin")})
     else:
         gpu = EmulatedGpu(library, ops, **settings)

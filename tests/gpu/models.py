@@ -9,8 +9,6 @@ from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
-from edge_rt.device.cuda import CudaProvider
-from edge_rt.device.provider import GpuProviders
 from edge_rt.errors import Cancelled, EdgeRTError, MemoryBudgetExceeded
 from edge_rt.export import export_model
 from edge_rt.memory.sizes import sizes_of
@@ -67,13 +65,13 @@ def package(**options):
 
 
 def provider(gpu):
-    return GpuProviders(CudaProvider(lambda: Path(gpu.path), lambda found: {}))
+    return gpu.providers()
 
 
 @contextmanager
-def opened(gpu, path, *, device="cuda", **options):
+def opened(gpu, path, *, device=None, **options):
     """Load a package on a GPU."""
-    with load_package(path, device=device, gpu_providers=provider(gpu), ctx=256, **options) as model:
+    with load_package(path, device=device or gpu.device, gpu_providers=provider(gpu), ctx=256, **options) as model:
         model.speculation.costs = FREE_ROWS
         yield model
 
@@ -84,7 +82,7 @@ PINNED = {"kv": "int8", "spec": "suffix", "prefill_chunk": 16, "draft_max": 8}
 
 def room(gpu, path, layers, **options):
     """Return the bytes of a GPU that are just enough for some layers of a package, with pinned settings."""
-    asked = LoadOptions(device="cuda", gpu_providers=provider(gpu), **options)
+    asked = LoadOptions(device=gpu.device, gpu_providers=provider(gpu), **options)
     plan = plan_package(open_package(path), asked)
     choice = replace(plan.choice, gpu_layers=layers)
     return sizes_of(plan.shape, plan.device, choice, plan.request).needs.gpu
@@ -97,7 +95,7 @@ def divided(gpu, path, layers, **options):
     if asked["spec"] == "off":
         del asked["draft_max"]
     with load_package(
-        path, device="cuda", gpu_providers=provider(gpu), device_memory=room(gpu, path, layers, **asked), **asked
+        path, device=gpu.device, gpu_providers=provider(gpu), device_memory=room(gpu, path, layers, **asked), **asked
     ) as model:
         model.speculation.costs = FREE_ROWS
         assert model.plan.choice.gpu_layers == layers

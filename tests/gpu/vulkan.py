@@ -1,0 +1,94 @@
+"""A Vulkan device as workers use it, with the layer for faults (``csrc/tests/vulkan_faults``) where that is loaded."""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import os
+import tempfile
+from pathlib import Path
+
+from edge_rt.device.provider import GpuProviders
+from edge_rt.device.vulkan import VulkanProvider
+from tests.gpu.emulated import Gpu
+
+LAYER = "libedge_rt_vulkan_faults.so"
+
+
+class VulkanGpu(Gpu):
+    """The first device of Vulkan's loader; ``VK_DRIVER_FILES`` says of which driver.
+
+    Args:
+        library: of the provider.
+        ops: of the operators.
+        spirv: folder of the kernels.
+    """
+
+    device = "vulkan:0"
+    provider = "EdgeRtVulkanExecutionProvider"
+    vendor = 0xED9E
+
+    def __init__(self, library, ops, spirv):
+        self._spirv, self._answers = spirv, tempfile.TemporaryDirectory()
+        self._layer = None
+        for folder in os.environ.get("VK_LAYER_PATH", "").split(":"):
+            if (path := Path(folder, LAYER)).is_file():
+                self._layer = ctypes.CDLL(str(path))
+        kernels = {path.name.removesuffix(".spv"): path.read_bytes() for path in spirv.glob("*.spv")}
+        super().__init__(library, ops, kernels)
+
+    def providers(self):
+        places = (Path(self.path), self._spirv, Path(self._answers.name))
+        return GpuProviders(VulkanProvider(*((lambda place=place: place) for place in places)))
+
+    def set(self, settings):
+        """Change the layer's settings, see ``faults.h``; "" takes all back."""
+        assert self._layer.edge_rt_vulkan_faults_set(settings.encode()), settings
+
+    def calls(self, function):
+        count = self._layer.edge_rt_vulkan_faults_calls
+        count.restype = ctypes.c_int64
+        return count(function.encode())
+
+    def live(self):
+        """What is held of the device at the moment, as a text."""
+        text = ctypes.create_string_buffer(512)
+        self._layer.edge_rt_vulkan_faults_live(text, ctypes.c_size_t(len(text)))
+        return text.value.decode()
+
+    def complaints(self):
+        count = self._layer.edge_rt_vulkan_faults_complaints
+        count.restype = ctypes.c_int64
+        return count()
+
+    def fails(self, function, result, body, numbers=range(500)):
+        """Let calls of a function fail, one in each run.
+
+        Args:
+            function, result: see ``faults.h``.
+            body: what is run; may raise.
+            numbers: which calls, ascending; no more are tried once one is not reached.
+
+        Yields:
+            What was raised, or None, where a call has failed: when all is given back, and before the next run.
+        """
+        body()
+        gc.collect()
+        before = self.live()
+        for number in numbers:
+            calls = self.calls(function)
+            self.set(f"{function}={number}:{result}")
+            raised = None
+            try:
+                body()
+            except Exception as error:
+                raised = error.with_traceback(None)
+            has_failed = self.calls(function) > calls + number
+            self.set("")
+            gc.collect()
+            assert self.live() == before, (function, number, self.live(), before)
+            assert self.complaints() == 0
+            if not has_failed:
+                assert raised is None, raised
+                return
+            yield raised
