@@ -5,7 +5,6 @@
 //
 //   --shard 2/16     of 16 parts of the cases the one with number 2, counted from 0, for runs beside each other
 //   --verbose        says how long each case took
-#include <cinttypes>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
@@ -15,12 +14,6 @@
 
 namespace edge_rt::golden {
 namespace {
-
-bool read_shard(const char* text, Shard* out) {
-  int read = 0;
-  return std::sscanf(text, "%" SCNd64 "/%" SCNd64 "%n", &out->number, &out->count, &read) == 2 && text[read] == '\0' &&
-         0 <= out->number && out->number < out->count;
-}
 
 bool read_seed(const char* text, uint64_t* out) {
   char* end = nullptr;
@@ -46,7 +39,7 @@ int run(int argc, char** argv) {
     return 2;
   }
   gpu::FiberLauncher launcher(seed);
-  return compare_gpu_cases(argv[1], &launcher, shard, is_verbose);
+  return compare_gpu_cases(argv[1], &launcher, {shard, {}, {}}, is_verbose);
 }
 
 }  // namespace

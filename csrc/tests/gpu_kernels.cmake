@@ -4,7 +4,7 @@ if(NOT TARGET edge_rt_gpu_provider)
 endif()
 
 file(GLOB gpu_launches CONFIGURE_DEPENDS ../ops/*/*_gpu.cc)
-add_library(gpu_test_parts OBJECT gpu_attention_cases.cc gpu_attention_run.cc gpu_linear_cases.cc gpu_tables.cc
+add_library(gpu_test_parts OBJECT gpu_attention_cases.cc gpu_attention_run.cc gpu_linear_cases.cc gpu_row_cases.cc gpu_tables.cc
                                   golden_bits.cc golden_inputs.cc golden_ops.cc golden_run.cc golden_states.cc gpu_golden.cc
                                   ${gpu_launches})
 target_link_libraries(gpu_test_parts PUBLIC edge_rt_flags)
@@ -31,14 +31,16 @@ set_tests_properties(gpu_golden_no_shard PROPERTIES WILL_FAIL TRUE)
 
 # All golden bits by way of a driver, which is the test; gpu_golden_test draws other orders of fibers, see .ci/gpu.
 # The first needs a GPU: no test of this build.
-add_gpu_program(gpu_golden_device gpu_golden_device_main.cc gpu_pinned_heap.cc)
+add_gpu_program(gpu_golden_device gpu_golden_device_main.cc gpu_device_launcher.cc gpu_pinned_heap.cc)
 target_link_libraries(gpu_golden_device PRIVATE edge_rt_gpu_cuda edge_rt_gpu_cuda_driver ${CMAKE_DL_LIBS})
-add_executable(gpu_golden_emulated gpu_golden_device_main.cc gpu_pinned_heap.cc)
+add_executable(gpu_golden_emulated gpu_golden_device_main.cc gpu_device_launcher.cc gpu_pinned_heap.cc)
 target_link_libraries(gpu_golden_emulated PRIVATE gpu_test_parts edge_rt_base edge_rt_kernels edge_rt_gpu_cuda
                                                   edge_rt_gpu_emulated edge_rt_gpu_fiber_kernels)
-# The same by Vulkan: gpu_golden_vulkan <golden bits> <folder of tools/spirv.py>/*.spv.
-add_gpu_program(gpu_golden_vulkan gpu_golden_device_main.cc gpu_pinned_heap.cc)
+# The same by Vulkan: gpu_golden_vulkan <golden bits> <folder of tools/spirv.py --out>.
+add_gpu_program(gpu_golden_vulkan gpu_golden_device_main.cc gpu_device_launcher.cc gpu_pinned_heap.cc)
 target_link_libraries(gpu_golden_vulkan PRIVATE edge_rt_gpu_vulkan ${CMAKE_DL_LIBS})
+add_gpu_program(gpu_linear_vulkan gpu_linear_device_main.cc gpu_device_launcher.cc gpu_pinned_heap.cc)
+target_link_libraries(gpu_linear_vulkan PRIVATE edge_rt_gpu_vulkan ${CMAKE_DL_LIBS})
 
 # The first has a heap of its own, where AddressSanitizer has another. Crashes are what the others are about:
 # AddressSanitizer takes them for faults of its own.

@@ -58,7 +58,7 @@ class LinearCase {
   const float* of_width(float size) { return draw(width_, size); }
   const float* of_y(float size) { return draw(rows_ * width_, size); }
 
-  void compare(int seeds) {
+  void compare(const LauncherOf& kernels_of, int seeds) {
     const std::vector<float> x = random_.uniform(rows_ * all_.inputs, 3.0f);
     const auto bits = [&](const KernelTable& kernels) {
       Hash hash;
@@ -67,7 +67,7 @@ class LinearCase {
     };
     const uint64_t expected = bits(kernel_table(Isa::kScalar));
     for (int seed = 1; seed <= seeds; ++seed) {
-      if (bits(fiber_kernels(static_cast<uint64_t>(seed))) == expected) continue;
+      if (bits(gpu_kernels(kernels_of(static_cast<uint64_t>(seed)))) == expected) continue;
       std::fprintf(stderr, "%s, seed %d: other bits than the CPU's\n", name_.c_str(), seed);
       std::exit(1);
     }
@@ -88,22 +88,22 @@ class LinearCase {
   std::vector<std::vector<float>> drawn_;
 };
 
-void run_plain(WeightFormat format, int rows, int seeds) {
+void run_plain(const LauncherOf& kernels, WeightFormat format, int rows, int seeds) {
   LinearCase one(std::string("plain.") + format_name(format), {format}, {37}, rows);
   if (rows % 2 != 0) one.options().norm_weight = one.of_inputs(2.0f);
-  one.compare(seeds);
+  one.compare(kernels, seeds);
 }
 
-void run_fine(WeightFormat format, int rows, int seeds) {
+void run_fine(const LauncherOf& kernels, WeightFormat format, int rows, int seeds) {
   LinearCase one(std::string("fine.") + format_name(format), {format}, {37}, rows);
   one.refine({format});
   one.options().norm_weight = one.of_inputs(2.0f);
-  one.compare(seeds);
+  one.compare(kernels, seeds);
 }
 
 // Every step, in one combination or another.
 constexpr int kStepCases = 5;
-void run_steps(WeightFormat format, int which, int rows, int seeds) {
+void run_steps(const LauncherOf& kernels, WeightFormat format, int which, int rows, int seeds) {
   const bool paired = which == 1 || which == 2;
   LinearCase one("steps" + std::to_string(which) + "." + format_name(format), {format}, {paired ? 64 : 37}, rows,
                  paired);
@@ -130,7 +130,7 @@ void run_steps(WeightFormat format, int which, int rows, int seeds) {
       options.norm_bias = one.of_inputs(1.0f);
       options.is_layer_norm = true;
   }
-  one.compare(seeds);
+  one.compare(kernels, seeds);
 }
 
 // Formats of codes behind this one, in a circle.
@@ -143,52 +143,52 @@ WeightFormat format_behind(WeightFormat format, int steps) {
   return static_cast<WeightFormat>(index);
 }
 
-void run_parts(WeightFormat format, int rows, int seeds) {
+void run_parts(const LauncherOf& kernels, WeightFormat format, int rows, int seeds) {
   const WeightFormat second = format_behind(format, 1), third = format_behind(format, 7);
   LinearCase qkv(std::string("qkv.") + format_name(format), {format, second, third}, {32, 16, 21}, rows);
   qkv.options().bias = qkv.of_outputs(1.0f);
-  qkv.compare(seeds);
+  qkv.compare(kernels, seeds);
   qkv.refine({format, second, third});
-  qkv.compare(seeds);
+  qkv.compare(kernels, seeds);
   LinearCase gate_up(std::string("gate_up.") + format_name(format), {format, third}, {32, 32}, rows, true);
-  gate_up.compare(seeds);
+  gate_up.compare(kernels, seeds);
   gate_up.refine({format, third});
-  gate_up.compare(seeds);
+  gate_up.compare(kernels, seeds);
 }
 
 }  // namespace
 
-void run_linear_cases(WeightFormat format, int seeds, bool all) {
+void run_linear_cases(const LauncherOf& kernels, WeightFormat format, int seeds, bool all) {
   const int number = static_cast<int>(format);
   const auto is_wanted = [&](int index, int of) { return all || (index + number) % of == 0; };
   int index = 0;
   for (const int rows : kRows) {
-    if (is_wanted(index++, 7)) run_plain(format, rows, seeds);
+    if (is_wanted(index++, 7)) run_plain(kernels, format, rows, seeds);
   }
   index = 0;
   for (const int rows : kFewRows) {
     for (int which = 0; which < kStepCases; ++which) {
-      if (is_wanted(index++, kStepCases * 4)) run_steps(format, which, rows, seeds);
+      if (is_wanted(index++, kStepCases * 4)) run_steps(kernels, format, which, rows, seeds);
     }
   }
   if (!rounds_activations(format)) return;
   index = 0;
   for (const int rows : kFewRows) {
-    if (is_wanted(index++, 4)) run_parts(format, rows, seeds);
+    if (is_wanted(index++, 4)) run_parts(kernels, format, rows, seeds);
   }
   index = 0;
   for (const int rows : kFewRows) {
-    if (is_wanted(index++, 4)) run_fine(format, rows, seeds);
+    if (is_wanted(index++, 4)) run_fine(kernels, format, rows, seeds);
   }
 }
 
-void run_few_linear_cases(int seeds) {
+void run_few_linear_cases(const LauncherOf& kernels, int seeds) {
   for (const WeightFormat format : {WeightFormat::kW2K, WeightFormat::kW4M, WeightFormat::kF16}) {
-    for (const int rows : kFewRows) run_plain(format, rows, seeds);
+    for (const int rows : kFewRows) run_plain(kernels, format, rows, seeds);
   }
   for (const int rows : kFewRows) {
-    run_steps(WeightFormat::kW4, 2, rows, seeds);
-    run_steps(WeightFormat::kF32, 2, rows, seeds);
+    run_steps(kernels, WeightFormat::kW4, 2, rows, seeds);
+    run_steps(kernels, WeightFormat::kF32, 2, rows, seeds);
   }
 }
 

@@ -8,6 +8,7 @@
 
 int main(int argc, char**) {
   const bool is_short = argc > 1;
-  return edge_rt::faults::try_without_barriers([&] { edge_rt::golden::run_few_linear_cases(is_short ? 2 : 4); }, 0,
-                                               is_short ? 3 : 1);
+  return edge_rt::faults::try_without_barriers(
+      [&] { edge_rt::golden::run_few_linear_cases(edge_rt::golden::fiber_launcher, is_short ? 2 : 4); }, 0,
+      is_short ? 3 : 1);
 }

@@ -137,10 +137,10 @@ KernelTable gpu_kernels(gpu::Launcher* of_kernels) {
           others.sampling};
 }
 
-KernelTable fiber_kernels(uint64_t seed) {
+gpu::Launcher* fiber_launcher(uint64_t seed) {
   static gpu::FiberLauncher fibers(0);
   fibers = gpu::FiberLauncher(seed);
-  return gpu_kernels(&fibers);
+  return &fibers;
 }
 
 }  // namespace edge_rt::golden

@@ -1,6 +1,8 @@
 // GPU kernels in the places of the CPU's, for what runs ops by a table.
 #pragma once
 
+#include <functional>
+
 #include "gpu/launcher.h"
 #include "kernels/kernel_table.h"
 
@@ -10,7 +12,10 @@ namespace edge_rt::golden {
 // else is the CPU's. Functions of tables have no context: the launcher of the last call holds for all tables.
 KernelTable gpu_kernels(gpu::Launcher* launcher);
 
-// The same on fibers, in the order of a seed (simt::launch).
-KernelTable fiber_kernels(uint64_t seed);
+// Starts kernels in the order of a seed, if whatever runs them has one; it holds until the next call.
+using LauncherOf = std::function<gpu::Launcher*(uint64_t seed)>;
+
+// On fibers (simt::launch).
+gpu::Launcher* fiber_launcher(uint64_t seed);
 
 }  // namespace edge_rt::golden

@@ -1,0 +1,89 @@
+#include "tests/gpu_device_launcher.h"
+
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <filesystem>
+#include <fstream>
+#include <iterator>
+#include <vector>
+
+#include "tests/gpu_pinned_heap.h"
+
+namespace edge_rt::gpu {
+namespace {
+
+constexpr size_t kHeapBytes = size_t{256} << 20;
+
+bool report(const char* what, const GpuError& error) {
+  std::fprintf(stderr, "%s: %s\n", what, error.sentence.c_str());
+  return false;
+}
+
+}  // namespace
+
+bool DeviceLauncher::hand_over(const std::string& path) {
+  namespace fs = std::filesystem;
+  if (fs::is_directory(path)) {
+    for (const fs::directory_entry& entry : fs::directory_iterator(path)) {
+      if (entry.path().extension() == ".spv" && !hand_over(entry.path().string())) return false;
+    }
+    return true;
+  }
+  std::ifstream file(path, std::ios::binary);
+  const std::vector<char> image((std::istreambuf_iterator<char>(file)), std::istreambuf_iterator<char>());
+  if (image.empty()) {
+    std::fprintf(stderr, "%s cannot be read, or is empty\n", path.c_str());
+    return false;
+  }
+  const std::string name = fs::path(path).stem().string();
+  set_kernels(0, name, image.data(), image.size());
+  kernels_.insert(name);
+  return true;
+}
+
+DeviceLauncher* DeviceLauncher::open(int count, const char* const* paths) {
+  auto* const made = new DeviceLauncher;
+  for (int i = 0; i < count; ++i) {
+    if (!made->hand_over(paths[i])) return nullptr;
+  }
+  GpuError error;
+  made->device_ = open_gpu(0, &error);
+  if (made->device_ == nullptr) return report("GPU 0", error), nullptr;
+  made->pages_ = made->device_->allocate_host(kHeapBytes, &made->on_device_, &error);
+  if (made->pages_ == nullptr) return report("pinned memory", error), nullptr;
+  made->queue_ = made->device_->open_queue(&error);
+  if (made->queue_ == nullptr) return report("a queue", error), nullptr;
+  begin_pinned_heap(made->pages_, kHeapBytes);
+  return made;
+}
+
+bool DeviceLauncher::launch(const Kernel& kernel, int grid_x, int grid_y, const void* args, size_t bytes) {
+  if (skips_missing_ && kernels_.count(kernel.name) == 0) return is_missing_ = true;
+  if (const int64_t place = find_foreign_address(args, bytes); place >= 0) {
+    std::fprintf(stderr, "%s: byte %lld of its arguments is an address that no GPU can read\n", kernel.name,
+                 static_cast<long long>(place));
+    return false;
+  }
+  std::vector<char> own(bytes);
+  if (bytes > 0) std::memcpy(own.data(), args, bytes);
+  const auto begin = reinterpret_cast<uintptr_t>(pages_);
+  for (size_t place = 0; place + sizeof(uintptr_t) <= bytes; place += sizeof(uintptr_t)) {
+    uintptr_t word = 0;
+    std::memcpy(&word, &own[place], sizeof word);
+    if (word < begin || word > begin + kHeapBytes) continue;
+    word += reinterpret_cast<uintptr_t>(on_device_) - begin;
+    std::memcpy(&own[place], &word, sizeof word);
+  }
+  GpuError error;
+  return (queue_->begin(false, &error) && queue_->launch(kernel, grid_x, grid_y, own.data(), bytes, &error) &&
+          queue_->end(nullptr, &error)) ||
+         report(kernel.name, error);
+}
+
+void end_program(int code) {
+  std::fflush(nullptr);
+  std::_Exit(code);
+}
+
+}  // namespace edge_rt::gpu

@@ -1,0 +1,48 @@
+// Kernels of tests on a GPU by way of its driver: the program's memory lies where the GPU reads it (gpu_pinned_heap.h),
+// and arguments get the addresses that kernels know it by.
+#pragma once
+
+#include <memory>
+#include <set>
+#include <string>
+
+#include "gpu/gpu_device.h"
+
+namespace edge_rt::gpu {
+
+// Starts kernels on a queue, and waits for each.
+class DeviceLauncher : public Launcher {
+ public:
+  // Opens GPU 0 with kernels out of files, which are named as what they hold, or of all SPIR-V (*.spv) in a folder; and
+  // begins the heap. nullptr: it says why. It is never destroyed: the program ends by end_program().
+  static DeviceLauncher* open(int count, const char* const* paths);
+
+  Traits traits() const override { return device_->traits(); }
+  using Launcher::launch;
+  bool launch(const Kernel& kernel, int grid_x, int grid_y, const void* args, size_t bytes) override;
+
+  // From now on kernels of which there is no SPIR-V are not started, and count as missing.
+  void skip_missing() { skips_missing_ = true; }
+  // Whether a kernel was missing since the last time.
+  bool take_missing() {
+    const bool was_missing = is_missing_;
+    is_missing_ = false;
+    return was_missing;
+  }
+  const GpuDevice& device() const { return *device_; }
+
+ private:
+  DeviceLauncher() = default;
+  bool hand_over(const std::string& path);
+
+  std::set<std::string> kernels_;
+  std::shared_ptr<GpuDevice> device_;
+  std::unique_ptr<GpuQueue> queue_;
+  void *pages_ = nullptr, *on_device_ = nullptr;
+  bool skips_missing_ = false, is_missing_ = false;
+};
+
+// No return: the driver takes the heap back with the device, and what is destroyed behind that would lie in it.
+[[noreturn]] void end_program(int code);
+
+}  // namespace edge_rt::gpu
