@@ -6,7 +6,8 @@ bool enqueue_gated_delta(Launcher* launcher, const DeltaArgs& args) {
   const MatrixShape& shape = args.pass.shape;
   const int rows = static_cast<int>(args.pass.rows), heads = static_cast<int>(shape.value_heads);
   return launcher->launch("gated_delta_prepare", rows, static_cast<int>(shape.key_heads) + 1, args) &&
-         launcher->launch("gated_delta_columns", static_cast<int>(2 * shape.stripes()), heads, args) &&
+         launcher->launch(Kernel("gated_delta_columns", matrix_choices(shape)), static_cast<int>(2 * shape.stripes()),
+                          heads, args) &&
          launcher->launch("gated_delta_finish", rows, heads, args);
 }
 

@@ -49,6 +49,11 @@ struct MatrixArgs {
   int64_t levels;
 };
 
+// The case of kernels of columns: a column's numbers are 128 at most, 256 at most, or more.
+inline uint32_t matrix_choices(const MatrixShape& shape) {
+  return uint32_t{1} << (shape.key_dim <= 128 ? 0 : shape.key_dim <= 256 ? 1 : 2);
+}
+
 // States that drafts of so many rows take at most: one that is not the last to follow its parent takes a new one.
 inline int64_t most_levels(int64_t rows) { return (rows + 1) / 2; }
 
