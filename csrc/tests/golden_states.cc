@@ -196,10 +196,12 @@ void run_states(const KernelTable& kernels, const Report& report) {
   run_gated_delta(kernels, report, {2, 6, 32, 48, true}, 2e-3f, 1e-5f);
   run_gated_delta(kernels, report, {16, 16, 128, 128, false}, 1e-6f, 1e-6f);
   run_gated_delta(kernels, report, {1, 17, 16, 16, false}, 1e-6f, 1e-6f);
+  run_gated_delta(kernels, report, {1, 1, 272, 16, false}, 1e-6f, 1e-6f);
   run_ssm_scan(kernels, report, {3, 12, 32, 16, false}, GateOrder::kGateNorm);
   run_ssm_scan(kernels, report, {2, 34, 4, 48, false}, GateOrder::kNormGate);
   run_ssm_scan(kernels, report, {1, 8, 128, 80, false}, GateOrder::kGate);
   run_ssm_scan(kernels, report, {1, 17, 20, 64, false}, GateOrder::kGateNorm);
+  run_ssm_scan(kernels, report, {1, 1, 132, 16, false}, GateOrder::kGateNorm);
 }
 
 }  // namespace edge_rt::golden
