@@ -4,3 +4,7 @@ add_library(edge_rt_gpu_vulkan OBJECT ${gpu_folder}/vulkan/backend.cc ${gpu_fold
                                       ${gpu_folder}/vulkan/vulkan_instance.cc ${gpu_folder}/vulkan/vulkan_queue.cc)
 target_link_libraries(edge_rt_gpu_vulkan PUBLIC edge_rt_flags)
 edge_rt_gpu_library(edge_rt_vulkan edge_rt_gpu_vulkan)
+
+# Kernels were compiled by tools/spirv.py: nothing is on the machine that builds or runs this.
+file(GLOB vulkan_kernels CONFIGURE_DEPENDS csrc/gpu/vulkan/spirv/*.spv csrc/ops/*/vulkan/spirv/*.spv)
+install(FILES ${vulkan_kernels} DESTINATION edge_rt/native/vulkan)

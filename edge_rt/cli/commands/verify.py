@@ -16,6 +16,7 @@ from edge_rt.cli.options.spread import only
 from edge_rt.cli.render.console import Terminal
 from edge_rt.cli.render.progress import StatusLine
 from edge_rt.cli.render.verify_report import findings, print_findings, tell_left_out, tell_unverified
+from edge_rt.device.names import CPU_BITS, VULKAN
 from edge_rt.errors import ConfigError
 from edge_rt.package.exits import SELF_KV, require_self_mode
 from edge_rt.package.spec_modes import (
@@ -263,7 +264,7 @@ def verify(
     formats = compared.formats(manifest, modes)
     asked = telling_load(terminal, _loading(modes, asked).but(unverified=True))
     modes = _with_computed(_drafting(terminal, modes, manifest), package, asked, is_asked=compared.spec is not None)
-    asked = _on_one_device(terminal, package, asked, formats[0])
+    asked, bits = _on_one_device(terminal, package, asked, formats[0])
     header = {
         "edge_rt": VERSION,
         "package_id": package.id,
@@ -278,6 +279,7 @@ def verify(
         "ctx": load.ctx,
         "isa": load.isa,
         "device": str(asked.device_name),
+        **bits,
     }
     run = VerifyRun(terminal, package, asked, texts, chosen, modes, formats, raw=compared.raw)
     if compared.state is None:
@@ -299,16 +301,23 @@ def verify(
     return 0 if is_same else EXIT_DIFFERENT
 
 
-def _on_one_device(terminal: Terminal, package: Package, asked: LoadOptions, kv: str) -> LoadOptions:
-    """Return the options with the device that ``auto`` stands for, so that all answers come from the same one."""
+def _on_one_device(
+    terminal: Terminal, package: Package, asked: LoadOptions, kv: str
+) -> tuple[LoadOptions, dict[str, bool]]:
+    """Return the options with the device that ``auto`` stands for, so that all answers come from the same one.
+
+    Beside them is what is known of the device's bits, where they need not be the CPU's.
+    """
     from edge_rt.runtime.load.planning import plan_package
 
-    choice = plan_package(package, asked.but(kv=kv)).device_choice
+    plan = plan_package(package, asked.but(kv=kv))
+    choice, gpu = plan.device_choice, plan.device.gpu
     assert choice is not None
     tell_device(terminal, choice)
     # A budget of a GPU's memory says nothing about the CPU that takes its place.
     memory = asked.device_memory if choice.device.is_gpu or choice.is_named else None
-    return asked.but(device=choice.device, device_memory=memory)
+    bits = {} if gpu is None or choice.device.kind != VULKAN else {CPU_BITS: gpu.has_cpu_bits}
+    return asked.but(device=choice.device, device_memory=memory), bits
 
 
 def _prompts(path: Path | None, limit: int | None) -> tuple[list[Prompt], str]:

@@ -6,6 +6,8 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 from edge_rt.cli.render.console import Terminal, number
+from edge_rt.cli.render.inspect_report import bits_text
+from edge_rt.device.names import CPU_BITS
 from edge_rt.errors import ContextOverflow
 
 if TYPE_CHECKING:
@@ -104,6 +106,8 @@ def print_findings(terminal: Terminal, document: Mapping[str, Any]) -> None:
                 f"{mode} first differs in prompt {found['prompt']} ({found['kv']}) at token {found['position']}: "
                 f"plain {_token(found, 'plain')}, speculative {_token(found, 'speculative')}"
             )
+    if CPU_BITS in document["run"]:
+        terminal.line(f"{document['run']['device']}: {bits_text(document['run'][CPU_BITS])}")
     if document["identical"] == document["prompts"]:
         terminal.line(f"every answer is identical{'' if document['drafted'] else ', but nothing was drafted'}")
 

@@ -62,7 +62,8 @@ def plan_load(facts: Facts, options: LoadOptions) -> Plan:
     if name.kind != AUTO_DEVICE:
         figures = facts.gpus[0].figures if facts.gpus else None
         device = facts.gpus[0].gpu.device_name if facts.gpus else name
-        return replace(_plan_on(facts, options, figures), device_choice=DeviceChoice(device, is_named=True))
+        hint = None if figures is None or figures.has_cpu_bits else _own_bits(figures)
+        return replace(_plan_on(facts, options, figures), device_choice=DeviceChoice(device, hint, is_named=True))
     # A budget of a GPU's memory says nothing about the CPU, and is refused there.
     on_cpu = _plan_on(facts, options.but(device_memory=None), None)
     plan = _choose(facts, options, on_cpu)
@@ -203,6 +204,13 @@ def _not_compared(one: GpuFacts, *, is_cpu_measured: bool) -> str:
         return f"{name} is not used: it and the CPU were measured with other caches or contexts. {again}"
     why = "the CPU's speed with this model is not known"
     return f"{name} is not used: {why}. {_CALIBRATE} {ON_CPU} measures it."
+
+
+def _own_bits(figures: GpuFigures) -> str:
+    return (
+        f"{figures.name} computes with other last bits than the CPU: its answers need not be the CPU's. Drafted and "
+        "plain ones are the same."
+    )
 
 
 def _other_bits(one: GpuFacts) -> str:

@@ -1,0 +1,159 @@
+"""GPUs with Vulkan: names, which one is taken, an error for every cause, and what a self-test has found."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from edge_rt.device.driver import DriverError, SelfTest, read_self_test
+from edge_rt.device.names import DeviceName, parse_device, require_op_profile
+from edge_rt.device.provider import GpuProviders
+from edge_rt.device.vulkan import VulkanProvider, driver_error
+from edge_rt.errors import ConfigError, RuntimeUnavailable, VersionMismatch
+from edge_rt.system.json_files import JsonCache
+
+LLVMPIPE = "gpu\t0\t2147483648\t1\tllvmpipe\ttype=software\tdriver=llvmpipe Mesa 22.3\tdots=1\thalves=1\n"
+OLD = "gpu\t1\t1073741824\t0\tan old GPU\ttype=discrete\trefusal=it has no buffer addresses (bufferDeviceAddress)\n"
+ARC = "gpu\t2\t8589934592\t0\tArc A770\ttype=discrete\tvendor=Intel\tdriver=Mesa 24.1\tdots=1\thalves=0\n"
+DRIVER = "driver\t1.3.239\n"
+BITS = "bits\tcpu\noperation\tfma\tmended\noperation\tadd\tas it is\n"
+
+
+class FakeLibrary:
+    def __init__(self, lines, test):
+        self.lines, self.test, self.kernels, self.tests = lines, test, [], 0
+
+    def describe(self):
+        return self.lines
+
+    def set_kernels(self, number, images):
+        self.kernels.append((number, dict(images)))
+
+    def free_bytes(self, number):
+        return 6 << 30
+
+    def self_test(self, number):
+        self.tests += 1
+        return self.test
+
+
+class FakeVulkan(VulkanProvider):
+    """One whose library is a list of lines, with a kernel of a few bytes."""
+
+    def __init__(self, folder, lines, test=read_self_test(BITS)):  # noqa: B008
+        spirv = folder / "spirv"
+        spirv.mkdir(exist_ok=True)
+        (spirv / "row_top_k.dots.spv").write_bytes(b"code")
+        super().__init__(lambda: Path("library"), lambda: spirv, lambda: folder / "tests")
+        self._library = FakeLibrary(lines, test)
+
+
+class TestNames:
+    def test_a_kind_alone_is_the_first_gpu_and_a_number_any_device(self):
+        assert parse_device("vulkan") == DeviceName("vulkan", None)
+        assert parse_device("vulkan:0") == DeviceName("vulkan", 0)
+        assert [str(parse_device(text)) for text in ("vulkan", "vulkan:0", "vulkan:3", "cuda:0")] == [
+            "vulkan", "vulkan:0", "vulkan:3", "cuda",
+        ]  # fmt: skip
+        assert parse_device("vulkan").is_own
+
+    def test_native_packages_run_there(self):
+        require_op_profile(DeviceName("vulkan", 0), "native")
+        with pytest.raises(ConfigError, match="packages of the op profile native run there"):
+            require_op_profile(DeviceName("vulkan", 0), "portable")
+
+
+class TestChoice:
+    def test_the_first_that_is_no_program_and_has_all_features(self, tmp_path):
+        provider = FakeVulkan(tmp_path, DRIVER + LLVMPIPE + OLD + ARC)
+        assert provider.gpu(DeviceName("vulkan", None)).name == "Arc A770"
+        assert provider.gpu(DeviceName("vulkan", 0)).is_software
+        assert [str(gpu.device_name) for gpu in provider.gpus()] == ["vulkan:0", "vulkan:2"]
+        assert provider.facts(provider.gpu(DeviceName("vulkan", 2))) == {
+            "type": "discrete", "memory_bytes": 8 << 30, "shares_memory": False, "driver": "Mesa 24.1",
+            "int8_dots": True, "halves": False,
+        }  # fmt: skip
+
+    @pytest.mark.parametrize(
+        ("lines", "index", "what", "numbers"),
+        [
+            (LLVMPIPE, None, "only programs on the CPU", "llvmpipe (vulkan:0)"),
+            (LLVMPIPE + OLD, None, "cannot run on an old GPU", "It has no buffer addresses"),
+            (OLD + ARC, 1, "cannot run on an old GPU", "It has no buffer addresses"),
+            (LLVMPIPE, 3, "no GPU of that number", "Got vulkan:3; the driver for GPUs with Vulkan found 1"),
+            ("", None, "finds a GPU", "0 devices"),
+        ],
+    )
+    def test_what_cannot_be_taken(self, tmp_path, lines, index, what, numbers):
+        provider = FakeVulkan(tmp_path, DRIVER + lines)
+        with pytest.raises(RuntimeUnavailable, match=what) as caught:
+            provider.gpu(DeviceName("vulkan", index))
+        assert numbers in caught.value.numbers
+        assert caught.value.action
+        assert caught.value.exit_code == 5
+
+    @pytest.mark.parametrize(
+        ("code", "sentence", "kind", "what"),
+        [
+            (0, "dlopen: libvulkan.so.1: no such file", RuntimeUnavailable, "loader is not installed"),
+            (0, "dlsym: libvulkan.so.1 has no vkX", VersionMismatch, "loader is too old"),
+            (-9, "vkCreateInstance failed: VK_ERROR_INCOMPATIBLE_DRIVER (-9)", RuntimeUnavailable, "No driver for"),
+            (
+                -1,
+                "vkCreateInstance failed: VK_ERROR_OUT_OF_HOST_MEMORY (-1)",
+                RuntimeUnavailable,
+                "driver for Vulkan f",
+            ),
+        ],
+    )
+    def test_every_cause_has_its_error(self, code, sentence, kind, what):
+        error = driver_error(DriverError(code, sentence))
+        assert type(error) is kind
+        assert what in str(error)
+        assert error.numbers == f"{sentence}."
+        assert error.action
+
+    def test_no_device_may_be_a_lack_of_permission(self):
+        error = driver_error(None, (Path("/dev/dri/renderD128"),))
+        assert "may not use the GPU" in str(error)
+        assert "/dev/dri/renderD128" in error.numbers
+
+    def test_another_kind_is_not_there(self, tmp_path):
+        with pytest.raises(RuntimeUnavailable, match="no provider for the device cuda"):
+            GpuProviders(FakeVulkan(tmp_path, DRIVER + ARC)).of(DeviceName("cuda"))
+
+
+class TestSelfTest:
+    def test_it_is_asked_once_for_a_driver_and_kernels(self, tmp_path):
+        provider = FakeVulkan(tmp_path, DRIVER + LLVMPIPE)
+        (gpu,) = provider.gpus()
+        assert provider.known_test(gpu) is None
+        found = provider.self_test(gpu)
+        assert found == SelfTest(True, {"fma": "mended", "add": "as it is"})
+        assert provider.library.kernels == [(0, {"row_top_k.dots": b"code"})]
+        again = FakeVulkan(tmp_path, DRIVER + LLVMPIPE)
+        assert (again.known_test(gpu), again.self_test(gpu), again.library.tests) == (found, found, 0)
+        newer = FakeVulkan(tmp_path, DRIVER + LLVMPIPE.replace("22.3", "24.0"))
+        assert newer.known_test(*newer.gpus()) is None
+
+    def test_an_answer_on_disk_that_nobody_wrote_is_none(self, tmp_path):
+        provider = FakeVulkan(tmp_path, DRIVER + LLVMPIPE, SelfTest(False, {"fma": "differs"}))
+        (gpu,) = provider.gpus()
+        provider.self_test(gpu)
+        (file,) = (tmp_path / "tests").iterdir()
+        file.write_text(file.read_text().replace("false", "1"))
+        assert provider.known_test(gpu) is None
+        assert JsonCache(tmp_path / "tests").find({"name": "llvmpipe"})
+
+    def test_what_is_read(self):
+        assert read_self_test("bits\tdevice\noperation\tfma\tdiffers\n") == SelfTest(False, {"fma": "differs"})
+        assert read_self_test("error\t-4\tvkWaitSemaphores: VK_ERROR_DEVICE_LOST\n") == DriverError(
+            -4, "vkWaitSemaphores: VK_ERROR_DEVICE_LOST"
+        )
+
+    def test_an_installation_without_kernels(self, tmp_path):
+        provider = FakeVulkan(tmp_path, DRIVER + LLVMPIPE)
+        (tmp_path / "spirv" / "row_top_k.dots.spv").unlink()
+        with pytest.raises(RuntimeUnavailable, match="installed without its kernels for GPUs with Vulkan"):
+            provider.make_ready(*provider.gpus())

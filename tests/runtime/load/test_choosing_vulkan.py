@@ -1,0 +1,103 @@
+"""GPUs with Vulkan beside NVIDIA's: which are asked, what ``auto`` takes, and what other bits than the CPU's allow."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from edge_rt.device.driver import SelfTest
+from edge_rt.device.names import DeviceName
+from edge_rt.device.provider import GpuProviders
+from edge_rt.device.vulkan import VulkanProvider
+from edge_rt.errors import MemoryBudgetExceeded
+from edge_rt.memory.device import MACHINE
+from edge_rt.memory.plan import require_fit
+from edge_rt.runtime.load.facts import read_facts
+from edge_rt.runtime.load.options import LoadOptions
+from edge_rt.runtime.load.planning import plan_load, plan_package
+from edge_rt.runtime.speculation.cost_model import CostStore
+from tests.device.test_vulkan import ARC, DRIVER, LLVMPIPE, FakeVulkan
+from tests.helpers.fake_gpus import CPU_KEY, LAPTOP, FakeProvider, costs, gpu_key
+from tests.memory.shapes import DEVICE, make_shape
+
+SHAPE = replace(make_shape(), package_id="x")
+HERE = replace(DEVICE, name=MACHINE, base_bytes=100 << 20)
+
+
+def key(provider, name):
+    """The key of costs that were measured on a GPU with Vulkan."""
+    gpu = provider.listed_gpu(name)
+    device = {"device": str(gpu.device_name), "provider": "EdgeRtVulkan", "text": gpu.name, **provider.facts(gpu)}
+    return {**CPU_KEY, "device": device}
+
+
+@pytest.fixture
+def store(tmp_path):
+    made = CostStore(tmp_path / "costs")
+    made.save(CPU_KEY, costs(10.0))
+    return made
+
+
+def choice(store, *providers, **options):
+    asked = LoadOptions(gpu_providers=GpuProviders(*providers), costs=store, **options)
+    return plan_load(read_facts(SHAPE, asked, HERE), asked).device_choice
+
+
+def test_its_driver_is_not_asked_where_nothing_was_measured_there(store):
+    def never():
+        raise AssertionError("it was asked")
+
+    own = VulkanProvider(never, never, never)
+    assert str(choice(store, own).device) == "cpu"
+    assert not own.was_asked
+
+
+def test_one_that_was_measured_is_taken_and_a_program_on_the_cpu_never(store, tmp_path):
+    own = FakeVulkan(tmp_path, DRIVER + LLVMPIPE + ARC)
+    store.save(key(own, DeviceName("vulkan", 0)), costs(1.0))
+    assert str(choice(store, own).device) == "cpu"
+    store.save(key(own, DeviceName("vulkan", 2)), costs(5.0))
+    assert str(choice(store, own).device) == "vulkan:2"
+
+
+@pytest.mark.parametrize(("cuda_ms", "expected"), [(4.0, "cuda:1"), (6.0, "vulkan:2")])
+def test_both_drivers_of_a_gpu_are_compared_where_both_were_measured(store, tmp_path, cuda_ms, expected):
+    own = FakeVulkan(tmp_path, DRIVER + ARC.replace("Arc A770", LAPTOP.name))
+    store.save(key(own, DeviceName("vulkan", 2)), costs(5.0))
+    store.save(gpu_key(LAPTOP), costs(cuda_ms))
+    assert str(choice(store, FakeProvider(LAPTOP), own).device) == expected
+
+
+def test_other_bits_are_told_once_and_not_taken_by_itself(store, tmp_path):
+    own = FakeVulkan(tmp_path, DRIVER + ARC, SelfTest(False, {"fma": "differs"}))
+    store.save(key(own, DeviceName("vulkan", 2)), costs(5.0))
+    found = choice(store, own)
+    assert str(found.device) == "cpu"
+    assert "--device vulkan:2 runs there" in found.note
+    found = choice(store, own, device="vulkan")
+    assert str(found.device) == "vulkan:2"
+    assert "its answers need not be the CPU's" in found.note
+    (tmp_path / "same").mkdir()
+    same = FakeVulkan(tmp_path / "same", DRIVER + ARC)
+    assert choice(store, same, device="vulkan").note is None
+
+
+def test_layers_are_divided_with_the_cpu_where_bits_are_its_own(tmp_path, native_package):
+    from edge_rt.package.reader import open_package
+
+    package = open_package(native_package)
+    plans = []
+    for has_cpu_bits in (True, False):
+        (folder := tmp_path / str(has_cpu_bits)).mkdir()
+        own = FakeVulkan(folder, DRIVER + ARC, SelfTest(has_cpu_bits))
+        asked = LoadOptions(
+            device="vulkan", gpu_providers=GpuProviders(own), ctx=256, kv="int8", spec="off", prefill_chunk=16
+        )
+        whole = plan_package(package, asked).needs.gpu
+        plans.append(plan_package(package, asked.but(device_memory=whole - (1 << 20))))
+    divided, refused = plans
+    assert divided.choice.gpu_layers
+    assert refused.choice.gpu_layers is None
+    with pytest.raises(MemoryBudgetExceeded, match="not divided with the CPU, whose results differ"):
+        require_fit(refused)
