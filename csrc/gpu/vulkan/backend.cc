@@ -52,7 +52,7 @@ std::shared_ptr<VulkanDevice> open_vulkan(int number, GpuError* error) {
   const std::lock_guard<std::mutex> guard(shared().lock);
   std::weak_ptr<VulkanDevice>& known = shared().open[number];
   if (std::shared_ptr<VulkanDevice> found = known.lock()) return found;
-  std::shared_ptr<VulkanDevice> made = VulkanDevice::open(number, shared().kernels[number], error);
+  std::shared_ptr<VulkanDevice> made = VulkanDevice::open(number, shared().kernels[number], {}, error);
   known = made;
   return made;
 }
@@ -74,6 +74,9 @@ bool list_gpus(std::vector<GpuFacts>* out, GpuError* error) {
                  {"vulkan", version_text(facts.version)},
                  {"dots", facts.has_dots ? "1" : "0"},
                  {"fast_dots", facts.has_fast_dots ? "1" : "0"},
+                 {"fused_multiply_add", facts.has_fma ? "1" : "0"},
+                 {"keeps_subnormals", facts.keeps_denormals ? "1" : "0"},
+                 {"largest_allocation", std::to_string(facts.largest)},
                  {"halves", facts.refusal.empty() ? "1" : "0"},
                  {"shared_bytes", std::to_string(facts.shared_bytes)}};
     out->push_back(std::move(told));

@@ -59,6 +59,7 @@ constexpr VkStructureType VK_STRUCTURE_TYPE_APPLICATION_INFO = 0, VK_STRUCTURE_T
                           VK_STRUCTURE_TYPE_COMMAND_BUFFER_ALLOCATE_INFO = 40,
                           VK_STRUCTURE_TYPE_COMMAND_BUFFER_BEGIN_INFO = 42, VK_STRUCTURE_TYPE_MEMORY_BARRIER = 46,
                           VK_STRUCTURE_TYPE_PHYSICAL_DEVICE_VULKAN_1_1_FEATURES = 49,
+                          VK_STRUCTURE_TYPE_PHYSICAL_DEVICE_VULKAN_1_1_PROPERTIES = 50,
                           VK_STRUCTURE_TYPE_PHYSICAL_DEVICE_VULKAN_1_2_FEATURES = 51,
                           VK_STRUCTURE_TYPE_PHYSICAL_DEVICE_VULKAN_1_2_PROPERTIES = 52,
                           VK_STRUCTURE_TYPE_PHYSICAL_DEVICE_VULKAN_1_3_FEATURES = 53,
@@ -69,7 +70,8 @@ constexpr VkStructureType VK_STRUCTURE_TYPE_APPLICATION_INFO = 0, VK_STRUCTURE_T
                           VK_STRUCTURE_TYPE_PHYSICAL_DEVICE_MEMORY_BUDGET_PROPERTIES_EXT = 1000237000,
                           VK_STRUCTURE_TYPE_BUFFER_DEVICE_ADDRESS_INFO = 1000244001,
                           VK_STRUCTURE_TYPE_PHYSICAL_DEVICE_SHADER_INTEGER_DOT_PRODUCT_FEATURES = 1000280000,
-                          VK_STRUCTURE_TYPE_PHYSICAL_DEVICE_SHADER_INTEGER_DOT_PRODUCT_PROPERTIES = 1000280001;
+                          VK_STRUCTURE_TYPE_PHYSICAL_DEVICE_SHADER_INTEGER_DOT_PRODUCT_PROPERTIES = 1000280001,
+                          VK_STRUCTURE_TYPE_PHYSICAL_DEVICE_SHADER_FMA_FEATURES_KHR = 1000579000;
 
 constexpr int32_t VK_PHYSICAL_DEVICE_TYPE_INTEGRATED_GPU = 1, VK_PHYSICAL_DEVICE_TYPE_DISCRETE_GPU = 2,
                   VK_PHYSICAL_DEVICE_TYPE_VIRTUAL_GPU = 3, VK_PHYSICAL_DEVICE_TYPE_CPU = 4;
@@ -141,6 +143,12 @@ struct VkPhysicalDeviceProperties2 {
   void* pNext = nullptr;
   VkPhysicalDeviceProperties properties = {};
 };
+struct VkPhysicalDeviceVulkan11Properties {
+  VkStructureType sType = VK_STRUCTURE_TYPE_PHYSICAL_DEVICE_VULKAN_1_1_PROPERTIES;
+  void* pNext = nullptr;
+  uint8_t before[88] = {};
+  VkDeviceSize maxMemoryAllocationSize = 0;
+};
 struct VkPhysicalDeviceVulkan12Properties {
   VkStructureType sType = VK_STRUCTURE_TYPE_PHYSICAL_DEVICE_VULKAN_1_2_PROPERTIES;
   void* pNext = nullptr;
@@ -204,6 +212,13 @@ struct VkPhysicalDeviceShaderIntegerDotProductFeatures {
   VkStructureType sType = VK_STRUCTURE_TYPE_PHYSICAL_DEVICE_SHADER_INTEGER_DOT_PRODUCT_FEATURES;
   void* pNext = nullptr;
   VkBool32 shaderIntegerDotProduct = 0;
+};
+struct VkPhysicalDeviceShaderFmaFeaturesKHR {
+  VkStructureType sType = VK_STRUCTURE_TYPE_PHYSICAL_DEVICE_SHADER_FMA_FEATURES_KHR;
+  void* pNext = nullptr;
+  VkBool32 shaderFmaFloat16 = 0;
+  VkBool32 shaderFmaFloat32 = 0;
+  VkBool32 shaderFmaFloat64 = 0;
 };
 struct VkQueueFamilyProperties {
   VkFlags queueFlags;

@@ -6,6 +6,7 @@
 #include "common/float_mode.h"
 #include "gpu/vulkan/self_test.h"
 #include "gpu/vulkan/spirv.h"
+#include "gpu/vulkan/vulkan_commands.h"
 #include "gpu/vulkan/vulkan_queue.h"
 
 namespace edge_rt::gpu {
@@ -13,10 +14,6 @@ namespace {
 
 using namespace vk;  // NOLINT: names of Vulkan's own
 
-// So long may work take until the device counts as hung. Command buffers are far shorter, but a pass has many of them,
-// and a software device may be run by a debugger.
-constexpr uint64_t kAnswerNanoseconds = 60ull * 1000 * 1000 * 1000;
-constexpr uint64_t kMoreNanoseconds = 1000ull * 1000 * 1000;  // for every command buffer beside the first
 constexpr size_t kStaged = 4 << 20;
 constexpr size_t kAlignment = 256;
 constexpr VkFlags kUsage = VK_BUFFER_USAGE_TRANSFER_SRC_BIT | VK_BUFFER_USAGE_TRANSFER_DST_BIT |
@@ -28,11 +25,13 @@ uintptr_t number_of(const void* address) { return reinterpret_cast<uintptr_t>(ad
 
 VulkanDevice::VulkanDevice(std::shared_ptr<VulkanInstance> instance) : instance_(std::move(instance)) {}
 
-std::shared_ptr<VulkanDevice> VulkanDevice::open(int number, KernelCode kernels, GpuError* error) {
+std::shared_ptr<VulkanDevice> VulkanDevice::open(int number, KernelCode kernels, const VulkanLimits& limits,
+                                                 GpuError* error) {
   std::shared_ptr<VulkanInstance> instance = VulkanInstance::open(error);
   if (instance == nullptr) return nullptr;
   std::shared_ptr<VulkanDevice> made(new VulkanDevice(std::move(instance)));
   made->kernels_ = std::move(kernels);
+  made->limits_ = limits;
   return made->make(number, error) ? made : nullptr;
 }
 
@@ -63,7 +62,10 @@ bool VulkanDevice::connect(GpuError* error) {
   VkPhysicalDeviceShaderIntegerDotProductFeatures dots;
   dots.shaderIntegerDotProduct = 1;
   VkPhysicalDeviceVulkan12Features features12;
-  features12.pNext = facts_.has_dots ? &dots : nullptr;
+  VkPhysicalDeviceShaderFmaFeaturesKHR fma;
+  fma.shaderFmaFloat32 = 1;
+  dots.pNext = facts_.has_fma ? &fma : nullptr;
+  features12.pNext = facts_.has_dots ? &dots : dots.pNext;
   features12.storageBuffer8BitAccess = features12.shaderInt8 = features12.scalarBlockLayout = 1;
   features12.bufferDeviceAddress = 1;
   VkPhysicalDeviceVulkan11Features features11;
@@ -72,12 +74,14 @@ bool VulkanDevice::connect(GpuError* error) {
   VkPhysicalDeviceFeatures2 features;
   features.pNext = &features11;
   features.features.all[kShaderInt16] = 1;
-  const char* const extensions[] = {"VK_EXT_memory_budget"};
+  std::vector<const char*> extensions;
+  if (facts_.has_budget) extensions.push_back("VK_EXT_memory_budget");
+  if (facts_.has_fma) extensions.push_back("VK_KHR_shader_fma");
   VkDeviceCreateInfo info;
   info.pNext = &features;
   info.pQueueCreateInfos = &queue;
-  info.enabledExtensionCount = facts_.has_budget ? 1 : 0;
-  info.ppEnabledExtensionNames = extensions;
+  info.enabledExtensionCount = static_cast<uint32_t>(extensions.size());
+  info.ppEnabledExtensionNames = extensions.data();
   if (!keep_result(instance_->call.vkCreateDevice(physical_, &info, nullptr, &handle_), "vkCreateDevice", error)) {
     return false;
   }
@@ -109,8 +113,7 @@ bool VulkanDevice::try_arithmetic(GpuError* error) {
   const std::shared_ptr<VulkanDevice> self(this, [](VulkanDevice*) {});
   VulkanQueue queue(self);
   const auto restart = [this](uint32_t mended) {
-    for (auto& [key, pipeline] : pipelines_) call.vkDestroyPipeline(handle_, pipeline, nullptr);
-    pipelines_.clear();
+    drop_pipelines();
     mended_ = mended;
   };
   uint32_t mends = 0;
@@ -122,11 +125,16 @@ bool VulkanDevice::try_arithmetic(GpuError* error) {
 VulkanDevice::~VulkanDevice() {
   copies_.reset();
   if (handle_ != nullptr && call.vkDestroyDevice != nullptr) {
-    for (auto& [key, pipeline] : pipelines_) call.vkDestroyPipeline(handle_, pipeline, nullptr);
+    drop_pipelines();
     for (auto& [address, block] : blocks_) drop_block(block);
     if (layout_ != VkPipelineLayout{}) call.vkDestroyPipelineLayout(handle_, layout_, nullptr);
     call.vkDestroyDevice(handle_, nullptr);
   }
+}
+
+void VulkanDevice::drop_pipelines() {
+  for (auto& [key, pipeline] : pipelines_) call.vkDestroyPipeline(handle_, pipeline->handle, nullptr);
+  pipelines_.clear();
 }
 
 Traits VulkanDevice::traits() const { return {size_t{16} << 10, false}; }
@@ -159,6 +167,12 @@ bool VulkanDevice::make_block(size_t bytes, uint32_t type, bool is_mapped, Block
   info.size = std::max<size_t>(bytes, 1);
   info.usage = kUsage;
   out->bytes = info.size;
+  if (bytes > facts_.largest) {
+    *error = {Fault::kRefused, 0,
+              facts_.name + " gives at most " + std::to_string(facts_.largest) + " bytes of memory at once, not " +
+                  std::to_string(bytes)};
+    return false;
+  }
   if (!keep(call.vkCreateBuffer(handle_, &info, nullptr, &out->buffer), "vkCreateBuffer", error)) return false;
   VkMemoryRequirements needs{};
   call.vkGetBufferMemoryRequirements(handle_, out->buffer, &needs);
@@ -211,11 +225,18 @@ void* VulkanDevice::allocate(size_t bytes, GpuError* error) {
   return address;
 }
 
+// Kernels that were started may still use it.
 void VulkanDevice::free(void* memory) {
+  GpuError ignored;
+  settle(&ignored);
+  drop_pieces(memory);
+}
+
+void VulkanDevice::drop_pieces(void* address) {
   Block block;
   {
     const std::lock_guard<std::mutex> guard(memory_lock_);
-    const auto found = blocks_.find(number_of(memory));
+    const auto found = blocks_.find(number_of(address));
     if (found == blocks_.end()) return;
     block = found->second;
     blocks_.erase(found);
@@ -242,6 +263,12 @@ void VulkanDevice::free_host(void* memory) {
     host_blocks_.erase(found);
   }
   free(reinterpret_cast<void*>(address));
+}
+
+void* VulkanDevice::allocate_pieces(size_t bytes, void** address, GpuError* error) {
+  Block block;
+  *address = keep_block(bytes, facts_.piece_type, true, &block, error);
+  return *address == nullptr ? nullptr : block.mapped;
 }
 
 GpuError VulkanDevice::failure() const {
@@ -296,34 +323,33 @@ void* VulkanDevice::mapped(const void* address) const {
 
 // --- work ------------------------------------------------------------------------------------------------------------
 
-bool VulkanDevice::find(const Kernel& kernel, VkPipeline* out, GpuError* error) {
-  if (!is_well(error)) return false;
+VulkanPipeline* VulkanDevice::find(const Kernel& kernel, GpuError* error) {
+  if (!is_well(error)) return nullptr;
   const std::lock_guard<std::mutex> guard(pipelines_lock_);
-  const auto known = pipelines_.find({kernel.name, kernel.choices});
-  if (known != pipelines_.end()) {
-    *out = known->second;
-    return true;
-  }
+  std::unique_ptr<VulkanPipeline>& known = pipelines_[{kernel.name, kernel.choices}];
+  if (known != nullptr) return known.get();
   auto code = facts_.has_dots ? kernels_.find(std::string(kernel.name) + ".dots") : kernels_.end();
   if (code == kernels_.end()) code = kernels_.find(kernel.name);
+  auto made = std::make_unique<VulkanPipeline>();
   if (code == kernels_.end()) {
     *error = {Fault::kRefused, 0, std::string("there is no code of the kernel ") + kernel.name};
-    return false;
-  }
-  if (!make_pipeline(code->second, kernel.choices, out, error)) {
+  } else if (make_pipeline(code->second, kernel.choices, &made->handle, error)) {
+    known = std::move(made);
+    return known.get();
+  } else {
     error->sentence += std::string(" for kernel ") + kernel.name;
-    return false;
   }
-  pipelines_[{kernel.name, kernel.choices}] = *out;
-  return true;
+  pipelines_.erase({kernel.name, kernel.choices});
+  return nullptr;
 }
 
 bool VulkanDevice::make_pipeline(const std::vector<uint32_t>& code, uint32_t choices, VkPipeline* out,
                                  GpuError* error) {
   const DefaultFloatMode mode;  // a software device folds constants while it compiles
-  const std::vector<uint32_t> words = with_float_modes(code, facts_);
-  if (words.empty()) {
-    *error = {Fault::kOther, 0, "vkCreateShaderModule: the code is no SPIR-V"};
+  std::vector<uint32_t> words;
+  std::string problem;
+  if (!adapt_module(code, facts_, &words, &problem)) {
+    *error = {Fault::kRefused, 0, "the code " + problem + ","};
     return false;
   }
   VkShaderModuleCreateInfo module_info;
@@ -346,18 +372,36 @@ bool VulkanDevice::make_pipeline(const std::vector<uint32_t>& code, uint32_t cho
   return keep(result, "vkCreateComputePipelines", error);
 }
 
-bool VulkanDevice::submit(const std::vector<VkCommandBuffer>& buffers, VkFence fence, GpuError* error) {
-  if (!is_well(error)) return false;
-  std::vector<VkSubmitInfo> submits(buffers.size());
-  for (size_t i = 0; i < buffers.size(); ++i) submits[i].pCommandBuffers = &buffers[i];
+bool VulkanDevice::submit(const std::vector<VkCommandBuffer>& buffers, VkFence fence, size_t* sent, GpuError* error) {
+  const DefaultFloatMode mode;  // of threads that a software device starts now
   const std::lock_guard<std::mutex> guard(submit_lock_);
-  return keep(call.vkQueueSubmit(queue_, static_cast<uint32_t>(submits.size()), submits.data(), fence), "vkQueueSubmit",
-              error);
+  // One call each: drivers may make one piece of work of what is in a call.
+  for (*sent = 0; *sent < buffers.size(); ++*sent) {
+    VkSubmitInfo info;
+    info.pCommandBuffers = &buffers[*sent];
+    const VkFence told = *sent + 1 == buffers.size() ? fence : VkFence{};
+    if (!keep(call.vkQueueSubmit(queue_, 1, &info, told), "vkQueueSubmit", error)) break;
+  }
+  if (*sent == 0 || *sent == buffers.size()) return *sent != 0;
+  // Those that went before a failure are waited for: they use memory that is given back behind it.
+  GpuError ignored;
+  if (!keep(call.vkQueueSubmit(queue_, 0, nullptr, fence), "vkQueueSubmit", &ignored)) *sent = 0;
+  return false;
 }
 
-bool VulkanDevice::wait(VkFence fence, size_t buffers, GpuError* error) {
-  const uint64_t most = kAnswerNanoseconds + buffers * kMoreNanoseconds;
-  return keep(call.vkWaitForFences(handle_, 1, &fence, 1, most), "vkWaitForFences", error);
+bool VulkanDevice::run(const std::vector<VkCommandBuffer>& buffers, VkFence fence, GpuError* error) {
+  if (!is_well(error)) return false;
+  size_t sent = 0;
+  const bool is_sent = submit(buffers, fence, &sent, error);
+  if (sent == 0) return false;
+  GpuError of_wait;
+  const auto most = static_cast<uint64_t>(limits_.answer.count()) + sent * static_cast<uint64_t>(1000000000);
+  if (!keep(call.vkWaitForFences(handle_, 1, &fence, 1, most), "vkWaitForFences", &of_wait) ||
+      !keep(call.vkResetFences(handle_, 1, &fence), "vkResetFences", &of_wait)) {
+    if (!*error) *error = of_wait;
+    return false;
+  }
+  return is_sent;
 }
 
 std::unique_ptr<GpuQueue> VulkanDevice::open_queue(GpuError* error) {
@@ -375,10 +419,9 @@ void VulkanDevice::forget(VulkanQueue* queue) {
 
 bool VulkanDevice::settle(GpuError* error) {
   const std::lock_guard<std::mutex> guard(queues_lock_);
-  for (VulkanQueue* queue : queues_) {
-    if (!queue->settle(error)) return false;
-  }
-  return is_well(error);
+  bool are_settled = true;
+  for (VulkanQueue* queue : queues_) are_settled = queue->settle(error) && are_settled;
+  return are_settled && is_well(error);
 }
 
 bool VulkanDevice::copy(Way way, void* to, const void* from, size_t bytes, GpuError* error) {
@@ -399,26 +442,23 @@ bool VulkanDevice::copy_settled(Way way, void* to, const void* from, size_t byte
 
 bool VulkanDevice::copy_staged(Way way, void* to, const void* from, size_t bytes, GpuError* error) {
   const std::lock_guard<std::mutex> guard(copy_lock_);
-  if (copies_ == nullptr) copies_ = std::make_unique<Commands>(this);
-  for (size_t at = 0; at < bytes; at += kStaged) {
-    const size_t count = std::min(kStaged, bytes - at);
+  if (copies_ == nullptr) copies_ = std::make_unique<CommandBuffers>(this);
+  if (way != Way::kOnDevice && staged_ == nullptr) staged_ = allocate_host(kStaged, &staged_address_, error);
+  if (way != Way::kOnDevice && staged_ == nullptr) return false;
+  const size_t step = way == Way::kOnDevice ? bytes : kStaged;
+  for (size_t at = 0; at < bytes; at += step) {
     char* const target = static_cast<char*>(to) + at;
     const char* const source = static_cast<const char*>(from) + at;
-    void *address = nullptr, *staged = nullptr;
-    Place read, written;
-    double seconds = 0;
-    if (!copies_->begin(false, error)) return false;
-    if (way != Way::kOnDevice) {
-      staged = copies_->pieces().take(count, &address, error);
-      if (staged == nullptr) return false;
-    }
-    if (way == Way::kToDevice) std::memcpy(staged, source, count);
-    if (!find(way == Way::kToDevice ? address : source, count, &read, error) ||
-        !find(way == Way::kToHost ? address : target, count, &written, error) ||
-        !copies_->copy(read, written, count, error) || !copies_->run(&seconds, error)) {
+    Command copy;
+    copy.bytes = std::min(step, bytes - at);
+    if (way == Way::kToDevice) std::memcpy(staged_, source, copy.bytes);
+    Nanoseconds took{0};
+    if (!find(way == Way::kToDevice ? staged_address_ : source, copy.bytes, &copy.from, error) ||
+        !find(way == Way::kToHost ? staged_address_ : target, copy.bytes, &copy.to, error) || !copies_->reset(error) ||
+        !copies_->add(&copy, &copy + 1, error) || !copies_->run(&took, error)) {
       return false;
     }
-    if (way == Way::kToHost) std::memcpy(target, staged, count);
+    if (way == Way::kToHost) std::memcpy(target, staged_, copy.bytes);
   }
   return true;
 }

@@ -3,6 +3,8 @@
 // Kernels know memory by its address (VkDeviceAddress), copies by buffer and offset; a map leads from one to the other.
 #pragma once
 
+#include <atomic>
+#include <chrono>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -19,12 +21,25 @@ namespace edge_rt::gpu {
 // SPIR-V by the name of its kernel; with the suffix ".dots" the one that wants packed products of signed bytes.
 using KernelCode = std::map<std::string, std::vector<uint32_t>>;
 
-class Commands;
+// A kernel with a set of choices, ready to run.
+struct VulkanPipeline {
+  vk::VkPipeline handle = {};
+  std::atomic<double> nanoseconds_of_block{0};  // as measured; 0: it has not run yet
+};
+
+struct VulkanLimits {
+  std::chrono::nanoseconds submit = std::chrono::milliseconds(50);  // what is handed over at once takes at most this
+  std::chrono::nanoseconds answer = std::chrono::seconds(60);       // a device that is silent for so long has hung
+};
+
+class CommandBuffers;
+class HostPieces;
 class VulkanQueue;
 
 class VulkanDevice : public GpuDevice, public std::enable_shared_from_this<VulkanDevice> {
  public:
-  static std::shared_ptr<VulkanDevice> open(int number, KernelCode kernels, GpuError* error);
+  static std::shared_ptr<VulkanDevice> open(int number, KernelCode kernels, const VulkanLimits& limits,
+                                            GpuError* error);
   ~VulkanDevice() override;
   VulkanDevice(const VulkanDevice&) = delete;
   VulkanDevice& operator=(const VulkanDevice&) = delete;
@@ -42,6 +57,7 @@ class VulkanDevice : public GpuDevice, public std::enable_shared_from_this<Vulka
   std::unique_ptr<GpuQueue> open_queue(GpuError* error) override;
 
   const VulkanFacts& facts() const { return facts_; }
+  const VulkanLimits& limits() const { return limits_; }
   const SelfTest& self_test() const { return self_test_; }
   vk::VkDevice handle() const { return handle_; }
   vk::VkPipelineLayout layout() const { return layout_; }
@@ -53,13 +69,17 @@ class VulkanDevice : public GpuDevice, public std::enable_shared_from_this<Vulka
   };
   // Where so many bytes at an address lie; false: in no memory of this device.
   bool find(const void* address, size_t bytes, Place* out, GpuError* error) const;
-  // The pipeline of a kernel, made when it is first asked for.
-  bool find(const Kernel& kernel, vk::VkPipeline* out, GpuError* error);
+  // The pipeline of a kernel, made when it is first asked for; nullptr: there is none.
+  VulkanPipeline* find(const Kernel& kernel, GpuError* error);
 
-  // Sends command buffers off, one submit each; `fence` tells of all of them.
-  bool submit(const std::vector<vk::VkCommandBuffer>& buffers, vk::VkFence fence, GpuError* error);
-  // Waits for the fence of so many command buffers, not for ever.
-  bool wait(vk::VkFence fence, size_t buffers, GpuError* error);
+  // Whether the device can still be used; if it cannot, `error` gets why.
+  bool is_well(GpuError* error) const;
+  // Hands command buffers over, one submit each, and waits for all of them, not for ever. `fence` is left as it was.
+  bool run(const std::vector<vk::VkCommandBuffer>& buffers, vk::VkFence fence, GpuError* error);
+  // Memory for HostPieces: that of the device, if the host can write it. It is given back by its address for kernels,
+  // when nothing that was started uses it any more.
+  void* allocate_pieces(size_t bytes, void** address, GpuError* error);
+  void drop_pieces(void* address);
   // A queue that is open: `settle` waits for it.
   void forget(VulkanQueue* queue);
 
@@ -81,14 +101,16 @@ class VulkanDevice : public GpuDevice, public std::enable_shared_from_this<Vulka
   void drop_block(const Block& block);
   void* keep_block(size_t bytes, uint32_t type, bool is_mapped, Block* out, GpuError* error);
   bool make_pipeline(const std::vector<uint32_t>& code, uint32_t choices, vk::VkPipeline* out, GpuError* error);
+  void drop_pipelines();
+  bool submit(const std::vector<vk::VkCommandBuffer>& buffers, vk::VkFence fence, size_t* sent, GpuError* error);
   bool keep(vk::VkResult result, const char* function, GpuError* error);
-  bool is_well(GpuError* error) const;
   bool copy_settled(Way way, void* to, const void* from, size_t bytes, GpuError* error);
   bool copy_staged(Way way, void* to, const void* from, size_t bytes, GpuError* error);
   // The mapped place of an address, if its block is mapped; else nullptr.
   void* mapped(const void* address) const;
 
   const std::shared_ptr<VulkanInstance> instance_;
+  VulkanLimits limits_;
   KernelCode kernels_;
   int number_ = 0;
   vk::VkPhysicalDevice physical_ = nullptr;
@@ -106,12 +128,13 @@ class VulkanDevice : public GpuDevice, public std::enable_shared_from_this<Vulka
   mutable std::mutex lost_lock_;
   GpuError lost_;  // what every later call says
   std::mutex pipelines_lock_;
-  std::map<std::pair<std::string, uint32_t>, vk::VkPipeline> pipelines_;
+  std::map<std::pair<std::string, uint32_t>, std::unique_ptr<VulkanPipeline>> pipelines_;
   std::mutex submit_lock_;
   std::mutex queues_lock_;
   std::set<VulkanQueue*> queues_;
   std::mutex copy_lock_;
-  std::unique_ptr<Commands> copies_;
+  std::unique_ptr<CommandBuffers> copies_;
+  void *staged_ = nullptr, *staged_address_ = nullptr;  // kStaged bytes of the host's
 };
 
 }  // namespace edge_rt::gpu

@@ -73,8 +73,12 @@ int choose_memory(const VkPhysicalDeviceMemoryProperties& memory, VkFlags wanted
     const int likes = __builtin_popcount(flags & liked) - __builtin_popcount(flags & disliked);
     return std::make_pair(likes, memory.memoryHeaps[memory.memoryTypes[type].heapIndex].size);
   };
+  // Types with further properties are protected, or not cached by the device.
+  constexpr VkFlags kPlain = VK_MEMORY_PROPERTY_DEVICE_LOCAL_BIT | VK_MEMORY_PROPERTY_HOST_VISIBLE_BIT |
+                             VK_MEMORY_PROPERTY_HOST_COHERENT_BIT | VK_MEMORY_PROPERTY_HOST_CACHED_BIT;
   for (uint32_t type = 0; type < memory.memoryTypeCount; ++type) {
-    if ((memory.memoryTypes[type].propertyFlags & wanted) != wanted) continue;
+    const VkFlags flags = memory.memoryTypes[type].propertyFlags;
+    if ((flags & wanted) != wanted || (flags & ~kPlain) != 0) continue;
     if (best < 0 || value(type) > value(static_cast<uint32_t>(best))) best = static_cast<int>(type);
   }
   return best;
@@ -86,6 +90,7 @@ bool lay_memory(const VkPhysicalDeviceMemoryProperties& memory, VulkanFacts* fac
       choose_memory(memory, kMapped, VK_MEMORY_PROPERTY_HOST_CACHED_BIT, VK_MEMORY_PROPERTY_DEVICE_LOCAL_BIT);
   if (host < 0) return false;
   facts->host_type = static_cast<uint32_t>(host);
+  facts->piece_type = static_cast<uint32_t>(choose_memory(memory, kMapped, VK_MEMORY_PROPERTY_DEVICE_LOCAL_BIT, 0));
   facts->is_unified =
       facts->type == VK_PHYSICAL_DEVICE_TYPE_INTEGRATED_GPU || facts->type == VK_PHYSICAL_DEVICE_TYPE_CPU;
   int device = -1;
@@ -94,7 +99,9 @@ bool lay_memory(const VkPhysicalDeviceMemoryProperties& memory, VulkanFacts* fac
     device =
         choose_memory(memory, kMapped, VK_MEMORY_PROPERTY_DEVICE_LOCAL_BIT | VK_MEMORY_PROPERTY_HOST_CACHED_BIT, 0);
   }
-  if (device < 0) device = choose_memory(memory, VK_MEMORY_PROPERTY_DEVICE_LOCAL_BIT, 0, 0);
+  // Elsewhere the host reads it slowly.
+  if (device < 0)
+    device = choose_memory(memory, VK_MEMORY_PROPERTY_DEVICE_LOCAL_BIT, 0, VK_MEMORY_PROPERTY_HOST_VISIBLE_BIT);
   if (device < 0) device = host;
   facts->device_type = static_cast<uint32_t>(device);
   const VkMemoryType& chosen = memory.memoryTypes[device];
@@ -191,10 +198,13 @@ VulkanFacts VulkanInstance::facts(VkPhysicalDevice device) const {
     return facts;
   }
   const bool is_13 = facts.version >= kVulkan13;
+  VkPhysicalDeviceVulkan11Properties properties11;
   properties12.pNext = is_13 ? &dots : nullptr;
-  properties.pNext = &properties12;
+  properties11.pNext = &properties12;
+  properties.pNext = &properties11;
   call.vkGetPhysicalDeviceProperties2(device, &properties);
   facts.driver = text_of(properties12.driverName, 256) + " " + text_of(properties12.driverInfo, 256);
+  facts.largest = static_cast<size_t>(properties11.maxMemoryAllocationSize);
   facts.keeps_denormals = properties12.shaderDenormPreserveFloat32 != 0;
   facts.keeps_signs = properties12.shaderSignedZeroInfNanPreserveFloat32 != 0;
   facts.rounds_to_even = properties12.shaderRoundingModeRTEFloat32 != 0;
@@ -202,17 +212,30 @@ VulkanFacts VulkanInstance::facts(VkPhysicalDevice device) const {
   facts.shared_bytes = own.limits.maxComputeSharedMemorySize;
   std::copy(own.limits.maxComputeWorkGroupCount, own.limits.maxComputeWorkGroupCount + 2, facts.grid);
 
+  uint32_t count = 0;
+  call.vkEnumerateDeviceExtensionProperties(device, nullptr, &count, nullptr);
+  std::vector<VkExtensionProperties> extensions(count);
+  call.vkEnumerateDeviceExtensionProperties(device, nullptr, &count, extensions.data());
+  const auto has_extension = [&](const char* name) {
+    return std::any_of(extensions.begin(), extensions.end(), [&](const VkExtensionProperties& extension) {
+      return std::strcmp(extension.extensionName, name) == 0;
+    });
+  };
+  facts.has_budget = has_extension("VK_EXT_memory_budget");
+
+  VkPhysicalDeviceShaderFmaFeaturesKHR fma;
   VkPhysicalDeviceShaderIntegerDotProductFeatures dot_features;
   VkPhysicalDeviceVulkan12Features features12;
   VkPhysicalDeviceVulkan11Features features11;
   VkPhysicalDeviceFeatures2 features;
-  features12.pNext = is_13 ? &dot_features : nullptr;
+  dot_features.pNext = has_extension("VK_KHR_shader_fma") ? &fma : nullptr;
+  features12.pNext = is_13 ? &dot_features : dot_features.pNext;
   features11.pNext = &features12;
   features.pNext = &features11;
   call.vkGetPhysicalDeviceFeatures2(device, &features);
+  facts.has_fma = fma.shaderFmaFloat32 != 0;
   facts.has_dots = dot_features.shaderIntegerDotProduct != 0;
 
-  uint32_t count = 0;
   call.vkGetPhysicalDeviceQueueFamilyProperties(device, &count, nullptr);
   std::vector<VkQueueFamilyProperties> families(count);
   call.vkGetPhysicalDeviceQueueFamilyProperties(device, &count, families.data());
@@ -224,13 +247,6 @@ VulkanFacts VulkanInstance::facts(VkPhysicalDevice device) const {
   VkPhysicalDeviceMemoryProperties2 memory;
   call.vkGetPhysicalDeviceMemoryProperties2(device, &memory);
   const bool has_memory = lay_memory(memory.memoryProperties, &facts);
-
-  call.vkEnumerateDeviceExtensionProperties(device, nullptr, &count, nullptr);
-  std::vector<VkExtensionProperties> extensions(count);
-  call.vkEnumerateDeviceExtensionProperties(device, nullptr, &count, extensions.data());
-  for (const VkExtensionProperties& extension : extensions) {
-    if (std::strcmp(extension.extensionName, "VK_EXT_memory_budget") == 0) facts.has_budget = true;
-  }
 
   const struct {
     bool is_there;

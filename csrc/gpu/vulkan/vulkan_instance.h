@@ -24,12 +24,15 @@ struct VulkanFacts {
   size_t bytes = 0;     // of the heap that weights lie in
   uint32_t family = 0;  // of the queue
   bool is_unified = false;
-  bool has_dots = false, has_fast_dots = false;                               // packed products of 4 signed bytes
-  bool has_budget = false;                                                    // VK_EXT_memory_budget
+  bool has_dots = false, has_fast_dots = false;  // packed products of 4 signed bytes
+  bool has_fma = false;                          // an instruction that must fuse (VK_KHR_shader_fma)
+  bool has_budget = false;                       // VK_EXT_memory_budget
   bool keeps_denormals = false, keeps_signs = false, rounds_to_even = false;  // float modes that can be asked for
   uint32_t shared_bytes = 0, grid[2] = {};
-  uint32_t device_type = 0, host_type = 0;  // of memory: for weights; for what the host writes and reads
-  bool is_mapped = false;                   // memory of the first type can be written and read by the host
+  size_t largest = 0;  // that can be allocated at once
+  // Of memory: for weights; for what the host writes and reads; for what it writes and kernels read.
+  uint32_t device_type = 0, host_type = 0, piece_type = 0;
+  bool is_mapped = false;  // memory of the first type can be written and read by the host
 };
 
 class VulkanInstance {

@@ -1,0 +1,153 @@
+#include "gpu/vulkan/vulkan_commands.h"
+
+#include <algorithm>
+#include <cstring>
+
+namespace edge_rt::gpu {
+namespace {
+
+using namespace vk;  // NOLINT: names of Vulkan's own
+
+constexpr size_t kChunk = 256 << 10, kPiece = 256;
+constexpr Nanoseconds kCopy{1000};  // uploads of passes are small
+
+}  // namespace
+
+Nanoseconds Command::expected() const {
+  if (pipeline == nullptr) return kCopy;
+  return Nanoseconds{static_cast<int64_t>(std::min(blocks() * pipeline->nanoseconds_of_block, 1e15))};
+}
+
+void learn(const std::vector<Command>& commands, Nanoseconds took) {
+  Nanoseconds expected{0};
+  bool are_known = true;
+  double blocks = 0;
+  for (const Command& command : commands) {
+    expected += command.expected();
+    are_known = are_known && command.is_known();
+    blocks += command.blocks();
+  }
+  const auto all = static_cast<double>(std::max<int64_t>(took.count(), 1));
+  const double factor = all / static_cast<double>(std::max<int64_t>(expected.count(), 1));
+  std::vector<VulkanPipeline*> corrected;  // a kernel may be there many times
+  for (const Command& command : commands) {
+    VulkanPipeline* const pipeline = command.pipeline;
+    if (pipeline == nullptr || std::count(corrected.begin(), corrected.end(), pipeline) > 0) continue;
+    corrected.push_back(pipeline);
+    const double before = pipeline->nanoseconds_of_block;
+    pipeline->nanoseconds_of_block = are_known ? before * factor : before > 0 ? before : all / blocks;
+  }
+}
+
+HostPieces::~HostPieces() {
+  for (const Chunk& chunk : chunks_) device_.drop_pieces(chunk.address);
+}
+
+void* HostPieces::add(const void* from, size_t bytes, void** address, GpuError* error) {
+  const size_t wanted = (std::max<size_t>(bytes, 1) + kPiece - 1) / kPiece * kPiece;
+  while (chunk_ < chunks_.size() && chunks_[chunk_].bytes - used_ < wanted) {
+    ++chunk_;
+    used_ = 0;
+  }
+  if (chunk_ == chunks_.size()) {
+    Chunk made{nullptr, nullptr, std::max(wanted, kChunk)};
+    made.memory = device_.allocate_pieces(made.bytes, &made.address, error);
+    if (made.memory == nullptr) return nullptr;
+    chunks_.push_back(made);
+    used_ = 0;
+  }
+  const Chunk& chunk = chunks_[chunk_];
+  *address = static_cast<char*>(chunk.address) + used_;
+  void* const piece = static_cast<char*>(chunk.memory) + used_;
+  used_ += wanted;
+  if (bytes > 0) std::memcpy(piece, from, bytes);
+  return piece;
+}
+
+void HostPieces::clear() { chunk_ = used_ = 0; }
+
+CommandBuffers::~CommandBuffers() {
+  const DeviceFunctions& call = device_.call;
+  if (pool_ != VkCommandPool{}) call.vkDestroyCommandPool(device_.handle(), pool_, nullptr);
+  if (fence_ != VkFence{}) call.vkDestroyFence(device_.handle(), fence_, nullptr);
+}
+
+bool CommandBuffers::reset(GpuError* error) {
+  const DeviceFunctions& call = device_.call;
+  if (!device_.is_well(error)) return false;
+  count_ = 0;
+  if (fence_ == VkFence{}) {
+    const VkFenceCreateInfo info;
+    if (!keep_result(call.vkCreateFence(device_.handle(), &info, nullptr, &fence_), "vkCreateFence", error)) {
+      return false;
+    }
+  }
+  if (pool_ != VkCommandPool{}) {
+    return keep_result(call.vkResetCommandPool(device_.handle(), pool_, 0), "vkResetCommandPool", error);
+  }
+  VkCommandPoolCreateInfo info;
+  info.queueFamilyIndex = device_.facts().family;
+  return keep_result(call.vkCreateCommandPool(device_.handle(), &info, nullptr, &pool_), "vkCreateCommandPool", error);
+}
+
+// All that was started before is done, and seen, before anything behind begins. Validation layers know nothing of
+// hazards through addresses, so there is no finer order to check.
+void CommandBuffers::order(VkCommandBuffer buffer) const {
+  constexpr VkFlags kStages = VK_PIPELINE_STAGE_COMPUTE_SHADER_BIT | VK_PIPELINE_STAGE_TRANSFER_BIT;
+  VkMemoryBarrier barrier;
+  barrier.srcAccessMask = VK_ACCESS_SHADER_WRITE_BIT | VK_ACCESS_TRANSFER_WRITE_BIT;
+  barrier.dstAccessMask = VK_ACCESS_SHADER_READ_BIT | VK_ACCESS_SHADER_WRITE_BIT | VK_ACCESS_TRANSFER_READ_BIT |
+                          VK_ACCESS_TRANSFER_WRITE_BIT | VK_ACCESS_HOST_READ_BIT;
+  device_.call.vkCmdPipelineBarrier(buffer, kStages, kStages | VK_PIPELINE_STAGE_HOST_BIT, 0, 1, &barrier, 0, nullptr,
+                                    0, nullptr);
+}
+
+bool CommandBuffers::add(const Command* begin, const Command* end, GpuError* error) {
+  const DeviceFunctions& call = device_.call;
+  if (count_ == buffers_.size()) {
+    VkCommandBufferAllocateInfo info;
+    info.commandPool = pool_;
+    VkCommandBuffer made = nullptr;
+    if (!keep_result(call.vkAllocateCommandBuffers(device_.handle(), &info, &made), "vkAllocateCommandBuffers",
+                     error)) {
+      return false;
+    }
+    buffers_.push_back(made);
+  }
+  const VkCommandBuffer buffer = buffers_[count_];
+  VkCommandBufferBeginInfo info;
+  info.flags = 0;  // it may run again
+  if (!keep_result(call.vkBeginCommandBuffer(buffer, &info), "vkBeginCommandBuffer", error)) return false;
+  VkPipeline bound = {};
+  for (const Command* command = begin; command != end; ++command) {
+    if (command != begin && !command->is_independent) order(buffer);
+    if (command->pipeline == nullptr) {
+      const VkBufferCopy region{command->from.offset, command->to.offset, command->bytes};
+      call.vkCmdCopyBuffer(buffer, command->from.buffer, command->to.buffer, 1, &region);
+      continue;
+    }
+    if (command->pipeline->handle != bound) {
+      bound = command->pipeline->handle;
+      call.vkCmdBindPipeline(buffer, VK_PIPELINE_BIND_POINT_COMPUTE, bound);
+    }
+    call.vkCmdPushConstants(buffer, device_.layout(), VK_SHADER_STAGE_COMPUTE_BIT, 0, sizeof command->args,
+                            &command->args);
+    call.vkCmdDispatchBase(buffer, command->first_x, command->first_y, 0, command->grid_x, command->grid_y, 1);
+  }
+  // What comes behind, in other buffers, too, and the host see all of it.
+  order(buffer);
+  if (!keep_result(call.vkEndCommandBuffer(buffer), "vkEndCommandBuffer", error)) return false;
+  ++count_;
+  return true;
+}
+
+bool CommandBuffers::run(Nanoseconds* took, GpuError* error) {
+  if (count_ == 0) return true;
+  const auto begin = std::chrono::steady_clock::now();
+  const std::vector<VkCommandBuffer> filled(buffers_.begin(), buffers_.begin() + static_cast<std::ptrdiff_t>(count_));
+  const bool is_done = device_.run(filled, fence_, error);
+  *took += std::chrono::steady_clock::now() - begin;
+  return is_done;
+}
+
+}  // namespace edge_rt::gpu
