@@ -20,7 +20,7 @@ abi::Status* GpuDecoderLayer::enqueue(ort::OpContext& context, PassStream& strea
   DecoderLayer::Pass pass;
   GpuAttention attention;
   if (abi::Status* bad = op_.check(context, &pass)) return bad;
-  if (abi::Status* bad = attention.check(context, pass.attention)) return bad;
+  if (abi::Status* bad = attention.check(context)) return bad;
   size_t activations = 0;
   for (const Matrix which : kMatrices) {
     if (abi::Status* bad = check_alignment(context, DecoderLayer::input_of(which), kLinearAlignment)) return bad;
@@ -31,14 +31,13 @@ abi::Status* GpuDecoderLayer::enqueue(ort::OpContext& context, PassStream& strea
     Pieces pieces(base);
     op_.take_floats(&pieces, &pass);
     of_linear = pieces.take<char>(static_cast<int64_t>(activations));
-    of_attention = pieces.take<char>(static_cast<int64_t>(attention_scratch_bytes(pass.attention.front())));
+    of_attention = pieces.take<char>(static_cast<int64_t>(GpuAttention::scratch_bytes(pass.attention)));
     return pieces.used();
   };
   ort::Scratch scratch;
   if (abi::Status* bad = context.scratch(lay_out(nullptr), &scratch)) return bad;
   lay_out(scratch.as<char>());
   op_.attention().point_to_rows(pass.qkv, pass.attended, &pass.attention);
-  AttentionPass* const attended = &pass.attention.front();
 
   const auto multiply = [&](Matrix which) {
     const Activations in = place_activations(pass.weights[which], pass.rows, of_linear);
@@ -46,8 +45,8 @@ abi::Status* GpuDecoderLayer::enqueue(ort::OpContext& context, PassStream& strea
            enqueue_product(&stream, op_.product(context, pass, which, in));
   };
   // An error stays in the stream, where whoever runs the kernel finds it.
-  if (attention.prepare(context, op_.attention().layer(), stream, attended) && multiply(DecoderLayer::kQkv) &&
-      attention.enqueue(stream, *attended, of_attention) && multiply(DecoderLayer::kOutput) &&
+  if (attention.prepare(context, op_.attention().layer(), stream, &pass.attention) && multiply(DecoderLayer::kQkv) &&
+      attention.enqueue(stream, pass.attention, of_attention) && multiply(DecoderLayer::kOutput) &&
       multiply(DecoderLayer::kGateUp)) {
     multiply(DecoderLayer::kDown);
   }

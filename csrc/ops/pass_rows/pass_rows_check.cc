@@ -183,31 +183,40 @@ abi::Status* check_row_shapes(const ort::OpContext& context, const RowInputs& in
   return nullptr;
 }
 
+std::string find_bad_sequences(const int32_t* past_length, const int32_t* sequence_rows, int64_t mapped,
+                               int64_t positions, int32_t* depths, std::vector<PassRows>* passes) {
+  for (size_t i = 0; i < passes->size(); ++i) {
+    PassRows& pass = (*passes)[i];
+    if (sequence_rows[i] != pass.rows) {
+      return printed("sequence_rows[%zu] is %d, the pass has %lld rows of it", i, sequence_rows[i],
+                     printable(pass.rows));
+    }
+    pass.past = past_length[i];
+    std::string problem = find_bad_rows(pass, mapped);
+    if (problem.empty()) problem = find_depths(positions, depths, &pass);
+    if (!problem.empty()) return passes->size() == 1 ? problem : "sequence " + std::to_string(i) + ": " + problem;
+    depths += pass.done + pass.rows;
+  }
+  return passes->size() == 1 ? std::string() : find_foreign_rows(*passes);
+}
+
 abi::Status* check_sequences(const ort::OpContext& context, const RowInputs& inputs, const PassRows& all,
                              int64_t positions, std::vector<PassRows>* passes, Depths* depths) {
   const int32_t* const past = context.input(inputs.past_length).as<const int32_t>();
   const int32_t* const rows_of = context.input(inputs.sequence_rows).as<const int32_t>();
   const int64_t sequences = context.input(inputs.past_length).dims[0], mapped = context.input(inputs.row_map).dims[1];
   if (abi::Status* bad = check_sequence_rows(context, inputs.sequence_rows, sequences, all.rows)) return bad;
-  int32_t* of_nodes = depths->take(all.done + all.rows);
-  passes->reserve(static_cast<size_t>(sequences));
-  for (int64_t i = 0, first = 0; i < sequences; ++i) {
-    PassRows& pass = passes->emplace_back(all);
+  passes->assign(static_cast<size_t>(sequences), all);
+  int64_t first = 0;
+  for (int64_t i = 0; i < sequences; ++i) {
+    PassRows& pass = (*passes)[static_cast<size_t>(i)];
     pass.rows = rows_of[i];
-    pass.past = past[i];
     pass.row_map += i * mapped;
     pass.parents += first;
-    std::string problem = find_bad_rows(pass, mapped);
-    if (problem.empty()) problem = find_depths(positions, of_nodes, &pass);
-    if (!problem.empty()) {
-      return sequences == 1 ? context.error("%s", problem.c_str())
-                            : context.error("sequence %lld: %s", printable(i), problem.c_str());
-    }
-    of_nodes += pass.done + pass.rows;
     first += pass.rows;
   }
-  if (sequences == 1) return nullptr;
-  const std::string problem = find_foreign_rows(*passes);
+  const std::string problem =
+      find_bad_sequences(past, rows_of, mapped, positions, depths->take(all.done + all.rows), passes);
   return problem.empty() ? nullptr : context.error("%s", problem.c_str());
 }
 

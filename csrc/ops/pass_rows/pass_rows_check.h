@@ -57,6 +57,12 @@ abi::Status* check_row_shapes(const ort::OpContext& context, const RowInputs& in
 abi::Status* check_sequences(const ort::OpContext& context, const RowInputs& inputs, const PassRows& all,
                              int64_t positions, std::vector<PassRows>* sequences, Depths* depths);
 
+// What is wrong with the sequences of a pass as the host describes them now, whose rows are known, from the first of
+// all on; empty: nothing. Fills in their past and depths, into memory for all nodes.
+//   past_length, sequence_rows: an entry a sequence; mapped: entries of row_map of a sequence; positions: as above
+std::string find_bad_sequences(const int32_t* past_length, const int32_t* sequence_rows, int64_t mapped,
+                               int64_t positions, int32_t* depths, std::vector<PassRows>* passes);
+
 // A message made like printf's.
 [[gnu::format(printf, 1, 2)]] std::string printed(const char* format, ...);
 

@@ -11,12 +11,15 @@ abi::Status* GpuShortConv::enqueue(ort::OpContext& context, PassStream& stream) 
   Depths depths;
   std::vector<ConvPass> passes;
   if (abi::Status* bad = op_.check(context, &passes, &depths)) return bad;
-  if (abi::Status* bad = check_one_sequence(context, passes.size())) return bad;
-  ConvArgs args{passes.front(), nullptr};
   const int64_t positions = context.input(ShortConv::kRows.row_map).dims[1];
   // An error stays in the stream, where whoever runs the kernel finds it.
-  args.past = prepare_rows(context, kName, ShortConv::kRows, positions, stream, &args.pass);
-  if (args.past != nullptr) enqueue_short_conv(&stream, args);
+  const std::vector<DeviceRows> rows = prepare_rows(context, kName, ShortConv::kRows, positions, stream, passes);
+  for (size_t i = 0; i < rows.size(); ++i) {
+    ConvArgs args{passes[i], rows[i].past};
+    args.pass.row_map = rows[i].row_map;
+    args.pass.parents = rows[i].parents;
+    if (!enqueue_short_conv(&stream, args)) break;
+  }
   return nullptr;
 }
 

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <iterator>
+#include <vector>
 
 #include "gpu/pass_stream.h"
 #include "ops/spec_attention/spec_attention_op.h"
@@ -13,23 +14,29 @@ namespace edge_rt::gpu {
 template <class Op>
 inline constexpr int kAttentionOnHost[] = {2, 3, 4, 5, static_cast<int>(std::size(Op::kInputs)) - 1};
 
-// A pass as an operator that attends runs it on a GPU. `prepare` comes behind the operator's own checks, as it starts
-// work already.
+// The sequences of a pass as an operator that attends runs them on a GPU, one behind the other. `prepare` comes behind
+// the operator's own checks, as it starts work already.
 class GpuAttention {
  public:
-  // Checks what kernels ask of checked passes beyond that. One sequence has a pass here.
-  abi::Status* check(const ort::OpContext& context, const SpecAttention::Passes& passes) const;
+  // Checks what kernels ask of checked passes beyond that.
+  abi::Status* check(const ort::OpContext& context) const;
 
-  // Gives the pass the memory of the device that all layers of a pass share. From now on the pass is checked before
-  // every replay, too. False: the stream has the error.
-  bool prepare(const ort::OpContext& context, int64_t layer, PassStream& stream, AttentionPass* pass);
+  // Scratch memory for any of them.
+  static size_t scratch_bytes(const SpecAttention::Passes& passes);
 
-  // Starts the pass, whose qkv and y are device memory. False: the stream has the error.
-  bool enqueue(PassStream& stream, const AttentionPass& pass, void* scratch) const;
+  // Gives them the memory of the device that all layers of a pass share. From now on the pass is checked before every
+  // replay, too. False: the stream has the error.
+  bool prepare(const ort::OpContext& context, int64_t layer, PassStream& stream, SpecAttention::Passes* passes);
+
+  // Starts them, whose qkv and y are device memory. False: the stream has the error.
+  bool enqueue(PassStream& stream, const SpecAttention::Passes& passes, void* scratch) const;
 
  private:
-  const int32_t* past_ = nullptr;
-  const void* tree_ = nullptr;
+  struct Place {
+    const int32_t* past;
+    const void* tree;
+  };
+  std::vector<Place> places_;
 };
 
 struct GpuSpecAttention {

@@ -2,7 +2,6 @@
 
 #include <vector>
 
-#include "ops/pass_rows/pass_rows_gpu_op.h"
 #include "ops/state_conv/state_conv_gpu.h"
 
 namespace edge_rt::gpu {
@@ -11,10 +10,13 @@ abi::Status* GpuStateConv::enqueue(ort::OpContext& context, PassStream& stream) 
   StateRun run;
   std::vector<StateConvPass> passes;
   if (abi::Status* bad = op_.check(context, &run, &passes)) return bad;
-  if (abi::Status* bad = check_one_sequence(context, passes.size())) return bad;
-  StateConvArgs args{passes.front(), {}};
   // An error stays in the stream, where whoever runs the kernel finds it.
-  if (prepare_states(context, kName, stream, &args.pass, &args.slots)) enqueue_state_conv(&stream, args);
+  const std::vector<DeviceState> of_sequences = prepare_states(context, kName, stream, run);
+  for (size_t i = 0; i < of_sequences.size(); ++i) {
+    StateConvArgs args{passes[i], of_sequences[i].slots};
+    of_sequences[i].give(&args.pass);
+    if (!enqueue_state_conv(&stream, args)) break;
+  }
   return nullptr;
 }
 
