@@ -58,8 +58,8 @@ _WORTH_PRECISION: Final = 1.05
 
 def why_one_slot(shape: ModelShape, device: Device) -> str | None:
     """Return why a model computes one answer at a time; None: it can compute several."""
-    if device.gpu is not None:
-        return "passes on a GPU have one sequence"
+    if device.gpu is not None and shape.window_layers:
+        return "layers with a window or a convolution have one sequence on a GPU"
     if shape.op_profile != "native":
         return f"passes of {shape.op_profile} packages have one sequence"
     if shape.window_layers and shape.recurrent_layers:

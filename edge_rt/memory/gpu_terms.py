@@ -103,9 +103,9 @@ def gpu_kv_bytes(shape: ModelShape, choice: Choice) -> int:
 
 
 def gpu_state_bytes(shape: ModelShape, choice: Choice) -> int:
-    """Return the bytes of the states of a sequence on a GPU, where each layer has arrays of its own."""
+    """Return the bytes of the states of all slots on a GPU, where each layer has arrays of its own."""
     sizes = state_sizes(shape.model, choice.tree_rows)
-    return sum(_of_driver(SLOTS * 4 * size) for size in sizes.values())
+    return sum(_of_driver(choice.slots * SLOTS * 4 * size) for size in sizes.values())
 
 
 def _draft_states_bytes(shape: ModelShape) -> int:
@@ -145,7 +145,8 @@ def gpu_activations(shape: ModelShape, choice: Choice) -> int:
     rows = choice.largest_pass
     few = pooled(_pass_bytes(shape, min(rows, RECORDED_ROWS), choice.ctx))
     largest = max(few, pooled(_pass_bytes(shape, rows, choice.ctx)))
-    small = 4 * (_maps(shape) * choice.ctx + _TREE_HEAD + rows) + _state_inputs_bytes(shape, choice)
+    of_sequence = 4 * (_maps(shape) * choice.ctx + _TREE_HEAD + rows) + _state_inputs_bytes(shape, choice)
+    small = choice.slots * of_sequence
     of_layers = int(_KEPT * few) + _ONCE * largest + pooled(small) + _draft_states_bytes(shape)
     of_head = 0 if shape.segments == 1 else pooled(_top_k_bytes(shape, 1)) + pooled(_layer_bytes(shape, 1))
     of_drafts = gpu_self_drafting(shape, choice) if drafts_itself(shape, choice) else 0

@@ -36,6 +36,7 @@ OPERATORS = {
         "nothing_is_left lost lost_while_memory_is_taken",
     ),
     "state_worker": ("texts refused cancelled", "drafts more_drafts", "planned"),
+    "slots_worker": ("texts windows", "states planned"),
     "expert_worker": ("texts", "types planned refused"),
     "plan_worker": ("f16 window nested divided second stays", "exits nested_exits"),
 }

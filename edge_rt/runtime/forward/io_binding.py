@@ -91,6 +91,8 @@ def open_io_binding(
             capacity,
             kv_format,
             device=device,
+            sequences=sequences,
+            rows=rows,
             largest_pass=largest_pass,
             drafts=drafts,
             hidden=hidden,

@@ -38,6 +38,8 @@ class GpuIOBinding(NativeIOBinding):
         *,
         device: ComputeDevice,
         largest_pass: int,
+        sequences: int = 0,
+        rows: int | None = None,
         drafts: int = MAX_DRAFT + 1,
         hidden: bool = False,
         host_layers: int = 0,
@@ -47,7 +49,15 @@ class GpuIOBinding(NativeIOBinding):
         self._device, self._host_layers = device, host_layers
         self._caches: list[DeviceArray] = []
         super().__init__(
-            model, capacity, kv_format, largest_pass=largest_pass, drafts=drafts, checkpoints=0, hidden=hidden
+            model,
+            capacity,
+            kv_format,
+            sequences=sequences,
+            rows=rows,
+            largest_pass=largest_pass,
+            drafts=drafts,
+            checkpoints=0,
+            hidden=hidden,
         )
         self.outputs = DeviceOutputMemory(device, model, model.hidden_size if hidden else 0)
         # What is read on both sides is read here, and ONNX Runtime makes the copy that the device needs.
@@ -66,8 +76,8 @@ class GpuIOBinding(NativeIOBinding):
         self.cache_bytes += sum(cache.nbytes for cache in self._caches)
 
     def _make_states(self, sequences: int, drafts: int, checkpoints: int) -> States:
-        assert (sequences, checkpoints) == (1, 0), (sequences, checkpoints)
-        return DeviceStateMemory(self._device, self.model, drafts)
+        assert not checkpoints, checkpoints
+        return DeviceStateMemory(self._device, self.model, sequences, drafts)
 
     def _layer_arrays(self) -> Mapping[str, Array | DeviceArray]:
         there = zip(self._layers[self._host_layers :], self._caches, strict=False)
@@ -106,11 +116,13 @@ class GpuIOBinding(NativeIOBinding):
 
     def bind(self, session: Session, rows: int, num_logits: int, sequences: int = 0) -> BoundPass:
         """Bind buffers for passes of one shape to the graph."""
-        assert not sequences, sequences
         binding = session.binding()
         self.bind_layers(binding)
-        states = None if self._memory is None else self._memory.inputs(1)
-        return _GpuPass(binding, rows, self.bind_results(binding, num_logits), self._row_maps, states)
+        row_maps = self._row_maps[:sequences]
+        if sequences and self.row_map is not None:
+            binding.bind_input("row_map", row_maps)
+        states = None if self._memory is None else self._memory.inputs(max(sequences, 1))
+        return _GpuPass(binding, rows, self.bind_results(binding, num_logits), row_maps, states)
 
     def bind_results(self, binding: Binding, num_logits: int, *, hidden: bool = True) -> BoundResults:
         """Bind the outputs of a graph on the device that ends with the head; see ``IOBinding.bind_results``."""
@@ -129,8 +141,8 @@ class _GpuPass(NativePass):
         self, binding: Binding, rows: int, results: BoundResults, row_maps: Array, states: StateInputs | None
     ) -> None:
         super().__init__(binding, rows, results, row_maps, states)
-        # The first pass of a shape may be the last one.
-        self._is_small, self._has_run = rows <= MOST_RECORDED, False
+        # The first pass of a shape may be the last one. Several sequences share the rows in another way every time.
+        self._is_small, self._has_run = rows <= MOST_RECORDED and not len(row_maps), False
 
     def run(self, switch: StopSwitch) -> Outputs:
         """Run the graph on what was set; see ``Binding.run`` for what is raised."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 import mmap
 from collections.abc import Callable, Sequence
@@ -87,12 +88,13 @@ class Outputs:
         """Return the results of parts that have so many of the rows each, in their order."""
         if len(counts) == 1:
             return [self]
-        assert self._fetch is None, "results of several parts lie in this process"
+        # Whoever reads first copies those of all parts.
+        fetch = None if self._fetch is None else functools.cache(self._fetch)
         parts, begin = [], 0
         for count in counts:
             rows = slice(begin, begin + count)
             top = None if self.top is None else self.top.of(rows)
-            parts.append(Outputs(self._logits[rows], top, None if self.hidden is None else self.hidden[rows]))
+            parts.append(Outputs(self._logits[rows], top, None if self.hidden is None else self.hidden[rows], fetch))
             parts[-1].ended, parts[-1].place = self.ended, (self.top, begin)
             begin += count
         return parts

@@ -89,7 +89,7 @@ class StateMemory(States):
 
 
 class DeviceStateMemory(States):
-    """States of one sequence in the memory of a device; none of earlier texts are kept.
+    """States of one or several sequences in the memory of a device; none of earlier texts are kept.
 
     Args:
         drafts: most of a pass.
@@ -97,13 +97,13 @@ class DeviceStateMemory(States):
 
     arrays: dict[str, DeviceArray]
 
-    def __init__(self, device: ComputeDevice, model: Decoder, drafts: int) -> None:
+    def __init__(self, device: ComputeDevice, model: Decoder, sequences: int, drafts: int) -> None:
         # One layer after the other: these zeros are read once, and need no memory of this process.
         self.arrays = {
-            name: DeviceArray(device, np.zeros((1, SLOTS, size), np.float32))
+            name: DeviceArray(device, np.zeros((sequences, SLOTS, size), np.float32))
             for name, size in state_sizes(model, drafts).items()
         }
-        self.slots = (StateSlots(0, drafts),)
+        self.slots = tuple(StateSlots(number, drafts) for number in range(sequences))
         self.nbytes = sum(array.nbytes for array in self.arrays.values())
 
     def forget(self) -> None:
