@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 from tests.gpu.emulated import main
-from tests.gpu.models import DEVICE, opened
-from tests.gpu.models import package as attention_package
+from tests.gpu.models import DEVICE, opened, package as attention_package
 from tests.gpu.plan_worker import check
-from tests.gpu.state_worker import PROMPT, TOKENS, answer, plain
-from tests.gpu.state_worker import package as state_package
+from tests.gpu.state_worker import PROMPT, TOKENS, answer, package as state_package, plain
 from tests.helpers.small import GREEDY
 
 PROMPTS = [tuple(PROMPT[:length]) for length in (40, 5, 23, 40, 12, 31)]
