@@ -37,6 +37,7 @@ def load(
     ctx: int | None = None,
     threads: int | None = None,
     device: str = "auto",
+    on_device_error: str = "error",
     store: str | Path | None = None,
     pull: bool = False,
     prefill_chunk: int | None = None,
@@ -79,6 +80,10 @@ def load(
         device: ``"cpu"``, ``"cuda"``, ``"cuda:1"``, ``"vulkan"``, or ``"webgpu"`` for portable packages. ``"auto"``: a
             GPU where measured passes of this package say that it is faster, else the CPU; ``Model.device_choice`` has
             what there is to say about it.
+        on_device_error: what is done where a GPU is lost, does not answer or has no memory left in the middle of an
+            answer: ``"error"`` raises ``DeviceLost``, ``DeviceHung`` or ``DeviceMemoryExhausted``; ``"cpu"`` computes
+            the conversation again on the CPU and goes on there with the same text, which ``Result.warnings`` says.
+            Later answers stay there. Native packages only.
         store: folder of the store; None takes the configured one.
         pull: if there is no such package, fetch the model and export it into the store first, as the command line does.
             This process then takes the memory of an export before that of the model.
@@ -139,6 +144,7 @@ def load(
         ctx=ctx,
         threads=threads,
         device=device,
+        on_device_error=on_device_error,
         prefill_chunk=prefill_chunk,
         kv=kv,
         isa=isa,

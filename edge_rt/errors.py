@@ -263,6 +263,10 @@ class ReferenceBudgetExceeded(MemoryBudgetExceeded):
         self.is_estimate = is_estimate
 
 
+class DeviceMemoryExhausted(MemoryBudgetExceeded):
+    """A GPU has no memory left for what is computed there; other work there can go on."""
+
+
 class RuntimeUnavailable(EdgeRTError):
     """ONNX Runtime, an execution provider or a device is missing."""
 
@@ -271,6 +275,18 @@ class RuntimeUnavailable(EdgeRTError):
 
 class VersionMismatch(RuntimeUnavailable):
     """A component is present in a version that edge-rt cannot use."""
+
+
+class DeviceFailed(RuntimeUnavailable):
+    """A GPU failed while it computed."""
+
+
+class DeviceLost(DeviceFailed):
+    """A GPU was lost while it computed: nothing on it can go on."""
+
+
+class DeviceHung(DeviceFailed):
+    """A GPU did not answer in time; it is taken for lost."""
 
 
 class StorageError(EdgeRTError, OSError):

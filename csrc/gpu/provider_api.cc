@@ -16,13 +16,22 @@ bool is_new_enough(const char* version) {
   return major > 1 || (major == 1 && minor >= static_cast<long>(abi::kEpVersion));
 }
 
+const char* in_front(Fault fault) {
+  switch (fault) {
+    case Fault::kLost: return "the device is lost: ";
+    case Fault::kHung: return "the device does not answer: ";
+    case Fault::kOther: return "the device failed: ";
+    default: return "";
+  }
+}
+
 }  // namespace
 
 abi::Status* ProviderApi::error(const std::string& what, const GpuError& error) const {
   if (error.fault == Fault::kOutOfMemory) {
     return this->error(what + ": Failed to allocate device memory, " + error.sentence);
   }
-  const std::string text = "edge_rt gpu: " + what + ": " + error.sentence;
+  const std::string text = "edge_rt gpu: " + (in_front(error.fault) + what) + ": " + error.sentence;
   return call<abi::CreateStatus>(static_cast<int>(abi::kProviderFailed), text.c_str());
 }
 

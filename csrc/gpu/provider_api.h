@@ -26,7 +26,8 @@ struct ProviderApi {
     return reinterpret_cast<typename S::Function>(ep->slots[S::kIndex])(args...);
   }
 
-  // "edge_rt gpu: <what>: <error>". Device memory that ran out is told as ONNX Runtime tells it of its own.
+  // "edge_rt gpu: <what>: <error>", with "the device is lost: ", "the device does not answer: " or "the device failed:
+  // " in front of <what> where that is so. Device memory that ran out is told as ONNX Runtime tells it of its own.
   abi::Status* error(const std::string& what, const GpuError& error) const;
   abi::Status* error(const std::string& what) const;
 };

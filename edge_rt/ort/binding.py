@@ -167,7 +167,7 @@ class Binding:
         try:
             ort.copy_tensors([self._fetched[name] for name in names], [self._values[name] for name in names])
         except Exception as error:
-            raise translate(error, loading=False) from error
+            raise translate(error, loading=False, is_on_device=True) from error
 
     def _value(self, name: str, array: np.ndarray[Any, Any] | DeviceArray) -> Any:
         if isinstance(array, DeviceArray):
@@ -200,7 +200,7 @@ class Binding:
         except Exception as error:
             if switch.is_set:
                 raise Cancelled("The run was stopped.") from error
-            raise translate(error, loading=False) from error
+            raise translate(error, loading=False, is_on_device=self._is_on_device) from error
 
 
 def _place(rows: DeviceRows) -> Any:

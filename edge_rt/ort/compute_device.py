@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from edge_rt.device.names import CUDA, GPU_LAYERS, DeviceName
-from edge_rt.errors import MemoryBudgetExceeded, RuntimeUnavailable
+from edge_rt.errors import DeviceMemoryExhausted, RuntimeUnavailable
 from edge_rt.ort.errors import translate
 from edge_rt.ort.onnxruntime_import import ort
 from edge_rt.system.byte_size import show_size
@@ -123,7 +123,7 @@ class DeviceArray:
         except Exception as error:
             if isinstance(failed := translate(error, loading=False), RuntimeUnavailable):
                 raise failed from error
-            raise MemoryBudgetExceeded(
+            raise DeviceMemoryExhausted(
                 "The memory of the device is exhausted.",
                 f"{show_size(self.nbytes)} on {device.text}: {' '.join(str(error).split())[:200].rstrip('.')}.",
                 "Load the model with a smaller context, or close another program that uses the device.",

@@ -10,6 +10,10 @@ from typing import Final
 
 from edge_rt.errors import (
     Cancelled,
+    DeviceFailed,
+    DeviceHung,
+    DeviceLost,
+    DeviceMemoryExhausted,
     EdgeRTError,
     InferenceError,
     InvalidPackage,
@@ -25,11 +29,13 @@ def _contains(*words: str) -> Callable[[str], bool]:
     return lambda text: any(word in text for word in words)
 
 
+_LOAD_AGAIN: Final = "Load the model again; if that fails too, start edge-rt again and check the GPU's driver."
+
 # ONNX Runtime's message -> edge-rt's error, first match wins: (matches, error, what, action).
 _TRANSLATIONS: Final[tuple[tuple[Callable[[str], bool], type[EdgeRTError], str, str], ...]] = (
     (
         _contains("CUDA_ERROR_OUT_OF_MEMORY", "CUDA failure 2:", "device memory"),
-        MemoryBudgetExceeded,
+        DeviceMemoryExhausted,
         "The memory of the GPU is exhausted.",
         "Use a smaller context, or close another program that uses the GPU.",
     ),
@@ -52,12 +58,20 @@ _TRANSLATIONS: Final[tuple[tuple[Callable[[str], bool], type[EdgeRTError], str, 
         "weights.bin has become shorter while the model runs.",
         "Export or pull the model again, and load it anew.",
     ),
+    # Of edge-rt's own provider: csrc/gpu/provider_api.h.
+    (_contains("edge_rt gpu: the device is lost"), DeviceLost, "The GPU failed: it is lost.", _LOAD_AGAIN),
     (
-        # ONNX Runtime's CUDA provider names no error of the driver, but the GPU.
-        _contains("CUDA_ERROR_", " ; GPU="),
-        RuntimeUnavailable,
+        _contains("edge_rt gpu: the device does not answer"),
+        DeviceHung,
+        "The GPU failed: it does not answer.",
+        _LOAD_AGAIN,
+    ),
+    # ONNX Runtime's CUDA provider names no error of the driver, but the GPU.
+    (
+        _contains("edge_rt gpu: the device failed", "CUDA_ERROR_", " ; GPU="),
+        DeviceFailed,
         "The GPU failed.",
-        "Load the model again; if that fails too, start edge-rt again and check the driver with nvidia-smi.",
+        _LOAD_AGAIN,
     ),
     (
         _contains("EP_FAIL", "EPFail"),
@@ -110,11 +124,14 @@ def of_system(number: int) -> EdgeRTError:
     return StorageError("weights.bin cannot be read.", reason, "Check the permissions of the package's files.")
 
 
-def translate(error: BaseException, *, loading: bool, device: str | None = None) -> EdgeRTError:
+def translate(
+    error: BaseException, *, loading: bool, device: str | None = None, is_on_device: bool = False
+) -> EdgeRTError:
     """Turn an exception of ONNX Runtime into an error of edge-rt.
 
     Args:
         device: the device that it was opened on; None: the CPU.
+        is_on_device: whether it ran on a device, whose memory is what a pass lacks then.
     """
     text = f"{type(error).__name__}: {error}"
     if (refused := _SYSTEM_ERROR.search(text)) is not None:
@@ -122,6 +139,8 @@ def translate(error: BaseException, *, loading: bool, device: str | None = None)
     numbers = f"{type(error).__name__}: {_cause(str(error))}"[:300].rstrip(".") + "."
     for matches, kind, what, action in _TRANSLATIONS:
         if matches(text):
+            if is_on_device and kind is MemoryBudgetExceeded:
+                kind = DeviceMemoryExhausted
             return kind(what, numbers, action)
     if loading and device is not None:
         what = f"The execution provider for {device} refused the model."

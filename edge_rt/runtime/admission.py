@@ -138,6 +138,11 @@ class Admission:
         assert ticket.slot is not None, "it has no slot"
         return self.caches[ticket.slot]
 
+    def exchange(self, cache: KVCache) -> None:
+        """Take another cache in place of the only one, whose rows are lost."""
+        assert self.pool is None, "slots share rows"
+        self.caches = (cache,)
+
     @property
     def has_work(self) -> bool:
         """Whether anything is under way or waits."""

@@ -12,14 +12,14 @@ from collections.abc import Callable, Generator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from typing import Final
 
-from edge_rt.errors import Busy, Cancelled, out_of_memory
-from edge_rt.runtime.admission import Admission, Ticket, Turn, Wanted
+from edge_rt.errors import Busy, Cancelled, EdgeRTError, out_of_memory
+from edge_rt.runtime.admission import Admission, Drafting, Ticket, Turn, Wanted
 from edge_rt.runtime.decode.draft import Accepted, Draft, NullDrafter
 from edge_rt.runtime.forward.cancel import CancelToken
 from edge_rt.runtime.forward.io_binding_base import Part
 from edge_rt.runtime.forward.outputs import Outputs
 from edge_rt.runtime.forward.runner import Runner
-from edge_rt.runtime.generation import Generation
+from edge_rt.runtime.generation import DEVICE_FAILURES, Generation, Held
 from edge_rt.runtime.results import Event
 from edge_rt.runtime.speculation.division import Division
 from edge_rt.runtime.stream import Events, Outcome
@@ -44,6 +44,8 @@ class Batch:
         division: divides the rows of a pass among the drafts of several generations.
         most_rows: rows of the largest pass.
         forget: what drafters have learned, where one of them has failed.
+        instead: lets something else compute where a GPU has failed with one of ``DEVICE_FAILURES``, and returns that,
+            given who drafts for the answer that goes on; None, given or returned: nothing takes its place.
     """
 
     def __init__(
@@ -54,7 +56,9 @@ class Batch:
         *,
         most_rows: int,
         forget: Callable[[], None],
+        instead: Callable[[EdgeRTError, Drafting], Held | None] | None = None,
     ) -> None:
+        self._instead = instead
         assert most_rows > len(admission.caches), (most_rows, len(admission.caches))
         self.admission = admission
         self._active = admission.active
@@ -247,7 +251,7 @@ class Batch:
                 # The model was closed while passes were measured.
                 self._end(ticket, is_stopped=True)
             except BaseException as error:
-                self._end(ticket, error)
+                self._fail(ticket, error)
                 if not isinstance(error, Exception):
                     raise
 
@@ -267,7 +271,7 @@ class Batch:
             raise
         except Exception as error:
             for ticket, _ in parts:
-                self._end(ticket, error)
+                self._fail(ticket, error)
             return
         self._learn(computed, len(answers), 1e3 * (time.perf_counter() - started))
         left = [ticket for ticket, _ in parts]
@@ -277,7 +281,7 @@ class Batch:
                     ticket.running.choose(output)
                 except Exception as error:
                     left.remove(ticket)
-                    self._end(ticket, error)
+                    self._fail(ticket, error)
             for ticket in tuple(left):
                 self._commit(ticket)
                 left.remove(ticket)
@@ -302,7 +306,7 @@ class Batch:
             else:
                 ticket.generation.tell_progress()
         except Exception as error:
-            self._end(ticket, error)
+            self._fail(ticket, error)
 
     def _answers(self) -> list[tuple[Ticket, Part]]:
         """Return what answers give to the next pass, with their drafts; the rows are reserved."""
@@ -330,7 +334,7 @@ class Batch:
         except Cancelled:
             raise
         except Exception as error:
-            self._end(ticket, error)
+            self._fail(ticket, error)
             return []
 
     def _pieces(self, answers: list[tuple[Ticket, Part]]) -> list[tuple[Ticket, Part]]:
@@ -385,6 +389,34 @@ class Batch:
             ticket.events.append(event)
         if generation.sequence.is_finished:
             self._end(ticket)
+
+    def _fail(self, ticket: Ticket, error: BaseException) -> None:
+        """End a generation that has failed, unless something takes the place of a GPU and goes on with it."""
+        if isinstance(error, DEVICE_FAILURES) and (ticket.decoding is not None or ticket.slot is None):
+            try:
+                if self._goes_on(ticket, error):
+                    return
+            except Cancelled:
+                self._end(ticket, is_stopped=True)
+                return
+            except Exception as failure:
+                error = failure
+        self._end(ticket, error)
+
+    def _goes_on(self, ticket: Ticket, error: EdgeRTError) -> bool:
+        # What it was raised through holds what was opened on the GPU.
+        held = None if self._instead is None else self._instead(error.with_traceback(None), ticket.wanted.drafting)
+        if held is None:
+            return False
+        assert isinstance(held.target, Runner), type(held.target)
+        self._runner = held.target
+        if ticket.decoding is not None:
+            ticket.drafts = not isinstance(held.drafter, NullDrafter)
+            ticket.decoding = ticket.generation.resume(held)
+            ticket.decoding.begin()
+            if (missed := ticket.generation.missed()) is not None:
+                self._deliver(ticket, missed)
+        return True
 
     def _end(self, ticket: Ticket, error: BaseException | None = None, *, is_stopped: bool = False) -> None:
         """End a generation between two steps: finished, cancelled, or failed."""

@@ -6,9 +6,9 @@ import time
 from collections.abc import Callable, Sequence as TokenIds
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
-from edge_rt.errors import Cancelled
+from edge_rt.errors import Cancelled, DeviceFailed, DeviceMemoryExhausted, EdgeRTError
 from edge_rt.runtime.cache.kv_cache import KVCache
 from edge_rt.runtime.cache.prompt_cache import PromptCache
 from edge_rt.runtime.decode.accept import accept
@@ -53,11 +53,25 @@ class _Clock:
 
 @dataclass(frozen=True)
 class Held:
-    """A model that is held for one generation."""
+    """A model that is held for one generation.
+
+    Attributes:
+        cache: that of the target; None: the generation's own.
+        instead: returns what goes on with an answer, from the beginning of its text, where a GPU has failed with one of
+            ``DEVICE_FAILURES``; None: nothing does.
+        note: a sentence about that.
+    """
 
     target: Target
     drafter: Drafter
     rule: AcceptanceRule = accept
+    cache: KVCache | None = None
+    instead: Callable[[EdgeRTError], Held] | None = None
+    note: str = ""
+
+
+DEVICE_FAILURES: Final = (DeviceFailed, DeviceMemoryExhausted)
+"""What a GPU fails with while it computes."""
 
 
 Hold = Callable[[CancelToken], AbstractContextManager[Held]]
@@ -126,7 +140,8 @@ class Generation:
         self._drafter: Drafter = NullDrafter()
         self._made: Result | None = None
         self._cached = 0
-        self._taken_back = self._forced_back = 0
+        self._taken = self._taken_back = self._forced_back = 0
+        self._notes: tuple[str, ...] = ()
 
     def events(self, outcome: Outcome) -> Events:
         """Generate, and tell the outcome.
@@ -139,16 +154,29 @@ class Generation:
         with outcome.telling(self.settled):
             try:
                 with self._hold(cancel) as held:
-                    decoding = self.open(self._cache, held.drafter, held.rule)
+                    decoding: Decoding | None = self.open(held.cache or self._cache, held.drafter, held.rule)
                     try:
-                        try:
-                            prefill(sequence, held.target, self._cache, self._chunk, self._on_prefill)
-                            for step in decode(decoding, held.target, chunk=self._chunk):
-                                yield self.take(step, outcome)
-                                if cancel.cancelled:
-                                    sequence.finish("cancelled")
-                        except Cancelled:
-                            self.stop()
+                        while decoding is not None:
+                            failed: EdgeRTError | None = None
+                            try:
+                                prefill(sequence, held.target, self._cache, self._chunk, self._on_prefill)
+                                for step in decode(decoding, held.target, chunk=self._chunk):
+                                    yield self.take(step, outcome)
+                                    if cancel.cancelled:
+                                        sequence.finish("cancelled")
+                            except Cancelled:
+                                self.stop()
+                            except DEVICE_FAILURES as error:
+                                if held.instead is None:
+                                    raise
+                                failed = error
+                            # Outside of the handler, whose error holds what was opened on the device.
+                            decoding = None
+                            if failed is not None and held.instead is not None:
+                                held = held.instead(failed)
+                                decoding = self.resume(held)
+                                if (missed := self.missed()) is not None:
+                                    yield self.take(missed, outcome)
                         if (rest := self.rest()) is not None:
                             yield rest
                     except GeneratorExit:
@@ -176,9 +204,35 @@ class Generation:
         cache.plan_stops(sequence.token_ids[: sequence.num_prompt_tokens], sequence.end_ids)
         return Decoding(self._sequence, drafter, cache, self._sampler, rule, self._logprobs, self._grammar)
 
+    def resume(self, held: Held) -> Decoding:
+        """Go on elsewhere, in an empty cache; return what computes the text again, and then the rest."""
+        assert held.cache is not None, "there is no other cache"
+        sequence = self._sequence
+        self._cache, self._drafter = held.cache, held.drafter
+        self._notes = (*self._notes, held.note)
+        self._on_prefill = None
+        self._cache.truncate(0)
+        self._cache.plan_stops(sequence.token_ids[: sequence.num_prompt_tokens], sequence.end_ids)
+        return Decoding(
+            sequence,
+            held.drafter,
+            self._cache,
+            self._sampler,
+            held.rule,
+            self._logprobs,
+            self._grammar,
+            has_begun=self._taken > 0,
+        )
+
+    def missed(self) -> Accepted | None:
+        """Return the tokens that were chosen in a step that failed afterwards; None if there are none."""
+        tokens = tuple(self._sequence.answer_ids[self._taken :])
+        return Accepted(tokens, (), 0) if tokens else None
+
     def take(self, step: Accepted, outcome: Outcome) -> Event:
         """Turn the tokens of a step into an event."""
         self._clock.tick(step)
+        self._taken += len(step.token_ids)
         if self._reads is not None:
             self._reads.tick()
         event = self._event(step)
@@ -302,7 +356,7 @@ class Generation:
         return wanted.convert(self._thoughts.text)
 
     def _warnings(self) -> tuple[str, ...]:
-        of_format = () if self._grammar is None else self._grammar.warnings
+        of_format = (*self._notes, *(() if self._grammar is None else self._grammar.warnings))
         return of_format if self._prompts is None else (*of_format, *self._prompts.take_warnings())
 
     def _timings(self) -> Timings:

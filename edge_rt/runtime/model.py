@@ -12,13 +12,13 @@ from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, Literal, Self, Unpack, overload
 
-from edge_rt.device.names import ON_CPU, DeviceChoice
-from edge_rt.errors import Cancelled, ConfigError, out_of_memory
+from edge_rt.device.names import CPU, ON_CPU, DeviceChoice
+from edge_rt.errors import Cancelled, ConfigError, EdgeRTError, out_of_memory
 from edge_rt.memory.plan import Plan
 from edge_rt.ort.expert_cache import ExpertReads
 from edge_rt.ort.session import follow_cpus, onnxruntime_version, pool_size
 from edge_rt.package.reader import Package
-from edge_rt.runtime.admission import Admission, Wanted
+from edge_rt.runtime.admission import Admission, Drafting, Wanted
 from edge_rt.runtime.aio import AsyncStream, Pump, iterate, read_whole
 from edge_rt.runtime.answer_forms import PLAIN_ANSWER, AnswerForm
 from edge_rt.runtime.batch import Batch
@@ -33,12 +33,12 @@ from edge_rt.runtime.decode.scoring import PASS_ROWS, Score, score_tokens
 from edge_rt.runtime.decode.sequence import Sequence
 from edge_rt.runtime.forward.cancel import CancelToken
 from edge_rt.runtime.forward.runner import ExclusiveRunner, Runner, closed
-from edge_rt.runtime.generation import Generation, Held
-from edge_rt.runtime.load.loading import load
+from edge_rt.runtime.generation import DEVICE_FAILURES, Generation, Held
+from edge_rt.runtime.load.loading import Loaded, kept_gpu_bytes, load
 from edge_rt.runtime.load.options import LoadOptions
 from edge_rt.runtime.many import Answer, Asked, apart, one_by_one, pair, together
 from edge_rt.runtime.model_rows import ModelRows
-from edge_rt.runtime.prompts import Prompt
+from edge_rt.runtime.prompts import Prompt, PromptEncoder
 from edge_rt.runtime.results import Event, Result
 from edge_rt.runtime.speculation.cost_model import RowCosts
 from edge_rt.runtime.speculation.division import Division
@@ -100,42 +100,75 @@ class Model(ModelRows):
             parts = load(package, options, plan, switch=self._runner.switch, runner=self._runner.get)
         except MemoryError as error:
             raise out_of_memory(error, _LESS) from error
-        self._load_plan = parts.load_plan
-        # A model that is dropped without being closed gives its share back as well.
-        weakref.finalize(self, self._load_plan.release)
         self.package = package
         self.usual_config, self._usual_system = options.config or GenerationConfig(), options.system
-        self.plan = self._load_plan.plan
-        self.device_choice = self.plan.device_choice or DeviceChoice(ON_CPU)
-        self.context_tokens = self.plan.choice.ctx
-        self._texts = parts.texts
-        self._runner.open(parts.runner)
-        self._cache, self._speculation, self.measured_costs = parts.cache, parts.speculation, parts.measured_costs
-        self._prompts = parts.prompts
-        # The sessions hold it.
-        self._experts = None if parts.experts is None else weakref.ref(parts.experts)
-        self._embedder: Embedder | None = parts.embedder
         self._batch: Batch | None = None
         self.pump: Pump | None = None
-        self._pool = parts.pool
+        self._runner.open(parts.runner)
+        self._take(parts)
+        self._options = options if parts.device is not None and options.on_device_error == CPU else None
+        self.context_tokens = self.plan.choice.ctx
         if self.plan.request.slots > 1:
             most = max(min(self.prefill_chunk, parts.cache.largest_pass), 2 * len(parts.slots))
             admission = Admission(parts.slots, parts.pool, most_waiting=options.max_queue)
-            forget = self._speculation.forget
             speculation = parts.speculation
             division = Division(
-                self._speculation.library,
+                speculation.library,
                 lambda: speculation.costs,
                 most_rows=min(most, 2 * len(parts.slots) + self._speculation.draft_max),
                 draft_max=self._speculation.draft_max,
             )
-            hold = partial(_held, weakref.ref(self))
-            self._batch = Batch(admission, hold, division, most_rows=most, forget=forget)
+            own = weakref.ref(self)
+            hold, forget, instead = partial(_held, own), partial(_forget, own), partial(_held_instead, own)
+            self._batch = Batch(admission, hold, division, most_rows=most, forget=forget, instead=instead)
             self.pump = Pump(self._batch)
+        self.load_ms = 1e3 * (time.perf_counter() - started)
+
+    def _take(self, parts: Loaded) -> None:
+        """Take what is loaded, in place of all that was before."""
+        self._load_plan = parts.load_plan
+        # A model that is dropped without being closed gives its share back as well.
+        weakref.finalize(self, self._load_plan.release)
+        self.plan = self._load_plan.plan
+        self.device_choice = self.plan.device_choice or DeviceChoice(ON_CPU)
+        self._texts: PromptEncoder | None = parts.texts
+        self._cache, self._speculation, self.measured_costs = parts.cache, parts.speculation, parts.measured_costs
+        self._prompts, self._pool = parts.prompts, parts.pool
+        # The sessions hold it.
+        self._experts = None if parts.experts is None else weakref.ref(parts.experts)
+        self._embedder: Embedder | None = parts.embedder
         self._providers, self._isa, self._kv_format = parts.providers, parts.isa, parts.kv_format
         self.drafter = parts.drafter
         self.device, self._cpu_nodes, self.verification = parts.device, parts.cpu_nodes, parts.verification
-        self.load_ms = 1e3 * (time.perf_counter() - started)
+
+    def _instead_of(self, failed: EdgeRTError) -> str | None:
+        """Let the CPU take the place of a GPU that has failed, if that is wanted; return what is to be said of it.
+
+        Raises:
+            EdgeRTError: as ``failed``, with why the CPU cannot compute either; the model is closed then.
+            Cancelled: the model was closed in the meantime.
+        """
+        options, self._options = self._options, None
+        if options is None:
+            return None
+        gpu, plan = self.device_choice.device, self.plan
+        options = options.on_cpu(plan, self._texts)
+        self._runner.get().close()
+        self._speculation.close()
+        self._load_plan.release(kept_gpu_bytes=kept_gpu_bytes(plan, options.gpu_providers))
+        gc.collect()
+        try:
+            parts = load(self.package, options, None, switch=self._runner.switch, runner=self._runner.get)
+        except (EdgeRTError, MemoryError) as error:
+            self.close()
+            numbers = f"{failed.numbers} The CPU cannot go on: {error}"
+            raise type(failed)(failed.what, numbers, failed.action) from error
+        self._runner.exchange(parts.runner)
+        self._take(parts)
+        self.device_choice = DeviceChoice(ON_CPU, failures=((str(gpu), str(failed)),))
+        if self._batch is not None:
+            self._batch.admission.exchange(self._cache)
+        return self.device_choice.note
 
     # --- generation ---
 
@@ -571,18 +604,16 @@ class Model(ModelRows):
         return any(text in own for text in texts)
 
     @contextmanager
-    def _hold(
-        self, outer: CancelToken | None, drafting: Callable[[], tuple[Drafter, AcceptanceRule]], cancel: CancelToken
-    ) -> Generator[Held]:
+    def _hold(self, outer: CancelToken | None, drafting: Drafting, cancel: CancelToken) -> Generator[Held]:
         """Hold the model for one generation; what drafters were in the middle of is forgotten if it fails.
 
         Args:
             drafting: chooses who drafts; it may have to measure what passes cost.
         """
-        with self._runner.hold(cancel, outer) as runner:
+        with self._runner.hold(cancel, outer):
             follow_cpus()
             try:
-                yield Held(runner, *drafting())
+                yield self._held(drafting)
                 self._speculation.save_costs()
             except (GeneratorExit, Cancelled):
                 raise
@@ -593,12 +624,43 @@ class Model(ModelRows):
                     raise out_of_memory(error, _LESS) from error
                 raise
 
+    def _held(self, drafting: Drafting) -> Held:
+        """Return what an answer is computed with; where a GPU fails while its costs are measured, the CPU."""
+        failed = None
+        try:
+            chosen = drafting(0, True)
+        except DEVICE_FAILURES as error:
+            if self._options is None:
+                raise
+            failed = error
+        if failed is not None:
+            return self._held_instead(failed, drafting)
+        instead = None if self._options is None else lambda error: self._held_instead(error, drafting)
+        return Held(self._runner.get(), *chosen, self._cache, instead)
+
+    def _held_instead(self, failed: EdgeRTError, drafting: Drafting) -> Held:
+        """Return what goes on with an answer where a GPU has failed.
+
+        Raises:
+            EdgeRTError: as ``failed``, where nothing takes its place; and as of ``_instead_of``.
+        """
+        note = self._instead_of(failed)
+        if note is None:
+            raise failed
+        return Held(self._runner.get(), *drafting(0, True), self._cache, note=note)
+
     @contextmanager
     def _held_by_batch(self, cancel: CancelToken) -> Generator[Runner]:
-        with self._runner.hold(cancel) as runner:
+        with self._runner.hold(cancel):
             follow_cpus()
-            self._speculation.prepare()
-            yield runner
+            failed = None
+            try:
+                self._speculation.prepare()
+            except DEVICE_FAILURES as error:
+                failed = error
+            if failed is not None and self._instead_of(failed) is None:
+                raise failed
+            yield self._runner.get()
             self._speculation.save_costs()
 
     # --- life ---
@@ -717,6 +779,18 @@ class Model(ModelRows):
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+
+def _forget(model: weakref.ref[Model]) -> None:
+    """Discard what the drafters of a model have learned."""
+    if (held := model()) is not None:
+        held._speculation.forget()
+
+
+def _held_instead(model: weakref.ref[Model], failed: EdgeRTError, drafting: Drafting) -> Held | None:
+    """Return what goes on with an answer of a batch where a GPU has failed; None if nothing does."""
+    held = model()
+    return None if held is None or held._options is None else held._held_instead(failed, drafting)
 
 
 def _held(model: weakref.ref[Model], cancel: CancelToken) -> AbstractContextManager[Runner]:

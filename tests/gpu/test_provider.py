@@ -35,6 +35,10 @@ OPERATORS = {
         "out_of_memory full_while_it_answers calls_fail",
         "nothing_is_left lost lost_while_memory_is_taken",
     ),
+    "takeover_worker": (
+        "lost full drafted states networks",
+        "slots formats talks nothing_is_left stopped no_room errors",
+    ),
     "state_worker": ("texts refused cancelled", "drafts more_drafts", "planned"),
     "slots_worker": ("texts windows", "states planned"),
     "expert_worker": ("texts", "types planned refused"),

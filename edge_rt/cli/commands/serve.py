@@ -102,7 +102,18 @@ class ServingFlags:
 def serve(
     load: Annotated[
         LoadFlags,
-        only("model", "memory", "experts", "ctx", "threads", "device", "kv_type", "isa", "prompt_cache_size"),
+        only(
+            "model",
+            "memory",
+            "experts",
+            "ctx",
+            "threads",
+            "device",
+            "on_device_error",
+            "kv_type",
+            "isa",
+            "prompt_cache_size",
+        ),
     ],
     address: AddressFlags,
     serving: ServingFlags,

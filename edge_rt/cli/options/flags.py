@@ -199,6 +199,14 @@ DEVICE: Final = Flag(
     panel=MEMORY_PANEL,
     complete=completed_from(*SHOWN_DEVICES),
 )
+ON_DEVICE_ERROR: Final = Flag(
+    ("--on-device-error",),
+    "Where a GPU fails, or has no memory left, in an answer: end with an error, or go on with the CPU (same text).",
+    metavar="error|cpu",
+    shown="error",
+    panel=MEMORY_PANEL,
+    complete=completed_from("error", "cpu"),
+)
 MACHINES: Final = Flag(
     ("--machines",),
     "Plan for the machines that this TOML or JSON file lists: how many models on which, and how fast.",

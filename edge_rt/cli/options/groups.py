@@ -222,6 +222,7 @@ class LoadFlags:
     ctx: Annotated[int | None, flags.CTX] = None
     threads: Annotated[int | None, flags.THREADS] = None
     device: Annotated[str, flags.DEVICE] = "auto"
+    on_device_error: Annotated[str, flags.ON_DEVICE_ERROR] = "error"
     kv_type: Annotated[str | None, flags.KV_TYPE] = None
     isa: Annotated[str | None, flags.ISA] = None
     prompt_cache: Annotated[Path | None, flags.PROMPT_CACHE] = None
@@ -308,6 +309,7 @@ class LoadFlags:
             ctx=self.ctx,
             threads=self.threads,
             device=self.device,
+            on_device_error=self.on_device_error,
             kv=self.kv_type,
             isa=self.isa,
             spec=drafts.placed_spec(places) if is_package else drafts.spec,

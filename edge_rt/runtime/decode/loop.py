@@ -70,6 +70,7 @@ class Decoding:
         sampler: chooses tokens, or computes the distributions to choose them from.
         logprobs: receives those of every token; None leaves them out.
         grammar: what the answer has to fit; ``rule`` is that of ``accept`` then.
+        has_begun: whether the answer was begun elsewhere, and goes on here.
     """
 
     def __init__(
@@ -81,7 +82,10 @@ class Decoding:
         rule: AcceptanceRule = accept,
         logprobs: LogProbs | None = None,
         grammar: AnswerGrammar | None = None,
+        *,
+        has_begun: bool = False,
     ) -> None:
+        self._has_begun = has_begun
         self.sequence = sequence
         self.cache = cache
         self.drafter = drafter
@@ -96,7 +100,7 @@ class Decoding:
 
     def begin(self) -> Accepted | None:
         """Start the answer; return the tokens that a grammar forces at its beginning, if there are any."""
-        grammar, sequence, first = self._grammar, self.sequence, None
+        grammar, sequence, first = None if self._has_begun else self._grammar, self.sequence, None
         if grammar is not None and (forced := grammar.begin(self._sampler, sequence.room)):
             _append(sequence, forced, grammar)
             if self._logprobs is not None:
@@ -159,6 +163,9 @@ class Decoding:
         if len(self._pending) < self.num_pending:
             return
         draft, sampler, end_ids = self._draft, self._sampler, self.sequence.end_ids
+        if self._grammar is not None or self._logprobs is not None:
+            # Read before anything is chosen: a device may fail to give them, and the step is computed elsewhere then.
+            _ = outputs.logits
         if self._grammar is not None:
             accepted = self._grammar.accept(draft, outputs, sampler, self.sequence.room)
         elif sampler.takes_best and outputs.top is not None:

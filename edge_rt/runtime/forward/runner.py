@@ -188,6 +188,17 @@ class ExclusiveRunner:
         """Take a runner, whose passes ``switch`` stops."""
         self._runner = runner
 
+    def exchange(self, runner: Runner) -> None:
+        """Take another runner in place of one that was closed.
+
+        Raises:
+            Cancelled: the model was closed in the meantime; the other runner is closed, too.
+        """
+        if self._runner is None:
+            runner.close()
+            raise Cancelled("The model was closed.")
+        self._runner = runner
+
     @property
     def is_open(self) -> bool:
         """Whether there is a runner."""

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
+from edge_rt.device.names import CPU
 from edge_rt.device.provider import GpuProviders
 from edge_rt.errors import ConfigError, MemoryBudgetExceeded, RuntimeUnavailable, StorageError, UnsupportedModel
 from edge_rt.memory.budget import Budget
@@ -157,12 +158,12 @@ def open_model(
     try:
         return _open_parts(package, load_plan, options, switch, runner)
     except BaseException:
-        load_plan.release(kept_gpu_bytes=_kept_gpu_bytes(plan, options.gpu_providers))
+        load_plan.release(kept_gpu_bytes=kept_gpu_bytes(plan, options.gpu_providers))
         raise
 
 
-def _kept_gpu_bytes(plan: Plan, providers: GpuProviders) -> int:
-    """Return how much of what a plan counts for GPUs the process keeps when the load has failed."""
+def kept_gpu_bytes(plan: Plan, providers: GpuProviders) -> int:
+    """Return how much of what a plan counts for GPUs the process keeps when the model is gone."""
     gpu = plan.device.gpu
     has_context = gpu is not None and gpu.device_name is not None and providers.is_ready(gpu.device_name)
     return (plan.sizes.driver if providers.was_asked else 0) + (plan.sizes.unified_context if has_context else 0)
@@ -181,6 +182,12 @@ def _open_parts(
         from edge_rt.ort.providers import open_device
 
         device = open_device(computes.device, manifest.op_profile, options.gpu_providers, options.on_compile)
+    if device is not None and options.on_device_error == CPU and manifest.op_profile != NativeIOBinding.profile:
+        raise ConfigError(
+            "The CPU cannot go on with the text of a GPU for this package.",
+            f"Its op profile is {manifest.op_profile}; native packages alone have the same bits on both.",
+            f"Leave out on_device_error (--on-device-error), or use --device {CPU}.",
+        )
     if device is not None and choice.gpu_layers is not None:
         device = device.dividing(load_plan.host_layers, choice.gpu_layers)
     tell = options.on_load or _tell_nobody

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from edge_rt.device.installed import INSTALLED
-from edge_rt.device.names import AUTO as AUTO_DEVICE, DeviceName, parse_device
+from edge_rt.device.names import AUTO as AUTO_DEVICE, CPU, ON_CPU, DeviceName, parse_device
 from edge_rt.device.provider import GpuProviders
 from edge_rt.errors import ConfigError
 from edge_rt.memory.budget import Budget
@@ -34,6 +34,9 @@ available.
 """
 
 MOST_SLOTS: Final = 64
+RAISES: Final = "error"
+ON_DEVICE_ERROR: Final = (RAISES, CPU)
+"""What may be done where a GPU fails in the middle of an answer."""
 _DECIDED: Final = (
     "device_memory", "ctx", "threads", "prefill_chunk", "kv", "spec", "draft_max", "corpus", "drafter",
     "slots", "kv_rows", "experts",
@@ -57,6 +60,8 @@ class LoadOptions:
         device: ``"cpu"``, ``"cuda"``, ``"cuda:1"``, ``"vulkan"``, ``"vulkan:1"`` or ``"webgpu"``; ``"auto"``: a GPU
             where passes of the package that were measured, among ``costs``, say that it is faster, else the CPU. With a
             plan it is the device of the plan.
+        on_device_error: what is done where a GPU fails, or has no memory left, in the middle of an answer: ``"error"``
+            raises, ``"cpu"`` goes on with the CPU, with the same text; later answers stay there. Native packages only.
         prefill_chunk: tokens of one pass over a prompt.
         kv: format of the KV cache, one of those that ``edge-rt inspect`` shows; ``"auto"`` takes the fastest that fits,
             None the package's default, if it fits.
@@ -123,6 +128,7 @@ class LoadOptions:
     ctx: int | None = None
     threads: int | None = None
     device: str | DeviceName = AUTO_DEVICE
+    on_device_error: str = RAISES
     prefill_chunk: int | None = None
     kv: str | None = None
     isa: str | None = None
@@ -167,6 +173,12 @@ class LoadOptions:
             refuse_preset(device)
             device = parse_device(device)
         object.__setattr__(self, "device_name", device)
+        if self.on_device_error not in ON_DEVICE_ERROR:
+            raise ConfigError(
+                "The option 'on_device_error' (--on-device-error) is neither error nor cpu.",
+                f"Got {self.on_device_error!r:.40}.",
+                'Give "error" to raise, or "cpu" to go on with the CPU.',
+            )
         if self.threads is not None and type(self.threads) is not int:
             raise ConfigError(
                 "The number of threads is no whole number.",
@@ -244,6 +256,43 @@ class LoadOptions:
     def but(self, **changes: Any) -> LoadOptions:
         """Return the options with some replaced."""
         return dataclasses.replace(self, **changes)
+
+    def on_cpu(self, plan: Plan, texts: PromptEncoder | None) -> LoadOptions:
+        """Return the options for a model on the CPU that takes the place of one on a GPU, in the midst of its text.
+
+        Context, cache format and passes are those of the plan, or the text could not go on; one text at a time is
+        computed, as on a GPU.
+
+        Args:
+            plan: the GPU's.
+            texts: the model's tokenizer and template, which it shares.
+        """
+        request, choice = plan.request, plan.choice
+        return self.but(
+            device=ON_CPU,
+            on_device_error=RAISES,
+            device_memory=None,
+            freed_device_bytes={},
+            plan=None,
+            memory=request.budget_bytes if self.memory is None else self.memory,
+            ctx=choice.ctx,
+            kv=choice.kv_format,
+            threads=plan.device.threads,
+            prefill_chunk=choice.prefill_chunk,
+            spec=request.spec,
+            draft_max=request.draft_max,
+            corpus=None if request.corpus is None else Path(request.corpus),
+            drafter=None if request.drafter_folder is None else Path(request.drafter_folder),
+            hidden=request.hidden,
+            formats=request.formats,
+            slots=None,
+            kv_rows=None,
+            max_queue=None,
+            base_bytes=None,
+            share_tokenizer_with=texts,
+            on_plan=None,
+            on_load=None,
+        )
 
     def on_measuring(self, what: str) -> Callable[[], None] | None:
         """Return what is called when the costs of something are measured; None: nobody wants to know."""

@@ -20,6 +20,7 @@ ERRORS: tuple[type[edge_rt.EdgeRTError], ...] = (
     edge_rt.InvalidTemplate,
     edge_rt.InvalidTokenizer, edge_rt.MemoryBudgetExceeded, edge_rt.ModelClosed, edge_rt.ModelNotFound,
     edge_rt.QualityLoss, edge_rt.QueueFull, edge_rt.ReferenceBudgetExceeded, edge_rt.RuntimeUnavailable,
+    edge_rt.DeviceFailed, edge_rt.DeviceHung, edge_rt.DeviceLost, edge_rt.DeviceMemoryExhausted,
     edge_rt.StorageError,
     edge_rt.UnsupportedModel, edge_rt.VersionMismatch,
 )  # fmt: skip
@@ -60,9 +61,9 @@ def loaded(model: str | Path, memory: int | str | edge_rt.Budget | None) -> edge
     options = edge_rt.LoadOptions(memory=memory, ctx=512, plan=plan)
     with edge_rt.Model(edge_rt.open_package(model), options) as other:
         return edge_rt.load(
-            model, memory=memory, device_memory=None, ctx=None, threads=None, device="auto", store=PLACES[1],
-            pull=True, prefill_chunk=None, kv=None, isa=None, spec=None, draft_max=None, corpus=Path("c"),
-            drafter="none", formats=False, max_queue=8, prompt_cache="p", prompt_cache_size="1GiB",
+            model, memory=memory, device_memory=None, ctx=None, threads=None, device="auto", on_device_error="cpu",
+            store=PLACES[1], pull=True, prefill_chunk=None, kv=None, isa=None, spec=None, draft_max=None,
+            corpus=Path("c"), drafter="none", formats=False, max_queue=8, prompt_cache="p", prompt_cache_size="1GiB",
             spec_trace=print, on_calibrate=print, experts=None, plan=plan, share_tokenizer_with=other,
         )  # fmt: skip
 

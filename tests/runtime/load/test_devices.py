@@ -11,7 +11,17 @@ import pytest
 
 import edge_rt
 from edge_rt.device.names import ON_CPU, DeviceName, parse_device
-from edge_rt.errors import ConfigError, MemoryBudgetExceeded, RuntimeUnavailable, UnsupportedModel, VersionMismatch
+from edge_rt.errors import (
+    ConfigError,
+    DeviceFailed,
+    DeviceHung,
+    DeviceLost,
+    DeviceMemoryExhausted,
+    MemoryBudgetExceeded,
+    RuntimeUnavailable,
+    UnsupportedModel,
+    VersionMismatch,
+)
 from edge_rt.ort import providers
 from edge_rt.ort.errors import translate
 from edge_rt.ort.providers import find_device, placement
@@ -74,13 +84,20 @@ class TestMissing:
         assert type(failed) is RuntimeUnavailable
         full = "edge_rt gpu: Failed to allocate device memory, cuMemAlloc failed: CUDA_ERROR_OUT_OF_MEMORY (2)"
         assert "memory of the GPU is exhausted" in translate(RuntimeError(full), loading=False).what
-        assert type(translate(RuntimeError(full), loading=True, device="a GPU")) is MemoryBudgetExceeded
-        lost = "edge_rt gpu: QuantEmbed: cuLaunchKernel failed: CUDA_ERROR_ILLEGAL_ADDRESS (700)"
-        assert type(translate(RuntimeError(lost), loading=False)) is RuntimeUnavailable
+        assert type(translate(RuntimeError(full), loading=True, device="a GPU")) is DeviceMemoryExhausted
+        for text, kind in (
+            ("the device is lost: QuantEmbed: cuLaunchKernel failed: CUDA_ERROR_ILLEGAL_ADDRESS (700)", DeviceLost),
+            ("the device does not answer: a pass failed: vkWaitForFences: no answer within 60 s", DeviceHung),
+            ("the device failed: a copy of 32 bytes: vkQueueSubmit failed: VK_ERROR_UNKNOWN (-13)", DeviceFailed),
+        ):
+            assert type(translate(RuntimeError(f"edge_rt gpu: {text}"), loading=False)) is kind
+        short = RuntimeError("bad_alloc")
+        assert type(translate(short, loading=False)) is MemoryBudgetExceeded
+        assert type(translate(short, loading=False, is_on_device=True)) is DeviceMemoryExhausted
         portable = "CUDA failure 2: out of memory ; GPU=0 ; hostname=a ; file=b.cc ; line=1 ; expr=c"
-        assert type(translate(RuntimeError(portable), loading=False)) is MemoryBudgetExceeded
+        assert type(translate(RuntimeError(portable), loading=False)) is DeviceMemoryExhausted
         portable = portable.replace("2: out of memory", "700: an illegal memory access was encountered")
-        assert type(translate(RuntimeError(portable), loading=True, device="a GPU")) is RuntimeUnavailable
+        assert type(translate(RuntimeError(portable), loading=True, device="a GPU")) is DeviceFailed
         refused = translate(RuntimeError("something else"), loading=True, device="a GPU")
         assert type(refused) is UnsupportedModel
         assert "for a GPU refused the model" in refused.what

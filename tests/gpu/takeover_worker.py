@@ -1,0 +1,213 @@
+"""Models on an emulated GPU that fails in the middle of an answer, which the CPU goes on with: the same text."""
+
+from __future__ import annotations
+
+import gc
+
+from edge_rt.errors import DeviceFailed, DeviceLost, DeviceMemoryExhausted, ModelClosed
+from tests.gpu import state_worker
+from tests.gpu.emulated import LAUNCH_FAILED, OUT_OF_MEMORY, main
+from tests.gpu.models import (
+    DEVICE,
+    FREE_ROWS,
+    GREEDY,
+    PROMPT,
+    SAMPLED,
+    CheapDrafts,
+    answer,
+    expect,
+    opened,
+    package,
+    plain,
+    stop,
+)
+
+UNKNOWN = 999
+
+
+def on_cpu(gpu, **options):
+    """Load the small package on the GPU, with the CPU to go on."""
+    return opened(gpu, package(), on_device_error="cpu", **options)
+
+
+def check_taken_over(model, result):
+    """Check that the CPU computes, and that the answer says so."""
+    assert model.device is None
+    assert str(model.device_choice.device) == "cpu", model.device_choice
+    assert any("The CPU computes, because cuda failed" in text for text in result.warnings), result.warnings
+    model._cache.check()
+
+
+def fail_at_every_call(gpu, function, code, numbers, **options):
+    """Let one call of a function fail in each answer; return how many answers the CPU has finished."""
+    taken = 0
+    sampled = options.pop("sampled", False)
+    wanted = plain(package(), sampled=sampled)
+    for number in numbers:
+        with on_cpu(gpu, **options) as model:
+            gpu.fault(function, number, code)
+            events = []
+            result = model.generate(
+                PROMPT, max_tokens=8, repetition_guard=False, on_token=events.append, **(SAMPLED if sampled else GREEDY)
+            )
+            gpu.configure(**DEVICE)
+            assert result.token_ids == wanted, (function, number, result.token_ids, wanted)
+            assert "".join(event.text for event in events) == result.text, (function, number)
+            assert tuple(token for event in events for token in event.token_ids) == wanted, (function, number)
+            if result.warnings:
+                taken += 1
+                check_taken_over(model, result)
+                later = answer(model, "Hello", 3)
+                assert later.token_ids == plain(package(), prompt="Hello")[:3]
+                assert not later.warnings, later.warnings
+        gc.collect()
+    return taken
+
+
+def case_lost(gpu):
+    """Wherever the device is lost: in the prompt's pass, in one of the answer, when a pass is recorded or replayed."""
+    assert fail_at_every_call(gpu, "cuLaunchKernel", LAUNCH_FAILED, (0, 5, 40, 90), spec="off") == 4
+    assert fail_at_every_call(gpu, "cuGraphLaunch", LAUNCH_FAILED, (0, 2), spec="off") == 2
+    assert fail_at_every_call(gpu, "cuMemcpyDtoHAsync", UNKNOWN, (0, 1, 7), spec="off") == 3
+    assert fail_at_every_call(gpu, "cuMemcpyDtoHAsync", UNKNOWN, (0, 3, 9), spec="off", sampled=True) == 3
+
+
+def case_full(gpu):
+    """Where its memory is exhausted."""
+    assert fail_at_every_call(gpu, "cuMemAlloc", OUT_OF_MEMORY, (0, 1), spec="off") == 2
+
+
+def case_drafted(gpu):
+    """Drafts go on with the CPU, too."""
+    assert fail_at_every_call(gpu, "cuLaunchKernel", LAUNCH_FAILED, (5, 90), spec="suffix") == 2
+    assert fail_at_every_call(gpu, "cuLaunchKernel", LAUNCH_FAILED, (5, 60), sampled=True) == 2
+
+
+def case_slots(gpu):
+    """Generations that wait are computed by the CPU, and so is the one under way; nothing of it is said twice."""
+    prompts = [PROMPT, "Hello", "A cat"]
+    with on_cpu(gpu, slots=3, spec="off") as model:
+        gpu.fault("cuLaunchKernel", 60, LAUNCH_FAILED)
+        results = list(model.generate_many(prompts, max_tokens=8, repetition_guard=False, **GREEDY))
+        gpu.configure(**DEVICE)
+        for prompt, result in zip(prompts, results, strict=True):
+            assert result.token_ids == plain(package(), prompt=prompt), (prompt, result)
+        check_taken_over(model, results[0])
+        assert not any(result.warnings for result in results[1:]), results
+        model._batch.check()
+
+
+def case_formats(gpu):
+    """What an answer has to fit is kept, with the log probabilities of its tokens."""
+    asked = {"regex": "The little boat and (a|the) cat|[A-Z]{6}", "logprobs": 2}
+    with opened(gpu, package(), spec="off") as model:
+        wanted = answer(model, max_tokens=40, **GREEDY, **asked)
+    for number in (0, 1, 2, 5):
+        with on_cpu(gpu, spec="off") as model:
+            gpu.fault("cuMemcpyDtoHAsync", number, LAUNCH_FAILED)
+            found = answer(model, max_tokens=40, **GREEDY, **asked)
+            gpu.configure(**DEVICE)
+            check_taken_over(model, found)
+            assert (found.text, found.token_ids, found.logprobs) == (wanted.text, wanted.token_ids, wanted.logprobs)
+
+
+def case_talks(gpu):
+    """A conversation goes on, and with it the model's cache."""
+    with on_cpu(gpu, spec="off") as model:
+        model.speculation.costs = FREE_ROWS
+        first = answer(model)
+        gpu.fault("cuMemcpyDtoHAsync", 2, LAUNCH_FAILED)
+        longer = [*model.tokenizer.encode_text(PROMPT), *first.token_ids, *model.tokenizer.encode_text("Hello")]
+        found = answer(model, longer)
+        gpu.configure(**DEVICE)
+        check_taken_over(model, found)
+        again = answer(model, longer)
+        assert again.token_ids == found.token_ids
+        assert again.usage.cached_tokens == len(longer) - 1
+    with opened(gpu, package(), spec="off") as model:
+        assert answer(model, longer).token_ids == found.token_ids
+
+
+def case_states(gpu):
+    """States are computed again, and those of the prompt's end kept, so that the next answer begins there."""
+    for name in ("qwen3_5", "lfm2"):
+        path = state_worker.package(name)
+        for number in (1, 4, 9):
+            with opened(gpu, path, spec="off", on_device_error="cpu", prefill_chunk=16, draft_max=7) as model:
+                gpu.fault("cuMemcpyDtoHAsync", number, LAUNCH_FAILED)
+                for sampled in (False, True):
+                    found = state_worker.answer(model, sampled=sampled)
+                    assert found.token_ids == state_worker.plain(path, sampled=sampled), (name, number, sampled)
+                    if not sampled:
+                        check_taken_over(model, found)
+                gpu.configure(**DEVICE)
+
+
+def case_networks(gpu):
+    """What drafts on the GPU itself, in fewer bits or up to an exit, fails in the middle of a draft, too."""
+    for made, options in (
+        ({"weights": "nested8"}, {"spec": "self", "kv": "int4x2"}),
+        ({"exits": (1, 3)}, {"spec": "exit"}),
+    ):
+        path, taken = state_worker.package("lfm2", **made), 0
+        for number in (3, 10, 25):
+            with opened(gpu, path, on_device_error="cpu", costs=CheapDrafts(), draft_max=7, **options) as model:
+                gpu.fault("cuMemcpyDtoHAsync", number, LAUNCH_FAILED)
+                found = state_worker.answer(model)
+                assert found.token_ids == state_worker.plain(path), (made, number)
+                taken += bool(found.warnings)
+                gpu.configure(**DEVICE)
+        assert taken > 1, made
+
+
+def case_nothing_is_left(gpu):
+    """What was on the GPU is given back when the CPU takes its place."""
+    gc.collect()
+    before = gpu.live()
+    with on_cpu(gpu, spec="off") as model:
+        gpu.fault("cuMemAlloc", 0, OUT_OF_MEMORY)
+        check_taken_over(model, answer(model))
+        gpu.fault("", -1, 0)
+        gc.collect()
+        assert gpu.live().bytes == before.bytes, (gpu.live(), before)
+        assert gpu.live().graphs == before.graphs == 0
+
+
+def case_stopped(gpu):
+    """An answer can be cancelled behind that, and one that was left is no hindrance."""
+    with on_cpu(gpu, spec="off") as model:
+        gpu.fault("cuMemcpyDtoHAsync", 2, LAUNCH_FAILED)
+        for count, _ in enumerate(model.stream(PROMPT, max_tokens=8, repetition_guard=False, **GREEDY)):
+            if count == 4:
+                break
+        gpu.configure(**DEVICE)
+        assert model.device is None
+        stop(model, 3)
+        assert answer(model).token_ids == plain(package())
+
+
+def case_no_room(gpu):
+    """Where the CPU has no memory for the model the error says both, and the model is closed."""
+    with on_cpu(gpu, spec="off") as model:
+        model._options = model._options.but(memory=1 << 20)
+        gpu.fault("cuMemcpyDtoHAsync", 2, LAUNCH_FAILED)
+        expect(DeviceLost, "The CPU cannot go on", lambda: answer(model))
+        expect(ModelClosed, "", lambda: answer(model))
+    gpu.configure(**DEVICE)
+
+
+def case_errors(gpu):
+    """Without the option each failure is an error of its own; and where the CPU has no memory either, that is said."""
+    for code, kind in ((LAUNCH_FAILED, DeviceLost), (UNKNOWN, DeviceFailed)):
+        with opened(gpu, package(), spec="off") as model:
+            gpu.fault("cuMemcpyDtoHAsync", 0, code)
+            expect(kind, "The GPU failed", lambda: answer(model))
+            gpu.configure(**DEVICE)
+    with opened(gpu, package(), spec="off") as model:
+        gpu.fault("cuMemAlloc", 0, OUT_OF_MEMORY)
+        expect(DeviceMemoryExhausted, "memory", lambda: answer(model))
+        gpu.fault("", -1, 0)
+
+
+if __name__ == "__main__":
+    main(globals(), **DEVICE)
