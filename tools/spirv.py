@@ -8,7 +8,8 @@
 A file `<kernel>.spv` runs everywhere; `<kernel>.dots.spv`, made with PACKED_DOTS, on devices with products of packed
 signed bytes, and is there for kernels that have such products. glslang compiles; then every float operation is marked
 NoContraction, which GLSL's `precise` marks in part only: what is written as a product and a sum stays these two, and
-a `fma` stays one operation. Both tools are packages of Linux distributions (glslang-tools and spirv-tools of Debian).
+a `fma` stays one operation. Arguments of kernels are marked NonWritable, so that they are read once, for all threads
+together. Both tools are packages of Linux distributions (glslang-tools and spirv-tools of Debian).
 """
 
 from __future__ import annotations
@@ -29,8 +30,9 @@ VERSION = "#version 460\n"  # the first line of a kernel
 INCLUDES = "#extension GL_GOOGLE_include_directive : require\n"
 
 # Of the SPIR-V specification: opcodes, the decoration, and which instructions compute with floats.
-EXT_INST, TYPE_FLOAT, TYPE_VECTOR, DECORATE, MEMBER_DECORATE = 12, 22, 23, 71, 72
-NO_CONTRACTION = 42
+NAME, EXT_INST, TYPE_FLOAT, TYPE_VECTOR, DECORATE, MEMBER_DECORATE = 5, 12, 22, 23, 71, 72
+NON_WRITABLE, NO_CONTRACTION = 24, 42
+ARGS_BLOCK = b"ArgsOfKernel"  # of gpu/vulkan/kernel.glsl
 CONVERSIONS = frozenset({109, 110, 111, 112, 115, 116})
 ARITHMETIC = frozenset({127, 129, 131, 133, 136, 140, 141, 142, 143, 144, 145, 146, 147, 148})
 COMPARISONS = frozenset({156, 157, *range(180, 192)})
@@ -52,11 +54,12 @@ def instructions(code: bytes) -> list[tuple[int, ...]]:
     return found
 
 
-def without_contractions(code: bytes) -> bytes:
-    """The same module with every float operation marked NoContraction."""
+def marked(code: bytes) -> bytes:
+    """The same module with every float operation marked NoContraction, and the kernel's arguments NonWritable."""
     all_of = instructions(code)
     floats: set[int] = set()
-    marked: set[int] = set()
+    has_mark: set[int] = set()
+    blocks: list[int] = []
     wanted: list[int] = []
     last_decoration = 0
     for i, words in enumerate(all_of):
@@ -66,12 +69,15 @@ def without_contractions(code: bytes) -> bytes:
         elif opcode in (DECORATE, MEMBER_DECORATE):
             last_decoration = i
             if opcode == DECORATE and words[2] == NO_CONTRACTION:
-                marked.add(words[1])
+                has_mark.add(words[1])
+        elif opcode == NAME and struct.pack(f"<{len(words) - 2}I", *words[2:]).rstrip(b"\0") == ARGS_BLOCK:
+            blocks.append(words[1])
         elif opcode in FLOAT_OPERATIONS or (opcode == EXT_INST and words[1] in floats):
             wanted.append(words[2])
     if not last_decoration:
         raise BuildError("The module has no decorations, so it is no kernel.")
-    new = [(3 << 16 | DECORATE, result, NO_CONTRACTION) for result in wanted if result not in marked]
+    new = [(3 << 16 | DECORATE, result, NO_CONTRACTION) for result in wanted if result not in has_mark]
+    new += [(4 << 16 | MEMBER_DECORATE, block, 0, NON_WRITABLE) for block in blocks]
     all_of[last_decoration + 1 : last_decoration + 1] = new
     words = [word for one in all_of for word in one]
     return code[:20] + struct.pack(f"<{len(words)}I", *words)
@@ -118,7 +124,7 @@ def compiled(kernel: Path, *options: str) -> bytes:
         source.write_text(f'{VERSION}{INCLUDES}#line 2 "{kernel}"\n{text.removeprefix(VERSION)}')
         head = ("glslangValidator", "--quiet", "--target-env", TARGET, "-S", "comp", f"-I{CSRC}", f"-I{kernel.parent}")
         run_tool(*head, *options, "-o", str(raw), str(source))
-        code = without_contractions(raw.read_bytes())
+        code = marked(raw.read_bytes())
         done.write_bytes(code)
         run_tool("spirv-val", "--target-env", TARGET, "--scalar-block-layout", str(done))
     return code

@@ -62,8 +62,8 @@ std::vector<Shape> shapes_of(Random& random, int format) {
 
 }  // namespace
 
-AttentionCase::AttentionCase(const std::string& name, Attention attention, int64_t past)
-    : name_(name), random_(name), attention_(std::move(attention)), past_(past) {
+AttentionCase::AttentionCase(const std::string& name, Attention attention, int64_t past, const LauncherOf& launcher_of)
+    : name_(name), random_(name), attention_(std::move(attention)), past_(past), launcher_of_(launcher_of) {
   width_ = attention_.width();
   if (past > 0) run_on_cpu(cpu_kernels(), attention_, random_.uniform(past * width_, 2.0f), chain(past), 0, 0);
 }
@@ -76,7 +76,7 @@ void AttentionCase::pass(const std::vector<int32_t>& parents, int seeds, int64_t
   for (int seed = 1; seed <= seeds; ++seed) {
     Attention other = attention_;
     const auto order = static_cast<uint64_t>(seed);
-    const std::vector<float> found = run_on_fibers(other, qkv.data(), parents, past_, done, order);
+    const std::vector<float> found = run_on_gpu(launcher_of_(order), other, qkv.data(), parents, past_, done);
     compare(found.data(), y.data(), y.size() * sizeof(float), seed, "y");
     compare(other.cache.as<uint8_t>(), expected.cache.as<uint8_t>(), expected.cache_bytes(), seed, "the cache");
   }
@@ -92,7 +92,7 @@ void AttentionCase::compare(const void* found, const void* expected, size_t byte
   std::exit(1);
 }
 
-void run_attention_passes(int format, int seeds, bool all) {
+void run_attention_passes(int format, int seeds, bool all, const LauncherOf& launcher_of) {
   constexpr int kRows[] = {1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16, 17, 18, 33, 64, 100};
   constexpr int64_t kPasts[] = {0, 70, 300};
   const std::string prefix = std::string(kKvFormats[format].name) + ".";
@@ -106,7 +106,8 @@ void run_attention_passes(int format, int seeds, bool all) {
       // Shapes begin with another context each, so that all meet all in the end.
       const int64_t past =
           std::min<int64_t>(kPasts[(rows + static_cast<int>(shape.name.size())) % 3], kCapacity - rows - 2);
-      AttentionCase one(name + std::to_string(rows) + "_behind_" + std::to_string(past), shape.attention, past);
+      AttentionCase one(name + std::to_string(rows) + "_behind_" + std::to_string(past), shape.attention, past,
+                        launcher_of);
       one.pass(random_tree(random, rows), seeds);
       one.pass(chain(rows), seeds);
       if (rows % 6 != 0) continue;
@@ -128,7 +129,7 @@ void run_few_attention_passes(int format, int seeds) {
     attention.k_norm = random.uniform(dim, 2.0f);
     attention.norms_after_rotation = true;
     attention.draw_key_constants(random);
-    AttentionCase one(std::string(kKvFormats[format].name) + ".few", attention, 520);
+    AttentionCase one(std::string(kKvFormats[format].name) + ".few", attention, 520, fiber_launcher);
     for (int i = 0; i < 3; ++i) one.pass(random_tree(random, 9), seeds);
     one.pass(chain(18), seeds);
   }

@@ -22,7 +22,8 @@ bool can_attend(size_t numbers_behind) {
   const size_t bytes = (qkv.size() - numbers_behind) * sizeof(float);
   char* begin = pages::before_closed_page(bytes);
   std::memcpy(begin, qkv.data(), bytes);
-  return comes_through([&] { run_on_fibers(attention, reinterpret_cast<float*>(begin), chain(1), 0, 0, 1); }, 60);
+  return comes_through(
+      [&] { run_on_gpu(fiber_launcher(1), attention, reinterpret_cast<float*>(begin), chain(1), 0, 0); }, 60);
 }
 
 int run_out_of_bounds() {
@@ -35,7 +36,8 @@ int run(int argc, char** argv) {
   if (argc == 2 && std::strcmp(argv[1], "out_of_bounds") == 0) return run_out_of_bounds();
   const int seeds = argc == 2 ? std::atoi(argv[1]) : 2;
   CHECK(seeds > 0);
-  for (int format = 0; format < kKvFormatCount; ++format) run_attention_passes(format, seeds, argc == 2);
+  for (int format = 0; format < kKvFormatCount; ++format)
+    run_attention_passes(format, seeds, argc == 2, fiber_launcher);
   return 0;
 }
 

@@ -2,7 +2,6 @@
 
 #include "ops/spec_attention/spec_attention_gpu.h"
 #include "tests/check.h"
-#include "tests/fiber_launcher.h"
 
 namespace edge_rt::golden {
 namespace {
@@ -38,12 +37,6 @@ std::vector<float> run_on_gpu(gpu::Launcher* launcher, Attention& attention, con
   CHECK(gpu::enqueue_attention_tree(launcher, parents.data(), pass.done + pass.rows, tree.data()));
   CHECK(gpu::enqueue_attention(launcher, pass, device_past.data(), tree.data(), scratch.data()));
   return y;
-}
-
-std::vector<float> run_on_fibers(Attention& attention, const float* qkv, const std::vector<int32_t>& parents,
-                                 int64_t past, int64_t done, uint64_t seed) {
-  gpu::FiberLauncher launcher(seed);
-  return run_on_gpu(&launcher, attention, qkv, parents, past, done);
 }
 
 std::vector<float> run_on_cpu(const KernelTable& kernels, Attention& attention, const std::vector<float>& qkv,

@@ -15,10 +15,6 @@ namespace edge_rt::golden {
 std::vector<float> run_on_gpu(gpu::Launcher* launcher, Attention& attention, const float* qkv,
                               const std::vector<int32_t>& parents, int64_t past, int64_t done);
 
-// The same on fibers, in the order of a seed.
-std::vector<float> run_on_fibers(Attention& attention, const float* qkv, const std::vector<int32_t>& parents,
-                                 int64_t past, int64_t done, uint64_t seed);
-
 // The same by the CPU's kernels.
 std::vector<float> run_on_cpu(const KernelTable& kernels, Attention& attention, const std::vector<float>& qkv,
                               const std::vector<int32_t>& parents, int64_t past, int64_t done);

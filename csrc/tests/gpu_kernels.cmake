@@ -39,8 +39,10 @@ target_link_libraries(gpu_golden_emulated PRIVATE gpu_test_parts edge_rt_base ed
 # The same by Vulkan: gpu_golden_vulkan <golden bits> <folder of tools/spirv.py --out>.
 add_gpu_program(gpu_golden_vulkan gpu_golden_device_main.cc gpu_device_launcher.cc gpu_pinned_heap.cc)
 target_link_libraries(gpu_golden_vulkan PRIVATE edge_rt_gpu_vulkan ${CMAKE_DL_LIBS})
-add_gpu_program(gpu_linear_vulkan gpu_linear_device_main.cc gpu_device_launcher.cc gpu_pinned_heap.cc)
-target_link_libraries(gpu_linear_vulkan PRIVATE edge_rt_gpu_vulkan ${CMAKE_DL_LIBS})
+foreach(name gpu_linear gpu_attention)
+  add_gpu_program(${name}_vulkan ${name}_device_main.cc gpu_device_launcher.cc gpu_pinned_heap.cc)
+  target_link_libraries(${name}_vulkan PRIVATE edge_rt_gpu_vulkan ${CMAKE_DL_LIBS})
+endforeach()
 
 # The first has a heap of its own, where AddressSanitizer has another. Crashes are what the others are about:
 # AddressSanitizer takes them for faults of its own.

@@ -67,10 +67,9 @@ float exp_steps(float x, out float power) {
   float r = fused(-whole, BITS(0x3f317218u), x);  // ln 2 as a float
   r = fused(-whole, BITS(0xb102e308u), r);        // and what that lacks
   float p = BITS(0x3ab511a9u);
-  p = fused(p, r, BITS(0x3c091d36u));
-  p = fused(p, r, BITS(0x3d2aac7au));
-  p = fused(p, r, BITS(0x3e2aaa48u));
-  p = fused(p, r, BITS(0x3efffffeu));
+  for (int i = 0; i < 4; ++i) {  // a loop, as a fma may be long
+    p = fused(p, r, BITS(i == 0 ? 0x3c091d36u : i == 1 ? 0x3d2aac7au : i == 2 ? 0x3e2aaa48u : 0x3efffffeu));
+  }
   power = uintBitsToFloat(uint(n + 127) << 23);
   return fused(r * r, p, r);
 }

@@ -94,21 +94,18 @@ uint row_bytes_of(int coding, int dim) {
   return code_planes_of(coding) * code_bytes_of(coding, dim) + extra_bytes_of(coding, dim);
 }
 
-Plane plane_at(uvec2 base, int coding, int kv) {
-  const int dim = args.pass.head_dim;
+// Of a kv head's keys, or values.
+Plane plane_of(bool of_keys, int kv) {
+  const int dim = args.pass.head_dim, coding = of_keys ? key_coding() : value_coding();
   const uint capacity = uint(low(args.pass.capacity));
+  const uint before = of_keys ? 0u : uint(args.pass.kv_heads) * row_bytes_of(key_coding(), dim);
   Plane plane;
   plane.code_bytes = code_bytes_of(coding, dim);
   plane.extra_bytes = extra_bytes_of(coding, dim);
-  plane.codes = advanced(base, capacity, uint(kv) * row_bytes_of(coding, dim));
+  plane.codes = advanced(uvec2(args.pass.cache), capacity, before + uint(kv) * row_bytes_of(coding, dim));
   plane.finer = advanced(plane.codes, capacity, plane.code_bytes);
   plane.extras = advanced(plane.codes, capacity, code_planes_of(coding) * plane.code_bytes);
   return plane;
-}
-Plane key_plane(int kv) { return plane_at(uvec2(args.pass.cache), key_coding(), kv); }
-Plane value_plane(int kv) {
-  const uint of_keys = uint(args.pass.kv_heads) * row_bytes_of(key_coding(), args.pass.head_dim);
-  return plane_at(advanced(uvec2(args.pass.cache), uint(low(args.pass.capacity)), of_keys), value_coding(), kv);
 }
 uvec2 codes_of(Plane plane, int row) { return advanced(plane.codes, uint(row), plane.code_bytes); }
 uvec2 finer_of(Plane plane, int row) { return advanced(plane.finer, uint(row), plane.code_bytes); }

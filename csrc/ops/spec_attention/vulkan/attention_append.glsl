@@ -104,10 +104,12 @@ void append_coded(Plane plane, bool has_finer, int place) {
   write_levels(plane, place);
   Bytes codes = Bytes(codes_of(plane, place)), finer = Bytes(finer_of(plane, place));
   for (int i = thread(); i < 16 * groups; i += THREADS) {
-    const int d = i / 16 * kKvGroup + i % 16;
-    const ivec2 lower = codes_of_element(d), upper = codes_of_element(d + 16);
-    codes.at[i] = uint8_t(lower.x | upper.x << 4);
-    if (has_finer) finer.at[i] = uint8_t(lower.y | upper.y << 4);
+    ivec2 both = ivec2(0);
+    for (int high = 0; high < 2; ++high) {
+      both |= codes_of_element(i / 16 * kKvGroup + i % 16 + 16 * high) << 4 * high;
+    }
+    codes.at[i] = uint8_t(both.x);
+    if (has_finer) finer.at[i] = uint8_t(both.y);
   }
 }
 
@@ -146,20 +148,21 @@ void append_fed_back(Plane plane, int kv, int place) {
   }
 }
 
-void append_head(Plane plane, int coding, int place) {
-  const int dim = args.pass.head_dim;
-  switch (coding) {
-    case kCodedF32: {
-      Floats row = Floats(codes_of(plane, place));
-      for (int d = thread(); d < dim; d += THREADS) row.at[d] = x[d];
-      break;
-    }
-    case kCodedF16: {
-      Halves row = Halves(codes_of(plane, place));
-      for (int d = thread(); d < dim; d += THREADS) row.at[d] = uint16_t(half_of_float(x[d]));
-      break;
-    }
-    case kCodedInt8: append_int8(plane, place); break;
-    default: append_coded(plane, coding != kCodedNibbles, place); break;
+// A key or a value of a kv head.
+void append_head(bool is_key, int kv, int place) {
+  const int coding = is_key ? key_coding() : value_coding(), dim = args.pass.head_dim;
+  Plane plane = plane_of(is_key, kv);
+  if (coding == kCodedF32) {
+    Floats row = Floats(codes_of(plane, place));
+    for (int d = thread(); d < dim; d += THREADS) row.at[d] = x[d];
+  } else if (coding == kCodedF16) {
+    Halves row = Halves(codes_of(plane, place));
+    for (int d = thread(); d < dim; d += THREADS) row.at[d] = uint16_t(half_of_float(x[d]));
+  } else if (coding == kCodedInt8) {
+    append_int8(plane, place);
+  } else if (coding == kCodedNibbles && is_key && !is_null(uvec2(args.pass.key_feedback))) {
+    append_fed_back(plane, kv, place);
+  } else {
+    append_coded(plane, coding != kCodedNibbles, place);
   }
 }

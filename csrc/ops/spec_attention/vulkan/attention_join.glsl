@@ -9,7 +9,8 @@ Joined nothing_joined() { return Joined(kNoScore, 0.0); }
 vec2 add_part(inout Joined joined, float peak, float sum) {
   const float before = joined.peak;
   joined.peak = vf_max(before, peak);
-  const vec2 factors = vec2(vf_exp(before - joined.peak), vf_exp(peak - joined.peak));
+  vec2 factors = vec2(before, peak) - joined.peak;
+  for (int i = 0; i < 2; ++i) factors[i] = vf_exp(factors[i]);
   joined.sum = fused(sum, factors.y, joined.sum * factors.x);
   return factors;
 }

@@ -1,8 +1,8 @@
 // Scores: a thread has one key, and multiplies it with some queries that lie in shared memory: floats
 // [queries][padded_dim], or for keys of codes [queries][groups][8] words, then a scale and a sum [queries][groups].
 
-int scale_word(int query, int groups) { return (8 * args.block_queries + query) * groups; }
-int sum_word(int query, int groups) { return (9 * args.block_queries + query) * groups; }
+int scale_word(int query, int groups) { return (8 * block.room + query) * groups; }
+int sum_word(int query, int groups) { return (9 * block.room + query) * groups; }
 
 void load_queries() {
   const int first = query_index(block.kv, 0) + block.begin;

@@ -13,7 +13,7 @@ const int kChunkThreads = 32, kQueries = 8, kMostScored = 2, kSlice = 64, kQuery
 
 // The queries of the block; then the outputs of a slice of dimensions, [queries][kSlice].
 shared uint words[kQueryWords];
-shared float weights[kSpanChunks][kQueries][kKvChunk];  // scores at first
+shared vec4 weights[kSpanChunks][kQueries][kKvChunk / 4];  // scores at first
 shared int physical[kSpanChunks][kKvChunk];
 shared int positions[kQueries];
 shared float parts[kSpanChunks][kQueries][4];  // of what is known of a chunk
@@ -24,7 +24,7 @@ shared float span_peaks[kQueries];
 
 // Some queries of a kv head, numbered (row, head within the group).
 struct QueryBlock {
-  int kv, begin, count;
+  int kv, begin, count, room;  // room: most queries of a block
   int group, rows, dim, padded_dim, window, past;
   int least, most;   // positions of its rows
   bool is_chain;     // the tree is one
@@ -99,7 +99,7 @@ void score_chunk(Plane keys, int start, Round now) {
       float scores[kMostScored];
       score_key(keys, physical[chunk()][j], query, scores);
       [[unroll]] for (int i = 0; i < scored_at_once(); ++i) {
-        if (query + i < now.end) weights[chunk()][query + i][j] = scores[i];
+        if (query + i < now.end) weights[chunk()][query + i][j / 4][j % 4] = scores[i];
       }
     }
   }
@@ -115,10 +115,10 @@ void weigh_scores(int first_chunk) {
   float largest = kNoScore;
   for (int j = part; j < kKvChunk; j += 4) {
     if (!has(seen, j)) continue;
-    float score = weights[of_chunk][query][j];
+    float score = weights[of_chunk][query][j / 4][part];
     if (softcap > 0.0) {
       score = softcap * vf_tanh(div_exact(score, softcap));
-      weights[of_chunk][query][j] = score;
+      weights[of_chunk][query][j / 4][part] = score;
     }
     largest = vf_max(largest, score);
   }
@@ -129,8 +129,8 @@ void weigh_scores(int first_chunk) {
   vec4 lanes = vec4(0.0);
   for (int j = part; j < kKvChunk; j += 4) {
     if (!has(seen, j)) continue;
-    const float weight = vf_exp(weights[of_chunk][query][j] - largest);
-    weights[of_chunk][query][j] = weight;
+    const float weight = vf_exp(weights[of_chunk][query][j / 4][part] - largest);
+    weights[of_chunk][query][j / 4][part] = weight;
     [[unroll]] for (int k = 0; k < 4; ++k) lanes[k] = j / 4 % 4 == k ? lanes[k] + weight : lanes[k];
   }
   parts[of_chunk][query][part] = (lanes[0] + lanes[2]) + (lanes[1] + lanes[3]);
@@ -181,7 +181,7 @@ void attend_span(int span, bool is_first, uvec2 to, inout Joined total) {
   const int first_chunk = span * kSpanChunks, start = (first_chunk + chunk()) * kKvChunk;
   const bool is_shared_span = is_shared((first_chunk + kSpanChunks - 1) * kKvChunk);
   const int rounds = is_shared_span ? 1 : row_of(block.count - 1) - row_of(0) + 1;
-  const Plane keys = key_plane(block.kv), values = value_plane(block.kv);
+  const Plane keys = plane_of(true, block.kv), values = plane_of(false, block.kv);
   load_queries();
   for (int i = 0; i < rounds; ++i) {
     const Round now = round_of(start, i);
@@ -221,13 +221,14 @@ void main() {
   block.window = low(args.pass.window);
   block.past = args.past.at[0];
   block.is_chain = args.tree.at[0] != 0;
-  const int queries = block.rows * block.group, kv_heads = args.pass.kv_heads, room = args.block_queries;
+  const int queries = block.rows * block.group, kv_heads = args.pass.kv_heads;
   const bool folds = is(args.folds);
+  block.room = args.block_queries;
   block.kv = block_x() % kv_heads;
-  block.begin = block_x() / kv_heads * room;
+  block.begin = block_x() / kv_heads * block.room;
   // The last rows see the most keys: they are begun first.
-  if (folds) block.begin = (queries - 1) / room * room - block.begin;
-  block.count = min(queries - block.begin, room);
+  if (folds) block.begin = (queries - 1) / block.room * block.room - block.begin;
+  block.count = min(queries - block.begin, block.room);
   if (thread() < block.count) positions[thread()] = block.past + args.pass.depths.at[row_of(thread())];
   meet();
   block.least = block.most = positions[0];

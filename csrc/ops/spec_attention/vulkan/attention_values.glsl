@@ -42,6 +42,10 @@ vec2 load_value(Plane values, int row, int first) {
 const int kStep = 4;
 int step() { return has_long_fma() ? 1 : kStep; }
 
+vec2 fused_pair(float weight, vec2 value, vec2 sum) {
+  return vec2(fused(weight, value.x, sum.x), fused(weight, value.y, sum.y));
+}
+
 // Sums of the round's queries: out[i] is that of number now.begin + i.
 void weigh_values(Plane values, int start, int slice, Round now, out vec2 outputs[kQueries]) {
   const int wanted = slice + places().x, first = wanted < block.dim ? wanted : slice;
@@ -51,15 +55,18 @@ void weigh_values(Plane values, int start, int slice, Round now, out vec2 output
   for (int j = now.seen.x / step() * step(); j < now.seen.y; j += step()) {
     vec2 value[kStep];
     [[unroll]] for (int k = 0; k < step(); ++k) value[k] = load_value(values, physical[chunk()][j + k], first);
-    const bool is_whole = j >= whole.x && j + step() <= whole.y;
+    const bool is_whole = !has_long_fma() && j >= whole.x && j + kStep <= whole.y;
     [[unroll]] for (int i = 0; i < weighed_at_once(); ++i) {
       const int query = now.begin + i;
       if (query >= now.end) continue;
-      const ivec2 seen = is_whole ? whole : seen_by(positions[query], start);
+      const vec4 some = weights[chunk()][query][j / 4];
+      if (is_whole) {
+        [[unroll]] for (int k = 0; k < kStep; ++k) outputs[i] = fused_pair(some[k], value[k], outputs[i]);
+        continue;
+      }
+      const ivec2 seen = seen_by(positions[query], start);
       [[unroll]] for (int k = 0; k < step(); ++k) {
-        if (!is_whole && !has(seen, j + k)) continue;
-        const float weight = weights[chunk()][query][j + k];
-        outputs[i] = vec2(fused(weight, value[k].x, outputs[i].x), fused(weight, value[k].y, outputs[i].y));
+        if (has(seen, j + k)) outputs[i] = fused_pair(some[step() == 1 ? j % 4 : k], value[k], outputs[i]);
       }
     }
   }
