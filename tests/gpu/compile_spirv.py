@@ -1,10 +1,11 @@
 """Compile all Vulkan kernels for generations of AMD GPUs, and read what their driver made of them.
 
-    python -m tests.gpu.compile_spirv [--spirv FOLDER] [--families navi21 ...] [--write] [KERNEL ...]
+    python -m tests.gpu.compile_spirv [--spirv FOLDER] [--families navi21 ...] [--all] [--write] [KERNEL ...]
 
 Needs no GPU: Mesa's driver compiles for devices that are not there (``tests/gpu/radv.py``). A kernel is compiled once
-for every case that its launches may choose (``Kernel::choices``: formats of weights, or of the KV cache), as the
-backend does. Takes minutes. ``--write`` puts the tables into ``docs/vulkan-kernels.md``.
+for the cases that its launches may choose (``Kernel::choices``: formats of weights, or of the KV cache), as the backend
+does; without ``--all`` for seven of the 22 formats of weights, except in the kernel of one row. Takes minutes.
+``--write`` puts the tables into ``docs/vulkan-kernels.md``.
 
 What is a fault, and ends the script with 1:
 
@@ -42,6 +43,9 @@ CHOICES, MENDED = 0, 1  # numbers of specialisation constants
 MENDS_FMA, MENDS_OTHERS = 1, 2 | 4 | 8
 """What a device does not do as the CPU does (float_exact.glsl); the others: division, square roots, halves."""
 ALL = 0xFFFFFFFF
+FEW_WEIGHTS = ("w4", "w4m", "w8", "w4k", "w6k", "mx4", "f16")
+FLOATS = {name for name, form in TILE_FORMATS.items() if form.is_float}
+OF_WEIGHTS = ("quant_linear", "quant_embed", "experts")  # operators whose cases are formats of weights
 NAME, ENTRY_POINT, EXECUTION_MODE, CAPABILITY, DECORATE = 5, 15, 16, 17, 71  # of the SPIR-V specification
 SPEC_ID, LOCAL_SIZE, DENORM_PRESERVE, DENORM_PRESERVE_CAPABILITY = 1, 17, 4459, 4464
 
@@ -99,7 +103,19 @@ def read_module(code: bytes) -> tuple[int, bool]:
     return threads, uses > 1
 
 
-def find_kernels(folder: Path, wanted: list[str]) -> Iterator[Kernel]:
+def cases_of(name: str, op: str, is_whole: bool) -> dict[str, int]:
+    """Return the cases of a kernel that looks at its choices."""
+    if op == "spec_attention":
+        return {case: 1 << number for number, case in enumerate(CACHES)}
+    if op not in OF_WEIGHTS:
+        return {str(choices): choices for choices in (1, 2, 4)}
+    wanted = set(WEIGHTS if is_whole or name == LINEAR else FEW_WEIGHTS)
+    if op == "quant_linear":  # its kernels are for the ones, or for the others
+        wanted = wanted & FLOATS if name == "quant_linear_floats" else wanted - FLOATS
+    return {case: 1 << number for number, case in enumerate(WEIGHTS) if case in wanted}
+
+
+def find_kernels(folder: Path, wanted: list[str], is_whole: bool) -> Iterator[Kernel]:
     """Return the kernels of the sources whose SPIR-V lies in a folder."""
     for source in sorted(SOURCES.glob("ops/*/vulkan/*.comp")):
         name, op = source.stem, source.parts[-3]
@@ -107,8 +123,7 @@ def find_kernels(folder: Path, wanted: list[str]) -> Iterator[Kernel]:
             continue
         image, dots = folder / f"{name}.spv", folder / f"{name}.dots.spv"
         threads, has_choices = read_module(image.read_bytes())
-        formats = CACHES if op == "spec_attention" else WEIGHTS
-        cases = {case: 1 << number for number, case in enumerate(formats)} if has_choices else {"": ALL}
+        cases = cases_of(name, op, is_whole) if has_choices else {"": ALL}
         yield Kernel(name, op, image, dots if dots.is_file() else None, threads, cases)
 
 
@@ -282,13 +297,14 @@ def main() -> int:
     parser.add_argument("kernels", nargs="*", help="names; all")
     parser.add_argument("--spirv", type=Path, help="folder of what tools/spirv.py made; makes it anew")
     parser.add_argument("--families", nargs="*", default=list(FAMILIES), help="what RADV calls generations")
+    parser.add_argument("--all", action="store_true", help="all formats of weights")
     parser.add_argument("--write", action="store_true", help=f"put the tables into {PAGE.relative_to(ROOT)}")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as made_here:
         folder = options.spirv or Path(made_here)
         if options.spirv is None:
             subprocess.run([sys.executable, str(ROOT / "tools" / "spirv.py"), "--out", made_here], check=True)
-        kernels = list(find_kernels(folder, options.kernels))
+        kernels = list(find_kernels(folder, options.kernels, options.all))
         families = compile_all(kernels, options.families)
     wrong = [
         f"{family.name}: a product and a sum became one operation" for family in families if not family.is_apart

@@ -61,34 +61,34 @@ class VulkanGpu(Gpu):
         count.restype = ctypes.c_int64
         return count()
 
-    def fails(self, function, result, body, numbers=range(500)):
-        """Let calls of a function fail, one in each run.
+    def fails(self, function, result, kind, body, numbers=range(500)):
+        """Let calls of a function fail, one in each run: the error is of a kind, and all is given back.
 
         Args:
             function, result: see ``faults.h``.
-            body: what is run; may raise.
+            kind: class of the errors.
+            body: what is run.
             numbers: which calls, ascending; no more are tried once one is not reached.
 
-        Yields:
-            What was raised, or None, where a call has failed: when all is given back, and before the next run.
+        Returns:
+            How many have failed.
         """
         body()
         gc.collect()
         before = self.live()
-        for number in numbers:
+        for count, number in enumerate(numbers):
             calls = self.calls(function)
             self.set(f"{function}={number}:{result}")
-            raised = None
             try:
                 body()
-            except Exception as error:
-                raised = error.with_traceback(None)
-            has_failed = self.calls(function) > calls + number
-            self.set("")
+            except kind:
+                pass
+            else:
+                assert self.calls(function) <= calls + number, f"{function}, call {number}: no error"
+                return count
+            finally:
+                self.set("")
             gc.collect()
             assert self.live() == before, (function, number, self.live(), before)
             assert self.complaints() == 0
-            if not has_failed:
-                assert raised is None, raised
-                return
-            yield raised
+        return len(numbers)

@@ -1,0 +1,89 @@
+"""Models on a Vulkan device that fails: typed errors, nothing left behind, and the CPU's text afterwards.
+
+Cases that begin with ``every`` take minutes; the others try some of the calls.
+"""
+
+from __future__ import annotations
+
+from edge_rt.errors import MemoryBudgetExceeded, RuntimeUnavailable
+from tests.gpu.emulated import main
+from tests.gpu.models import answer, expect, opened, package, plain
+
+HELLO = "Hello"
+
+
+def load_and_answer(gpu):
+    with opened(gpu, package(), spec="off") as model:
+        assert answer(model, HELLO, 3).token_ids == plain(package(), prompt=HELLO)[:3]
+
+
+def refuse_memory(gpu, numbers):
+    """Refuse memory to a load, while another model keeps the device and its kernels: it answers as before."""
+    with opened(gpu, package(), spec="off") as other:
+        answer(other)
+        body = lambda: load_and_answer(gpu)  # noqa: E731
+        assert gpu.fails("vkAllocateMemory", "memory", MemoryBudgetExceeded, body, numbers) > 5
+        assert answer(other).token_ids == plain(package())
+    load_and_answer(gpu)
+
+
+def case_memory_refused(gpu):
+    refuse_memory(gpu, (0, 1, 2, 4, 7, 11, 16, 22))
+
+
+def case_every_memory_refused(gpu):
+    refuse_memory(gpu, range(500))
+
+
+def case_memory_refused_in_an_answer(gpu):
+    """A model that runs out of memory in an answer can be used again."""
+    with opened(gpu, package(), spec="off") as model:
+        gpu.set("vkAllocateMemory=0:memory")
+        expect(MemoryBudgetExceeded, "memory", lambda: answer(model))
+        gpu.set("")
+        model._cache.check()
+        assert answer(model).token_ids == plain(package())
+
+
+def lose_device(gpu, result, numbers):
+    """Lose a device at a submit of a load and an answer, or let it hang there."""
+    assert gpu.fails("vkQueueSubmit", result, RuntimeUnavailable, lambda: load_and_answer(gpu), numbers) > 1
+    load_and_answer(gpu)
+
+
+def case_lost(gpu):
+    lose_device(gpu, "lost", (0, 3, 12))
+
+
+def case_hang(gpu):
+    lose_device(gpu, "hang", (1, 8))
+
+
+def case_every_lost(gpu):
+    lose_device(gpu, "lost", range(500))
+
+
+def case_every_hang(gpu):
+    lose_device(gpu, "hang", range(500))
+
+
+def case_lost_in_an_answer(gpu):
+    """It is an error of its own in every later answer, and the model can be closed."""
+    with opened(gpu, package(), spec="off") as model:
+        answer(model)
+        gpu.set("vkQueueSubmit=2:lost")
+        for _ in range(2):
+            expect(RuntimeUnavailable, "GPU", lambda: answer(model, HELLO))
+            gpu.set("")
+    load_and_answer(gpu)
+
+
+def case_slow(gpu):
+    """A device that takes 5 ms more for each submit gives the same text."""
+    gpu.set("delay_us=5000")
+    load_and_answer(gpu)
+    gpu.set("")
+
+
+if __name__ == "__main__":
+    main(globals())
