@@ -17,7 +17,7 @@ int run(int argc, char** argv) {
     std::fprintf(stderr, "use: %s <folder of compiled kernels> [all]\n", argv[0]);
     return 2;
   }
-  gpu::DeviceLauncher* const launcher = gpu::DeviceLauncher::open(1, argv + 1);
+  gpu::DeviceLauncher* const launcher = gpu::DeviceLauncher::open(1, argv + 1, gpu::kLargeHeapBytes);
   if (launcher == nullptr) return 2;
   for (int format = 0; format < kKvFormatCount; ++format) {
     run_attention_passes(format, 1, all, [=](uint64_t) { return launcher; });

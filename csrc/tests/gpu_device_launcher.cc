@@ -13,8 +13,6 @@
 namespace edge_rt::gpu {
 namespace {
 
-constexpr size_t kHeapBytes = size_t{256} << 20;
-
 bool report(const char* what, const GpuError& error) {
   std::fprintf(stderr, "%s: %s\n", what, error.sentence.c_str());
   return false;
@@ -42,7 +40,7 @@ bool DeviceLauncher::hand_over(const std::string& path) {
   return true;
 }
 
-DeviceLauncher* DeviceLauncher::open(int count, const char* const* paths) {
+DeviceLauncher* DeviceLauncher::open(int count, const char* const* paths, size_t heap_bytes) {
   auto* const made = new DeviceLauncher;
   for (int i = 0; i < count; ++i) {
     if (!made->hand_over(paths[i])) return nullptr;
@@ -50,11 +48,12 @@ DeviceLauncher* DeviceLauncher::open(int count, const char* const* paths) {
   GpuError error;
   made->device_ = open_gpu(0, &error);
   if (made->device_ == nullptr) return report("GPU 0", error), nullptr;
-  made->pages_ = made->device_->allocate_host(kHeapBytes, &made->on_device_, &error);
+  made->pages_ = made->device_->allocate_host(heap_bytes, &made->on_device_, &error);
   if (made->pages_ == nullptr) return report("pinned memory", error), nullptr;
   made->queue_ = made->device_->open_queue(&error);
   if (made->queue_ == nullptr) return report("a queue", error), nullptr;
-  begin_pinned_heap(made->pages_, kHeapBytes);
+  made->heap_bytes_ = heap_bytes;
+  begin_pinned_heap(made->pages_, heap_bytes);
   return made;
 }
 
@@ -71,7 +70,7 @@ bool DeviceLauncher::launch(const Kernel& kernel, int grid_x, int grid_y, const 
   for (size_t place = 0; place + sizeof(uintptr_t) <= bytes; place += sizeof(uintptr_t)) {
     uintptr_t word = 0;
     std::memcpy(&word, &own[place], sizeof word);
-    if (word < begin || word > begin + kHeapBytes) continue;
+    if (word < begin || word > begin + heap_bytes_) continue;
     word += reinterpret_cast<uintptr_t>(on_device_) - begin;
     std::memcpy(&own[place], &word, sizeof word);
   }

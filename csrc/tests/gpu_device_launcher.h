@@ -2,6 +2,7 @@
 // and arguments get the addresses that kernels know it by.
 #pragma once
 
+#include <cstddef>
 #include <memory>
 #include <set>
 #include <string>
@@ -10,12 +11,16 @@
 
 namespace edge_rt::gpu {
 
+constexpr size_t kHeapBytes = size_t{256} << 20;
+// Where a driver in software compiles kernels in the same process, with `new`.
+constexpr size_t kLargeHeapBytes = size_t{2} << 30;
+
 // Starts kernels on a queue, and waits for each.
 class DeviceLauncher : public Launcher {
  public:
   // Opens GPU 0 with kernels out of files, which are named as what they hold, or of all SPIR-V (*.spv) in a folder; and
   // begins the heap. nullptr: it says why. It is never destroyed: the program ends by end_program().
-  static DeviceLauncher* open(int count, const char* const* paths);
+  static DeviceLauncher* open(int count, const char* const* paths, size_t heap_bytes);
 
   Traits traits() const override { return device_->traits(); }
   using Launcher::launch;
@@ -39,6 +44,7 @@ class DeviceLauncher : public Launcher {
   std::shared_ptr<GpuDevice> device_;
   std::unique_ptr<GpuQueue> queue_;
   void *pages_ = nullptr, *on_device_ = nullptr;
+  size_t heap_bytes_ = 0;
   bool skips_missing_ = false, is_missing_ = false;
 };
 

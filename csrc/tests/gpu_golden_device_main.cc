@@ -42,10 +42,12 @@ int run(int argc, char** argv) {
                  argv[0]);
     return 2;
   }
-  DeviceLauncher* const launcher = DeviceLauncher::open(static_cast<int>(paths.size()), paths.data());
+  const bool is_vulkan = std::string(kProviderName) == "EdgeRtVulkanExecutionProvider";
+  DeviceLauncher* const launcher =
+      DeviceLauncher::open(static_cast<int>(paths.size()), paths.data(), is_vulkan ? kLargeHeapBytes : kHeapBytes);
   if (launcher == nullptr) return 2;
   // Elsewhere a file holds many kernels: nobody knows which are missing before they are asked for.
-  if (std::string(kProviderName) == "EdgeRtVulkanExecutionProvider") {
+  if (is_vulkan) {
     launcher->skip_missing();
     selection.lacks_kernels = [launcher] { return launcher->take_missing(); };
   }

@@ -92,7 +92,6 @@ constexpr VkFlags VK_ACCESS_SHADER_READ_BIT = 0x20, VK_ACCESS_SHADER_WRITE_BIT =
                   VK_ACCESS_TRANSFER_READ_BIT = 0x800, VK_ACCESS_TRANSFER_WRITE_BIT = 0x1000,
                   VK_ACCESS_HOST_READ_BIT = 0x2000, VK_ACCESS_HOST_WRITE_BIT = 0x4000;
 constexpr int32_t VK_PIPELINE_BIND_POINT_COMPUTE = 1;
-constexpr uint32_t VK_QUEUE_FAMILY_IGNORED = ~0u;
 
 struct VkApplicationInfo {
   VkStructureType sType = VK_STRUCTURE_TYPE_APPLICATION_INFO;
@@ -125,7 +124,7 @@ struct VkPhysicalDeviceLimits {
   uint32_t maxComputeSharedMemorySize;
   uint32_t maxComputeWorkGroupCount[3];
   uint32_t maxComputeWorkGroupInvocations;
-  alignas(8) uint8_t rest[268];
+  alignas(8) uint8_t rest[264];
 };
 struct VkPhysicalDeviceProperties {
   uint32_t apiVersion;

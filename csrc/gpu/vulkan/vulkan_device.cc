@@ -45,6 +45,7 @@ bool VulkanDevice::make(int number, GpuError* error) {
   number_ = number;
   physical_ = devices[static_cast<size_t>(number)];
   facts_ = instance_->facts(physical_);
+  facts_.is_mapped = facts_.is_mapped && limits_.maps_memory;
   if (!facts_.refusal.empty()) {
     *error = {Fault::kRefused, 0, facts_.name + ": " + facts_.refusal};
     return false;

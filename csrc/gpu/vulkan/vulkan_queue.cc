@@ -97,8 +97,8 @@ bool VulkanQueue::start(Command command, GpuError* error) {
   while (true) {
     const bool is_new = !command.is_known();
     if (!commands_.empty() && (is_new || expected_ + command.expected() > limit) && !flush(error)) return false;
-    if (!is_new && command.expected() <= limit) break;
-    // Alone: a copy is never here.
+    if (command.pipeline == nullptr || (!is_new && command.expected() <= limit)) break;
+    // Alone.
     Command rest;
     commands_.push_back(first_part(command, is_new ? kFirstBlocks : most_blocks(command, limit), &rest));
     if (!flush(error)) return false;
@@ -151,7 +151,7 @@ bool VulkanQueue::fill(VulkanRecording* recording, GpuError* error) {
     // Of a kernel that has never run nothing is known: it has a buffer of its own.
     if ((is_new || !command.is_known()) && !cut()) return false;
     is_new = !command.is_known();
-    while (!is_new && command.expected() > limit) {
+    while (!is_new && command.pipeline != nullptr && command.expected() > limit) {
       Command rest;
       const Command first = first_part(command, most_blocks(command, limit), &rest);
       if (rest.blocks() == 0) break;
