@@ -84,10 +84,9 @@ float vf_sigmoid(float x) { return div_exact(1.0, 1.0 + vf_exp(vf_neg(x))); }
 
 float vf_silu(float x) { return div_exact(x, 1.0 + vf_exp(vf_neg(x))); }
 
-float vf_gelu(float x) {
-  const float twice = x * fused(x * x, 0.0713548162726, 1.59576912161);
-  return div_exact(x, 1.0 + vf_exp(vf_neg(twice)));
-}
+// gelu(x) = x / (1 + exp(-this)).
+float gelu_exponent(float x) { return x * fused(x * x, 0.0713548162726, 1.59576912161); }
+float vf_gelu(float x) { return div_exact(x, 1.0 + vf_exp(vf_neg(gelu_exponent(x)))); }
 
 float vf_tanh(float x) {
   float power;

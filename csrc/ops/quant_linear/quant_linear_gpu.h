@@ -9,6 +9,12 @@ namespace edge_rt::gpu {
 // What packed matrices and Activations must begin at a multiple of: kernels read 8 bytes at once.
 constexpr size_t kLinearAlignment = 16;
 
+// Bits of Kernel::choices: the formats that a job's weights are read as, of which kernels of Vulkan take up to three,
+// and steps that it has.
+constexpr uint32_t format_choice(WeightFormat format) { return 1u << static_cast<int>(read_as(format)); }
+uint32_t format_choices(const PackedParts& weight);
+uint32_t step_choices(const LinearSteps& steps);
+
 // Rows of x become Activations (with a norm, if there is one). False: see Launcher. Without rows or blocks, nothing
 // is started.
 bool enqueue_round_rows(Launcher* launcher, const RoundRows& job);
