@@ -44,6 +44,21 @@ foreach(name gpu_linear gpu_attention)
   target_link_libraries(${name}_vulkan PRIVATE edge_rt_gpu_vulkan ${CMAKE_DL_LIBS})
 endforeach()
 
+# Structs of Vulkan kernels against those of C++: a test that is over when it compiles.
+file(GLOB spirv CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/csrc/ops/*/vulkan/spirv/*.spv)
+find_package(Python3 3.11 COMPONENTS Interpreter)
+if(spirv AND Python3_FOUND)
+  set(struct_checks "${CMAKE_CURRENT_BINARY_DIR}/structs/vulkan_structs.inl")
+  set(struct_reader "${PROJECT_SOURCE_DIR}/tools/vulkan_structs.py")
+  add_custom_command(OUTPUT "${struct_checks}" DEPENDS ${spirv} "${struct_reader}"
+                     COMMAND ${CMAKE_COMMAND} -E make_directory "${CMAKE_CURRENT_BINARY_DIR}/structs"
+                     COMMAND Python3::Interpreter -B "${struct_reader}" ${spirv} > "${struct_checks}")
+  add_library(vulkan_structs OBJECT vulkan_structs.cc "${struct_checks}")
+  target_include_directories(vulkan_structs PRIVATE "${CMAKE_CURRENT_BINARY_DIR}/structs")
+  target_link_libraries(vulkan_structs PRIVATE edge_rt_flags)
+  target_compile_options(vulkan_structs PRIVATE -Wno-invalid-offsetof)  # of structs that derive from another
+endif()
+
 # The first has a heap of its own, where AddressSanitizer has another. Crashes are what the others are about:
 # AddressSanitizer takes them for faults of its own.
 if(NOT EDGE_RT_SANITIZE)

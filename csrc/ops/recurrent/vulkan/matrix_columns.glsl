@@ -118,7 +118,7 @@ void compute_columns(Floats keys_of_pass) {
     if (row >= certain && quarter() == 0) {
       transition_of(written, row - certain).at[value_heads + keys() + column] = d;
     }
-    has_dot = CORRECTS && step.is_followed != 0u;
+    has_dot = CORRECTS && step.is_followed != 0;
     const int next = (has_dot ? key_at(row + 1) : key_at(row)) + quarter();
     float o = 0.0, next_dot = 0.0;
     [[dont_unroll]] for (int i = 0; i < count; ++i) {

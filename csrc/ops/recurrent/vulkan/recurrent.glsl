@@ -3,7 +3,8 @@
 // Where a row's state comes from and goes to: levels of scratch memory; -1: the slot that is written.
 struct StateStep {
   int from, to;
-  uint is_followed;  // by the row behind it
+  uint8_t is_followed;  // by the row behind it
+  uint8_t pad, pad_2, pad_3;
 };
 layout(buffer_reference, scalar, buffer_reference_align = 4) buffer StateHead {
   int past, certain, advance_count, index, slot;

@@ -23,6 +23,11 @@ bool takes_over(int i, int certain, int rows) {
   return true;
 }
 
+StateStep step_of(int from, int to, bool is_followed) {
+  const uint8_t none = uint8_t(0);
+  return StateStep(from, to, uint8_t(is_followed), none, none, none);
+}
+
 shared bool takes_over_of[THREADS];
 
 void main() {
@@ -30,7 +35,7 @@ void main() {
   Ints parents = args.parents, advance = args.advance, certain_at = args.certain;
   const int rows = low(args.rows), certain = certain_at.at[0];
   for (int i = thread(); i < certain; i += THREADS) {
-    head.steps[i] = StateStep(-1, -1, i + 1 < rows && parents.at[i + 1] == i ? 1u : 0u);
+    head.steps[i] = step_of(-1, -1, i + 1 < rows && parents.at[i + 1] == i);
   }
   // Drafts are one thread's, which sees what it wrote itself; the search for their last children is all threads'.
   for (int first = certain; first < rows; first += THREADS) {
@@ -40,7 +45,7 @@ void main() {
       for (int i = first; i < min(first + THREADS, rows); ++i) {
         const int parent = parents.at[i], from = parent < certain ? -1 : head.steps[parent].to;
         const int to = takes_over_of[i - first] ? from : from + 1;
-        head.steps[i] = StateStep(from, to, i + 1 < rows && parents.at[i + 1] == i ? 1u : 0u);
+        head.steps[i] = step_of(from, to, i + 1 < rows && parents.at[i + 1] == i);
       }
     }
     meet();

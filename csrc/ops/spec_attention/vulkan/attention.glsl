@@ -21,7 +21,7 @@ struct AttentionPass {
   Floats q_norm, k_norm, sinks, query_scale;
   Floats key_centre, key_balance, key_feedback;
   Bytes cache;
-  Long key_plane_bytes, value_plane_bytes;
+  Long plane_bytes[2];  // of keys, of values
   Floats y;
   Long first_query;
   Floats queries;
@@ -31,7 +31,7 @@ struct AttentionPass {
 };
 
 struct AttentionState {
-  Floats peak, sum, outputs;
+  Floats peak, sum, output_;
 };
 
 struct AttentionArgs {

@@ -38,7 +38,7 @@ Joined join_spans(int query, int first, int spans, inout float outputs[kDims]) {
       total.peak = vf_max(total.peak, peaks[i]);
       total.sum = fused(sums[i], now, total.sum * before);
       if (peaks[i] == kNoScore) continue;
-      Floats from = Floats(advanced(uvec2(args.states.outputs), uint(at + i * queries), 4u * padded));
+      Floats from = Floats(advanced(uvec2(args.states.output_), uint(at + i * queries), 4u * padded));
       [[unroll]] for (int k = 0; k < kDims; ++k) {
         const int d = thread() + k * THREADS;
         if (d < dim) outputs[k] = fused(from.at[d], now, outputs[k] * before);
@@ -57,7 +57,7 @@ void main() {
   if (is(args.folds)) {
     total.peak = args.states.peak.at[query];
     total.sum = args.states.sum.at[query];
-    Floats from = Floats(advanced(uvec2(args.states.outputs), uint(query), 4u * args.pass.padded_dim));
+    Floats from = Floats(advanced(uvec2(args.states.output_), uint(query), 4u * args.pass.padded_dim));
     [[unroll]] for (int k = 0; k < kDims; ++k) {
       const int d = thread() + k * THREADS;
       if (d < dim) outputs[k] = from.at[d];

@@ -240,7 +240,7 @@ void main() {
   const int base = folds ? first : first_seen(block.past) / kKvSpan + block_y();
   if (base < first || base > last) return;
   const int at = (folds ? 0 : block_y() * kv_heads * queries) + block.kv * queries + block.begin;
-  const uvec2 outputs = advanced(uvec2(args.states.outputs), uint(at), 4u * block.padded_dim);
+  const uvec2 outputs = advanced(uvec2(args.states.output_), uint(at), 4u * block.padded_dim);
   Joined total = nothing_joined();
   for (int span = base; span <= (folds ? last : base); ++span) attend_span(span, span == base, outputs, total);
   if (thread() < block.count) {
