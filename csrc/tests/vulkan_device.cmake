@@ -7,5 +7,6 @@ target_link_libraries(vulkan_abi_test PRIVATE edge_rt_flags)
 add_test(NAME vulkan_abi_test COMMAND vulkan_abi_test)
 add_executable(vulkan_device_test vulkan_device_main.cc)
 target_link_libraries(vulkan_device_test PRIVATE edge_rt_gpu_vulkan edge_rt_base ${CMAKE_DL_LIBS})
-add_test(NAME vulkan_device_test COMMAND vulkan_device_test "${PROJECT_SOURCE_DIR}/csrc/ops/copy_rows/vulkan/spirv")
+add_test(NAME vulkan_device_test COMMAND vulkan_device_test "${PROJECT_SOURCE_DIR}/csrc/ops/copy_rows/vulkan/spirv"
+                                         "${PROJECT_SOURCE_DIR}/csrc/gpu/vulkan/spirv")
 set_tests_properties(vulkan_abi_test vulkan_device_test PROPERTIES SKIP_RETURN_CODE 77)

@@ -1,7 +1,7 @@
 // A device of the Vulkan backend: copies, recordings, queues beside each other, memory that there is not, code that is
 // none, and passes that are cut.
 //
-//   vulkan_device_test <folder with copy_rows.spv>
+//   vulkan_device_test <folder with copy_rows.spv> <folder with self_test.spv>
 //
 // Ends with 77 where there is no Vulkan device, or no such file.
 #include <atomic>
@@ -12,6 +12,10 @@
 #include <string>
 #include <thread>
 #include <vector>
+
+#if defined(__x86_64__)
+#include <xmmintrin.h>
+#endif
 
 #include "gpu/vulkan/spirv.h"
 #include "gpu/vulkan/vulkan_device.h"
@@ -276,20 +280,60 @@ void run_adapting() {
   CHECK(adapt_module(module, facts, &out, &problem) && out == wanted);
 }
 
+// The mode of the thread that opens a device, and starts kernels, is not that of a software device's threads: a library
+// built with -ffast-math sets one in which subnormal numbers are zeros.
+void run_float_mode() {
+#if defined(__x86_64__)
+  const unsigned before = _mm_getcsr();
+  _mm_setcsr(before | 0xe040);  // to zero, and subnormal results and operands are zeros
+#endif
+  const auto device = open_device();
+  GpuError error;
+  const auto queue = device->open_queue(&error);
+  const Memory a(device.get(), 256), y(device.get(), 256);
+  const std::vector<uint32_t> halves(64, 0x3f000000), smallest(64, 0x00800000);
+  struct {
+    void *a, *b, *c, *y;
+    int32_t count, operation;
+  } const product{a.at(), y.at(), a.at(), y.at(), 64, 1};
+  copy(device.get(), Way::kToDevice, a.at(), halves.data(), 256);
+  copy(device.get(), Way::kToDevice, y.at(), smallest.data(), 256);
+  CHECK(queue->begin(false, &error) && queue->launch("self_test", 1, 1, &product, sizeof product, &error) &&
+        queue->end(nullptr, &error));
+#if defined(__x86_64__)
+  _mm_setcsr(before);
+#endif
+  std::vector<uint32_t> found(64);
+  copy(device.get(), Way::kToHost, found.data(), y.at(), 256);
+  bool multiplies = false;
+  for (const auto& [name, how] : device->self_test().operations) multiplies |= name == "multiply" && how == "as it is";
+  // A device that is not as exact says so; processors are.
+  CHECK(multiplies || device->facts().type != vk::VK_PHYSICAL_DEVICE_TYPE_CPU);
+  CHECK(multiplies == (found == std::vector<uint32_t>(64, 0x00400000)));
+  CHECK(!device->self_test().operations.empty());
+}
+
 int skip(const std::string& why) {
   std::printf("skipped: %s\n", why.c_str());
   return kSkipped;
 }
 
+bool read_code(const std::string& folder, const std::string& name) {
+  std::ifstream file(folder + "/" + name + ".spv", std::ios::binary);
+  const std::vector<char> image((std::istreambuf_iterator<char>(file)), std::istreambuf_iterator<char>());
+  if (image.empty()) return false;
+  code[name].resize(image.size() / sizeof(uint32_t));
+  std::memcpy(code[name].data(), image.data(), image.size());
+  return true;
+}
+
 int run(int argc, char** argv) {
   run_adapting();
-  if (argc != 2) return std::fprintf(stderr, "use: %s <folder with copy_rows.spv>\n", argv[0]), 2;
-  const std::string path = std::string(argv[1]) + "/copy_rows.spv";
-  std::ifstream file(path, std::ios::binary);
-  const std::vector<char> image((std::istreambuf_iterator<char>(file)), std::istreambuf_iterator<char>());
-  if (image.empty()) return skip("there is no " + path);
-  code["copy_rows"].resize(image.size() / sizeof(uint32_t));
-  std::memcpy(code["copy_rows"].data(), image.data(), image.size());
+  if (argc != 3) return std::fprintf(stderr, "use: %s <folder of kernels> <another one>\n", argv[0]), 2;
+  for (const char* const name : {"copy_rows", "self_test"}) {
+    if (!read_code(argv[1], name) && !read_code(argv[2], name))
+      return skip(std::string("there is no ") + name + ".spv");
+  }
   std::vector<GpuFacts> gpus;
   GpuError error;
   if (!list_gpus(&gpus, &error)) return skip(error.sentence);
@@ -297,6 +341,8 @@ int run(int argc, char** argv) {
     ++of_device;
   }
   if (static_cast<size_t>(of_device) == gpus.size()) return skip("no Vulkan device will do");
+  run_float_mode();
+  code.erase("self_test");  // which takes its time
   run_copies(true);
   run_copies(false);
   run_queues();

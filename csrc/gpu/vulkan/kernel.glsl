@@ -22,7 +22,8 @@
 // integers: not every chip has them. Indices are ints; what may lie 2 GiB and more behind a pointer is reached by
 // `advanced`.
 //
-// No size of subgroups is assumed, and no block has more than 16 KiB of shared memory. Threads meet at `meet()`, all of
+// A grid may be run in parts, one after the other: a kernel knows its block's place (block_x, block_y), and not how many
+// blocks there are. No size of subgroups is assumed, and no block has more than 16 KiB of shared memory. Threads meet at `meet()`, all of
 // the block, in control flow that all share.
 #extension GL_EXT_buffer_reference : require
 #extension GL_EXT_buffer_reference2 : require

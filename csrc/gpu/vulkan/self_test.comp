@@ -26,6 +26,8 @@ uint result(int operation, uint a_bits, uint b_bits, uint c_bits) {
     case 7: return half_of_float(a);
     case 8: return floatBitsToUint(float(int(a_bits)));
     case 9: return uint(dot4(a_bits, b_bits, int(c_bits)));
+    case 10: return uint(int(roundEven(a)));
+    case 11: return floatBitsToUint(a > b ? a : b);
   }
   return 0u;
 }

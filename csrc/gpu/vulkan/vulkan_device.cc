@@ -108,6 +108,7 @@ bool VulkanDevice::try_arithmetic(GpuError* error) {
   mended_ = 0;
   if (kernels_.count(kSelfTestKernel) == 0) {
     mended_ = kMendsAll;
+    self_test_.has_cpu_bits = false;  // nobody knows
     return true;
   }
   // The device belongs to nobody yet, and queues hold it by a shared pointer.
