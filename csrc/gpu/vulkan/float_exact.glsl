@@ -147,14 +147,16 @@ float fused(float a, float b, float c) { return (mended & MENDS_FMA) != 0u ? fma
 float div_exact(float a, float b) { return (mended & MENDS_DIVISION) != 0u ? division_of_integers(a, b) : a / b; }
 float sqrt_exact(float a) { return (mended & MENDS_SQRT) != 0u ? sqrt_of_integers(a) : sqrt(a); }
 
-// Of the low 16 bits of `half_bits`.
-float float_of_half(uint half_bits) {
-  if ((mended & MENDS_HALVES) == 0u) return unpackHalf2x16(half_bits & 0xffffu).x;
+float half_by_integers(uint half_bits) {
   const uint size = half_bits & 0x7fffu, sign = (half_bits & 0x8000u) << 16;
   if (size < 0x400u) {  // subnormal halves are normal floats
     return uintBitsToFloat(sign | floatBitsToUint(float(size) * uintBitsToFloat((127u - 24u) << 23)));
   }
   return uintBitsToFloat(sign | ((size << 13) + (size < 0x7c00u ? 112u << 23 : 224u << 23)));
+}
+// Of the low 16 bits of `half_bits`.
+float float_of_half(uint half_bits) {
+  return (mended & MENDS_HALVES) != 0u ? half_by_integers(half_bits) : unpackHalf2x16(half_bits & 0xffffu).x;
 }
 
 // To nearest, ties to even; what lies beyond +-65504 becomes +-65504. Devices round their own conversion as they like,
