@@ -169,6 +169,7 @@ bool VulkanDevice::make_block(size_t bytes, uint32_t type, bool is_mapped, Block
   info.size = std::max<size_t>(bytes, 1);
   info.usage = kUsage;
   out->bytes = info.size;
+  out->type = type;
   if (bytes > facts_.largest) {
     *error = {Fault::kRefused, 0,
               facts_.name + " gives at most " + std::to_string(facts_.largest) + " bytes of memory at once, not " +
@@ -269,7 +270,15 @@ void VulkanDevice::free_host(void* memory) {
 
 void* VulkanDevice::allocate_pieces(size_t bytes, void** address, GpuError* error) {
   Block block;
-  *address = keep_block(bytes, facts_.piece_type, true, &block, error);
+  GpuError failed;
+  *address = keep_block(bytes, facts_.piece_type, true, &block, &failed);
+  // Of the device's own memory the host may see a small part only.
+  if (failed.fault == Fault::kOutOfMemory && facts_.piece_type != facts_.host_type) {
+    block = {};
+    failed = {};
+    *address = keep_block(bytes, facts_.host_type, true, &block, &failed);
+  }
+  if (failed) *error = failed;
   return *address == nullptr ? nullptr : block.mapped;
 }
 
@@ -294,7 +303,9 @@ bool VulkanDevice::budget(MemoryBudget* out, GpuError* error) {
   }
   const std::lock_guard<std::mutex> guard(memory_lock_);
   size_t used = 0;
-  for (const auto& [address, block] : blocks_) used += block.bytes;
+  for (const auto& [address, block] : blocks_) {
+    if (all.memoryTypes[block.type].heapIndex == heap) used += block.bytes;
+  }
   out->free = out->total - std::min(out->total, used);
   return true;
 }

@@ -89,6 +89,7 @@ class VulkanDevice : public GpuDevice, public std::enable_shared_from_this<Vulka
  private:
   struct Block {
     size_t bytes = 0;
+    uint32_t type = 0;  // of memory
     vk::VkBuffer buffer = {};
     vk::VkDeviceMemory memory = {};
     void* mapped = nullptr;
