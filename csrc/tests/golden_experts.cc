@@ -98,7 +98,7 @@ constexpr Shape kShapes[] = {
      true,
      true}};
 
-std::vector<float> run_shape(const Shape& shape, int64_t rows, int threads) {
+std::vector<float> run_shape(const NodeRunner& run, const Shape& shape, int64_t rows, int threads) {
   Random random(shape.name);
   const int64_t halves = std::string(shape.activation) == "relu2" ? 1 : 2;
   const int64_t width = shape.width != 0 ? shape.width : shape.hidden;
@@ -173,7 +173,7 @@ std::vector<float> run_shape(const Shape& shape, int64_t rows, int threads) {
                                                    integer("groups", shape.groups),
                                                    integer("chosen_groups", shape.chosen_groups),
                                                    integer("width", shape.width)};
-  const auto bytes = run_node("Experts", attributes, inputs, std::vector<int>{abi::kFloat}, threads);
+  const auto bytes = run(attributes, inputs, std::vector<int>{abi::kFloat}, threads);
   std::vector<float> y(bytes[0].size() / sizeof(float));
   std::memcpy(y.data(), bytes[0].data(), bytes[0].size());
   return y;
@@ -182,9 +182,15 @@ std::vector<float> run_shape(const Shape& shape, int64_t rows, int threads) {
 }  // namespace
 
 void run_experts(const Report& report) {
+  run_experts([](const auto& attributes, const auto& inputs, const auto& outputs,
+                 int threads) { return run_node("Experts", attributes, inputs, outputs, threads); },
+              report);
+}
+
+void run_experts(const NodeRunner& run, const Report& report) {
   for (const Shape& shape : kShapes) {
     Hash hash;
-    for (const int64_t rows : {1, 2, 40}) hash.add(run_shape(shape, rows, rows == 2 ? 1 : 3));
+    for (const int64_t rows : {1, 2, 40}) hash.add(run_shape(run, shape, rows, rows == 2 ? 1 : 3));
     report(std::string("experts.") + shape.name, hash.value());
   }
 }

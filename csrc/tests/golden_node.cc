@@ -38,9 +38,8 @@ std::unique_ptr<fake::Tensor> copy_of(const Tensor& tensor, fake::Fault* fault) 
 }
 
 // A run of a node, all of its memory included.
-fake::Run run_once(const std::string& op, const std::vector<fake::Attribute>& attributes,
+fake::Run run_once(const abi::OpRecord& record, const std::vector<fake::Attribute>& attributes,
                    const std::vector<Tensor>& inputs, const std::vector<int>& outputs, int threads, fake::Fault* none) {
-  const abi::OpRecord& record = find(op);
   fake::Allocator allocator{none, 0xff};
   fake::Node node{attributes, &allocator};
   void* kernel = nullptr;
@@ -58,11 +57,12 @@ fake::Run run_once(const std::string& op, const std::vector<fake::Attribute>& at
 
 }  // namespace
 
-std::vector<std::vector<uint8_t>> run_node(const std::string& op, const std::vector<fake::Attribute>& attributes,
-                                           const std::vector<Tensor>& inputs, const std::vector<int>& outputs,
-                                           int threads) {
+std::vector<std::vector<uint8_t>> run_record(const abi::OpRecord& record,
+                                             const std::vector<fake::Attribute>& attributes,
+                                             const std::vector<Tensor>& inputs, const std::vector<int>& outputs,
+                                             int threads) {
   fake::Fault none;
-  const fake::Run run = run_once(op, attributes, inputs, outputs, threads, &none);
+  const fake::Run run = run_once(record, attributes, inputs, outputs, threads, &none);
   std::vector<std::vector<uint8_t>> results;
   for (const auto& output : run.outputs) {
     const fake::Memory& memory = *output->memory;
@@ -71,10 +71,16 @@ std::vector<std::vector<uint8_t>> run_node(const std::string& op, const std::vec
   return results;
 }
 
+std::vector<std::vector<uint8_t>> run_node(const std::string& op, const std::vector<fake::Attribute>& attributes,
+                                           const std::vector<Tensor>& inputs, const std::vector<int>& outputs,
+                                           int threads) {
+  return run_record(find(op), attributes, inputs, outputs, threads);
+}
+
 std::vector<float> run_node(const std::string& op, const std::vector<fake::Attribute>& attributes,
                             const std::vector<Tensor>& inputs, size_t in_place, int threads) {
   fake::Fault none;
-  const fake::Run run = run_once(op, attributes, inputs, {abi::kFloat}, threads, &none);
+  const fake::Run run = run_once(find(op), attributes, inputs, {abi::kFloat}, threads, &none);
   const fake::Memory& written = *run.inputs[in_place]->memory;
   std::memcpy(inputs[in_place].data, written.data(), written.size());
   const fake::Memory& y = *run.outputs[0]->memory;

@@ -7,6 +7,7 @@
 
 #include "kernels/kernel_table.h"
 #include "tests/golden_inputs.h"
+#include "tests/golden_node.h"
 
 namespace edge_rt::golden {
 
@@ -98,8 +99,9 @@ void run_states(const KernelTable& kernels, const Report& report);
 // Trees of a draft head.
 void run_heads(const Report& report);
 
-// Experts.
+// Experts, by the library's node or by what is to have its bits.
 void run_experts(const Report& report);
+void run_experts(const NodeRunner& run, const Report& report);
 
 // Whole layers, plain and as a tree; false if a tree's path has other bits than the same tokens one after the other, or
 // the op of a whole layer has others than its parts.

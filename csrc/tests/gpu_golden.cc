@@ -9,6 +9,7 @@
 
 #include "tests/golden_bits.h"
 #include "tests/gpu_attention_run.h"
+#include "tests/gpu_experts_run.h"
 #include "tests/gpu_tables.h"
 
 namespace edge_rt::golden {
@@ -16,7 +17,7 @@ namespace {
 
 bool has_gpu_kernels(const std::string& name) {
   for (const char* op : {"quant_linear.", "quant_embed.", "row_top_k.", "spec_attention.", "short_conv.", "state_conv.",
-                         "gated_delta.", "ssm_scan."}) {
+                         "gated_delta.", "ssm_scan.", "experts."}) {
     if (name.rfind(op, 0) == 0) return true;
   }
   return false;
@@ -48,6 +49,7 @@ void run_cases(ChosenLauncher* launcher, const Report& report) {
   run_attention_cases([&](Attention& attention, const std::vector<float>& qkv, const std::vector<int32_t>& parents,
                           int64_t past) { return run_on_gpu(launcher, attention, qkv.data(), parents, past, 0); },
                       report);
+  run_experts(experts_of(launcher), report);
 }
 
 // Of all cases, in their order, whether a name has a text; without a text nothing.

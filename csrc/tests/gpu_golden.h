@@ -1,5 +1,5 @@
-// GPU kernels against the golden bits: every case of QuantLinear, QuantEmbed, RowTopK, SpecAttention, ShortConv and ops
-// with states. What else is on record are nodes, which are run as such.
+// GPU kernels against the golden bits: every case of QuantLinear, QuantEmbed, RowTopK, SpecAttention, ShortConv, ops
+// with states, and Experts. What else is on record has no kernels there.
 #pragma once
 
 #include <cstdint>

@@ -6,6 +6,8 @@ endif()
 file(GLOB gpu_launches CONFIGURE_DEPENDS ../ops/*/*_gpu.cc)
 add_library(gpu_test_parts OBJECT gpu_attention_cases.cc gpu_attention_run.cc gpu_linear_cases.cc gpu_row_cases.cc gpu_tables.cc
                                   golden_bits.cc golden_inputs.cc golden_ops.cc golden_run.cc golden_states.cc gpu_golden.cc
+                                  golden_experts.cc golden_node.cc gpu_experts_run.cc fake_ort.cc fake_memory.cc
+                                  ../register.cc ../ops/experts/experts_job_gpu_op.cc
                                   ${gpu_launches})
 target_link_libraries(gpu_test_parts PUBLIC edge_rt_flags)
 target_compile_definitions(gpu_test_parts PUBLIC ${isa_definitions})

@@ -1,11 +1,14 @@
 #include "ops/experts/experts_gpu.h"
 
+#include <cstddef>
+
 #include "ops/quant_linear/quant_linear_gpu.h"
 
 namespace edge_rt::gpu {
 namespace {
 
-constexpr int64_t kRoundBlocks = 16;  // as in experts_cuda.cu
+// As in experts_cuda.cu, and in the kernels of Vulkan.
+constexpr int64_t kRoundBlocks = 16, kRoundBlocksOfVulkan = 64;
 
 int pieces(int64_t all, int64_t of) { return static_cast<int>((all + of - 1) / of); }
 
@@ -19,6 +22,11 @@ Activations place_rows(Pieces* pieces, const PackedParts& weight, int64_t rows) 
   }
   return in;
 }
+
+// What experts.glsl says of these structs.
+static_assert(offsetof(ExpertsJob, norm) == 128 && offsetof(ExpertsJob, expert_norm) == 408);
+static_assert(sizeof(ActiveExpert) == 576 && offsetof(ActiveExpert, up) == 16 && offsetof(ActiveExpert, down) == 296);
+static_assert(sizeof(ExpertGroup) == 976 && offsetof(ExpertGroup, down) == 488);
 
 }  // namespace
 
@@ -42,6 +50,10 @@ size_t place_experts(char* memory, ExpertsJob* job) {
   job->down_in = place_rows(&pieces, job->down, places);
   job->made = pieces.take<float>(places * job->intermediate);
   job->outs = pieces.take<float>(places * job->width);
+  if (memory != nullptr) {
+    if (job->normed != nullptr) routing.x = job->normed;
+    if (job->x == nullptr) job->x = job->expert_normed != nullptr ? job->expert_normed : routing.x;
+  }
   return pieces.used();
 }
 
@@ -50,11 +62,14 @@ bool enqueue_experts(Launcher* launcher, const ExpertsJob& job) {
   const int rows = static_cast<int>(routing.rows), places = static_cast<int>(job.place_count()),
             active = static_cast<int>(job.most_active()), groups = static_cast<int>(job.most_groups());
   const int columns = static_cast<int>(job.intermediate / kTileRows), outs = static_cast<int>(job.width / kTileRows);
+  const int64_t round_blocks = launcher->traits().has_matrices ? kRoundBlocks : kRoundBlocksOfVulkan;
   const auto round = [&](const char* kernel, const Activations& in) {
-    return launcher->launch(kernel, places, pieces(in.blocks, kRoundBlocks), job);
+    return launcher->launch(kernel, places, pieces(in.blocks, round_blocks), job);
   };
-  const auto multiply = [&](const char* codes, const char* floats, const PackedParts& weight, int tiles) {
-    return launcher->launch(weight.rounds() ? codes : floats, tiles, groups, job);
+  const auto multiply = [&](const char* codes, const char* floats, const PackedParts& weight, const LinearSteps& steps,
+                            int tiles) {
+    const Kernel kernel(weight.rounds() ? codes : floats, format_choices(weight) | step_choices(steps));
+    return launcher->launch(kernel, tiles, groups, job);
   };
   const auto norm = [&](const LinearRows& finish) {
     return finish.post_norm == nullptr || launcher->launch("quant_linear_post_norm", rows, 1, finish);
@@ -64,8 +79,9 @@ bool enqueue_experts(Launcher* launcher, const ExpertsJob& job) {
          launcher->launch("experts_scores", routing.experts + 1, rows, job) &&
          launcher->launch("experts_choose", rows, 1, job) && launcher->launch("experts_gather", 1, 1, job) &&
          launcher->launch("experts_describe", active, 1, job) && round("experts_round", job.up_in) &&
-         multiply("experts_up", "experts_up_floats", job.gate_up, columns) && round("experts_between", job.down_in) &&
-         multiply("experts_down", "experts_down_floats", job.down, outs) &&
+         multiply("experts_up", "experts_up_floats", job.gate_up, job.steps, columns) &&
+         round("experts_between", job.down_in) &&
+         multiply("experts_down", "experts_down_floats", job.down, LinearSteps{}, outs) &&
          launcher->launch("experts_sum", rows, pieces(job.width, kRouteThreads), job) && norm(job.finish) &&
          norm(job.finish_sum);
 }

@@ -35,7 +35,7 @@ struct ExpertsJob {
   PackedParts gate_up, down;  // of all experts
   const float *gate_up_bias, *down_bias;
   LinearSteps steps;
-  const float* x;  // [rows][width]: what experts read
+  const float* x;  // [rows][width]: what experts read; nullptr: what the router reads, or what a norm of theirs makes
   int64_t width, intermediate;
   bool has_shares;
   const float *shared, *residual;  // behind the sum, unless a norm comes before

@@ -2,9 +2,13 @@
 #pragma once
 
 #include "gpu/pass_stream.h"
+#include "ops/experts/experts_gpu.h"
 #include "ops/experts/experts_op.h"
 
 namespace edge_rt::gpu {
+
+// Checks the inputs of a node, makes its output, and describes what is to be computed, without scratch memory.
+abi::Status* describe_experts(const Experts& op, ort::OpContext& context, ExpertsJob* job);
 
 struct GpuExperts {
   static constexpr const char* kName = Experts::kName;

@@ -1,0 +1,14 @@
+#version 460
+// Products of groups of experts' rows. Grid: tiles, or pairs of them, and as many groups as there may be.
+#define THREADS 128
+#define GROUPS 1
+#define COLUMNS 8
+#define OWN_GROUPS 1
+#include "gpu/vulkan/kernel.glsl"
+#include "ops/experts/vulkan/experts.glsl"
+#include "ops/quant_linear/vulkan/quant_linear_few.glsl"
+
+void main() {
+  Ints counts = args.counts;
+  if (block_y() < counts.at[1]) multiply_few(product_at(block_y(), GROUP_DOWN_AT), block_x());
+}
