@@ -96,7 +96,27 @@ constexpr Shape kShapes[] = {
      1,
      0,
      true,
-     true}};
+     true},
+    {"many",
+     64,
+     32,
+     300,
+     30,
+     WeightFormat::kW8,
+     WeightFormat::kW4,
+     "sigmoid",
+     "relu2",
+     true,
+     false,
+     false,
+     true,
+     2.5f,
+     1.0f,
+     0.0f,
+     1.0f,
+     0.0f,
+     150,
+     40}};
 
 std::vector<float> run_shape(const NodeRunner& run, const Shape& shape, int64_t rows, int threads) {
   Random random(shape.name);
