@@ -42,8 +42,8 @@ bool has(uint32_t capability, const VulkanFacts& facts) {
     case kStorage16:
     case kStorage8:
     case kAddresses:
-    case kInt8:
-    case kInt16: return true;
+    case kInt8: return true;
+    case kInt16: return facts.has_int16;
     case kPackedDots:
     case kDots: return facts.has_dots;
     default: return false;

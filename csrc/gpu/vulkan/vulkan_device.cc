@@ -74,7 +74,7 @@ bool VulkanDevice::connect(GpuError* error) {
   features11.storageBuffer16BitAccess = 1;
   VkPhysicalDeviceFeatures2 features;
   features.pNext = &features11;
-  features.features.all[kShaderInt16] = 1;
+  features.features.all[kShaderInt16] = facts_.has_int16;
   std::vector<const char*> extensions;
   if (facts_.has_budget) extensions.push_back("VK_EXT_memory_budget");
   if (facts_.has_fma) extensions.push_back("VK_KHR_shader_fma");

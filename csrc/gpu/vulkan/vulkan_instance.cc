@@ -233,6 +233,7 @@ VulkanFacts VulkanInstance::facts(VkPhysicalDevice device) const {
   features11.pNext = &features12;
   features.pNext = &features11;
   call.vkGetPhysicalDeviceFeatures2(device, &features);
+  facts.has_int16 = features.features.all[kShaderInt16] != 0;
   facts.has_fma = fma.shaderFmaFloat32 != 0;
   facts.has_dots = dot_features.shaderIntegerDotProduct != 0;
 
@@ -257,7 +258,6 @@ VulkanFacts VulkanInstance::facts(VkPhysicalDevice device) const {
       {features12.storageBuffer8BitAccess != 0, "8-bit storage (storageBuffer8BitAccess)"},
       {features12.shaderInt8 != 0, "8-bit integers (shaderInt8)"},
       {features11.storageBuffer16BitAccess != 0, "16-bit storage (storageBuffer16BitAccess)"},
-      {features.features.all[kShaderInt16] != 0, "16-bit integers (shaderInt16)"},
       {own.limits.maxComputeSharedMemorySize >= kSharedBytes, "16 KiB of shared memory (maxComputeSharedMemorySize)"},
       {own.limits.maxComputeWorkGroupInvocations >= kThreads, "blocks of 128 threads"},
       {own.limits.maxPushConstantsSize >= kPushBytes, "push constants"},

@@ -25,6 +25,7 @@ struct VulkanFacts {
   uint32_t family = 0;  // of the queue
   bool is_unified = false;
   bool has_dots = false, has_fast_dots = false;  // packed products of 4 signed bytes
+  bool has_int16 = false;                        // integers of 16 bits, not only storage
   bool has_fma = false;                          // an instruction that must fuse (VK_KHR_shader_fma)
   bool has_budget = false;                       // VK_EXT_memory_budget
   bool keeps_denormals = false, keeps_signs = false, rounds_to_even = false;  // float modes that can be asked for
