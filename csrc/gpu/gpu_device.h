@@ -84,6 +84,8 @@ class GpuDevice {
 
   virtual int number() const = 0;
   virtual Traits traits() const = 0;
+  // Whether nothing on it can go on, but `open_gpu` may open it anew.
+  virtual bool is_lost() const { return false; }
 
   // nullptr: there is none. Addresses are multiples of 256.
   virtual void* allocate(size_t bytes, GpuError* error) = 0;
@@ -119,7 +121,7 @@ struct SelfTest {
 // Tries a GPU, which is opened for it with the kernels it was given.
 bool test_gpu(int number, SelfTest* out, GpuError* error);
 
-// The same device for all who ask while somebody holds it; nullptr on failure.
+// The same device for all who ask while somebody holds it, unless it is lost; nullptr on failure.
 std::shared_ptr<GpuDevice> open_gpu(int number, GpuError* error);
 
 // Code of kernels for the GPU of a number, out of a file of that name; a GPU that is opened from now on has it.

@@ -64,10 +64,10 @@ void* MemoryPool::reserve(size_t bytes) {
   return from_driver(std::max<size_t>(bytes, 1), false);
 }
 
-void MemoryPool::free(void* memory) {
+bool MemoryPool::free(void* memory) {
   const std::lock_guard<std::mutex> guard(lock_);
   const auto found = used_.find(memory);
-  if (found == used_.end()) return;
+  if (found == used_.end()) return false;
   const Block block = found->second;
   used_.erase(found);
   if (block.is_pooled) {
@@ -75,6 +75,7 @@ void MemoryPool::free(void* memory) {
   } else {
     device_->free(memory);
   }
+  return true;
 }
 
 void MemoryPool::begin(Use use) {

@@ -33,12 +33,14 @@ class MemoryPool {
   void* allocate(size_t bytes);
   // Of exactly this size, for as long as the session lives.
   void* reserve(size_t bytes);
-  void free(void* memory);
+  // False: the memory is not of this pool.
+  bool free(void* memory);
 
   // Says how the next blocks are used.
   void begin(Use use);
   // What it has from the driver.
   size_t bytes() const;
+  const GpuDevice& device() const { return *device_; }
 
  private:
   struct Block {

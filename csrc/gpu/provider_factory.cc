@@ -107,7 +107,7 @@ ProviderFactory::~ProviderFactory() {
 std::shared_ptr<GpuDevice> ProviderFactory::open(int number, GpuError* error) {
   const std::lock_guard<std::mutex> guard(lock_);
   std::shared_ptr<GpuDevice>& known = open_[number];
-  if (known == nullptr) known = open_gpu(number, error);
+  if (known == nullptr || known->is_lost()) known = open_gpu(number, error);
   return known;
 }
 

@@ -19,9 +19,7 @@ abi::Status* MemoryKind::create(int number) {
 
 DeviceAllocator::DeviceAllocator(const abi::MemoryInfo* memory_info) : abi::AllocatorImpl{}, info_(memory_info) {
   version = abi::kEpVersion;
-  free = [](abi::AllocatorImpl* self, void* memory) {
-    if (MemoryPool* pool = static_cast<DeviceAllocator*>(self)->pool()) pool->free(memory);
-  };
+  free = [](abi::AllocatorImpl* self, void* memory) { static_cast<DeviceAllocator*>(self)->give_back(memory); };
   info = [](const abi::AllocatorImpl* self) { return static_cast<const DeviceAllocator*>(self)->info_; };
   reserve = [](abi::AllocatorImpl* self, size_t bytes) -> void* {
     MemoryPool* const pool = static_cast<DeviceAllocator*>(self)->pool();
@@ -44,12 +42,26 @@ DeviceAllocator::DeviceAllocator(const abi::MemoryInfo* memory_info, Opener open
 MemoryPool* DeviceAllocator::pool() {
   if (pool_ != nullptr) return pool_;
   const std::lock_guard<std::mutex> guard(lock_);
-  if (own_ == nullptr) {
+  if (own_.empty() || own_.back()->device().is_lost()) {
     GpuError error;
     std::shared_ptr<GpuDevice> gpu = open_(&error);
-    if (gpu != nullptr) own_ = std::make_unique<MemoryPool>(std::move(gpu));
+    if (gpu == nullptr) return nullptr;
+    own_.push_back(std::make_unique<MemoryPool>(std::move(gpu)));
   }
-  return own_.get();
+  return own_.back().get();
+}
+
+void DeviceAllocator::give_back(void* memory) {
+  if (pool_ != nullptr) {
+    pool_->free(memory);
+    return;
+  }
+  const std::lock_guard<std::mutex> guard(lock_);
+  for (auto pool = own_.begin(); pool != own_.end(); ++pool) {
+    if (!(*pool)->free(memory)) continue;
+    if ((*pool)->device().is_lost() && (*pool)->bytes() == 0) own_.erase(pool);
+    return;
+  }
 }
 
 DeviceTransfer::DeviceTransfer(const ProviderApi& api, Opener open)

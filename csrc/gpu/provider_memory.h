@@ -4,6 +4,7 @@
 #include <functional>
 #include <memory>
 #include <mutex>
+#include <vector>
 
 #include "gpu/memory_pool.h"
 #include "gpu/provider_api.h"
@@ -38,12 +39,14 @@ class DeviceAllocator : public abi::AllocatorImpl {
  private:
   DeviceAllocator(const abi::MemoryInfo* info);
   MemoryPool* pool();
+  void give_back(void* memory);
 
   const abi::MemoryInfo* info_;
   MemoryPool* pool_ = nullptr;
   Opener open_;
   std::mutex lock_;
-  std::unique_ptr<MemoryPool> own_;
+  // The last one is that of the open device, those before it of lost ones whose memory somebody still holds.
+  std::vector<std::unique_ptr<MemoryPool>> own_;
 };
 
 class DeviceTransfer : public abi::DataTransfer {

@@ -87,7 +87,7 @@ void test_nothing_runs_before_somebody_waits() {
   CHECK(device.launch(x, y, 2.0f, device.stream) == 0);
   CHECK(driver->cuMemcpyDtoHAsync(out.data(), y, kBytes, device.stream) == 0);
   CHECK(out[1] == -1.0f && emulated::work_done().kernels == 0);
-  CHECK(driver->cuStreamSynchronize(device.stream) == 0);
+  CHECK(driver->cuStreamQuery(device.stream) == 0);
   CHECK(emulated::work_done().kernels == 1);
   for (int64_t i = 0; i < kCount; ++i) CHECK(out[static_cast<size_t>(i)] == 2.0f * static_cast<float>(i));
   CHECK(driver->cuMemFree(x) == 0 && driver->cuMemFree(y) == 0);
@@ -104,7 +104,7 @@ void test_pinned_memory_is_read_late() {
   static_cast<float*>(pinned)[7] = 5.0f;
   std::vector<float> out(kCount);
   CHECK(driver->cuMemcpyDtoHAsync(out.data(), x, kBytes, device.stream) == 0);
-  CHECK(driver->cuStreamSynchronize(device.stream) == 0);
+  CHECK(driver->cuStreamQuery(device.stream) == 0);
   CHECK(out[7] == 5.0f);
   CHECK(driver->cuMemFreeHost(pinned) == 0 && driver->cuMemFree(x) == 0);
 }
@@ -120,10 +120,10 @@ bool is_right_under(uint64_t seed, bool waits) {
   std::vector<float> out(kCount);
   CHECK(driver->cuMemcpyHtoDAsync(x, values.data(), kBytes, device.stream) == 0);
   CHECK(device.launch(x, y, 3.0f, device.stream) == 0);
-  if (waits) CHECK(driver->cuStreamSynchronize(device.stream) == 0);
+  if (waits) CHECK(driver->cuStreamQuery(device.stream) == 0);
   CHECK(driver->cuMemcpyDtoHAsync(out.data(), y, kBytes, other) == 0);
-  CHECK(driver->cuStreamSynchronize(other) == 0);
-  CHECK(driver->cuStreamSynchronize(device.stream) == 0);
+  CHECK(driver->cuStreamQuery(other) == 0);
+  CHECK(driver->cuStreamQuery(device.stream) == 0);
   CHECK(driver->cuStreamDestroy(other) == 0);
   CHECK(driver->cuMemFree(x) == 0 && driver->cuMemFree(y) == 0);
   return out[9] == 27.0f;
@@ -147,7 +147,7 @@ void test_graphs_are_replayed() {
   const CUdeviceptr x = allocate(kBytes), y = allocate(kBytes);
   std::vector<float> values = numbers(), out(kCount, -1.0f);
   CHECK(driver->cuMemcpyHtoDAsync(x, values.data(), kBytes, device.stream) == 0);
-  CHECK(driver->cuStreamSynchronize(device.stream) == 0);
+  CHECK(driver->cuStreamQuery(device.stream) == 0);
   CHECK(driver->cuStreamBeginCapture(device.stream, kCaptureRelaxed) == 0);
   CHECK(device.launch(x, y, 2.0f, device.stream) == 0);
   CHECK(device.launch(y, x, 1.0f, device.stream) == 0);
@@ -158,11 +158,11 @@ void test_graphs_are_replayed() {
   CHECK(emulated::work_done().kernels == 0);
   for (int i = 0; i < 3; ++i) CHECK(driver->cuGraphLaunch(ready, device.stream) == 0);
   CHECK(driver->cuMemcpyDtoHAsync(out.data(), x, kBytes, device.stream) == 0);
-  CHECK(driver->cuStreamSynchronize(device.stream) == 0);
+  CHECK(driver->cuStreamQuery(device.stream) == 0);
   CHECK(out[5] == 40.0f && emulated::work_done().kernels == 6 && emulated::work_done().graphs == 3);
   // Waiting for a stream that captures is an error, and ends the capture with one.
   CHECK(driver->cuStreamBeginCapture(device.stream, kCaptureRelaxed) == 0);
-  CHECK(driver->cuStreamSynchronize(device.stream) == kCaptureUnsupported);
+  CHECK(driver->cuStreamQuery(device.stream) == kCaptureUnsupported);
   CHECK(driver->cuStreamEndCapture(device.stream, &graph) == kCaptureInvalidated && graph == nullptr);
   CHECK(driver->cuGraphExecDestroy(ready) == 0);
   CHECK(driver->cuMemFree(x) == 0 && driver->cuMemFree(y) == 0);
@@ -187,7 +187,7 @@ void test_faults() {
   emulated::set_fault("cuLaunchKernel", 0, kLaunchFailed);
   CHECK(device.launch(first, first, 1.0f, device.stream) == kLaunchFailed);
   CHECK(driver->cuMemAlloc(&first, 8) == kLaunchFailed);
-  CHECK(driver->cuStreamSynchronize(device.stream) == kLaunchFailed);
+  CHECK(driver->cuStreamQuery(device.stream) == kLaunchFailed);
 }
 
 void test_wrong_calls() {
@@ -204,7 +204,7 @@ void test_wrong_calls() {
   // Memory that is freed while work waits for it: the work fails.
   CHECK(driver->cuMemcpyHtoDAsync(x, host, 8, device.stream) == 0);
   CHECK(driver->cuMemFree(x) == 0);
-  CHECK(driver->cuStreamSynchronize(device.stream) == kLaunchFailed);
+  CHECK(driver->cuStreamQuery(device.stream) == kLaunchFailed);
 }
 
 // What a child process dies of when it does something.

@@ -18,7 +18,7 @@ from edge_rt.device.driver import GpuLibrary
 from edge_rt.device.provider import GpuProviders
 
 FLOAT, INT64 = ir.DataType.FLOAT, ir.DataType.INT64
-OUT_OF_MEMORY, LAUNCH_FAILED, DRIVER_MISMATCH = 2, 719, 803
+OUT_OF_MEMORY, NOT_READY, LAUNCH_FAILED, DRIVER_MISMATCH = 2, 600, 719, 803
 SOME = "some"
 
 
@@ -124,6 +124,11 @@ class EmulatedGpu(Gpu):
 
     def fault(self, function, number, code):
         self._library.edge_rt_gpu_emulated_fault(function.encode(), number, code)
+
+    def hang(self, number, longest_wait_ms=50):
+        """Let the device hang at a wait for it, counted from 0; what it holds is never given back then."""
+        self._library.edge_rt_gpu_emulated_longest_wait(ctypes.c_int64(longest_wait_ms))
+        self.fault("cuStreamQuery", number, NOT_READY)
 
     def live(self):
         """What is held of the device at the moment, as a ``Live``."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 
-from edge_rt.errors import DeviceFailed, DeviceLost, DeviceMemoryExhausted, ModelClosed
+from edge_rt.errors import DeviceFailed, DeviceHung, DeviceLost, DeviceMemoryExhausted, ModelClosed
 from tests.gpu import state_worker
 from tests.gpu.emulated import LAUNCH_FAILED, OUT_OF_MEMORY, main
 from tests.gpu.models import (
@@ -207,6 +207,17 @@ def case_errors(gpu):
         gpu.fault("cuMemAlloc", 0, OUT_OF_MEMORY)
         expect(DeviceMemoryExhausted, "memory", lambda: answer(model))
         gpu.fault("", -1, 0)
+
+
+def case_hangs(gpu):
+    """Who waits for a device that hangs gives up; the CPU goes on. The last case of a process: it stays so."""
+    with on_cpu(gpu, spec="off") as model, opened(gpu, package(), spec="off") as other:
+        gpu.hang(4)
+        found = answer(model)
+        assert found.token_ids == plain(package())
+        check_taken_over(model, found)
+        for _ in range(2):
+            expect(DeviceHung, "does not answer", lambda: answer(other))
 
 
 if __name__ == "__main__":

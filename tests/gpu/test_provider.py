@@ -37,7 +37,7 @@ OPERATORS = {
     ),
     "takeover_worker": (
         "lost full drafted states networks",
-        "slots formats talks nothing_is_left stopped no_room errors",
+        "slots formats talks nothing_is_left stopped no_room errors hangs",
     ),
     "state_worker": ("texts refused cancelled", "drafts more_drafts", "planned"),
     "slots_worker": ("texts windows", "states planned"),

@@ -26,7 +26,7 @@ std::shared_ptr<CudaDevice> CudaDevice::open(int number, DriverError* error) {
 }
 
 CudaDevice::~CudaDevice() {
-  if (context_ == nullptr) return;
+  if (context_ == nullptr || has_hung_) return;
   DriverError ignored;  // a lost device cannot give anything back
   enter(&ignored);
   if (copies_ != nullptr) driver_->cuStreamDestroy(copies_);
@@ -35,6 +35,10 @@ CudaDevice::~CudaDevice() {
 }
 
 bool CudaDevice::enter(DriverError* error) const {
+  if (has_hung_) {
+    if (!*error) *error = {"cuStreamQuery", kLaunchTimedOut, "the GPU did not answer in time"};
+    return false;
+  }
   return EDGE_RT_DRIVER_CALL(*driver_, cuCtxSetCurrent, error, context_);
 }
 
@@ -99,7 +103,8 @@ GpuError CudaDevice::failure() const {
 void CudaDevice::free(void* memory) {
   DriverError ignored;
   enter(&ignored);
-  driver_->cuMemFree(address(memory));
+  // It would wait for a device that hangs.
+  if (!has_hung_) driver_->cuMemFree(address(memory));
 }
 
 void* CudaDevice::allocate_host(size_t bytes, void** device, GpuError* error) {
@@ -114,7 +119,7 @@ void* CudaDevice::allocate_host(size_t bytes, void** device, GpuError* error) {
 void CudaDevice::free_host(void* memory) {
   DriverError ignored;
   enter(&ignored);
-  driver_->cuMemFreeHost(memory);
+  if (!has_hung_) driver_->cuMemFreeHost(memory);
 }
 
 bool CudaDevice::budget(MemoryBudget* out, GpuError* error) {
@@ -129,6 +134,29 @@ std::unique_ptr<GpuQueue> CudaDevice::open_queue(GpuError* error) {
   if (CUstream stream = make_stream(&failed)) made = std::make_unique<CudaQueue>(shared_from_this(), stream);
   failed.tell(error);
   return made;
+}
+
+// A device that draws no screen is watched by nobody: longer than any pass takes. Tests wait for less.
+std::chrono::milliseconds CudaDevice::longest_wait = std::chrono::seconds(60);
+
+bool CudaDevice::wait(CUstream stream, DriverError* error) {
+  using Clock = std::chrono::steady_clock;
+  const Clock::time_point begin = Clock::now();
+  for (;;) {
+    const CUresult code = driver_->cuStreamQuery(stream);
+    if (code != kNotReady) return keep_error(*driver_, code, "cuStreamQuery", error);
+    const auto waited = Clock::now() - begin;
+    if (waited > longest_wait) {
+      has_hung_ = true;
+      return enter(error);
+    }
+    // As the driver's own waiting does; who waits for so long is in no hurry.
+    if (waited < std::chrono::seconds(1)) {
+      std::this_thread::yield();
+    } else {
+      std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    }
+  }
 }
 
 CUstream CudaDevice::make_stream(DriverError* error) {
@@ -146,20 +174,18 @@ void CudaDevice::destroy_stream(CUstream stream) {
     streams_.erase(stream);
   }
   DriverError ignored;
-  enter(&ignored);
-  driver_->cuStreamSynchronize(stream);
-  driver_->cuStreamDestroy(stream);
+  if (enter(&ignored)) wait(stream, &ignored);
+  if (!has_hung_) driver_->cuStreamDestroy(stream);
 }
 
 bool CudaDevice::settle_all(std::unique_lock<std::mutex>* guard, DriverError* error) {
   if (is_capturing_ && capturer_ == std::this_thread::get_id()) {
-    *error = {"cuStreamSynchronize", kCaptureUnsupported,
-              "a pass with copies between host and device cannot be captured"};
+    *error = {"cuStreamQuery", kCaptureUnsupported, "a pass with copies between host and device cannot be captured"};
     return false;
   }
   captured_.wait(*guard, [this] { return !is_capturing_; });
   for (CUstream stream : streams_) {
-    if (!EDGE_RT_DRIVER_CALL(*driver_, cuStreamSynchronize, error, stream)) return false;
+    if (!wait(stream, error)) return false;
   }
   return true;
 }
@@ -197,7 +223,7 @@ void CudaDevice::copy_settled(Way way, void* to, const void* from, size_t bytes,
       break;
   }
   // Also behind a failure: nothing may be under way when the memory is given back.
-  EDGE_RT_DRIVER_CALL(*driver_, cuStreamSynchronize, error, copies_);
+  wait(copies_, error);
 }
 
 bool CudaDevice::begin_capture(CUstream stream, DriverError* error) {

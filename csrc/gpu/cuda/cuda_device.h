@@ -1,6 +1,8 @@
 // A GPU of NVIDIA's driver: its context, its kernels and copies to and from it. Shared by all sessions on it.
 #pragma once
 
+#include <atomic>
+#include <chrono>
 #include <condition_variable>
 #include <cstddef>
 #include <map>
@@ -50,6 +52,12 @@ class CudaDevice : public GpuDevice, public std::enable_shared_from_this<CudaDev
   bool enter(DriverError* error) const;
   bool find(const char* kernel, GpuFunction* out, DriverError* error);
 
+  // Waits until a stream has done what it was given, but not for ever: a device that is silent for so long has hung,
+  // and is not asked for anything any more.
+  bool wait(CUstream stream, DriverError* error);
+  static std::chrono::milliseconds longest_wait;
+  bool has_hung() const { return has_hung_; }
+
   // Streams of queues.
   CUstream make_stream(DriverError* error);
   void destroy_stream(CUstream stream);
@@ -79,6 +87,7 @@ class CudaDevice : public GpuDevice, public std::enable_shared_from_this<CudaDev
   std::condition_variable captured_;
   bool is_capturing_ = false;
   std::thread::id capturer_;
+  std::atomic<bool> has_hung_{false};
 };
 
 }  // namespace edge_rt::gpu

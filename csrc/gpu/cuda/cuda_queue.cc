@@ -7,7 +7,7 @@ namespace edge_rt::gpu {
 
 CudaRecording::~CudaRecording() {
   DriverError ignored;
-  device_->enter(&ignored);
+  if (!device_->enter(&ignored) && device_->has_hung()) return;
   if (ready != nullptr) device_->driver().cuGraphExecDestroy(ready);
   for (const Upload& upload : uploads) device_->driver().cuMemFreeHost(upload.pinned);
 }
@@ -60,7 +60,7 @@ bool CudaQueue::launch(const Kernel& kernel, int grid_x, int grid_y, const void*
 bool CudaQueue::end(std::unique_ptr<Recording>* out, GpuError* error) {
   DriverError failed;
   if (recording_ != nullptr) end_recording(out, &failed);
-  if (device_->enter(&failed)) EDGE_RT_DRIVER_CALL(device_->driver(), cuStreamSynchronize, &failed, stream_);
+  if (device_->enter(&failed)) device_->wait(stream_, &failed);
   return !failed.tell(error);
 }
 
@@ -83,7 +83,7 @@ bool CudaQueue::replay(const Recording& recording, GpuError* error) {
   for (const CudaRecording::Upload& upload : recorded.uploads) std::memcpy(upload.pinned, upload.from, upload.bytes);
   const Driver& driver = device_->driver();
   if (device_->enter(&failed) && EDGE_RT_DRIVER_CALL(driver, cuGraphLaunch, &failed, recorded.ready, stream_)) {
-    EDGE_RT_DRIVER_CALL(driver, cuStreamSynchronize, &failed, stream_);
+    device_->wait(stream_, &failed);
   }
   return !failed.tell(error);
 }

@@ -31,6 +31,7 @@ constexpr CUresult kInvalidValue = 1;
 constexpr CUresult kInvalidContext = 201;
 constexpr CUresult kInvalidHandle = 400;
 constexpr CUresult kNotFound = 500;
+constexpr CUresult kNotReady = 600;        // of cuStreamQuery: not all is done
 constexpr CUresult kLaunchTimedOut = 702;  // by the system, as for GPUs that draw a screen
 constexpr CUresult kLaunchFailed = 719;
 constexpr CUresult kCaptureUnsupported = 900;
@@ -69,7 +70,7 @@ constexpr int kCaptureRelaxed = 2;
   F(cuMemcpyDtoDAsync, "cuMemcpyDtoDAsync_v2", (CUdeviceptr to, CUdeviceptr from, size_t bytes, CUstream stream))    \
   F(cuStreamCreate, "cuStreamCreate", (CUstream * out, unsigned flags))                                              \
   F(cuStreamDestroy, "cuStreamDestroy_v2", (CUstream stream))                                                        \
-  F(cuStreamSynchronize, "cuStreamSynchronize", (CUstream stream))                                                   \
+  F(cuStreamQuery, "cuStreamQuery", (CUstream stream))                                                               \
   F(cuModuleLoadData, "cuModuleLoadData", (CUmodule * out, const void* image))                                       \
   F(cuModuleUnload, "cuModuleUnload", (CUmodule module))                                                             \
   F(cuModuleGetFunction, "cuModuleGetFunction", (CUfunction * out, CUmodule module, const char* name))               \

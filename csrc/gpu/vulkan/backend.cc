@@ -51,7 +51,7 @@ std::string version_text(uint32_t version) {
 std::shared_ptr<VulkanDevice> open_vulkan(int number, GpuError* error) {
   const std::lock_guard<std::mutex> guard(shared().lock);
   std::weak_ptr<VulkanDevice>& known = shared().open[number];
-  if (std::shared_ptr<VulkanDevice> found = known.lock()) return found;
+  if (std::shared_ptr<VulkanDevice> found = known.lock(); found != nullptr && !found->is_lost()) return found;
   std::shared_ptr<VulkanDevice> made = VulkanDevice::open(number, shared().kernels[number], {}, error);
   known = made;
   return made;

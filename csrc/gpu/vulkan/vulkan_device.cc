@@ -161,6 +161,11 @@ bool VulkanDevice::is_well(GpuError* error) const {
   return false;
 }
 
+bool VulkanDevice::is_lost() const {
+  GpuError ignored;
+  return !is_well(&ignored);
+}
+
 // --- memory ----------------------------------------------------------------------------------------------------------
 
 bool VulkanDevice::make_block(size_t bytes, uint32_t type, bool is_mapped, Block* out, uint64_t* address,

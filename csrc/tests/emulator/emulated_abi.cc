@@ -1,7 +1,7 @@
 // The emulated driver as Python tests reach it.
 #include "common/export.h"
 #include "tests/emulator/emulated_driver.h"
-#include "gpu/gpu_device.h"
+#include "gpu/cuda/cuda_device.h"
 
 using namespace edge_rt::gpu;
 
@@ -19,6 +19,11 @@ EDGE_RT_EXPORT void edge_rt_gpu_emulated_configure(size_t memory, int devices, i
 // See emulated::set_fault; an empty name stands for every function.
 EDGE_RT_EXPORT void edge_rt_gpu_emulated_fault(const char* function, int64_t number, int code) {
   emulated::set_fault(*function == '\0' ? nullptr : function, number, code);
+}
+
+// After how many milliseconds a device that does not answer is taken for one that hangs.
+EDGE_RT_EXPORT void edge_rt_gpu_emulated_longest_wait(int64_t milliseconds) {
+  CudaDevice::longest_wait = std::chrono::milliseconds(milliseconds);
 }
 
 EDGE_RT_EXPORT int64_t edge_rt_gpu_emulated_calls() { return emulated::calls_counted(); }

@@ -1,5 +1,7 @@
 #include "tests/emulator/emulated_driver.h"
 
+#include <cstring>
+
 #include "tests/emulator/emulated_state.h"
 
 namespace edge_rt::gpu {
@@ -21,9 +23,11 @@ bool State::is_pinned(const void* memory) const {
 CUresult begin(const char* function) {
   State& s = state();
   if (s.lost != 0) return s.lost;
+  if (s.hangs && std::strcmp(function, "cuStreamQuery") == 0) return kNotReady;
   if (!s.fault_function.empty() && s.fault_function != function) return 0;
   if (s.calls++ != s.fault_number) return 0;
   if (s.fault_code == kLaunchFailed) s.lost = kLaunchFailed;
+  if (s.fault_code == kNotReady) s.hangs = true;
   return s.fault_code;
 }
 
@@ -35,6 +39,7 @@ void configure(const Settings& settings) {
   s.fault_number = -1;
   s.calls = 0;
   s.lost = 0;
+  s.hangs = false;
   s.work = {};
 }
 

@@ -26,7 +26,7 @@ void configure(const Settings& settings);
 
 // Makes a call of `function` fail with `code`: the one of that number from now on, counted from 0. A null function: any
 // one that does not give something back. Number -1: none. An error of a kernel (kLaunchFailed) is kept by the device,
-// and given by every later call.
+// and given by every later call; with kNotReady of cuStreamQuery it hangs from then on.
 void set_fault(const char* function, int64_t number, CUresult code);
 // Calls that the fault was counted over.
 int64_t calls_counted();

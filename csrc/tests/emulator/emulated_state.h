@@ -38,6 +38,7 @@ struct State {
   int64_t fault_number = -1, calls = 0;
   CUresult fault_code = 0;
   CUresult lost = 0;  // what every call gives since a kernel failed
+  bool hangs = false;  // nothing that streams have ends any more
   Work work{};
 
   bool is_pinned(const void* memory) const;

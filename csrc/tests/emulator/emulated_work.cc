@@ -79,8 +79,8 @@ CUresult cuStreamDestroy(CUstream stream) {
   return code;
 }
 
-CUresult cuStreamSynchronize(CUstream stream) {
-  EDGE_RT_BEGIN(cuStreamSynchronize);
+CUresult cuStreamQuery(CUstream stream) {
+  EDGE_RT_BEGIN(cuStreamQuery);
   if (!s.streams.is_live(stream)) return kInvalidHandle;
   if (stream->capture != nullptr) {
     stream->is_capture_broken = true;

@@ -182,12 +182,8 @@ def _open_parts(
         from edge_rt.ort.providers import open_device
 
         device = open_device(computes.device, manifest.op_profile, options.gpu_providers, options.on_compile)
-    if device is not None and options.on_device_error == CPU and manifest.op_profile != NativeIOBinding.profile:
-        raise ConfigError(
-            "The CPU cannot go on with the text of a GPU for this package.",
-            f"Its op profile is {manifest.op_profile}; native packages alone have the same bits on both.",
-            f"Leave out on_device_error (--on-device-error), or use --device {CPU}.",
-        )
+    if device is not None and options.on_device_error == CPU:
+        _require_same_text(device, manifest.op_profile)
     if device is not None and choice.gpu_layers is not None:
         device = device.dividing(load_plan.host_layers, choice.gpu_layers)
     tell = options.on_load or _tell_nobody
@@ -291,6 +287,18 @@ def _open_parts(
         _open_embedder(package, load_plan, options, io_binding, weights, switch, cache) if device is None else None,
         None if weights is None else weights.experts,
     )
+
+
+def _require_same_text(device: ComputeDevice, op_profile: str) -> None:
+    """Refuse a device whose text the CPU cannot go on with."""
+    is_native = op_profile == NativeIOBinding.profile
+    if not is_native or not device.has_cpu_bits:
+        why = f"{device.text} has other bits" if is_native else f"The op profile {op_profile} has other bits there"
+        raise ConfigError(
+            "The CPU cannot go on with the text of this GPU.",
+            f"{why} than the CPU.",
+            f"Leave out on_device_error (--on-device-error), or use --device {CPU}.",
+        )
 
 
 def _map_weights(package: Package, load_plan: LoadPlan, options: LoadOptions, switch: StopSwitch) -> MappedWeights:
