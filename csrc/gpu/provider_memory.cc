@@ -1,5 +1,6 @@
 #include "gpu/provider_memory.h"
 
+#include <algorithm>
 #include <cstring>
 #include <utility>
 
@@ -46,9 +47,16 @@ MemoryPool* DeviceAllocator::pool() {
     GpuError error;
     std::shared_ptr<GpuDevice> gpu = open_(&error);
     if (gpu == nullptr) return nullptr;
+    drop_unused();
     own_.push_back(std::make_unique<MemoryPool>(std::move(gpu)));
   }
   return own_.back().get();
+}
+
+// Pools of lost devices, which these do not outlive.
+void DeviceAllocator::drop_unused() {
+  const auto is_unused = [](const auto& pool) { return pool->device().is_lost() && pool->bytes() == 0; };
+  own_.erase(std::remove_if(own_.begin(), own_.end(), is_unused), own_.end());
 }
 
 void DeviceAllocator::give_back(void* memory) {
@@ -57,11 +65,10 @@ void DeviceAllocator::give_back(void* memory) {
     return;
   }
   const std::lock_guard<std::mutex> guard(lock_);
-  for (auto pool = own_.begin(); pool != own_.end(); ++pool) {
-    if (!(*pool)->free(memory)) continue;
-    if ((*pool)->device().is_lost() && (*pool)->bytes() == 0) own_.erase(pool);
-    return;
+  for (const auto& pool : own_) {
+    if (pool->free(memory)) break;
   }
+  drop_unused();
 }
 
 DeviceTransfer::DeviceTransfer(const ProviderApi& api, Opener open)

@@ -40,6 +40,7 @@ class DeviceAllocator : public abi::AllocatorImpl {
   DeviceAllocator(const abi::MemoryInfo* info);
   MemoryPool* pool();
   void give_back(void* memory);
+  void drop_unused();
 
   const abi::MemoryInfo* info_;
   MemoryPool* pool_ = nullptr;

@@ -34,7 +34,7 @@ def check_taken_over(model, result):
     """Check that the CPU computes, and that the answer says so."""
     assert model.device is None
     assert str(model.device_choice.device) == "cpu", model.device_choice
-    assert any("The CPU computes, because cuda failed" in text for text in result.warnings), result.warnings
+    assert any("The CPU computes, because " in text for text in result.warnings), result.warnings
     model._cache.check()
 
 

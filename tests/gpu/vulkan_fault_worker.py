@@ -5,9 +5,16 @@ Cases that begin with ``every`` take minutes; the others try some of the calls.
 
 from __future__ import annotations
 
-from edge_rt.errors import MemoryBudgetExceeded, RuntimeUnavailable
+from edge_rt.errors import (
+    DeviceHung,
+    DeviceLost,
+    DeviceMemoryExhausted,
+    MemoryBudgetExceeded,
+    RuntimeUnavailable,
+)
 from tests.gpu.emulated import main
 from tests.gpu.models import answer, expect, opened, package, plain
+from tests.gpu.takeover_worker import check_taken_over
 
 HELLO = "Hello"
 
@@ -75,6 +82,27 @@ def case_lost_in_an_answer(gpu):
         for _ in range(2):
             expect(RuntimeUnavailable, "GPU", lambda: answer(model, HELLO))
             gpu.set("")
+    load_and_answer(gpu)
+
+
+def case_taken_over(gpu):
+    """The CPU goes on with an answer of a device that is lost, hangs or is full, with the same text."""
+    for settings, kind in (
+        ("vkQueueSubmit=2:lost", DeviceLost),
+        ("vkQueueSubmit=9:hang", DeviceHung),
+        ("vkAllocateMemory=0:memory", DeviceMemoryExhausted),
+    ):
+        with opened(gpu, package(), spec="off") as model:
+            gpu.set(settings)
+            expect(kind, "", lambda: answer(model))
+            gpu.set("")
+        with opened(gpu, package(), spec="off", on_device_error="cpu") as model:
+            gpu.set(settings)
+            found = answer(model)
+            gpu.set("")
+            assert found.token_ids == plain(package()), settings
+            check_taken_over(model, found)
+            assert answer(model, HELLO, 3).token_ids == plain(package(), prompt=HELLO)[:3]
     load_and_answer(gpu)
 
 
