@@ -37,7 +37,7 @@ struct State {
   std::string fault_function;
   int64_t fault_number = -1, calls = 0;
   CUresult fault_code = 0;
-  CUresult lost = 0;  // what every call gives since a kernel failed
+  CUresult lost = 0;   // what every call gives since a kernel failed
   bool hangs = false;  // nothing that streams have ends any more
   Work work{};
 
