@@ -68,9 +68,10 @@ std::vector<uint8_t> some_bytes(size_t count, uint32_t seed) {
 }
 
 // There, to another place and back, at odd places and sizes, also of several stretches of the staging memory.
-void run_copies(bool maps_memory) {
+void run_copies(bool maps_memory, bool reads_memory) {
   VulkanLimits limits;
   limits.maps_memory = maps_memory;
+  limits.reads_memory = reads_memory;
   const auto device = open_device(limits);
   for (const size_t bytes : {size_t{1}, size_t{255}, size_t{4099}, (size_t{4} << 20) + 3, (size_t{9} << 20) + 1}) {
     const Memory first(device.get(), bytes + 64), second(device.get(), bytes + 64);
@@ -343,8 +344,9 @@ int run(int argc, char** argv) {
   if (static_cast<size_t>(of_device) == gpus.size()) return skip("no Vulkan device will do");
   run_float_mode();
   code.erase("self_test");  // which takes its time
-  run_copies(true);
-  run_copies(false);
+  run_copies(true, true);
+  run_copies(true, false);
+  run_copies(false, false);
   run_queues();
   run_settling();
   run_too_much();

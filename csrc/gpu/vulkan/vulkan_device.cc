@@ -46,6 +46,7 @@ bool VulkanDevice::make(int number, GpuError* error) {
   physical_ = devices[static_cast<size_t>(number)];
   facts_ = instance_->facts(physical_);
   facts_.is_mapped = facts_.is_mapped && limits_.maps_memory;
+  facts_.is_cached = facts_.is_cached && limits_.reads_memory;
   if (!facts_.refusal.empty()) {
     *error = {Fault::kRefused, 0, facts_.name + ": " + facts_.refusal};
     return false;
@@ -451,7 +452,7 @@ bool VulkanDevice::copy_settled(Way way, void* to, const void* from, size_t byte
   Place place;
   if (way != Way::kToDevice && !find(from, bytes, &place, error)) return false;
   if (way != Way::kToHost && !find(to, bytes, &place, error)) return false;
-  const void* const read = way == Way::kToDevice ? from : mapped(from);
+  const void* const read = way == Way::kToDevice ? from : facts_.is_cached ? mapped(from) : nullptr;
   void* const written = way == Way::kToHost ? to : mapped(to);
   if (read == nullptr || written == nullptr) return copy_staged(way, to, from, bytes, error);
   std::memmove(written, read, bytes);

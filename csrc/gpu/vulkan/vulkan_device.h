@@ -30,7 +30,8 @@ struct VulkanPipeline {
 struct VulkanLimits {
   std::chrono::nanoseconds submit = std::chrono::milliseconds(50);  // what is handed over at once takes at most this
   std::chrono::nanoseconds answer = std::chrono::seconds(60);       // a device that is silent for so long has hung
-  bool maps_memory = true;  // of the device where it can; false: it is copied by way of the host's, for tests
+  // For tests: of the device's memory, whether the host writes and reads it where it can; else by way of its own.
+  bool maps_memory = true, reads_memory = true;
 };
 
 class CommandBuffers;

@@ -94,11 +94,9 @@ bool lay_memory(const VkPhysicalDeviceMemoryProperties& memory, VulkanFacts* fac
   facts->is_unified =
       facts->type == VK_PHYSICAL_DEVICE_TYPE_INTEGRATED_GPU || facts->type == VK_PHYSICAL_DEVICE_TYPE_CPU;
   int device = -1;
-  // Where host and device share their memory, weights are written where they lie.
-  if (facts->is_unified) {
-    device =
-        choose_memory(memory, kMapped, VK_MEMORY_PROPERTY_DEVICE_LOCAL_BIT | VK_MEMORY_PROPERTY_HOST_CACHED_BIT, 0);
-  }
+  // Where host and device share their memory, weights are written where they lie. Of such types drivers name those
+  // first that the device reads fastest, which the host often reads without a cache.
+  if (facts->is_unified) device = choose_memory(memory, kMapped, VK_MEMORY_PROPERTY_DEVICE_LOCAL_BIT, 0);
   // Elsewhere the host reads it slowly.
   if (device < 0)
     device = choose_memory(memory, VK_MEMORY_PROPERTY_DEVICE_LOCAL_BIT, 0, VK_MEMORY_PROPERTY_HOST_VISIBLE_BIT);
@@ -106,6 +104,7 @@ bool lay_memory(const VkPhysicalDeviceMemoryProperties& memory, VulkanFacts* fac
   facts->device_type = static_cast<uint32_t>(device);
   const VkMemoryType& chosen = memory.memoryTypes[device];
   facts->is_mapped = (chosen.propertyFlags & kMapped) == kMapped;
+  facts->is_cached = (chosen.propertyFlags & VK_MEMORY_PROPERTY_HOST_CACHED_BIT) != 0;
   facts->bytes = static_cast<size_t>(memory.memoryHeaps[chosen.heapIndex].size);
   return true;
 }

@@ -33,6 +33,7 @@ struct VulkanFacts {
   size_t largest = 0;  // that can be allocated at once
   // Of memory: for weights; for what the host writes and reads; for what it writes and kernels read.
   uint32_t device_type = 0, host_type = 0, piece_type = 0;
+  bool is_cached = false;  // memory of the first type, for the host, which else reads it slowly
   bool is_mapped = false;  // memory of the first type can be written and read by the host
 };
 
