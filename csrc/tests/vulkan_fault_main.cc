@@ -234,6 +234,32 @@ void test_delay(const Layer& layer) {
   layer.set("");
 }
 
+// A recording that took long is cut anew, and runs as a whole behind a time that this failed.
+void test_cut_again(const Layer& layer) {
+  GpuError error;
+  const std::shared_ptr<GpuDevice> device = open_gpu(0, &error);
+  CHECK(device != nullptr);
+  const std::unique_ptr<GpuQueue> queue = device->open_queue(&error);
+  const Memory first(device.get(), false, &error), second(device.get(), false, &error);
+  CHECK(queue != nullptr && first && second);
+  std::vector<float> from = numbers(1);
+  std::unique_ptr<Recording> recording;
+  CHECK(pass(queue.get(), from, first, second, nullptr, &error));
+  CHECK(pass(queue.get(), from, first, second, &recording, &error));
+  layer.set("delay_us=250000");
+  CHECK(queue->replay(*recording, &error) && !error);
+  layer.set("");
+  for (const char* function : {"vkResetCommandPool", "vkEndCommandBuffer"}) {
+    layer.set(std::string(function) + "=0:host");
+    CHECK(!queue->replay(*recording, &error) && error.fault == Fault::kOutOfMemory);
+    error = {};
+  }
+  layer.set("");
+  const std::vector<float> others = numbers(9);
+  std::copy(others.begin(), others.end(), from.begin());
+  CHECK(queue->replay(*recording, &error) && holds(device.get(), second, others, &error));
+}
+
 int write_out_of_bounds() {
   GpuError error;
   const std::shared_ptr<GpuDevice> device = open_gpu(0, &error);
@@ -268,6 +294,7 @@ int run(int argc, char** argv) {
   test_lost_for_ever(layer);
   test_budget(layer);
   test_delay(layer);
+  test_cut_again(layer);
   return 0;
 }
 

@@ -129,7 +129,7 @@ bool VulkanQueue::end(std::unique_ptr<Recording>* out, GpuError* error) {
   if (recording_ == nullptr) return flush(error);
   std::unique_ptr<VulkanRecording> recorded = std::move(recording_);
   if (out == nullptr) return true;
-  if (!fill(recorded.get(), error) || !run(recorded.get(), error)) return false;
+  if (!run(recorded.get(), error)) return false;
   *out = std::move(recorded);
   return true;
 }
@@ -146,6 +146,7 @@ bool VulkanQueue::fill(VulkanRecording* recording, GpuError* error) {
     expected = Nanoseconds{0};
     return is_done;
   };
+  recording->is_cut = false;
   if (!recording->buffers.reset(error)) return false;
   for (Command command : recording->commands) {
     // Of a kernel that has never run nothing is known: it has a buffer of its own.
@@ -164,16 +165,19 @@ bool VulkanQueue::fill(VulkanRecording* recording, GpuError* error) {
     part.push_back(command);
     expected += command.expected();
   }
-  return cut();
+  recording->is_cut = cut();
+  return recording->is_cut;
 }
 
 bool VulkanQueue::run(VulkanRecording* recording, GpuError* error) {
+  if (!recording->is_cut && !fill(recording, error)) return false;
   Nanoseconds took{0};
   if (!recording->buffers.run(&took, error)) return false;
-  // Behind a longer text the same pass takes longer than when it was cut.
+  // Behind a longer text the same pass takes longer than when it was cut; the next time it is cut anew.
   if (took <= 2 * static_cast<int64_t>(recording->buffers.count()) * device_->limits().submit) return true;
   learn(recording->commands, took);
-  return fill(recording, error);
+  recording->is_cut = false;
+  return true;
 }
 
 bool VulkanQueue::replay(const Recording& recording, GpuError* error) {

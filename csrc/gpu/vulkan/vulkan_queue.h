@@ -34,6 +34,7 @@ class VulkanRecording : public Recording {
   CommandBuffers buffers;
   std::vector<Command> commands;
   std::vector<Upload> uploads;
+  bool is_cut = false;  // all commands are in the buffers
 };
 
 class VulkanQueue : public GpuQueue {
