@@ -25,7 +25,9 @@ LOADER: Final = "libvulkan.so.1"
 """Vulkan's loader, as the provider's library opens it."""
 
 _CONTEXT_BYTES: Final = 64 << 20
+"""What a driver takes of a GPU: code of kernels, lists of commands. An estimate, which was measured on no GPU."""
 _HOST_BYTES: Final = 128 << 20
+"""Memory of the process for the loader, the driver and its compiler, and 4 MiB that copies go through. An estimate."""
 
 _DEVICE_FILES: Final = ("dri/renderD*", "nvidiactl", "nvidia[0-9]*", "kgsl-3d0", "mali[0-9]*")
 _INITIALISATION_FAILED: Final = -3
@@ -44,6 +46,7 @@ class VulkanProvider(GpuProvider):
     whose = "GPUs with Vulkan"
     context_bytes = _CONTEXT_BYTES
     host_bytes = _HOST_BYTES
+    pass_bytes = 256 << 10  # a chunk of csrc/gpu/vulkan/vulkan_commands.cc
     # Vulkan is on most machines, often with a program on the CPU alone, and its drivers take time and memory.
     is_asked_always = False
 

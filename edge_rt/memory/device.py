@@ -159,6 +159,7 @@ def unmeasured_gpu(
     device_name: DeviceName | None = None,
     context_bytes: int = CONTEXT_BYTES,
     host_bytes: int = DRIVER_BYTES,
+    pass_bytes: int = 0,
     has_cpu_bits: bool = True,
 ) -> GpuFigures:
     """Return a GPU of this machine with the speed of a preset, because none was measured.
@@ -176,6 +177,7 @@ def unmeasured_gpu(
         device_name=device_name,
         context_bytes=context_bytes,
         host_bytes=host_bytes,
+        pass_bytes=pass_bytes,
         has_cpu_bits=has_cpu_bits,
     )
 

@@ -99,6 +99,7 @@ class GpuFigures:
         device_name: its name on this machine; None for a GPU of another one.
         context_bytes: of its memory, that its driver takes.
         host_bytes: of the process's memory, that its driver takes.
+        pass_bytes: of its memory, what each recorded pass keeps for arguments of kernels, of up to 40 layers.
         has_cpu_bits: whether its results are the CPU's to the last bit, so that layers can be divided between the two.
     """
 
@@ -112,6 +113,7 @@ class GpuFigures:
     device_name: DeviceName | None = None
     context_bytes: int = CONTEXT_BYTES
     host_bytes: int = DRIVER_BYTES
+    pass_bytes: int = 0
     has_cpu_bits: bool = True
 
 

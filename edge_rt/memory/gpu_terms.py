@@ -22,6 +22,8 @@ RECORDED_ROWS: Final = FEW_ROWS
 RECORDED_SHAPES: Final = 72
 """Shapes of passes that are kept, each recorded by itself."""
 
+_PASS_LAYERS: Final = 40
+"""Layers of a pass whose kernels' arguments fit 256 KiB: up to 12 kernels each, of 512 bytes."""
 _SHARED_PAGE: Final = 1 << 20
 _PAGE: Final = 2 << 20
 """Of more than the first the driver gives whole pages of the second (an H200, driver 580); smaller blocks share one."""
@@ -198,8 +200,18 @@ def staging_bytes(shape: ModelShape, choice: Choice) -> int:
     """
     of_layers = _RECORDED + 4 * _maps(shape) * choice.ctx + 8 * RECORDED_ROWS
     exits = shape.segments - 1
-    passes = RECORDED_SHAPES * shape.segments + RECORDED_ROWS * exits * (exits + 1) // 2
-    return passes * of_layers + RECORDED_ROWS * exits * _RECORDED
+    return _recorded_shapes(shape) * of_layers + RECORDED_ROWS * exits * _RECORDED
+
+
+def recorded_passes(shape: ModelShape, choice: Choice) -> int:
+    """Return how many passes are kept, of up to ``_PASS_LAYERS`` layers each; none where layers are divided."""
+    parts = -(-shape.model.num_layers // _PASS_LAYERS)
+    return 0 if choice.gpu_layers is not None else parts * _recorded_shapes(shape)
+
+
+def _recorded_shapes(shape: ModelShape) -> int:
+    exits = shape.segments - 1
+    return RECORDED_SHAPES * shape.segments + RECORDED_ROWS * exits * (exits + 1) // 2
 
 
 def _maps(shape: ModelShape) -> int:

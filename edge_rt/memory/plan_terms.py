@@ -122,7 +122,7 @@ def _on_gpu(terms: list[Term], shape: ModelShape, choice: Choice, request: Reque
     for term in terms:
         count, text = held.get(term.name, (0, None))
         result.append(replace(term, device_bytes=count, text=text or term.text))
-    context = "CUDA, kernels, recorded passes: an estimate, not measured"
+    context = "the driver, kernels, recorded passes: an estimate, not measured"
     return (*result, Term("gpu_context", 0, "private", context, gpu.context))
 
 

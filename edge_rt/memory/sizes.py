@@ -232,11 +232,12 @@ def _on_gpu(sizes: Sizes, shape: ModelShape, choice: Choice, figures: GpuFigures
         gpu_kv_bytes,
         gpu_state_bytes,
         gpu_weights,
+        recorded_passes,
         staging_bytes,
     )
 
     gpu = GpuSizes(
-        context=figures.context_bytes,
+        context=figures.context_bytes + recorded_passes(shape, choice) * figures.pass_bytes,
         weights=gpu_weights(shape, choice),
         kv_cache=gpu_kv_bytes(shape, choice),
         activations=gpu_activations(shape, choice),

@@ -136,6 +136,10 @@ class EmulatedGpu(Gpu):
         self._library.edge_rt_gpu_emulated_live(counts)
         return Live(*counts)
 
+    def held_bytes(self):
+        """Return the bytes of the device's memory that are held."""
+        return self.live().bytes
+
     def work(self):
         counts = (ctypes.c_int64 * 2)()
         self._library.edge_rt_gpu_emulated_work(counts)

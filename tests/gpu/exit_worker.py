@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from edge_rt.cli.render.inspect_report import placement_facts
-from edge_rt.device.names import DeviceName
+from edge_rt.device.names import parse_device
 from edge_rt.errors import EdgeRTError, MemoryBudgetExceeded
 from tests.gpu.emulated import OUT_OF_MEMORY, SOME, main
 from tests.gpu.models import (
@@ -110,13 +110,13 @@ def drafted_trees(model):
 
 def case_placed(gpu):
     path = agreeing().cut
-    facts = placement_facts(path, DeviceName("cuda"), provider(gpu))
+    facts = placement_facts(path, parse_device(gpu.device), provider(gpu))
     assert facts["cpu_nodes"] == []
     assert list(facts["nodes"]) == ["EdgeRtGpuExecutionProvider"]
     # Six layers, the embedding, and twice what makes logits.
     assert facts["nodes"]["EdgeRtGpuExecutionProvider"] > 6 + 1 + 2 * 2
     with exits(gpu) as model:
-        assert model.describe()["device"]["device"] == "cuda"
+        assert model.describe()["device"]["device"] == gpu.device
 
 
 def case_kv_formats(gpu):

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
-from edge_rt.device.names import GPU_LAYERS, DeviceName
+from edge_rt.device.names import GPU_LAYERS, parse_device
 from edge_rt.errors import MemoryBudgetExceeded, UnsupportedModel
 from edge_rt.export import export_model
 from edge_rt.ort.providers import find_device
@@ -173,7 +173,7 @@ def case_auto(gpu):
     """``auto`` takes no GPU without memory for all layers, and costs of some of them are not those of all."""
     path, store = whole(), CostStore(Path(FOLDER.name) / "costs of layers")
     keys = []
-    for device in ("cpu", "cuda"):
+    for device in ("cpu", gpu.device):
         with opened(gpu, path, device=device, costs=store, spec="off") as model:
             keys.append(model.measured_costs.key)
     with divided(gpu, path, 2, spec="off", costs=store) as model:
@@ -191,7 +191,7 @@ def case_auto(gpu):
         with load_package(path, device="auto", gpu_providers=provider(gpu), costs=store, **asked) as model:
             assert model.device is None
             assert note in model.device_choice.note
-        with load_package(path, device="cuda", gpu_providers=provider(gpu), costs=store, **asked) as model:
+        with load_package(path, device=gpu.device, gpu_providers=provider(gpu), costs=store, **asked) as model:
             assert model.plan.choice.gpu_layers == 2
 
     def costs(ms):
@@ -211,9 +211,9 @@ def case_refused(gpu):
     own = room(gpu, whole(), 1, ctx=256, **PINNED)
     for path in (cut, whole()):
         asked = {**PINNED, "ctx": 256, "device_memory": own - (1 if path == whole() else 0)}
-        load = partial(load_package, path, device="cuda", gpu_providers=provider(gpu), **asked)
+        load = partial(load_package, path, device=gpu.device, gpu_providers=provider(gpu), **asked)
         expect(MemoryBudgetExceeded, "memory of the GPU", load)
-    device = find_device(DeviceName("cuda"), provider(gpu)).dividing(LAYERS, 1)
+    device = find_device(parse_device(gpu.device), provider(gpu)).dividing(LAYERS, 1)
     graph, threads = whole() / "model.onnx", pool_size() or usable_cpus()
     # The provider claims nothing then, and ONNX Runtime leaves all nodes to the CPU without an error.
     session = Session(graph, threads=threads, device=device, profile="native")

@@ -13,7 +13,7 @@ from edge_rt.cli.chat.slash_commands import Commands
 from edge_rt.cli.options.groups import PlaceFlags
 from edge_rt.cli.render.console import Terminal
 from edge_rt.cli.render.inspect_report import placement_facts
-from edge_rt.device.names import ON_CPU, DeviceChoice, DeviceName
+from edge_rt.device.names import ON_CPU, DeviceChoice, DeviceName, parse_device
 from edge_rt.errors import MemoryBudgetExceeded, RuntimeUnavailable
 from edge_rt.measure.prompts import PLAIN, Prompt
 from edge_rt.measure.verify import answers, compare
@@ -54,6 +54,19 @@ def case_listed(gpu):
     assert len(nodes) > 8
     facts = placement_facts(package(), DeviceName("cuda"), own)
     assert facts == {"device": "cuda", "nodes": {"EdgeRtGpuExecutionProvider": len(nodes)}, "cpu_nodes": []}
+
+
+def case_placed(gpu):
+    """All nodes are on the device, which is listed with its facts; a Vulkan device is asked for its bits."""
+    name, own = parse_device(gpu.device), provider(gpu)
+    states = {state.kind: state for state in provider_states(own)}
+    assert gpu.device in [str(device.name) for device in states[name.kind].devices]
+    facts = placement_facts(package(), name, own)
+    assert (facts["device"], facts["cpu_nodes"]) == (gpu.device, [])
+    assert list(facts["nodes"]) == [gpu.provider]
+    assert facts.get("cpu_bits", True)
+    (listed,) = [device for device in provider_states(own)[0].devices if device.name == name]
+    assert listed.facts.get("cpu_bits") == facts.get("cpu_bits")
 
 
 def case_every_kv_format(gpu):

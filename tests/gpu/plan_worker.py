@@ -57,16 +57,16 @@ def check(gpu, path, *, generated=0, sizes=SIZES, layers=None, **options):
     asked = {"ctx": 64, "prefill_chunk": ROWS, "draft_max": DRAFT, **options}
     own = GIB if layers is None else room(gpu, path, layers, **asked)
     with load_package(
-        path, device="cuda", gpu_providers=provider(gpu), memory=GIB, device_memory=own, **asked
+        path, device=gpu.device, gpu_providers=provider(gpu), memory=GIB, device_memory=own, **asked
     ) as model:  # fmt: skip
         assert model.plan.choice.gpu_layers == layers
-        planned = model.plan.sizes.gpu
-        loaded = gpu.live().bytes
-        assert planned.weights + planned.kv_cache <= loaded <= planned.total - CONTEXT_BYTES, (loaded, planned)
+        planned, unseen = model.plan.sizes.gpu, model.plan.device.gpu.context_bytes
+        loaded = gpu.held_bytes()
+        assert planned.weights + planned.kv_cache <= loaded <= planned.total - unseen, (loaded, planned)
         # Small passes first: a pool that kept the blocks of every size would hold the most then.
         for rows in sizes:
             drive(model, rows)
-            assert gpu.live().bytes <= planned.total - CONTEXT_BYTES, (rows, gpu.live(), planned)
+            assert gpu.held_bytes() <= planned.total - unseen, (rows, gpu.held_bytes(), planned)
         if options["spec"] == "exit":
             drive_drafts(model)
             # What is copied for each graph and lies between them; blocks are up to an eighth larger.
@@ -74,8 +74,8 @@ def check(gpu, path, *, generated=0, sizes=SIZES, layers=None, **options):
             assert held <= loaded <= held + planned.weights // 8, (loaded, held)
         if generated:
             model.generate("The little boat. The little boat", max_tokens=generated, **GREEDY)
-        assert loaded < gpu.live().bytes <= planned.total - CONTEXT_BYTES, (gpu.live(), planned)
-    assert gpu.live().bytes == 0, gpu.live()
+        assert loaded < gpu.held_bytes() <= planned.total - unseen, (gpu.held_bytes(), planned)
+    assert gpu.held_bytes() == 0, gpu.held_bytes()
 
 
 def case_f16(gpu):
@@ -110,7 +110,7 @@ def case_nested_exits(gpu):
 def case_second(gpu):
     """Two models at once: each counts the context that they share, and both together keep to their plans."""
     asked = {
-        "device": "cuda", "gpu_providers": provider(gpu), "memory": GIB, "ctx": 64, "prefill_chunk": ROWS,
+        "device": gpu.device, "gpu_providers": provider(gpu), "memory": GIB, "ctx": 64, "prefill_chunk": ROWS,
         "draft_max": DRAFT, "spec": "suffix", "kv": "f16",
     }  # fmt: skip
     with (
@@ -123,7 +123,7 @@ def case_second(gpu):
             for model in (first, second):
                 drive(model, rows)
         assert gpu.live().bytes <= sum(one.total - CONTEXT_BYTES for one in planned), (gpu.live(), planned)
-    assert gpu.live().bytes == 0, gpu.live()
+    assert gpu.held_bytes() == 0, gpu.held_bytes()
 
 
 def case_stays(gpu):

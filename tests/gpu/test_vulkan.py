@@ -15,6 +15,7 @@ ROOT = Path(__file__).parents[2]
 # Cases of a line share a process, and the kernels that it has made.
 WORKERS = {
     "op_worker": ("gather concat",),
+    "model_worker": ("placed sampled", "passes"),
 }
 
 pytestmark = [

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import gc
 import os
+import re
 import tempfile
 from pathlib import Path
 
@@ -55,6 +56,11 @@ class VulkanGpu(Gpu):
         text = ctypes.create_string_buffer(512)
         self._layer.edge_rt_vulkan_faults_live(text, ctypes.c_size_t(len(text)))
         return text.value.decode()
+
+    def held_bytes(self):
+        """Return the bytes of memory that are held."""
+        found = re.search(r"bytes (\d+)", self.live())
+        return 0 if found is None else int(found[1])
 
     def complaints(self):
         count = self._layer.edge_rt_vulkan_faults_complaints

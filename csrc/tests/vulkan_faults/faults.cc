@@ -49,6 +49,8 @@ bool Faults::understand(const std::string& setting, Plan* out) {
       out->delay_us = static_cast<uint64_t>(number);
     else if (name == "memory")
       out->memory = static_cast<uint64_t>(number);
+    else if (name == "type")
+      out->type = static_cast<uint32_t>(number);
     else if (name == "strict")
       out->strict = number != 0;
     else
@@ -96,6 +98,11 @@ uint64_t Faults::delay_us() {
 uint64_t Faults::memory() {
   const std::lock_guard<std::mutex> lock(mutex_);
   return plan_.memory;
+}
+
+uint32_t Faults::type() {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  return plan_.type;
 }
 
 void Faults::count(const char* kind, int change, int64_t bytes) {

@@ -20,6 +20,7 @@ class Faults {
   //                        lost, or hangs, does so for ever
   //   delay_us=N           every submit takes that much longer on the device
   //   memory=N             devices have that many bytes of memory, and as much of a budget; 0: what they have
+  //   type=N               devices are of that type (VkPhysicalDeviceType: 2 is a discrete GPU); 0: of their own
   //   strict=1             leaks and endless waits end the process
   // An empty text takes all of it back. False: it is not understood, and nothing has changed.
   bool set(const std::string& settings);
@@ -29,6 +30,7 @@ class Faults {
   int64_t calls(const std::string& function);
   uint64_t delay_us();
   uint64_t memory();
+  uint32_t type();
 
   // An object made (1) or given back (-1), and its bytes where it is memory.
   void count(const char* kind, int change, int64_t bytes = 0);
@@ -47,6 +49,7 @@ class Faults {
     bool all = false;
     int32_t result = kSuccess;
     uint64_t delay_us = 0, memory = 0;
+    uint32_t type = 0;
     bool strict = false;
   };
   static bool understand(const std::string& setting, Plan* out);

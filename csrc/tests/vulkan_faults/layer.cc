@@ -285,8 +285,9 @@ int32_t create_instance(const void* info, const void* allocator, void** out) {
   const int32_t result = below(info, allocator, out);
   if (result != kSuccess) return result;
   Owner& owner = own(*out, link->get_instance_proc_addr, "instances");
-  for (const char* name : {"vkDestroyInstance", "vkGetPhysicalDeviceMemoryProperties",
-                           "vkGetPhysicalDeviceMemoryProperties2", "vkEnumerateDeviceExtensionProperties"}) {
+  for (const char* name : {"vkDestroyInstance", "vkGetPhysicalDeviceProperties", "vkGetPhysicalDeviceProperties2",
+                           "vkGetPhysicalDeviceMemoryProperties", "vkGetPhysicalDeviceMemoryProperties2",
+                           "vkEnumerateDeviceExtensionProperties"}) {
     owner.kept[name] = link->get_instance_proc_addr(*out, name);
   }
   return result;
@@ -375,6 +376,18 @@ void memory_properties2(void* physical, MemoryProperties2* out) {
   }
 }
 
+void properties(void* physical, Properties* out) {
+  const char* const name = "vkGetPhysicalDeviceProperties";
+  owner_of(physical).below<decltype(&properties)>(name)(physical, out);
+  if (const uint32_t type = faults().type()) out->type = type;
+}
+
+void properties2(void* physical, Properties2* out) {
+  const char* const name = "vkGetPhysicalDeviceProperties2";
+  owner_of(physical).below<decltype(&properties2)>(name)(physical, out);
+  if (const uint32_t type = faults().type()) out->properties.type = type;
+}
+
 // --- which function is whose -----------------------------------------------------------------------------------------
 
 Function get_instance_proc_addr(void* instance, const char* name);
@@ -427,6 +440,9 @@ Table instance_functions() {
           {"vkDestroyInstance", erased(&destroy_instance)},
           {"vkCreateDevice", erased(&create_device)},
           {"vkEnumerateDeviceExtensionProperties", erased(&extensions)},
+          {"vkGetPhysicalDeviceProperties", erased(&properties)},
+          {"vkGetPhysicalDeviceProperties2", erased(&properties2)},
+          {"vkGetPhysicalDeviceProperties2KHR", erased(&properties2)},
           {"vkGetPhysicalDeviceMemoryProperties", erased(&memory_properties)},
           {"vkGetPhysicalDeviceMemoryProperties2", erased(&memory_properties2)},
           {"vkGetPhysicalDeviceMemoryProperties2KHR", erased(&memory_properties2)}};

@@ -73,6 +73,14 @@ struct MemoryProperties2 {
   Chained head;
   MemoryProperties properties;
 };
+// The beginning of what a device says of itself.
+struct Properties {
+  uint32_t api, driver, vendor, device, type;
+};
+struct Properties2 {
+  Chained head;
+  Properties properties;
+};
 struct MemoryBudget {
   Chained head;
   uint64_t budget[16], usage[16];
