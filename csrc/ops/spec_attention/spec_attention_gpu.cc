@@ -12,14 +12,16 @@ namespace {
 constexpr int64_t kFewRows = 16;
 
 // What blocks are made of: on GPUs with little shared memory they have fewer queries, one kernel has the cases of all
-// formats, and a block prepares one head.
+// formats, a block prepares one head, and there may be too many blocks for one side of a grid.
 struct Geometry {
   int most_queries;
   int query_words;  // that queries may take of shared memory
   int row_heads;
+  bool puts_heads_along_y;
   const char* kernel_of_all;  // nullptr: each format has its own
 };
-constexpr Geometry kLarge{kAttendQueries, kQueryWords, kRowWarps, nullptr}, kSmall{8, 1280, 1, "attention_span"};
+constexpr Geometry kLarge{kAttendQueries, kQueryWords, kRowWarps, false, nullptr},
+    kSmall{8, 1280, 1, true, "attention_span"};
 static_assert(kSmall.query_words / kMaxHeadDim >= 2, "heads of every size leave room for some queries");
 
 const Geometry& geometry_of(const Launcher& launcher) {
@@ -88,12 +90,17 @@ bool enqueue_attention(Launcher* launcher, const AttentionPass& pass, const int3
   const int words = pass.has_query_codes() ? kCodedQueryWords * pass.groups() : pass.padded_dim;
   args.block_queries = std::min(geometry.most_queries, geometry.query_words / words);
   const int heads = pass.heads + (pass.shares_cache ? 0 : 2 * pass.kv_heads), rows = static_cast<int>(pass.rows);
-  const int64_t blocks = pass.kv_heads * divide_up(pass.rows * pass.group, args.block_queries);
+  int64_t blocks = divide_up(pass.rows * pass.group, args.block_queries), blocks_y = pass.kv_heads;
+  // Where heads do not lie along y spans do, and there is one if they are folded.
+  if (!args.folds || !geometry.puts_heads_along_y) {
+    blocks *= pass.kv_heads;
+    blocks_y = spans;
+  }
   const uint32_t choices = uint32_t{1} << pass.format;
   const char* const attend = geometry.kernel_of_all != nullptr ? geometry.kernel_of_all : kAttendKernels[pass.format];
   return launcher->launch({"attention_rows", choices}, rows, static_cast<int>(divide_up(heads, geometry.row_heads)),
                           args) &&
-         launcher->launch({attend, choices}, static_cast<int>(blocks), static_cast<int>(spans), args) &&
+         launcher->launch({attend, choices}, static_cast<int>(blocks), static_cast<int>(blocks_y), args) &&
          launcher->launch({"attention_finish", choices}, rows, pass.heads, args);
 }
 

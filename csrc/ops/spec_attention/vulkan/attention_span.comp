@@ -1,6 +1,6 @@
 #version 460
 // A block's queries and the keys of a span: 32 threads have a chunk of it, and chunks are joined in ascending order.
-// Grid: kv heads times blocks of queries, and spans unless they are folded as they come.
+// Grid: kv heads times blocks of queries, and spans; or, where spans are folded as they come, blocks, and kv heads.
 //
 // Where rows find different keys, as branches of a tree do, the block takes its rows one after the other: a round each.
 #define THREADS 128
@@ -224,8 +224,8 @@ void main() {
   const int queries = block.rows * block.group, kv_heads = args.pass.kv_heads;
   const bool folds = is(args.folds);
   block.room = args.block_queries;
-  block.kv = block_x() % kv_heads;
-  block.begin = block_x() / kv_heads * block.room;
+  block.kv = folds ? block_y() : block_x() % kv_heads;
+  block.begin = (folds ? block_x() : block_x() / kv_heads) * block.room;
   // The last rows see the most keys: they are begun first.
   if (folds) block.begin = (queries - 1) / block.room * block.room - block.begin;
   block.count = min(queries - block.begin, block.room);
