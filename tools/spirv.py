@@ -131,12 +131,12 @@ def compiled(kernel: Path, *options: str) -> bytes:
     return code
 
 
-def images_of(kernel: Path, sources: set[Path]) -> dict[str, bytes]:
+def images_of(kernel: Path, sources: set[Path], *options: str) -> dict[str, bytes]:
     """File names and contents that a kernel becomes."""
-    plain = compiled(kernel)
+    plain = compiled(kernel, *options)
     images = {f"{kernel.stem}.spv": plain}
     if any(re.search(r"\bdot4\(", path.read_text()) for path in sources if path.name != "kernel.glsl"):
-        dots = compiled(kernel, "-DPACKED_DOTS")
+        dots = compiled(kernel, *options, "-DPACKED_DOTS")
         if any(words[0] & 0xFFFF == SIGNED_DOT for words in instructions(dots)):
             images[f"{kernel.stem}.dots.spv"] = dots
     return images
@@ -148,13 +148,13 @@ def is_current(image: Path, sources: set[Path]) -> bool:
     return image.is_file() and image.stat().st_mtime > max(path.stat().st_mtime for path in made_of)
 
 
-def build(kernel: Path, folder: Path) -> str:
+def build(kernel: Path, folder: Path, *options: str) -> str:
     """Writes a kernel's files; returns what was done, in words."""
     sources = sources_of(kernel)
     plain, dots = folder / f"{kernel.stem}.spv", folder / f"{kernel.stem}.dots.spv"
     if is_current(plain, sources):
         return ""
-    images = images_of(kernel, sources)
+    images = images_of(kernel, sources, *options)
     folder.mkdir(parents=True, exist_ok=True)
     if dots.name not in images:
         dots.unlink(missing_ok=True)
@@ -187,6 +187,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description="Makes SPIR-V of Vulkan kernels.")
     parser.add_argument("names", nargs="*", help="kernels; all without any")
     parser.add_argument("--out", type=Path, help="one folder for all, instead of those beside the sources")
+    parser.add_argument("--define", metavar="NAME", help="a macro of tests; its files want a folder of their own")
     parser.add_argument("--check", action="store_true", help="only say which files are not what the sources give")
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="compilers at once (all CPUs)")
     options = parser.parse_args()
@@ -197,7 +198,7 @@ def main() -> int:
             if options.check:
                 wrong = differences(kernel, folder)
                 return not wrong, wrong
-            return True, build(kernel, folder)
+            return True, build(kernel, folder, *([f"-D{options.define}"] if options.define else []))
         except BuildError as error:
             return False, str(error)
 

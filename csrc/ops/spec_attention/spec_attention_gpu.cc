@@ -20,6 +20,7 @@ struct Geometry {
   bool puts_heads_along_y;
   const char* kernel_of_all;  // nullptr: each format has its own
 };
+// The numbers of attention_span.comp are those of kSmall.
 constexpr Geometry kLarge{kAttendQueries, kQueryWords, kRowWarps, false, nullptr},
     kSmall{8, 1280, 1, true, "attention_span"};
 static_assert(kSmall.query_words / kMaxHeadDim >= 2, "heads of every size leave room for some queries");

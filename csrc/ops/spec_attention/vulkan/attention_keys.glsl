@@ -43,7 +43,7 @@ int dot_quad(uvec4 key, int word, int dot) {
 }
 
 // Of floats and halves: sums of 16 lanes, then their tree.
-void score_floats(Plane keys, int row, ivec2 queries, out float scores[kMostScored]) {
+void score_floats(Plane keys, int row, int query, int count, out float scores[kMostScored]) {
   const bool is_half = key_coding() == kCodedF16;
   const int bytes = is_half ? 2 : 4;
   const bool is_whole = are_whole_quads(keys.codes, keys.code_bytes);
@@ -51,20 +51,21 @@ void score_floats(Plane keys, int row, ivec2 queries, out float scores[kMostScor
   float lanes[kMostScored][16];
   for (int d = 0; d < block.dim; d += 16) {
     float key[16];
-    const int count = bytes * (block.dim - d);
+    const int left = bytes * (block.dim - d);
     if (is_half) {
       [[unroll]] for (int i = 0; i < 2; ++i) {
-        const uvec4 quad = load_quad(behind(from, 2 * d + 16 * i), is_whole, count - 16 * i);
+        const uvec4 quad = load_quad(behind(from, 2 * d + 16 * i), is_whole, left - 16 * i);
         [[unroll]] for (int k = 0; k < 8; ++k) key[8 * i + k] = float_of_half(quad[k / 2] >> 16 * (k % 2) & 0xffffu);
       }
     } else {
       [[unroll]] for (int i = 0; i < 4; ++i) {
-        const uvec4 quad = load_quad(behind(from, 4 * d + 16 * i), is_whole, count - 16 * i);
+        const uvec4 quad = load_quad(behind(from, 4 * d + 16 * i), is_whole, left - 16 * i);
         [[unroll]] for (int k = 0; k < 4; ++k) key[4 * i + k] = uintBitsToFloat(quad[k]);
       }
     }
     [[unroll]] for (int i = 0; i < scored_at_once(); ++i) {
-      const int word = queries[i] * block.padded_dim + d;
+      if (i >= count) continue;
+      const int word = (query + i) * block.padded_dim + d;
       [[unroll]] for (int l = 0; l < 16; ++l) {
         const float value = uintBitsToFloat(words[word + l]);
         lanes[i][l] = d == 0 ? value * key[l] : fused(value, key[l], lanes[i][l]);
@@ -99,7 +100,7 @@ void load_codes(Plane keys, int row, int group, bool is_whole, bool is_whole_fin
   }
 }
 
-void score_codes(Plane keys, int row, ivec2 queries, out float scores[kMostScored]) {
+void score_codes(Plane keys, int row, int query, int count, out float scores[kMostScored]) {
   const bool is_whole = are_whole_quads(keys.codes, keys.code_bytes);
   const bool is_whole_finer = are_whole_quads(keys.finer, keys.code_bytes);
   const bool has_minimum = key_coding() != kCodedInt8, is_pair = key_coding() == kCodedPairs;
@@ -116,11 +117,12 @@ void score_codes(Plane keys, int row, ivec2 queries, out float scores[kMostScore
       scale *= 0.0625;
     }
     [[unroll]] for (int i = 0; i < scored_at_once(); ++i) {
-      const int word = (queries[i] * groups + g) * 8;
+      if (i >= count) continue;
+      const int word = ((query + i) * groups + g) * 8;
       int dot = dot_quad(second, word + 4, dot_quad(first, word, 0));
-      const float query_scale = uintBitsToFloat(words[scale_word(queries[i], groups) + g]);
+      const float query_scale = uintBitsToFloat(words[scale_word(query + i, groups) + g]);
       if (has_minimum) {
-        const int sum = int(words[sum_word(queries[i], groups) + g]);
+        const int sum = int(words[sum_word(query + i, groups) + g]);
         if (is_pair) dot += sum << 7;
         scores[i] = fused(query_scale, fused(scale, float(dot), minimum * float(sum)), scores[i]);
       } else {
@@ -130,12 +132,11 @@ void score_codes(Plane keys, int row, ivec2 queries, out float scores[kMostScore
   }
 }
 
-// Scores of a row's key and queries from `query` on; of those behind the block's last one they are that one's.
-void score_key(Plane keys, int row, int query, out float scores[kMostScored]) {
-  const ivec2 queries = ivec2(query, min(query + 1, block.count - 1));
+// Scores of a row's key and `count` queries from `query` on, at most scored_at_once().
+void score_key(Plane keys, int row, int query, int count, out float scores[kMostScored]) {
   if (has_query_codes()) {
-    score_codes(keys, row, queries, scores);
+    score_codes(keys, row, query, count, scores);
   } else {
-    score_floats(keys, row, queries, scores);
+    score_floats(keys, row, query, count, scores);
   }
 }

@@ -9,7 +9,7 @@
 #include "ops/spec_attention/vulkan/attention.glsl"
 #include "ops/spec_attention/vulkan/attention_join.glsl"
 
-const int kChunkThreads = 32, kQueries = 8, kMostScored = 2, kSlice = 64, kQueryWords = 1280;
+const int kChunkThreads = 32, kQueries = 8, kMostScored = 4, kSlice = 64, kQueryWords = 1280;
 
 // The queries of the block; then the outputs of a slice of dimensions, [queries][kSlice].
 shared uint words[kQueryWords];
@@ -31,9 +31,14 @@ struct QueryBlock {
 };
 QueryBlock block;
 
-// Queries whose scores, and whose outputs, a thread has at once. A fma of integers is long: with one each there are few.
+// Queries whose scores, and whose outputs, a thread has at once: as many as registers hold. A fma of integers is long:
+// with one query there are few.
+#ifdef MANY_AT_ONCE  // for tests of the code of other devices on one that has a long fma
+bool has_long_fma() { return false; }
+#else
 bool has_long_fma() { return (mended & MENDS_FMA) != 0u; }
-int scored_at_once() { return has_long_fma() ? 1 : kMostScored; }
+#endif
+int scored_at_once() { return has_long_fma() ? 1 : has_query_codes() ? kMostScored : 2; }
 int weighed_at_once() { return has_long_fma() ? 1 : kQueries; }
 
 int chunk_lane() { return thread() % kChunkThreads; }
@@ -97,7 +102,7 @@ void score_chunk(Plane keys, int start, Round now) {
     if (!has(now.seen, j)) continue;
     for (int query = now.begin; query < now.end; query += scored_at_once()) {
       float scores[kMostScored];
-      score_key(keys, physical[chunk()][j], query, scores);
+      score_key(keys, physical[chunk()][j], query, now.end - query, scores);
       [[unroll]] for (int i = 0; i < scored_at_once(); ++i) {
         if (query + i < now.end) weights[chunk()][query + i][j / 4][j % 4] = scores[i];
       }
