@@ -87,6 +87,7 @@ int64_t find_foreign_address(const void* data, size_t bytes) {
     for (size_t place = 0; found < 0 && place + sizeof(uintptr_t) <= bytes; place += sizeof(uintptr_t)) {
       uintptr_t word = 0;
       std::memcpy(&word, static_cast<const char*>(data) + place, sizeof word);
+      if ((word & 0xffffffff) < 64) continue;  // an enum, and whatever lies in the gap behind it
       const bool is_ours = word >= reinterpret_cast<uintptr_t>(begin) && word < reinterpret_cast<uintptr_t>(end);
       if (!is_ours && word >= from && word < to) found = static_cast<int64_t>(place);
     }

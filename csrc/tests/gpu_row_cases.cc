@@ -24,8 +24,16 @@ void run_embed_case(gpu::Launcher* launcher, WeightFormat format) {
   const size_t bad = ids.size() * static_cast<size_t>(inputs);
   for (int64_t id = kOutputs - 1; id >= 0; --id) ids.push_back(id);
   std::vector<float> y(ids.size() * static_cast<size_t>(inputs)), expected(static_cast<size_t>(inputs));
-  CHECK(gpu::enqueue_embed(
-      launcher, {matrix.packed(), ids.data(), static_cast<int64_t>(ids.size()), kOutputs, inputs, 22.625f, y.data()}));
+  EmbedRows job;
+  std::memset(&job, 0, sizeof job);  // the gap behind a float, too: launchers look for addresses everywhere
+  job.weight = matrix.packed();
+  job.ids = ids.data();
+  job.rows = static_cast<int64_t>(ids.size());
+  job.out_features = kOutputs;
+  job.features = inputs;
+  job.scale = 22.625f;
+  job.y = y.data();
+  CHECK(gpu::enqueue_embed(launcher, job));
   for (size_t i = 0; i < bad; ++i) CHECK(y[i] != y[i]);
   for (size_t i = 4; i < ids.size(); ++i) {
     cpu_kernels().quant_embed.row(matrix.packed(), ids[i], inputs, 22.625f, expected.data());
