@@ -13,6 +13,7 @@
 #include <fstream>
 #include <iterator>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "gpu/gpu_device.h"
@@ -234,6 +235,31 @@ void test_delay(const Layer& layer) {
   layer.set("");
 }
 
+// What another thread, or a free, runs of a pass may fail and tell nobody: the pass has failed.
+void test_settled_by_others(const Layer& layer) {
+  GpuError error;
+  const std::shared_ptr<GpuDevice> device = open_gpu(0, &error);
+  CHECK(device != nullptr);
+  const std::unique_ptr<GpuQueue> queue = device->open_queue(&error);
+  const Memory first(device.get(), false, &error), second(device.get(), false, &error);
+  CHECK(queue != nullptr && first && second);
+  const std::vector<float> from = numbers(1);
+  CHECK(pass(queue.get(), from, first, second, nullptr, &error));
+  for (const bool frees : {true, false}) {
+    CHECK(queue->begin(false, &error) && queue->upload(first.get(), from.data(), kBytes, &error));
+    layer.set("vkEndCommandBuffer=0:host");
+    if (frees) {
+      device->free(device->allocate(kBytes, &error));
+    } else {
+      std::thread([&] { CHECK(device->settle(&error)); }).join();
+    }
+    layer.set("");
+    CHECK(!error && !queue->end(nullptr, &error) && error.fault == Fault::kOutOfMemory);
+    error = {};
+    CHECK(pass(queue.get(), from, first, second, nullptr, &error) && holds(device.get(), second, from, &error));
+  }
+}
+
 // A recording that took long is cut anew, and runs as a whole behind a time that this failed.
 void test_cut_again(const Layer& layer) {
   GpuError error;
@@ -295,6 +321,7 @@ int run(int argc, char** argv) {
   test_budget(layer);
   test_delay(layer);
   test_cut_again(layer);
+  test_settled_by_others(layer);
   return 0;
 }
 

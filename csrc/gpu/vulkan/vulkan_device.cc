@@ -147,12 +147,14 @@ Traits VulkanDevice::traits() const { return {size_t{16} << 10, false}; }
 bool VulkanDevice::keep(VkResult result, const char* function, GpuError* error) {
   GpuError failed;
   if (keep_result(result, function, &failed)) return true;
-  if (failed.fault == Fault::kLost || failed.fault == Fault::kHung) {
-    const std::lock_guard<std::mutex> guard(lost_lock_);
-    if (!lost_) lost_ = failed;
-  }
+  if (failed.fault == Fault::kLost || failed.fault == Fault::kHung) lose(failed);
   if (!*error) *error = failed;
   return false;
+}
+
+void VulkanDevice::lose(const GpuError& error) {
+  const std::lock_guard<std::mutex> guard(lost_lock_);
+  if (!lost_) lost_ = error;
 }
 
 bool VulkanDevice::is_well(GpuError* error) const {
@@ -403,8 +405,10 @@ bool VulkanDevice::submit(const std::vector<VkCommandBuffer>& buffers, VkFence f
   }
   if (*sent == 0 || *sent == buffers.size()) return *sent != 0;
   // Those that went before a failure are waited for: they use memory that is given back behind it.
-  GpuError ignored;
-  if (!keep(call.vkQueueSubmit(queue_, 0, nullptr, fence), "vkQueueSubmit", &ignored)) *sent = 0;
+  GpuError of_wait;
+  if (keep(call.vkQueueSubmit(queue_, 0, nullptr, fence), "vkQueueSubmit", &of_wait)) return false;
+  lose(of_wait);
+  *sent = 0;
   return false;
 }
 
@@ -417,6 +421,7 @@ bool VulkanDevice::run(const std::vector<VkCommandBuffer>& buffers, VkFence fenc
   const auto most = static_cast<uint64_t>(limits_.answer.count()) + sent * static_cast<uint64_t>(1000000000);
   if (!keep(call.vkWaitForFences(handle_, 1, &fence, 1, most), "vkWaitForFences", &of_wait) ||
       !keep(call.vkResetFences(handle_, 1, &fence), "vkResetFences", &of_wait)) {
+    lose(of_wait);  // whatever the reason: what is under way cannot be waited for any more
     if (!*error) *error = of_wait;
     return false;
   }

@@ -108,6 +108,8 @@ class VulkanDevice : public GpuDevice, public std::enable_shared_from_this<Vulka
   void drop_pipelines();
   bool submit(const std::vector<vk::VkCommandBuffer>& buffers, vk::VkFence fence, size_t* sent, GpuError* error);
   bool keep(vk::VkResult result, const char* function, GpuError* error);
+  // From now on every call fails with this error.
+  void lose(const GpuError& error);
   bool copy_settled(Way way, void* to, const void* from, size_t bytes, GpuError* error);
   bool copy_staged(Way way, void* to, const void* from, size_t bytes, GpuError* error);
   // The mapped place of an address, if its block is mapped; else nullptr.

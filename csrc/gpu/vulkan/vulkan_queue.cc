@@ -43,9 +43,9 @@ bool VulkanQueue::begin(bool records, GpuError* error) {
   pieces_.clear();
   commands_.clear();
   expected_ = Nanoseconds{0};
-  if (!records) return true;
-  recording_ = std::make_unique<VulkanRecording>(device_);
-  recorder_ = std::this_thread::get_id();
+  failed_ = {};
+  owner_ = std::this_thread::get_id();
+  if (records) recording_ = std::make_unique<VulkanRecording>(device_);
   return true;
 }
 
@@ -110,23 +110,28 @@ bool VulkanQueue::start(Command command, GpuError* error) {
   return true;
 }
 
-// Also after an error nothing is left.
+// Also after an error nothing is left, and the pass has it until its end: it may have been another thread that ran this
+// part, or one that frees memory and tells nobody.
 bool VulkanQueue::flush(GpuError* error) {
   const std::vector<Command> commands = std::exchange(commands_, {});
   expected_ = Nanoseconds{0};
-  if (commands.empty()) return device_->is_well(error);
   Nanoseconds took{0};
-  if (!buffers_.reset(error) || !buffers_.add(commands.data(), commands.data() + commands.size(), error) ||
-      !buffers_.run(&took, error)) {
-    return false;
+  if (!failed_ && !commands.empty() && buffers_.reset(&failed_) &&
+      buffers_.add(commands.data(), commands.data() + commands.size(), &failed_) && buffers_.run(&took, &failed_)) {
+    learn(commands, took);
   }
-  learn(commands, took);
-  return true;
+  if (!failed_) return device_->is_well(error);
+  if (!*error) *error = failed_;
+  return false;
 }
 
 bool VulkanQueue::end(std::unique_ptr<Recording>* out, GpuError* error) {
   const std::lock_guard<std::mutex> guard(lock_);
-  if (recording_ == nullptr) return flush(error);
+  if (recording_ == nullptr) {
+    const bool is_done = flush(error);
+    failed_ = {};
+    return is_done;
+  }
   std::unique_ptr<VulkanRecording> recorded = std::move(recording_);
   if (out == nullptr) return true;
   if (!run(recorded.get(), error)) return false;
@@ -191,8 +196,10 @@ bool VulkanQueue::replay(const Recording& recording, GpuError* error) {
 
 bool VulkanQueue::settle(GpuError* error) {
   const std::lock_guard<std::mutex> guard(lock_);
-  if (recording_ == nullptr) return flush(error);
-  if (recorder_ != std::this_thread::get_id()) return true;
+  const bool is_own = owner_ == std::this_thread::get_id();
+  GpuError ignored;
+  if (recording_ == nullptr) return flush(is_own ? error : &ignored) || !is_own;
+  if (!is_own) return true;
   if (!*error) *error = {Fault::kRefused, 0, "a pass with copies between host and device cannot be recorded"};
   return false;
 }

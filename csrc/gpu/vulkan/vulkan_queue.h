@@ -50,7 +50,8 @@ class VulkanQueue : public GpuQueue {
   bool end(std::unique_ptr<Recording>* out, GpuError* error) override;
   bool replay(const Recording& recording, GpuError* error) override;
 
-  // Runs what the pass has started so far, by any thread; a pass that records has started nothing.
+  // Runs what the pass has started so far, by any thread; a pass that records has started nothing. An error of the part
+  // is the pass's, and that of whose thread began it, not of others.
   bool settle(GpuError* error);
 
  private:
@@ -65,8 +66,9 @@ class VulkanQueue : public GpuQueue {
   CommandBuffers buffers_;
   std::vector<Command> commands_;               // that were not handed over yet
   Nanoseconds expected_{0};                     // that they take
+  GpuError failed_;                             // of the running pass: whoever ran a part of it may not tell
   std::unique_ptr<VulkanRecording> recording_;  // of the running pass, if that records
-  std::thread::id recorder_;
+  std::thread::id owner_;                       // the thread that began the pass
 };
 
 }  // namespace edge_rt::gpu
