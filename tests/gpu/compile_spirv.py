@@ -4,7 +4,7 @@
 
 Needs no GPU: Mesa's driver compiles for devices that are not there (``tests/gpu/radv.py``). A kernel is compiled once
 for the cases that its launches may choose (``Kernel::choices``: formats of weights, or of the KV cache), as the backend
-does; without ``--all`` for seven of the 22 formats of weights, except in the kernel of one row. Takes minutes.
+does; without ``--all`` for seven of the 22 formats of weights. Takes minutes.
 ``--write`` puts the tables into ``docs/vulkan-kernels.md``.
 
 What is a fault, and ends the script with 1:
@@ -109,7 +109,7 @@ def cases_of(name: str, op: str, is_whole: bool) -> dict[str, int]:
         return {case: 1 << number for number, case in enumerate(CACHES)}
     if op not in OF_WEIGHTS:
         return {str(choices): choices for choices in (1, 2, 4)}
-    wanted = set(WEIGHTS if is_whole or name == LINEAR else FEW_WEIGHTS)
+    wanted = set(WEIGHTS if is_whole else FEW_WEIGHTS)
     if op == "quant_linear":  # its kernels are for the ones, or for the others
         wanted = wanted & FLOATS if name == "quant_linear_floats" else wanted - FLOATS
     return {case: 1 << number for number, case in enumerate(WEIGHTS) if case in wanted}
