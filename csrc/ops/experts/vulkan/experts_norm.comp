@@ -1,6 +1,6 @@
 #version 460
 // The norms of rows, as floats. Grid: rows, and the norms of the router and of experts.
-#define THREADS 128
+#define THREADS 64
 #include "gpu/vulkan/kernel.glsl"
 #include "ops/experts/vulkan/experts.glsl"
 #include "ops/quant_linear/vulkan/quant_linear_round.glsl"
