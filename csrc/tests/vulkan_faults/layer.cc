@@ -40,8 +40,9 @@ struct Owner {
   }
 };
 
-std::mutex owners_mutex;
-std::unordered_map<void*, std::unique_ptr<Owner>> owners;
+// Never destroyed: devices may be given back while the process ends.
+std::mutex& owners_mutex = *new std::mutex;
+auto& owners = *new std::unordered_map<void*, std::unique_ptr<Owner>>;
 
 void* key_of(void* handle) { return *static_cast<void**>(handle); }
 
