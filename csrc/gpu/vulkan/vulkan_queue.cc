@@ -178,8 +178,11 @@ bool VulkanQueue::run(VulkanRecording* recording, GpuError* error) {
   if (!recording->is_cut && !fill(recording, error)) return false;
   Nanoseconds took{0};
   if (!recording->buffers.run(&took, error)) return false;
-  // Behind a longer text the same pass takes longer than when it was cut; the next time it is cut anew.
-  if (took <= 2 * static_cast<int64_t>(recording->buffers.count()) * device_->limits().submit) return true;
+  // Behind a longer text the same pass takes longer than when it was cut, and one slow measurement cuts too finely: the
+  // next time it is cut anew.
+  const auto count = static_cast<int64_t>(recording->buffers.count());
+  const Nanoseconds limit = device_->limits().submit;
+  if (took <= 2 * count * limit && (count <= 1 || 4 * took >= count * limit)) return true;
   learn(recording->commands, took);
   recording->is_cut = false;
   return true;
