@@ -84,7 +84,7 @@ class GpuDevice {
 
   virtual int number() const = 0;
   virtual Traits traits() const = 0;
-  // Whether nothing on it can go on, but `open_gpu` may open it anew.
+  // Whether nothing on it can go on, but `open_gpu` may open it anew once nobody holds it.
   virtual bool is_lost() const { return false; }
 
   // nullptr: there is none. Addresses are multiples of 256.

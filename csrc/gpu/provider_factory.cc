@@ -105,10 +105,18 @@ ProviderFactory::~ProviderFactory() {
 }
 
 std::shared_ptr<GpuDevice> ProviderFactory::open(int number, GpuError* error) {
+  drop_lost(number);
   const std::lock_guard<std::mutex> guard(lock_);
   std::shared_ptr<GpuDevice>& known = open_[number];
-  if (known == nullptr || known->is_lost()) known = open_gpu(number, error);
+  if (known == nullptr) known = open_gpu(number, error);
   return known;
+}
+
+// Nobody can open a lost device anew as long as somebody holds it.
+void ProviderFactory::drop_lost(int number) {
+  const std::lock_guard<std::mutex> guard(lock_);
+  std::shared_ptr<GpuDevice>& known = open_[number];
+  if (known != nullptr && known->is_lost()) known = nullptr;
 }
 
 // No driver, or no GPU that will do: there are no devices, and `edge_rt_gpu_describe` says why.
@@ -171,6 +179,7 @@ abi::Status* ProviderFactory::create_session(const abi::KeyValuePairs* metadata,
   const char* const records = option(kRecords);
   const char* const first_layer = option(kFirstLayer);
   GpuError error;
+  drop_lost(number);
   std::shared_ptr<GpuDevice> device = open_gpu(number, &error);
   if (device == nullptr) return api_.error("GPU " + std::to_string(number) + " cannot be opened", error);
   std::unique_ptr<PassStream> stream = PassStream::open(std::move(device), &error);

@@ -36,6 +36,7 @@ class ProviderFactory : public abi::EpFactory {
   abi::Status* add_device(int number, const GpuFacts& facts, abi::EpDevice** out);
   abi::Status* create_session(const abi::KeyValuePairs* metadata, const abi::SessionOptions* options, abi::Ep** out);
   std::shared_ptr<GpuDevice> open(int number, GpuError* error);
+  void drop_lost(int number);
 
   const ProviderApi api_;
   KernelList kernels_;

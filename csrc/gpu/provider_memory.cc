@@ -44,10 +44,10 @@ MemoryPool* DeviceAllocator::pool() {
   if (pool_ != nullptr) return pool_;
   const std::lock_guard<std::mutex> guard(lock_);
   if (own_.empty() || own_.back()->device().is_lost()) {
+    drop_unused();
     GpuError error;
     std::shared_ptr<GpuDevice> gpu = open_(&error);
     if (gpu == nullptr) return nullptr;
-    drop_unused();
     own_.push_back(std::make_unique<MemoryPool>(std::move(gpu)));
   }
   return own_.back().get();

@@ -95,6 +95,7 @@ class VulkanGpu(Gpu):
             finally:
                 self.set("")
             gc.collect()
-            assert self.live() == before, (function, number, self.live(), before)
+            # A device that was lost is given back as well, until somebody opens it anew.
+            assert self.live() in (before, ""), (function, number, self.live(), before)
             assert self.complaints() == 0
         return len(numbers)

@@ -85,6 +85,18 @@ def case_lost_in_an_answer(gpu):
     load_and_answer(gpu)
 
 
+def case_lost_with_two(gpu):
+    """A lost device is opened anew when the last model that ran there is closed, not beside it."""
+    with opened(gpu, package(), spec="off") as other:
+        with opened(gpu, package(), spec="off") as model:
+            gpu.set("vkQueueSubmit=0:lost")
+            expect(DeviceLost, "", lambda: answer(model))
+            gpu.set("")
+        expect(DeviceLost, "models that ran there", lambda: opened(gpu, package(), spec="off").__enter__())
+        expect(DeviceLost, "", lambda: answer(other, HELLO))
+    load_and_answer(gpu)
+
+
 def case_taken_over(gpu):
     """The CPU goes on with an answer of a device that is lost, hangs or is full, with the same text."""
     for settings, kind in (

@@ -75,8 +75,9 @@ class VulkanDevice : public GpuDevice, public std::enable_shared_from_this<Vulka
   VulkanPipeline* find(const Kernel& kernel, GpuError* error);
 
   // Whether the device can still be used; if it cannot, `error` gets why.
-  bool is_well(GpuError* error) const;
   bool is_lost() const override;
+  // Whether it is not lost; otherwise `error` gets why.
+  bool is_well(GpuError* error) const;
   // Hands command buffers over, one submit each, and waits for all of them, not for ever. `fence` is left as it was.
   bool run(const std::vector<vk::VkCommandBuffer>& buffers, vk::VkFence fence, GpuError* error);
   // Memory for HostPieces: that of the device, if the host can write it. It is given back by its address for kernels,
