@@ -1,5 +1,6 @@
 // The symbols of the library: ONNX Runtime calls the first two, edge-rt's Python the others.
 #include <memory>
+#include <new>
 #include <string>
 
 #include "common/export.h"
@@ -77,6 +78,18 @@ std::string tell_self_test(int number) {
   return lines;
 }
 
+// Lines that stay until the thread's next call; an error if the host has no memory for them.
+template <class Body>
+const char* told(Body body) {
+  static thread_local std::string lines;
+  try {
+    lines = body();
+  } catch (const std::bad_alloc&) {
+    return "error\t0\tFailed to allocate memory\n";
+  }
+  return lines.c_str();
+}
+
 }  // namespace
 }  // namespace edge_rt::gpu
 
@@ -101,18 +114,14 @@ EDGE_RT_EXPORT int edge_rt_gpu_abi_version() { return edge_rt::gpu::kAbiVersion;
 // "key=value" (GpuFacts::more), and "refusal=" why kernels cannot run there, if so. Or one line: "error", the driver's
 // code or 0, and a sentence. Valid until the thread's next call.
 EDGE_RT_EXPORT const char* edge_rt_gpu_describe() {
-  static thread_local std::string lines;
-  lines = edge_rt::gpu::describe();
-  return lines.c_str();
+  return edge_rt::gpu::told([] { return edge_rt::gpu::describe(); });
 }
 
 // How the arithmetic of a GPU compares to the CPU's, which opens it: "bits" and "cpu", or "device" where rows are exact
 // among themselves only; then lines of "operation", its name and what was found ("as it is", "mended", "differs"). Or
 // "error" as above. Valid until the thread's next call.
 EDGE_RT_EXPORT const char* edge_rt_gpu_self_test(int number) {
-  static thread_local std::string lines;
-  lines = edge_rt::gpu::tell_self_test(number);
-  return lines.c_str();
+  return edge_rt::gpu::told([number] { return edge_rt::gpu::tell_self_test(number); });
 }
 
 // Hands over kernels for the GPU of that number, compiled out of a source file of that name: a GPU that is opened from

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <new>
 #include <utility>
 
 namespace edge_rt::gpu {
@@ -18,21 +19,37 @@ abi::Status* MemoryKind::create(int number) {
                                           size_t{0}, static_cast<int>(abi::kDeviceAllocator), &info_);
 }
 
+namespace {
+
+// What `body` gives; nullptr where the host has no memory, as no exception may reach ONNX Runtime.
+template <class Body>
+void* or_none(Body body) {
+  try {
+    return body();
+  } catch (const std::bad_alloc&) {
+    return nullptr;
+  }
+}
+
+}  // namespace
+
 DeviceAllocator::DeviceAllocator(const abi::MemoryInfo* memory_info) : abi::AllocatorImpl{}, info_(memory_info) {
   version = abi::kEpVersion;
   free = [](abi::AllocatorImpl* self, void* memory) { static_cast<DeviceAllocator*>(self)->give_back(memory); };
   info = [](const abi::AllocatorImpl* self) { return static_cast<const DeviceAllocator*>(self)->info_; };
-  reserve = [](abi::AllocatorImpl* self, size_t bytes) -> void* {
-    MemoryPool* const pool = static_cast<DeviceAllocator*>(self)->pool();
-    return pool == nullptr ? nullptr : pool->reserve(bytes);
+  reserve = [](abi::AllocatorImpl* self, size_t bytes) {
+    return or_none([&]() -> void* {
+      MemoryPool* const pool = static_cast<DeviceAllocator*>(self)->pool();
+      return pool == nullptr ? nullptr : pool->reserve(bytes);
+    });
   };
   allocate = reserve;
 }
 
 DeviceAllocator::DeviceAllocator(const abi::MemoryInfo* memory_info, MemoryPool* pool) : DeviceAllocator(memory_info) {
   pool_ = pool;
-  allocate = [](abi::AllocatorImpl* self, size_t bytes) -> void* {
-    return static_cast<DeviceAllocator*>(self)->pool_->allocate(bytes);
+  allocate = [](abi::AllocatorImpl* self, size_t bytes) {
+    return or_none([&] { return static_cast<DeviceAllocator*>(self)->pool_->allocate(bytes); });
   };
 }
 

@@ -69,9 +69,11 @@ ProviderSession::ProviderSession(const ProviderApi& api, const KernelList& kerne
     });
   };
   synchronise = [](abi::Ep* self) -> abi::Status* {
-    GpuError error;
-    if (own(self).stream_->device().settle(&error)) return nullptr;
-    return own(self).api_.error("waiting for the GPU", error);
+    return guarded(own(self).api_, "waiting for the GPU", [&]() -> abi::Status* {
+      GpuError error;
+      if (own(self).stream_->device().settle(&error)) return nullptr;
+      return own(self).api_.error("waiting for the GPU", error);
+    });
   };
   captures_graphs = [](const abi::Ep* self) { return static_cast<const ProviderSession*>(self)->records_; };
   is_captured = [](const abi::Ep* self, int number) {
