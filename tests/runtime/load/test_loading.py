@@ -137,11 +137,12 @@ def test_commands_that_run_several_models_decide_once(package, asked):
     assert profile._plan(terminal, package, asked, DEVICE).device_choice is None
     here = profile.holding(200 << 20)
     assert profile._plan(terminal, package, asked, here).device_choice.device == LAPTOP.device_name
-    assert verify._on_one_device(terminal, package, asked, "f16").device_name == LAPTOP.device_name
+    once, bits = verify._on_one_device(terminal, package, asked, "f16")
+    assert (once.device_name, bits) == (LAPTOP.device_name, {})
     assert err.getvalue() == ""
     broken = asked.but(device_memory="800MiB", gpu_providers=GpuProviders(FakeProvider(LAPTOP, free=None)))
     assert profile._plan(terminal, package, broken, here).device_choice.device == ON_CPU
-    once = verify._on_one_device(terminal, package, broken, "f16")
+    once, _ = verify._on_one_device(terminal, package, broken, "f16")
     assert (once.device_name, once.device_memory) == (ON_CPU, None)
     assert err.getvalue().count("warning: The CPU computes") == 2
 
