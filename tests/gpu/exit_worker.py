@@ -11,7 +11,7 @@ import numpy as np
 
 from edge_rt.cli.render.inspect_report import placement_facts
 from edge_rt.device.names import parse_device
-from edge_rt.errors import EdgeRTError, MemoryBudgetExceeded
+from edge_rt.errors import DeviceMemoryExhausted, EdgeRTError, MemoryBudgetExceeded
 from tests.gpu.emulated import OUT_OF_MEMORY, SOME, main
 from tests.gpu.models import (
     DEVICE,
@@ -204,7 +204,7 @@ def case_faults(gpu):
         gc.collect()
         assert gpu.live() == before, (function, number, gpu.live(), before)
     assert {function for function, _ in failures} == {function for function, _, _ in faults}, failures
-    assert {kind for function, kind in failures if function == "cuMemAlloc"} == {MemoryBudgetExceeded}, failures
+    assert {kind for function, kind in failures if function == "cuMemAlloc"} == {DeviceMemoryExhausted}, failures
     body()
 
 

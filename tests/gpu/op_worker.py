@@ -134,15 +134,20 @@ def case_refused_before_written(gpu):
             for layer in layers:
                 expect(lambda layer=layer, changed=changed: layer.whole(x[:2], 5, chain(2), changed=changed), text)
                 assert layer.cache.tobytes() == before, message
-        two = {
+        shared = {
             "past_length": np.zeros(2, np.int32),
-            "row_map": np.arange(2 * 8, dtype=np.int32).reshape(2, 8),
+            "row_map": np.zeros((2, 8), np.int32),
             "sequence_rows": np.ones(2, np.int32),
         }
-        text = "past_length has 2 sequences, a GPU computes one in a pass"
-        expect(lambda: layers[0].whole(x[:2], 0, [-1, -1], changed=two), text)
+        for layer in layers:
+            text = "row_map gives row 0 to two sequences of the pass"
+            expect(lambda layer=layer: layer.whole(x[:2], 0, [-1, -1], changed=shared), text)
         assert layers[0].cache.tobytes() == before
     compare(layers, [(2, 5, chain(2))])
+    two = {**shared, "row_map": np.arange(2 * 8, dtype=np.int32).reshape(2, 8)}
+    found, wanted = (layer.whole(x[:2], 0, [-1, -1], changed=two) for layer in layers)
+    assert found.tobytes() == wanted.tobytes()
+    assert layers[0].cache.tobytes() == layers[1].cache.tobytes()
 
 
 def rows_of(gpu, data, indices, axis, **options):
