@@ -3,7 +3,6 @@
 //   gpu_attention_vulkan <folder of SPIR-V>           some cases of every format
 //   gpu_attention_vulkan <folder of SPIR-V> all       all cases
 #include <cstdio>
-#include <cstring>
 
 #include "tests/gpu_attention_cases.h"
 #include "tests/gpu_device_launcher.h"
@@ -12,12 +11,8 @@ namespace edge_rt::golden {
 namespace {
 
 int run(int argc, char** argv) {
-  const bool all = argc == 3 && std::strcmp(argv[2], "all") == 0;
-  if (argc != 2 && !all) {
-    std::fprintf(stderr, "use: %s <folder of compiled kernels> [all]\n", argv[0]);
-    return 2;
-  }
-  gpu::DeviceLauncher* const launcher = gpu::DeviceLauncher::open(1, argv + 1, gpu::kLargeHeapBytes);
+  bool all = false;
+  gpu::DeviceLauncher* const launcher = gpu::DeviceLauncher::open_for_cases(argc, argv, &all);
   if (launcher == nullptr) return 2;
   for (int format = 0; format < kKvFormatCount; ++format) {
     run_attention_passes(format, 1, all, [=](uint64_t) { return launcher; });

@@ -40,6 +40,13 @@ bool DeviceLauncher::hand_over(const std::string& path) {
   return true;
 }
 
+DeviceLauncher* DeviceLauncher::open_for_cases(int argc, char** argv, bool* all) {
+  *all = argc == 3 && std::strcmp(argv[2], "all") == 0;
+  if (argc == 2 || *all) return open(1, argv + 1, kLargeHeapBytes);
+  std::fprintf(stderr, "use: %s <folder of compiled kernels> [all]\n", argv[0]);
+  return nullptr;
+}
+
 DeviceLauncher* DeviceLauncher::open(int count, const char* const* paths, size_t heap_bytes) {
   auto* const made = new DeviceLauncher;
   for (int i = 0; i < count; ++i) {

@@ -21,6 +21,8 @@ class DeviceLauncher : public Launcher {
   // Opens GPU 0 with kernels out of files, which are named as what they hold, or of all SPIR-V (*.spv) in a folder; and
   // begins the heap. nullptr: it says why. It is never destroyed: the program ends by end_program().
   static DeviceLauncher* open(int count, const char* const* paths, size_t heap_bytes);
+  // The same for a program that takes a folder of kernels, and maybe "all": whether it does. nullptr: it says why.
+  static DeviceLauncher* open_for_cases(int argc, char** argv, bool* all);
 
   Traits traits() const override { return device_->traits(); }
   using Launcher::launch;

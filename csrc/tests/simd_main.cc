@@ -1,10 +1,10 @@
 // The 16-lane types of every instruction set that this machine executes, against plain definitions: bits are equal.
 #include <algorithm>
 #include <cmath>
-#include <cstring>
 #include <functional>
 #include <vector>
 
+#include "common/float_bits.h"
 #include "common/isa.h"
 #include "tests/check.h"
 #include "tests/pages.h"
@@ -55,16 +55,6 @@ struct Random {
   float uniform(float low, float high) { return low + (high - low) * static_cast<float>(next() >> 8) / 16777216.0f; }
 };
 
-float float_of(uint32_t bits) {
-  float out;
-  std::memcpy(&out, &bits, sizeof out);
-  return out;
-}
-uint32_t bits_of(float a) {
-  uint32_t out;
-  std::memcpy(&out, &a, sizeof out);
-  return out;
-}
 // NaN is equal to NaN only, whatever its bits.
 bool same(float a, float b) { return a != a ? b != b : bits_of(a) == bits_of(b); }
 

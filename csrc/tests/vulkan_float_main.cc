@@ -7,6 +7,7 @@
 #include <cstring>
 #include <vector>
 
+#include "common/float_bits.h"
 #include "tests/golden_inputs.h"
 #include "tests/gpu_device_launcher.h"
 #include "tests/simd_test.h"
@@ -25,17 +26,6 @@ struct FloatOperationsArgs {
   const uint32_t *a, *b, *c;
   uint32_t* y;
 };
-
-float float_of(uint32_t bits) {
-  float out;
-  std::memcpy(&out, &bits, sizeof out);
-  return out;
-}
-uint32_t bits_of(float value) {
-  uint32_t out;
-  std::memcpy(&out, &value, sizeof out);
-  return out;
-}
 
 using Words = std::vector<uint32_t>;
 

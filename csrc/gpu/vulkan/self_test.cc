@@ -4,6 +4,7 @@
 #include <cstring>
 #include <vector>
 
+#include "common/float_bits.h"
 #include "common/float_mode.h"
 
 namespace edge_rt::gpu {
@@ -17,18 +18,6 @@ struct SelfTestArgs {
   uint32_t* y;
   int32_t count, operation;
 };
-
-float float_of(uint32_t bits) {
-  float out;
-  std::memcpy(&out, &bits, sizeof out);
-  return out;
-}
-
-uint32_t bits_of(float value) {
-  uint32_t out;
-  std::memcpy(&out, &value, sizeof out);
-  return out;
-}
 
 float of_half(uint32_t half) {
   const uint32_t sign = (half & 0x8000) << 16, exponent = half >> 10 & 31, fraction = half & 0x3ff;
