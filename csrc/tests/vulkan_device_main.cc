@@ -238,8 +238,8 @@ void run_cut(bool is_cut) {
   GpuError error;
   const auto queue = device->open_queue(&error);
   const Rows rows(device.get(), 40, 700);
-  submit = device->call.vkQueueSubmit;
-  device->call.vkQueueSubmit = count_submit;
+  submit = device->link().call.vkQueueSubmit;
+  device->link().call.vkQueueSubmit = count_submit;
   for (int i = 0; i < 2; ++i) {
     const std::vector<float> numbers = rows.numbers(static_cast<float>(i + 5));
     std::unique_ptr<Recording> recording;
@@ -309,7 +309,7 @@ void run_float_mode() {
   bool multiplies = false;
   for (const auto& [name, how] : device->self_test().operations) multiplies |= name == "multiply" && how == "as it is";
   // A device that is not as exact says so; processors are.
-  CHECK(multiplies || device->facts().type != vk::VK_PHYSICAL_DEVICE_TYPE_CPU);
+  CHECK(multiplies || device->link().facts().type != vk::VK_PHYSICAL_DEVICE_TYPE_CPU);
   CHECK(multiplies == (found == std::vector<uint32_t>(64, 0x00400000)));
   CHECK(!device->self_test().operations.empty());
 }

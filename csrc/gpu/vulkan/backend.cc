@@ -52,7 +52,7 @@ std::shared_ptr<VulkanDevice> open_vulkan(int number, GpuError* error) {
   const std::lock_guard<std::mutex> guard(shared().lock);
   std::weak_ptr<VulkanDevice>& known = shared().open[number];
   if (std::shared_ptr<VulkanDevice> found = known.lock(); found != nullptr) {
-    if (found->is_well(error)) return found;
+    if (found->link().is_well(error)) return found;
     // Memory is known by its address, which may be that of something else on a device that is opened beside this one.
     error->sentence = "models that ran there are open, " + error->sentence;
     return nullptr;

@@ -2,7 +2,9 @@
 add_library(edge_rt_gpu_vulkan OBJECT ${gpu_folder}/vulkan/backend.cc ${gpu_folder}/vulkan/self_test.cc
                                       ${gpu_folder}/vulkan/spirv.cc ${gpu_folder}/vulkan/vulkan_commands.cc
                                       ${gpu_folder}/vulkan/vulkan_device.cc
-                                      ${gpu_folder}/vulkan/vulkan_instance.cc ${gpu_folder}/vulkan/vulkan_queue.cc)
+                                      ${gpu_folder}/vulkan/vulkan_instance.cc ${gpu_folder}/vulkan/vulkan_link.cc
+                                      ${gpu_folder}/vulkan/vulkan_memory.cc ${gpu_folder}/vulkan/vulkan_pipelines.cc
+                                      ${gpu_folder}/vulkan/vulkan_queue.cc)
 target_link_libraries(edge_rt_gpu_vulkan PUBLIC edge_rt_flags)
 edge_rt_gpu_library(edge_rt_vulkan edge_rt_gpu_vulkan)
 

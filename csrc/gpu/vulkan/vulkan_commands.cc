@@ -40,7 +40,7 @@ void learn(const std::vector<Command>& commands, Nanoseconds took) {
 }
 
 HostPieces::~HostPieces() {
-  for (const Chunk& chunk : chunks_) device_.drop_pieces(chunk.address);
+  for (const Chunk& chunk : chunks_) device_.memory().free(chunk.address);
 }
 
 void* HostPieces::add(const void* from, size_t bytes, void** address, GpuError* error) {
@@ -51,7 +51,7 @@ void* HostPieces::add(const void* from, size_t bytes, void** address, GpuError* 
   }
   if (chunk_ == chunks_.size()) {
     Chunk made{nullptr, nullptr, std::max(wanted, kChunk)};
-    made.memory = device_.allocate_pieces(made.bytes, &made.address, error);
+    made.memory = device_.memory().allocate_pieces(made.bytes, &made.address, error);
     if (made.memory == nullptr) return nullptr;
     chunks_.push_back(made);
     used_ = 0;
@@ -67,27 +67,28 @@ void* HostPieces::add(const void* from, size_t bytes, void** address, GpuError* 
 void HostPieces::clear() { chunk_ = used_ = 0; }
 
 CommandBuffers::~CommandBuffers() {
-  const DeviceFunctions& call = device_.call;
-  if (pool_ != VkCommandPool{}) call.vkDestroyCommandPool(device_.handle(), pool_, nullptr);
-  if (fence_ != VkFence{}) call.vkDestroyFence(device_.handle(), fence_, nullptr);
+  const DeviceFunctions& call = device_.link().call;
+  if (pool_ != VkCommandPool{}) call.vkDestroyCommandPool(device_.link().handle(), pool_, nullptr);
+  if (fence_ != VkFence{}) call.vkDestroyFence(device_.link().handle(), fence_, nullptr);
 }
 
 bool CommandBuffers::reset(GpuError* error) {
-  const DeviceFunctions& call = device_.call;
-  if (!device_.is_well(error)) return false;
+  const DeviceFunctions& call = device_.link().call;
+  if (!device_.link().is_well(error)) return false;
   count_ = 0;
   if (fence_ == VkFence{}) {
     const VkFenceCreateInfo info;
-    if (!keep_result(call.vkCreateFence(device_.handle(), &info, nullptr, &fence_), "vkCreateFence", error)) {
+    if (!keep_result(call.vkCreateFence(device_.link().handle(), &info, nullptr, &fence_), "vkCreateFence", error)) {
       return false;
     }
   }
   if (pool_ != VkCommandPool{}) {
-    return keep_result(call.vkResetCommandPool(device_.handle(), pool_, 0), "vkResetCommandPool", error);
+    return keep_result(call.vkResetCommandPool(device_.link().handle(), pool_, 0), "vkResetCommandPool", error);
   }
   VkCommandPoolCreateInfo info;
-  info.queueFamilyIndex = device_.facts().family;
-  return keep_result(call.vkCreateCommandPool(device_.handle(), &info, nullptr, &pool_), "vkCreateCommandPool", error);
+  info.queueFamilyIndex = device_.link().facts().family;
+  return keep_result(call.vkCreateCommandPool(device_.link().handle(), &info, nullptr, &pool_), "vkCreateCommandPool",
+                     error);
 }
 
 // All that was started before is done, and seen, before anything behind begins. Validation layers know nothing of
@@ -98,17 +99,17 @@ void CommandBuffers::order(VkCommandBuffer buffer) const {
   barrier.srcAccessMask = VK_ACCESS_SHADER_WRITE_BIT | VK_ACCESS_TRANSFER_WRITE_BIT;
   barrier.dstAccessMask = VK_ACCESS_SHADER_READ_BIT | VK_ACCESS_SHADER_WRITE_BIT | VK_ACCESS_TRANSFER_READ_BIT |
                           VK_ACCESS_TRANSFER_WRITE_BIT | VK_ACCESS_HOST_READ_BIT;
-  device_.call.vkCmdPipelineBarrier(buffer, kStages, kStages | VK_PIPELINE_STAGE_HOST_BIT, 0, 1, &barrier, 0, nullptr,
-                                    0, nullptr);
+  device_.link().call.vkCmdPipelineBarrier(buffer, kStages, kStages | VK_PIPELINE_STAGE_HOST_BIT, 0, 1, &barrier, 0,
+                                           nullptr, 0, nullptr);
 }
 
 bool CommandBuffers::add(const Command* begin, const Command* end, GpuError* error) {
-  const DeviceFunctions& call = device_.call;
+  const DeviceFunctions& call = device_.link().call;
   if (count_ == buffers_.size()) {
     VkCommandBufferAllocateInfo info;
     info.commandPool = pool_;
     VkCommandBuffer made = nullptr;
-    if (!keep_result(call.vkAllocateCommandBuffers(device_.handle(), &info, &made), "vkAllocateCommandBuffers",
+    if (!keep_result(call.vkAllocateCommandBuffers(device_.link().handle(), &info, &made), "vkAllocateCommandBuffers",
                      error)) {
       return false;
     }
@@ -130,7 +131,7 @@ bool CommandBuffers::add(const Command* begin, const Command* end, GpuError* err
       bound = command->pipeline->handle;
       call.vkCmdBindPipeline(buffer, VK_PIPELINE_BIND_POINT_COMPUTE, bound);
     }
-    call.vkCmdPushConstants(buffer, device_.layout(), VK_SHADER_STAGE_COMPUTE_BIT, 0, sizeof command->args,
+    call.vkCmdPushConstants(buffer, device_.link().layout(), VK_SHADER_STAGE_COMPUTE_BIT, 0, sizeof command->args,
                             &command->args);
     call.vkCmdDispatchBase(buffer, command->first_x, command->first_y, 0, command->grid_x, command->grid_y, 1);
   }

@@ -15,7 +15,7 @@ struct Command {
   VulkanPipeline* pipeline = nullptr;
   uint32_t first_x = 0, first_y = 0, grid_x = 0, grid_y = 0;
   uint64_t args = 0;  // their address
-  VulkanDevice::Place from, to;
+  VulkanMemory::Place from, to;
   size_t bytes = 0;
   bool is_independent = false;  // of the command before: another part of the same grid
 

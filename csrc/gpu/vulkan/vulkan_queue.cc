@@ -39,7 +39,7 @@ VulkanQueue::~VulkanQueue() { device_->forget(this); }
 
 bool VulkanQueue::begin(bool records, GpuError* error) {
   const std::lock_guard<std::mutex> guard(lock_);
-  if (!device_->is_well(error)) return false;
+  if (!device_->link().is_well(error)) return false;
   pieces_.clear();
   commands_.clear();
   expected_ = Nanoseconds{0};
@@ -51,14 +51,14 @@ bool VulkanQueue::begin(bool records, GpuError* error) {
 
 bool VulkanQueue::upload(void* to, const void* from, size_t bytes, GpuError* error) {
   const std::lock_guard<std::mutex> guard(lock_);
-  if (!device_->is_well(error)) return false;
+  if (!device_->link().is_well(error)) return false;
   HostPieces& pieces = recording_ != nullptr ? recording_->pieces : pieces_;
   Command copy;
   copy.bytes = bytes;
   void* address = nullptr;
   void* const piece = pieces.add(from, bytes, &address, error);
-  if (piece == nullptr || !device_->find(address, bytes, &copy.from, error) ||
-      !device_->find(to, bytes, &copy.to, error)) {
+  if (piece == nullptr || !device_->memory().find(address, bytes, &copy.from, error) ||
+      !device_->memory().find(to, bytes, &copy.to, error)) {
     return false;
   }
   if (recording_ == nullptr) return start(copy, error);
@@ -70,17 +70,17 @@ bool VulkanQueue::upload(void* to, const void* from, size_t bytes, GpuError* err
 bool VulkanQueue::launch(const Kernel& kernel, int grid_x, int grid_y, const void* args, size_t bytes,
                          GpuError* error) {
   const auto x = static_cast<uint32_t>(grid_x), y = static_cast<uint32_t>(grid_y);
-  if (grid_x < 1 || grid_y < 1 || x > device_->facts().grid[0] || y > device_->facts().grid[1]) {
+  if (grid_x < 1 || grid_y < 1 || x > device_->link().facts().grid[0] || y > device_->link().facts().grid[1]) {
     *error = {Fault::kRefused, 0,
               std::string(kernel.name) + " has a grid of " + std::to_string(grid_x) + " x " + std::to_string(grid_y) +
-                  " blocks, the device allows " + std::to_string(device_->facts().grid[0]) + " x " +
-                  std::to_string(device_->facts().grid[1])};
+                  " blocks, the device allows " + std::to_string(device_->link().facts().grid[0]) + " x " +
+                  std::to_string(device_->link().facts().grid[1])};
     return false;
   }
   Command command;
   command.grid_x = x;
   command.grid_y = y;
-  command.pipeline = device_->find(kernel, error);
+  command.pipeline = device_->pipelines().find(kernel, error);
   if (command.pipeline == nullptr) return false;
   const std::lock_guard<std::mutex> guard(lock_);
   HostPieces& pieces = recording_ != nullptr ? recording_->pieces : pieces_;
@@ -120,7 +120,7 @@ bool VulkanQueue::flush(GpuError* error) {
       buffers_.add(commands.data(), commands.data() + commands.size(), &failed_) && buffers_.run(&took, &failed_)) {
     learn(commands, took);
   }
-  if (!failed_) return device_->is_well(error);
+  if (!failed_) return device_->link().is_well(error);
   if (!*error) *error = failed_;
   return false;
 }
@@ -190,7 +190,7 @@ bool VulkanQueue::run(VulkanRecording* recording, GpuError* error) {
 
 bool VulkanQueue::replay(const Recording& recording, GpuError* error) {
   const std::lock_guard<std::mutex> guard(lock_);
-  if (!device_->is_well(error)) return false;
+  if (!device_->link().is_well(error)) return false;
   // Nobody else has it meanwhile, and its command buffers may be cut anew.
   auto& recorded = const_cast<VulkanRecording&>(static_cast<const VulkanRecording&>(recording));
   for (const VulkanRecording::Upload& upload : recorded.uploads) std::memcpy(upload.piece, upload.from, upload.bytes);

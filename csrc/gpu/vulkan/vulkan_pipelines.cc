@@ -1,0 +1,69 @@
+#include "gpu/vulkan/vulkan_pipelines.h"
+
+#include "common/float_mode.h"
+#include "gpu/vulkan/spirv.h"
+
+namespace edge_rt::gpu {
+
+using namespace vk;  // NOLINT: names of Vulkan's own
+
+void VulkanPipelines::restart(uint32_t mended) {
+  drop();
+  mended_ = mended;
+}
+
+void VulkanPipelines::drop() {
+  for (auto& [key, pipeline] : made_) link_.call.vkDestroyPipeline(link_.handle(), pipeline->handle, nullptr);
+  made_.clear();
+}
+
+VulkanPipeline* VulkanPipelines::find(const Kernel& kernel, GpuError* error) {
+  if (!link_.is_well(error)) return nullptr;
+  const std::lock_guard<std::mutex> guard(lock_);
+  std::unique_ptr<VulkanPipeline>& known = made_[{kernel.name, kernel.choices}];
+  if (known != nullptr) return known.get();
+  auto code = link_.facts().has_dots ? kernels_.find(std::string(kernel.name) + ".dots") : kernels_.end();
+  if (code == kernels_.end()) code = kernels_.find(kernel.name);
+  auto fresh = std::make_unique<VulkanPipeline>();
+  if (code == kernels_.end()) {
+    *error = {Fault::kRefused, 0, std::string("there is no code of the kernel ") + kernel.name};
+  } else if (make(code->second, kernel.choices, &fresh->handle, error)) {
+    known = std::move(fresh);
+    return known.get();
+  } else {
+    error->sentence += std::string(" for kernel ") + kernel.name;
+  }
+  made_.erase({kernel.name, kernel.choices});
+  return nullptr;
+}
+
+bool VulkanPipelines::make(const std::vector<uint32_t>& code, uint32_t choices, VkPipeline* out, GpuError* error) {
+  const DefaultFloatMode mode;  // a software device folds constants while it compiles
+  std::vector<uint32_t> words;
+  std::string problem;
+  if (!adapt_module(code, link_.facts(), &words, &problem)) {
+    *error = {Fault::kRefused, 0, "the code " + problem + ","};
+    return false;
+  }
+  VkShaderModuleCreateInfo module_info;
+  module_info.codeSize = words.size() * sizeof(uint32_t);
+  module_info.pCode = words.data();
+  VkShaderModule module = {};
+  if (!link_.keep(link_.call.vkCreateShaderModule(link_.handle(), &module_info, nullptr, &module),
+                  "vkCreateShaderModule", error)) {
+    return false;
+  }
+  // As in kernel.glsl.
+  const uint32_t constants[] = {choices, mended_};
+  const VkSpecializationMapEntry entries[] = {{0, 0, sizeof(uint32_t)}, {1, sizeof(uint32_t), sizeof(uint32_t)}};
+  const VkSpecializationInfo special{2, entries, sizeof constants, constants};
+  VkComputePipelineCreateInfo info;
+  info.stage.module = module;
+  info.stage.pSpecializationInfo = &special;
+  info.layout = link_.layout();
+  const VkResult result = link_.call.vkCreateComputePipelines(link_.handle(), {}, 1, &info, nullptr, out);
+  link_.call.vkDestroyShaderModule(link_.handle(), module, nullptr);
+  return link_.keep(result, "vkCreateComputePipelines", error);
+}
+
+}  // namespace edge_rt::gpu

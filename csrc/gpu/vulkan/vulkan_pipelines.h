@@ -1,0 +1,49 @@
+// Kernels of a Vulkan device, made ready when they are first asked for.
+#pragma once
+
+#include <atomic>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "gpu/vulkan/vulkan_link.h"
+
+namespace edge_rt::gpu {
+
+// SPIR-V by the name of its kernel; with the suffix ".dots" the one that wants packed products of signed bytes.
+using KernelCode = std::map<std::string, std::vector<uint32_t>>;
+
+// A kernel with a set of choices, ready to run.
+struct VulkanPipeline {
+  vk::VkPipeline handle = {};
+  std::atomic<double> nanoseconds_of_block{0};  // as measured; 0: it has not run yet
+};
+
+class VulkanPipelines {
+ public:
+  VulkanPipelines(VulkanLink* link, KernelCode kernels) : link_(*link), kernels_(std::move(kernels)) {}
+  ~VulkanPipelines() { drop(); }
+  VulkanPipelines(const VulkanPipelines&) = delete;
+  VulkanPipelines& operator=(const VulkanPipelines&) = delete;
+
+  bool has(const std::string& kernel) const { return kernels_.count(kernel) != 0; }
+  // nullptr: there is none.
+  VulkanPipeline* find(const Kernel& kernel, GpuError* error);
+  // Forgets those that were made, of which none may be under way; others will have `mended` arithmetic (kernel.glsl).
+  void restart(uint32_t mended);
+
+ private:
+  void drop();
+  bool make(const std::vector<uint32_t>& code, uint32_t choices, vk::VkPipeline* out, GpuError* error);
+
+  VulkanLink& link_;
+  const KernelCode kernels_;
+  uint32_t mended_ = 0;
+  std::mutex lock_;
+  std::map<std::pair<std::string, uint32_t>, std::unique_ptr<VulkanPipeline>> made_;
+};
+
+}  // namespace edge_rt::gpu
