@@ -8,7 +8,6 @@ import traceback
 from collections.abc import Awaitable, Callable, Collection
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
-from functools import partial
 from typing import Any, Final
 
 from starlette.applications import Starlette
@@ -17,6 +16,7 @@ from starlette.middleware import Middleware
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from edge_rt.errors import EdgeRTError
 from edge_rt.server import embeddings, information, ollama, texts
@@ -249,12 +249,12 @@ async def _answered(server: Server, handler: Handler, request: Request) -> Respo
     except (ClientGone, ClientDisconnect):
         return Response(status_code=CLIENT_LEFT)
     except Exception as error:
-        return await _failed(server, request, error)
+        return _failed(server, request, error)
     finally:
         server.requests.discard(task)
 
 
-async def _failed(server: Server, request: Request, error: Exception) -> Response:
+def _failed(server: Server, request: Request, error: Exception) -> Response:
     """Tell that an answer failed; not why, as the error's text may hold what was asked."""
     _log_unexpected(server, request, error)
     what = f"The server failed: {type(error).__name__}."
@@ -281,6 +281,39 @@ def _log_unexpected(server: Server, request: Request, error: BaseException) -> N
     if server.shows_tracebacks:
         server.log("".join(traceback.format_exception(error)).rstrip())
     server.log(f"{path_of(request.scope)} failed: {type(error).__name__}")
+
+
+class _Failures:
+    """Middleware that answers what fails while an answer is sent, and ends the connection only if it must.
+
+    Starlette's raises the error again behind an answer that is whole, and uvicorn then closes the connection, which the
+    client has been told nothing of: its next request would meet a reset.
+    """
+
+    def __init__(self, app: ASGIApp, server: Server) -> None:
+        self._app, self._server = app, server
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Pass a request on."""
+        has_begun = is_whole = False
+
+        async def send_on(message: Message) -> None:
+            nonlocal has_begun, is_whole
+            has_begun = True
+            await send(message)
+            is_whole = message["type"] == "http.response.body" and not message.get("more_body", False)
+
+        try:
+            await self._app(scope, receive, send_on)
+        except Exception as error:
+            if scope["type"] != "http":
+                raise
+            response = _failed(self._server, Request(scope), error)
+            if not has_begun:
+                await response(scope, receive, send)
+            elif not is_whole:
+                # Only a connection that ends tells the client that the rest does not come.
+                raise
 
 
 async def _no_route(request: Request, error: Exception) -> Response:
@@ -311,9 +344,8 @@ def make_app(
     )
     app = Starlette(
         routes=[_route(server, endpoint) for endpoint in ENDPOINTS],
-        middleware=[guard],
-        # What fails while an answer is sent comes here as well.
-        exception_handlers={HTTPException: _no_route, Exception: partial(_failed, server)},
+        middleware=[Middleware(_Failures, server), guard],
+        exception_handlers={HTTPException: _no_route},
         lifespan=server.running,
     )
     # Behind a proxy a redirection would name an address that its clients do not reach.

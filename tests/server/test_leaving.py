@@ -285,6 +285,32 @@ def test_a_failure_while_an_answer_is_sent_is_told_without_what_was_asked(large,
     assert "the prompt" not in answer.text + caplog.text
 
 
+@pytest.mark.parametrize("is_streamed", [False, True], ids=["whole", "streamed"])
+def test_a_connection_outlives_a_failure_behind_a_whole_answer(large, is_streamed):
+    server, client = large
+
+    class Broken(dict):
+        def __missing__(self, name):
+            raise RuntimeError
+
+    body = json.dumps(asked("Hi", max_tokens=1, stream=True)).encode()
+    post = f"POST {PATH} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: {len(body)}"
+    requests, server.counters.requests = server.counters.requests, Broken()
+    try:
+        with socket.create_connection((client.base_url.host, client.base_url.port), timeout=20) as connection:
+            get = b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n"
+            connection.sendall(post.encode() + b"\r\n\r\n" + body if is_streamed else get)
+            answer = b""
+            while not answer.endswith(b"\r\n0\r\n\r\n" if is_streamed else b"}}"):
+                answer += connection.recv(4096)
+            connection.settimeout(0.1)
+            with pytest.raises(TimeoutError):
+                connection.recv(1)
+    finally:
+        server.counters.requests = requests
+    assert answer.startswith(b"HTTP/1.1 200" if is_streamed else b"HTTP/1.1 500")
+
+
 @pytest.mark.parametrize("is_asked_twice", [False, True], ids=["at-the-limit", "asked-twice"])
 def test_answers_that_outlast_the_end_fail_in_the_shape_of_their_api(long_package, monkeypatch, is_asked_twice):
     monkeypatch.setattr(responding, "PING_SECONDS", 0.01)
