@@ -32,12 +32,10 @@ def run_bits(target: Target, only: str) -> None:
         only: a text that the names of parts must hold; empty: all run.
     """
     assert target.build is not None
-    kernels = target.out / "kernels"
-    kernels.mkdir(exist_ok=True)
-    for name, image in target.kernels().items():
-        (kernels / f"{name}.cubin").write_bytes(image)
-    program = target.build / "csrc" / "tests" / ("gpu_golden_emulated" if target.is_emulated else "gpu_golden_device")
-    parts = [("golden", [str(program), str(GOLDEN_BITS), *map(str, sorted(kernels.glob("*.cubin")))], GOLDEN_SECONDS)]
+    kernels = target.kernel_folder
+    # Vulkan's program reads the folder.
+    images = [kernels] if target.is_vulkan else sorted(kernels.glob("*.cubin"))
+    parts = [("golden", [str(target.golden), str(GOLDEN_BITS), *map(str, images)], GOLDEN_SECONDS)]
     libraries = [str(target.library), str(target.build / "libedge_rt_ops.so"), str(kernels)]
     for worker, cases in CASES:
         command = [sys.executable, "-m", f"tests.gpu.{worker}", cases, *libraries]

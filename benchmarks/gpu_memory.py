@@ -29,7 +29,7 @@ def run_memory(target: Target, shape: str, mix: str) -> None:
     if target.is_emulated:
         worker = "tests.gpu.profile_worker"
         os.environ |= {"PYTHONPATH": str(ROOT), "EDGE_RT_TEST_BUILD": str(target.build)}
-    asked = LoadOptions(**MEASURED.get(shape, USUAL), device="cuda", gpu_providers=target.providers)
+    asked = LoadOptions(**MEASURED.get(shape, USUAL), device=str(target.device), gpu_providers=target.providers)
     plan = require_fit(plan_package(package, asked, this_device()))
     with MeasuredProcess(worker) as process:
         measured = MemoryReport(plan, process.run(package.path, plan))
@@ -37,5 +37,5 @@ def run_memory(target: Target, shape: str, mix: str) -> None:
     assert found is not None
     planned, taken = found["planned_without_context_bytes"], found["measured_without_context_bytes"]
     text = "not measured: the GPU shares the machine's memory" if taken is None else f"{taken / 2**20:.0f} MiB taken"
-    results.add(f"{shape}: {planned / 2**20:.0f} MiB planned without CUDA's context, {text}", **measured.to_json())
+    results.add(f"{shape}: {planned / 2**20:.0f} MiB planned without the driver's, {text}", **measured.to_json())
     fail(["more was taken than planned"] if taken is not None and taken > planned else [])

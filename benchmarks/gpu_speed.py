@@ -10,7 +10,6 @@ import numpy as np
 import onnx_ir as ir
 from gpu_target import Results, Target
 
-from edge_rt.device.names import DeviceName
 from edge_rt.export.weights.codes import Codes
 from edge_rt.export.weights.tile_formats import TILE_FORMATS
 from edge_rt.export.weights.tiles import pack_rows
@@ -154,7 +153,7 @@ def run_speed(target: Target, shape: str, mix: str, rounds: int) -> None:
         rounds: how often each is timed.
     """
     results, package = Results(target, "speed"), target.package(shape, mix)
-    device = open_device(DeviceName("cuda"), package.manifest.op_profile, target.providers)
+    device = open_device(target.device, package.manifest.op_profile, target.providers)
     assert device is not None
     weights = package.file(WEIGHTS_FILE).stat().st_size
     prompt = PROMPTS.get(shape, USUAL_PROMPT)
@@ -194,7 +193,7 @@ def run_launches(target: Target, shape: str, mix: str, rounds: int) -> None:
     The weights lie on the GPU twice.
     """
     results, package = Results(target, "launches"), target.package(shape, mix)
-    device = open_device(DeviceName("cuda"), package.manifest.op_profile, target.providers)
+    device = open_device(target.device, package.manifest.op_profile, target.providers)
     assert device is not None
     recorded, plain = Passes(package, device, DEPTH), Passes(package, replace(device, options={}), DEPTH)
     timed = {"recorded": partial(recorded.seconds, 1), "not recorded": partial(plain.seconds, 1)}

@@ -1,8 +1,9 @@
-"""What the stages of ``on_gpu.py`` run on: this machine's GPU, or a build's emulated driver in its place."""
+"""What the stages of ``on_gpu.py`` run on: one of this machine's GPUs, or a build's emulated driver in its place."""
 
 from __future__ import annotations
 
 import json
+import shutil
 import sys
 import time
 from collections.abc import Iterable, Mapping, Sequence
@@ -15,18 +16,13 @@ import numpy as np
 from alternating import bootstrap
 from synthetic_families import write_model
 
-from edge_rt.device.cuda import (
-    GPU_LIBRARY,
-    INSTALLED_CUDA,
-    CudaProvider,
-    compute_of,
-    cuda_version,
-    kernel_cache,
-)
+from edge_rt.device.cuda import GPU_LIBRARY, CudaProvider, compute_of, kernel_cache
 from edge_rt.device.driver import Gpu
+from edge_rt.device.installed import INSTALLED
 from edge_rt.device.kernels import compiled_kernels, nvrtc_for
-from edge_rt.device.names import CUDA, DeviceName
-from edge_rt.device.provider import GpuProviders
+from edge_rt.device.names import VULKAN, DeviceName
+from edge_rt.device.provider import GpuProvider, GpuProviders
+from edge_rt.device.vulkan import VULKAN_LIBRARY, VulkanProvider
 from edge_rt.export import export_model
 from edge_rt.package.reader import Package, open_package
 
@@ -41,11 +37,13 @@ class Target:
     """A driver, and where results go.
 
     Attributes:
+        device: the GPU.
         out: folder of results.
         build: folder that CMake built with ``-DEDGE_RT_BUILD_TESTS=ON``; None: the installed edge-rt is used.
         is_emulated: whether the build's emulated driver stands in for the GPU.
     """
 
+    device: DeviceName
     out: Path
     build: Path | None
     is_emulated: bool
@@ -53,24 +51,54 @@ class Target:
     @cached_property
     def providers(self) -> GpuProviders:
         """The provider that models are loaded with."""
-        return GpuProviders(
-            INSTALLED_CUDA if self.build is None else CudaProvider(lambda: self.library, self._compiled)
-        )
+        if self.build is None:
+            return INSTALLED
+        if self.is_vulkan:
+            return GpuProviders(VulkanProvider(lambda: self.library, lambda: self.kernel_folder, lambda: self.out))
+        return GpuProviders(CudaProvider(lambda: self.library, self._compiled))
+
+    @property
+    def is_vulkan(self) -> bool:
+        """Whether the driver is one of Vulkan's."""
+        return self.device.kind == VULKAN
+
+    @property
+    def provider(self) -> GpuProvider:
+        """That of the device."""
+        return self.providers.of(self.device)
 
     @property
     def gpu(self) -> Gpu:
         """The GPU that is measured."""
-        return self.providers.of(DeviceName(CUDA)).gpu(DeviceName(CUDA))
+        return self.provider.gpu(self.device)
 
     @property
     def library(self) -> Path:
         """The build's library of the provider."""
         assert self.build is not None
+        if self.is_vulkan:
+            return self.build / VULKAN_LIBRARY
         return self.build / "csrc" / "tests" / EMULATION if self.is_emulated else self.build / GPU_LIBRARY
 
-    def kernels(self) -> dict[str, bytes]:
-        """Return name of a source -> what is compiled of it for GPU 0."""
-        return self._compiled(self.gpu)
+    @property
+    def golden(self) -> Path:
+        """The build's program for golden cases."""
+        assert self.build is not None
+        name = "vulkan" if self.is_vulkan else "emulated" if self.is_emulated else "device"
+        return self.build / "csrc" / "tests" / f"gpu_golden_{name}"
+
+    @cached_property
+    def kernel_folder(self) -> Path:
+        """A folder of the GPU's kernels alone, for programs of the build."""
+        folder = self.out / f"kernels-{self.device.kind}"
+        folder.mkdir(exist_ok=True)
+        if self.is_vulkan:
+            for path in (ROOT / "csrc").rglob("*.spv"):
+                shutil.copy(path, folder)
+        else:
+            for name, image in self._compiled(self.gpu).items():
+                (folder / f"{name}.cubin").write_bytes(image)
+        return folder
 
     def _compiled(self, gpu: Gpu) -> dict[str, bytes]:
         if self.is_emulated:  # it has kernels of its own, whatever it is given
@@ -81,7 +109,7 @@ class Target:
     def facts(self) -> dict[str, Any]:
         """Return what figures depend on."""
         gpu = self.gpu
-        named = {"gpu": gpu.name, "compute": compute_of(gpu), "bytes": gpu.total_bytes, "driver": cuda_version(gpu)}
+        named = {"gpu": gpu.name, "device": str(self.device), **self.provider.facts(gpu)}
         return {**named, "emulated": self.is_emulated}
 
     def package(self, shape: str, mix: str) -> Package:

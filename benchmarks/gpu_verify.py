@@ -53,7 +53,8 @@ def run_verify(target: Target, package: Package, asked: Asked) -> None:
     manifest = package.manifest
     kv, is_raw = manifest.kv_formats[0], manifest.chat_template is None
     results, found, compared = Results(target, "verify"), [], []
-    for device, modes, options in _places(package, LoadOptions(gpu_providers=target.providers, kv=kv)):
+    usual = LoadOptions(gpu_providers=target.providers, kv=kv)
+    for device, modes, options in _places(package, target, usual):
         with Model(package, options) as model:
             assert (model.plan.choice.gpu_layers is not None) == (device == "half"), model.plan.choice
             model.speculation.costs = FREE_ROWS
@@ -71,11 +72,15 @@ def run_verify(target: Target, package: Package, asked: Asked) -> None:
     fail(_wrong(by_mode))
 
 
-def _places(package: Package, options: LoadOptions) -> Iterator[tuple[str, tuple[str, ...], LoadOptions]]:
+def _places(
+    package: Package, target: Target, options: LoadOptions
+) -> Iterator[tuple[str, tuple[str, ...], LoadOptions]]:
     """Yield name, modes and options of each load; the last one is planned when the GPU is open, as a load finds it."""
     yield "cpu", (PLAIN,), options.but(device="cpu")
-    yield "cuda", MODES, options.but(device="cuda")
-    if (divided := _divided(package, options.but(device="cuda"))) is not None:
+    on_gpu = options.but(device=str(target.device))
+    yield str(target.device), MODES, on_gpu
+    # Of memory that it shares there is no part to divide by.
+    if not target.gpu.is_unified and (divided := _divided(package, on_gpu)) is not None:
         yield "half", (PLAIN, "suffix"), divided
 
 
@@ -84,7 +89,7 @@ def _divided(package: Package, options: LoadOptions) -> LoadOptions | None:
     # With every setting pinned nothing else is given up.
     context = min(2048, package.manifest.model.context_length)
     asked = options.but(ctx=context, spec="auto", draft_max=8, prefill_chunk=64)
-    # A budget that is given counts CUDA's context, too, whatever this process has opened.
+    # A budget that is given counts what the driver takes, too, whatever this process has opened.
     plan = plan_package(package, asked.but(device_memory=1 << 40))
     if plan.shape.layers is None or plan.shape.model.num_layers < 2:
         return None

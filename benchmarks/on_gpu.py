@@ -1,4 +1,4 @@
-"""Checks edge-rt on an NVIDIA GPU, in stages of less than ten minutes each; figures go to a folder.
+"""Checks edge-rt on a GPU, in stages of less than ten minutes each; figures go to a folder.
 
 ``bits`` compares with the CPU's bits, and comes first; ``verify`` compares texts. ``speed`` and ``launches`` time
 passes of random weights in the shape of a model, ``memory`` compares a plan with what is taken; ``make`` makes their
@@ -10,8 +10,10 @@ packages::
     python benchmarks/on_gpu.py make --out figures --shape 8b
     python benchmarks/on_gpu.py speed --out figures --shape 8b
 
-``bits`` and whatever is ``--emulated`` need a build, the other stages edge-rt with its extra ``cuda`` alone. With
-``--emulated --shape tiny`` every stage runs where there is no GPU; its times mean nothing then.
+``--device vulkan`` does it by Vulkan, without it the GPU is an NVIDIA one by CUDA. ``bits`` and whatever is
+``--emulated`` need a build, the other stages the installed edge-rt alone, with its extra ``cuda`` for that. With
+``--shape tiny`` and ``--emulated``, or ``--device vulkan:0`` and a driver that is a program on the CPU, every stage
+runs where there is no GPU; its times mean nothing then.
 """
 
 from __future__ import annotations
@@ -25,6 +27,7 @@ STAGES = ("bits", "verify", "make", "speed", "launches", "memory")
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n", maxsplit=1)[0])
     parser.add_argument("stage", choices=STAGES)
+    parser.add_argument("--device", default="cuda", help="cuda, cuda:1, vulkan, vulkan:1")
     parser.add_argument("--out", type=Path, required=True, help="folder of results, and of the packages that are made")
     parser.add_argument("--build", type=Path, help="folder that CMake built with -DEDGE_RT_BUILD_TESTS=ON")
     parser.add_argument("--emulated", action="store_true", help="the build's emulated driver instead of a GPU")
@@ -41,9 +44,16 @@ def main() -> None:
         parser.error("--build names the folder of a build, which bits and --emulated need")
     from gpu_target import Target
 
+    from edge_rt.device.names import CUDA, parse_device
+
+    device = parse_device(given.device)
+    if not device.is_own or (given.emulated and device.kind != CUDA):
+        parser.error("--device is cuda or vulkan, and --emulated a GPU of cuda")
+    if given.stage == "bits" and device.index:
+        parser.error("bits takes the first GPU; CUDA_VISIBLE_DEVICES and VK_DRIVER_FILES say which that is")
     given.out.mkdir(parents=True, exist_ok=True)
     build = None if given.build is None else given.build.resolve()
-    run(given, Target(given.out.resolve(), build, given.emulated))
+    run(given, Target(device, given.out.resolve(), build, given.emulated))
 
 
 def run(given: argparse.Namespace, target) -> None:

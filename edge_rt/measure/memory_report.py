@@ -91,7 +91,7 @@ class MemoryRun:
 
     @property
     def device_bytes(self) -> int | None:
-        """Most bytes that were seen taken of a GPU's own memory, without CUDA's context; None: not measured."""
+        """Most bytes that were seen taken of a GPU's own memory, without the driver's part; None: not measured."""
         seen = [int(stage.facts["device_bytes"]) for stage in self.stages if "device_bytes" in stage.facts]
         return max(seen, default=None)
 

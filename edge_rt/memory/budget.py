@@ -49,7 +49,7 @@ class Budget:
             name: name of the claim; a second claim of the same name is called ``"name (2)"``, and so on.
             num_bytes: bytes to reserve.
             base_bytes: memory of the process itself, which all claims share; the value of the first claim is kept.
-            gpu_bytes: memory of the process for the driver of GPUs, and for CUDA's context of a GPU that shares the
+            gpu_bytes: memory of the process for the driver of GPUs, and for the driver's part of a GPU that shares the
                 machine's memory. All claims share it; the largest value counts.
 
         Raises:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -31,3 +32,21 @@ def test_workers(worker, case):
     command = [sys.executable, "-m", f"tests.gpu.{worker}", case, *libraries, os.environ["EDGE_RT_TEST_SPIRV"]]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300, env=os.environ)
     assert done.returncode == 0, f"{done.returncode}\n{done.stdout}{done.stderr}"
+
+
+def test_the_script_that_checks_gpus_measures_and_compares_texts(tmp_path):
+    script = [sys.executable, str(ROOT / "benchmarks" / "on_gpu.py")]
+    options = ["--device", "vulkan:0", "--shape", "tiny", "--out", str(tmp_path)]
+    options += ["--build", str(Path(os.environ["EDGE_RT_TEST_BUILD"]).resolve())]
+    kept = {}
+    for stage, *limits in (("speed", "--rounds", "1"), ("verify", "--limit", "1", "--tokens", "6")):
+        command = [*script, stage, *limits, *options]
+        done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=300, env=os.environ)
+        assert done.returncode == 0, f"{done.returncode}\n{done.stdout}{done.stderr}"
+        lines = [json.loads(line) for line in (tmp_path / f"{stage}.jsonl").read_text().splitlines()]
+        assert all(line["device"] == "vulkan:0" and not line["emulated"] for line in lines)
+        kept[stage] = {line["name"]: line for line in lines if "name" in line}
+    assert all(min(kept["speed"][name]["seconds"]) > 0 for name in ("copy", "pass of 8 rows", "products of 8 rows"))
+    assert {name: line["identical"] for name, line in kept["verify"].items()} == {
+        "vulkan:0 off": 1, "vulkan:0 suffix": 1, "vulkan:0 recycling": 1,
+    }  # fmt: skip

@@ -164,7 +164,11 @@ def device_lines(measured: MemoryReport) -> list[str]:
     planned, held = found["planned_without_context_bytes"], found["measured_without_context_bytes"]
     seen = "not measured: it shares the machine's memory" if held is None else f"{in_mib(held)} MiB measured"
     parts = ", ".join(f"{name} {in_mib(count)}" for name, count in found["terms"].items())
-    return [f"on the GPU without CUDA's context: {in_mib(planned)} MiB planned, {seen}", f"  planned: {parts}", ""]
+    return [
+        f"on the GPU without what its driver takes: {in_mib(planned)} MiB planned, {seen}",
+        f"  planned: {parts}",
+        "",
+    ]
 
 
 def chart(terms: dict[str, TermSizes], width: int = _BAR) -> list[str]:
