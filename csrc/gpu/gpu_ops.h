@@ -17,6 +17,6 @@
 namespace edge_rt::gpu {
 
 using GpuOps = ort::OpList<GpuQuantLinear, GpuQuantEmbed, GpuRowTopK, GpuSpecAttention, GpuDecoderLayer, GpuShortConv,
-                           GpuStateConv, GpuGatedDelta, GpuSsmScan, GpuExperts, GpuGather, GpuConcat>;
+                           GpuStateConv, GpuGatedDelta, GpuSsmScan, GpuExperts, GpuGather, GpuConcat, GpuSplit, GpuMul>;
 
 }  // namespace edge_rt::gpu

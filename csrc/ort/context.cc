@@ -1,3 +1,4 @@
+#include <algorithm>
 #include <cstdio>
 
 #include "ort/op.h"
@@ -118,7 +119,7 @@ abi::Status* OpContext::output(int index, const int64_t* dims, int rank, TensorV
     }
   }
   if (value == nullptr) return nullptr;
-  out->elem_type = shape_.outputs[index].type;
+  out->elem_type = shape_.outputs[std::min(index, shape_.output_count - 1)].type;  // more if the last is variadic
   out->rank = rank;
   out->count = 1;
   for (int i = 0; i < rank; ++i) {

@@ -42,7 +42,7 @@ _PADDED_QKV: Final = 2
 
 
 @dataclass(frozen=True)
-class _Heads:
+class Heads:
     """What attention of a layer takes memory for."""
 
     heads: int
@@ -52,17 +52,18 @@ class _Heads:
 
     @property
     def group(self) -> int:
+        """Queries that share keys."""
         return self.heads // self.kv_heads
 
 
-def _kinds_of_heads(shape: ModelShape) -> tuple[_Heads, ...]:
+def kinds_of_heads(shape: ModelShape) -> tuple[Heads, ...]:
     """Return the different ones that the layers have."""
     model = shape.model
     if not isinstance(model, Decoder):
         window = model.sliding_window if model.layer_windows and all(model.layer_windows) else 0
-        return (_Heads(model.num_heads, model.num_kv_heads, model.head_dim, window),)
+        return (Heads(model.num_heads, model.num_kv_heads, model.head_dim, window),)
     attentions = map(model.attention_of, model.attention_layers)
-    found = (_Heads(one.num_heads, one.num_kv_heads, one.head_dim, one.window) for one in attentions)
+    found = (Heads(one.num_heads, one.num_kv_heads, one.head_dim, one.window) for one in attentions)
     return tuple(dict.fromkeys(found))
 
 
@@ -103,7 +104,7 @@ def heaviest_rows(shape: ModelShape, most: int) -> tuple[int, ...]:
     of equal size, so one more row may make all blocks smaller.
     """
     few, ends = min(most, FEW_ROWS), {most}
-    for heads in _kinds_of_heads(shape):
+    for heads in kinds_of_heads(shape):
         full = _most_block_rows(heads, FEW_ROWS)
         ends |= {min(block, few) for block in range(full, few + full, full)}
         full = _most_block_rows(heads, most)
@@ -125,7 +126,7 @@ def thread_bytes(shape: ModelShape, threads: int) -> int:
     tiles = max(2 * shape.model.hidden_size, attended, shape.model.intermediate_size)
     own = FEW_ROWS * _rounded_bytes(shape, widest) + _stripes_bytes(shape) + 256
     unpacked = _UNPACKED_BLOCK * -(-tiles // _BLOCK)
-    item = max(_item_bytes(heads, rows) for heads in _kinds_of_heads(shape) for rows in (FEW_ROWS, FEW_ROWS + 1))
+    item = max(_item_bytes(heads, rows) for heads in kinds_of_heads(shape) for rows in (FEW_ROWS, FEW_ROWS + 1))
     return threads * own + unpacked + (threads - 1) * max(unpacked, item)
 
 
@@ -199,24 +200,24 @@ def _rounded_bytes(shape: ModelShape, features: int) -> int:
     return (_BLOCK + 8) * (-(-features // _BLOCK) + shape.fine_blocks)
 
 
-def _most_block_rows(heads: _Heads, rows: int) -> int:
+def _most_block_rows(heads: Heads, rows: int) -> int:
     queries = _MANY_QUERIES if rows > FEW_ROWS else _BLOCK_QUERIES
     return min(max(queries // (heads.group), 1), _MAX_BLOCK_ROWS)
 
 
-def _block_rows(heads: _Heads, rows: int) -> int:
+def _block_rows(heads: Heads, rows: int) -> int:
     """Return the number of rows in a block that attention computes together."""
     blocks = -(-rows // _most_block_rows(heads, rows))
     return -(-rows // blocks)
 
 
-def _spans(heads: _Heads, rows: int, ctx: int) -> int:
+def _spans(heads: Heads, rows: int, ctx: int) -> int:
     """Return the largest number of spans of keys that the rows of a pass attend to."""
     spans = -(-ctx // _SPAN)
     return min(spans, (heads.window + rows - 2) // _SPAN + 2) if heads.window else spans
 
 
-def _item_bytes(heads: _Heads, rows: int) -> int:
+def _item_bytes(heads: Heads, rows: int) -> int:
     """Return the most memory of an item of attention in passes of so many rows, or of fewer where these are few."""
     of_block = _most_block_rows(heads, rows) * heads.group
     own = of_block * _query_bytes(heads) if rows <= FEW_ROWS else 0
@@ -224,17 +225,17 @@ def _item_bytes(heads: _Heads, rows: int) -> int:
 
 
 def _attention_bytes(shape: ModelShape, rows: int, ctx: int, sequences: int = 1) -> int:
-    return max(_bytes_of_heads(heads, rows, ctx, sequences) for heads in _kinds_of_heads(shape))
+    return max(_bytes_of_heads(heads, rows, ctx, sequences) for heads in kinds_of_heads(shape))
 
 
-def _bytes_of_heads(heads: _Heads, rows: int, ctx: int, sequences: int) -> int:
+def _bytes_of_heads(heads: Heads, rows: int, ctx: int, sequences: int) -> int:
     spans = _spans(heads, rows, ctx)
     # The context starts at a span boundary.
     one = max(_spread_bytes(heads, rows, count, ctx) for count in {1, spans})
     return one if sequences == 1 else max(one, _several_bytes(heads, rows, spans, sequences))
 
 
-def _several_bytes(heads: _Heads, rows: int, spans: int, sequences: int) -> int:
+def _several_bytes(heads: Heads, rows: int, spans: int, sequences: int) -> int:
     """Return the scratch memory of attention for several sequences, whatever number of rows each of them has.
 
     Results of a few rows of each wait until all spans, or the chunks of the only one, are done.
@@ -246,7 +247,7 @@ def _several_bytes(heads: _Heads, rows: int, spans: int, sequences: int) -> int:
     return heads.heads * queries + 1024 * sequences + slot
 
 
-def _query_bytes(heads: _Heads) -> int:
+def _query_bytes(heads: Heads) -> int:
     """Return the bytes of a query, also of its codes.
 
     16-bit and 32-bit caches do not need these, but so a smaller cache never needs more.
@@ -255,19 +256,19 @@ def _query_bytes(heads: _Heads) -> int:
     return 4 * padded + -(-heads.size // _CHUNK) * _CHUNK + 8 * -(-heads.size // _BLOCK)
 
 
-def _state_bytes(heads: _Heads) -> int:
+def _state_bytes(heads: Heads) -> int:
     """Return the bytes of what is known of a query: maximum, sum and output."""
     return 4 * -(-heads.size // _TILE) * _TILE + 8
 
 
-def _slot_bytes(heads: _Heads, of_block: int) -> int:
+def _slot_bytes(heads: Heads, of_block: int) -> int:
     """Return the memory of a work item under way, for the queries of a block."""
     padded, groups = -(-heads.size // _TILE) * _TILE, -(-heads.size // _BLOCK)
     floats = of_block * _CHUNK + (_CHUNK + _TILE) * padded + 2 * _TILE * groups
     return 4 * floats + 3 * of_block * _state_bytes(heads) + 1024
 
 
-def _spread_bytes(heads: _Heads, rows: int, spans: int, ctx: int) -> int:
+def _spread_bytes(heads: Heads, rows: int, spans: int, ctx: int) -> int:
     """Return the scratch memory of attention over ``spans`` spans of keys, in bytes."""
     state, query, queries = _state_bytes(heads), _query_bytes(heads), rows * heads.heads
     block_rows = _block_rows(heads, rows)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
-from edge_rt.memory.activations import FEW_ROWS, mixer_row_bytes
+from edge_rt.memory.activations import FEW_ROWS, kinds_of_heads, mixer_row_bytes
 from edge_rt.memory.figures import Choice
 from edge_rt.memory.shape import ModelShape
 from edge_rt.memory.terms import divided_weights, drafts_itself, first_on_gpu, hidden_bytes, kv_rows
@@ -93,15 +93,10 @@ def pooled(count: float) -> int:
 def gpu_kv_bytes(shape: ModelShape, choice: Choice) -> int:
     """Return the bytes of the KV cache on a GPU, where each layer has an array of its own."""
     full, windowed = kv_rows(shape, choice)
-    if choice.gpu_layers is None:
-        counts = ((full, shape.full_layers), (windowed, shape.window_attentions))
-    else:
-        assert shape.layers is not None
-        there = [window > 0 for window in shape.layers.windows[first_on_gpu(shape, choice) :]]
-        counts = ((full, there.count(False)), (windowed, there.count(True)))
-    token = shape.token_bytes(choice.kv_format)
+    first = 0 if choice.gpu_layers is None else first_on_gpu(shape, choice)
+    sizes = shape.layer_bytes(choice.kv_format, full, windowed)
     convs = shape.conv_layers * _of_driver(windowed * shape.conv_row_bytes) if shape.conv_layers else 0
-    return sum(_of_driver(rows * token) * count for rows, count in counts) + convs
+    return convs + sum(_of_driver(size) for layer, size in sizes.items() if layer >= first)
 
 
 def gpu_state_bytes(shape: ModelShape, choice: Choice) -> int:
@@ -221,15 +216,28 @@ def _maps(shape: ModelShape) -> int:
 
 def attention_bytes(shape: ModelShape, rows: int, ctx: int) -> int:
     """Return the scratch memory of attention on a GPU: queries, and a state for every span of keys with few rows."""
-    queries = rows * shape.model.num_heads
-    padded = -(-shape.model.head_dim // _DIM_TILE) * _DIM_TILE
-    codes = -(-shape.model.head_dim // _QUERY_TILE) * _QUERY_TILE + 8 * -(-shape.model.head_dim // _BLOCK)
     spans = 1 if rows > FEW_ROWS else -(-ctx // _SPAN) + 1
-    return queries * (max(4 * padded, codes) + spans * (8 + 4 * padded)) + 1024
+    found = 0
+    for heads in kinds_of_heads(shape):
+        padded = -(-heads.size // _DIM_TILE) * _DIM_TILE
+        codes = -(-heads.size // _QUERY_TILE) * _QUERY_TILE + 8 * -(-heads.size // _BLOCK)
+        found = max(found, heads.heads * (max(4 * padded, codes) + spans * (8 + 4 * padded)))
+    return rows * found + 1024
 
 
 def _pass_bytes(shape: ModelShape, rows: int, ctx: int) -> int:
-    return _layer_bytes(shape, rows) + max(attention_bytes(shape, rows, ctx), _experts_bytes(shape, rows))
+    inside = max(attention_bytes(shape, rows, ctx), _experts_bytes(shape, rows))
+    return _further_bytes(shape, rows) + _layer_bytes(shape, rows) + inside
+
+
+def _further_bytes(shape: ModelShape, rows: int) -> int:
+    """Return the bytes of rows' further embeddings: from the table, with the stream's part, and of each layer."""
+    model = shape.model
+    if not isinstance(model, Decoder) or not model.per_layer_embedding:
+        return 0
+    of_layer = 4 * rows * model.per_layer_embedding
+    gate_and_sums = 4 * rows * 2 * model.hidden_size
+    return model.num_layers * (2 * of_layer + pooled(of_layer)) + of_layer + gate_and_sums
 
 
 def _experts_bytes(shape: ModelShape, rows: int) -> int:

@@ -180,7 +180,7 @@ def make_plan(shape: ModelShape, device: Device, request: Request) -> Plan:
         ConfigError: a pinned setting is out of range, or does not apply to this model or machine.
     """
     _check(shape, request)
-    if shape.op_profile != GPU_OP_PROFILE or shape.unported_parts:
+    if shape.op_profile != GPU_OP_PROFILE:
         device = replace(device, gpu=None)
     if device.gpu is not None:
         # Those that it computes lie there.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Final
@@ -107,21 +108,6 @@ class ModelShape:
         kinds = self.model.kinds if isinstance(self.model, Decoder) else ()
         return tuple(layer.recurrence for layer in kinds if layer.recurrence is not None)
 
-    @property
-    def _native_layers(self) -> int:
-        """Layers of a model whose heads differ, or that has further embeddings."""
-        decoder = self.model
-        is_one = isinstance(decoder, Decoder) and (not decoder.has_equal_heads or decoder.per_layer_embedding > 0)
-        return decoder.num_layers if is_one else 0
-
-    @cached_property
-    def unported_parts(self) -> dict[str, int]:
-        """What no GPU computes -> the layers that have it."""
-        found = {
-            "Heads that differ, keys of other layers and further embeddings": self._native_layers,
-        }
-        return {name: count for name, count in found.items() if count}
-
     @cached_property
     def expert_layers(self) -> int:
         """Layers that have experts."""
@@ -168,12 +154,19 @@ class ModelShape:
         model = self.model
         if self.op_profile != "native" or not isinstance(model, Decoder):
             return (self.full_layers * full + self.window_attentions * windowed) * self.token_bytes(kv_format)
-        found = 0
-        for layer in model.attention_layers if is_read else model.kv_layers:
-            attention = model.attention_of(layer)
-            of_token = KV_FORMAT[kv_format].token_bytes(attention.num_kv_heads, attention.head_dim)
-            found += of_token * (windowed if attention.window else full)
-        return found
+        return sum(self.layer_bytes(kv_format, full, windowed, is_read=is_read).values())
+
+    def layer_bytes(self, kv_format: str, full: int, windowed: int, *, is_read: bool = False) -> Mapping[int, int]:
+        """Return layer -> bytes of its part of that, of a native package."""
+        model, row = self.model, KV_FORMAT[kv_format]
+        if not isinstance(model, Decoder):
+            return dict.fromkeys(range(model.num_layers), full * self.token_bytes(kv_format))
+        layers = model.attention_layers if is_read else model.kv_layers
+        heads = {layer: model.attention_of(layer) for layer in layers}
+        return {
+            layer: (windowed if one.window else full) * row.token_bytes(one.num_kv_heads, one.head_dim)
+            for layer, one in heads.items()
+        }
 
     def token_bytes(self, kv_format: str) -> int:
         """Return the bytes of one token in the KV cache of one layer, at most."""

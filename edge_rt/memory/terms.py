@@ -192,10 +192,8 @@ def first_on_gpu(shape: ModelShape, choice: Choice) -> int:
 
 def divided_kv_bytes(shape: ModelShape, choice: Choice) -> int:
     """Return the bytes of the KV cache in the process, with a choice that divides the layers."""
-    assert shape.layers is not None
-    full, windowed = kv_rows(shape, choice)
-    rows, first = [windowed if window else full for window in shape.layers.windows], first_on_gpu(shape, choice)
-    return sum(rows[:first]) * shape.token_bytes(choice.kv_format)
+    sizes = shape.layer_bytes(choice.kv_format, *kv_rows(shape, choice))
+    return sum(size for layer, size in sizes.items() if layer < first_on_gpu(shape, choice))
 
 
 def divided_weights(shape: ModelShape, choice: Choice) -> tuple[int, int]:

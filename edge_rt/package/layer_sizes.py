@@ -59,13 +59,11 @@ class LayerSizes:
         before: bytes of ``weights.bin`` that nodes before the division read.
         behind: bytes that the other nodes read. What both read, as an embedding that is the head, counts on both sides.
         rotations_before: of the bytes before, those of tables of rotations, of which a context needs a part.
-        windows: sliding window of every layer in tokens; 0: it has none.
     """
 
     before: tuple[int, ...]
     behind: tuple[int, ...]
     rotations_before: tuple[int, ...]
-    windows: tuple[int, ...]
 
 
 def layer_sizes(package: Package) -> LayerSizes | None:
@@ -93,8 +91,7 @@ def layer_sizes(package: Package) -> LayerSizes | None:
         return None
     rotations = {name: size for name, size in tensors.items() if is_rotation(name)}
     from_the_end = _sums(parts[:0:-1], tensors)
-    windows = manifest.model.layer_windows
-    return LayerSizes(_sums(parts, tensors), (*from_the_end[::-1], 0), _sums(parts, rotations), windows)
+    return LayerSizes(_sums(parts, tensors), (*from_the_end[::-1], 0), _sums(parts, rotations))
 
 
 def parts_of(nodes: Sequence[tuple[str, Sequence[str]]], layers: int) -> list[set[str]] | None:

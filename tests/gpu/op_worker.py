@@ -183,6 +183,44 @@ def case_concat(gpu):
         same_bits(found, [np.concatenate(parts, axis)], axis)
 
 
+def split(gpu, data, parts, axis=-1):
+    x, rank = value("x", FLOAT, data.ndim), data.ndim
+    outputs = [value(f"y{i}", FLOAT, rank) for i in range(parts)]
+    node = ir.node("Split", [x], {"axis": axis, "num_outputs": parts}, outputs=outputs)
+    return gpu.session([node], [x], outputs).run(None, {"x": data})
+
+
+def case_split(gpu):
+    """Up to 16 parts are one launch."""
+    random = np.random.default_rng(8)
+    for shape, parts in (((3, 12), 4), ((2, 3, 35 * 130), 35), ((5, 7), 1), ((0, 8), 2)):
+        data = random.standard_normal(shape).astype(np.float32)
+        with gpu.starts(kernels=-(-parts // 16) if data.size else 0):
+            found = split(gpu, data, parts)
+        same_bits(found, np.split(data, parts, -1), (shape, parts))
+    data = np.zeros((3, 12), np.float32)
+    expect(lambda: split(gpu, data, 3, axis=0), "axis 0 has 3 values, must be the last one")
+    expect(lambda: split(gpu, data, 5), "axis 1 has 12 values, must be the last one, with a multiple of 5")
+
+
+def product(gpu, data, factor):
+    x, by, y = value("x", FLOAT, data.ndim), value("by", FLOAT, factor.ndim), value("y", FLOAT, None)
+    session = gpu.session([ir.node("Mul", [x, by], outputs=[y])], [x, by], [y])
+    return session.run(None, {"x": data, "by": factor})
+
+
+def case_scale(gpu):
+    random = np.random.default_rng(9)
+    for shape, by in (((3, 130), (1,)), ((2, 1), ()), ((0, 4), (1,)), ((), ())):
+        data, factor = (random.standard_normal(dims).astype(np.float32) for dims in (shape, by))
+        with gpu.starts(kernels=int(data.size > 0)):
+            found = product(gpu, data, factor)
+        same_bits(found, [data * factor], (shape, by))
+    some = np.ones((2, 3), np.float32)
+    expect(lambda: product(gpu, some, some[0]), "B has 3 values in 1 dimensions, must have 1 in at most 2")
+    expect(lambda: product(gpu, some[0], np.ones((1, 1), np.float32)), "B has 1 values in 2 dimensions")
+
+
 def case_other_types(gpu):
     """Numbers that the provider has no kernel for stay on the CPU."""
     x, ids, y = value("x", INT64, 1), value("ids", INT64, 1), value("y", INT64, 1)

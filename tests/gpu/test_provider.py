@@ -17,7 +17,7 @@ TOYS = ("plain", "mixed", "graphs", "checked_before_written", "out_of_memory", "
 # Cases of a line share a process, whose start takes as long as some of them.
 OPERATORS = {
     "op_worker": (
-        "products embeddings largest gather concat other_types",
+        "products embeddings largest gather concat split scale other_types",
         "attention layers ring",
         "families",
         "refused_before_written",
@@ -42,6 +42,7 @@ OPERATORS = {
     "state_worker": ("texts refused cancelled", "drafts more_drafts", "planned"),
     "slots_worker": ("texts windows", "states planned"),
     "expert_worker": ("texts", "types planned refused"),
+    "family_worker": ("gemma4", "kv_formats planned"),
     "plan_worker": ("f16 window nested divided second stays", "exits nested_exits"),
 }
 # They take minutes: for whoever changes kernels or the provider, see `.ci/gpu`.
@@ -49,6 +50,7 @@ LONG_OPERATORS = {
     "package_worker": ("out_of_memory",),
     "state_worker": ("drafts more_drafts", "planned"),
     "expert_worker": ("types planned refused",),
+    "family_worker": ("every_family",),
 }
 
 pytestmark = [

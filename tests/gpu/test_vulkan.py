@@ -15,7 +15,7 @@ from tests.helpers.onnxruntime_version import needs_onnxruntime
 ROOT = Path(__file__).parents[2]
 # Cases of a line share a process, and the kernels that it has made.
 WORKERS = {
-    "op_worker": ("gather concat",),
+    "op_worker": ("gather concat split scale",),
     "model_worker": ("placed sampled", "passes"),
 }
 

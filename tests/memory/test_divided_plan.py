@@ -30,14 +30,13 @@ ROOM = 620 * MIB
 
 def layered(shape, head=HEAD, layer=LAYER, rope=ROPE):
     """Return a shape whose layers have equal weights; head and rotations are read on both sides."""
-    count, windowed = shape.model.num_layers, shape.window_layers
+    count = shape.model.num_layers
     return replace(
         shape,
         layers=LayerSizes(
             before=(head, *(head + rope + layer * (i + 1) for i in range(count))),
             behind=(*(head + rope + layer * (count - i) for i in range(count)), 0),
             rotations_before=(0, *[rope] * count),
-            windows=(*[shape.model.sliding_window] * windowed, *[0] * (count - windowed)),
         ),
     )
 

@@ -28,7 +28,6 @@ def test_layers_of_a_package(native_package):
     )
     assert found.before[-1] == found.behind[0] == sum(tensors.values()) <= size
     assert found.rotations_before == (0, *[rope] * layers)
-    assert found.windows == (0,) * layers
 
 
 def test_nodes_are_read_in_their_order(native_package):

@@ -1,4 +1,4 @@
-// Rows of floats that are copied on a GPU: what Gather and Concat of ONNX come to.
+// Rows of floats that are copied or multiplied on a GPU: what Gather, Concat, Split and Mul of ONNX come to.
 #pragma once
 
 #include <cstdint>
@@ -14,6 +14,24 @@ struct CopyRows {
   int64_t rows, width;
   float* to;
   int64_t stride;  // from one row of `to` to the next
+};
+
+constexpr int kSplitParts = 16;  // of one launch
+
+// Row r of part p is `width` numbers of row r of `from`, behind those of the parts before it.
+struct SplitRows {
+  const float* from;
+  int64_t stride;  // from one row of `from` to the next
+  int64_t rows, width, parts;
+  float* to[kSplitParts];
+};
+
+// y is x times one number.
+struct ScaleRows {
+  const float* x;
+  const float* factor;  // [1]
+  int64_t rows, width;
+  float* y;
 };
 
 }  // namespace edge_rt

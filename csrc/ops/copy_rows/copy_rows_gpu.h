@@ -1,4 +1,4 @@
-// Starts the kernel that copies rows; pointers inside the job are device memory, and ids are not checked.
+// Starts the kernels that copy and multiply rows; pointers inside a job are device memory, and ids are not checked.
 #pragma once
 
 #include "gpu/launcher.h"
@@ -8,5 +8,7 @@ namespace edge_rt::gpu {
 
 // False: see Launcher.
 bool enqueue_copy_rows(Launcher* launcher, const CopyRows& job);
+bool enqueue_split_rows(Launcher* launcher, const SplitRows& job);
+bool enqueue_scale_rows(Launcher* launcher, const ScaleRows& job);
 
 }  // namespace edge_rt::gpu

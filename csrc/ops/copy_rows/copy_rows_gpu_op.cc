@@ -100,4 +100,49 @@ abi::Status* GpuConcat::enqueue(ort::OpContext& context, PassStream& stream) con
   return nullptr;
 }
 
+abi::Status* GpuSplit::create(ort::Attributes& attributes) {
+  axis_ = attributes.integer("axis", 0);
+  parts_ = attributes.integer("num_outputs");
+  if (parts_ < 1) return attributes.error("num_outputs is %lld, must be at least 1", static_cast<long long>(parts_));
+  return nullptr;
+}
+
+abi::Status* GpuSplit::enqueue(ort::OpContext& context, PassStream& stream) const {
+  const ort::TensorView& input = context.input(0);
+  int axis = 0;
+  if (abi::Status* bad = find_axis(context, axis_, input.rank, &axis)) return bad;
+  const int64_t length = input.dims[axis];
+  if (axis != input.rank - 1 || length % parts_ != 0) {
+    return context.error("axis %d has %lld values, must be the last one, with a multiple of %lld", axis,
+                         static_cast<long long>(length), static_cast<long long>(parts_));
+  }
+  int64_t dims[ort::kMaxRank];
+  std::copy_n(input.dims, input.rank, dims);
+  dims[axis] = length / parts_;
+  SplitRows job{input.as<const float>(), length, count_of(input.dims, 0, axis), dims[axis], 0, {}};
+  for (int64_t first = 0; first < parts_; first += job.parts, job.from += job.parts * job.width) {
+    job.parts = std::min<int64_t>(parts_ - first, kSplitParts);
+    for (int64_t i = 0; i < job.parts; ++i) {
+      ort::TensorView part;
+      if (abi::Status* bad = context.output(static_cast<int>(first + i), dims, input.rank, &part)) return bad;
+      if (!part.present) return context.error("output %lld is not there", static_cast<long long>(first + i));
+      job.to[i] = part.as<float>();
+    }
+    if (!enqueue_split_rows(&stream, job)) return nullptr;
+  }
+  return nullptr;
+}
+
+abi::Status* GpuMul::enqueue(ort::OpContext& context, PassStream& stream) const {
+  const ort::TensorView &a = context.input(0), &b = context.input(1);
+  if (b.count != 1 || b.rank > a.rank) {
+    return context.error("B has %zu values in %d dimensions, must have 1 in at most %d", b.count, b.rank, a.rank);
+  }
+  ort::TensorView y;
+  if (abi::Status* bad = context.output(0, a.dims, a.rank, &y)) return bad;
+  const int64_t rows = a.rank == 0 ? 1 : count_of(a.dims, 0, a.rank - 1), width = a.rank == 0 ? 1 : a.dims[a.rank - 1];
+  enqueue_scale_rows(&stream, {a.as<const float>(), b.as<const float>(), rows, width, y.as<float>()});
+  return nullptr;
+}
+
 }  // namespace edge_rt::gpu

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from edge_rt.device.names import AUTO as AUTO_DEVICE, require_op_profile
-from edge_rt.errors import ConfigError, RuntimeUnavailable, UnsupportedModel
+from edge_rt.errors import ConfigError, RuntimeUnavailable
 from edge_rt.memory.device import MACHINE, this_device, unmeasured_gpu
 from edge_rt.memory.drafter_shapes import DrafterShape
 from edge_rt.memory.figures import Device, GpuFigures
@@ -23,7 +23,7 @@ from edge_rt.package.reader import Package
 from edge_rt.package.spec_modes import AUTO, COMPUTED_MODES, CORPUS_MODES, mode_of
 from edge_rt.runtime.load.drafters import drafting_shapes
 from edge_rt.runtime.load.options import LoadOptions
-from edge_rt.system.byte_size import counted, file_size, round_up
+from edge_rt.system.byte_size import file_size, round_up
 from edge_rt.system.process_memory import own_bytes, read_memory
 
 if TYPE_CHECKING:
@@ -269,15 +269,7 @@ def why_rows_are_not_stored(manifest: Manifest) -> str | None:
 
 def _with_gpus(facts: Facts, options: LoadOptions, *, is_process: bool) -> Facts:
     """Return the facts with the GPUs that a load may take; no driver is asked where it takes none."""
-    name, unported = options.device_name, facts.shape.unported_parts
-    is_planned = facts.shape.op_profile == GPU_OP_PROFILE and not unported
-    if name.is_own and unported:
-        part, layers = next(iter(unported.items()))
-        raise UnsupportedModel(
-            f"{part} are not computed on a GPU.",
-            f"{facts.shape.model.name} has them in {counted(layers, 'layer')}.",
-            "Use --device cpu.",
-        )
+    name, is_planned = options.device_name, facts.shape.op_profile == GPU_OP_PROFILE
     if name.is_own and not is_planned and is_process:
         # ONNX Runtime's own provider takes what it needs, and says what it lacks.
         return facts
