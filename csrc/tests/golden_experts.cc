@@ -1,4 +1,6 @@
 // Experts, as a whole operator: what they choose and add up.
+#include <algorithm>
+#include <cmath>
 #include <cstring>
 
 #include "tests/golden_node.h"
@@ -20,6 +22,7 @@ struct Shape {
   int64_t width = 0;       // of rows of their own
   bool has_parts = false;  // what stands beside experts and behind them
   bool has_norms = false;  // of their own, and of the sum
+  int64_t nan_every = 0;   // of experts whose router holds a number that is none; 0: none does
 };
 
 constexpr Shape kShapes[] = {
@@ -124,7 +127,10 @@ std::vector<float> run_shape(const NodeRunner& run, const Shape& shape, int64_t 
   const int64_t width = shape.width != 0 ? shape.width : shape.hidden;
   const int64_t between = halves * shape.experts * shape.inner, outputs = shape.experts * width;
   const Matrix gate_up(random, shape.gate_up, between, width), down(random, shape.down, outputs, shape.inner);
-  const std::vector<float> router = random.uniform(shape.experts * shape.hidden, 0.4f);
+  std::vector<float> router = random.uniform(shape.experts * shape.hidden, 0.4f);
+  for (int64_t i = 0; shape.nan_every != 0 && i < shape.experts; i += shape.nan_every) {
+    router[static_cast<size_t>(i * shape.hidden + i % shape.hidden)] = std::nanf("");
+  }
   const std::vector<float> norm = random.uniform(shape.hidden, 2.0f), bias = random.uniform(shape.experts, 1.0f);
   const std::vector<float> choice = random.uniform(shape.experts, 1.0f), up_bias = random.uniform(between, 1.0f);
   const std::vector<float> down_bias = random.uniform(outputs, 1.0f);
@@ -199,7 +205,56 @@ std::vector<float> run_shape(const NodeRunner& run, const Shape& shape, int64_t 
   return y;
 }
 
+Shape drawn_shape(uint64_t seed, const char* name) {
+  Random random("drawn_experts." + std::to_string(seed));
+  const auto format = [&] { return static_cast<WeightFormat>(random.below(kWeightFormatCount)); };
+  const auto pick = [&](const std::vector<const char*>& names) {
+    return names[static_cast<size_t>(random.below(static_cast<int>(names.size())))];
+  };
+  Shape shape{};
+  shape.name = name;
+  shape.gate_up = format();
+  do shape.down = format();
+  while (unit_inputs(shape.down) > unit_inputs(shape.gate_up));  // small shapes are drawn often, too
+  const auto size = [&](WeightFormat of) {
+    const int64_t unit = std::max<int64_t>(kTileRows, unit_inputs(of));
+    return unit * (1 + random.below(static_cast<int>(std::max<int64_t>(1, 160 / unit))));
+  };
+  shape.hidden = size(shape.gate_up);
+  shape.inner = size(shape.down);
+  shape.groups = 1 + random.below(4);
+  const int64_t in_group = 1 + random.below(12);
+  shape.experts = shape.groups * in_group;
+  shape.chosen_groups = 1 + random.below(static_cast<int>(shape.groups));
+  shape.chosen = 1 + random.below(static_cast<int>(std::min<int64_t>(8, shape.chosen_groups * in_group)));
+  shape.gating = pick({"softmax", "chosen", "sigmoid"});
+  shape.activation = pick({"swiglu", "geglu", "relu2"});
+  shape.is_normalised = random.below(2) != 0;
+  shape.has_norm = random.below(2) != 0;
+  shape.has_biases = random.below(2) != 0;
+  shape.has_choice_bias = random.below(2) != 0;
+  shape.residual_scale = 0.5f;
+  if (shape.activation == std::string("swiglu") && random.below(2) != 0) shape.limit = 1.5f, shape.slope = 1.7f;
+  shape.has_parts = random.below(3) == 0;
+  if (random.below(3) == 0) shape.nan_every = 1 + random.below(6);
+  return shape;
+}
+
 }  // namespace
+
+void run_drawn_experts(const NodeRunner& run, uint64_t seed, const Report& report) {
+  const std::string name = "experts.drawn" + std::to_string(seed);
+  const Shape shape = drawn_shape(seed, name.c_str());
+  Hash hash;
+  for (const int64_t rows : {1, 3, 33}) {
+    std::vector<float> y = run_shape(run, shape, rows, 1);
+    for (float& value : y) {
+      if (value != value) value = std::nanf("");
+    }
+    hash.add(y);
+  }
+  report(name + (shape.nan_every != 0 ? ".nan" : ""), hash.value());
+}
 
 void run_experts(const Report& report) {
   run_experts([](const auto& attributes, const auto& inputs, const auto& outputs,

@@ -386,6 +386,11 @@ void run_tables(const KernelTable& kernels, const Report& report) {
   run_states(kernels, report);
 }
 
+void run_drawn_convs(const KernelTable& kernels, uint64_t seed, const Report& report) {
+  Random random("drawn_convs." + std::to_string(seed));
+  run_short_conv(kernels, report, 1 + random.below(200), 1 + random.below(kMaxTaps), random.below(2) != 0);
+}
+
 void run_ops(const KernelTable& kernels, const Report& report) {
   run_tables(kernels, report);
   run_attention_cases([&](Attention& attention, const std::vector<float>& qkv, const std::vector<int32_t>& parents,

@@ -96,6 +96,12 @@ void run_ops(const KernelTable& kernels, const Report& report);
 // Ops with states, GatedDelta and SsmScan.
 void run_states(const KernelTable& kernels, const Report& report);
 
+// One of each of ShortConv, StateConv, GatedDelta and SsmScan in a shape that is drawn; and one of Experts, of which
+// some routers give scores that are no numbers. A number that is none is hashed as one and the same.
+void run_drawn_convs(const KernelTable& kernels, uint64_t seed, const Report& report);
+void run_drawn_states(const KernelTable& kernels, uint64_t seed, const Report& report);
+void run_drawn_experts(const NodeRunner& run, uint64_t seed, const Report& report);
+
 // Trees of a draft head.
 void run_heads(const Report& report);
 

@@ -187,6 +187,23 @@ void run_ssm_scan(const KernelTable& kernels, const Report& report, const Matrix
 
 }  // namespace
 
+void run_drawn_states(const KernelTable& kernels, uint64_t seed, const Report& report) {
+  Random random("drawn_states." + std::to_string(seed));
+  const auto shape = [&](int key_unit) {
+    MatrixShape drawn{};
+    drawn.key_heads = 1 + random.below(4);
+    drawn.value_heads = drawn.key_heads * (1 + random.below(5));
+    drawn.key_dim = key_unit * (1 + random.below(176 / key_unit));
+    drawn.value_dim = kTileRows * (1 + random.below(8));
+    return drawn;
+  };
+  run_state_conv(kernels, report, 1 + random.below(200), 1 + random.below(kMaxStateTaps), random.below(2) != 0);
+  MatrixShape delta = shape(kTileRows);
+  delta.is_tiled = random.below(2) != 0;
+  run_gated_delta(kernels, report, delta, 1e-6f * static_cast<float>(1 + random.below(1000)), 1e-6f);
+  run_ssm_scan(kernels, report, shape(4), static_cast<GateOrder>(random.below(3)));
+}
+
 void run_states(const KernelTable& kernels, const Report& report) {
   run_state_conv(kernels, report, 64, 4, true);
   run_state_conv(kernels, report, 37, 3, false);

@@ -1,5 +1,6 @@
 #include "tests/gpu_device_launcher.h"
 
+#include <algorithm>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
@@ -11,7 +12,17 @@
 #include "tests/gpu_pinned_heap.h"
 
 namespace edge_rt::gpu {
+
+// Behind a kernel's own arguments, at a multiple of 16 bytes: tests/vulkan/held.glsl.
+struct DeviceLauncher::HeldArgs {
+  const void *heap, *held, *report;
+  uint32_t heap_bytes, args_bytes;
+};
+
 namespace {
+
+constexpr char kHeldFunction[] = "check_held(";
+constexpr size_t kReportWords = 16;  // of which the first is used
 
 bool report(const char* what, const GpuError& error) {
   std::fprintf(stderr, "%s: %s\n", what, error.sentence.c_str());
@@ -34,6 +45,7 @@ bool DeviceLauncher::hand_over(const std::string& path) {
     std::fprintf(stderr, "%s cannot be read, or is empty\n", path.c_str());
     return false;
   }
+  asks_for_held_ |= std::search(image.begin(), image.end(), kHeldFunction, std::end(kHeldFunction) - 1) != image.end();
   const std::string name = fs::path(path).stem().string();
   set_kernels(0, name, image.data(), image.size());
   kernels_.insert(name);
@@ -60,7 +72,13 @@ DeviceLauncher* DeviceLauncher::open(int count, const char* const* paths, size_t
   made->queue_ = made->device_->open_queue(&error);
   if (made->queue_ == nullptr) return report("a queue", error), nullptr;
   made->heap_bytes_ = heap_bytes;
-  begin_pinned_heap(made->pages_, heap_bytes);
+  if (made->asks_for_held_) {
+    const size_t bytes = kReportWords * sizeof(uint32_t) + heap_bytes / 8 + sizeof(uint32_t);
+    void* const memory = made->device_->allocate_host(bytes, &made->held_on_device_, &error);
+    if (memory == nullptr) return report("memory for what is held", error), nullptr;
+    made->held_ = static_cast<uint32_t*>(std::memset(memory, 0, bytes));
+  }
+  begin_pinned_heap(made->pages_, heap_bytes, made->held_ == nullptr ? nullptr : made->held_ + kReportWords);
   return made;
 }
 
@@ -81,10 +99,29 @@ bool DeviceLauncher::launch(const Kernel& kernel, int grid_x, int grid_y, const 
     word += reinterpret_cast<uintptr_t>(on_device_) - begin;
     std::memcpy(&own[place], &word, sizeof word);
   }
+  if (held_ != nullptr) {
+    const auto* const known = static_cast<const uint32_t*>(held_on_device_);
+    const HeldArgs behind{on_device_, known + kReportWords, known, static_cast<uint32_t>(heap_bytes_),
+                          static_cast<uint32_t>(bytes)};
+    own.resize((bytes + 15) / 16 * 16);
+    own.insert(own.end(), reinterpret_cast<const char*>(&behind), reinterpret_cast<const char*>(&behind + 1));
+  }
   GpuError error;
-  return (queue_->begin(false, &error) && queue_->launch(kernel, grid_x, grid_y, own.data(), bytes, &error) &&
-          queue_->end(nullptr, &error)) ||
-         report(kernel.name, error);
+  if (!queue_->begin(false, &error) || !queue_->launch(kernel, grid_x, grid_y, own.data(), own.size(), &error) ||
+      !queue_->end(nullptr, &error)) {
+    return report(kernel.name, error);
+  }
+  if (held_ == nullptr) return true;
+  if (looked_at_.insert(kernel.name).second) std::printf("looked at %s\n", kernel.name);
+  return !find_stray(kernel.name);
+}
+
+bool DeviceLauncher::find_stray(const char* kernel) {
+  if (held_[0] == 0) return false;
+  std::fprintf(stderr, "%s: line %u, or that of a file it includes, reaches for %u bytes that nobody holds\n", kernel,
+               held_[0] >> 8, held_[0] & 0xff);
+  held_[0] = 0;
+  return true;
 }
 
 void end_program(int code) {

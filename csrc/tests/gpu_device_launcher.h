@@ -15,7 +15,8 @@ constexpr size_t kHeapBytes = size_t{256} << 20;
 // Where a driver in software compiles kernels in the same process, with `new`.
 constexpr size_t kLargeHeapBytes = size_t{2} << 30;
 
-// Starts kernels on a queue, and waits for each.
+// Starts kernels on a queue, and waits for each. Kernels of tests/gpu/held.py say when they reach for memory that
+// nobody holds: that is a failure.
 class DeviceLauncher : public Launcher {
  public:
   // Opens GPU 0 with kernels out of files, which are named as what they hold, or of all SPIR-V (*.spv) in a folder; and
@@ -40,14 +41,19 @@ class DeviceLauncher : public Launcher {
 
  private:
   DeviceLauncher() = default;
+  struct HeldArgs;
   bool hand_over(const std::string& path);
+  bool find_stray(const char* kernel);
 
-  std::set<std::string> kernels_;
+  std::set<std::string> kernels_, looked_at_;
   std::shared_ptr<GpuDevice> device_;
   std::unique_ptr<GpuQueue> queue_;
   void *pages_ = nullptr, *on_device_ = nullptr;
   size_t heap_bytes_ = 0;
   bool skips_missing_ = false, is_missing_ = false;
+  bool asks_for_held_ = false;
+  uint32_t* held_ = nullptr;  // what kernels report, and the bits of the heap
+  void* held_on_device_ = nullptr;
 };
 
 // No return: the driver takes the heap back with the device, and what is destroyed behind that would lie in it.

@@ -41,10 +41,12 @@ target_link_libraries(gpu_golden_emulated PRIVATE gpu_test_parts edge_rt_base ed
 # The same by Vulkan: gpu_golden_vulkan <golden bits> <folder of tools/spirv.py --out>.
 add_gpu_program(gpu_golden_vulkan gpu_golden_device_main.cc gpu_device_launcher.cc gpu_pinned_heap.cc)
 target_link_libraries(gpu_golden_vulkan PRIVATE edge_rt_gpu_vulkan ${CMAKE_DL_LIBS})
-foreach(name gpu_linear gpu_attention)
+foreach(name gpu_linear gpu_attention gpu_states)
   add_gpu_program(${name}_vulkan ${name}_device_main.cc gpu_device_launcher.cc gpu_pinned_heap.cc)
   target_link_libraries(${name}_vulkan PRIVATE edge_rt_gpu_vulkan ${CMAKE_DL_LIBS})
 endforeach()
+add_gpu_program(gpu_held_vulkan gpu_held_main.cc gpu_device_launcher.cc gpu_pinned_heap.cc)
+target_link_libraries(gpu_held_vulkan PRIVATE edge_rt_gpu_vulkan ${CMAKE_DL_LIBS})
 
 # Structs of Vulkan kernels against those of C++: a test that is over when it compiles.
 file(GLOB spirv CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/csrc/ops/*/vulkan/spirv/*.spv)

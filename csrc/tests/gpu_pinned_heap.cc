@@ -17,12 +17,22 @@ constexpr size_t kBoundary = 64;
 struct alignas(kBoundary) Header {
   Header* next;
   int size_class;
+  size_t bytes;  // asked for
 };
 static_assert(sizeof(Header) == kBoundary);
 
 std::mutex lock;
 char *begin = nullptr, *unused = nullptr, *end = nullptr;
 Header* given_back[64] = {};
+unsigned char* held_bits = nullptr;
+
+// Blocks begin at multiples of 8 bytes: no two have a byte of bits together.
+void mark(const Header* header, bool is_held) {
+  if (held_bits == nullptr) return;
+  unsigned char* const first = held_bits + (reinterpret_cast<const char*>(header + 1) - begin) / 8;
+  std::memset(first, is_held ? 0xff : 0, header->bytes / 8);
+  if (const size_t rest = header->bytes % 8) first[header->bytes / 8] = is_held ? (1u << rest) - 1 : 0;
+}
 
 void* take(size_t bytes) {
   const std::lock_guard<std::mutex> guard(lock);
@@ -41,6 +51,8 @@ void* take(size_t bytes) {
     std::abort();
   }
   found->size_class = size_class;
+  found->bytes = bytes;
+  mark(found, true);
   return found + 1;
 }
 
@@ -48,6 +60,7 @@ bool give_back(void* memory) {
   const std::lock_guard<std::mutex> guard(lock);
   if (memory < begin || memory >= end) return false;
   Header* const header = static_cast<Header*>(memory) - 1;
+  mark(header, false);
   header->next = given_back[header->size_class];
   given_back[header->size_class] = header;
   return true;
@@ -68,8 +81,9 @@ void release(void* memory) {
 
 }  // namespace
 
-void begin_pinned_heap(void* pages, size_t bytes) {
+void begin_pinned_heap(void* pages, size_t bytes, void* held) {
   const std::lock_guard<std::mutex> guard(lock);
+  held_bits = static_cast<unsigned char*>(held);
   const size_t skipped = -reinterpret_cast<uintptr_t>(pages) % kBoundary;
   begin = unused = static_cast<char*>(pages) + skipped;
   end = begin + bytes - skipped;

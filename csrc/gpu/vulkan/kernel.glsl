@@ -54,8 +54,12 @@ layout(buffer_reference, scalar, buffer_reference_align = 1) buffer SignedBytes 
 // An integer of 64 bits, at multiples of 8 bytes as in C++; nothing lies at its value.
 layout(buffer_reference, scalar, buffer_reference_align = 4) buffer Long { uint nothing; };
 
+// Tests hand over more behind the arguments (tests/vulkan/held.glsl).
+#ifndef BEHIND_ARGS
+#define BEHIND_ARGS
+#endif
 #define KERNEL(Args)                                                              \
-  layout(buffer_reference, scalar) buffer ArgsOfKernel { Args its; };             \
+  layout(buffer_reference, scalar) buffer ArgsOfKernel { Args its; BEHIND_ARGS }; \
   layout(push_constant) uniform PushedArgs { ArgsOfKernel of_kernel; } pushed;
 #define args pushed.of_kernel.its
 

@@ -47,6 +47,8 @@ bool Faults::understand(const std::string& setting, Plan* out) {
     if (!read_number(value, &number) || number < 0) return false;
     if (name == "delay_us")
       out->delay_us = static_cast<uint64_t>(number);
+    else if (name == "patience_s")
+      out->patience_s = static_cast<uint64_t>(number);
     else if (name == "memory")
       out->memory = static_cast<uint64_t>(number);
     else if (name == "type")
@@ -93,6 +95,11 @@ int64_t Faults::calls(const std::string& function) {
 uint64_t Faults::delay_us() {
   const std::lock_guard<std::mutex> lock(mutex_);
   return plan_.delay_us;
+}
+
+uint64_t Faults::patience_s() {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  return plan_.patience_s;
 }
 
 uint64_t Faults::memory() {

@@ -21,6 +21,7 @@ class Faults {
   //   delay_us=N           every submit takes that much longer on the device
   //   memory=N             devices have that many bytes of memory, and as much of a budget; 0: what they have
   //   type=N               devices are of that type (VkPhysicalDeviceType: 2 is a discrete GPU); 0: of their own
+  //   patience_s=N         waits take at least so long before they give up: compilers of software devices are slow
   //   strict=1             leaks and endless waits end the process
   // An empty text takes all of it back. False: it is not understood, and nothing has changed.
   bool set(const std::string& settings);
@@ -29,6 +30,7 @@ class Faults {
   int32_t take(const char* function);
   int64_t calls(const std::string& function);
   uint64_t delay_us();
+  uint64_t patience_s();
   uint64_t memory();
   uint32_t type();
 
@@ -48,7 +50,7 @@ class Faults {
     int64_t number = 0;
     bool all = false;
     int32_t result = kSuccess;
-    uint64_t delay_us = 0, memory = 0;
+    uint64_t delay_us = 0, patience_s = 0, memory = 0;
     uint32_t type = 0;
     bool strict = false;
   };

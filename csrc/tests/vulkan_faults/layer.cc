@@ -222,6 +222,7 @@ int32_t wait(Owner* owner, const char* function, uint64_t timeout) {
 int32_t wait_for_fences(void* device, uint32_t number, const uint64_t* fences, uint32_t all, uint64_t timeout) {
   Owner& owner = owner_of(device);
   const char* const name = "vkWaitForFences";
+  timeout = std::max(timeout, faults().patience_s() * 1000000000);
   if (const int32_t result = wait(&owner, name, timeout); result != kSuccess) return result;
   return owner.below<decltype(&wait_for_fences)>(name)(device, number, fences, all, timeout);
 }
