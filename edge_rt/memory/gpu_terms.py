@@ -121,8 +121,10 @@ def _of_driver(wanted: int) -> int:
 def gpu_weights(shape: ModelShape, choice: Choice) -> int:
     """Return the bytes of all matrices, and of tables of rotations, in all sessions: each has its own copies."""
     if choice.gpu_layers is not None:
-        return divided_weights(shape, choice)[1] * (2 if drafts_itself(shape, choice) else 1)
+        return divided_weights(shape, choice)[1] * (1 + drafts_itself(shape, choice) + shape.has_states_graph)
     held = shape.weights_bytes + shape.loaded_rope_bytes * choice.ctx
+    # The graph of states reads all but the head.
+    held += shape.weights_bytes if shape.has_states_graph else 0
     if shape.segments > 1:
         # The head's graph is opened whatever drafts; a tied one is the first segment's embedding as well. Rotations are
         # stored once, and read by the layers of all segments.
@@ -148,7 +150,19 @@ def gpu_activations(shape: ModelShape, choice: Choice) -> int:
     of_head = 0 if shape.segments == 1 else pooled(_top_k_bytes(shape, 1)) + pooled(_layer_bytes(shape, 1))
     of_drafts = gpu_self_drafting(shape, choice) if drafts_itself(shape, choice) else 0
     of_rows = hidden_bytes(shape, choice)
-    return shape.segments * of_layers + pooled(_top_k_bytes(shape, choice.logit_rows)) + of_head + of_drafts + of_rows
+    of_states = _states_activations(shape, choice)
+    top = pooled(_top_k_bytes(shape, choice.logit_rows))
+    return shape.segments * of_layers + top + of_head + of_drafts + of_rows + of_states
+
+
+def _states_activations(shape: ModelShape, choice: Choice) -> int:
+    """Return the bytes of passes of a graph for embeddings: none is recorded, and of all rows states are wanted."""
+    if not shape.has_states_graph:
+        return 0
+    rows = choice.largest_pass
+    of_sequence = 4 * (_maps(shape) * choice.ctx + _TREE_HEAD + rows) + _state_inputs_bytes(shape, choice)
+    largest = pooled(_pass_bytes(shape, rows, choice.ctx) + 4 * shape.model.hidden_size * rows)
+    return _ONCE * largest + pooled(choice.slots * of_sequence)
 
 
 def _divided_activations(shape: ModelShape, choice: Choice) -> int:
@@ -163,7 +177,7 @@ def _divided_activations(shape: ModelShape, choice: Choice) -> int:
     of_session = _ONCE * largest + pooled(small)
     top = pooled(_top_k_bytes(shape, choice.logit_rows))
     of_drafts = of_session + 2 * pooled(4 * shape.model.vocab_size + 128) if drafts_itself(shape, choice) else 0
-    return of_session + top + of_drafts
+    return of_session + top + of_drafts + _states_activations(shape, choice)
 
 
 def _state_inputs_bytes(shape: ModelShape, choice: Choice) -> int:

@@ -66,18 +66,23 @@ class ComputeDevice:
             )
         return session
 
-    def dividing(self, first_layer: int, count: int) -> ComputeDevice:
-        """Return the device for sessions whose first layers the CPU computes, on edge-rt's own provider.
+    def unrecorded(self) -> ComputeDevice:
+        """Return the device for sessions some of whose nodes the CPU computes, on edge-rt's own provider.
 
         No pass there is recorded: for that all nodes must be on the device.
+        """
+        return replace(self, options={**self.options, RECORDS: "0"})
+
+    def dividing(self, first_layer: int, count: int) -> ComputeDevice:
+        """Return the same for sessions whose first layers the CPU computes.
 
         Args:
             first_layer: number of the first layer on the device, at least 1.
         """
         assert first_layer > 0, first_layer
         return replace(
-            self,
-            options={**self.options, RECORDS: "0", _FIRST_LAYER: str(first_layer)},
+            self.unrecorded(),
+            options={**self.unrecorded().options, _FIRST_LAYER: str(first_layer)},
             details={**self.details, GPU_LAYERS: count},
         )
 

@@ -5,9 +5,8 @@ from __future__ import annotations
 import time
 from collections.abc import AsyncGenerator, Callable, Generator, Iterable, Mapping, Sequence as Items
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final, Literal, Unpack, overload
+from typing import TYPE_CHECKING, Any, Literal, Unpack, overload
 
-from edge_rt.errors import ConfigError
 from edge_rt.runtime.admission import Wanted
 from edge_rt.runtime.aio import AsyncStream, iterate, read_whole
 from edge_rt.runtime.answer_forms import PLAIN_ANSWER, AnswerForm
@@ -34,9 +33,6 @@ from edge_rt.text.thoughts import ThoughtStream
 if TYPE_CHECKING:
     from edge_rt.runtime.chat import Chat
     from edge_rt.runtime.embedding import Array as Vectors
-
-
-_ON_CPU: Final = 'Load the model with device="cpu".'
 
 
 class Model(LoadedModel):
@@ -327,8 +323,8 @@ class Model(LoadedModel):
             on_progress: called with the texts that are done, and with all.
 
         Raises:
-            ConfigError: the package gives no embeddings, or passes run on a GPU; there is no such prompt, a text has no
-                tokens, or one that the model has not.
+            ConfigError: the package gives no embeddings; there is no such prompt, a text has no tokens, or one that the
+                model has not.
             ContextOverflow: a text does not fit.
             Busy, ModelClosed, InferenceError, Cancelled.
         """
@@ -336,8 +332,7 @@ class Model(LoadedModel):
 
         pooling = require_pooling(self.package.manifest)
         self._runner.get()
-        if self._embedder is None:
-            raise ConfigError("Embeddings are made on the CPU.", f"Passes run on {self.device_choice.device}.", _ON_CPU)
+        assert self._embedder is not None
         token_ids = embedding_ids(texts, self.tokenizer, pooling, prompt, self.context_tokens, truncate=truncate)
         with self._alone(cancel):
             return self._embedder.embed(token_ids, self.package.manifest.model.hidden_size, on_progress)

@@ -5,14 +5,15 @@ The case ``every_family`` takes minutes, and fails with the names of all familie
 
 from __future__ import annotations
 
-from edge_rt.device.names import parse_device
+from pathlib import Path
+
 from edge_rt.errors import EdgeRTError
-from edge_rt.ort.providers import placement
-from edge_rt.package.reader import open_package
+from edge_rt.export import export_model
 from tests.gpu.emulated import main
-from tests.gpu.models import DEVICE, opened, provider
+from tests.gpu.models import DEVICE, FOLDER, opened
 from tests.gpu.plan_worker import check
-from tests.gpu.state_worker import compare, package
+from tests.gpu.state_worker import answer, package
+from tests.helpers.embedding_folder import write_embedding_folder
 from tests.helpers.family_data import CASES
 from tests.helpers.models import load_package
 
@@ -21,7 +22,7 @@ GEMMA4 = ("gemma4_text", "gemma4_text_keys", "gemma4_text_experts")
 REFUSED = ("cohere2", "stablelm_parallel")
 """What export refuses."""
 # A pass of many rows, of one, of a few, and a tree behind them.
-SIZES = (33, 1, 7)
+SIZES = (20, 1, 7)
 TREE = [-1, -1, 1, 1, 2, 2]
 
 
@@ -43,27 +44,55 @@ def logits(model):
 
 
 def compare_family(gpu, name, **options):
-    """Compare a family's logits and texts, plain and drafted; all nodes of its graph are on the device."""
+    """Compare a family's logits, and its text with drafts, in passes that are recorded; all nodes are on the device."""
     path = package(name)
-    nodes = placement(open_package(path), parse_device(gpu.device), provider(gpu)).nodes
-    assert {node.provider for node in nodes} == {gpu.provider}, [
-        node for node in nodes if node.provider != gpu.provider
-    ]
-    with opened(gpu, path, spec="off", **options) as model, load_package(path, spec="off", ctx=256, **options) as cpu:
-        for found, expected in zip(logits(model), logits(cpu), strict=True):
-            assert found.tobytes() == expected.tobytes()
-    return compare(gpu, path, spec="suffix", **options)
+    with opened(gpu, path, spec="suffix", draft_max=7, **options) as model:
+        description = model.describe()
+        assert (description["device"]["device"], description["cpu_nodes"]) == (gpu.device, []), description
+        found, texts = logits(model), [answer(model) for _ in range(2)]
+        assert sum(text.spec.rows_drafted for text in texts) > 0
+        model._cache.check()
+    with load_package(path, spec="off", ctx=256, **options) as cpu:
+        for number, expected in enumerate(logits(cpu)):
+            assert found[number].tobytes() == expected.tobytes(), number
+        expected = answer(cpu).token_ids
+        assert [text.token_ids for text in texts] == [expected] * 2, (texts, expected)
 
 
 def case_gemma4(gpu):
     for name in GEMMA4:
-        assert compare_family(gpu, name) > 0, name
+        compare_family(gpu, name)
 
 
 def case_kv_formats(gpu):
     """Rows of the cache in every format, of heads that differ."""
     for kv in ("f32", "f16", "int4"):
         compare_family(gpu, "gemma4_text", kv=kv)
+
+
+def embedding(mode):
+    """Return the package of a model for embeddings."""
+    folder = Path(FOLDER.name) / mode
+    if not folder.is_dir():
+        source = write_embedding_folder(folder / "model", mode=mode)
+        export_model(source, folder / "p", profile="native", weights="int8", calibration=None, accept_loss=True)
+    return folder / "p"
+
+
+def case_embeddings(gpu):
+    """Vectors of texts of one pass and of several, alone and together, between answers; memory is what was planned."""
+    texts = ["The little boat left the harbour at dawn.", "x", "Count from one to ten: 1, 2, 3, 4, 5. " * 3]
+    for mode in ("lasttoken", "mean_tokens"):
+        path = embedding(mode)
+        with load_package(path, spec="off", ctx=256) as cpu:
+            expected, text = cpu.embed(texts), answer(cpu).token_ids
+        for options in ({}, {"slots": 2}, {"prefill_chunk": 16}):
+            with opened(gpu, path, spec="off", memory=1 << 30, **options) as model:
+                for _ in range(2):
+                    assert model.embed(texts).tobytes() == expected.tobytes(), (mode, options)
+                    assert answer(model).token_ids == text
+                gpu_sizes, unseen = model.plan.sizes.gpu, model.plan.device.gpu.context_bytes
+                assert gpu_sizes.weights < gpu.held_bytes() <= gpu_sizes.total - unseen
 
 
 def case_planned(gpu):

@@ -69,7 +69,9 @@ def _read(lines: Iterable[str], where: str) -> Iterator[str]:
 
 def embed(
     wanted: EmbeddedFlags,
-    load: Annotated[LoadFlags, only("model", "memory", "experts", "ctx", "threads", "kv_type", "isa")],
+    load: Annotated[
+        LoadFlags, only("model", "memory", "device_memory", "experts", "ctx", "threads", "device", "kv_type", "isa")
+    ],
     output: OutputFlags,
     places: PlaceFlags,
 ) -> int:
@@ -82,7 +84,7 @@ def embed(
     budget = load.budget_bytes(places)
     _, package = obtain_package(terminal, load.reference, places, budget=budget)
     require_pooling(package.manifest)
-    asked = load.options(places).but(spec="off", slots=wanted.slots, device="cpu")
+    asked = load.options(places).but(spec="off", slots=wanted.slots)
     model = load_model(package, telling_load(terminal, asked))
     tell_device(terminal, model.device_choice)
     vectors: list[list[float]] = []

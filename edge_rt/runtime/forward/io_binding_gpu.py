@@ -125,8 +125,12 @@ class GpuIOBinding(NativeIOBinding):
         return _GpuPass(binding, rows, self.bind_results(binding, num_logits), row_maps, states)
 
     def bind_results(self, binding: Binding, num_logits: int, *, hidden: bool = True) -> BoundResults:
-        """Bind the outputs of a graph on the device that ends with the head; see ``IOBinding.bind_results``."""
-        assert isinstance(self.outputs, DeviceOutputMemory)
+        """Bind the outputs of a graph on the device; see ``IOBinding.bind_results``.
+
+        The graph of states ends with a norm that the CPU computes: its results are in this process.
+        """
+        if not isinstance(self.outputs, DeviceOutputMemory):
+            return super().bind_results(binding, num_logits, hidden=hidden)
         return DeviceResults(binding, self.outputs, num_logits, self._hidden_name if hidden else None)
 
     def hidden_rows(self, segments: int, largest_pass: int) -> HiddenRows:

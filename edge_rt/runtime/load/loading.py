@@ -68,7 +68,7 @@ class Loaded:
         cpu_nodes: with a device, nodes that the CPU computes nevertheless, as ``"name (operator)"``.
         verification: what a verification of speculation on the device depends on; None for the CPU.
         experts: the cache that experts are read into, which the sessions hold; None: they are resident.
-        embedder: what makes embeddings; None where the package gives none, and on a GPU.
+        embedder: what makes embeddings; None where the package gives none.
     """
 
     load_plan: LoadPlan
@@ -284,7 +284,7 @@ def _open_parts(
         device,
         tuple(f"{node.name} ({node.operator})" for one in sessions for node in one.placement if node.is_on_cpu),
         verification,
-        _open_embedder(package, load_plan, options, io_binding, weights, switch, cache) if device is None else None,
+        _open_embedder(opened) if manifest.pooling is not None else None,
         None if weights is None else weights.experts,
     )
 
@@ -314,31 +314,28 @@ def _map_weights(package: Package, load_plan: LoadPlan, options: LoadOptions, sw
     return weights
 
 
-def _open_embedder(
-    package: Package,
-    load_plan: LoadPlan,
-    options: LoadOptions,
-    io_binding: IOBinding,
-    weights: MappedWeights | None,
-    switch: StopSwitch,
-    cache: KVCache,
-) -> Embedder | None:
-    """Open the graph of states over the model's cache, if the package has one."""
-    pooling = package.manifest.pooling
-    if pooling is None or weights is None:
-        return None
-    assert isinstance(io_binding, NativeIOBinding), package.manifest.op_profile
+def _open_embedder(model: OpenedModel) -> Embedder:
+    """Open the graph of states of a package over the model's cache.
+
+    Its last norm is one of ONNX Runtime's operators: wherever passes run, the CPU computes that, with its bits.
+    """
+    manifest, load_plan, io_binding = model.package.manifest, model.load_plan, model.io_binding
+    pooling, is_here = manifest.pooling, model.device is None
+    assert pooling is not None
+    assert model.weights is not None, manifest.op_profile
+    assert isinstance(io_binding, NativeIOBinding), manifest.op_profile
     session = Session(
-        package.file(pooling.graph),
+        model.package.file(pooling.graph),
         threads=load_plan.plan.device.threads,
-        profile=package.manifest.op_profile,
-        isa=options.isa,
-        memory=load_plan.pass_memory,
-        initializers=weights.initializers(pooling.graph),
+        device=None if model.device is None else model.device.unrecorded(),
+        profile=manifest.op_profile,
+        isa=model.options.isa,
+        memory=load_plan.pass_memory if is_here else None,
+        initializers=model.weights.initializers(pooling.graph) if is_here else None,
     )
-    most = min(load_plan.plan.choice.prefill_chunk, cache.largest_pass)
-    runner = ModelRunner(session, io_binding.of_states(most), switch)
-    caches = io_binding.slots or (cache,)
+    most = min(load_plan.plan.choice.prefill_chunk, model.cache.largest_pass)
+    runner = ModelRunner(session, io_binding.of_states(most), model.switch)
+    caches = io_binding.slots or (model.cache,)
     return Embedder(runner, pooling, caches, most_rows=most, pool=io_binding.pool)
 
 
