@@ -78,6 +78,13 @@ class GpuQueue {
 
 enum class Way { kToDevice, kToHost, kOnDevice };
 
+// A stretch of device memory that is copied to another place of it.
+struct Piece {
+  void* to;
+  const void* from;
+  size_t bytes;
+};
+
 class GpuDevice {
  public:
   virtual ~GpuDevice() = default;
@@ -101,6 +108,8 @@ class GpuDevice {
   virtual bool settle(GpuError* error) = 0;
   // The same, then copies, and returns when that is done.
   virtual bool copy(Way way, void* to, const void* from, size_t bytes, GpuError* error) = 0;
+  // The same of many pieces on the device, in any order: none is written that another one is of, or is written to.
+  virtual bool copy_pieces(const std::vector<Piece>& pieces, GpuError* error) = 0;
 
   virtual std::unique_ptr<GpuQueue> open_queue(GpuError* error) = 0;
 };

@@ -1,7 +1,9 @@
 // The symbols of the library: ONNX Runtime calls the first two, edge-rt's Python the others.
+#include <cstdint>
 #include <memory>
 #include <new>
 #include <string>
+#include <vector>
 
 #include "common/export.h"
 #include "gpu/gpu_device.h"
@@ -17,7 +19,7 @@ namespace edge_rt::gpu {
 namespace {
 
 // Number of the calls below: the Python half refuses a library of another one.
-constexpr int kAbiVersion = 2;
+constexpr int kAbiVersion = 3;
 
 abi::Status* create_factory(const abi::ApiBase* base, abi::EpFactory** out) {
   ProviderApi api;
@@ -78,6 +80,17 @@ std::string tell_self_test(int number) {
   return lines;
 }
 
+std::string copy(int number, size_t count, const uint64_t* to, const uint64_t* from, const uint64_t* bytes) {
+  const auto at = [](uint64_t address) { return reinterpret_cast<void*>(static_cast<uintptr_t>(address)); };
+  std::vector<Piece> pieces;
+  pieces.reserve(count);
+  for (size_t i = 0; i < count; ++i) pieces.push_back({at(to[i]), at(from[i]), static_cast<size_t>(bytes[i])});
+  GpuError error;
+  const auto gpu = open_gpu(number, &error);
+  if (gpu != nullptr && gpu->copy_pieces(pieces, &error)) return {};
+  return error_text("a copy of " + std::to_string(count) + " pieces", error);
+}
+
 // Lines that stay until the thread's next call; an error if the host has no memory for them.
 template <class Body>
 const char* told(Body body) {
@@ -128,6 +141,14 @@ EDGE_RT_EXPORT const char* edge_rt_gpu_self_test(int number) {
 // now on has them.
 EDGE_RT_EXPORT void edge_rt_gpu_set_kernels(int number, const char* source, const void* image, size_t bytes) {
   edge_rt::gpu::set_kernels(number, source, image, bytes);
+}
+
+// Copies pieces of a GPU's memory to other places of it, given their addresses; none is written that another one is of,
+// or is written to. Returns an empty text when that is done, or an error as those of passes. Valid until the thread's
+// next call.
+EDGE_RT_EXPORT const char* edge_rt_gpu_copy(int number, size_t count, const uint64_t* to, const uint64_t* from,
+                                            const uint64_t* bytes) {
+  return edge_rt::gpu::told([=] { return edge_rt::gpu::copy(number, count, to, from, bytes); });
 }
 
 // Bytes that are free on a GPU, and all it has. Returns 0, or the driver's code, or -1 where there is no driver.

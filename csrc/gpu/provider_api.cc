@@ -27,11 +27,16 @@ const char* in_front(Fault fault) {
 
 }  // namespace
 
-abi::Status* ProviderApi::error(const std::string& what, const GpuError& error) const {
+std::string error_text(const std::string& what, const GpuError& error) {
   if (error.fault == Fault::kOutOfMemory) {
-    return this->error(what + ": Failed to allocate device memory, " + error.sentence);
+    return "edge_rt gpu: " + what + ": Failed to allocate device memory, " + error.sentence;
   }
-  const std::string text = "edge_rt gpu: " + (in_front(error.fault) + what) + ": " + error.sentence;
+  return "edge_rt gpu: " + (in_front(error.fault) + what) + ": " + error.sentence;
+}
+
+abi::Status* ProviderApi::error(const std::string& what, const GpuError& error) const {
+  const std::string text = error_text(what, error);
+  if (error.fault == Fault::kOutOfMemory) return ort::make_status(ort, "%s", text.c_str());
   return call<abi::CreateStatus>(static_cast<int>(abi::kProviderFailed), text.c_str());
 }
 

@@ -9,6 +9,10 @@
 
 namespace edge_rt::gpu {
 
+// "edge_rt gpu: <what>: <error>", with "the device is lost: ", "the device does not answer: " or "the device failed: "
+// in front of <what> where that is so. Device memory that ran out is told as ONNX Runtime tells it of its own.
+std::string error_text(const std::string& what, const GpuError& error);
+
 struct ProviderApi {
   ort::Api ort;
   const abi::Table* newest = nullptr;
@@ -26,8 +30,7 @@ struct ProviderApi {
     return reinterpret_cast<typename S::Function>(ep->slots[S::kIndex])(args...);
   }
 
-  // "edge_rt gpu: <what>: <error>", with "the device is lost: ", "the device does not answer: " or "the device failed:
-  // " in front of <what> where that is so. Device memory that ran out is told as ONNX Runtime tells it of its own.
+  // What `error_text` says.
   abi::Status* error(const std::string& what, const GpuError& error) const;
   abi::Status* error(const std::string& what) const;
 };

@@ -12,7 +12,7 @@ from typing import Final
 from edge_rt.device.names import DeviceName
 from edge_rt.errors import RuntimeUnavailable, VersionMismatch
 
-ABI_VERSION: Final = 2
+ABI_VERSION: Final = 3
 """Number of the calls below, as ``kAbiVersion`` in ``csrc/gpu/provider.cc``."""
 USE_THE_CPU: Final = "or use --device cpu"
 
@@ -108,6 +108,9 @@ class GpuLibrary:
         self._library.edge_rt_gpu_self_test.restype = ctypes.c_char_p
         size = ctypes.POINTER(ctypes.c_size_t)
         self._library.edge_rt_gpu_memory.argtypes = (ctypes.c_int, size, size)
+        numbers = ctypes.c_void_p
+        self._library.edge_rt_gpu_copy.argtypes = (ctypes.c_int, ctypes.c_size_t, numbers, numbers, numbers)
+        self._library.edge_rt_gpu_copy.restype = ctypes.c_char_p
 
     def describe(self) -> str:
         """Ask the driver which GPUs there are, for ``read_gpus``; none is opened."""
@@ -130,6 +133,19 @@ class GpuLibrary:
                 "The GPU cannot be opened.", f"GPU {number}, error {code} of the driver.", "Check its driver."
             )
         return free.value
+
+    def copy(self, number: int, pieces: int, to: int, source: int, sizes: int) -> str:
+        """Copy pieces of a GPU's memory to other places of it; none is written that another one is of.
+
+        Args:
+            pieces: how many.
+            to: where in this process so many uint64 lie, the addresses to copy to; likewise those to copy from
+                (``source``), and bytes (``sizes``).
+
+        Returns:
+            What failed, in the words of the provider; empty: nothing did.
+        """
+        return str(self._library.edge_rt_gpu_copy(number, pieces, to, source, sizes).decode(errors="replace"))
 
     def self_test(self, number: int) -> SelfTest:
         """Return what a GPU's operations make, whose kernels were handed over; this opens the GPU."""

@@ -12,7 +12,7 @@ from typing import Final
 from edge_rt.memory.activations import FEW_ROWS, kinds_of_heads, mixer_row_bytes
 from edge_rt.memory.figures import Choice
 from edge_rt.memory.shape import ModelShape
-from edge_rt.memory.terms import divided_weights, drafts_itself, first_on_gpu, hidden_bytes, kv_rows
+from edge_rt.memory.terms import divided_weights, drafts_itself, first_on_gpu, hidden_bytes, kept_bytes, kv_rows
 from edge_rt.package.decoder import Decoder
 from edge_rt.package.layers import GatedDelta
 from edge_rt.package.states import SLOTS, state_sizes
@@ -100,9 +100,10 @@ def gpu_kv_bytes(shape: ModelShape, choice: Choice) -> int:
 
 
 def gpu_state_bytes(shape: ModelShape, choice: Choice) -> int:
-    """Return the bytes of the states of all slots on a GPU, where each layer has arrays of its own."""
+    """Return the bytes of the states of all slots on a GPU, each layer's arrays by themselves, and of those kept."""
     sizes = state_sizes(shape.model, choice.tree_rows)
-    return sum(_of_driver(choice.slots * SLOTS * 4 * size) for size in sizes.values())
+    own = sum(_of_driver(choice.slots * SLOTS * 4 * size) for size in sizes.values())
+    return own + choice.checkpoints * _of_driver(kept_bytes(shape, choice))
 
 
 def _draft_states_bytes(shape: ModelShape) -> int:
@@ -173,7 +174,7 @@ def _divided_activations(shape: ModelShape, choice: Choice) -> int:
     copied = shape.loaded_rope_bytes * choice.ctx
     sizes = {min(choice.largest_pass, RECORDED_ROWS), choice.largest_pass}
     largest = max(pooled(_pass_bytes(shape, rows, choice.ctx) + copied) for rows in sizes)
-    small = 4 * (_maps(shape) * choice.ctx + _TREE_HEAD + choice.largest_pass)
+    small = choice.slots * 4 * (_maps(shape) * choice.ctx + _TREE_HEAD + choice.largest_pass)
     of_session = _ONCE * largest + pooled(small)
     top = pooled(_top_k_bytes(shape, choice.logit_rows))
     of_drafts = of_session + 2 * pooled(4 * shape.model.vocab_size + 128) if drafts_itself(shape, choice) else 0

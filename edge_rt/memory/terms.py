@@ -160,18 +160,17 @@ def kv_bytes(shape: ModelShape, choice: Choice) -> int:
 
 
 def state_bytes(shape: ModelShape, choice: Choice) -> int:
-    """Return the bytes of the states of all slots, two of each with room for the largest draft, and of those kept.
+    """Return the bytes of the states of all slots, two of each with room for the largest draft, and of those kept."""
+    own = choice.slots * states_bytes(shape.model, choice.tree_rows) if shape.recurrent_layers else 0
+    return own + choice.checkpoints * kept_bytes(shape, choice)
 
-    Of layers with a window, what it saw of earlier texts is kept for several slots.
-    """
+
+def kept_bytes(shape: ModelShape, choice: Choice) -> int:
+    """Return the bytes of what is kept of an earlier text: states, or with several slots what windows saw of it."""
     if shape.window_layers and choice.slots > 1:
         seen = min(shape.model.ring_window, choice.ctx) - 1
-        of_text = shape.cache_bytes(choice.kv_format, 0, seen) + shape.conv_layers * seen * shape.conv_row_bytes
-        return choice.checkpoints * of_text
-    if not shape.recurrent_layers:
-        return 0
-    kept = choice.checkpoints * states_bytes(shape.model, 0) // SLOTS
-    return choice.slots * states_bytes(shape.model, choice.tree_rows) + kept
+        return shape.cache_bytes(choice.kv_format, 0, seen) + shape.conv_layers * seen * shape.conv_row_bytes
+    return states_bytes(shape.model, 0) // SLOTS
 
 
 def slots_bytes(shape: ModelShape, choice: Choice) -> int:

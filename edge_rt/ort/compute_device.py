@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final
@@ -19,6 +19,7 @@ from edge_rt.ort.onnxruntime_import import ort
 from edge_rt.system.byte_size import show_size
 from edge_rt.system.machine import install_command
 
+Numbers = npt.NDArray[Any]
 RECORDS: Final = "graphs"
 """Option of edge-rt's own provider: "1" records passes that have a number."""
 _FIRST_LAYER: Final = "first_layer"
@@ -34,6 +35,7 @@ class ComputeDevice:
         is_software: whether a program on the CPU stands in for it.
         has_cpu_bits: whether results of edge-rt's own operators there are the CPU's to the last bit.
         handle: ONNX Runtime's object; None for a provider inside its wheel, which is asked for by name.
+        copier: copies pieces of the device's memory, as ``GpuLibrary.copy``; None: that provider cannot.
         details: further facts that measurements depend on, as a JSON object.
     """
 
@@ -46,6 +48,23 @@ class ComputeDevice:
     details: Mapping[str, Any] = field(default_factory=dict)
     options: Mapping[str, str] = field(default_factory=dict)
     has_cpu_bits: bool = True
+    copier: Callable[[int, int, int, int], str] | None = field(default=None, repr=False, compare=False)
+
+    def copy(self, to: Numbers, source: Numbers, sizes: Numbers) -> None:
+        """Copy pieces of the device's memory to other places of it; none is written that another one is of.
+
+        Args:
+            to: their addresses there, whole numbers ``[pieces]``; likewise those here (``source``), and bytes
+                (``sizes``).
+
+        Raises:
+            EdgeRTError: as a pass.
+        """
+        assert self.copier is not None, "no provider of edge-rt's own"
+        arrays = [np.ascontiguousarray(array, np.uint64) for array in (to, source, sizes)]
+        assert len({array.shape for array in arrays}) == 1, arrays
+        if said := self.copier(len(to), *(array.ctypes.data for array in arrays)):
+            raise translate(RuntimeError(said), loading=False, is_on_device=True)
 
     def open(self, model: str | bytes, options: Any) -> Any:
         """Return an ``onnxruntime.InferenceSession`` on the device; the CPU takes nodes that its provider lacks."""
@@ -117,7 +136,7 @@ class DeviceArray:
     """
 
     def __init__(self, device: ComputeDevice, values: npt.NDArray[Any]) -> None:
-        self.nbytes = values.nbytes
+        self.nbytes, self.shape = values.nbytes, values.shape
         self.device = device
         self.place: tuple[Any, ...] = (CUDA, device.name.index)
         if device.handle is not None:
@@ -134,6 +153,11 @@ class DeviceArray:
                 "Load the model with a smaller context, or close another program that uses the device.",
             ) from error
 
+    @property
+    def address(self) -> int:
+        """Where it lies in the device's memory."""
+        return int(self.value.data_ptr())
+
 
 @dataclass(frozen=True)
 class DeviceRows:
@@ -149,7 +173,7 @@ class DeviceRows:
         """Where they lie in the device's memory."""
         row_bytes = math.prod(self.shape[1:]) * np.dtype(self.dtype).itemsize
         assert (self.first + self.shape[0]) * row_bytes <= self.array.nbytes, (self.first, self.shape)
-        return int(self.array.value.data_ptr()) + self.first * row_bytes
+        return self.array.address + self.first * row_bytes
 
 
 @dataclass(frozen=True)

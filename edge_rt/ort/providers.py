@@ -9,6 +9,7 @@ there are, and ``find_device`` returns one. Portable packages run on NVIDIA's GP
 from __future__ import annotations
 
 import contextlib
+import functools
 import importlib
 import io
 import threading
@@ -211,6 +212,7 @@ def _own_device(provider: GpuProvider, gpu: Gpu, handle: Any) -> ComputeDevice:
         handle,
         provider.facts(gpu),
         {RECORDS: "1"},
+        copier=functools.partial(provider.library.copy, gpu.number),
     )
     known = provider.known_test(gpu)
     return device if known is None else tested(device, known)

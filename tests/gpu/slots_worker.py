@@ -5,7 +5,7 @@ from __future__ import annotations
 from tests.gpu.emulated import main
 from tests.gpu.models import DEVICE, opened, package as attention_package
 from tests.gpu.plan_worker import check
-from tests.gpu.state_worker import PROMPT, TOKENS, answer, package as state_package, plain
+from tests.gpu.state_worker import PROMPT, TOKENS, package as state_package, plain
 from tests.helpers.small import GREEDY
 
 PROMPTS = [tuple(PROMPT[:length]) for length in (40, 5, 23, 40, 12, 31)]
@@ -15,13 +15,16 @@ def compare(gpu, path, **options):
     """Answer all prompts in three slots, twice: then some of them begin with rows that others left."""
     with opened(gpu, path, slots=3, prefill_chunk=16, draft_max=7, **options) as model:
         assert model.slots == 3, model.plan.given_up
-        drafted = 0
+        drafted = cached = 0
         for _ in range(2):
             asked = [(list(prompt), {"max_tokens": TOKENS, "repetition_guard": False, **GREEDY}) for prompt in PROMPTS]
             found = list(model.generate_many(asked))
             assert [one.token_ids for one in found] == [plain(path, prompt) for prompt in PROMPTS], (path, options)
             model._batch.check()
             drafted += sum(0 if one.spec is None else one.spec.rows_drafted for one in found)
+            cached = sum(one.usage.cached_tokens for one in found)
+        # Whole blocks of prompts that came before, where it is known what layers saw of them.
+        assert cached > 0, (path, options)
         return drafted
 
 
@@ -36,16 +39,30 @@ def case_states(gpu):
 
 
 def case_windows(gpu):
-    """Layers with a window or a convolution have one slot there, and say so."""
+    """Rows of layers with a window, or a short convolution, are each slot's own."""
     for path in (attention_package(window=32), state_package("lfm2")):
-        with opened(gpu, path, slots=2, spec="off") as model:
-            assert model.slots == 1
-            assert answer(model).token_ids == plain(path)
-            assert "on a GPU" in str(model.plan.why_answers_wait)
+        for spec, drafts in (("off", False), ("suffix", True)):
+            assert (compare(gpu, path, spec=spec) > 0) is drafts, path
+
+
+def case_kept(gpu):
+    """A conversation goes on from what is kept of it, in any slot, also after another one came in between."""
+    for path in (attention_package(window=32), state_package("lfm2"), state_package("qwen3_5")):
+        with opened(gpu, path, slots=2, spec="suffix", prefill_chunk=16, draft_max=7) as model:
+            assert model.plan.choice.checkpoints == 6
+            texts = [PROMPT, PROMPT[::-1]]
+            for turn in range(3):
+                for index, text in enumerate(texts):
+                    found = model.generate(text, max_tokens=TOKENS, repetition_guard=False, **GREEDY)
+                    assert found.token_ids == plain(path, tuple(text)), (path, turn)
+                    if turn:
+                        assert found.usage.cached_tokens > len(text) - TOKENS - 8, (path, found.usage)
+                    texts[index] = [*text, *found.token_ids, 9 + index, 8]
+                    model._batch.check()
 
 
 def case_planned(gpu):
-    for path in (attention_package(), state_package("qwen3_5")):
+    for path in (attention_package(), attention_package(window=16), state_package("qwen3_5"), state_package("lfm2")):
         check(gpu, path, spec="suffix", kv="f16", generated=24, slots=3)
 
 

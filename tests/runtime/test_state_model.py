@@ -185,12 +185,6 @@ def test_a_manifest_with_convolutions_of_another_size_is_refused(package, tmp_pa
 
 
 def test_what_is_not_there_yet_is_said(package, tmp_path):
-    with load_package(package) as model:
-        with_gpu = presets()[GENERIC_GPU].device
-        assert with_gpu.gpu is not None
-        planned = make_plan(model.plan.shape, with_gpu, Request())
-        assert planned.device.gpu is not None
-        assert planned.choice.checkpoints == 0
     with pytest.raises(ConfigError, match="state"):
         export_model(package.parent / "model", tmp_path / "cut", exits=(1, 2), **OPTIONS)
     with pytest.raises(ConfigError, match="Nested weights"):

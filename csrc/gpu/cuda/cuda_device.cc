@@ -210,6 +210,23 @@ bool CudaDevice::copy(Way way, void* to, const void* from, size_t bytes, GpuErro
   return !failed.tell(error);
 }
 
+bool CudaDevice::copy_pieces(const std::vector<Piece>& pieces, GpuError* error) {
+  DriverError failed;
+  if (enter(&failed)) {
+    std::unique_lock<std::mutex> guard(lock_);
+    if (settle_all(&guard, &failed)) {
+      for (const Piece& piece : pieces) {
+        if (piece.bytes > 0 && !EDGE_RT_DRIVER_CALL(*driver_, cuMemcpyDtoDAsync, &failed, address(piece.to),
+                                                    address(piece.from), piece.bytes, copies_)) {
+          break;
+        }
+      }
+      wait(copies_, &failed);
+    }
+  }
+  return !failed.tell(error);
+}
+
 void CudaDevice::copy_settled(Way way, void* to, const void* from, size_t bytes, DriverError* error) {
   switch (way) {
     case Way::kToDevice:

@@ -45,6 +45,7 @@ class CudaDevice : public GpuDevice, public std::enable_shared_from_this<CudaDev
   bool budget(MemoryBudget* out, GpuError* error) override;
   bool settle(GpuError* error) override;
   bool copy(Way way, void* to, const void* from, size_t bytes, GpuError* error) override;
+  bool copy_pieces(const std::vector<Piece>& pieces, GpuError* error) override;
   std::unique_ptr<GpuQueue> open_queue(GpuError* error) override;
 
   const Driver& driver() const { return *driver_; }

@@ -151,6 +151,33 @@ bool VulkanDevice::copy_settled(Way way, void* to, const void* from, size_t byte
   return true;
 }
 
+bool VulkanDevice::copy_pieces(const std::vector<Piece>& pieces, GpuError* error) {
+  if (!settle(error)) return false;
+  std::vector<Command> copies;
+  for (const Piece& piece : pieces) {
+    Command copy;
+    copy.bytes = piece.bytes;
+    copy.is_independent = true;
+    if (piece.bytes == 0) continue;
+    if (!find(piece.from, piece.bytes, &copy.from, error) || !find(piece.to, piece.bytes, &copy.to, error)) {
+      return false;
+    }
+    const void* const read = facts_.is_cached ? mapped(piece.from) : nullptr;
+    void* const written = mapped(piece.to);
+    if (read != nullptr && written != nullptr) {
+      std::memcpy(written, read, piece.bytes);
+    } else {
+      copies.push_back(copy);
+    }
+  }
+  if (copies.empty()) return true;
+  const std::lock_guard<std::mutex> guard(copy_lock_);
+  if (copies_ == nullptr) copies_ = std::make_unique<CommandBuffers>(this);
+  Nanoseconds took{0};
+  return copies_->reset(error) && copies_->add(copies.data(), copies.data() + copies.size(), error) &&
+         copies_->run(&took, error);
+}
+
 bool VulkanDevice::copy_staged(Way way, void* to, const void* from, size_t bytes, GpuError* error) {
   const std::lock_guard<std::mutex> guard(copy_lock_);
   if (copies_ == nullptr) copies_ = std::make_unique<CommandBuffers>(this);

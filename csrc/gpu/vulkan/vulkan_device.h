@@ -42,6 +42,7 @@ class VulkanDevice : public GpuDevice, public std::enable_shared_from_this<Vulka
   bool budget(MemoryBudget* out, GpuError* error) override;
   bool settle(GpuError* error) override;
   bool copy(Way way, void* to, const void* from, size_t bytes, GpuError* error) override;
+  bool copy_pieces(const std::vector<Piece>& pieces, GpuError* error) override;
   std::unique_ptr<GpuQueue> open_queue(GpuError* error) override;
 
   VulkanLink& link() { return link_; }

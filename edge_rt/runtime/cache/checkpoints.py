@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -26,23 +26,24 @@ class _Kept:
 
 
 class Copies:
-    """Copies of what belongs to texts, in a bounded memory; the one used longest ago makes room for another one.
+    """Which texts there are copies for, of what belongs to them, and in which place of a bounded memory.
 
-    Args:
-        places: the memory of each copy, part by part.
+    The copy used longest ago makes room for another one.
+
+    Attributes:
+        count: how many copies are kept, at most.
     """
 
-    def __init__(self, places: Sequence[Sequence[Array]]) -> None:
-        self._places = list(places)
+    def __init__(self, count: int) -> None:
+        self.count = count
         self._kept: list[_Kept] = []
 
-    @property
-    def count(self) -> int:
-        """How many copies are kept, at most."""
-        return len(self._places)
+    def put(self, token_ids: Sequence[int], write: Callable[[int], None]) -> None:
+        """Keep what belongs to a text, unless it is kept already.
 
-    def put(self, token_ids: Sequence[int], parts: Callable[[], Iterable[Array]]) -> None:
-        """Keep what belongs to a text, unless it is kept already; a part may be shorter than there is room."""
+        Args:
+            write: writes it into a place.
+        """
         if not self.count or not len(token_ids):
             return
         ids = np.asarray(token_ids, np.int32)
@@ -51,33 +52,30 @@ class Copies:
             # What is overwritten is not kept any longer, also if copying fails.
             self._kept = self._kept[-(self.count - 1) :] if self.count > 1 else []
             place = min(set(range(self.count)) - {one.place for one in self._kept})
-            for memory, part in zip(self._places[place], parts(), strict=True):
-                memory[: len(part)] = part
+            write(place)
             found = _Kept(ids, place)
         self._use(found)
 
-    def get(self, token_ids: Sequence[int]) -> Sequence[Array]:
-        """Return what belongs to exactly these tokens, which must be kept, part by part."""
+    def place_of(self, token_ids: Sequence[int]) -> int:
+        """Return the place of the copy for exactly these tokens, which must be kept."""
         ids = np.asarray(token_ids, np.int32)
         found = next(one for one in self._kept if np.array_equal(one.token_ids, ids))
         self._use(found)
-        return self._places[found.place]
+        return found.place
 
-    def kept(self, token_ids: Sequence[int] | Array) -> dict[int, list[Array]]:
-        """Return of how many of a text's first tokens there are copies -> these, part by part."""
+    def places(self, token_ids: Sequence[int] | Array) -> dict[int, int]:
+        """Return of how many of a text's first tokens there are copies -> their places."""
         ids = np.asarray(token_ids, np.int32)
-        return {
-            len(one.token_ids): list(self._places[one.place]) for one in self._kept if _begins_with(ids, one.token_ids)
-        }
+        return {len(one.token_ids): one.place for one in self._kept if _begins_with(ids, one.token_ids)}
 
     def forget(self) -> None:
         """Forget all copies."""
         self._kept = []
 
     def release(self) -> None:
-        """Forget all copies, and their memory."""
+        """Forget all copies, whose memory is given back."""
         self.forget()
-        self._places = []
+        self.count = 0
 
     def check(self) -> None:
         """Assert the invariants: every copy has a place of its own, and there are no two of a text."""
@@ -92,33 +90,78 @@ class Copies:
         self._kept = [*(other for other in self._kept if other is not one), one]
 
 
-class Checkpoints(Copies):
-    """Copies of states.
+class StateCopies(Protocol):
+    """Places for states, beside the memory that passes read and write."""
+
+    @property
+    def count(self) -> int:
+        """How many places there are."""
+
+    def save(self, place: int, index: int, slot: int) -> None:
+        """Copy the state of a sequence's slot into a place."""
+
+    def load(self, place: int, index: int, slot: int) -> None:
+        """Copy what is in a place into a sequence's slot."""
+
+    def parts(self, place: int) -> list[Array]:
+        """Return the memory of a place, part by part; of this process alone."""
+
+    def state(self, index: int, slot: int) -> list[Array]:
+        """Return the memory of a sequence's slot, part by part; of this process alone."""
+
+
+class HostStateCopies:
+    """Such places in this process.
 
     Args:
         states: name -> float32 ``[sequences, 2, numbers of a slot]``, the memory that passes read and write.
         sizes: name -> numbers of a state, with which a slot begins.
-        count: how many are kept; 0: none.
-        memory: float32 ``[count, sum of sizes]``.
+        memory: float32 ``[places, sum of sizes]``.
     """
 
-    def __init__(self, states: Mapping[str, Array], sizes: Mapping[str, int], count: int, memory: Array) -> None:
-        assert memory.shape == (count, sum(sizes.values())), (memory.shape, count)
-        super().__init__([np.split(place, np.cumsum(list(sizes.values()))[:-1]) for place in memory])
+    def __init__(self, states: Mapping[str, Array], sizes: Mapping[str, int], memory: Array) -> None:
+        assert memory.shape[1] == sum(sizes.values()), (memory.shape, sizes)
+        self._places = [np.split(place, np.cumsum(list(sizes.values()))[:-1]) for place in memory]
         self._states, self._sizes = states, sizes
+
+    @property
+    def count(self) -> int:
+        """How many places there are."""
+        return len(self._places)
+
+    def save(self, place: int, index: int, slot: int) -> None:
+        """Copy the state of a sequence's slot into a place."""
+        for copy, part in zip(self._places[place], self.state(index, slot), strict=True):
+            copy[:] = part
+
+    def load(self, place: int, index: int, slot: int) -> None:
+        """Copy what is in a place into a sequence's slot."""
+        for part, copy in zip(self.state(index, slot), self._places[place], strict=True):
+            part[:] = copy
+
+    def parts(self, place: int) -> list[Array]:
+        """Return the memory of a place, part by part."""
+        return list(self._places[place])
+
+    def state(self, index: int, slot: int) -> list[Array]:
+        """Return the memory of a sequence's slot, part by part."""
+        return [self._states[name][index, slot, :size] for name, size in self._sizes.items()]
+
+
+class Checkpoints(Copies):
+    """Copies of states; of how many there are places."""
+
+    def __init__(self, memory: StateCopies) -> None:
+        super().__init__(memory.count)
+        self.memory = memory
 
     def save(self, index: int, slot: int, token_ids: Sequence[int]) -> None:
         """Keep the state of a sequence's slot, which has seen these tokens, unless it is kept already."""
-        self.put(token_ids, lambda: self.memory(index, slot))
+        self.put(token_ids, lambda place: self.memory.save(place, index, slot))
 
     def load(self, index: int, slot: int, token_ids: Sequence[int]) -> None:
         """Write the state of exactly these tokens, which must be kept, into a sequence's slot."""
-        for part, copy in zip(self.memory(index, slot), self.get(token_ids), strict=True):
-            part[:] = copy
-
-    def memory(self, index: int, slot: int) -> list[Array]:
-        """Return the memory of a sequence's slot, part by part as ``kept``."""
-        return [self._states[name][index, slot, :size] for name, size in self._sizes.items()]
+        self.memory.load(self.place_of(token_ids), index, slot)
 
 
 def _begins_with(token_ids: Array, beginning: Array) -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
@@ -69,14 +69,14 @@ class SlidingWindow:
 
     def seen(self, length: int) -> list[Array]:
         """Return copies of the rows that the token at position ``length`` sees, layer by layer; ``memory`` is set."""
-        return list(self.each_seen(length))
-
-    def each_seen(self, length: int) -> Iterator[Array]:
-        """Yield the same, one layer after the other."""
         assert self.memory is not None, "nobody told where the rows are"
+        which = self.seen_rows(length)
+        return [layer[which] for layer in self.memory()]
+
+    def seen_rows(self, length: int) -> Array:
+        """Return where in memory the rows lie that the token at position ``length`` sees, int32."""
         assert self.holds(length), (length, self.assigned)
-        which = self._seen_rows(length)
-        return (layer[which] for layer in self.memory())
+        return self.row_map[max(length + 1 - self.window, 0) : length]
 
     def spare(self, length: int) -> list[Array]:
         """Return memory for rows as of ``seen``, to ``take``."""
@@ -87,20 +87,17 @@ class SlidingWindow:
 
     def take(self, length: int) -> None:
         """Take the rows that were written into the spare memory for those before position ``length``."""
-        self.fill(length, self._spare)
+        assert self.memory is not None, "nobody told where the rows are"
+        which = self.begin(length)
+        for layer, rows in zip(self.memory(), self._spare, strict=True):
+            layer[which] = rows
         self._spare = []
 
-    def fill(self, length: int, seen: Sequence[Array]) -> None:
-        """Take rows as of ``seen``, with room behind them or without, for those before position ``length``."""
-        assert self.memory is not None, "nobody told where the rows are"
+    def begin(self, length: int) -> Array:
+        """Go on at a position with rows from elsewhere; return where they belong, as of ``seen_rows``."""
         self.assign(length)
         self._begin = max(length + 1 - self.window, 0)
-        which = self._seen_rows(length)
-        for layer, rows in zip(self.memory(), seen, strict=True):
-            layer[which] = rows[: len(which)]
-
-    def _seen_rows(self, length: int) -> Array:
-        return self.row_map[max(length + 1 - self.window, 0) : length]
+        return self.seen_rows(length)
 
     def check(self, length: int, end: int) -> None:
         """Assert the invariants for ``length`` committed positions and reserved ones up to ``end``."""

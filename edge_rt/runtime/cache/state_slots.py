@@ -91,14 +91,15 @@ class StateSlots:
         """
         if self._checkpoints is None:
             return {}
-        found = self._checkpoints.kept(token_ids)
+        memory = self._checkpoints.memory
+        found = {length: memory.parts(place) for length, place in self._checkpoints.places(token_ids).items()}
         if 0 < self.length <= len(token_ids):
-            found[self.length] = self._checkpoints.memory(self.index, self.slot)
+            found[self.length] = memory.state(self.index, self.slot)
         return found
 
     def spare(self) -> list[Array]:
         """Return the memory of the slot that the next pass writes, part by part, for a state to ``take``."""
-        return [] if self._checkpoints is None else self._checkpoints.memory(self.index, 1 - self.slot)
+        return [] if self._checkpoints is None else self._checkpoints.memory.state(self.index, 1 - self.slot)
 
     def take(self, length: int) -> None:
         """Go on from the state of ``length`` rows that was written into the spare slot."""
@@ -107,7 +108,7 @@ class StateSlots:
 
     def kept_lengths(self, token_ids: Sequence[int] | Array, most: int) -> list[int]:
         """Return of which beginnings of a text, at most so long, states are kept: their lengths, the longest first."""
-        return [] if self._checkpoints is None else sorted(self._checkpoints.kept(token_ids[:most]), reverse=True)
+        return [] if self._checkpoints is None else sorted(self._checkpoints.places(token_ids[:most]), reverse=True)
 
     def reach(self, length: int, token_ids: Sequence[int]) -> int:
         """Return to how many rows of a text, at most ``length``, these states can go back.

@@ -95,6 +95,7 @@ def open_io_binding(
             rows=rows,
             largest_pass=largest_pass,
             drafts=drafts,
+            checkpoints=checkpoints,
             hidden=hidden,
             host_layers=host_layers,
         )

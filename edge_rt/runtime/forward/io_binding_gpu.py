@@ -5,7 +5,7 @@ If the first layers are computed by the CPU, their cache is in this process.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 
@@ -16,6 +16,9 @@ from edge_rt.ort.session import Session
 from edge_rt.package.decoder import Decoder
 from edge_rt.package.kv_formats import portable_head_dim
 from edge_rt.package.spec_modes import MAX_DRAFT
+from edge_rt.package.states import CHECKPOINTS
+from edge_rt.runtime.cache.window_copies import RowCopies
+from edge_rt.runtime.forward.device_copies import DeviceRowCopies, Planes
 from edge_rt.runtime.forward.hidden_rows import DeviceHiddenRows, HiddenRows
 from edge_rt.runtime.forward.io_binding_base import Array, BoundPass
 from edge_rt.runtime.forward.io_binding_native import MOST_RECORDED, NativeIOBinding, NativePass
@@ -27,7 +30,7 @@ from edge_rt.runtime.forward.state_memory import DeviceStateMemory, StateInputs,
 class GpuIOBinding(NativeIOBinding):
     """The native binding with each layer's cache where the layer is computed; tokens, parents and row maps are here.
 
-    No states of earlier texts are kept on a device. Arguments as of ``NativeIOBinding``, and:
+    States of earlier texts are kept there as well. Arguments as of ``NativeIOBinding``, and:
     """
 
     def __init__(
@@ -41,6 +44,7 @@ class GpuIOBinding(NativeIOBinding):
         sequences: int = 0,
         rows: int | None = None,
         drafts: int = MAX_DRAFT + 1,
+        checkpoints: int = CHECKPOINTS,
         hidden: bool = False,
         host_layers: int = 0,
     ) -> None:
@@ -56,7 +60,7 @@ class GpuIOBinding(NativeIOBinding):
             rows=rows,
             largest_pass=largest_pass,
             drafts=drafts,
-            checkpoints=0,
+            checkpoints=checkpoints,
             hidden=hidden,
         )
         self.outputs = DeviceOutputMemory(device, model, model.hidden_size if hidden else 0)
@@ -76,8 +80,25 @@ class GpuIOBinding(NativeIOBinding):
         self.cache_bytes += sum(cache.nbytes for cache in self._caches)
 
     def _make_states(self, sequences: int, drafts: int, checkpoints: int) -> States:
-        assert not checkpoints, checkpoints
-        return DeviceStateMemory(self._device, self.model, sequences, drafts)
+        return DeviceStateMemory(self._device, self.model, sequences, drafts, checkpoints)
+
+    def _make_row_copies(self, most_rows: int, count: int) -> RowCopies:
+        # A plan keeps none where layers are divided.
+        assert not (self._host_layers and count), (self._host_layers, count)
+        layers = [
+            (cache, tuple(self._parts_there(layer, cache)))
+            for layer, cache in zip(self._layers[self._host_layers :], self._caches, strict=True)
+            if self.model.layer_windows[layer]
+        ]
+        return DeviceRowCopies(self._device, layers, most_rows, count)
+
+    def _parts_there(self, layer: int, cache: DeviceArray) -> Iterator[Planes]:
+        """Yield where parts of the rows of a layer on the device lie in its memory."""
+        if layer not in self._convs:
+            yield from self._planes(layer, cache.shape[2])
+            return
+        rows = cache.shape[0]
+        yield Planes(0, 0, 1, rows, cache.nbytes // rows)
 
     def _layer_arrays(self) -> Mapping[str, Array | DeviceArray]:
         there = zip(self._layers[self._host_layers :], self._caches, strict=False)
@@ -118,11 +139,9 @@ class GpuIOBinding(NativeIOBinding):
         """Bind buffers for passes of one shape to the graph."""
         binding = session.binding()
         self.bind_layers(binding)
-        row_maps = self._row_maps[:sequences]
-        if sequences and self.row_map is not None:
-            binding.bind_input("row_map", row_maps)
+        row_maps, window_maps = self._bind_maps(binding, sequences)
         states = None if self._memory is None else self._memory.inputs(max(sequences, 1))
-        return _GpuPass(binding, rows, self.bind_results(binding, num_logits), row_maps, states)
+        return _GpuPass(binding, rows, self.bind_results(binding, num_logits), row_maps, states, None, window_maps)
 
     def bind_results(self, binding: Binding, num_logits: int, *, hidden: bool = True) -> BoundResults:
         """Bind the outputs of a graph on the device; see ``IOBinding.bind_results``.
@@ -139,12 +158,19 @@ class GpuIOBinding(NativeIOBinding):
 
 
 class _GpuPass(NativePass):
-    """A pass that is recorded when it comes again; arguments as of ``BoundPass``."""
+    """A pass that is recorded when it comes again; arguments as of ``NativePass``."""
 
     def __init__(
-        self, binding: Binding, rows: int, results: BoundResults, row_maps: Array, states: StateInputs | None
+        self,
+        binding: Binding,
+        rows: int,
+        results: BoundResults,
+        row_maps: Array,
+        states: StateInputs | None,
+        stream: Array | None,
+        window_maps: Array | None,
     ) -> None:
-        super().__init__(binding, rows, results, row_maps, states)
+        super().__init__(binding, rows, results, row_maps, states, stream, window_maps)
         # The first pass of a shape may be the last one. Several sequences share the rows in another way every time.
         self._is_small, self._has_run = rows <= MOST_RECORDED and not len(row_maps), False
 

@@ -22,7 +22,8 @@ from edge_rt.package.states import CHECKPOINTS, SLOTS, states_bytes
 from edge_rt.runtime.cache.checkpoints import Copies
 from edge_rt.runtime.cache.row_pool import PooledCache, RowPool
 from edge_rt.runtime.cache.sliding_window import SlidingWindow
-from edge_rt.runtime.cache.window_copies import WindowCopies
+from edge_rt.runtime.cache.window_copies import HostRowCopies, RowCopies, WindowCopies
+from edge_rt.runtime.forward.device_copies import Planes
 from edge_rt.runtime.forward.io_binding_base import FILLING, Array, BoundPass, IOBinding, Part, Specs
 from edge_rt.runtime.forward.outputs import BoundResults, OutputMemory, Outputs, untouched
 from edge_rt.runtime.forward.state_memory import StateInputs, StateMemory, States, state_specs
@@ -134,7 +135,8 @@ class NativeIOBinding(IOBinding):
             ]
         )
         self._formats = np.asarray([KV_FORMAT[name].id for name in formats], np.int32)
-        self._copies, self._copied = Copies(()), np.empty(0, np.uint8)
+        self._copies = Copies(0)
+        self._kept_rows: RowCopies | None = None
         if sequences:
             self.pool = RowPool(rows, most_resting=RESTING_PER_SLOT * sequences)
             self.slots = tuple(self._open_slots(self.pool, rings, checkpoints))
@@ -147,19 +149,17 @@ class NativeIOBinding(IOBinding):
             for states in self.states or (None,) * self.most_sequences:
                 yield PooledCache(self.capacity, pool, row_bytes=self.row_bytes, states=states)
             return
-        seen = rings[0].window - 1
-        sizes = [(seen, *part.shape[1:]) for part in self._window_memory()]
-        ends = list(accumulate(math.prod(size) for size in sizes))
-        self._copied = untouched((max(checkpoints, 1), ends[-1]), np.uint8)
-        self._copies = Copies(
-            [
-                [part.reshape(size) for part, size in zip(np.split(place, ends[:-1]), sizes, strict=True)]
-                for place in self._copied[:checkpoints]
-            ]
-        )
+        self._copies = Copies(checkpoints)
+        self._kept_rows = self._make_row_copies(rings[0].window - 1, checkpoints)
         for ring in rings:
-            copies = WindowCopies(ring, self._copies)
+            copies = WindowCopies(ring, self._copies, self._kept_rows)
             yield PooledCache(self.capacity, pool, row_bytes=self.row_bytes, window=ring, copies=copies)
+
+    def _make_row_copies(self, most_rows: int, count: int) -> RowCopies:
+        """Make so many places for rows of layers with a window."""
+        row_bytes = sum(math.prod(part.shape[1:]) for part in self._window_memory())
+        places = untouched((max(count, 1), most_rows * row_bytes), np.uint8)
+        return HostRowCopies(self._window_memory, places[:count], most_rows)
 
     def _window_memory(self) -> list[Array]:
         """Return the memory of layers with a window, by what rows consist of: uint8 ``[rows, ...]``."""
@@ -220,7 +220,8 @@ class NativeIOBinding(IOBinding):
         super().release()
         self.buffers = []
         self._copies.release()
-        self._copied = np.empty(0, np.uint8)
+        if self._kept_rows is not None:
+            self._kept_rows.release()
         if self._memory is not None:
             self._memory.release()
 
@@ -257,15 +258,19 @@ class NativeIOBinding(IOBinding):
 
     def _parts_of(self, number: int, buffer: Array) -> Iterator[Array]:
         """Yield the same of one layer."""
+        layer = buffer.reshape(-1)
+        return (part.view(layer) for part in self._planes(number, buffer.shape[2]))
+
+    def _planes(self, number: int, rows: int) -> Iterator[Planes]:
+        """Yield where such parts of a layer with attention lie in its memory, which has so many rows."""
         form, (heads, head_dim) = self._form(number), self._heads(number)
-        capacity, layer, begin = buffer.shape[2], buffer.reshape(-1), 0
+        begin = 0
         for row in (form.key, form.value):
             sizes = row.parts(head_dim)
-            end = begin + heads * capacity * sum(sizes)
-            planes = layer[begin:end].reshape(heads, -1)
+            step = rows * sum(sizes)
             for at, size in zip(accumulate(sizes, initial=0), sizes, strict=False):
-                yield planes[:, at * capacity : (at + size) * capacity].reshape(heads, capacity, size)
-            begin = end
+                yield Planes(begin + at * rows, step, heads, rows, size)
+            begin += heads * step
 
     @property
     def kept_bytes(self) -> int:
@@ -283,6 +288,16 @@ class NativeIOBinding(IOBinding):
         """Bind buffers for passes of one shape to the graph."""
         binding = session.binding()
         self.bind_layers(binding)
+        row_maps, window_maps = self._bind_maps(binding, sequences)
+        states = None if self._memory is None else self._memory.inputs(max(sequences, 1))
+        stream = None if self._stream is None else self._stream[:rows]
+        if stream is not None:
+            binding.bind_output(STREAM, stream)
+        results = self.bind_results(binding, num_logits)
+        return NativePass(binding, rows, results, row_maps, states, stream, window_maps)
+
+    def _bind_maps(self, binding: Binding, sequences: int) -> tuple[Array, Array]:
+        """Bind maps for so many sequences, and return them, those of windows last; of 0 the usual ones stay bound."""
         row_maps, window_maps = self._row_maps[:sequences], self._window_maps[:sequences]
         if sequences:
             # Instead of those of the sequence which has the first rows to itself.
@@ -290,12 +305,7 @@ class NativeIOBinding(IOBinding):
                 binding.bind_input("row_map", row_maps)
             if self.window is not None:
                 binding.bind_input("window_row_map", window_maps)
-        states = None if self._memory is None else self._memory.inputs(max(sequences, 1))
-        stream = None if self._stream is None else self._stream[:rows]
-        if stream is not None:
-            binding.bind_output(STREAM, stream)
-        results = self.bind_results(binding, num_logits)
-        return NativePass(binding, rows, results, row_maps, states, stream, window_maps)
+        return row_maps, window_maps
 
     def hidden_rows(self, segments: int, largest_pass: int) -> HiddenRows:
         """Return memory for the hidden states behind ``segments`` segments of a package; see ``HiddenRows``."""

@@ -14,8 +14,9 @@ from edge_rt.ort.compute_device import ComputeDevice, DeviceArray
 from edge_rt.package.decoder import Decoder
 from edge_rt.package.op_list import STATE_INPUTS
 from edge_rt.package.states import SLOTS, state_sizes
-from edge_rt.runtime.cache.checkpoints import Checkpoints
+from edge_rt.runtime.cache.checkpoints import Checkpoints, HostStateCopies
 from edge_rt.runtime.cache.state_slots import StateSlots
+from edge_rt.runtime.forward.device_copies import DeviceStateCopies
 from edge_rt.runtime.forward.io_binding_base import Part, Specs
 from edge_rt.runtime.forward.outputs import give_back, untouched
 
@@ -71,7 +72,7 @@ class StateMemory(States):
             end = begin + sequences * SLOTS * size
             self.arrays[name] = self._memory[begin:end].reshape(sequences, SLOTS, size)
             begin = end
-        self._checkpoints = Checkpoints(self.arrays, bare, checkpoints, self._kept)
+        self._checkpoints = Checkpoints(HostStateCopies(self.arrays, bare, self._kept))
         self.slots = tuple(StateSlots(index, drafts, self._checkpoints) for index in range(sequences))
 
     def forget(self) -> None:
@@ -89,28 +90,34 @@ class StateMemory(States):
 
 
 class DeviceStateMemory(States):
-    """States of one or several sequences in the memory of a device; none of earlier texts are kept.
+    """States of one or several sequences in the memory of a device, and those of earlier texts that are kept there.
 
     Args:
         drafts: most of a pass.
+        checkpoints: states of earlier texts that are kept.
     """
 
     arrays: dict[str, DeviceArray]
 
-    def __init__(self, device: ComputeDevice, model: Decoder, sequences: int, drafts: int) -> None:
+    def __init__(self, device: ComputeDevice, model: Decoder, sequences: int, drafts: int, checkpoints: int) -> None:
         # One layer after the other: these zeros are read once, and need no memory of this process.
         self.arrays = {
             name: DeviceArray(device, np.zeros((sequences, SLOTS, size), np.float32))
             for name, size in state_sizes(model, drafts).items()
         }
-        self.slots = tuple(StateSlots(number, drafts) for number in range(sequences))
-        self.nbytes = sum(array.nbytes for array in self.arrays.values())
+        self._copies = DeviceStateCopies(device, self.arrays, state_sizes(model, 0), checkpoints)
+        self._checkpoints = Checkpoints(self._copies)
+        self.slots = tuple(StateSlots(number, drafts, self._checkpoints) for number in range(sequences))
+        self.nbytes = sum(array.nbytes for array in self.arrays.values()) + self._copies.nbytes
 
     def forget(self) -> None:
-        """Do nothing: a text that begins reads no state."""
+        """Keep no states of earlier texts any more; a text that begins reads none."""
+        self._checkpoints.forget()
 
     def release(self) -> None:
         """Release the memory."""
+        self._checkpoints.release()
+        self._copies.release()
         self.arrays.clear()
 
 

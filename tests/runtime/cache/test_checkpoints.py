@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from edge_rt.runtime.cache.checkpoints import SHORT, STEP, Checkpoints, Copies, stops
+from edge_rt.runtime.cache.checkpoints import SHORT, STEP, Checkpoints, Copies, HostStateCopies, stops
 from edge_rt.runtime.cache.kv_cache import KVCache
 from edge_rt.runtime.cache.state_slots import StateSlots
 
@@ -18,7 +18,7 @@ class Text:
     def __init__(self, count):
         self.arrays = {"state.0": np.zeros((1, 2, 1 + DRAFTS), np.float32)}
         memory = np.zeros((count, 1), np.float32)
-        self.checkpoints = Checkpoints(self.arrays, {"state.0": 1}, count, memory)
+        self.checkpoints = Checkpoints(HostStateCopies(self.arrays, {"state.0": 1}, memory))
         self.states = StateSlots(0, DRAFTS, self.checkpoints)
         self.cache = KVCache(5000, states=self.states)
 
@@ -99,7 +99,7 @@ def test_what_was_used_longest_ago_makes_room(count):
     for prompt in prompts:
         text.compute(prompt)
     text.cache.truncate(0)
-    found = [max(text.checkpoints.kept(prompt), default=0) for prompt in prompts]
+    found = [max(text.checkpoints.places(prompt), default=0) for prompt in prompts]
     assert sum(map(bool, found)) == count
     assert found == sorted(found)
 
@@ -116,19 +116,18 @@ def test_where_a_prompt_stops():
 
 
 def test_a_copy_that_fails_takes_no_other_s_place():
-    places = [[np.zeros(1, np.float32)] for _ in range(3)]
-    copies = Copies(places)
+    copies, places = Copies(3), np.zeros(3)
 
-    def failing():
+    def failing(place):
+        places[place] = -1
         raise MemoryError
-        yield
 
-    for text in (1, 2, 3):
-        copies.put([text], lambda text=text: [np.full(1, text, np.float32)])
-    with pytest.raises(MemoryError):
-        copies.put([4], failing)
-    copies.check()
-    assert copies.kept([1]) == {}
-    copies.put([5], lambda: [np.full(1, 5, np.float32)])
-    copies.check()
-    assert [float(copies.get([text])[0][0]) for text in (2, 3, 5)] == [2, 3, 5]
+    for text in (1, 2, 3, 5):
+        if text == 5:
+            with pytest.raises(MemoryError):
+                copies.put([4], failing)
+            copies.check()
+            assert copies.places([1]) == copies.places([4]) == {}
+        copies.put([text], lambda place, text=text: places.__setitem__(place, text))
+        copies.check()
+    assert [places[copies.place_of([text])] for text in (2, 3, 5)] == [2, 3, 5]

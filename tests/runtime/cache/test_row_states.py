@@ -10,7 +10,7 @@ import pytest
 
 from edge_rt.errors import ConfigError, InvalidPromptCache
 from edge_rt.runtime.cache.block_folder import BlockFolder, list_prompts, read_whole
-from edge_rt.runtime.cache.checkpoints import Checkpoints
+from edge_rt.runtime.cache.checkpoints import Checkpoints, HostStateCopies
 from edge_rt.runtime.cache.kv_cache import KVCache
 from edge_rt.runtime.cache.prompt_cache import PromptCache
 from edge_rt.runtime.cache.row_blocks import ROWS_AT, RowBlocks, block_names
@@ -32,7 +32,7 @@ class Text:
         self.rows = np.zeros((2, 256, 6), np.uint8)
         self.arrays = {name: np.zeros((1, 2, size + 9), np.float32) for name, size in SIZES.items()}
         memory = np.zeros((kept, sum(SIZES.values())), np.float32)
-        self.slots = StateSlots(0, 9, Checkpoints(self.arrays, SIZES, kept, memory))
+        self.slots = StateSlots(0, 9, Checkpoints(HostStateCopies(self.arrays, SIZES, memory)))
         self.cache = KVCache(256, states=self.slots)
         self.blocks = RowBlocks(KEY, lambda: [self.rows])
         self.states = RowStates(self.blocks, STATE_BYTES)

@@ -45,7 +45,8 @@ def test_before_what_was_taken_from_elsewhere_there_is_nothing():
     """Those rows are of another text, however few positions have been given rows since."""
     rows, memory = SlidingWindow(window=3, capacity=8, positions=40), np.arange(8, dtype=np.uint8)[:, None]
     rows.memory = lambda: [memory]
-    rows.fill(10, [np.full((2, 1), 99, np.uint8)])
+    rows.spare(10)[0][:] = 99
+    rows.take(10)
     assert [length for length in range(14) if rows.holds(length)] == [10, 11, 12, 13]
     assert rows.seen(10)[0].tolist() == [[99], [99]]
     rows.check(10, 10)
