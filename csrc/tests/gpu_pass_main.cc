@@ -208,6 +208,26 @@ void arrays_are_copied_on_the_device() {
   device.free(from);
 }
 
+void pieces_are_copied_on_the_device() {
+  const std::unique_ptr<PassStream> stream = open_stream();
+  GpuDevice& device = stream->device();
+  const Numbers numbers{1, 2, 3};
+  GpuError error;
+  auto* const from = static_cast<char*>(device.allocate(2 * bytes_of(numbers), &error));
+  CHECK(from != nullptr);
+  char* const to = from + bytes_of(numbers);
+  constexpr size_t kEach = sizeof(numbers[0]);
+  CHECK(device.copy(Way::kToDevice, from, numbers.data(), bytes_of(numbers), &error));
+  const std::vector<Piece> pieces{{to, from + kEach, 2 * kEach}, {to, from, 0}, {to + 2 * kEach, from, kEach}};
+  CHECK(device.copy_pieces(pieces, &error) && !error);
+  CHECK(read(*stream, to, 3) == (Numbers{2, 3, 1}));
+  emulated::set_fault("cuMemcpyDtoDAsync", 1, kInvalidValue);
+  CHECK(!device.copy_pieces(pieces, &error));
+  CHECK(error.sentence == "cuMemcpyDtoDAsync failed: CUDA_ERROR_INVALID_VALUE (1)");
+  emulated::set_fault(nullptr, -1, 0);
+  device.free(from);
+}
+
 void what_was_not_recorded_is_not_replayed() {
   const std::unique_ptr<PassStream> stream = open_stream();
   GpuError error;
@@ -248,6 +268,8 @@ int main() {
   blocks_of_recorded_passes_stay();
   memory_must_be_aligned();
   arrays_are_copied_on_the_device();
+  pieces_are_copied_on_the_device();
+  pieces_are_copied_on_the_device();
   what_was_not_recorded_is_not_replayed();
   kernels_are_found_or_the_error_says_why();
   CHECK(emulated::live().all() == 0);

@@ -4,6 +4,7 @@
 //   vulkan_device_test <folder with copy_rows.spv> <folder with self_test.spv>
 //
 // Ends with 77 where there is no Vulkan device, or no such file.
+#include <algorithm>
 #include <atomic>
 #include <cstdio>
 #include <cstring>
@@ -85,6 +86,35 @@ void run_copies(bool maps_memory, bool reads_memory) {
     CHECK(!device->copy(Way::kToHost, to.data(), second.at(65), bytes, &error));
     CHECK(error.fault == Fault::kRefused && error.sentence.find(std::to_string(bytes)) != std::string::npos);
   }
+}
+
+// Many pieces at once, of any size, to other places in another order; none where one lies outside of the memory.
+void run_pieces(bool maps_memory, bool reads_memory) {
+  VulkanLimits limits;
+  limits.maps_memory = maps_memory;
+  limits.reads_memory = reads_memory;
+  const auto device = open_device(limits);
+  constexpr size_t kCount = 300;
+  size_t bytes = 0;
+  for (size_t i = 0; i < kCount; ++i) bytes += i % 37;
+  const Memory first(device.get(), bytes), second(device.get(), bytes);
+  const std::vector<uint8_t> from = some_bytes(bytes, 5);
+  std::vector<uint8_t> wanted(bytes), found(bytes);
+  std::vector<Piece> pieces;
+  for (size_t i = 0, at = 0; i < kCount; ++i) {
+    const size_t size = i % 37, to = bytes - at - size;
+    pieces.push_back({second.at(to), first.at(at), size});
+    std::copy_n(&from[0] + at, size, &wanted[0] + to);
+    at += size;
+  }
+  copy(device.get(), Way::kToDevice, first.at(), from.data(), bytes);
+  GpuError error;
+  CHECK(device->copy_pieces(pieces, &error));
+  copy(device.get(), Way::kToHost, found.data(), second.at(), bytes);
+  CHECK(found == wanted);
+  CHECK(device->copy_pieces({}, &error) && !error);
+  CHECK(!device->copy_pieces({{second.at(), first.at(1), bytes}}, &error));
+  CHECK(error.fault == Fault::kRefused);
 }
 
 // Rows of `from` in another memory.
@@ -345,8 +375,11 @@ int run(int argc, char** argv) {
   run_float_mode();
   code.erase("self_test");  // which takes its time
   run_copies(true, true);
+  run_pieces(true, true);
   run_copies(true, false);
+  run_pieces(true, false);
   run_copies(false, false);
+  run_pieces(false, false);
   run_queues();
   run_settling();
   run_too_much();

@@ -9,7 +9,6 @@ import pytest
 
 from edge_rt.errors import Cancelled, ConfigError, InvalidPackage
 from edge_rt.export import export_model
-from edge_rt.memory.device import GENERIC_GPU, presets
 from edge_rt.memory.plan import Request, make_plan
 from edge_rt.package.reader import open_package
 from edge_rt.package.states import CHECKPOINTS, states_bytes

@@ -159,11 +159,12 @@ bool VulkanDevice::copy_pieces(const std::vector<Piece>& pieces, GpuError* error
     copy.bytes = piece.bytes;
     copy.is_independent = true;
     if (piece.bytes == 0) continue;
-    if (!find(piece.from, piece.bytes, &copy.from, error) || !find(piece.to, piece.bytes, &copy.to, error)) {
+    if (!memory_.find(piece.from, piece.bytes, &copy.from, error) ||
+        !memory_.find(piece.to, piece.bytes, &copy.to, error)) {
       return false;
     }
-    const void* const read = facts_.is_cached ? mapped(piece.from) : nullptr;
-    void* const written = mapped(piece.to);
+    const void* const read = link_.facts().is_cached ? memory_.mapped(piece.from) : nullptr;
+    void* const written = memory_.mapped(piece.to);
     if (read != nullptr && written != nullptr) {
       std::memcpy(written, read, piece.bytes);
     } else {
