@@ -40,7 +40,7 @@ OPERATORS = {
         "slots formats talks nothing_is_left stopped no_room errors hangs",
     ),
     "state_worker": ("texts refused cancelled", "drafts more_drafts", "planned"),
-    "slots_worker": ("texts windows", "states planned"),
+    "slots_worker": ("texts windows", "states kept planned"),
     "expert_worker": ("texts", "types planned refused"),
     "family_worker": ("gemma4", "kv_formats planned", "embeddings"),
     "plan_worker": ("f16 window nested divided second stays", "exits nested_exits"),

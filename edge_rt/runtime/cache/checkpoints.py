@@ -9,6 +9,8 @@ from typing import Any, Final, Protocol
 import numpy as np
 import numpy.typing as npt
 
+from edge_rt.errors import DeviceFailed
+
 Array = npt.NDArray[Any]
 
 STEP: Final = 1024
@@ -39,7 +41,7 @@ class Copies:
         self._kept: list[_Kept] = []
 
     def put(self, token_ids: Sequence[int], write: Callable[[int], None]) -> None:
-        """Keep what belongs to a text, unless it is kept already.
+        """Keep what belongs to a text, unless it is kept already, or lies on a device that has failed.
 
         Args:
             write: writes it into a place.
@@ -52,7 +54,11 @@ class Copies:
             # What is overwritten is not kept any longer, also if copying fails.
             self._kept = self._kept[-(self.count - 1) :] if self.count > 1 else []
             place = min(set(range(self.count)) - {one.place for one in self._kept})
-            write(place)
+            try:
+                write(place)
+            except DeviceFailed:
+                # The next pass says so, and whoever computes it knows whether something takes the device's place.
+                return
             found = _Kept(ids, place)
         self._use(found)
 
