@@ -64,7 +64,7 @@ def why_one_slot(shape: ModelShape, device: Device, request: Request) -> str | N
         return f"passes of {shape.op_profile} packages have one sequence"
     if shape.window_layers and shape.recurrent_layers:
         return "layers with a window beside layers with a state have one sequence"
-    return "passes of packages with exits have one sequence" if shape.segments > 1 else None
+    return None
 
 
 class Setting(NamedTuple):

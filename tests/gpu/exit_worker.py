@@ -18,7 +18,6 @@ from tests.gpu.models import (
     FOLDER,
     PROMPT,
     SAMPLED,
-    CheapDrafts,
     answer,
     check_nothing_is_left,
     expect,
@@ -27,6 +26,7 @@ from tests.gpu.models import (
     provider,
     stop,
 )
+from tests.helpers.cheap_drafts import CheapDrafts
 from tests.helpers.models import load_package
 from tests.helpers.segmented import WINDOW, make_agreeing_pair, make_window_pair, pair_in
 from tests.helpers.small import GREEDY

@@ -23,7 +23,6 @@ from tests.gpu.models import (
     PINNED,
     PROMPT,
     SAMPLED,
-    CheapDrafts,
     answer,
     divided,
     expect,
@@ -35,6 +34,7 @@ from tests.gpu.models import (
     room,
     stop,
 )
+from tests.helpers.cheap_drafts import CheapDrafts
 from tests.helpers.family_cases import load_case, write_folder
 from tests.helpers.models import load_package
 from tests.helpers.small import GREEDY

@@ -30,7 +30,6 @@ from tests.gpu.models import (
     FOLDER,
     PROMPT,
     SAMPLED,
-    CheapDrafts,
     answer,
     expect,
     opened,
@@ -39,6 +38,7 @@ from tests.gpu.models import (
     provider,
     stop,
 )
+from tests.helpers.cheap_drafts import CheapDrafts
 from tests.helpers.models import load_package
 from tests.helpers.small import GREEDY
 

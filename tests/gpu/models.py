@@ -16,8 +16,8 @@ from edge_rt.package.reader import open_package
 from edge_rt.runtime.forward.cancel import CancelToken
 from edge_rt.runtime.load.options import LoadOptions
 from edge_rt.runtime.load.planning import plan_package
-from edge_rt.runtime.speculation.cost_model import RowCosts
 from tests.gpu.emulated import OUT_OF_MEMORY
+from tests.helpers.cheap_drafts import FREE_ROWS
 from tests.helpers.gguf_factory import write_llama_gguf
 from tests.helpers.models import load_package
 from tests.helpers.small import GREEDY
@@ -25,30 +25,9 @@ from tests.helpers.small import GREEDY
 PROMPT = "The little boat. The little boat"
 SAMPLED = {"temperature": 1.0, "seed": 3}
 TOKENS = 8
-FREE_ROWS = RowCosts((1, 64), (0,), ((1.0, 1.001),))
 # Plans count what a driver takes for itself. The kernels' own tests draw orders of threads.
 DEVICE = {"memory": 1 << 30, "seed": 0, "devices": 2}
 FOLDER = tempfile.TemporaryDirectory()
-
-
-class CheapDrafts:
-    """Stored costs by which every draft pays; measuring takes long on an emulated device.
-
-    Attributes:
-        keys: those of the costs that were asked for.
-    """
-
-    def __init__(self):
-        self.keys = []
-
-    def load(self, key):
-        self.keys.append(key)
-        if "part" in key:
-            return RowCosts((1, 8), (0,), ((0.05, 0.06) if key["part"] == "draft" else (0.5, 0.51),))
-        return RowCosts((1, 16), (0,), ((0.1, 0.11),)) if "graph" in key else FREE_ROWS
-
-    def save(self, key, costs):
-        return True
 
 
 @cache

@@ -7,7 +7,8 @@ from edge_rt.memory.budget import Budget
 from edge_rt.memory.figures import CONTEXT_BYTES, DRIVER_BYTES
 from edge_rt.memory.terms import hidden_bytes
 from tests.gpu.emulated import main
-from tests.gpu.models import DEVICE, CheapDrafts, expect, package, provider, room
+from tests.gpu.models import DEVICE, expect, package, provider, room
+from tests.helpers.cheap_drafts import CheapDrafts
 from tests.helpers.models import load_package
 from tests.helpers.small import GREEDY
 

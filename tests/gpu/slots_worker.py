@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import numpy as np
+
 from tests.gpu.emulated import main
-from tests.gpu.models import DEVICE, opened, package as attention_package
+from tests.gpu.models import DEVICE, opened, package as attention_package, provider
 from tests.gpu.plan_worker import check
 from tests.gpu.state_worker import PROMPT, TOKENS, package as state_package, plain
+from tests.helpers.arrivals import check_arrivals
+from tests.helpers.cheap_drafts import CheapDrafts
 from tests.helpers.small import GREEDY
 
 PROMPTS = [tuple(PROMPT[:length]) for length in (40, 5, 23, 40, 12, 31)]
@@ -61,9 +65,27 @@ def case_kept(gpu):
                     model._batch.check()
 
 
+def case_exits(gpu):
+    """Packages with exits: whoever is computed alone drafts with the first layers."""
+    for path in (attention_package(layers=3, exits=(1, 2)), attention_package(layers=3, exits=(1,), window=32)):
+        compare(gpu, path, spec="exit", costs=CheapDrafts())
+        with opened(gpu, path, slots=2, spec="exit", costs=CheapDrafts(), prefill_chunk=16) as model:
+            found = model.generate(PROMPT, max_tokens=TOKENS, repetition_guard=False, **GREEDY)
+            assert found.token_ids == plain(path)
+            assert found.spec.rows_drafted > 0
+
+
+def case_arrivals(gpu):
+    """Answers come, leave and are cancelled in the middle."""
+    options = {"device": gpu.device, "gpu_providers": provider(gpu), "kv": "int8", "slots": 3, "draft_max": 7}
+    for path in (attention_package(window=32), state_package("lfm2"), state_package("qwen3_5")):
+        assert check_arrivals(path, np.random.default_rng(4), 9, modes=("suffix", "off"), **options) > 4
+
+
 def case_planned(gpu):
     for path in (attention_package(), attention_package(window=16), state_package("qwen3_5"), state_package("lfm2")):
         check(gpu, path, spec="suffix", kv="f16", generated=24, slots=3)
+    check(gpu, attention_package(layers=2, exits=(1,)), spec="suffix", kv="f16", generated=24, slots=3)
 
 
 if __name__ == "__main__":

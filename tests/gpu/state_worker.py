@@ -9,8 +9,9 @@ from edge_rt.errors import Cancelled, MemoryBudgetExceeded
 from edge_rt.export import export_model
 from edge_rt.runtime.forward.cancel import CancelToken
 from tests.gpu.emulated import main
-from tests.gpu.models import DEVICE, FOLDER, CheapDrafts, expect, opened
+from tests.gpu.models import DEVICE, FOLDER, expect, opened
 from tests.gpu.plan_worker import check
+from tests.helpers.cheap_drafts import CheapDrafts
 from tests.helpers.family_cases import load_case, write_folder
 from tests.helpers.models import load_package
 from tests.helpers.small import GREEDY

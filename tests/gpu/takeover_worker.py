@@ -9,11 +9,9 @@ from tests.gpu import state_worker
 from tests.gpu.emulated import LAUNCH_FAILED, OUT_OF_MEMORY, main
 from tests.gpu.models import (
     DEVICE,
-    FREE_ROWS,
     GREEDY,
     PROMPT,
     SAMPLED,
-    CheapDrafts,
     answer,
     expect,
     opened,
@@ -21,6 +19,7 @@ from tests.gpu.models import (
     plain,
     stop,
 )
+from tests.helpers.cheap_drafts import FREE_ROWS, CheapDrafts
 
 UNKNOWN = 999
 

@@ -40,7 +40,7 @@ OPERATORS = {
         "slots formats talks nothing_is_left stopped no_room errors hangs",
     ),
     "state_worker": ("texts refused cancelled", "drafts more_drafts", "planned"),
-    "slots_worker": ("texts windows", "states kept planned"),
+    "slots_worker": ("texts windows", "states kept", "exits arrivals"),
     "expert_worker": ("texts", "types planned refused"),
     "family_worker": ("gemma4", "kv_formats planned", "embeddings"),
     "plan_worker": ("f16 window nested divided second stays", "exits nested_exits"),
@@ -49,6 +49,7 @@ OPERATORS = {
 LONG_OPERATORS = {
     "package_worker": ("out_of_memory",),
     "state_worker": ("drafts more_drafts", "planned"),
+    "slots_worker": ("planned",),
     "expert_worker": ("types planned refused",),
     "family_worker": ("every_family",),
 }

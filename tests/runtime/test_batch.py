@@ -14,76 +14,25 @@ from edge_rt.runtime.speculation.adaptive import AdaptiveDrafter
 from edge_rt.runtime.speculation.arms import DiscountedUCB
 from edge_rt.runtime.speculation.core import DraftCore
 from edge_rt.runtime.speculation.library import draft_library
+from tests.helpers.arrivals import CONTEXT, check_arrivals, facts, random_requests
+from tests.helpers.cheap_drafts import CheapDrafts
 from tests.helpers.fake_batch import FakeBatch
 from tests.helpers.fake_model import Run
 from tests.helpers.fake_sources import OracleSource, linear_costs
 from tests.helpers.models import load_package
 from tests.helpers.small import GREEDY
 
-CONTEXT = 192
-SAMPLED = {"temperature": 0.9, "top_p": 0.95, "repetition_penalty": 1.1}
-
-
-MODES = ("auto", "suffix", "ngram", "recycling", "reference", "off")
-
-
-def random_requests(rng, count):
-    """Return prompts with the options of their answers: greedy or seeded, of all lengths, some of them in a format."""
-    requests = []
-    for number in range(count):
-        prompt = rng.integers(10, 400, int(rng.choice([2, 5, 30, 100]))).tolist()
-        options = {"max_tokens": int(rng.integers(1, 24)), "repetition_guard": False}
-        options |= GREEDY if number % 2 else SAMPLED | {"seed": number}
-        if number % 3 == 0:
-            options["logprobs"] = 2
-        if number % 8 == 5:
-            options = {"max_tokens": 16, "regex": "yes|no|perhaps", "temperature": 0.0}
-        requests.append((prompt, options))
-    return requests
-
-
-def facts(result):
-    return result.token_ids, result.finish_reason, result.text, result.logprobs
-
 
 @pytest.mark.parametrize(("kv", "slots"), [("f16", 3), ("int8", 8), ("int4", 4)])
 def test_answers_are_those_alone_whatever_arrives_and_leaves(native_package, kv, slots):
-    rng = np.random.default_rng(slots)
-    requests = random_requests(rng, 24)
-    with load_package(native_package, ctx=CONTEXT, kv=kv, spec="off") as model:
-        alone = [model.generate(prompt, **options) for prompt, options in requests]
-    with load_package(native_package, ctx=CONTEXT, kv=kv, slots=slots, prefill_chunk=32) as model:
-        assert model.slots == slots
-        waiting, open_streams, given = list(range(len(requests))), {}, 0
-        while waiting or open_streams:
-            if waiting and (not open_streams or rng.random() < 0.3):
-                number = waiting.pop(0)
-                prompt, options = requests[number]
-                mode = MODES[number % len(MODES)]
-                reference = alone[number].text or "a text"
-                drafting = {"spec": mode} | ({"reference": reference} if mode == "reference" else {})
-                stream = model.stream(prompt, **options, **drafting)
-                open_streams[number] = stream, iter(stream)
-            number = int(rng.choice(list(open_streams)))
-            stream, events = open_streams[number]
-            event = next(events, None)
-            if event is not None and rng.random() < 0.02:
-                stream.cancel()
-            elif event is not None and rng.random() < 0.02:
-                events.close()
-            elif event is not None:
-                continue
-            for _ in events:
-                pass
-            result, expected = stream.result(), alone[number]
-            if result.finish_reason == "cancelled":
-                assert result.token_ids == expected.token_ids[: len(result.token_ids)]
-            else:
-                assert facts(result) == facts(expected), number
-                given += 1
-            del open_streams[number]
-            model._batch.check()
-    assert given > 12
+    assert check_arrivals(native_package, np.random.default_rng(slots), 24, kv=kv, slots=slots) > 12
+
+
+def test_so_they_are_where_a_package_is_cut_at_exits(agreeing):
+    """Whoever begins alone drafts with the first layers, until others join; what these have computed is forgotten."""
+    modes = ("exit", "off", "exit", "suffix")
+    options = {"kv": "int8", "slots": 3, "modes": modes, "spec": "exit", "costs": CheapDrafts()}
+    assert check_arrivals(agreeing.cut, np.random.default_rng(2), 12, **options) > 6
 
 
 def test_threads_share_passes_and_wait_for_slots(native_package):

@@ -55,6 +55,24 @@ class Part(NamedTuple):
     window_map: Array | None = None
 
 
+def put_tokens(parts: Sequence[Part], input_ids: Array, logit_rows: Array, numbers: Array) -> None:
+    """Write which tokens a pass has, part behind part, and which of its rows need logits.
+
+    Args:
+        numbers: int64 ``[rows]``, 0 to rows - 1.
+    """
+    row = first = 0
+    for part in parts:
+        end, last = row + len(part.token_ids), first + part.num_logits
+        input_ids[row:end] = part.token_ids
+        if part.logit_rows is None:
+            logit_rows[first:last] = numbers[end - part.num_logits : end]
+        else:
+            logit_rows[first:last] = part.logit_rows
+            logit_rows[first:last] += row
+        row, first = end, last
+
+
 class BoundPass(ABC):
     """Buffers for passes of one shape, bound to the graph."""
 
@@ -77,16 +95,7 @@ class BoundPass(ABC):
 
     def set(self, parts: Sequence[Part]) -> None:
         """Write the inputs of the next run."""
-        row = first = 0
-        for part in parts:
-            end, last = row + len(part.token_ids), first + part.num_logits
-            self._input_ids[row:end] = part.token_ids
-            if part.logit_rows is None:
-                self._logit_rows[first:last] = self._numbers[end - part.num_logits : end]
-            else:
-                self._logit_rows[first:last] = part.logit_rows
-                self._logit_rows[first:last] += row
-            row, first = end, last
+        put_tokens(parts, self._input_ids, self._logit_rows, self._numbers)
         self._place(parts)
 
     @abstractmethod

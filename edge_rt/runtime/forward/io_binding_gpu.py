@@ -138,8 +138,8 @@ class GpuIOBinding(NativeIOBinding):
     def bind(self, session: Session, rows: int, num_logits: int, sequences: int = 0) -> BoundPass:
         """Bind buffers for passes of one shape to the graph."""
         binding = session.binding()
-        self.bind_layers(binding)
-        row_maps, window_maps = self._bind_maps(binding, sequences)
+        self.bind_layers(binding, sequences=sequences)
+        row_maps, window_maps = self.maps_of(sequences)
         states = None if self._memory is None else self._memory.inputs(max(sequences, 1))
         return _GpuPass(binding, rows, self.bind_results(binding, num_logits), row_maps, states, None, window_maps)
 

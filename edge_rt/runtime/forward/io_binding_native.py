@@ -287,8 +287,8 @@ class NativeIOBinding(IOBinding):
     def bind(self, session: Session, rows: int, num_logits: int, sequences: int = 0) -> BoundPass:
         """Bind buffers for passes of one shape to the graph."""
         binding = session.binding()
-        self.bind_layers(binding)
-        row_maps, window_maps = self._bind_maps(binding, sequences)
+        self.bind_layers(binding, sequences=sequences)
+        row_maps, window_maps = self.maps_of(sequences)
         states = None if self._memory is None else self._memory.inputs(max(sequences, 1))
         stream = None if self._stream is None else self._stream[:rows]
         if stream is not None:
@@ -296,16 +296,9 @@ class NativeIOBinding(IOBinding):
         results = self.bind_results(binding, num_logits)
         return NativePass(binding, rows, results, row_maps, states, stream, window_maps)
 
-    def _bind_maps(self, binding: Binding, sequences: int) -> tuple[Array, Array]:
-        """Bind maps for so many sequences, and return them, those of windows last; of 0 the usual ones stay bound."""
-        row_maps, window_maps = self._row_maps[:sequences], self._window_maps[:sequences]
-        if sequences:
-            # Instead of those of the sequence which has the first rows to itself.
-            if self.row_map is not None:
-                binding.bind_input("row_map", row_maps)
-            if self.window is not None:
-                binding.bind_input("window_row_map", window_maps)
-        return row_maps, window_maps
+    def maps_of(self, sequences: int) -> tuple[Array, Array]:
+        """Return the maps that passes of so many sequences read, to be written before; those of windows last."""
+        return self._row_maps[:sequences], self._window_maps[:sequences]
 
     def hidden_rows(self, segments: int, largest_pass: int) -> HiddenRows:
         """Return memory for the hidden states behind ``segments`` segments of a package; see ``HiddenRows``."""
@@ -313,13 +306,18 @@ class NativeIOBinding(IOBinding):
 
         return HiddenRows(segments, self.model.hidden_size, largest_pass)
 
-    def bind_layers(self, binding: Binding, names: Collection[str] | None = None) -> None:
-        """Bind the caches, their maps and the rotations; only inputs that are among ``names``, if these are given."""
+    def bind_layers(self, binding: Binding, names: Collection[str] | None = None, sequences: int = 0) -> None:
+        """Bind the caches, their maps and the rotations; only inputs that are among ``names``, if these are given.
+
+        Args:
+            sequences: whose maps are ``maps_of``; 0: one that has the first rows to itself.
+        """
         inputs: dict[str, Array | DeviceArray] = {"kv_formats": self._formats, **self._layer_arrays()}
+        row_maps, window_maps = self.maps_of(sequences)
         if self.row_map is not None:
-            inputs["row_map"] = self.row_map[None]
+            inputs["row_map"] = row_maps if sequences else self.row_map[None]
         if self.window is not None:
-            inputs["window_row_map"] = self.window.row_map[None]
+            inputs["window_row_map"] = window_maps if sequences else self.window.row_map[None]
         for name, array in inputs.items():
             if names is None or name in names:
                 binding.bind_input(name, array)
@@ -380,15 +378,50 @@ def stream_output(model: Model) -> TensorSpec:
     return TensorSpec(STREAM, ("rows", model.hidden_size), "tensor(float)")
 
 
-class NativePass(BoundPass):
-    """A pass of chains or trees; arguments as of ``BoundPass``.
+class Places:
+    """The inputs of passes of one shape that give the positions of rows in their sequences.
 
     Args:
         row_maps: int32 ``[sequences, positions]``, to copy those of the parts to, which all passes share; without
             sequences there is one part, whose map is bound.
+        window_maps: as ``row_maps``, of layers with a window; None: there are no such layers.
+    """
+
+    def __init__(self, rows: int, row_maps: Array, window_maps: Array | None) -> None:
+        sequences = max(len(row_maps), 1)
+        self._row_maps, self._window_maps = row_maps, window_maps
+        self._past_length = np.zeros(sequences, np.int32)
+        self._sequence_rows = np.zeros(sequences, np.int32)
+        self._parents = np.zeros(rows, np.int32)
+        self._chain = np.arange(-1, rows - 1, dtype=np.int32)
+
+    def bind(self, binding: Binding) -> None:
+        """Bind them to a graph."""
+        binding.bind_input("past_length", self._past_length)
+        binding.bind_input("sequence_rows", self._sequence_rows)
+        binding.bind_input("parents", self._parents)
+
+    def put(self, parts: Sequence[Part]) -> None:
+        """Write them for the next run."""
+        row = 0
+        for index, part in enumerate(parts):
+            count = len(part.token_ids)
+            self._past_length[index] = part.start
+            self._sequence_rows[index] = count
+            self._parents[row : row + count] = self._chain[:count] if part.parents is None else part.parents
+            used = part.start + count
+            for maps, own in ((self._row_maps, part.row_map), (self._window_maps, part.window_map)):
+                if maps is not None and own is not None:
+                    maps[index, :used] = own[:used]
+            row += count
+
+
+class NativePass(BoundPass):
+    """A pass of chains or trees; arguments as of ``BoundPass`` and ``Places``.
+
+    Args:
         states: inputs of layers with states; None: there are none.
         stream: float32 ``[rows, hidden_size]``, which the graph writes; None: it does not.
-        window_maps: as ``row_maps``, of layers with a window; None: there are no such layers.
     """
 
     def __init__(
@@ -403,15 +436,8 @@ class NativePass(BoundPass):
     ) -> None:
         super().__init__(binding, rows, results)
         self._stream = stream
-        sequences = max(len(row_maps), 1)
-        self._row_maps, self._window_maps = row_maps, window_maps
-        self._past_length = np.zeros(sequences, np.int32)
-        self._sequence_rows = np.zeros(sequences, np.int32)
-        self._parents = np.zeros(rows, np.int32)
-        self._chain = np.arange(-1, rows - 1, dtype=np.int32)
-        binding.bind_input("past_length", self._past_length)
-        binding.bind_input("sequence_rows", self._sequence_rows)
-        binding.bind_input("parents", self._parents)
+        self._places = Places(rows, row_maps, window_maps)
+        self._places.bind(binding)
         self._states = states
         if states is not None:
             states.bind(binding)
@@ -423,17 +449,7 @@ class NativePass(BoundPass):
         return outputs
 
     def _place(self, parts: Sequence[Part]) -> None:
-        row = 0
-        for index, part in enumerate(parts):
-            count = len(part.token_ids)
-            self._past_length[index] = part.start
-            self._sequence_rows[index] = count
-            self._parents[row : row + count] = self._chain[:count] if part.parents is None else part.parents
-            used = part.start + count
-            for maps, own in ((self._row_maps, part.row_map), (self._window_maps, part.window_map)):
-                if maps is not None and own is not None:
-                    maps[index, :used] = own[:used]
-            row += count
+        self._places.put(parts)
         if self._states is not None:
             self._states.set(parts)
 

@@ -71,7 +71,7 @@ class Runner(ABC):
         if len(parts) > 1 or parts[0].row_map is not None:
             raise UnsupportedModel(
                 "This model computes one sequence at a time.",
-                f"A pass has {len(parts)}; native packages without exits take several.",
+                f"A pass has {len(parts)}; native packages take several.",
                 "Compute them one after the other.",
             )
         (one,) = parts

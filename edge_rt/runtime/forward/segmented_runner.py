@@ -16,7 +16,7 @@ from edge_rt.runtime.forward.io_binding_native import MOST_RECORDED, NativeIOBin
 from edge_rt.runtime.forward.outputs import BoundResults, Outputs, TopTokens
 from edge_rt.runtime.forward.row_order import in_order, put_back
 from edge_rt.runtime.forward.runner import MAX_KEPT_SHAPES, Runner
-from edge_rt.runtime.forward.segments import Array, ExitAdapter, HeadGraph, LayersGraph, PassInputs
+from edge_rt.runtime.forward.segments import Array, ExitAdapter, HeadGraph, LayersGraph, ManyInputs, PassInputs
 
 K = TypeVar("K")
 V = TypeVar("V")
@@ -40,7 +40,7 @@ class SegmentedRunner(Runner):
         largest_pass: int,
     ) -> None:
         super().__init__(io_binding, switch)
-        self._ahead = ahead
+        self._ahead, self._maps_of = ahead, io_binding.maps_of
         self._segments = tuple(segments)
         self._hidden = io_binding.hidden_rows(len(segments) - 1, largest_pass)
         self._layers = [
@@ -49,6 +49,7 @@ class SegmentedRunner(Runner):
         ]
         self._head = HeadGraph(sessions[-1], io_binding, self._hidden)
         self._passes: dict[tuple[int, int, int, int], _Pass] = {}
+        self._many: dict[tuple[int, int, int], _ManyPass] = {}
         self._drafts: dict[tuple[int, int], _Draft] = {}
         self._adapters: dict[int, ExitAdapter] = {}
 
@@ -90,12 +91,33 @@ class SegmentedRunner(Runner):
             found = self._passes.get(key) or _keep(self._passes, key, self._bind(key))
             # Between two segments nothing is left to be done: what has been computed has taken over the CPU's caches.
             if ready.leads:
-                found.bound.inputs.set(token_ids, start, parents, logit_rows)
+                found.inputs.set(token_ids, start, parents, logit_rows)
                 found.bound.run(self._switch)
             else:
                 wanted = range(rows - num_logits, rows) if logit_rows is None else logit_rows
-                self._run_in_order(found.bound, ready.nodes, token_ids, start, parents, wanted)
+                self._run_in_order(found, ready.nodes, token_ids, start, parents, wanted)
             return found.results.collect()
+
+    def forward_many(self, parts: Sequence[Part]) -> list[Outputs]:
+        """Compute tokens of several sequences; see ``Runner.forward_many``.
+
+        Drafts in the first segments are of the first sequence, and gone on with where it is computed alone.
+        """
+        one, slots = parts[0], self._io_binding.slots
+        if one.row_map is None or not slots or (len(parts) == 1 and one.row_map is slots[0].row_map):
+            alone = [part._replace(row_map=None, window_map=None) for part in parts]
+            return super().forward_many(alone)
+        assert len(parts) <= self._io_binding.most_sequences, (len(parts), self._io_binding.most_sequences)
+        rows, counts = sum(len(part.token_ids) for part in parts), [part.num_logits for part in parts]
+        with self._running:
+            self._require_open()
+            if self._hidden.reserve(rows):
+                self._forget()
+            key = (rows, sum(counts), len(parts))
+            found = self._many.get(key) or _keep(self._many, key, self._bind_many(key))
+            found.inputs.set(parts)
+            found.bound.run(self._switch)
+            return found.results.collect().split(counts)
 
     def draft(self, token_id: int, parent: int) -> TopTokens:
         """Compute one node more of a draft in its first segments, and what is likely to follow it.
@@ -118,7 +140,7 @@ class SegmentedRunner(Runner):
             self._reserve_outputs(1)
             key = (node, ahead.segments)
             found = self._drafts.get(key) or _keep(self._drafts, key, self._bind_draft(key))
-            found.bound.inputs.set([*ahead.token_ids, token_id], ahead.start, [*ahead.parents, parent])
+            found.inputs.set([*ahead.token_ids, token_id], ahead.start, [*ahead.parents, parent])
             found.bound.run(self._switch)
             top = found.likely(token_id)
             ahead.add(token_id, parent)
@@ -126,7 +148,7 @@ class SegmentedRunner(Runner):
 
     def _run_in_order(
         self,
-        bound: _Bound,
+        found: _Pass,
         nodes: Sequence[int],
         token_ids: Sequence[int],
         start: int,
@@ -141,8 +163,8 @@ class SegmentedRunner(Runner):
         order = [*nodes, *sorted(set(range(len(token_ids))).difference(nodes))]
         part, places = in_order(Part(token_ids, start, len(logit_rows), parents, logit_rows), order)
         assert part.parents is not None
-        bound.inputs.set(part.token_ids, start, part.parents, part.logit_rows)
-        bound.run(self._switch)
+        found.inputs.set(part.token_ids, start, part.parents, part.logit_rows)
+        found.bound.run(self._switch)
         window = self._io_binding.window
         put_back((self._io_binding.row_map, None if window is None else window.row_map), start, places)
 
@@ -190,7 +212,20 @@ class SegmentedRunner(Runner):
             if before < rows:
                 goes_on = index + 1 < self.num_segments
                 bindings.append(layers.bind(inputs, before, is_few=is_few, goes_on=goes_on))
-        return _Pass(_Bound(inputs, bindings), self._io_binding.bind_results(bindings[-1], num_logits))
+        return _Pass(inputs, _Bound(inputs, bindings), self._io_binding.bind_results(bindings[-1], num_logits))
+
+    def _bind_many(self, key: tuple[int, int, int]) -> _ManyPass:
+        """Bind a pass of several sequences, of so many rows and logits together."""
+        rows, num_logits, sequences = key
+        self._reserve_outputs(num_logits)
+        inputs = ManyInputs(rows, num_logits, self._maps_of(sequences))
+        is_few = rows <= self._hidden.few_rows
+        bindings = [
+            layers.bind(inputs, 0, is_few=is_few, goes_on=index + 1 < self.num_segments)
+            for index, layers in enumerate(self._layers)
+        ]
+        results = self._io_binding.bind_results(bindings[-1], num_logits)
+        return _ManyPass(inputs, _Bound(inputs, bindings), results)
 
     def _bind_draft(self, key: tuple[int, int]) -> _Draft:
         """Bind a pass of one node more through the first segments, and then the head unless there is an adapter."""
@@ -202,24 +237,24 @@ class SegmentedRunner(Runner):
             bindings.append(layers.bind(inputs, node, is_few=True, goes_on=goes_on))
         if adapter is not None:
             read = self._hidden.bind_read(bindings[-1], segments - 1, node)
-            return _Draft(_Bound(inputs, bindings), _by_adapter(adapter, read))
+            return _Draft(inputs, _Bound(inputs, bindings), _by_adapter(adapter, read))
         bindings.append(self._head.bind(segments - 1, node))
         results = self._io_binding.bind_results(bindings[-1], 1, hidden=False)
-        return _Draft(_Bound(inputs, bindings), _by_head(results))
+        return _Draft(inputs, _Bound(inputs, bindings), _by_head(results))
 
     def _forget(self) -> None:
         self._passes.clear()
+        self._many.clear()
         self._drafts.clear()
 
 
 class _Bound:
     """What runs of one shape are bound to: their inputs, and the bindings that run one after another."""
 
-    def __init__(self, inputs: PassInputs, bindings: Sequence[Binding]) -> None:
-        self.inputs = inputs
+    def __init__(self, inputs: PassInputs | ManyInputs, bindings: Sequence[Binding]) -> None:
         self._bindings = bindings
-        # The first run of a shape may be the last one.
-        self._is_small, self._has_run = len(inputs.ids) <= MOST_RECORDED, False
+        # The first run of a shape may be the last one. Several sequences share the rows in another way every time.
+        self._is_small, self._has_run = len(inputs.ids) <= MOST_RECORDED and not inputs.sequences, False
 
     def run(self, switch: StopSwitch) -> None:
         """Run the graphs on what was set; see ``Binding.run`` for what is raised."""
@@ -232,6 +267,16 @@ class _Bound:
 class _Pass:
     """A pass through all segments, and its results."""
 
+    inputs: PassInputs
+    bound: _Bound
+    results: BoundResults
+
+
+@dataclass(frozen=True)
+class _ManyPass:
+    """The same of several sequences."""
+
+    inputs: ManyInputs
     bound: _Bound
     results: BoundResults
 
@@ -240,6 +285,7 @@ class _Pass:
 class _Draft:
     """A pass through the first segments, and what tells the tokens that are likely behind the one that it computed."""
 
+    inputs: PassInputs
     bound: _Bound
     likely: Callable[[int], TopTokens]
 

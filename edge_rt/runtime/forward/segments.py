@@ -13,8 +13,8 @@ from edge_rt.ort.binding import Binding
 from edge_rt.ort.session import Session
 from edge_rt.package.manifest import Segment
 from edge_rt.runtime.forward.hidden_rows import INPUT, OUTPUT, HiddenRows
-from edge_rt.runtime.forward.io_binding_base import Specs
-from edge_rt.runtime.forward.io_binding_native import NativeIOBinding
+from edge_rt.runtime.forward.io_binding_base import Part, Specs, put_tokens
+from edge_rt.runtime.forward.io_binding_native import NativeIOBinding, Places
 from edge_rt.runtime.forward.outputs import TopTokens
 
 Array = npt.NDArray[Any]
@@ -27,6 +27,9 @@ class PassInputs:
         rows: nodes of the tree, those that a segment has computed before included.
         wanted: rows that need logits; 0 for a draft.
     """
+
+    sequences = 0
+    """That have maps of their own; 0: one that has the first rows to itself."""
 
     def __init__(self, rows: int, wanted: int) -> None:
         self.ids = np.zeros(rows, np.int64)
@@ -47,6 +50,35 @@ class PassInputs:
         self.past_length[0] = start
         self.parents[:] = self._chain if parents is None else parents
         self.logit_rows[:] = self._last_rows if logit_rows is None else logit_rows
+
+    def bind(self, binding: Binding, done: int) -> None:
+        """Bind the places of rows to a graph, which has computed the first ones before."""
+        binding.bind_input("past_length", self.past_length)
+        binding.bind_input("parents", self.parents)
+        binding.bind_input("sequence_rows", np.asarray([len(self.ids) - done], np.int32))
+
+
+class ManyInputs:
+    """The same of passes of several sequences.
+
+    Args:
+        maps: of their rows, as ``NativeIOBinding.maps_of`` returns them.
+    """
+
+    def __init__(self, rows: int, wanted: int, maps: tuple[Array, Array]) -> None:
+        self.sequences = len(maps[0])
+        self.ids, self.logit_rows = np.zeros(rows, np.int64), np.zeros(wanted, np.int64)
+        self._numbers, self._places = np.arange(rows, dtype=np.int64), Places(rows, *maps)
+
+    def set(self, parts: Sequence[Part]) -> None:
+        """Write the inputs of the next run."""
+        put_tokens(parts, self.ids, self.logit_rows, self._numbers)
+        self._places.put(parts)
+
+    def bind(self, binding: Binding, done: int) -> None:
+        """Bind the places of rows to a graph, of which it has computed none before."""
+        assert not done, done
+        self._places.bind(binding)
 
 
 class LayersGraph:
@@ -80,7 +112,7 @@ class LayersGraph:
         specs["parents"] = (("nodes",), "tensor(int32)")
         return specs
 
-    def bind(self, inputs: PassInputs, done: int, *, is_few: bool, goes_on: bool) -> Binding:
+    def bind(self, inputs: PassInputs | ManyInputs, done: int, *, is_few: bool, goes_on: bool) -> Binding:
         """Bind the buffers for passes of a shape.
 
         Args:
@@ -89,11 +121,9 @@ class LayersGraph:
             goes_on: whether the rows behind the segment go to another graph; otherwise the caller binds the outputs.
         """
         binding = self._session.binding()
-        self._io_binding.bind_layers(binding, self._inputs)
-        binding.bind_input("past_length", inputs.past_length)
-        binding.bind_input("parents", inputs.parents)
+        self._io_binding.bind_layers(binding, self._inputs, inputs.sequences)
+        inputs.bind(binding, done)
         end = len(inputs.ids)
-        binding.bind_input("sequence_rows", np.asarray([end - done], np.int32))
         if "input_ids" in self._inputs:
             binding.bind_input("input_ids", inputs.ids[done:])
         if self._index > 0:
