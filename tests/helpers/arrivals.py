@@ -10,11 +10,11 @@ SAMPLED = {"temperature": 0.9, "top_p": 0.95, "repetition_penalty": 1.1}
 MODES = ("auto", "suffix", "ngram", "recycling", "reference", "off")
 
 
-def random_requests(rng, count):
+def random_requests(rng, count, most=400):
     """Return prompts with the options of their answers: greedy or seeded, of all lengths, some of them in a format."""
     requests = []
     for number in range(count):
-        prompt = rng.integers(10, 400, int(rng.choice([2, 5, 30, 100]))).tolist()
+        prompt = rng.integers(10, most, int(rng.choice([2, 5, 30, 100]))).tolist()
         options = {"max_tokens": int(rng.integers(1, 24)), "repetition_guard": False}
         options |= GREEDY if number % 2 else SAMPLED | {"seed": number}
         if number % 3 == 0:
@@ -29,9 +29,9 @@ def facts(result):
     return result.token_ids, result.finish_reason, result.text, result.logprobs
 
 
-def check_arrivals(package, rng, count, *, kv, slots, modes=MODES, **loading):
+def check_arrivals(package, rng, count, *, kv, slots, modes=MODES, most=400, **loading):
     """Compare answers that come and leave in shared passes with those alone; return how many were not cancelled."""
-    requests = random_requests(rng, count)
+    requests = random_requests(rng, count, most)
     with load_package(package, ctx=CONTEXT, kv=kv, spec="off") as model:
         alone = [model.generate(prompt, **options) for prompt, options in requests]
     with load_package(package, ctx=CONTEXT, kv=kv, slots=slots, prefill_chunk=32, **loading) as model:
