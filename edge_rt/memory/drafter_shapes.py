@@ -101,11 +101,15 @@ class AheadShape:
         token_bytes: of a token in its cache.
         columns: tokens that it can guess.
         head_bytes: of the rows of the LM head that are copied for it.
+        weights_bytes: of ``weights.bin``, what its graph reads; ``own_bytes``: of that, what no other graph does; 0:
+            that is not known.
     """
 
     token_bytes: int
     columns: int
     head_bytes: int
+    weights_bytes: int = 0
+    own_bytes: int = 0
 
 
 def ahead_shape(manifest: Manifest) -> AheadShape | None:

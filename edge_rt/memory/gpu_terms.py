@@ -12,7 +12,15 @@ from typing import Final
 from edge_rt.memory.activations import FEW_ROWS, kinds_of_heads, mixer_row_bytes
 from edge_rt.memory.figures import Choice
 from edge_rt.memory.shape import ModelShape
-from edge_rt.memory.terms import divided_weights, drafts_itself, first_on_gpu, hidden_bytes, kept_bytes, kv_rows
+from edge_rt.memory.terms import (
+    divided_weights,
+    drafts_ahead,
+    drafts_itself,
+    first_on_gpu,
+    hidden_bytes,
+    kept_bytes,
+    kv_rows,
+)
 from edge_rt.package.decoder import Decoder
 from edge_rt.package.layers import GatedDelta
 from edge_rt.package.states import SLOTS, state_sizes
@@ -124,6 +132,8 @@ def gpu_weights(shape: ModelShape, choice: Choice) -> int:
     if choice.gpu_layers is not None:
         return divided_weights(shape, choice)[1] * (1 + drafts_itself(shape, choice) + shape.has_states_graph)
     held = shape.weights_bytes + shape.loaded_rope_bytes * choice.ctx
+    # What a block that predicts ahead has for itself stays in the process.
+    held -= 0 if shape.ahead is None else shape.ahead.own_bytes
     # The graph of states reads all but the head.
     held += shape.weights_bytes if shape.has_states_graph else 0
     if shape.segments > 1:
@@ -150,10 +160,15 @@ def gpu_activations(shape: ModelShape, choice: Choice) -> int:
     of_layers = int(_KEPT * few) + _ONCE * largest + pooled(small) + _draft_states_bytes(shape)
     of_head = 0 if shape.segments == 1 else pooled(_top_k_bytes(shape, 1)) + pooled(_layer_bytes(shape, 1))
     of_drafts = gpu_self_drafting(shape, choice) if drafts_itself(shape, choice) else 0
-    of_rows = hidden_bytes(shape, choice)
+    of_rows = hidden_bytes(shape, choice) + _stream_bytes(shape, choice)
     of_states = _states_activations(shape, choice)
     top = pooled(_top_k_bytes(shape, choice.logit_rows))
     return shape.segments * of_layers + top + of_head + of_drafts + of_rows + of_states
+
+
+def _stream_bytes(shape: ModelShape, choice: Choice) -> int:
+    """Return the bytes of the stream of all rows, which a block that predicts ahead reads."""
+    return 4 * shape.model.hidden_size * choice.largest_pass if drafts_ahead(shape, choice) else 0
 
 
 def _states_activations(shape: ModelShape, choice: Choice) -> int:
@@ -178,7 +193,7 @@ def _divided_activations(shape: ModelShape, choice: Choice) -> int:
     of_session = _ONCE * largest + pooled(small)
     top = pooled(_top_k_bytes(shape, choice.logit_rows))
     of_drafts = of_session + 2 * pooled(4 * shape.model.vocab_size + 128) if drafts_itself(shape, choice) else 0
-    return of_session + top + of_drafts + _states_activations(shape, choice)
+    return of_session + top + of_drafts + _states_activations(shape, choice) + _stream_bytes(shape, choice)
 
 
 def _state_inputs_bytes(shape: ModelShape, choice: Choice) -> int:

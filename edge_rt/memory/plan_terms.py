@@ -10,7 +10,7 @@ from edge_rt.memory.figures import Amounts, Choice, Device
 from edge_rt.memory.request import Request
 from edge_rt.memory.shape import ModelShape
 from edge_rt.memory.sizes import Regimes, Sizes
-from edge_rt.memory.terms import TableBytes, drafts_ahead, drafts_itself, embedding_bytes, kv_rows
+from edge_rt.memory.terms import TableBytes, drafting_bytes, drafts_ahead, drafts_itself, kv_rows
 from edge_rt.package.decoder import Decoder
 from edge_rt.package.kv_formats import KV_FORMAT
 from edge_rt.package.spec_modes import AHEAD, SELF
@@ -109,7 +109,7 @@ def _on_gpu(terms: list[Term], shape: ModelShape, choice: Choice, request: Reque
         weights = f"weights.bin: of the last {last} and the head copied to the GPU, of the others read in place"
         cache = f"{_cache_text(shape, choice)}, each layer's where it is computed"
         passes = f"passes of 1 to {choice.largest_pass} rows, begun here and ended on the GPU"
-    if mapped := embedding_bytes(choice, request):
+    if mapped := drafting_bytes(shape, choice, request):
         weights += f"; {show_size(mapped)} of it mapped for drafts"
     held = {
         "weights": (gpu.weights, weights),

@@ -238,10 +238,17 @@ def shape_of(manifest: Manifest, package_id: str | None) -> ModelShape:
 
 
 def shape_on(shape: ModelShape, package: Package, device: Device) -> ModelShape:
-    """Return the numbers of a package, with those of its layers where these may be divided.
+    """Return the numbers of a package for a device: on a GPU with what a block that predicts ahead reads beside it.
 
-    That is where a GPU has memory of its own.
+    And with those of its layers where these may be divided, which is where a GPU has memory of its own.
     """
+    ahead = package.manifest.ahead
+    if shape.ahead is not None and ahead is not None and device.gpu is not None:
+        tensors = package.tensors
+        read = {place.offset: place.length for place in tensors[ahead.graph].values()}
+        others = {place.offset for graph in tensors if graph != ahead.graph for place in tensors[graph].values()}
+        own = sum(length for offset, length in read.items() if offset not in others)
+        shape = replace(shape, ahead=replace(shape.ahead, weights_bytes=sum(read.values()), own_bytes=own))
     return replace(shape, layers=layer_sizes(package)) if device.has_own_gpu_memory else shape
 
 

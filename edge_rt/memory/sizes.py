@@ -20,8 +20,8 @@ from edge_rt.memory.terms import (
     divided_kv_bytes,
     divided_weights,
     drafter_bytes,
+    drafting_bytes,
     drafts_itself,
-    embedding_bytes,
     format_bytes,
     hidden_bytes,
     kv_bytes,
@@ -214,7 +214,7 @@ def sizes_of(shape: ModelShape, device: Device, choice: Choice, request: Request
     )
     if device.gpu is None:
         return sizes
-    on_gpu = _on_gpu(replace(sizes, weights=embedding_bytes(choice, request)), shape, choice, device.gpu)
+    on_gpu = _on_gpu(replace(sizes, weights=drafting_bytes(shape, choice, request)), shape, choice, device.gpu)
     return on_gpu if choice.gpu_layers is None else _divided(on_gpu, sizes, shape, choice)
 
 

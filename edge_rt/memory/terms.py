@@ -338,6 +338,12 @@ def embedding_bytes(choice: Choice, request: Request) -> int:
     return request.drafter.embedding_bytes if choice.drafter and request.drafter is not None else 0
 
 
+def drafting_bytes(shape: ModelShape, choice: Choice, request: Request) -> int:
+    """Return the bytes of ``weights.bin`` that what drafts reads in the process wherever passes run, at most."""
+    ahead = shape.ahead.weights_bytes if shape.ahead is not None and drafts_ahead(shape, choice) else 0
+    return embedding_bytes(choice, request) + ahead
+
+
 def mapped_again_bytes(shape: ModelShape, choice: Choice) -> int:
     """Return the bytes of ``weights.bin`` that self-drafting maps again where a GPU computes some layers, at most.
 

@@ -12,7 +12,9 @@ from edge_rt.export import export_model
 from tests.gpu.emulated import main
 from tests.gpu.models import DEVICE, FOLDER, opened
 from tests.gpu.plan_worker import check
-from tests.gpu.state_worker import answer, package
+from tests.gpu.state_worker import answer, compare, package
+from tests.helpers.ahead_models import write_ahead_folder
+from tests.helpers.cheap_drafts import CheapDrafts
 from tests.helpers.embedding_folder import write_embedding_folder
 from tests.helpers.family_data import CASES
 from tests.helpers.models import load_package
@@ -93,6 +95,15 @@ def case_embeddings(gpu):
                     assert answer(model).token_ids == text
                 gpu_sizes, unseen = model.plan.sizes.gpu, model.plan.device.gpu.context_bytes
                 assert gpu_sizes.weights < gpu.held_bytes() <= gpu_sizes.total - unseen
+
+
+def case_ahead(gpu):
+    """A block that predicts ahead computes on the CPU, and reads the stream of all rows of the device's passes."""
+    path = Path(FOLDER.name) / "ahead"
+    source, _ = write_ahead_folder(path / "model")
+    export_model(source, path / "p", profile="native", weights="int8", calibration=None, accept_loss=True)
+    assert compare(gpu, path / "p", spec="mtp", costs=CheapDrafts()) > 0
+    check(gpu, path / "p", spec="mtp", kv="f16", generated=8, sizes=(1, 10, 40), costs=CheapDrafts())
 
 
 def case_planned(gpu):

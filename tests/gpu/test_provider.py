@@ -42,7 +42,7 @@ OPERATORS = {
     "state_worker": ("texts refused cancelled", "drafts more_drafts", "planned"),
     "slots_worker": ("texts windows", "states kept", "exits arrivals"),
     "expert_worker": ("texts", "types planned refused"),
-    "family_worker": ("gemma4", "kv_formats planned", "embeddings"),
+    "family_worker": ("gemma4", "kv_formats planned", "embeddings ahead"),
     "plan_worker": ("f16 window nested divided second stays", "exits nested_exits"),
 }
 # They take minutes: for whoever changes kernels or the provider, see `.ci/gpu`.

@@ -97,6 +97,7 @@ def open_io_binding(
             drafts=drafts,
             checkpoints=checkpoints,
             hidden=hidden,
+            stream=stream,
             host_layers=host_layers,
         )
     assert not host_layers, host_layers

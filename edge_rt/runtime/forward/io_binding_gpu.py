@@ -11,8 +11,9 @@ import numpy as np
 
 from edge_rt.errors import UnsupportedModel
 from edge_rt.ort.binding import Binding, StopSwitch
-from edge_rt.ort.compute_device import ComputeDevice, DeviceArray
+from edge_rt.ort.compute_device import ComputeDevice, DeviceArray, DeviceRows
 from edge_rt.ort.session import Session
+from edge_rt.package.ahead import STREAM
 from edge_rt.package.decoder import Decoder
 from edge_rt.package.kv_formats import portable_head_dim
 from edge_rt.package.spec_modes import MAX_DRAFT
@@ -46,6 +47,7 @@ class GpuIOBinding(NativeIOBinding):
         drafts: int = MAX_DRAFT + 1,
         checkpoints: int = CHECKPOINTS,
         hidden: bool = False,
+        stream: bool = False,
         host_layers: int = 0,
     ) -> None:
         # A plan divides the layers of models alone whose layers all keep keys and values.
@@ -62,8 +64,13 @@ class GpuIOBinding(NativeIOBinding):
             drafts=drafts,
             checkpoints=checkpoints,
             hidden=hidden,
+            stream=stream,
         )
         self.outputs = DeviceOutputMemory(device, model, model.hidden_size if hidden else 0)
+        self._stream_there: DeviceArray | None = None
+        if stream:
+            zeros = np.zeros((min(largest_pass, capacity), model.hidden_size), np.float32)
+            self._stream_there = DeviceArray(device, zeros)
         # What is read on both sides is read here, and ONNX Runtime makes the copy that the device needs.
         there = {} if host_layers else self._rope_tables
         self._tables = {name: DeviceArray(device, table) for name, table in there.items()}
@@ -126,7 +133,7 @@ class GpuIOBinding(NativeIOBinding):
     def release(self) -> None:
         """Release the buffers."""
         super().release()
-        self._caches, self._tables = [], {}
+        self._caches, self._tables, self._stream_there = [], {}, None
 
     def fill(self, rows: int) -> None:
         """Write the first rows of layers that the CPU computes.
@@ -141,7 +148,11 @@ class GpuIOBinding(NativeIOBinding):
         self.bind_layers(binding, sequences=sequences)
         row_maps, window_maps = self.maps_of(sequences)
         states = None if self._memory is None else self._memory.inputs(max(sequences, 1))
-        return _GpuPass(binding, rows, self.bind_results(binding, num_logits), row_maps, states, None, window_maps)
+        results, stream = self.bind_results(binding, num_logits), None
+        if self._stream is not None and self._stream_there is not None:
+            stream = self._stream[:rows]
+            binding.bind_fetched(STREAM, DeviceRows(self._stream_there, stream.shape, np.float32), stream)
+        return _GpuPass(binding, rows, results, row_maps, states, stream, window_maps)
 
     def bind_results(self, binding: Binding, num_logits: int, *, hidden: bool = True) -> BoundResults:
         """Bind the outputs of a graph on the device; see ``IOBinding.bind_results``.
@@ -178,7 +189,11 @@ class _GpuPass(NativePass):
         """Run the graph on what was set; see ``Binding.run`` for what is raised."""
         self.binding.run(switch, record=self._is_small and self._has_run)
         self._has_run = True
-        return self._results.collect()
+        outputs = self._results.collect()
+        if self._stream is not None:
+            self.binding.fetch([STREAM])
+        outputs.stream, outputs.stream_rows = self._stream, self._logit_rows
+        return outputs
 
 
 class DeviceIOBinding(PortableIOBinding):

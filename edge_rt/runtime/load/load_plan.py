@@ -116,10 +116,8 @@ class LoadPlan:
 
     @property
     def drafts_ahead(self) -> bool:
-        """Whether a block of the package that predicts further ahead drafts; its model runs on the CPU then."""
-        computes = self.plan.device_choice
-        is_on_gpu = computes is not None and computes.device.is_gpu
-        return not is_on_gpu and drafts_ahead(self.plan.shape, self.plan.choice)
+        """Whether a block of the package that predicts further ahead drafts; it computes on the CPU."""
+        return drafts_ahead(self.plan.shape, self.plan.choice)
 
     @property
     def pass_memory(self) -> PassMemory:

@@ -274,7 +274,9 @@ def _open_ahead(model: OpenedModel) -> SourceMaker:
     opened = open_ahead_model(model.package, model.weights, session, load_plan.plan.choice.ctx, model.switch)
     ahead, io_binding = opened.model, opened.io_binding
     model.runner.listener = ahead.passed
-    facts = model.facts | {"graph": manifest.ahead.graph, "kv_format": io_binding.kv_format}
+    # Its passes run on the CPU, wherever those of the model do.
+    on_cpu = {name: value for name, value in model.facts.items() if name != "device"}
+    facts = on_cpu | {"graph": manifest.ahead.graph, "kv_format": io_binding.kv_format}
     # Other tokens have other experts.
     vocabulary = manifest.model.vocab_size if manifest.ahead.layer.experts is not None else 0
     measured = MeasuredCosts(facts, io_binding, opened.cache, options.costs, vocabulary=vocabulary)
