@@ -56,10 +56,8 @@ _LESS_PRECISE: Final = ("f32", "f16", "int8", "k8v4", "int4")
 _WORTH_PRECISION: Final = 1.05
 
 
-def why_one_slot(shape: ModelShape, device: Device, request: Request) -> str | None:
+def why_one_slot(shape: ModelShape) -> str | None:
     """Return why a model computes one answer at a time; None: it can compute several."""
-    if device.gpu is not None and request.goes_on:
-        return "the CPU goes on with one answer where a GPU fails"
     if shape.op_profile != "native":
         return f"passes of {shape.op_profile} packages have one sequence"
     if shape.window_layers and shape.recurrent_layers:
@@ -109,7 +107,7 @@ class Fallbacks:
         self.ctx = min(shape.model.context_length, longest) if request.ctx is None else request.ctx
         self._least_ctx = min(LEAST_CONTEXT, self.ctx) if request.ctx is None else self.ctx
         self._formats = self._cache_formats()
-        slots = request.slots if why_one_slot(shape, device, request) is None else 1
+        slots = request.slots if why_one_slot(shape) is None else 1
         self._slots = [slots >> halves for halves in range(slots.bit_length())]
 
     def needs(self, choice: Choice) -> Amounts:

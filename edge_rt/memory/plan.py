@@ -88,7 +88,7 @@ class Plan:
     @property
     def why_answers_wait(self) -> str | None:
         """Why there is one slot where several were asked for, whatever the memory; None: there may be several."""
-        return why_one_slot(self.shape, self.device, self.request) if self.request.slots > 1 else None
+        return why_one_slot(self.shape) if self.request.slots > 1 else None
 
     @property
     def reduced(self) -> tuple[str, ...]:
@@ -397,7 +397,7 @@ def _given_up(
             speed = f", {100 * change:+.0f} % tokens per second" if abs(change) >= 0.005 else ""
             result.append(f"{text} (saves {show_size(saved)}{speed})")
         held = less
-    return (*_waiting(request, why_one_slot(shape, device, request)), *result)
+    return (*_waiting(request, why_one_slot(shape)), *result)
 
 
 def _waiting(request: Request, why: str | None) -> list[str]:

@@ -35,7 +35,6 @@ class Request:
         formats: whether there is room for the tables of answers in a format.
         prompt_cache: whether rows of stored prompts are read and written.
         experts: None: resident, if they fit, else in a cache; ``"resident"``; or bytes of a cache.
-        goes_on: whether the CPU goes on with an answer whose GPU fails.
     """
 
     budget_bytes: int | None = None
@@ -58,7 +57,6 @@ class Request:
     kv_rows: int | None = None
     device_budget_bytes: int | None = None
     experts: int | str | None = None
-    goes_on: bool = False
 
     @property
     def wants_drafts(self) -> bool:

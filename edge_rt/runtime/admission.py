@@ -53,6 +53,7 @@ class Ticket:
         error: what it failed with; None: it did not.
         has_ended: whether no further event comes.
         overtaken: how often one that came later began before it.
+        note: what is said of it once it goes on, which was begun on a device that has failed; None: it was not.
     """
 
     def __init__(self, generation: Generation, outcome: Outcome, wanted: Wanted) -> None:
@@ -64,6 +65,7 @@ class Ticket:
         self.slot: int | None = None
         self.decoding: Decoding | None = None
         self.drafts = False
+        self.note: str | None = None
         self.unsubscribe: Callable[[], None] | None = None
 
     @property
@@ -105,19 +107,16 @@ class Admission:
     """
 
     def __init__(self, caches: Items[KVCache], pool: RowPool | None = None, *, most_waiting: int | None = None) -> None:
-        assert pool is not None or len(caches) == 1, len(caches)
-        self.caches = tuple(caches)
-        self.pool = pool
+        self.caches: tuple[KVCache, ...] = ()
+        self.pool: RowPool | None = None
+        self._pooled: tuple[PooledCache, ...] = ()
+        self._awaited: list[Awaited] = []
+        self._take(caches, pool)
         self.active: list[Ticket] = []  # in the order in which they began
-        self._pooled = tuple(cache for cache in caches if isinstance(cache, PooledCache))
-        assert not self._pooled or len(self._pooled) == len(caches), "slots of two kinds"
         self._most_waiting = most_waiting
         self._waiting: deque[Ticket | Turn] = deque()
         # Reentrant: a stream that is collected as garbage leaves wherever a thread happens to be.
         self._lock = threading.RLock()
-        # Looking through all that wait in vain takes time, so it is done only when something has changed.
-        self._has_changed = False
-        self._awaited: list[Awaited] = []
 
     @property
     def waiting(self) -> tuple[Ticket, ...]:
@@ -138,10 +137,29 @@ class Admission:
         assert ticket.slot is not None, "it has no slot"
         return self.caches[ticket.slot]
 
-    def exchange(self, cache: KVCache) -> None:
-        """Take another cache in place of the only one, whose rows are lost."""
-        assert self.pool is None, "slots share rows"
-        self.caches = (cache,)
+    def exchange(self, caches: Items[KVCache], pool: RowPool | None, note: str) -> None:
+        """Take other caches in place of those whose rows are lost; who was under way begins again, before who waits.
+
+        Args:
+            note: what is said of those.
+        """
+        for ticket in self.active:
+            if ticket.decoding is not None:
+                ticket.decoding.drop()
+                ticket.note = note
+            ticket.slot, ticket.decoding = None, None
+        with self._lock:
+            self._waiting.extendleft(reversed(self.active))
+            self.active.clear()
+            self._take(caches, pool)
+
+    def _take(self, caches: Items[KVCache], pool: RowPool | None) -> None:
+        assert pool is not None or len(caches) == 1, len(caches)
+        self.caches, self.pool = tuple(caches), pool
+        self._pooled = tuple(cache for cache in caches if isinstance(cache, PooledCache))
+        assert not self._pooled or len(self._pooled) == len(caches), "slots of two kinds"
+        # Looking through all that wait in vain takes time, so it is done only when something has changed.
+        self._has_changed, self._awaited = True, []
 
     @property
     def has_work(self) -> bool:

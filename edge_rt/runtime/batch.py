@@ -8,13 +8,16 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from typing import Final
 
 from edge_rt.errors import Busy, Cancelled, EdgeRTError, out_of_memory
-from edge_rt.runtime.admission import Admission, Drafting, Ticket, Turn, Wanted
-from edge_rt.runtime.decode.draft import Accepted, Draft, NullDrafter
+from edge_rt.runtime.admission import Admission, Ticket, Turn, Wanted
+from edge_rt.runtime.cache.kv_cache import KVCache
+from edge_rt.runtime.cache.row_pool import RowPool
+from edge_rt.runtime.decode.draft import Accepted, Draft, Drafter, NullDrafter
+from edge_rt.runtime.decode.loop import AcceptanceRule
 from edge_rt.runtime.forward.cancel import CancelToken
 from edge_rt.runtime.forward.io_binding_base import Part
 from edge_rt.runtime.forward.outputs import Outputs
@@ -44,8 +47,8 @@ class Batch:
         division: divides the rows of a pass among the drafts of several generations.
         most_rows: rows of the largest pass.
         forget: what drafters have learned, where one of them has failed.
-        instead: lets something else compute where a GPU has failed with one of ``DEVICE_FAILURES``, and returns that,
-            given who drafts for the answer that goes on; None, given or returned: nothing takes its place.
+        instead: lets something else compute where a GPU has failed with one of ``DEVICE_FAILURES``, calls
+            ``take_over`` and returns whether it did; None: nothing does.
     """
 
     def __init__(
@@ -56,7 +59,7 @@ class Batch:
         *,
         most_rows: int,
         forget: Callable[[], None],
-        instead: Callable[[EdgeRTError, Drafting], Held | None] | None = None,
+        instead: Callable[[EdgeRTError], bool] | None = None,
     ) -> None:
         self._instead = instead
         assert most_rows > len(admission.caches), (most_rows, len(admission.caches))
@@ -66,9 +69,25 @@ class Batch:
         self._changed = threading.Condition()
         self._is_stepping, self._thread = False, 0
         self._held = ExitStack()
+        self._failed: list[tuple[Ticket, EdgeRTError]] = []
         self._runner: Runner | None = None
         # Milliseconds of a pass without prompts, and of a row of a prompt; tokens of an answer.
         self._pass_ms = self._row_ms = self._answer_tokens = 0.0
+
+    def take_over(
+        self, caches: Sequence[KVCache], pool: RowPool | None, division: Division, most_rows: int, note: str
+    ) -> None:
+        """Compute with other caches from now on, as those were lost with their device; as at the beginning.
+
+        Who was under way goes on where it was, in the order in which it began and before all that wait, as there are
+        slots and rows.
+
+        Args:
+            note: a sentence about that.
+        """
+        assert most_rows > len(caches), (most_rows, len(caches))
+        self.admission.exchange(caches, pool, note)
+        self._division, self._most_rows = division, most_rows
 
     def submit(self, generation: Generation, outcome: Outcome, wanted: Wanted) -> Ticket:
         """Add a generation, from any thread; ``step`` computes it.
@@ -242,11 +261,7 @@ class Batch:
                 if begun is not ticket or drafting is None:
                     ticket = begun
                     drafting = ticket.wanted.drafting(ticket.slot or 0, False)
-                drafter, rule = drafting
-                ticket.drafts = not isinstance(drafter, NullDrafter)
-                ticket.decoding = ticket.generation.open(self.admission.cache_of(ticket), drafter, rule)
-                if (forced := ticket.decoding.begin()) is not None:
-                    self._deliver(ticket, forced)
+                self._open(ticket, *drafting)
             except Cancelled:
                 # The model was closed while passes were measured.
                 self._end(ticket, is_stopped=True)
@@ -254,9 +269,29 @@ class Batch:
                 self._fail(ticket, error)
                 if not isinstance(error, Exception):
                     raise
+            self._settle()
+
+    def _open(self, ticket: Ticket, drafter: Drafter, rule: AcceptanceRule) -> None:
+        """Begin a generation that has a slot and rows, or go on with it behind a device that has failed."""
+        generation, cache, note = ticket.generation, self.admission.cache_of(ticket), ticket.note
+        ticket.drafts = not isinstance(drafter, NullDrafter)
+        if note is None:
+            ticket.decoding = generation.open(cache, drafter, rule)
+            given = ticket.decoding.begin()
+        else:
+            assert self._runner is not None, "the model is not held"
+            ticket.decoding, ticket.note = generation.resume(Held(self._runner, drafter, rule, cache, note=note)), None
+            ticket.decoding.begin()
+            given = generation.missed()
+        if given is not None:
+            self._deliver(ticket, given)
 
     def _compute(self) -> None:
         """Run one pass, and deliver what it gave."""
+        self._pass()
+        self._settle()
+
+    def _pass(self) -> None:
         answers = self._answers()
         parts = [*answers, *self._pieces(answers)]
         if not parts:
@@ -391,32 +426,41 @@ class Batch:
             self._end(ticket)
 
     def _fail(self, ticket: Ticket, error: BaseException) -> None:
-        """End a generation that has failed, unless something takes the place of a GPU and goes on with it."""
-        if isinstance(error, DEVICE_FAILURES) and (ticket.decoding is not None or ticket.slot is None):
-            try:
-                if self._goes_on(ticket, error):
-                    return
-            except Cancelled:
-                self._end(ticket, is_stopped=True)
-                return
-            except Exception as failure:
-                error = failure
-        self._end(ticket, error)
-
-    def _goes_on(self, ticket: Ticket, error: EdgeRTError) -> bool:
+        """End a generation that has failed; where a GPU did, once it is known that nothing takes its place."""
+        if not isinstance(error, DEVICE_FAILURES) or self._instead is None:
+            self._end(ticket, error)
+            return
         # What it was raised through holds what was opened on the GPU.
-        held = None if self._instead is None else self._instead(error.with_traceback(None), ticket.wanted.drafting)
-        if held is None:
-            return False
-        assert isinstance(held.target, Runner), type(held.target)
-        self._runner = held.target
-        if ticket.decoding is not None:
-            ticket.drafts = not isinstance(held.drafter, NullDrafter)
-            ticket.decoding = ticket.generation.resume(held)
-            ticket.decoding.begin()
-            if (missed := ticket.generation.missed()) is not None:
-                self._deliver(ticket, missed)
-        return True
+        for one in (error, error.__cause__):
+            if one is not None:
+                one.with_traceback(None)
+        self._failed.append((ticket, error))
+
+    def _settle(self) -> None:
+        """Let something take the place of a GPU that has failed, or end those whose passes these were.
+
+        Only when nobody is in the middle of a step: of others tokens may be chosen, which are not chosen twice.
+        """
+        failed, self._failed = self._failed, []
+        if not failed:
+            return
+        assert self._instead is not None, "nothing takes its place"
+        try:
+            has_taken_over = self._instead(failed[0][1])
+        except Cancelled:
+            raise
+        except Exception as failure:
+            # The model is closed.
+            for ticket in {id(one): one for one in (*self._active, *(one for one, _ in failed))}.values():
+                self._end(ticket, failure)
+            return
+        if has_taken_over:
+            # Whoever goes on holds what computes now.
+            self._runner = None
+            self._held.close()
+            return
+        for ticket, error in failed:
+            self._end(ticket, error)
 
     def _end(self, ticket: Ticket, error: BaseException | None = None, *, is_stopped: bool = False) -> None:
         """End a generation between two steps: finished, cancelled, or failed."""
@@ -431,6 +475,11 @@ class Batch:
                     generation.close()
             except Exception as failure:
                 error = failure
+        elif ticket.note is not None:
+            # It was begun on a device that has failed, and what it has given stays.
+            generation.sequence.finish("cancelled")
+            rest = generation.rest()
+            generation.close()
         else:
             generation.sequence.finish("cancelled")
         if error is not None and ticket.drafts:

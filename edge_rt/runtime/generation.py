@@ -154,11 +154,13 @@ class Generation:
         with outcome.telling(self.settled):
             try:
                 with self._hold(cancel) as held:
-                    decoding: Decoding | None = self.open(held.cache or self._cache, held.drafter, held.rule)
+                    decoding: Decoding | None = None
                     try:
-                        while decoding is not None:
+                        while True:
                             failed: EdgeRTError | None = None
                             try:
+                                if decoding is None:
+                                    decoding = self.open(held.cache or self._cache, held.drafter, held.rule)
                                 prefill(sequence, held.target, self._cache, self._chunk, self._on_prefill)
                                 for step in decode(decoding, held.target, chunk=self._chunk):
                                     yield self.take(step, outcome)
@@ -170,13 +172,14 @@ class Generation:
                                 if held.instead is None:
                                     raise
                                 failed = error
+                            if failed is None or held.instead is None:
+                                break
                             # Outside of the handler, whose error holds what was opened on the device.
                             decoding = None
-                            if failed is not None and held.instead is not None:
-                                held = held.instead(failed)
-                                decoding = self.resume(held)
-                                if (missed := self.missed()) is not None:
-                                    yield self.take(missed, outcome)
+                            held = held.instead(failed)
+                            decoding = self.resume(held)
+                            if (missed := self.missed()) is not None:
+                                yield self.take(missed, outcome)
                         if (rest := self.rest()) is not None:
                             yield rest
                     except GeneratorExit:
@@ -205,13 +208,13 @@ class Generation:
         return Decoding(self._sequence, drafter, cache, self._sampler, rule, self._logprobs, self._grammar)
 
     def resume(self, held: Held) -> Decoding:
-        """Go on elsewhere, in an empty cache; return what computes the text again, and then the rest."""
+        """Go on elsewhere, in another cache; return what computes the text that this lacks, and then the rest."""
         assert held.cache is not None, "there is no other cache"
         sequence = self._sequence
         self._cache, self._drafter = held.cache, held.drafter
         self._notes = (*self._notes, held.note)
         self._on_prefill = None
-        self._cache.truncate(0)
+        self._cached = self._cache.truncate(self._cache.common_prefix(sequence.token_ids[:-1]))
         self._cache.plan_stops(sequence.token_ids[: sequence.num_prompt_tokens], sequence.end_ids)
         return Decoding(
             sequence,
@@ -221,7 +224,7 @@ class Generation:
             held.rule,
             self._logprobs,
             self._grammar,
-            has_begun=self._taken > 0,
+            has_begun=sequence.num_answer_tokens > 0,
         )
 
     def missed(self) -> Accepted | None:

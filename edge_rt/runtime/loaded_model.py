@@ -62,18 +62,18 @@ class LoadedModel(ModelRows, ABC):
         self._options = options if parts.device is not None and options.on_device_error == CPU else None
         self.context_tokens = self.plan.choice.ctx
         if self.plan.request.slots > 1:
-            most = max(min(self.prefill_chunk, parts.cache.largest_pass), 2 * len(parts.slots))
+            most, division = _shared_passes(parts, self.prefill_chunk)
             admission = Admission(parts.slots, parts.pool, most_waiting=options.max_queue)
-            speculation = parts.speculation
-            division = Division(
-                speculation.library,
-                lambda: speculation.costs,
-                most_rows=min(most, 2 * len(parts.slots) + self._speculation.draft_max),
-                draft_max=self._speculation.draft_max,
-            )
             own = weakref.ref(self)
-            hold, forget, instead = partial(_held, own), partial(_forget, own), partial(_held_instead, own)
-            self._batch = Batch(admission, hold, division, most_rows=most, forget=forget, instead=instead)
+            hold, forget, instead = partial(_held, own), partial(_forget, own), partial(_replaced, own)
+            self._batch = Batch(
+                admission,
+                hold,
+                division,
+                most_rows=most,
+                forget=forget,
+                instead=None if self._options is None else instead,
+            )
             self.pump = Pump(self._batch)
         self.load_ms = 1e3 * (time.perf_counter() - started)
 
@@ -119,9 +119,11 @@ class LoadedModel(ModelRows, ABC):
         self._runner.exchange(parts.runner)
         self._take(parts)
         self.device_choice = DeviceChoice(ON_CPU, failures=((str(gpu), str(failed)),))
+        note = self.device_choice.note
         if self._batch is not None:
-            self._batch.admission.exchange(self._cache)
-        return self.device_choice.note
+            most, division = _shared_passes(parts, self.prefill_chunk)
+            self._batch.take_over(parts.slots, parts.pool, division, most, note or "")
+        return note
 
     def expert_reads(self) -> ExpertReads | None:
         """Return what was read of experts since the model was loaded; None where they are resident, or none are."""
@@ -315,10 +317,22 @@ def _forget(model: weakref.ref[LoadedModel]) -> None:
         held._speculation.forget()
 
 
-def _held_instead(model: weakref.ref[LoadedModel], failed: EdgeRTError, drafting: Drafting) -> Held | None:
-    """Return what goes on with an answer of a batch where a GPU has failed; None if nothing does."""
+def _replaced(model: weakref.ref[LoadedModel], failed: EdgeRTError) -> bool:
+    """Let the CPU take the place of a batch's GPU that has failed; return whether it did."""
     held = model()
-    return None if held is None or held._options is None else held._held_instead(failed, drafting)
+    return held is not None and held._instead_of(failed) is not None
+
+
+def _shared_passes(parts: Loaded, chunk: int) -> tuple[int, Division]:
+    """Return how many rows the passes of several answers have at most, and what divides them among drafts."""
+    most, speculation = max(min(chunk, parts.cache.largest_pass), 2 * len(parts.slots)), parts.speculation
+    division = Division(
+        speculation.library,
+        lambda: speculation.costs,
+        most_rows=min(most, 2 * len(parts.slots) + speculation.draft_max),
+        draft_max=speculation.draft_max,
+    )
+    return most, division
 
 
 def _held(model: weakref.ref[LoadedModel], cancel: CancelToken) -> AbstractContextManager[Runner]:

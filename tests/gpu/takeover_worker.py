@@ -22,6 +22,8 @@ from tests.gpu.models import (
 from tests.helpers.cheap_drafts import FREE_ROWS, CheapDrafts
 
 UNKNOWN = 999
+STATES = ("qwen3_5", "lfm2")
+SAMPLINGS = {False: GREEDY, True: SAMPLED}
 
 
 def on_cpu(gpu, **options):
@@ -83,17 +85,28 @@ def case_drafted(gpu):
 
 
 def case_slots(gpu):
-    """Generations that wait are computed by the CPU, and so is the one under way; nothing of it is said twice."""
-    prompts = [PROMPT, "Hello", "A cat"]
-    with on_cpu(gpu, slots=3, spec="off") as model:
-        gpu.fault("cuLaunchKernel", 60, LAUNCH_FAILED)
-        results = list(model.generate_many(prompts, max_tokens=8, repetition_guard=False, **GREEDY))
-        gpu.configure(**DEVICE)
-        for prompt, result in zip(prompts, results, strict=True):
-            assert result.token_ids == plain(package(), prompt=prompt), (prompt, result)
-        check_taken_over(model, results[0])
-        assert not any(result.warnings for result in results[1:]), results
-        model._batch.check()
+    """Answers under way go on with the CPU, each where it was; those that wait begin there."""
+    lengths, taken = (40, 5, 23, 31), 0
+    prompts = [(tuple(state_worker.PROMPT[:length]), bool(number % 2)) for number, length in enumerate(lengths)]
+    for path in (package(), package(window=32), package(layers=3, exits=(1,)), *map(state_worker.package, STATES)):
+        for function, number in (("cuLaunchKernel", 60), ("cuMemcpyDtoHAsync", 3), ("cuMemcpyDtoHAsync", 9)):
+            options = {"on_device_error": "cpu", "spec": "suffix", "prefill_chunk": 16, "draft_max": 7}
+            with opened(gpu, path, slots=3, **options) as model:
+                gpu.fault(function, number, LAUNCH_FAILED)
+                asked = [
+                    (list(prompt), {"max_tokens": state_worker.TOKENS, "repetition_guard": False, **SAMPLINGS[sampled]})
+                    for prompt, sampled in prompts
+                ]
+                results = list(model.generate_many(asked))
+                gpu.configure(**DEVICE)
+                for result, (prompt, sampled) in zip(results, prompts, strict=True):
+                    assert result.token_ids == state_worker.plain(path, prompt, sampled), (path, function, number)
+                assert (model.device, model.slots) == (None, 3)
+                with_notes = [result for result in results if result.warnings]
+                check_taken_over(model, with_notes[0])
+                taken += len(with_notes)
+                model._batch.check()
+    assert taken > 30, taken
 
 
 def case_formats(gpu):
@@ -129,7 +142,7 @@ def case_talks(gpu):
 
 def case_states(gpu):
     """States are computed again, and those of the prompt's end kept, so that the next answer begins there."""
-    for name in ("qwen3_5", "lfm2"):
+    for name in STATES:
         path = state_worker.package(name)
         for number in (1, 4, 9):
             with opened(gpu, path, spec="off", on_device_error="cpu", prefill_chunk=16, draft_max=7) as model:
@@ -140,6 +153,24 @@ def case_states(gpu):
                     if not sampled:
                         check_taken_over(model, found)
                 gpu.configure(**DEVICE)
+
+
+def case_kept(gpu):
+    """Where it fails while what is kept of a text is copied, at the first of six pieces."""
+    path, taken = state_worker.package("qwen3_5"), 0
+    for slots in (1, 2):
+        for number in (0, 6):
+            with opened(gpu, path, spec="off", on_device_error="cpu", slots=slots) as model:
+                assert state_worker.answer(model).token_ids == state_worker.plain(path)
+                gpu.fault("cuMemcpyDtoDAsync", number, LAUNCH_FAILED)
+                found = state_worker.answer(model, sampled=True)
+                gpu.fault("", -1, 0)
+                if model.device is None:
+                    gpu.configure(**DEVICE)
+                assert found.token_ids == state_worker.plain(path, sampled=True), (slots, number)
+                assert state_worker.answer(model).token_ids == state_worker.plain(path), (slots, number)
+                taken += model.device is None
+    assert taken > 2, taken
 
 
 def case_networks(gpu):

@@ -36,8 +36,9 @@ OPERATORS = {
         "nothing_is_left lost lost_while_memory_is_taken",
     ),
     "takeover_worker": (
-        "lost full drafted states networks",
-        "slots formats talks nothing_is_left stopped no_room errors hangs",
+        "lost full drafted states kept networks",
+        "slots",
+        "formats talks nothing_is_left stopped no_room errors hangs",
     ),
     "state_worker": ("texts refused cancelled", "drafts more_drafts", "planned"),
     "slots_worker": ("texts windows", "states kept", "exits arrivals"),

@@ -63,21 +63,41 @@ class FailingPool(RowPool):
 
 
 class FakeBatch:
-    """A batch over a fake runner."""
+    """A batch over a fake runner.
+
+    Args:
+        replaced_by: slots of what takes the runner's place once its device fails; None: nothing does.
+    """
 
     def __init__(
-        self, slots=3, *, rows=None, fail_at=None, fail_taking=None, most_rows=16, most_waiting=None, draft_max=8
-    ):
-        self.capacity = 64
-        rows = slots * self.capacity if rows is None else rows
+        self, slots=3, *, rows=None, fail_at=None, fail_taking=None, most_rows=16, most_waiting=None, draft_max=8,
+        replaced_by=None,
+    ):  # fmt: skip
+        self.capacity, self.most_rows, self.replaced_by = 64, most_rows, replaced_by
+        self._open(slots, slots * self.capacity if rows is None else rows, fail_at, fail_taking)
+        self.admission = Admission(self.caches, self.pool, most_waiting=most_waiting)
+        self.division = Division(draft_library(), linear_costs, most_rows=most_rows, draft_max=draft_max)
+        self.batch = Batch(
+            self.admission,
+            lambda _: nullcontext(self.runner),
+            self.division,
+            most_rows=most_rows,
+            forget=lambda: None,
+            instead=None if replaced_by is None else self._replace,
+        )
+
+    def _open(self, slots, rows, fail_at=None, fail_taking=None):
         self.pool = FailingPool(rows, fail_taking, most_resting=2 * slots)
         self.caches = [PooledCache(self.capacity, self.pool) for _ in range(slots)]
         self.runner = FakeRunner(self.caches, rows, fail_at or {})
-        self.admission = Admission(self.caches, self.pool, most_waiting=most_waiting)
-        division = Division(draft_library(), linear_costs, most_rows=most_rows, draft_max=draft_max)
-        self.batch = Batch(
-            self.admission, lambda _: nullcontext(self.runner), division, most_rows=most_rows, forget=lambda: None
-        )
+
+    def _replace(self, error):
+        slots, self.replaced_by = self.replaced_by, None
+        if slots is None:
+            return False
+        self._open(slots, slots * self.capacity)
+        self.batch.take_over(self.caches, self.pool, self.division, self.most_rows, str(error))
+        return True
 
     def stream(self, prompt, **options):
         generation, wanted = self._generation(prompt, **options)

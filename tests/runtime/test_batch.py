@@ -7,7 +7,7 @@ import threading
 import numpy as np
 import pytest
 
-from edge_rt.errors import Busy, ConfigError, InferenceError, InvalidGrammar
+from edge_rt.errors import Busy, ConfigError, DeviceLost, DeviceMemoryExhausted, InferenceError, InvalidGrammar
 from edge_rt.runtime.decode.draft import NullDrafter
 from edge_rt.runtime.decode.sampling import Sampler
 from edge_rt.runtime.speculation.adaptive import AdaptiveDrafter
@@ -164,6 +164,46 @@ def test_an_interrupted_pass_is_raised_where_it_was_computed_and_moves_nobody(al
     fake.batch.check()
     assert sum(isinstance(one, KeyboardInterrupt) for one in found) == 1
     assert all(isinstance(one, KeyboardInterrupt) or one == alone[number] for number, one in enumerate(found))
+
+
+@pytest.mark.parametrize("slots", [1, 2, 3])
+@pytest.mark.parametrize("options", [{}, {"temperature": 1.0, "seed": 4}])
+def test_answers_go_on_in_as_many_slots_as_what_takes_the_place_of_a_gpu_has(slots, options):
+    wanted, taken = [], 0
+    for prompt in PROMPTS:
+        wanted += read([FakeBatch(1).stream(prompt, **options)])
+    for index in range(8):
+        fake = FakeBatch(3, fail_at={index: DeviceLost("It is lost.", "", "")}, replaced_by=slots)
+        assert read([fake.stream(prompt, **options) for prompt in PROMPTS]) == wanted, index
+        fake.batch.check()
+        taken += fake.replaced_by is None
+    assert taken > 4
+
+
+def test_what_has_begun_on_a_gpu_and_is_cancelled_before_it_goes_on_keeps_its_tokens(alone):
+    fake = FakeBatch(2, fail_at={3: DeviceLost("It is lost.", "", "")}, replaced_by=1)
+    first, second = (fake.submit(prompt) for prompt in PROMPTS[:2])
+    while fake.replaced_by is not None:
+        fake.batch.step()
+    given = list(second.generation.sequence.answer_ids)
+    assert 0 < len(given) < len(alone[1])
+    assert second in fake.admission.waiting
+    fake.batch.cancel(second)
+    fake.compute_all()
+    assert second.generation.settled().token_ids == tuple(given) == tuple(alone[1][: len(given)])
+    assert second.generation.settled().finish_reason == "cancelled"
+    assert first.generation.settled().token_ids == tuple(alone[0])
+    assert any("It is lost" in text for text in first.generation.settled().warnings)
+    fake.batch.check()
+
+
+@pytest.mark.parametrize("error", [DeviceLost("It is lost.", "", ""), DeviceMemoryExhausted("It is full.", "", "")])
+def test_a_gpu_whose_place_nothing_takes_fails_those_whose_pass_it_was(alone, error):
+    fake = FakeBatch(2, fail_at={2: error})
+    found = read([fake.stream(prompt) for prompt in PROMPTS])
+    assert error in found
+    assert all(one is error or one == alone[number] for number, one in enumerate(found))
+    fake.batch.check()
 
 
 class FailingSampler(Sampler):

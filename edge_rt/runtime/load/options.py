@@ -260,8 +260,7 @@ class LoadOptions:
     def on_cpu(self, plan: Plan, texts: PromptEncoder | None) -> LoadOptions:
         """Return the options for a model on the CPU that takes the place of one on a GPU, in the midst of its text.
 
-        Context, cache format and passes are those of the plan, or the text could not go on; one text at a time is
-        computed, as on a GPU.
+        Context, cache format and passes are those of the plan, or the text could not go on; slots are as many as fit.
 
         Args:
             plan: the GPU's.
@@ -285,8 +284,8 @@ class LoadOptions:
             drafter=None if request.drafter_folder is None else Path(request.drafter_folder),
             hidden=request.hidden,
             formats=request.formats,
-            slots=None,
-            kv_rows=None,
+            slots=choice.slots if choice.slots > 1 else None,
+            kv_rows=request.kv_rows if choice.slots > 1 else None,
             max_queue=None,
             base_bytes=None,
             share_tokenizer_with=texts,

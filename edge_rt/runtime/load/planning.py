@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
-from edge_rt.device.names import AUTO as AUTO_DEVICE, CPU, ON_CPU, DeviceChoice
+from edge_rt.device.names import AUTO as AUTO_DEVICE, ON_CPU, DeviceChoice
 from edge_rt.memory.figures import Choice, Device, GpuFigures
 from edge_rt.memory.plan import Plan, make_plan, no_device_budget
 from edge_rt.memory.request import Request
@@ -100,7 +100,6 @@ def _plan_on(facts: Facts, options: LoadOptions, gpu: GpuFigures | None) -> Plan
         kv_rows=options.kv_rows,
         experts=options.planned_experts(has_some=facts.shape.experts is not None and gpu is None),
         formats=options.formats,
-        goes_on=options.on_device_error == CPU,
         prompt_cache=options.prompt_cache is not None or facts.has_prompts,
         drafter=facts.drafter,
         drafter_folder=None if options.drafter is None else str(options.drafter),
