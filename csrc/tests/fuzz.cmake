@@ -4,3 +4,4 @@ add_executable(fuzz_ops fuzz_ops.cc fuzz_run.cc fuzz_case.cc fuzz_linear.cc fuzz
                         fuzz_experts.cc fuzz_rows.cc fake_ort.cc fake_memory.cc ../register.cc)
 target_link_libraries(fuzz_ops PRIVATE edge_rt_base edge_rt_kernels)
 add_test(NAME fuzz_ops COMMAND fuzz_ops --runs 10000)
+set_tests_properties(fuzz_ops PROPERTIES COST 25)

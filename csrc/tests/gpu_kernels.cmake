@@ -67,6 +67,8 @@ endif()
 # AddressSanitizer takes them for faults of its own.
 if(NOT EDGE_RT_SANITIZE)
   add_test(NAME gpu_golden_emulated COMMAND gpu_golden_emulated "${golden_bits}" "${golden_bits}")
+  # What takes longest begins first.
+  set_tests_properties(gpu_golden_emulated PROPERTIES COST 30)
   foreach(name gpu_attention_faults gpu_linear_faults)
     add_gpu_program(${name} ${name}.cc gpu_faults.cc)
     add_test(NAME ${name} COMMAND ${name} short)

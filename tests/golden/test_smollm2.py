@@ -15,6 +15,7 @@ from tests.golden.answers import RECIPE, greedy_answer, recorded
 from tests.golden.record import RECIPES, spelled
 from tests.helpers.models import load_package
 from tests.helpers.native_profile import require_native
+from tests.helpers.pairs import with_slow
 from tests.helpers.repetitive_texts import TEXTS
 
 pytestmark = pytest.mark.model
@@ -29,9 +30,11 @@ ROWS = "37946fbaf459aea4a1979817083b617f5888b881819665bb62cfa6682fbacd71"
 """SHA-256 of the rows of some tokens, with the cache's recorded format."""
 
 
-def answers(op_profile):
+def answers(op_profile, count=None):
+    """Parametrise over the recorded answers; those behind the first ``count`` are slow."""
+    found = recorded(op_profile)["answers"]
     return pytest.mark.parametrize(
-        "answer", recorded(op_profile)["answers"], ids=lambda answer: answer["prompt"].replace(" ", "-")[:24]
+        "answer", with_slow(found, found[:count]), ids=lambda answer: answer["prompt"].replace(" ", "-")[:24]
     )
 
 
@@ -41,7 +44,7 @@ def float_model(smollm2_float_package):
         yield model
 
 
-@answers("portable")
+@answers("portable", 4)
 def test_greedy_answers_are_the_recorded_ones(float_model, answer):
     found = greedy_answer(float_model, answer["prompt"], recorded("portable")["max_tokens"])
     assert found == answer["token_ids"]

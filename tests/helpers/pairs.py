@@ -4,6 +4,17 @@ from __future__ import annotations
 
 from itertools import combinations, product
 
+import pytest
+
+
+def with_slow(cases, chosen):
+    """Return all cases as parameters, those that are not ``chosen`` as slow ones: ``-m ""`` runs them all."""
+    chosen = list(chosen)
+    return [
+        pytest.param(*case, marks=() if case in chosen else pytest.mark.slow)
+        for case in (case if isinstance(case, tuple) else (case,) for case in cases)
+    ]
+
 
 def all_pairs(*axes):
     """Return tuples of one value of each axis in which every two values of two axes meet; always the same ones.

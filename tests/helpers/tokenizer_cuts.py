@@ -91,7 +91,7 @@ def metadata(name):
         result["tokenizer.ggml.add_space_prefix"] = name == "llama"
     else:
         result["tokenizer.ggml.merges"] = [f"{left} {right}" for left, right in merges]
-    return result | {"tokenizer.ggml.tokens": tokens, "tokenizer.ggml.token_type": types}
+    return result | {"tokenizer.ggml.tokens": list(tokens), "tokenizer.ggml.token_type": types}
 
 
 @functools.cache

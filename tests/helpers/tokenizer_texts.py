@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import random
 
 SCRIPTS = {
@@ -83,7 +84,8 @@ def merges_of(symbols: list[list[str]], count: int, rng: random.Random, refused:
             continue
         merges.append((left, right))
         for index, other in enumerate(symbols):
-            symbols[index] = _merged(other, left, right)
+            if left in other and right in other:
+                symbols[index] = _merged(other, left, right)
     return merges
 
 
@@ -104,19 +106,21 @@ def byte_alphabet() -> list[str]:
     return [chr(byte) if byte in printable else chr(256 + others.index(byte)) for byte in range(256)]
 
 
-def byte_vocabulary(count: int = 400, seed: int = 5) -> tuple[list[str], list[tuple[str, str]]]:
+@functools.cache
+def byte_vocabulary(count: int = 400, seed: int = 5) -> tuple[tuple[str, ...], tuple[tuple[str, str], ...]]:
     """Return the tokens and merges of a byte-level vocabulary."""
     alphabet = byte_alphabet()
     symbols = [[alphabet[byte] for byte in text.encode()] for text in lines(300, seed)]
     merges = merges_of(symbols, count, random.Random(seed))
-    return [*dict.fromkeys([*alphabet, *(left + right for left, right in merges)])], merges
+    return tuple(dict.fromkeys([*alphabet, *(left + right for left, right in merges)])), tuple(merges)
 
 
-def text_vocabulary(count: int = 400, seed: int = 6) -> tuple[list[str], list[tuple[str, str]]]:
+@functools.cache
+def text_vocabulary(count: int = 400, seed: int = 6) -> tuple[tuple[str, ...], tuple[tuple[str, str], ...]]:
     """Return the tokens and merges of a vocabulary with byte fallback, without its 256 byte tokens."""
     texts = [text.replace(" ", "\u2581") for text in lines(300, seed)]
     # Some characters are left to the bytes.
     known = sorted({character for text in texts[:60] for character in text if character not in "\n\t"})
     symbols = [[character for character in text if character in known] for text in texts]
     merges = merges_of(symbols, count, random.Random(seed))
-    return [*dict.fromkeys([*known, *(left + right for left, right in merges)])], merges
+    return tuple(dict.fromkeys([*known, *(left + right for left, right in merges)])), tuple(merges)

@@ -121,6 +121,11 @@ CONSTANT = {
 CASES = {**PLAIN, **LONG, **CONSTANT}
 TABLE = [*product([*PLAIN, *LONG], FORMATS), *product(CONSTANT, CODED)]
 """Names of a case and of a format of the cache."""
+SOME_OF_TABLE = [
+    *((name, FORMATS[(at + step) % len(FORMATS)]) for at, name in enumerate([*PLAIN, *LONG]) for step in (0, 2, 5)),
+    *((name, CODED[(at + step) % len(CODED)]) for at, name in enumerate(CONSTANT) for step in (0, 1)),
+]
+"""Every case with some formats in turn: how rows are coded and how they are seen do not know of each other."""
 
 
 def make_tables(rng, case, **changed):

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings, strategies as st
 
+from tests.helpers.pairs import with_slow
 from tests.ops import spec_attention_reference as reference
 from tests.ops.attention_cases import (
     CAPACITY,
@@ -15,6 +16,7 @@ from tests.ops.attention_cases import (
     CODED,
     CONSTANTS,
     HEADS,
+    SOME_OF_TABLE,
     SPAN,
     TABLE,
     Case,
@@ -38,7 +40,7 @@ LONG_PASSES = ((250, False), (12, True), (449, False), (1, False), (9, True), (3
 PROMPT, LONG_PROMPT = 150, 700
 
 
-@pytest.mark.parametrize(("name", "kv_format"), TABLE)
+@pytest.mark.parametrize(("name", "kv_format"), with_slow(TABLE, SOME_OF_TABLE))
 def test_passes_of_every_kind_match_the_reference(name, kv_format):
     rng = np.random.default_rng(len(name))
     case = CASES[name]
@@ -53,7 +55,7 @@ def test_passes_of_every_kind_match_the_reference(name, kv_format):
         past += 1 if is_tree else count
 
 
-@pytest.mark.parametrize(("name", "kv_format"), TABLE[::2])
+@pytest.mark.parametrize(("name", "kv_format"), with_slow(TABLE[::2], TABLE[::4]))
 def test_bits_do_not_depend_on_cuts_threads_rows_in_memory_or_the_instruction_set(name, kv_format):
     rng = np.random.default_rng(7)
     case = CASES[name]
@@ -78,7 +80,7 @@ def test_bits_do_not_depend_on_cuts_threads_rows_in_memory_or_the_instruction_se
         assert layer.cache.tobytes() == alone.cache.tobytes(), layer.options
 
 
-@pytest.mark.parametrize(("name", "kv_format"), TABLE[1::2])
+@pytest.mark.parametrize(("name", "kv_format"), with_slow(TABLE[1::2], TABLE[1::4]))
 def test_bits_of_a_tree_are_those_of_its_branches(name, kv_format):
     """In one pass, on every instruction set, and in several; behind spans and chunks, at their ends and over them."""
     rng = np.random.default_rng(len(name))
