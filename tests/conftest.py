@@ -17,6 +17,7 @@ from edge_rt.export import export_model
 from edge_rt.store.fetch import fetch_source
 from edge_rt.store.layout import open_store
 from edge_rt.system.machine import usable_cpus
+from tests.helpers.examples import ALL
 from tests.helpers.export_apart import export_apart
 from tests.helpers.gguf_factory import write_llama_gguf
 from tests.helpers.native_profile import require_native
@@ -24,7 +25,9 @@ from tests.helpers.segmented import make_agreeing_pair, make_pair, make_window_p
 from tests.helpers.workers import SoleWorker, Worker
 
 # How long an example takes, or making one up, is a matter of the machine.
-settings.register_profile("any machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+# Other examples are drawn each time: a part of them finds what all find, some runs later.
+for name, examples in (("all", ALL), ("any machine", 35)):
+    settings.register_profile(name, deadline=None, max_examples=examples, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("any machine")
 
 WORKERS = pytest.StashKey[SoleWorker]()

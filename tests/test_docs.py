@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import re
 import shlex
 from functools import cache
@@ -65,10 +66,16 @@ def commands(page: Path) -> list[list[str]]:
     return [shlex.split(re.split(r"#| > | < ", command)[0]) for command in ours]
 
 
+@functools.cache
+def every_command():
+    """Return the whole command line as typer reads it."""
+    return typer.main.get_command(command_line())
+
+
 @pytest.mark.parametrize("page", [path for path in DOCS if commands(path)], ids=lambda path: path.name)
 def test_flags_of_commands_exist(page):
     for words in commands(page):
-        command = typer.main.get_command(command_line())
+        command = every_command()
         rest = list(words)
         while rest and rest[0] in getattr(command, "commands", ()):
             command = command.commands[rest.pop(0)]

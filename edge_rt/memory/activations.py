@@ -62,8 +62,7 @@ def kinds_of_heads(shape: ModelShape) -> tuple[Heads, ...]:
     if not isinstance(model, Decoder):
         window = model.sliding_window if model.layer_windows and all(model.layer_windows) else 0
         return (Heads(model.num_heads, model.num_kv_heads, model.head_dim, window),)
-    attentions = map(model.attention_of, model.attention_layers)
-    found = (Heads(one.num_heads, one.num_kv_heads, one.head_dim, one.window) for one in attentions)
+    found = (Heads(one.num_heads, one.num_kv_heads, one.head_dim, one.window) for one, _ in model.attention_kinds)
     return tuple(dict.fromkeys(found))
 
 

@@ -129,6 +129,12 @@ class Decoder:
         """Numbers of those that have keys and values of their own, and so rows in the KV cache."""
         return tuple(number for number in self.attention_layers if self.attention_of(number).kv_from is None)
 
+    @cached_property
+    def attention_kinds(self) -> tuple[tuple[Attention, int], ...]:
+        """Kinds of attention, and how many layers have each."""
+        kinds = ((self.kinds[number].attention, self.pattern.count(number)) for number in dict.fromkeys(self.pattern))
+        return tuple((attention, count) for attention, count in kinds if attention is not None)
+
     def kv_layer_of(self, layer: int) -> int:
         """Return the layer whose keys and values one of these layers reads: mostly itself."""
         source = self.attention_of(layer).kv_from

@@ -220,16 +220,15 @@ def test_a_full_disk_costs_the_trace_and_not_the_answer(ask):
     assert result.stderr.decode() == "warning: the trace is not complete: /dev/full: No space left on device\n"
 
 
-@pytest.mark.parametrize(("signum", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
-def test_a_stopped_answer_leaves_whole_lines(signum, code, start, slow_package, tmp_path):
+def test_a_stopped_answer_leaves_whole_lines(start, slow_package, tmp_path):
     trace = tmp_path / "trace.jsonl"
     arguments = ("--json-lines", "--spec", "recycling", "--spec-trace", trace, "-c", "512", *ENDLESS)
     process = start("generate", "-m", slow_package, "-p", "Hello", *arguments)
     for _ in range(5):
         assert process.stdout.readline()
-    process.send_signal(signum)
+    process.send_signal(signal.SIGTERM)
     process.communicate()
-    assert process.returncode == code
+    assert process.returncode == 143
     text = trace.read_text()
     assert text.endswith("\n")
     assert len([json.loads(line)["position"] for line in text.splitlines()]) >= 3

@@ -13,6 +13,7 @@ from edge_rt.cli.options.plain_reading import read_plainly
 from edge_rt.cli.options.spread import Flag, Spread
 from edge_rt.cli.options.typer_commands import PlainCommand, typer_command
 from edge_rt.cli.overview import COMMANDS
+from tests.helpers.examples import share_of
 
 VALUES = (
     "5",
@@ -81,7 +82,7 @@ def command_lines(draw):
     return name, [word for group in groups for word in group]
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=share_of(400), deadline=None)
 @given(command_lines())
 def test_a_line_is_read_as_by_typer_or_left_to_it(line):
     name, words = line

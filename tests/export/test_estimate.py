@@ -16,18 +16,18 @@ from tests.helpers.native_profile import require_native
 
 MODELS = {
     "small": {},
-    "half": {"hidden": 512, "ffn": 3072, "layers": 3, "weight_type": "F16"},
+    "half": {"hidden": 512, "ffn": 3072, "layers": 2, "weight_type": "F16"},
     "calibration": {"layers": 12, "heads": 16, "kv_heads": 8, "head_dim": 64, "context": 2048},
     # Queries, keys and values of a pass are most of it.
-    "wide": {"layers": 24, "heads": 64, "kv_heads": 1, "head_dim": 128, "ffn": 64, "context": 256},
+    "wide": {"layers": 12, "heads": 64, "kv_heads": 1, "head_dim": 128, "ffn": 64, "context": 256},
     "vocabulary": {"hidden": 256, "layers": 1, "vocab": 20_000, "embedding_type": "Q8_0"},
 }
 
 
 QUANTISED = {
     "small": {},
-    "wide_layers": {"hidden": 768, "ffn": 2304, "layers": 2, "heads": 12, "kv_heads": 4, "context": 2048},
-    "long_vocabulary": {"hidden": 256, "layers": 1, "vocab": 20_000},
+    "wide_layers": {"hidden": 768, "ffn": 2304, "layers": 1, "heads": 12, "kv_heads": 4, "context": 2048},
+    "long_vocabulary": {"hidden": 256, "layers": 1, "vocab": 12_000},
 }
 
 

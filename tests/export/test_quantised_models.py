@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import cycle, product
+
 import numpy as np
 import pytest
 
@@ -13,6 +15,7 @@ from tests.helpers.hf_factory import hf_tensors, write_hf_folder
 from tests.helpers.models import load_package
 from tests.helpers.native_profile import require_native
 from tests.helpers.packages import listing
+from tests.helpers.pairs import with_slow
 from tests.helpers.small import GREEDY
 
 SIZES = {"narrow": {"layers": 2}, "wide": {"layers": 2, "hidden": 256, "ffn": 512}}
@@ -120,14 +123,16 @@ def weights_size(path):
     return (path / "weights.bin").stat().st_size
 
 
-@pytest.mark.parametrize(("widths", "calibration"), [("wide", "built-in"), ("narrow", None)])
-def test_a_size_is_kept_and_used(sources, tmp_path, widths, calibration):
+@pytest.mark.parametrize(
+    ("widths", "calibration", "shares"), [("wide", "built-in", (0.5,)), ("narrow", None, (0.3, 0.7))]
+)
+def test_a_size_is_kept_and_used(sources, tmp_path, widths, calibration, shares):
     require_native()
     source = sources["folder", widths]
     for name in ("int4", "int8"):
         export_model(source, tmp_path / name, profile="native", weights=name, calibration=calibration)
     small, large = (weights_size(tmp_path / name) for name in ("int4", "int8"))
-    for share in (0.3, 0.7):
+    for share in shares:
         size, out = int(small + share * (large - small)), tmp_path / str(share)
         export_model(source, out, profile="native", size=size, calibration=calibration)
         assert 0.85 * size < weights_size(out) <= size
@@ -215,19 +220,20 @@ def test_a_norm_that_makes_activations_overflow(models, tmp_path):
         export_model(source, tmp_path / "p", profile="portable", weights="int4")
 
 
-@pytest.mark.parametrize(
-    "sizes",
-    [
-        {"context": 8},
-        {"context": 2},
-        {"layers": 1},
-        {"heads": 2, "kv_heads": 1, "head_dim": 16, "tied": False},
-        {"extra_metadata": {"llama.attention.sliding_window": 5}},
-        {"rope_freqs": True},
-    ],
-    ids="-".join,
+UNUSUAL = (
+    {"context": 8},
+    {"context": 2},
+    {"layers": 1},
+    {"heads": 2, "kv_heads": 1, "head_dim": 16, "tied": False},
+    {"extra_metadata": {"llama.attention.sliding_window": 5}},
+    {"rope_freqs": True},
 )
-@pytest.mark.parametrize("options", [{"weights": "int4"}, {"size": 250_000}], ids=lambda options: next(iter(options)))
+CHOICES = ({"weights": "int4"}, {"size": 250_000})
+
+
+@pytest.mark.parametrize(
+    ("sizes", "options"), with_slow(product(UNUSUAL, CHOICES), zip(UNUSUAL, cycle(CHOICES))), ids="-".join
+)
 def test_unusual_models(tmp_path, sizes, options):
     """Little text to measure with, one layer to choose from, and every kind of attention."""
     require_native()

@@ -21,7 +21,7 @@ from tests.helpers.family_gguf import write_gguf
 from tests.helpers.gguf_factory import CHATML, SPECIAL_TOKENS, vocabulary
 from tests.helpers.hf_factory import write_safetensors
 
-__all__ = ["CASES", "FamilyCase", "load_case", "write_folder", "write_gguf"]
+__all__ = ["CASES", "FamilyCase", "load_case", "write_config", "write_folder", "write_gguf"]
 
 _DTYPES = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
 
@@ -49,13 +49,7 @@ def write_folder(
         config: keys of ``config.json`` to add or replace, or to leave out where they are None.
     """
     path.mkdir(parents=True)
-    document = json.loads(json.dumps(case.old_config if old_keys or drop_defaults else case.config))
-    document["torch_dtype" if "torch_dtype" in document else "dtype"] = _DTYPES[dtype]
-    for key in case.default_keys if drop_defaults else ():
-        del document.get("text_config", document)[key]
-    document |= config or {}
-    document = {key: value for key, value in document.items() if value is not None or key not in (config or {})}
-    (path / "config.json").write_text(json.dumps(document, indent=2))
+    write_config(path, case, dtype=dtype, old_keys=old_keys, drop_defaults=drop_defaults, config=config)
     (path / "tokenizer.json").write_text(tokenizer_json(case.text_config["vocab_size"]))
     (path / "tokenizer_config.json").write_text(json.dumps({"eos_token": "<|im_end|>", "chat_template": CHATML}))
     tensors = case.tensors()
@@ -63,6 +57,25 @@ def write_folder(
         tensors = {_model_first(name): values for name, values in tensors.items()}
     write_safetensors(path / "model.safetensors", tensors, dtype)
     return path
+
+
+def write_config(
+    path: Path,
+    case: FamilyCase,
+    *,
+    dtype: str = "F32",
+    old_keys: bool = False,
+    drop_defaults: bool = False,
+    config: dict[str, Any] | None = None,
+) -> None:
+    """Write ``config.json`` into a folder; arguments as of ``write_folder``."""
+    document = json.loads(json.dumps(case.old_config if old_keys or drop_defaults else case.config))
+    document["torch_dtype" if "torch_dtype" in document else "dtype"] = _DTYPES[dtype]
+    for key in case.default_keys if drop_defaults else ():
+        del document.get("text_config", document)[key]
+    document |= config or {}
+    document = {key: value for key, value in document.items() if value is not None or key not in (config or {})}
+    (path / "config.json").write_text(json.dumps(document, indent=2))
 
 
 def _model_first(name: str) -> str:

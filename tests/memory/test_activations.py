@@ -6,6 +6,7 @@ from hypothesis import given, settings, strategies as st
 
 from edge_rt.memory.activations import _attention_bytes, allocated_bytes, heaviest_rows, thread_bytes
 from edge_rt.memory.terms import passes_bytes
+from tests.helpers.examples import share_of
 from tests.memory.shapes import make_shape, windows_of
 
 
@@ -68,7 +69,7 @@ def attentions(draw):
     return make_shape(num_heads=kv * group, num_kv_heads=kv, head_dim=dim, context_length=1 << 17)
 
 
-@settings(max_examples=400)
+@settings(max_examples=share_of(400))
 @given(attentions(), st.integers(1, 600), st.integers(2, 40000), st.integers(0, 40000))
 def test_no_pass_over_any_context_takes_more_than_the_formula(shape, rows, ctx, past):
     rows = min(rows, ctx)
@@ -76,7 +77,7 @@ def test_no_pass_over_any_context_takes_more_than_the_formula(shape, rows, ctx, 
     assert operator_bytes(shape, rows, past) <= _attention_bytes(shape, rows, ctx)
 
 
-@settings(max_examples=300)
+@settings(max_examples=share_of(300))
 @given(attentions(), st.data(), st.integers(2, 40000), st.lists(st.integers(1, 60), min_size=2, max_size=8))
 def test_no_pass_of_several_sequences_takes_more_either(shape, data, ctx, counts):
     rows = [min(count, ctx) for count in counts]
@@ -93,7 +94,7 @@ def test_a_model_of_windows_alone_needs_no_more_in_a_longer_context(shape, rows,
     assert operator_bytes(shape, rows, past, window) <= _attention_bytes(windowed, rows, past + rows)
 
 
-@settings(max_examples=200)
+@settings(max_examples=share_of(200))
 @given(attentions(), st.integers(1, 600), st.integers(2, 40000))
 def test_the_heaviest_passes_are_among_the_few_that_are_looked_at(shape, most, ctx):
     found = passes_bytes(shape, most, ctx)

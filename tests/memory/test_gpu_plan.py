@@ -21,6 +21,7 @@ from edge_rt.memory.speed import pass_seconds
 from edge_rt.package.reader import open_package
 from edge_rt.runtime.forward.io_binding_gpu import MOST_RECORDED
 from edge_rt.runtime.forward.runner import MAX_KEPT_SHAPES
+from tests.helpers.examples import share_of
 from tests.helpers.gguf_factory import write_llama_gguf
 from tests.memory.shapes import DEVICE, MIB, make_shape, request_of, requests, shapes, windows_of
 
@@ -167,7 +168,7 @@ def test_cache_goes_before_context_where_only_the_gpu_is_short():
 
 
 @given(st.data(), shapes(), st.integers(1, 8 << 10), st.integers(1, 8 << 10))
-@settings(max_examples=40)
+@settings(max_examples=share_of(40))
 def test_sums_budgets_and_alternatives_hold_on_both_sides(data, shape, host, own):
     if shape.op_profile != "native":
         return
@@ -225,7 +226,7 @@ def test_a_portable_package_is_planned_for_the_cpu():
 
 
 @given(st.integers(1, 5000), st.integers(1, 300))
-@settings(max_examples=200)
+@settings(max_examples=share_of(200))
 def test_blocks_of_all_sizes_are_what_is_kept_at_most(row_bytes, rows):
     blocks = {pooled(row_bytes * count) for count in range(1, rows + 1)}
     assert sum(blocks) <= 12.5 * pooled(row_bytes * rows)

@@ -12,6 +12,7 @@ from edge_rt.memory.fallbacks import CHUNKS
 from edge_rt.memory.plan import Plan, make_plan, require_fit
 from edge_rt.memory.request import Request
 from edge_rt.memory.speed import tokens_per_second
+from tests.helpers.examples import share_of
 from tests.memory.shapes import DEVICE, MIB, NATIVE_FORMATS, make_shape, request_of, requests, shapes, windows_of
 
 BUDGETS = st.integers(1, 20 << 10).map(lambda count: count * MIB // 2)
@@ -28,7 +29,7 @@ def rank(plan: Plan) -> tuple:
 
 
 @given(st.data(), shapes(), BUDGETS)
-@settings(max_examples=60)
+@settings(max_examples=share_of(60))
 def test_the_total_is_the_sum_of_its_terms_and_decides_what_fits(data, shape, budget):
     plan = make_plan(shape, DEVICE, with_budget(data.draw(requests(shape)), budget))
     assert plan.total_bytes == sum(term.bytes for term in plan.terms)
@@ -38,7 +39,7 @@ def test_the_total_is_the_sum_of_its_terms_and_decides_what_fits(data, shape, bu
 
 
 @given(st.data(), shapes())
-@settings(max_examples=40)
+@settings(max_examples=share_of(40))
 def test_the_minimum_fits_and_one_byte_less_does_not(data, shape):
     request = data.draw(requests(shape))
     minimum = make_plan(shape, DEVICE, with_budget(request, 1)).minimum_bytes
@@ -49,7 +50,7 @@ def test_the_minimum_fits_and_one_byte_less_does_not(data, shape):
 
 
 @given(st.data(), shapes(), BUDGETS, BUDGETS)
-@settings(max_examples=60)
+@settings(max_examples=share_of(60))
 def test_a_larger_budget_never_keeps_less(data, shape, one, two):
     request = data.draw(requests(shape))
     small, large = (make_plan(shape, DEVICE, with_budget(request, budget)) for budget in sorted((one, two)))
@@ -60,7 +61,7 @@ def test_a_larger_budget_never_keeps_less(data, shape, one, two):
 
 
 @given(st.data(), shapes(), BUDGETS)
-@settings(max_examples=40)
+@settings(max_examples=share_of(40))
 def test_every_alternative_fits_when_it_is_typed(data, shape, budget):
     plan = make_plan(shape, DEVICE, with_budget(data.draw(requests(shape)), budget))
     assert plan.alternatives or plan.fits
@@ -71,7 +72,7 @@ def test_every_alternative_fits_when_it_is_typed(data, shape, budget):
 
 
 @given(st.data(), shapes(), BUDGETS)
-@settings(max_examples=40)
+@settings(max_examples=share_of(40))
 def test_what_is_pinned_is_kept(data, shape, budget):
     request = with_budget(data.draw(requests(shape)), budget)
     choice = make_plan(shape, DEVICE, request).choice
@@ -89,7 +90,7 @@ def test_what_is_pinned_is_kept(data, shape, budget):
 
 
 @given(st.data(), shapes())
-@settings(max_examples=40)
+@settings(max_examples=share_of(40))
 def test_speculation_keeps_its_speed_at_its_lower_bound(data, shape):
     request = data.draw(requests(shape))
     free = make_plan(shape, DEVICE, with_budget(request, 1 << 50))

@@ -22,6 +22,7 @@ from edge_rt.memory.terms import (
     tokenizer_bytes,
     weights_bytes,
 )
+from tests.helpers.examples import share_of
 from tests.memory.shapes import DEVICE, MIB, make_shape, shapes, windows_of
 
 CHOICE = Choice(2048, "f16", "auto", 23, 256, 8192, 4096, 24)
@@ -45,7 +46,7 @@ def test_passes_take_what_was_measured():
 
 
 @given(shapes(), st.sampled_from([64, 128, 256]), st.integers(64, 8192))
-@settings(max_examples=60)
+@settings(max_examples=share_of(60))
 def test_more_rows_and_a_longer_context_never_take_less(shape, rows, ctx):
     assert allocated_bytes(shape, rows, ctx) <= allocated_bytes(shape, 2 * rows, ctx)
     assert allocated_bytes(shape, 8, ctx) <= allocated_bytes(shape, 8, 2 * ctx)

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from itertools import cycle, product
+from itertools import cycle, product, repeat
 
 import numpy as np
 import pytest
 
+from tests.helpers.pairs import with_slow
 from tests.ops.layer_cases import (
     BAD_INPUTS,
     CAPACITY,
@@ -83,7 +84,10 @@ def test_bits_are_those_of_five_operators_with_constants_of_keys(family, kv_form
 
 @pytest.mark.parametrize(
     ("family", "form", "kv_format"),
-    [*product(["llama"], FORMS, FORMATS), *((family, "w4m", "int8") for family in OTHERS)],
+    with_slow(
+        [*product(["llama"], FORMS, FORMATS), *((family, "w4m", "int8") for family in OTHERS)],
+        [*zip(repeat("llama"), cycle(FORMS), FORMATS), *((family, "w4m", "int8") for family in OTHERS)],
+    ),
 )
 def test_bits_do_not_depend_on_threads_or_the_instruction_set(family, form, kv_format):
     best, *others = (Layer(MATRICES[form], kv_format, family) for _ in ISAS)

@@ -237,10 +237,12 @@ def test_steps_match_float64(case, rows):
 def test_bits_depend_on_the_row_alone(form, case):
     """However many come together, on however many threads, on every instruction set."""
     numbers, given = CASES[case]
-    product, columns = Product(numbers, given, rows=300), wide(form, COLUMNS)
+    # Passes of many rows are cut alike whatever the form.
+    rows = 300 if case == next(iter(CASES)) else 100
+    product, columns = Product(numbers, given, rows=rows), wide(form, COLUMNS)
     rng = np.random.default_rng(8)
     packed, _ = random_matrix(rng, form, OUTPUTS, columns)
-    x = rng.standard_normal((300, columns)) * np.exp(2 * rng.standard_normal((300, 1)))
+    x = rng.standard_normal((rows, columns)) * np.exp(2 * rng.standard_normal((rows, 1)))
     inputs = {**product.inputs, "weight": packed, "x": x.astype(np.float32)}
     for name in {"norm_weight", "norm_bias"} & set(inputs):
         inputs[name] = rng.standard_normal(columns).astype(np.float32)
@@ -251,14 +253,14 @@ def test_bits_depend_on_the_row_alone(form, case):
     def part(first, count):
         return {name: a[first : first + count] if name in of_rows else a for name, a in inputs.items()}
 
-    wanted = np.concatenate([single(**part(i, 1))[0] for i in range(300)])
+    wanted = np.concatenate([single(**part(i, 1))[0] for i in range(rows)])
     assert np.isfinite(wanted).all()
     assert len(np.unique(wanted)) > wanted.size // 3
     for isa in ISAS:
         op, first = SingleOp("QuantLinear", chosen, inputs, isa=isa, threads=3), 0
-        for count in (*range(2, 34), 64, 128, 300):
+        for count in (*range(2, 34), 64, min(128, rows), rows):
             assert op(**part(0, count))[0].tobytes() == wanted[:count].tobytes(), (isa, count)
-        while first < 300:
+        while first < rows:
             count = int(rng.integers(1, 40))
             assert op(**part(first, count))[0].tobytes() == wanted[first : first + count].tobytes(), (isa, first, count)
             first += count

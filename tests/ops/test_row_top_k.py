@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings, strategies as st
 
+from tests.helpers.examples import share_of
 from tests.ops.single_op import ISAS, SingleOp, needs_native
 
 pytestmark = [needs_native, pytest.mark.own_pools]
@@ -35,7 +36,7 @@ def test_largest_and_log_sum_exp(width, k):
     check(logits, k, top_k(logits, k))
 
 
-@settings(max_examples=40)
+@settings(max_examples=share_of(40))
 @given(st.integers(1, 200), st.integers(1, 9), st.integers(0, 2**32 - 1))
 def test_ties_go_to_the_smaller_id(width, k, seed):
     logits = np.random.default_rng(seed).integers(-2, 3, (2, width)).astype(np.float32)

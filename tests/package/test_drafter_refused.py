@@ -12,6 +12,7 @@ from hypothesis import HealthCheck, given, settings, strategies as st
 from edge_rt.errors import EdgeRTError, InvalidDrafter, ModelNotFound, StorageError, UnsupportedModel, VersionMismatch
 from edge_rt.package.drafter import MAX_DRAFTER_BYTES
 from edge_rt.package.drafter_reader import open_drafter
+from tests.helpers.examples import share_of
 from tests.helpers.packages import copied, manifest_setter
 from tests.helpers.tiny_drafter import EXIT_INFO, INFO, edit_description, ids_bytes, replace_weights, write_drafter
 
@@ -278,7 +279,7 @@ VALUES = st.one_of(
 
 
 @given(data=st.data())
-@settings(max_examples=300, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
+@settings(max_examples=share_of(300), suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 def test_descriptions_at_random(written, tmp_path_factory, data):
     """Whatever a field holds, the drafter opens or a typed error says why not."""
     drafter = tmp_path_factory.mktemp("random") / "copy"
@@ -309,7 +310,7 @@ def test_descriptions_at_random(written, tmp_path_factory, data):
 @given(
     edits=st.lists(st.tuples(st.integers(0, 1 << 20), st.integers(0, 255), st.integers(0, 3)), min_size=1, max_size=4)
 )
-@settings(max_examples=200, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
+@settings(max_examples=share_of(200), suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 def test_bytes_at_random(written, tmp_path_factory, edits):
     """Whatever bytes a description has, the drafter opens or a typed error says why not."""
     drafter = tmp_path_factory.mktemp("bytes") / "copy"

@@ -11,6 +11,7 @@ from edge_rt.runtime.decode.draft import ROOT, Accepted, Draft
 from edge_rt.runtime.decode.sequence import Sequence
 from edge_rt.runtime.speculation.adaptive import LEAST_VALUE, context_of
 from edge_rt.runtime.speculation.source import CONTEXT_TOKENS, Guess
+from tests.helpers.examples import share_of
 from tests.helpers.fake_sources import OracleSource, RandomSource, SourceBase, accept_all
 from tests.reference.acceptance import AcceptanceModel
 from tests.reference.tree import EMPTY, TreeGrower
@@ -45,7 +46,7 @@ def check(tree, sources, use=-1):
         cursors[node] = {index: guess.cursor for index, guess in named.items()}
 
 
-@settings(max_examples=150)
+@settings(max_examples=share_of(150))
 @given(seeds=SEEDS, limit=st.integers(0, 40), use=st.integers(-1, 15), least=st.sampled_from([0.0, LEAST_VALUE, 0.3]))
 def test_trees_are_well_formed(seeds, limit, use, least):
     found = grower(seeds)
@@ -55,7 +56,7 @@ def test_trees_are_well_formed(seeds, limit, use, least):
     assert all(value >= least for value in tree.values)
 
 
-@settings(max_examples=80)
+@settings(max_examples=share_of(80))
 @given(seeds=SEEDS, limit=st.integers(0, 20), steps=st.integers(1, 12), data=st.data())
 def test_trees_stay_well_formed_whatever_is_learned(seeds, limit, steps, data):
     found = grower(seeds)
@@ -66,7 +67,7 @@ def test_trees_stay_well_formed_whatever_is_learned(seeds, limit, steps, data):
         found.learn(tree, accept_all(tree, lambda node, right=right: node in right))
 
 
-@settings(max_examples=80)
+@settings(max_examples=share_of(80))
 @given(seeds=SEEDS, limit=st.integers(0, 20), size=st.integers(0, 20))
 def test_a_smaller_tree_is_the_beginning_of_a_larger_one(seeds, limit, size):
     found = grower(seeds)
@@ -76,7 +77,7 @@ def test_a_smaller_tree_is_the_beginning_of_a_larger_one(seeds, limit, size):
     check(cut, found.sources)
 
 
-@settings(max_examples=80)
+@settings(max_examples=share_of(80))
 @given(seeds=SEEDS, limit=st.integers(1, 12))
 def test_no_node_left_out_is_worth_more(seeds, limit):
     """The tree of a size is the best one: its least value is not below that of any node that it could have."""
@@ -85,7 +86,7 @@ def test_no_node_left_out_is_worth_more(seeds, limit):
     assert sum(tree.values) == pytest.approx(sum(sorted(whole.values, reverse=True)[:limit]))
 
 
-@settings(max_examples=80)
+@settings(max_examples=share_of(80))
 @given(seeds=SEEDS, limit=st.integers(0, 20))
 def test_chains_for_models_that_cannot_verify_trees(seeds, limit):
     found, free = grower(seeds, chain=True), grower(seeds)
@@ -183,7 +184,7 @@ def test_only_what_was_tested_is_learned():
     assert told.heard == expected
 
 
-@settings(max_examples=60)
+@settings(max_examples=share_of(60))
 @given(seeds=SEEDS, right=st.sets(st.integers(0, 15)))
 def test_what_is_learned_is_what_accepting_tested(seeds, right):
     sources = [RandomSource(seed) for seed in seeds]

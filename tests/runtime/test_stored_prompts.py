@@ -25,6 +25,7 @@ from edge_rt.runtime.cache.row_blocks import RowBlocks, block_names
 from edge_rt.runtime.cache.rows_file import RowsFile
 from edge_rt.runtime.load.options import LoadOptions
 from edge_rt.runtime.load.planning import plan_package
+from tests.helpers.examples import share_of
 from tests.helpers.models import load_package
 from tests.helpers.small import FREE_ROWS, GREEDY, NO_SPECIALS
 
@@ -428,7 +429,7 @@ class TestRowsFile:
         with pytest.raises(InvalidPromptCache, match=words):
             RowsFile(path, blocks)
 
-    @settings(max_examples=40)
+    @settings(max_examples=share_of(40))
     @given(st.lists(st.tuples(st.floats(0, 1), st.integers(0, 255)), max_size=4), st.floats(0, 1), st.booleans())
     def test_whatever_is_changed_is_noticed(self, changes, length, is_cut):
         blocks, block = self.blocks_of(), self.blocks_of().buffer()

@@ -12,6 +12,7 @@ from tokenizers import Tokenizer as Library
 from edge_rt.errors import InvalidTokenizer, UnsupportedModel
 from edge_rt.text.piece_encoder import PIECE_CHARACTERS, cut
 from edge_rt.text.tokenizer import Tokenizer
+from tests.helpers.examples import share_of
 from tests.helpers.tokenizer_texts import lines, text_vocabulary
 
 REPLACE = {"type": "Replace", "pattern": {"String": " "}, "content": "\u2581"}
@@ -94,7 +95,7 @@ class TestEncoding:
         assert TOKENIZERS[name].longest_stretch(text) < 8 * PIECE_CHARACTERS
         assert TOKENIZERS[name].encode_text(text) == LIBRARIES[name].encode(text, add_special_tokens=False).ids
 
-    @settings(max_examples=60)
+    @settings(max_examples=share_of(60))
     @given(seed=st.integers(0, 10**6), size=st.integers(1, 12))
     def test_pieces_of_any_size_have_the_ids_of_the_whole(self, name, seed, size):
         tokenizer = TOKENIZERS[name]
@@ -116,11 +117,11 @@ class TestEncoding:
 
     @pytest.mark.parametrize("character", ["a", "q", "\u2581", " ", "日", "ÿ", "😀"])
     def test_a_long_run_takes_linear_time(self, name, character):
-        text = character * 200_000
+        text = character * 80_000
         start = time.process_time()
         ids = TOKENIZERS[name].encode_text(text)
-        assert time.process_time() - start < 5
-        assert len(ids) > 200_000 // 16
+        assert time.process_time() - start < 2
+        assert len(ids) > 80_000 // 16
 
 
 class TestDecoding:

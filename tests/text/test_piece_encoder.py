@@ -12,6 +12,7 @@ from tokenizers import Tokenizer as Library, decoders, models, pre_tokenizers, t
 from edge_rt.text.piece_encoder import PIECE_CHARACTERS, cut, places_to_cut
 from edge_rt.text.tokenizer import Tokenizer
 from edge_rt.text.tokenizer_steps import check_steps
+from tests.helpers.examples import share_of
 
 GPT4 = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}|"
@@ -84,7 +85,7 @@ texts = st.lists(st.one_of(words, st.text(max_size=4)), max_size=60).map("".join
 
 
 @pytest.mark.parametrize("name", WAYS)
-@settings(max_examples=300)
+@settings(max_examples=share_of(300))
 @given(text=texts, size=st.integers(1, 12))
 def test_pieces_encode_to_what_the_whole_encodes_to(name, text, size):
     text = text.encode("utf-8", "ignore").decode()

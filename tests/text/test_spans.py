@@ -11,6 +11,7 @@ from tokenizers import Tokenizer as Library
 
 from edge_rt.text.added_tokens import AddedToken, AddedTokens
 from edge_rt.text.tokenizer import Tokenizer
+from tests.helpers.examples import share_of
 from tests.helpers.tokenizer_texts import byte_vocabulary, lines
 from tests.text.test_byte_fallback import TEXTS as FALLBACK_TEXTS
 
@@ -65,7 +66,7 @@ class TestSpans:
                 found = TOKENIZERS[name].encode_spans([(typed, False)])
                 assert found == BARE[name].encode(typed, add_special_tokens=False).ids
 
-    @settings(max_examples=150)
+    @settings(max_examples=share_of(150))
     @given(seed=st.integers(0, 10**6))
     def test_spans_have_the_ids_of_the_whole_text(self, name, seed):
         rng = random.Random(seed)
@@ -79,7 +80,7 @@ class TestSpans:
         assert TOKENIZERS[name].encode_spans([(whole, True)]) == expected
         assert TOKENIZERS[name].encode_spans_within(spans, len(expected)) == expected
 
-    @settings(max_examples=150)
+    @settings(max_examples=share_of(150))
     @given(data=st.data())
     def test_nobody_writes_a_mark(self, name, data):
         marks = [mark for mark in texts_of(name) if mark not in TEXT_LIKE]

@@ -10,6 +10,7 @@ from hypothesis import given, settings, strategies as st
 
 from edge_rt.errors import ConfigError, InvalidTemplate
 from edge_rt.text.template import DEFAULT_TEMPLATE_NAME, FALLBACK_WARNING, ChatTemplate, Inputs, lint
+from tests.helpers.examples import share_of
 
 CHATML = ("<|im_start|>", "<|im_end|>", "<|endoftext|>")
 SIMPLE = (
@@ -264,7 +265,7 @@ class TestSpecialTokens:
             max_size=4,
         )
     )
-    @settings(max_examples=150)
+    @settings(max_examples=share_of(150))
     def test_no_mixture_of_fragments_adds_a_special_token(self, contents):
         chat = [{"role": "user", "content": "".join(parts)} for parts in contents]
         prompt = render(SIMPLE, chat)

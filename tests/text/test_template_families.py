@@ -10,6 +10,7 @@ from hypothesis import given, settings, strategies as st
 from edge_rt.errors import ConfigError, InvalidTemplate
 from edge_rt.text.template import ChatTemplate, Inputs, lint
 from edge_rt.text.template_text import RenderedPrompt
+from tests.helpers.examples import share_of
 from tests.helpers.template_oracle import attack, fragments, leaks
 from tests.text.family_templates import FAMILIES
 from tests.text.test_template_golden import (
@@ -217,7 +218,7 @@ class TestWhoWroteWhat:
 
     @pytest.mark.parametrize("name", FAMILIES)
     @given(seed=st.integers(0, 2**32), turns=st.integers(0, 2))
-    @settings(max_examples=40)
+    @settings(max_examples=share_of(40))
     def test_no_character_of_a_message_is_the_templates(self, name, seed, turns):
         template = template_of(name)
         assert not leaks(template, attack(random.Random(seed), fragments(template.source), turns))

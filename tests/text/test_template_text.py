@@ -7,6 +7,7 @@ from hypothesis import given, settings, strategies as st
 
 from edge_rt.text import template_text as texts
 from edge_rt.text.template_text import Text, own_text, ranges_of
+from tests.helpers.examples import share_of
 
 PARTS = st.lists(st.tuples(st.text("ab \nAß", max_size=4), st.booleans()), max_size=6)
 
@@ -101,7 +102,7 @@ CUTS = [
 
 @pytest.mark.parametrize(("name", "args"), CUTS)
 @given(parts=PARTS)
-@settings(max_examples=60)
+@settings(max_examples=share_of(60))
 def test_methods_that_cut(name, args, parts):
     text = made(parts)
     found = texts.call_method(text, name, args, {})

@@ -16,6 +16,7 @@ from edge_rt.errors import ConfigError, InputError, InvalidTokenizer, StorageErr
 from edge_rt.text.tokenizer import Tokenizer
 from edge_rt.text.tokenizer_check import MAX_FILE_BYTES
 from edge_rt.text.tokenizer_steps import lint_pattern
+from tests.helpers.examples import share_of
 
 SPECIALS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>", "</s>", "<start_of_turn>")
 CORPUS = (
@@ -312,7 +313,7 @@ class TestEncoding:
     @given(
         st.lists(st.sampled_from([*SPECIALS, "<|", "|>", "im_end", "<", ">", "/s", " ", "é", "\t\t\t"]), max_size=12)
     )
-    @settings(max_examples=150)
+    @settings(max_examples=share_of(150))
     def test_no_mixture_of_fragments_gives_a_special_id(self, fragments):
         text = "".join(fragments)
         ids = TOKENIZER.encode_text(text)
@@ -364,12 +365,12 @@ class TestEncoding:
         assert TOKENIZER.decode(ids) == text
 
     @given(st.text(st.characters(exclude_categories=["Cs"]), max_size=60))
-    @settings(max_examples=150)
+    @settings(max_examples=share_of(150))
     def test_decoding_undoes_encoding(self, text):
         assert TOKENIZER.decode(TOKENIZER.encode_text(text)) == text
 
     @given(st.text(st.sampled_from("ab \n<é😀\0"), max_size=60))
-    @settings(max_examples=100)
+    @settings(max_examples=share_of(100))
     def test_min_tokens_is_a_lower_bound(self, text):
         assert TOKENIZER.min_tokens(text) <= len(TOKENIZER.encode_text(text))
 
@@ -386,7 +387,7 @@ class TestDecoding:
         assert TOKENIZER.decode(ids) == Library.from_str(TEXT).decode(ids) == "".join(CORPUS)
 
     @given(st.binary(max_size=40))
-    @settings(max_examples=200)
+    @settings(max_examples=share_of(200))
     def test_bytes_that_are_no_utf8_become_what_the_library_makes_of_them(self, data):
         alphabet = {TOKENIZER.token_bytes(i): i for i in range(SIZE) if len(TOKENIZER.token_bytes(i)) == 1}
         ids = [alphabet[bytes([byte])] for byte in data]
@@ -429,13 +430,13 @@ class TestStreaming:
         assert stream.flush() == ""
 
     @given(st.lists(st.integers(0, SIZE - 1), max_size=40), st.booleans())
-    @settings(max_examples=250)
+    @settings(max_examples=share_of(250))
     def test_any_ids_give_the_text_of_batch_decoding(self, ids, skip_special):
         stream = TOKENIZER.decode_stream(skip_special=skip_special)
         assert "".join([*map(stream.push, ids), stream.flush()]) == TOKENIZER.decode(ids, skip_special=skip_special)
 
     @given(st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\ufffd"), max_size=40))
-    @settings(max_examples=150)
+    @settings(max_examples=share_of(150))
     def test_text_never_shows_a_replacement_character(self, text):
         stream = TOKENIZER.decode_stream()
         parts = [stream.push(token_id) for token_id in TOKENIZER.encode_text(text)]

@@ -303,20 +303,18 @@ def test_unknown_commands_are_errors_and_two_slashes_are_text(chat):
     assert child.exitstatus == 0
 
 
-@pytest.mark.parametrize(
-    "typed",
-    ['"""\rone\rtwo\r"""\r', "one\\\rtwo\r", "one\x1b\rtwo\r", "\x1b[200~one\ntwo\x1b[201~\r"],
-    ids=["quotes", "backslash", "alt-enter", "paste"],
-)
-def test_several_lines_are_one_message(typed, chat, tmp_path):
+def test_several_lines_are_one_message(chat, tmp_path):
     child = chat()
-    child.send(typed)
-    child.expect(STATS)
-    child.expect(PROMPT)
+    # Between quotes, behind a backslash, with Alt-Enter, and pasted.
+    for typed in ('"""\rone\rtwo\r"""\r', "one\\\rtwo\r", "one\x1b\rtwo\r", "\x1b[200~one\ntwo\x1b[201~\r"):
+        child.send(typed)
+        child.expect(STATS)
+        child.expect(PROMPT)
     saved = tmp_path / "chat.json"
     child.sendline(f"/save {saved}")
     child.expect("saved to")
-    assert json.loads(saved.read_text())["messages"][0]["content"] == "one\ntwo"
+    said = [message["content"] for message in json.loads(saved.read_text())["messages"] if message["role"] == "user"]
+    assert said == ["one\ntwo"] * 4
     assert stat.S_IMODE(saved.stat().st_mode) == 0o600
 
 

@@ -97,21 +97,21 @@ def test_that_keys_and_texts_travel_as_they_are_is_told_where_others_can_ask(sta
     assert "for HTTPS put a proxy in front" in process.stderr.readline()
 
 
-def test_other_machines_need_a_key(cli, native_package, tmp_path):
-    result = cli("serve", "-m", native_package, "--host", "0.0.0.0", "--port", "0")
+def test_other_machines_need_a_key(inline, native_package, tmp_path):
+    result = inline("serve", "-m", native_package, "--host", "0.0.0.0", "--port", "0")
     assert result.returncode == 2
     assert b"Other machines reach 0.0.0.0, and there is no key." in result.stderr
     (tmp_path / "key").write_text("short\n")
-    result = cli("serve", "-m", native_package, "--host", "0.0.0.0", "--api-key-file", tmp_path / "key")
+    result = inline("serve", "-m", native_package, "--host", "0.0.0.0", "--api-key-file", tmp_path / "key")
     assert result.returncode == 2
     assert b"short" not in result.stderr
-    assert cli("serve", "-m", native_package, "--api-key-file", tmp_path / "none").returncode == 6
+    assert inline("serve", "-m", native_package, "--api-key-file", tmp_path / "none").returncode == 6
 
 
-def test_a_port_that_is_taken_is_told_before_a_model_is_looked_for(cli):
+def test_a_port_that_is_taken_is_told_before_a_model_is_looked_for(inline):
     with socket.create_server(("127.0.0.1", 0)) as other:
         port = other.getsockname()[1]
-        result = cli("serve", "-m", "org/name", "--port", port)
+        result = inline("serve", "-m", "org/name", "--port", port)
     assert result.returncode == 2
     assert f"Port {port} is taken.".encode() in result.stderr
     assert f"--port {port + 1}".encode() in result.stderr
@@ -124,8 +124,8 @@ def test_a_machine_without_models_is_told_how_to_get_one(inline):
     assert "edge-rt serve -m smollm2-135m-instruct" in result.stderr.decode()
 
 
-def test_a_model_that_does_not_fit_is_told_before_anything_is_answered(cli, native_package):
-    result = cli("serve", "-m", native_package, "--port", "0", "--memory", "80MiB")
+def test_a_model_that_does_not_fit_is_told_before_anything_is_answered(inline, native_package):
+    result = inline("serve", "-m", native_package, "--port", "0", "--memory", "80MiB")
     assert result.returncode == 4
 
 
@@ -156,7 +156,7 @@ def test_a_missing_extra_is_told_with_what_installs_it(inline, native_package, m
     assert "pip install" in result.stderr.decode()
 
 
-def test_a_budget_that_is_advised_is_enough(cli, started, native_package):
+def test_a_budget_that_is_advised_is_enough(cli, inline, started, native_package):
     result = cli("serve", "-m", native_package, "--port", "0", "--memory", "100MiB")
     told = result.stderr.decode()
     assert result.returncode == 4
@@ -164,4 +164,4 @@ def test_a_budget_that_is_advised_is_enough(cli, started, native_package):
     advised = told.partition("Try ")[2].partition(" (needs")[0].split()
     _, address = started(*advised)
     assert httpx.get(f"{address}/health").status_code == 200
-    assert cli("serve", "-m", native_package, "--port", "0", "--memory", "10").returncode == 4
+    assert inline("serve", "-m", native_package, "--port", "0", "--memory", "10").returncode == 4

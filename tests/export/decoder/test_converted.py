@@ -26,6 +26,7 @@ from tests.helpers.converted_factory import (
     write_converted_folder,
     write_float_folder,
 )
+from tests.helpers.examples import share_of
 from tests.helpers.gguf_factory import write_llama_gguf
 from tests.helpers.graphs import matrices_and_logits
 
@@ -162,7 +163,7 @@ def test_what_does_not_fit(name, options, error, words, model, tmp_path):
         open_checkpoint(tmp_path / "m")
 
 
-@settings(max_examples=60)
+@settings(max_examples=share_of(60))
 @given(st.sampled_from(sorted(SETTINGS)), st.data(), st.integers(0, 2**32 - 1))
 def test_whatever_a_header_says_nothing_else_is_raised(model, tmp_path_factory, name, data, seed):
     """Parts of a matrix get other types, shapes and names."""

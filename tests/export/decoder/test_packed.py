@@ -13,6 +13,7 @@ from edge_rt.export.entry import open_checkpoint
 from edge_rt.export.sources.model_file import TensorReader
 from edge_rt.export.sources.packed import PackedTensor
 from edge_rt.export.weights.matrices import CheckpointMatrices
+from tests.helpers.examples import share_of
 from tests.helpers.gguf_factory import write_llama_gguf
 from tests.helpers.graphs import matrices_and_logits
 from tests.helpers.packed_factory import (
@@ -189,7 +190,7 @@ def test_what_does_not_fit(name, options, error, words, model, tmp_path):
         open_checkpoint(tmp_path / "m")
 
 
-@settings(max_examples=60)
+@settings(max_examples=share_of(60))
 @given(st.sampled_from(sorted(WRITERS)), st.data(), st.integers(0, 2**32 - 1))
 def test_whatever_a_header_says_nothing_else_is_raised(model, tmp_path_factory, name, data, seed):
     """Parts of a matrix get other types, shapes and names."""

@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
+import os
+import shutil
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -11,7 +15,7 @@ from edge_rt.errors import UnsupportedModel
 from edge_rt.export.families.registry import ARCHITECTURES, MODEL_TYPES
 from edge_rt.export.opening import check_operators, open_checkpoint
 from edge_rt.export.sources.model_file import TensorReader
-from tests.helpers.family_cases import CASES, load_case, write_folder, write_gguf
+from tests.helpers.family_cases import CASES, load_case, write_config, write_folder, write_gguf
 from tests.helpers.graphs import Built, reference_of
 from tests.helpers.native_profile import require_native
 from tests.helpers.portable_profile import require_portable_windows
@@ -67,6 +71,13 @@ def reference_logits(path, token_ids):
         return reference_of(stream, source, decoder, dtype="float64").logits(token_ids)
 
 
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory):
+    """Return a function of a case's name: its folder, which nobody may change."""
+    root = tmp_path_factory.mktemp("folders")
+    return functools.cache(lambda name: write_folder(root / name, LOADED[name]))
+
+
 @pytest.fixture(params=FOLDERS)
 def case(request):
     return LOADED[request.param]
@@ -78,29 +89,28 @@ def described(request):
 
 
 class TestFolders:
-    def test_older_configurations_say_the_same(self, described, tmp_path):
-        case = described
-        new, old, short = (
-            open_checkpoint(write_folder(tmp_path / name, case, **options))[1]
-            for name, options in (("new", {}), ("old", {"old_keys": True}), ("short", {"drop_defaults": True}))
-        )
-        assert dataclasses.replace(old, name=new.name) == new
-        assert dataclasses.replace(short, name=new.name) == new
+    def test_older_configurations_say_the_same(self, described, folders, tmp_path):
+        new = open_checkpoint(folders(described.name))[1]
+        path = Path(shutil.copytree(folders(described.name), tmp_path / "folder", copy_function=os.link))
+        (path / "config.json").unlink()
+        for options in ({"old_keys": True}, {"drop_defaults": True}):
+            write_config(path, described, **options)
+            assert dataclasses.replace(open_checkpoint(path)[1], name=new.name) == new
 
-    def test_the_reference(self, described, tmp_path):
-        found = reference_logits(write_folder(tmp_path / "folder", described), described.tokens)
+    def test_the_reference(self, described, folders):
+        found = reference_logits(folders(described.name), described.tokens)
         assert error(found, described.logits) < REFERENCE_TOLERANCE
 
-    def test_the_portable_graph(self, case, tmp_path):
-        built = Built(write_folder(tmp_path / "folder", case), tmp_path)
+    def test_the_portable_graph(self, case, folders, tmp_path):
+        built = Built(folders(case.name), tmp_path)
         require_windows(built)
         assert error(built.run(case.tokens), case.logits) < TOLERANCE
 
     @pytest.mark.parametrize("name", DESCRIBED)
-    def test_the_native_graph(self, name, tmp_path):
+    def test_the_native_graph(self, name, folders, tmp_path):
         require_native()
         case = LOADED[name]
-        built = Built(write_folder(tmp_path / "folder", case), tmp_path, "int8", profile="native")
+        built = Built(folders(name), tmp_path, "int8", profile="native")
         assert error(built.run(case.tokens), case.logits) < TOLERANCE
 
 
@@ -118,10 +128,9 @@ def test_files(name, tmp_path):
 
 
 @pytest.mark.parametrize("name", NATIVE_ONLY)
-def test_what_no_portable_operator_computes_is_named(name, tmp_path):
-    folder = write_folder(tmp_path / "folder", LOADED[name])
+def test_what_no_portable_operator_computes_is_named(name, folders, tmp_path):
     with pytest.raises(UnsupportedModel, match=f"It is {NATIVE_ONLY[name]}, in the architecture"):
-        Built(folder, tmp_path, profile="portable")
+        Built(folders(name), tmp_path, profile="portable")
 
 
 def test_what_no_operator_computes_is_named(tmp_path):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import product
+
 import numpy as np
 import pytest
 
@@ -10,6 +12,7 @@ from edge_rt.export.quantise.grids import QUANTISABLE, Grid
 from edge_rt.export.quantise.native import round_rows
 from edge_rt.export.weights.tile_formats import tile_format
 from edge_rt.ort.op_library import native_library
+from tests.helpers.pairs import with_slow
 from tests.ops.single_op import needs_native
 
 pytestmark = needs_native
@@ -39,8 +42,10 @@ def assert_same_bits(found, expected, rows=slice(None)):
     np.testing.assert_array_equal(found[1], expected[1][rows])
 
 
-@pytest.mark.parametrize("has_feedback", [False, True])
-@pytest.mark.parametrize("type_name", QUANTISABLE)
+@pytest.mark.parametrize(
+    ("type_name", "has_feedback"),
+    with_slow(product(QUANTISABLE, [True, False]), [*product(QUANTISABLE, [True]), ("Q4_K", False), ("IQ4_NL", False)]),
+)
 class TestEveryType:
     def test_loses_what_numpy_does(self, type_name, has_feedback):
         rows, shares, factors, blocks = task_of()

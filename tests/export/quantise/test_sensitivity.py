@@ -17,6 +17,7 @@ from edge_rt.export.weights.native import tile_bytes
 from edge_rt.export.weights.tile_formats import tile_format
 from edge_rt.system.byte_size import show_at_least
 from tests.helpers.arrays import Arrays
+from tests.helpers.examples import share_of
 from tests.helpers.ggml_blocks import tensor_of
 
 LADDER = ("IQ4_NL", "Q5_0", "Q5_1", "Q8_0")
@@ -42,7 +43,7 @@ def least(measured):
     return sum(min(cost.nbytes for cost in found) for found in measured.values())
 
 
-@settings(max_examples=200)
+@settings(max_examples=share_of(200))
 @given(MEASURED, st.integers(0, 4000))
 def test_a_budget_is_never_exceeded(measured, more):
     chosen = share_out(measured, least(measured) + more)
@@ -50,7 +51,7 @@ def test_a_budget_is_never_exceeded(measured, more):
     assert total(measured, chosen)[0] <= least(measured) + more
 
 
-@settings(max_examples=100)
+@settings(max_examples=share_of(100))
 @given(MEASURED, st.integers(1, 5000))
 def test_less_than_the_least_is_refused(measured, missing):
     told = rf"at least {show_at_least(least(measured))};.*is larger by {show_at_least(missing)} or more"
@@ -59,7 +60,7 @@ def test_less_than_the_least_is_refused(measured, missing):
     assert caught.value.what == "The model does not fit the size."
 
 
-@settings(max_examples=100)
+@settings(max_examples=share_of(100))
 @given(MEASURED)
 def test_with_room_for_all_everything_is_at_its_best(measured):
     chosen = share_out(measured, sum(max(cost.nbytes for cost in found) for found in measured.values()))

@@ -29,6 +29,7 @@ from tests.helpers.converted_factory import (
     opened_float8,
     opened_mlx,
 )
+from tests.helpers.examples import share_of
 
 STATE = "weight.quant_state.bitsandbytes__nf4"
 EVERY = np.arange(256, dtype=np.uint8)
@@ -452,7 +453,7 @@ DRAWN = st.one_of(
 )
 
 
-@settings(max_examples=450)
+@settings(max_examples=share_of(450))
 @given(st.data(), DRAWN, st.integers(0, 2**32 - 1))
 def test_whatever_the_tensors_say_nothing_else_is_raised(data, drawn, seed):
     """Types, shapes and values of one or two parts, and of bitsandbytes' JSON object, are drawn anew."""

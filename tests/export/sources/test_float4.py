@@ -47,12 +47,10 @@ def small_float(byte):
 
 def decoded(pairs, scales, whole, group):
     """Return the weights of a matrix in a folder, float32 ``[rows, inputs]``."""
-    found = np.empty((len(pairs), 2 * pairs.shape[1]))
-    for row, column in np.ndindex(found.shape):
-        byte = int(pairs[row, column // 2])
-        scale = int(scales[row, column // group])
-        scale = small_float(scale) if group == 16 else 2.0 ** (scale - 127)
-        found[row, column] = number_of(byte >> 4 if column % 2 else byte & 15) * scale
+    numbers = np.array([number_of(code) for code in range(16)])
+    sizes = np.array([small_float(byte) if group == 16 else 2.0 ** (byte - 127) for byte in range(256)])
+    codes = np.stack([pairs & 15, pairs >> 4], axis=-1).reshape(len(pairs), -1)
+    found = numbers[codes] * np.repeat(sizes[scales], group, axis=1)
     return found.astype(np.float32) * whole
 
 

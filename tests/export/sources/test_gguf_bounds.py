@@ -15,6 +15,7 @@ from edge_rt.errors import InputError, InvalidModelFile
 from edge_rt.export.sources import gguf_reader
 from edge_rt.export.sources.gguf_header import read_header
 from tests.export.sources.refusal import refusal
+from tests.helpers.examples import share_of
 from tests.helpers.gguf_factory import (
     ARRAY,
     BOOL,
@@ -89,7 +90,7 @@ def read_or_refused(path):
         return None
 
 
-@settings(max_examples=400)
+@settings(max_examples=share_of(400))
 @given(st.lists(EDITS, min_size=1, max_size=4))
 def test_mutated_file_is_read_or_refused(edits):
     data = mutated(good_raw().build(), edits)
@@ -104,7 +105,7 @@ def test_mutated_file_is_read_or_refused(edits):
         assert time.process_time() - started < 1
 
 
-@settings(max_examples=100)
+@settings(max_examples=share_of(100))
 @given(st.binary(max_size=200))
 def test_random_bytes_after_the_magic_are_read_or_refused(data):
     with tempfile.NamedTemporaryFile(suffix=".gguf") as file:

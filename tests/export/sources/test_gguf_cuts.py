@@ -13,7 +13,7 @@ from edge_rt.text.tokenizer import Tokenizer
 from tests.helpers.tokenizer_cuts import CUTS, built, library, metadata
 from tests.helpers.tokenizer_texts import lines
 
-LINES = lines(400, seed=31)
+LINES = lines(150, seed=31)
 
 
 @pytest.mark.parametrize("name", CUTS)
@@ -23,7 +23,7 @@ class TestCuts:
             assert built(name).encode_text(text) == library(name).encode(text, add_special_tokens=False).ids
 
     def test_a_long_text_in_pieces_has_the_ids_of_the_whole(self, name):
-        text = "".join(lines(1200, seed=32))
+        text = "".join(lines(500, seed=32))
         assert built(name).encode_text(text) == library(name).encode(text, add_special_tokens=False).ids
 
     def test_text_comes_back(self, name):

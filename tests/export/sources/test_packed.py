@@ -10,6 +10,7 @@ from hypothesis import given, settings, strategies as st
 
 from edge_rt.errors import EdgeRTError, InvalidModelFile, UnsupportedModel
 from tests import fuzz_packed
+from tests.helpers.examples import share_of
 from tests.helpers.packed_factory import (
     AWQ_ORDER,
     awq,
@@ -114,7 +115,7 @@ def test_rows_that_are_no_multiple_of_eight_with_compressed_tensors():
     np.testing.assert_array_equal(package_values(packed.rows(np.arange(13)), 32), matrix.values)
 
 
-@settings(max_examples=60)
+@settings(max_examples=share_of(60))
 @given(
     st.sampled_from(sorted(WRITERS)), st.integers(1, 5), st.integers(1, 12), st.sampled_from([32, 64, 96, 128, 256]),
     st.integers(0, 2**32 - 1),
@@ -337,7 +338,7 @@ class TestMisfits:
             opened("gptq", gptq(matrix), group=group, zero_added=1)
 
 
-@settings(max_examples=200)
+@settings(max_examples=share_of(200))
 @given(st.sampled_from(sorted(WRITERS)), st.data(), st.integers(0, 1 << 40), st.booleans(), st.integers(0, 2**32 - 1))
 def test_whatever_the_tensors_say_nothing_else_is_raised(layout, data, group, needs_order, seed):
     """Types, shapes and values of one or two parts are drawn anew."""

@@ -19,6 +19,7 @@ from edge_rt.export.sources.packed_config import (
 )
 from tests.helpers import converted_factory, packed_factory
 from tests.helpers.documents import replaced
+from tests.helpers.examples import share_of
 
 SETTINGS = packed_factory.SETTINGS
 FLOATS = converted_factory.SETTINGS
@@ -334,7 +335,7 @@ ANY = st.recursive(
 )
 
 
-@settings(max_examples=300)
+@settings(max_examples=share_of(300))
 @given(st.sampled_from(sorted(SETTINGS)), st.data())
 def test_whatever_the_settings_are_nothing_else_is_raised(name, data):
     document = copy.deepcopy(SETTINGS[name])

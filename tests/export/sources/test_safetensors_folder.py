@@ -11,6 +11,7 @@ from hypothesis import given, settings, strategies as st
 
 from edge_rt.errors import EdgeRTError, InvalidModelFile, ModelNotFound, UnsupportedModel
 from edge_rt.export.sources.safetensors_folder import read_folder
+from tests.helpers.examples import share_of
 
 GOOD = {
     "a": {"dtype": "F32", "shape": [2, 3], "data_offsets": [0, 24]},
@@ -182,7 +183,7 @@ class TestIndex:
             read_folder(tmp_path)
 
 
-@settings(max_examples=300)
+@settings(max_examples=share_of(300))
 @given(st.data())
 def test_whatever_a_file_holds_the_error_is_ours(tmp_path_factory, data):
     """Good files with a few bytes changed, cut or put in."""

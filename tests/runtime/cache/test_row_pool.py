@@ -8,6 +8,7 @@ from hypothesis import given, settings, strategies as st
 from edge_rt.errors import ContextOverflow, MemoryBudgetExceeded
 from edge_rt.package.kv_formats import ROW_BLOCK
 from edge_rt.runtime.cache.row_pool import PooledCache, RowPool
+from tests.helpers.examples import share_of
 
 CAPACITY, BLOCKS = 90, 14
 
@@ -76,7 +77,7 @@ def draw_path(draw, count):
     return parents, path[::-1]
 
 
-@settings(max_examples=150)
+@settings(max_examples=share_of(150))
 @given(st.data())
 def test_rows_stay_what_they_are_whatever_other_sequences_do(data):
     draw, sequences = data.draw, Sequences()

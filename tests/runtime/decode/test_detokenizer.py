@@ -4,6 +4,7 @@ import pytest
 from hypothesis import given, settings, strategies as st
 
 from edge_rt.runtime.decode.detokenizer import TextStream
+from tests.helpers.examples import share_of
 
 
 class PieceDecoder:
@@ -39,7 +40,7 @@ short_texts = st.text("abc", min_size=0, max_size=24)
 stops = st.lists(st.text("abc", min_size=1, max_size=5), max_size=4)
 
 
-@settings(max_examples=300)
+@settings(max_examples=share_of(300))
 @given(pieces=st.lists(st.text("abc", max_size=4), max_size=12), stop=stops, rest=st.sampled_from(["", "\ufffd", "a"]))
 def test_however_the_text_is_cut_into_tokens(pieces, stop, rest):
     stream = stream_of(pieces, stop, rest)
@@ -54,7 +55,7 @@ def test_however_the_text_is_cut_into_tokens(pieces, stop, rest):
     assert (shown, stream.text, stream.stop_string) == (expected, expected, found)
 
 
-@settings(max_examples=100)
+@settings(max_examples=share_of(100))
 @given(text=short_texts, stop=stops)
 def test_all_tokens_at_once(text, stop):
     stream = stream_of([text], stop)
@@ -62,7 +63,7 @@ def test_all_tokens_at_once(text, stop):
     assert (shown, stream.stop_string) == cut(text, stop)
 
 
-@settings(max_examples=100)
+@settings(max_examples=share_of(100))
 @given(text=short_texts, stop=stops)
 def test_nothing_is_held_back_without_need(text, stop):
     stream = stream_of(list(text), stop)

@@ -25,6 +25,7 @@ from edge_rt.runtime.speculation.cost_model import RowCosts
 from edge_rt.runtime.speculation.library import draft_library
 from edge_rt.runtime.speculation.sampled import SampledDrafter, SlotRates
 from edge_rt.runtime.speculation.speculation import Speculation
+from tests.helpers.examples import share_of
 from tests.helpers.fake_model import VOCABULARY, FakeTarget, Run, fake_cache
 from tests.helpers.models import load_package
 from tests.reference.recycling import RecyclingSource
@@ -104,7 +105,7 @@ OPTIONS = st.fixed_dictionaries(
 class TestState:
     """``Run`` compares sequence, cache and rows after every step."""
 
-    @settings(max_examples=40)
+    @settings(max_examples=share_of(40))
     @given(options=OPTIONS, max_tokens=st.integers(1, 60), chain=st.booleans())
     def test_whole_after_every_step_and_no_token_too_many(self, options, max_tokens, chain):
         source, rates = taught(60)

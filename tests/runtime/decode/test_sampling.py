@@ -13,6 +13,7 @@ from edge_rt.ort.op_library import native_library
 from edge_rt.runtime.config import GenerationConfig
 from edge_rt.runtime.decode.numpy_chain import fused
 from edge_rt.runtime.decode.sampling import Chance, Sampler
+from tests.helpers.examples import share_of
 from tests.ops.single_op import ISAS, needs_native
 from tests.reference.sampling import Case, rounded_once
 
@@ -177,7 +178,7 @@ tokens = st.lists(st.integers(0, 19), max_size=12)
 
 
 class TestPenalties:
-    @settings(max_examples=150)
+    @settings(max_examples=share_of(150))
     @given(
         steps=st.lists(st.integers(-60, 60), min_size=20, max_size=20),
         prompt=tokens,
@@ -294,7 +295,7 @@ class TestDraws:
 
 
 class TestDistribution:
-    @settings(max_examples=150)
+    @settings(max_examples=share_of(150))
     @given(
         steps=st.lists(st.integers(-60, 60), min_size=20, max_size=20),
         answer=tokens,

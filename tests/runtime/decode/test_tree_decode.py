@@ -11,6 +11,7 @@ from edge_rt.errors import InferenceError
 from edge_rt.runtime.decode.accept import accept
 from edge_rt.runtime.decode.draft import ROOT, Draft
 from edge_rt.runtime.forward.cancel import CancelToken
+from tests.helpers.examples import share_of
 from tests.helpers.fake_model import VOCABULARY, FakeTarget, Run, ScriptedDrafter, fake_cache
 
 PROMPT = [5, 6, 7]
@@ -101,12 +102,12 @@ def run_both(plans, prompt=PROMPT, **options):
 
 
 class TestSameSeedSameText:
-    @settings(max_examples=120)
+    @settings(max_examples=share_of(120))
     @given(plans=st.lists(PLANS, min_size=1, max_size=4), options=OPTIONS)
     def test_any_tree_and_any_options(self, plans, options):
         run_both(plans, LONG_PROMPT, **options)
 
-    @settings(max_examples=80)
+    @settings(max_examples=share_of(80))
     @given(
         plans=st.lists(PLANS, min_size=1, max_size=4),
         options=OPTIONS,
@@ -120,7 +121,7 @@ class TestSameSeedSameText:
         expected, _, _ = run_both(plans, stop=(stop, "unseen"), **options)
         assert (expected.finish_reason, expected.stop_string) == ("stop", stop)
 
-    @settings(max_examples=80)
+    @settings(max_examples=share_of(80))
     @given(plans=st.lists(PLANS, min_size=1, max_size=4), options=OPTIONS, which=st.integers(0, 23))
     def test_end_tokens(self, plans, options, which):
         answer = Run(PROMPT, **options).result().token_ids
@@ -128,7 +129,7 @@ class TestSameSeedSameText:
         expected, _, _ = run_both(plans, end_ids=(answer[which],), **options)
         assert expected.finish_reason == "stop"
 
-    @settings(max_examples=60)
+    @settings(max_examples=share_of(60))
     @given(plans=st.lists(PLANS, min_size=1, max_size=4), options=OPTIONS, capacity=st.integers(4, 20))
     def test_full_contexts(self, plans, options, capacity):
         options = options | {"max_tokens": None}
@@ -210,7 +211,7 @@ class TestEnds:
 
 
 class TestInterruption:
-    @settings(max_examples=60)
+    @settings(max_examples=share_of(60))
     @given(plans=st.lists(PLANS, min_size=1, max_size=4), stop_at=st.integers(0, 12))
     def test_stopped_inside_a_pass_keeps_whole_steps_and_the_next_answer_is_right(self, plans, stop_at):
         options = {"max_tokens": 12, "temperature": 1.0, "seed": 5}
@@ -230,7 +231,7 @@ class TestInterruption:
         target.stop_at = None
         assert again.result().token_ids == answer
 
-    @settings(max_examples=40)
+    @settings(max_examples=share_of(40))
     @given(plans=st.lists(PLANS, min_size=1, max_size=4), count=st.integers(1, 11))
     def test_cancelled_between_two_steps(self, plans, count):
         answer = Run(PROMPT, max_tokens=12).result().token_ids
@@ -262,7 +263,7 @@ class TestInterruption:
 
 
 class TestReuse:
-    @settings(max_examples=60)
+    @settings(max_examples=share_of(60))
     @given(
         plans=st.lists(PLANS, min_size=1, max_size=4),
         turns=st.lists(st.lists(st.integers(0, VOCABULARY - 1), min_size=1, max_size=4), min_size=2, max_size=4),
@@ -300,7 +301,7 @@ class TestReuse:
         assert trees.target.computed == computed + 3 + 3
 
 
-@settings(max_examples=100)
+@settings(max_examples=share_of(100))
 @given(plan=PLANS, tokens=st.lists(st.integers(0, 5), min_size=11, max_size=11), end=st.integers(0, 5))
 def test_tokens_emitted_are_the_chosen_ones_for_as_long_as_they_were_drafted(plan, tokens, end):
     draft = tree([(follows, False, token % 6) for follows, _, token in plan], (), 10)

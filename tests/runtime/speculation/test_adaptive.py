@@ -19,6 +19,7 @@ from edge_rt.runtime.speculation.cost_model import RowCosts
 from edge_rt.runtime.speculation.library import draft_library
 from edge_rt.runtime.speculation.ngram import NgramSource
 from edge_rt.runtime.speculation.text_sources import NativeRecyclingSource, NativeReferenceSource, NativeSuffixSource
+from tests.helpers.examples import share_of
 from tests.helpers.fake_model import VOCABULARY, FakeTarget, Run, fake_cache
 from tests.helpers.fake_sources import Clock, OracleSource, RandomSource, TimedTarget, linear_costs
 
@@ -143,7 +144,7 @@ class TestSameText:
             assert trial.used.trees == 0
         trial.again()
 
-    @settings(max_examples=40)
+    @settings(max_examples=share_of(40))
     @given(
         pattern=st.lists(st.booleans(), min_size=1, max_size=12),
         other=st.lists(st.booleans(), min_size=1, max_size=12),

@@ -17,6 +17,7 @@ from edge_rt.runtime.speculation.library import draft_library
 from edge_rt.runtime.speculation.source import forest_of
 from edge_rt.runtime.speculation.text_sources import NativeSuffixSource
 from edge_rt.text.tokenizer import Tokenizer
+from tests.helpers.examples import share_of
 
 TOKENIZER = "ab" * 32
 TEXTS = [[3, 1, 2, 3, 1], [2, 3]]
@@ -45,7 +46,7 @@ def ends(text, part):
 tokens = st.integers(0, 3)
 
 
-@settings(max_examples=50)
+@settings(max_examples=share_of(50))
 @given(st.lists(st.lists(tokens, max_size=50), min_size=1, max_size=4), st.lists(tokens, max_size=45))
 def test_find_agrees_with_trying_all(folder, texts, context):
     if not any(texts):

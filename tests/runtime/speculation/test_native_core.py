@@ -18,6 +18,7 @@ from edge_rt.runtime.speculation.core import DraftCore
 from edge_rt.runtime.speculation.library import draft_library
 from edge_rt.runtime.speculation.source import WALKED_NODES, Forest, ForestSource, forest_of
 from edge_rt.runtime.speculation.text_sources import NativeRecyclingSource, NativeReferenceSource, NativeSuffixSource
+from tests.helpers.examples import share_of
 from tests.helpers.fake_sources import SourceBase
 from tests.reference.copies import ReferenceSource
 from tests.reference.core import Asked, PythonCore
@@ -189,7 +190,7 @@ def test_a_thousand_random_steps(names, chain):
     assert pair.proposed > 400
 
 
-@settings(max_examples=150)
+@settings(max_examples=share_of(150))
 @given(
     seed=st.integers(0, 1 << 40), names=st.sampled_from(list(NAMES.values())), vocabulary=st.integers(LIKELY, 60),
     tokens=st.integers(64, 200), contexts=st.integers(1, 100), order=st.integers(1, 3), steps=st.integers(1, 30),

@@ -10,6 +10,7 @@ from edge_rt.runtime.decode.draft import ROOT, Accepted, Draft
 from edge_rt.runtime.forward.outputs import Outputs
 from edge_rt.runtime.speculation.library import draft_library
 from edge_rt.runtime.speculation.text_sources import LEAST_PROBABILITY, NativeRecyclingSource
+from tests.helpers.examples import share_of
 from tests.helpers.fake_sources import outputs_of
 
 SIZE = 20
@@ -177,7 +178,7 @@ def test_another_text_leaves_what_was_learned():
     assert guessed(source, source.root()) == [7]
 
 
-@settings(max_examples=60)
+@settings(max_examples=share_of(60))
 @given(data=st.data(), max_order=st.integers(1, 3), seed=st.integers(0, 999))
 def test_guesses_are_of_kinds_that_exist(data, max_order, seed):
     source = opened(max_order=max_order, max_contexts=8)
