@@ -1,5 +1,5 @@
 // That kernels of tests/gpu/held.py find what reaches for memory that nobody holds: copies of rows of which one is not
-// there.
+// there. And that kernels of which there are no golden cases reach for nothing else.
 //
 //   gpu_held_vulkan <folder of tests.gpu.held>
 #include <cstdint>
@@ -39,6 +39,14 @@ int run(int argc, char** argv) {
     CHECK(copies(launcher, short_lived.data(), result.data(), 1));
   }
   CHECK(!copies(launcher, reinterpret_cast<const float*>(given_back), result.data(), 1));
+  std::vector<std::vector<float>> parts(3, std::vector<float>(2 * kWidth));
+  SplitRows split{result.data(), 3 * kWidth, 1, kWidth, 3, {}};
+  for (size_t i = 0; i < parts.size(); ++i) split.to[i] = parts[i].data();
+  CHECK(enqueue_split_rows(launcher, split));
+  const std::vector<float> factor(1, 0.5f);
+  CHECK(enqueue_scale_rows(launcher, {two.data(), factor.data(), 2, kWidth, parts[0].data()}));
+  CHECK(parts[0] == std::vector<float>(2 * kWidth, 1.0f));
+  CHECK(!enqueue_scale_rows(launcher, {two.data(), factor.data(), 3, kWidth, result.data()}));
   std::printf("%s\n", "a read, a write and a block that was given back: found");
   return 0;
 }

@@ -32,7 +32,16 @@ void multiply(const LinearRows& job, int64_t, int64_t end, int64_t) {
 
 void embed_row(const PackedWeight& weight, int64_t row, int64_t features, float scale, float* y) {
   const std::vector<int64_t> ids(1, row);  // not on the stack, which a GPU cannot read
-  CHECK(gpu::enqueue_embed(launcher, {weight, ids.data(), 1, row + 1, features, scale, y}));
+  EmbedRows job;
+  std::memset(&job, 0, sizeof job);  // the gap behind a float, too: launchers look for addresses everywhere
+  job.weight = weight;
+  job.ids = ids.data();
+  job.rows = 1;
+  job.out_features = row + 1;
+  job.features = features;
+  job.scale = scale;
+  job.y = y;
+  CHECK(gpu::enqueue_embed(launcher, job));
 }
 
 void part_of_row(const float* logits, int64_t, int64_t end, int, TopKPart*) {

@@ -1,11 +1,13 @@
 """Compile all Vulkan kernels for generations of AMD GPUs, and read what their driver made of them.
 
     python -m tests.gpu.compile_spirv [--spirv FOLDER] [--families navi21 ...] [--all] [--write] [KERNEL ...]
+    python -m tests.gpu.compile_spirv [--spirv FOLDER] --families navi10 ... --older [--write]
 
 Needs no GPU: Mesa's driver compiles for devices that are not there (``tests/gpu/radv.py``). A kernel is compiled once
 for the cases that its launches may choose (``Kernel::choices``: formats of weights, or of the KV cache), as the backend
-does; without ``--all`` for seven of the 22 formats of weights. Takes minutes.
-``--write`` puts the tables into ``docs/vulkan-kernels.md``.
+does; without ``--all`` for seven of the 22 formats of weights, and for those always in experts. Takes minutes.
+``--write`` puts the tables into ``docs/vulkan-kernels.md``. With ``--older`` that is one table, of products and
+attention on further generations.
 
 What is a fault, and ends the script with 1:
 
@@ -38,7 +40,11 @@ from tools import spirv
 ROOT = Path(__file__).parents[2]
 SOURCES = ROOT / "csrc"
 PAGE = ROOT / "docs" / "vulkan-kernels.md"
-LINEAR, ATTENTION = "quant_linear_rows_2", "attention_span"  # whose cases have tables of their own
+LINEAR, FLOATS_OF, ATTENTION = (
+    "quant_linear_rows_2",
+    "quant_linear_floats",
+    "attention_span",
+)  # whose cases have tables of their own
 SHARED_BYTES, THREADS = 16 << 10, 128
 CHOICES, MENDED = 0, 1  # numbers of specialisation constants
 MENDS_FMA, MENDS_OTHERS = 1, 2 | 4 | 8
@@ -47,6 +53,7 @@ ALL = 0xFFFFFFFF
 FEW_WEIGHTS = ("w4", "w4m", "w8", "w4k", "w6k", "mx4", "f16")
 FLOATS = {name for name, form in TILE_FORMATS.items() if form.is_float}
 WITHOUT_SPILLS = ("quant_linear", "quant_embed", "spec_attention")
+OLDER = ("quant_linear_rows", "attention_rows", "attention_span")  # names that these begin with
 OF_WEIGHTS = ("quant_linear", "quant_embed", "experts")  # operators whose cases are formats of weights
 NAME, ENTRY_POINT, EXECUTION_MODE, CAPABILITY, DECORATE = 5, 15, 16, 17, 71  # of the SPIR-V specification
 SPEC_ID, LOCAL_SIZE, DENORM_PRESERVE, DENORM_PRESERVE_CAPABILITY = 1, 17, 4459, 4464
@@ -111,7 +118,7 @@ def cases_of(name: str, op: str, is_whole: bool) -> dict[str, int]:
         return {case: 1 << number for number, case in enumerate(CACHES)}
     if op not in OF_WEIGHTS:
         return {str(choices): choices for choices in (1, 2, 4)}
-    wanted = set(WEIGHTS if is_whole else FEW_WEIGHTS)
+    wanted = set(WEIGHTS if is_whole and op != "experts" else FEW_WEIGHTS)
     if op == "quant_linear":  # its kernels are for the ones, or for the others
         wanted = wanted & FLOATS if name == "quant_linear_floats" else wanted - FLOATS
     return {case: 1 << number for number, case in enumerate(WEIGHTS) if case in wanted}
@@ -279,9 +286,30 @@ def tables(kernels: list[Kernel], families: list[Family]) -> dict[str, str]:
     return {
         "generations": f"Mesa {families[0].mesa}:\n\n{generations}",
         "kernels": kernel_table(kernels, families),
-        "weights": case_table(by_name[LINEAR], families, weight_sizes(), "bytes"),
+        "weights": "\n\n".join(
+            case_table(by_name[one], families, weight_sizes(), "bytes") for one in (LINEAR, FLOATS_OF)
+        ),
         "caches": case_table(by_name[ATTENTION], families, cache_sizes(), "bytes"),
     }
+
+
+def older_table(kernels: list[Kernel], families: list[Family]) -> str:
+    """Return a row a kernel and generation: ranges over its cases."""
+
+    def span(numbers: list[float]) -> str:
+        return f"{min(numbers):.0f} to {max(numbers):.0f}" if min(numbers) < max(numbers) else f"{numbers[0]:.0f}"
+
+    rows = []
+    for kernel in kernels:
+        for family in families:
+            own = [family.compiled[kernel.name, case].statistics for case in kernel.cases]
+            names = ("VGPRs", "Subgroups per SIMD", "Instructions", "Spilled VGPRs", "Spilled SGPRs")
+            rows.append(
+                [f"`{kernel.name}`", family.name, str(len(own)), *(span([one[n] for one in own]) for n in names)]
+            )
+    return table(
+        ["kernel", "generation", "cases", "registers", "groups", "instructions", "spilled", "scalar spilled"], rows
+    )
 
 
 def write(made: dict[str, str]) -> None:
@@ -300,13 +328,18 @@ def main() -> int:
     parser.add_argument("--spirv", type=Path, help="folder of what tools/spirv.py made; makes it anew")
     parser.add_argument("--families", nargs="*", default=list(FAMILIES), help="what RADV calls generations")
     parser.add_argument("--all", action="store_true", help="all formats of weights")
+    parser.add_argument("--older", action="store_true", help="products and attention alone, in a table of their own")
     parser.add_argument("--write", action="store_true", help=f"put the tables into {PAGE.relative_to(ROOT)}")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as made_here:
         folder = options.spirv or Path(made_here)
         if options.spirv is None:
             subprocess.run([sys.executable, str(ROOT / "tools" / "spirv.py"), "--out", made_here], check=True)
-        kernels = list(find_kernels(folder, options.kernels, options.all))
+        kernels = [
+            one
+            for one in find_kernels(folder, options.kernels, options.all)
+            if not options.older or one.name.startswith(OLDER)
+        ]
         families = compile_all(kernels, options.families)
     wrong = [
         f"{family.name}: a product and a sum became one operation" for family in families if not family.is_apart
@@ -317,10 +350,13 @@ def main() -> int:
         for case in kernel.cases
         for what in faults(kernel, case, family.compiled[kernel.name, case])
     ]
-    if options.write:
-        write(tables(kernels, families))
+    if options.older:
+        made = {"older": older_table(kernels, families)}
     else:
-        print(kernel_table(kernels, families))
+        made = tables(kernels, families) if not options.kernels else {"kernels": kernel_table(kernels, families)}
+    if options.write:
+        write(made)
+    print("\n\n".join(made.values()))
     print("\n".join(wrong) if wrong else "no fault")
     return 1 if wrong else 0
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import gc
 import io
+import shutil
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -42,6 +44,9 @@ from tests.helpers.cheap_drafts import CheapDrafts
 from tests.helpers.models import load_package
 from tests.helpers.small import GREEDY
 
+KINDS = ("spv", "comp", "glsl", "cubin", "cu", "so")
+"""Of files that hold code."""
+
 
 def case_listed(gpu):
     own = provider(gpu)
@@ -79,6 +84,27 @@ def case_every_kv_format(gpu):
             assert found.token_ids == plain(package(), kv), kv
             assert found.spec.rows_drafted > 0
             model._cache.check()
+
+
+def case_foreign_code(gpu):
+    """Nothing of a package is compiled: files of code in it are not opened, whatever their names."""
+    path, opened_files = Path(FOLDER.name) / "foreign", []
+    shutil.copytree(package(), path)
+    names = {f"{name}.{kind}" for name in ("self_test", "quant_embed_rows", "attention_span.dots") for kind in KINDS}
+    for folder in (path, path / "vulkan", path / "spirv"):
+        folder.mkdir(exist_ok=True)
+        for name in names:
+            (folder / name).write_bytes(b"\3\2\x23\7 not a kernel")
+
+    def watch(event, arguments):
+        if event in ("open", "ctypes.dlopen") and Path(str(arguments[0])).parent.is_relative_to(path):
+            opened_files.append(Path(str(arguments[0])).name)
+
+    sys.addaudithook(watch)
+    with opened(gpu, path) as model:
+        assert answer(model).token_ids == plain(package())
+    assert "manifest.json" in opened_files
+    assert not names & set(opened_files), opened_files
 
 
 def case_sampled(gpu):

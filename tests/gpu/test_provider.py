@@ -25,7 +25,7 @@ OPERATORS = {
     "pass_worker": ("replayed replays_checked", "launches_fail", "recording_fails", "lost"),
     "package_worker": ("every_kv_format every_type window tree_once recorded",),
     "model_worker": (
-        "listed placed every_kv_format sampled drafters draft_model nested window",
+        "listed placed foreign_code every_kv_format sampled drafters draft_model nested window",
         "reuse chat passes second_gpu two_models cancelled verified",
         "auto",
     ),

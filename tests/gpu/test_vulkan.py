@@ -16,7 +16,7 @@ ROOT = Path(__file__).parents[2]
 # Cases of a line share a process, and the kernels that it has made.
 WORKERS = {
     "op_worker": ("gather concat split scale",),
-    "model_worker": ("placed sampled", "passes"),
+    "model_worker": ("placed foreign_code sampled", "passes"),
 }
 
 pytestmark = [
