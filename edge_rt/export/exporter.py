@@ -69,7 +69,7 @@ from edge_rt.package.sampling import SamplingAdvice
 from edge_rt.package.weights_info import Quality, WeightsInfo
 from edge_rt.package.writer import PackageWriter
 from edge_rt.system.files import sha256_files
-from edge_rt.system.machine import return_free_memory
+from edge_rt.system.machine import collecting_what_is_new, return_free_memory
 from edge_rt.system.process_memory import peak_rss_bytes
 from edge_rt.system.progress import ProgressCallback, ProgressEvent
 from edge_rt.version import VERSION
@@ -123,6 +123,7 @@ class ExportReport:
         return {**dataclasses.asdict(self), "path": str(self.path)}
 
 
+@collecting_what_is_new()
 def export_checkpoint(
     source: Source, decoder: Decoder, out: Path, options: ExportOptions, started: float
 ) -> ExportReport:

@@ -178,6 +178,23 @@ def return_free_memory() -> bool:
     return bool(trim(0)) if trim is not None else False
 
 
+@contextmanager
+def collecting_what_is_new() -> Generator[None]:
+    """Let collections of garbage inside walk through what is made there alone: libraries, which stay, take longer.
+
+    Leaves it as it is where somebody else has set objects aside (``gc.freeze``).
+    """
+    if gc.get_freeze_count():
+        yield
+        return
+    gc.collect()
+    gc.freeze()
+    try:
+        yield
+    finally:
+        gc.unfreeze()
+
+
 def use_one_heap() -> bool:
     """Let all threads allocate from one heap; return whether the system can. Call it before the first thread starts.
 

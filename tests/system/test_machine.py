@@ -14,6 +14,7 @@ from edge_rt.system.machine import (
     available_memory_bytes,
     cgroup_cpus,
     cgroup_memory_bytes,
+    collecting_what_is_new,
     collector_paused,
     is_running,
     last_level_cache_bytes,
@@ -146,3 +147,18 @@ def test_the_last_level_cache_is_the_largest_that_is_told(tmp_path):
         (tmp_path / f"index{place}" / "size").write_text(size + "\n")
     assert last_level_cache_bytes(tmp_path) == 32 << 20
     assert last_level_cache_bytes(tmp_path / "none") is None
+
+
+def test_collections_look_at_what_is_new_unless_somebody_has_set_objects_aside():
+    set_aside = gc.get_freeze_count() > 0
+    gc.unfreeze()
+    try:
+        with collecting_what_is_new():
+            count = gc.get_freeze_count()
+            with collecting_what_is_new():
+                pass
+            assert gc.get_freeze_count() == count > 1000
+        assert gc.get_freeze_count() == 0
+    finally:
+        if set_aside:
+            gc.freeze()
