@@ -38,7 +38,7 @@ from __future__ import annotations
 
 import errno
 import json
-from typing import Any, ClassVar, TypedDict
+from typing import Any, ClassVar, Final, TypedDict
 
 
 class ErrorJSON(TypedDict):
@@ -287,6 +287,10 @@ class DeviceLost(DeviceFailed):
 
 class DeviceHung(DeviceFailed):
     """A GPU did not answer in time; it is taken for lost."""
+
+
+DEVICE_FAILURES: Final = (DeviceFailed, DeviceMemoryExhausted)
+"""What a GPU fails with while it computes."""
 
 
 class StorageError(EdgeRTError, OSError):

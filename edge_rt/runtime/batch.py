@@ -12,7 +12,7 @@ from collections.abc import Callable, Generator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from typing import Final
 
-from edge_rt.errors import Busy, Cancelled, EdgeRTError, out_of_memory
+from edge_rt.errors import DEVICE_FAILURES, Busy, Cancelled, EdgeRTError, out_of_memory
 from edge_rt.runtime.admission import Admission, Ticket, Turn, Wanted
 from edge_rt.runtime.cache.kv_cache import KVCache
 from edge_rt.runtime.cache.row_pool import RowPool
@@ -22,7 +22,7 @@ from edge_rt.runtime.forward.cancel import CancelToken
 from edge_rt.runtime.forward.io_binding_base import Part
 from edge_rt.runtime.forward.outputs import Outputs
 from edge_rt.runtime.forward.runner import Runner
-from edge_rt.runtime.generation import DEVICE_FAILURES, Generation, Held
+from edge_rt.runtime.generation import Generation, Held
 from edge_rt.runtime.results import Event
 from edge_rt.runtime.speculation.division import Division
 from edge_rt.runtime.stream import Events, Outcome

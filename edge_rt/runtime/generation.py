@@ -6,9 +6,9 @@ import time
 from collections.abc import Callable, Sequence as TokenIds
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any
 
-from edge_rt.errors import Cancelled, DeviceFailed, DeviceMemoryExhausted, EdgeRTError
+from edge_rt.errors import DEVICE_FAILURES, Cancelled, EdgeRTError
 from edge_rt.runtime.cache.kv_cache import KVCache
 from edge_rt.runtime.cache.prompt_cache import PromptCache
 from edge_rt.runtime.decode.accept import accept
@@ -68,10 +68,6 @@ class Held:
     cache: KVCache | None = None
     instead: Callable[[EdgeRTError], Held] | None = None
     note: str = ""
-
-
-DEVICE_FAILURES: Final = (DeviceFailed, DeviceMemoryExhausted)
-"""What a GPU fails with while it computes."""
 
 
 Hold = Callable[[CancelToken], AbstractContextManager[Held]]

@@ -14,7 +14,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, Self
 
 from edge_rt.device.names import CPU, ON_CPU, DeviceChoice
-from edge_rt.errors import Cancelled, EdgeRTError, out_of_memory
+from edge_rt.errors import DEVICE_FAILURES, Cancelled, EdgeRTError, out_of_memory
 from edge_rt.memory.plan import Plan
 from edge_rt.ort.expert_cache import ExpertReads
 from edge_rt.ort.session import follow_cpus, onnxruntime_version, pool_size
@@ -25,7 +25,7 @@ from edge_rt.runtime.batch import Batch
 from edge_rt.runtime.config import GenerationConfig
 from edge_rt.runtime.forward.cancel import CancelToken
 from edge_rt.runtime.forward.runner import ExclusiveRunner, Runner, closed
-from edge_rt.runtime.generation import DEVICE_FAILURES, Held
+from edge_rt.runtime.generation import Held
 from edge_rt.runtime.load.loading import Loaded, kept_gpu_bytes, load
 from edge_rt.runtime.load.options import LoadOptions
 from edge_rt.runtime.model_rows import ModelRows

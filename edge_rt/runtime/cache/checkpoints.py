@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Protocol
@@ -9,7 +10,7 @@ from typing import Any, Final, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from edge_rt.errors import DeviceFailed
+from edge_rt.errors import DEVICE_FAILURES, Cancelled
 
 Array = npt.NDArray[Any]
 
@@ -39,16 +40,20 @@ class Copies:
     def __init__(self, count: int) -> None:
         self.count = count
         self._kept: list[_Kept] = []
+        # Another thread may close the model, and waits for the copy under way; so may a signal handler of this one.
+        self._lock = threading.RLock()
 
     def put(self, token_ids: Sequence[int], write: Callable[[int], None]) -> None:
-        """Keep what belongs to a text, unless it is kept already, or lies on a device that has failed.
+        """Keep what belongs to a text, unless it is kept already, or lies on a device that fails.
 
         Args:
             write: writes it into a place.
         """
-        if not self.count or not len(token_ids):
-            return
-        ids = np.asarray(token_ids, np.int32)
+        with self._lock:
+            if self.count and len(token_ids):
+                self._put(np.asarray(token_ids, np.int32), write)
+
+    def _put(self, ids: Array, write: Callable[[int], None]) -> None:
         found = next((one for one in self._kept if np.array_equal(one.token_ids, ids)), None)
         if found is None:
             # What is overwritten is not kept any longer, also if copying fails.
@@ -56,18 +61,28 @@ class Copies:
             place = min(set(range(self.count)) - {one.place for one in self._kept})
             try:
                 write(place)
-            except DeviceFailed:
-                # The next pass says so, and whoever computes it knows whether something takes the device's place.
+            except DEVICE_FAILURES:
+                # Of a device that is lost the next pass says so; whoever computes that knows what takes its place.
                 return
             found = _Kept(ids, place)
         self._use(found)
 
-    def place_of(self, token_ids: Sequence[int]) -> int:
-        """Return the place of the copy for exactly these tokens, which must be kept."""
+    def get(self, token_ids: Sequence[int], read: Callable[[int], None]) -> None:
+        """Read the copy for exactly these tokens, which must be kept.
+
+        Args:
+            read: reads what is in a place.
+
+        Raises:
+            Cancelled: the model was closed in the meantime.
+        """
         ids = np.asarray(token_ids, np.int32)
-        found = next(one for one in self._kept if np.array_equal(one.token_ids, ids))
-        self._use(found)
-        return found.place
+        with self._lock:
+            if not self.count:
+                raise Cancelled("The model was closed.")
+            found = next(one for one in self._kept if np.array_equal(one.token_ids, ids))
+            self._use(found)
+            read(found.place)
 
     def places(self, token_ids: Sequence[int] | Array) -> dict[int, int]:
         """Return of how many of a text's first tokens there are copies -> their places."""
@@ -79,9 +94,10 @@ class Copies:
         self._kept = []
 
     def release(self) -> None:
-        """Forget all copies, whose memory is given back."""
-        self.forget()
-        self.count = 0
+        """Forget all copies, whose memory is given back, when the one under way is done."""
+        with self._lock:
+            self.forget()
+            self.count = 0
 
     def check(self) -> None:
         """Assert the invariants: every copy has a place of its own, and there are no two of a text."""
@@ -167,7 +183,7 @@ class Checkpoints(Copies):
 
     def load(self, index: int, slot: int, token_ids: Sequence[int]) -> None:
         """Write the state of exactly these tokens, which must be kept, into a sequence's slot."""
-        self.memory.load(self.place_of(token_ids), index, slot)
+        self.get(token_ids, lambda place: self.memory.load(place, index, slot))
 
 
 def _begins_with(token_ids: Array, beginning: Array) -> bool:

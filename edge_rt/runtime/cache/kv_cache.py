@@ -217,16 +217,17 @@ class KVCache:
 
         Returns:
             The number of rows kept: ``length``, or fewer if layers with a sliding window no longer hold what the next
-            token would see, or states have seen more. The tokens after the kept rows have to be computed again.
+            token would see, states have seen more, or a device fails to read those that are kept. The tokens after the
+            kept rows have to be computed again.
         """
         assert 0 <= length <= self.length, (length, self.length)
         assert self._reserved == 0, "rows are reserved"
         self.ahead.clear()
         length = self._reach(length)
+        if self._states is not None:
+            length = self._states.cut(length, self._token_ids)
         if self._window is not None and length == 0:
             self._window.reset()
-        if self._states is not None:
-            self._states.cut(length, self._token_ids)
         del self._token_ids[length:]
         self._seen = {stop: rows for stop, rows in self._seen.items() if stop <= length}
         return length

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from edge_rt.errors import DEVICE_FAILURES
 from edge_rt.runtime.cache.checkpoints import Array, Checkpoints
 
 
@@ -119,12 +120,22 @@ class StateSlots:
             return length
         return max(self.kept_lengths(token_ids, length), default=0)
 
-    def cut(self, length: int, token_ids: Sequence[int]) -> None:
-        """Go back to so many rows of a text, to which they ``reach``."""
+    def cut(self, length: int, token_ids: Sequence[int]) -> int:
+        """Go back to so many rows of a text, to which they ``reach``.
+
+        Returns:
+            The number of rows: ``length``, or 0 where a device fails to read what is kept.
+        """
         if length and length >= self.length:
             self.advance = self.advance[: length - self.length]
-        else:
+            return length
+        try:
             self.go_on(token_ids[:length])
+        except DEVICE_FAILURES:
+            # Of a device that is lost the next pass says so, as of one that fails while something is kept.
+            self.pretend(0)
+            return 0
+        return length
 
     def go_on(self, token_ids: Sequence[int]) -> None:
         """Go on from the state of a text that was kept, or from none."""

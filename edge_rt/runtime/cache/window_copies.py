@@ -101,7 +101,8 @@ class WindowCopies:
         """Go on behind a text of which a copy is kept, or behind none."""
         self._window.reset()
         if len(token_ids):
-            self._memory.load(self._copies.place_of(token_ids), self._window.begin(len(token_ids)))
+            rows = self._window.begin(len(token_ids))
+            self._copies.get(token_ids, lambda place: self._memory.load(place, rows))
 
     def check(self) -> None:
         """Assert the invariants of all copies."""

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import threading
+
 import numpy as np
 import pytest
 
+from edge_rt.errors import Cancelled, DeviceLost, DeviceMemoryExhausted
 from edge_rt.runtime.cache.checkpoints import SHORT, STEP, Checkpoints, Copies, HostStateCopies, stops
 from edge_rt.runtime.cache.kv_cache import KVCache
 from edge_rt.runtime.cache.state_slots import StateSlots
@@ -15,10 +18,10 @@ DRAFTS = 12
 class Text:
     """A cache whose states are sums over its text, in an order that matters, and drafts behind them."""
 
-    def __init__(self, count):
+    def __init__(self, count, copies=HostStateCopies):
         self.arrays = {"state.0": np.zeros((1, 2, 1 + DRAFTS), np.float32)}
         memory = np.zeros((count, 1), np.float32)
-        self.checkpoints = Checkpoints(HostStateCopies(self.arrays, {"state.0": 1}, memory))
+        self.checkpoints = Checkpoints(copies(self.arrays, {"state.0": 1}, memory))
         self.states = StateSlots(0, DRAFTS, self.checkpoints)
         self.cache = KVCache(5000, states=self.states)
 
@@ -130,4 +133,54 @@ def test_a_copy_that_fails_takes_no_other_s_place():
             assert copies.places([1]) == copies.places([4]) == {}
         copies.put([text], lambda place, text=text: places.__setitem__(place, text))
         copies.check()
-    assert [places[copies.place_of([text])] for text in (2, 3, 5)] == [2, 3, 5]
+    found = []
+    for text in (2, 3, 5):
+        copies.get([text], lambda place: found.append(places[place]))
+    assert found == [2, 3, 5]
+
+
+class FailingCopies(HostStateCopies):
+    """Places on a device that fails, from some moment on."""
+
+    error = None
+
+    def save(self, place, index, slot):
+        if self.error is not None:
+            raise self.error
+        super().save(place, index, slot)
+
+    def load(self, place, index, slot):
+        if self.error is not None:
+            raise self.error
+        super().load(place, index, slot)
+
+
+@pytest.mark.parametrize("kind", [DeviceLost, DeviceMemoryExhausted])
+def test_where_a_device_fails_a_text_is_computed_anew(kind):
+    text, prompt = Text(4, FailingCopies), list(range(1, 200))
+    text.compute(prompt)
+    text.compute([*prompt, 5, 6, 7])
+    text.checkpoints.memory.error = kind("It fails.", "", "")
+    # Neither kept nor read.
+    assert text.compute([*prompt, 8]) == 0
+    text.checkpoints.memory.error = None
+    assert text.compute([*prompt, 8, 9]) == len(prompt) + 1
+    assert text.compute([*prompt, 8, 7]) == len(prompt) + 1
+
+
+def test_memory_is_released_behind_the_copy_under_way():
+    copies, seen = Copies(2), []
+    thread = threading.Thread(target=lambda: (copies.release(), seen.append("released")))
+
+    def write(place):
+        thread.start()
+        thread.join(0.05)
+        seen.append("written")
+
+    copies.put([1], write)
+    thread.join()
+    assert seen == ["written", "released"]
+    copies.put([2], write)
+    assert copies.places([2]) == {}
+    with pytest.raises(Cancelled):
+        copies.get([1], write)
