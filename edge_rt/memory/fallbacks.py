@@ -196,13 +196,10 @@ class Fallbacks:
         return choice
 
     def _most_checkpoints(self, choice: Choice) -> int:
-        """Return how many states, or with several slots what windows saw, of earlier texts are wanted.
-
-        None are where layers are divided between the CPU and a GPU.
-        """
+        """Return how many states, or with several slots what windows saw, of earlier texts are wanted."""
         shape = self._shape
         keeps = shape.recurrent_layers or (shape.window_layers and choice.slots > 1)
-        return wanted_checkpoints(choice.slots) if keeps and choice.gpu_layers is None else 0
+        return wanted_checkpoints(choice.slots) if keeps else 0
 
     def _first_that_fits(self, budget: Amounts, place: Placement) -> Choice | None:
         """Return the preferred configuration of those that fit the budget when they are placed; None if none does."""
@@ -223,7 +220,7 @@ class Fallbacks:
         """
 
         def with_layers(count: int) -> Choice:
-            return replace(choice, gpu_layers=count, checkpoints=0)
+            return replace(choice, gpu_layers=count)
 
         fitting = bisect_right(
             range(1, self._shape.model.num_layers), budget.gpu, key=lambda count: self.needs(with_layers(count)).gpu
@@ -241,16 +238,8 @@ class Fallbacks:
         if not steps[0].draft_max:
             return None
         wanted = KEPT_SPEED * self._speed(steps[0])
-        checkpoints = steps[0].checkpoints if choice.gpu_layers is None else 0
         kept = [
-            self.needs(
-                replace(
-                    step,
-                    gpu_layers=choice.gpu_layers,
-                    expert_bytes=choice.expert_bytes,
-                    checkpoints=checkpoints,
-                )
-            )
+            self.needs(replace(step, gpu_layers=choice.gpu_layers, expert_bytes=choice.expert_bytes))
             for step in steps
             if step.draft_max and self._speed(step) >= wanted
         ]

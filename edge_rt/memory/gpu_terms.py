@@ -13,6 +13,7 @@ from edge_rt.memory.activations import FEW_ROWS, kinds_of_heads, mixer_row_bytes
 from edge_rt.memory.figures import Choice
 from edge_rt.memory.shape import ModelShape
 from edge_rt.memory.terms import (
+    divided_kept_bytes,
     divided_weights,
     drafts_ahead,
     drafts_itself,
@@ -111,7 +112,8 @@ def gpu_state_bytes(shape: ModelShape, choice: Choice) -> int:
     """Return the bytes of the states of all slots on a GPU, each layer's arrays by themselves, and of those kept."""
     sizes = state_sizes(shape.model, choice.tree_rows)
     own = sum(_of_driver(choice.slots * SLOTS * 4 * size) for size in sizes.values())
-    return own + choice.checkpoints * _of_driver(kept_bytes(shape, choice))
+    here = 0 if choice.gpu_layers is None else divided_kept_bytes(shape, choice)
+    return own + choice.checkpoints * _of_driver(kept_bytes(shape, choice) - here)
 
 
 def _draft_states_bytes(shape: ModelShape) -> int:

@@ -168,9 +168,22 @@ def state_bytes(shape: ModelShape, choice: Choice) -> int:
 def kept_bytes(shape: ModelShape, choice: Choice) -> int:
     """Return the bytes of what is kept of an earlier text: states, or with several slots what windows saw of it."""
     if shape.window_layers and choice.slots > 1:
-        seen = min(shape.model.ring_window, choice.ctx) - 1
+        seen = _seen_rows(shape, choice)
         return shape.cache_bytes(choice.kv_format, 0, seen) + shape.conv_layers * seen * shape.conv_row_bytes
     return states_bytes(shape.model, 0) // SLOTS
+
+
+def _seen_rows(shape: ModelShape, choice: Choice) -> int:
+    """Return how many rows of a layer with a window are kept of an earlier text."""
+    return min(shape.model.ring_window, choice.ctx) - 1
+
+
+def divided_kept_bytes(shape: ModelShape, choice: Choice) -> int:
+    """Return how much of ``kept_bytes`` is in the process, with a choice that divides the layers."""
+    if not shape.window_layers or choice.slots == 1:
+        return 0
+    sizes = shape.layer_bytes(choice.kv_format, 0, _seen_rows(shape, choice))
+    return sum(size for layer, size in sizes.items() if layer < first_on_gpu(shape, choice))
 
 
 def slots_bytes(shape: ModelShape, choice: Choice) -> int:

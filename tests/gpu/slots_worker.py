@@ -4,32 +4,42 @@ from __future__ import annotations
 
 import numpy as np
 
+from edge_rt.memory.sizes import sizes_of
+from edge_rt.package.reader import open_package
+from edge_rt.runtime.load.options import LoadOptions
+from edge_rt.runtime.load.planning import plan_package
 from tests.gpu.emulated import main
-from tests.gpu.models import DEVICE, opened, package as attention_package, provider
+from tests.gpu.models import DEVICE, PINNED, opened, package as attention_package, provider
 from tests.gpu.plan_worker import check
 from tests.gpu.state_worker import PROMPT, TOKENS, package as state_package, plain
 from tests.helpers.arrivals import check_arrivals
 from tests.helpers.cheap_drafts import CheapDrafts
+from tests.helpers.models import load_package
 from tests.helpers.small import GREEDY
 
 PROMPTS = [tuple(PROMPT[:length]) for length in (40, 5, 23, 40, 12, 31)]
 
 
 def compare(gpu, path, **options):
-    """Answer all prompts in three slots, twice: then some of them begin with rows that others left."""
+    """Answer all prompts in three slots; return how much was drafted."""
     with opened(gpu, path, slots=3, prefill_chunk=16, draft_max=7, **options) as model:
-        assert model.slots == 3, model.plan.given_up
-        drafted = cached = 0
-        for _ in range(2):
-            asked = [(list(prompt), {"max_tokens": TOKENS, "repetition_guard": False, **GREEDY}) for prompt in PROMPTS]
-            found = list(model.generate_many(asked))
-            assert [one.token_ids for one in found] == [plain(path, prompt) for prompt in PROMPTS], (path, options)
-            model._batch.check()
-            drafted += sum(0 if one.spec is None else one.spec.rows_drafted for one in found)
-            cached = sum(one.usage.cached_tokens for one in found)
-        # Whole blocks of prompts that came before, where it is known what layers saw of them.
-        assert cached > 0, (path, options)
-        return drafted
+        return answer_twice(model, path)
+
+
+def answer_twice(model, path):
+    """Answer all prompts in three slots, twice: then some of them begin with rows that others left."""
+    assert model.slots == 3, model.plan.given_up
+    drafted = cached = 0
+    for _ in range(2):
+        asked = [(list(prompt), {"max_tokens": TOKENS, "repetition_guard": False, **GREEDY}) for prompt in PROMPTS]
+        found = list(model.generate_many(asked))
+        assert [one.token_ids for one in found] == [plain(path, prompt) for prompt in PROMPTS], path
+        model._batch.check()
+        drafted += sum(0 if one.spec is None else one.spec.rows_drafted for one in found)
+        cached = sum(one.usage.cached_tokens for one in found)
+    # Whole blocks of prompts that came before, where it is known what layers saw of them.
+    assert cached > 0, path
+    return drafted
 
 
 def case_texts(gpu):
@@ -80,6 +90,20 @@ def case_arrivals(gpu):
     options = {"device": gpu.device, "gpu_providers": provider(gpu), "kv": "int8", "slots": 3, "draft_max": 7}
     for path in (attention_package(window=32), state_package("lfm2"), state_package("qwen3_5")):
         assert check_arrivals(path, np.random.default_rng(4), 9, modes=("suffix", "off"), most=250, **options) > 4
+
+
+def case_divided(gpu):
+    """Of layers that the CPU computes what is kept of a text is here, of the others there."""
+    for window in (None, 32):
+        path = attention_package(window=window, layers=8)
+        asked = {"device": gpu.device, "gpu_providers": provider(gpu), "ctx": 256, **PINNED}
+        plan = plan_package(open_package(path), LoadOptions(**asked))
+        whole = sizes_of(plan.shape, plan.device, plan.choice, plan.request).needs.gpu
+        with load_package(path, device_memory=whole - 1000, slots=3, **asked) as model:
+            assert model.plan.choice.gpu_layers == 7
+            answer_twice(model, path)
+            planned, unseen = model.plan.sizes.gpu, model.plan.device.gpu.context_bytes
+            assert gpu.held_bytes() <= planned.total - unseen, (gpu.held_bytes(), planned)
 
 
 def case_planned(gpu):

@@ -41,7 +41,7 @@ OPERATORS = {
         "formats talks nothing_is_left stopped no_room errors hangs",
     ),
     "state_worker": ("texts refused cancelled", "drafts more_drafts", "planned"),
-    "slots_worker": ("texts windows", "states kept", "exits arrivals"),
+    "slots_worker": ("texts windows", "states kept", "exits arrivals", "divided"),
     "expert_worker": ("texts", "types planned refused"),
     "family_worker": ("gemma4", "kv_formats planned", "embeddings ahead"),
     "plan_worker": ("f16 window nested divided second stays", "exits nested_exits"),

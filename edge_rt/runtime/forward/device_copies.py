@@ -11,6 +11,7 @@ import numpy.typing as npt
 
 from edge_rt.ort.compute_device import ComputeDevice, DeviceArray
 from edge_rt.package.states import SLOTS
+from edge_rt.runtime.cache.window_copies import RowCopies
 
 Array = npt.NDArray[Any]
 _FLOAT = 4
@@ -146,6 +147,37 @@ class DeviceRowCopies:
         there = self._begins[:, None] + each * rows[begins].astype(np.int64)
         kept = self._places[place].address + self._offsets[:, None] + each * begins
         return there.ravel(), kept.ravel(), (each * counts).ravel()
+
+
+class DividedRowCopies:
+    """Places for rows of layers of which the CPU computes the first, and a device the others.
+
+    Args:
+        copies: of either part.
+    """
+
+    def __init__(self, copies: Sequence[RowCopies]) -> None:
+        self._copies = tuple(copies)
+
+    def save(self, place: int, rows: Array) -> None:
+        """Copy rows of all layers with a window, given where they lie in memory (int32), into a place."""
+        for copies in self._copies:
+            copies.save(place, rows)
+
+    def load(self, place: int, rows: Array) -> None:
+        """Copy what is in a place into so many rows."""
+        for copies in self._copies:
+            copies.load(place, rows)
+
+    def parts(self, place: int) -> list[Array]:
+        """Return nothing: a part of it is no memory of this process."""
+        del place
+        return []
+
+    def release(self) -> None:
+        """Release the memory of all places."""
+        for copies in self._copies:
+            copies.release()
 
 
 def _each_head(address: int, part: Planes) -> Iterator[tuple[int, int]]:

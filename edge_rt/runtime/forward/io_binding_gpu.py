@@ -19,7 +19,7 @@ from edge_rt.package.kv_formats import portable_head_dim
 from edge_rt.package.spec_modes import MAX_DRAFT
 from edge_rt.package.states import CHECKPOINTS
 from edge_rt.runtime.cache.window_copies import RowCopies
-from edge_rt.runtime.forward.device_copies import DeviceRowCopies, Planes
+from edge_rt.runtime.forward.device_copies import DeviceRowCopies, DividedRowCopies, Planes
 from edge_rt.runtime.forward.hidden_rows import DeviceHiddenRows, HiddenRows
 from edge_rt.runtime.forward.io_binding_base import Array, BoundPass
 from edge_rt.runtime.forward.io_binding_native import MOST_RECORDED, NativeIOBinding, NativePass
@@ -90,14 +90,15 @@ class GpuIOBinding(NativeIOBinding):
         return DeviceStateMemory(self._device, self.model, sequences, drafts, checkpoints)
 
     def _make_row_copies(self, most_rows: int, count: int) -> RowCopies:
-        # A plan keeps none where layers are divided.
-        assert not (self._host_layers and count), (self._host_layers, count)
         layers = [
             (cache, tuple(self._parts_there(layer, cache)))
             for layer, cache in zip(self._layers[self._host_layers :], self._caches, strict=True)
             if self.model.layer_windows[layer]
         ]
-        return DeviceRowCopies(self._device, layers, most_rows, count)
+        copies: list[RowCopies] = [DeviceRowCopies(self._device, layers, most_rows, count)] if layers else []
+        if self._window_memory():
+            copies.append(super()._make_row_copies(most_rows, count))
+        return copies[0] if len(copies) == 1 else DividedRowCopies(copies)
 
     def _parts_there(self, layer: int, cache: DeviceArray) -> Iterator[Planes]:
         """Yield where parts of the rows of a layer on the device lie in its memory."""
