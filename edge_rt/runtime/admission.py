@@ -144,9 +144,7 @@ class Admission:
             note: what is said of those.
         """
         for ticket in self.active:
-            if ticket.decoding is not None:
-                ticket.decoding.drop()
-                ticket.note = note
+            ticket.note = ticket.note if ticket.decoding is None else note
             ticket.slot, ticket.decoding = None, None
         with self._lock:
             self._waiting.extendleft(reversed(self.active))

@@ -445,6 +445,10 @@ class Batch:
         if not failed:
             return
         assert self._instead is not None, "nothing takes its place"
+        for ticket in self._active:
+            # What was begun for the next pass must not outlive the runner.
+            if ticket.decoding is not None:
+                ticket.decoding.drop()
         try:
             has_taken_over = self._instead(failed[0][1])
         except Cancelled:
