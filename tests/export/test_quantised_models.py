@@ -15,7 +15,7 @@ from tests.helpers.hf_factory import hf_tensors, write_hf_folder
 from tests.helpers.models import load_package
 from tests.helpers.native_profile import require_native
 from tests.helpers.packages import listing
-from tests.helpers.pairs import with_slow
+from tests.helpers.pairs import all_pairs, with_slow
 from tests.helpers.small import GREEDY
 
 SIZES = {"narrow": {"layers": 2}, "wide": {"layers": 2, "hidden": 256, "ffn": 512}}
@@ -71,11 +71,13 @@ def types_of(path):
     )
 
 
-@pytest.mark.parametrize("profile", ["native", "portable"])
-@pytest.mark.parametrize("weights", EXPECTED)
-@pytest.mark.parametrize(("kind", "widths"), [("gguf", "narrow"), ("folder", "wide")])
-def test_every_option(sources, tmp_path, kind, widths, weights, profile):
+OPTIONS = ([("gguf", "narrow"), ("folder", "wide")], EXPECTED, ["native", "portable"])
+
+
+@pytest.mark.parametrize(("source", "weights", "profile"), with_slow(product(*OPTIONS), all_pairs(*OPTIONS)))
+def test_every_option(sources, tmp_path, source, weights, profile):
     need(profile)
+    kind, widths = source
     # Nothing but int4 is chosen by what a text shows.
     calibration = "built-in" if (widths, weights) == ("wide", "int4") else None
     report = export_model(
@@ -185,9 +187,9 @@ def test_widths_that_no_block_fits_stay_floats(tmp_path):
     assert types_of(tmp_path / "p")[1] == {"Q4_0", "Q8_0", "F32"}
 
 
-@pytest.mark.parametrize("weights", ["int4", "int8", "f16"])
-@pytest.mark.parametrize("calibration", ["built-in", None])
-@pytest.mark.parametrize("value", [65536.0, 1e30])
+@pytest.mark.parametrize(
+    ("weights", "calibration", "value"), all_pairs(["int4", "int8", "f16"], ["built-in", None], [65536.0, 1e30])
+)
 def test_a_weight_that_is_too_large(models, tmp_path, weights, calibration, value):
     name = "model.layers.1.mlp.up_proj.weight"
     array = hf_tensors(models["narrow"])[name].copy()
@@ -199,9 +201,10 @@ def test_a_weight_that_is_too_large(models, tmp_path, weights, calibration, valu
     assert listing(tmp_path / "out") == []
 
 
-@pytest.mark.parametrize("weights", ["keep", "int4", "int8", "f16", "f32"])
-@pytest.mark.parametrize("calibration", ["built-in", None])
-@pytest.mark.parametrize("value", [np.nan, np.inf])
+@pytest.mark.parametrize(
+    ("weights", "calibration", "value"),
+    all_pairs(["keep", "int4", "int8", "f16", "f32"], ["built-in", None], [np.nan, np.inf]),
+)
 def test_a_weight_that_is_not_finite(models, tmp_path, weights, calibration, value):
     name = "model.layers.0.self_attn.q_proj.weight"
     array = hf_tensors(models["narrow"])[name].copy()
