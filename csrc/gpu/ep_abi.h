@@ -33,7 +33,11 @@ enum DeviceMemory : int { kDeviceDefault = 0 };
 enum AllocatorType : int { kDeviceAllocator = 0 };
 
 // The table of OrtApi, beyond ort_abi.h. Release 1.23 has them all.
+using CreateTensorOver = Slot<49, Status*(const MemoryInfo*, void* data, size_t bytes, const int64_t* dims, size_t rank,
+                                          int element_type, Value** out)>;
 using ReleaseMemoryInfo = Slot<94, void(MemoryInfo*)>;
+using ReleaseValue = Slot<96, void(Value*)>;
+using AddInitializer = Slot<150, Status*(SessionOptions*, const char* name, const Value*)>;
 using GetEpApi = Slot<317, const Table*(), 24>;
 using GetTensorBytes = Slot<318, Status*(const Value*, size_t* out), 24>;
 using CreateMemoryInfo = Slot<320,

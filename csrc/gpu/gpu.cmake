@@ -4,9 +4,9 @@ set(gpu_folder "${PROJECT_SOURCE_DIR}/csrc/gpu")
 
 # What does not depend on which driver it is: the provider without operators.
 add_library(edge_rt_gpu_provider OBJECT
-            ${gpu_folder}/memory_pool.cc ${gpu_folder}/pass_inputs.cc ${gpu_folder}/pass_stream.cc
+            ${gpu_folder}/kept_gpus.cc ${gpu_folder}/memory_pool.cc ${gpu_folder}/pass_inputs.cc ${gpu_folder}/pass_stream.cc
             ${gpu_folder}/provider_api.cc ${gpu_folder}/provider_factory.cc ${gpu_folder}/provider_kernels.cc
-            ${gpu_folder}/provider_memory.cc ${gpu_folder}/provider_session.cc)
+            ${gpu_folder}/provider_memory.cc ${gpu_folder}/provider_session.cc ${gpu_folder}/weights_file.cc)
 target_link_libraries(edge_rt_gpu_provider PUBLIC edge_rt_flags)
 
 # Its operators, which check what they are given with the code of the CPU's.
@@ -17,7 +17,7 @@ target_link_libraries(edge_rt_gpu_op_objects PUBLIC edge_rt_flags)
 
 # A library of the provider, with the objects that fill gpu_device.h for one kind of driver.
 function(edge_rt_gpu_library name)
-  add_library(${name} SHARED ${gpu_folder}/provider.cc)
+  add_library(${name} SHARED ${gpu_folder}/provider.cc ${gpu_folder}/provider_weights.cc)
   target_link_libraries(${name} PRIVATE edge_rt_gpu_provider edge_rt_gpu_op_objects ${ARGN} edge_rt_kernels
                                         ${CMAKE_DL_LIBS})
   edge_rt_loadable(${name} "${gpu_folder}/exports.map")

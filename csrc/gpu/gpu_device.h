@@ -85,6 +85,13 @@ struct Piece {
   size_t bytes;
 };
 
+// What memory of the host a device takes as its own.
+struct ImportRules {
+  size_t alignment = 0;          // of its begin and of its size, a power of two; 0: none can be taken
+  size_t largest = 0;            // bytes at once
+  bool must_be_writable = true;  // though it is only read
+};
+
 class GpuDevice {
  public:
   virtual ~GpuDevice() = default;
@@ -112,6 +119,15 @@ class GpuDevice {
   virtual bool copy_pieces(const std::vector<Piece>& pieces, GpuError* error) = 0;
 
   virtual std::unique_ptr<GpuQueue> open_queue(GpuError* error) = 0;
+
+  virtual ImportRules import_rules() const { return {}; }
+  // Gives the address for kernels of memory of the host, by the rules above, which stays as it is until that address is
+  // freed. nullptr: it is refused.
+  virtual void* import(void* host, size_t bytes, GpuError* error) {
+    (void)host, (void)bytes;
+    *error = {Fault::kRefused, 0, "the device takes no memory of the host"};
+    return nullptr;
+  }
 };
 
 // The GPUs that the driver tells of, by number; those that will not do have a refusal. False: there is no driver.

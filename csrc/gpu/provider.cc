@@ -19,7 +19,7 @@ namespace edge_rt::gpu {
 namespace {
 
 // Number of the calls below: the Python half refuses a library of another one.
-constexpr int kAbiVersion = 3;
+constexpr int kAbiVersion = 4;
 
 abi::Status* create_factory(const abi::ApiBase* base, abi::EpFactory** out) {
   ProviderApi api;

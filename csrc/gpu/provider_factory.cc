@@ -6,6 +6,7 @@
 #include <string>
 #include <utility>
 
+#include "gpu/kept_gpus.h"
 #include "gpu/provider_session.h"
 
 namespace edge_rt::gpu {
@@ -77,8 +78,7 @@ ProviderFactory::ProviderFactory(const ProviderApi& api) : abi::EpFactory{}, api
     return guarded(own(self).api_, "an allocator", [&]() -> abi::Status* {
       const abi::MemoryDevice* const device = own(self).api_.ep_call<abi::MemoryInfoDevice>(info);
       const auto number = static_cast<int>(own(self).api_.ep_call<abi::MemoryDeviceNumber>(device));
-      *out = new DeviceAllocator(
-          info, [factory = &own(self), number](GpuError* error) { return factory->open(number, error); });
+      *out = new DeviceAllocator(info, [number](GpuError* error) { return keep_gpu(number, error); });
       return nullptr;
     });
   };
@@ -87,8 +87,7 @@ ProviderFactory::ProviderFactory(const ProviderApi& api) : abi::EpFactory{}, api
   };
   create_data_transfer = [](abi::EpFactory* self, abi::DataTransfer** out) -> abi::Status* {
     return guarded(own(self).api_, "copies", [&]() -> abi::Status* {
-      *out = new DeviceTransfer(
-          own(self).api_, [factory = &own(self)](int number, GpuError* error) { return factory->open(number, error); });
+      *out = new DeviceTransfer(own(self).api_, keep_gpu);
       return nullptr;
     });
   };
@@ -99,24 +98,10 @@ ProviderFactory::ProviderFactory(const ProviderApi& api) : abi::EpFactory{}, api
 }
 
 ProviderFactory::~ProviderFactory() {
+  drop_kept_gpus();
   for (const std::unique_ptr<Gpu>& gpu : gpus_) {
     if (gpu->hardware != nullptr) api_.ep_call<abi::ReleaseHardwareDevice>(gpu->hardware);
   }
-}
-
-std::shared_ptr<GpuDevice> ProviderFactory::open(int number, GpuError* error) {
-  drop_lost(number);
-  const std::lock_guard<std::mutex> guard(lock_);
-  std::shared_ptr<GpuDevice>& known = open_[number];
-  if (known == nullptr) known = open_gpu(number, error);
-  return known;
-}
-
-// Nobody can open a lost device anew as long as somebody holds it.
-void ProviderFactory::drop_lost(int number) {
-  const std::lock_guard<std::mutex> guard(lock_);
-  std::shared_ptr<GpuDevice>& known = open_[number];
-  if (known != nullptr && known->is_lost()) known = nullptr;
 }
 
 // No driver, or no GPU that will do: there are no devices, and `edge_rt_gpu_describe` says why.
@@ -179,12 +164,13 @@ abi::Status* ProviderFactory::create_session(const abi::KeyValuePairs* metadata,
   const char* const records = option(kRecords);
   const char* const first_layer = option(kFirstLayer);
   GpuError error;
-  drop_lost(number);
+  drop_lost_gpu(number);
   std::shared_ptr<GpuDevice> device = open_gpu(number, &error);
   if (device == nullptr) return api_.error("GPU " + std::to_string(number) + " cannot be opened", error);
   std::unique_ptr<PassStream> stream = PassStream::open(std::move(device), &error);
   if (stream == nullptr) return api_.error("GPU " + std::to_string(number) + " has no stream for a session", error);
-  *out = new ProviderSession(api_, kernels_, gpus_[static_cast<size_t>(number)]->memory, std::move(stream),
+  *out = new ProviderSession(api_, kernels_, gpus_[static_cast<size_t>(number)]->memory,
+                             std::exchange(weights_of_next_session(), nullptr), std::move(stream),
                              records != nullptr && std::strcmp(records, "1") == 0,
                              first_layer == nullptr ? 0 : std::atoi(first_layer));
   return nullptr;

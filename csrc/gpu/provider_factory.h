@@ -1,9 +1,7 @@
 // What ONNX Runtime makes providers with: which GPUs there are, and a provider for a session on one of them.
 #pragma once
 
-#include <map>
 #include <memory>
-#include <mutex>
 #include <vector>
 
 #include "gpu/gpu_device.h"
@@ -35,15 +33,10 @@ class ProviderFactory : public abi::EpFactory {
   abi::Status* list_devices(abi::EpDevice** out, size_t most, size_t* count);
   abi::Status* add_device(int number, const GpuFacts& facts, abi::EpDevice** out);
   abi::Status* create_session(const abi::KeyValuePairs* metadata, const abi::SessionOptions* options, abi::Ep** out);
-  std::shared_ptr<GpuDevice> open(int number, GpuError* error);
-  void drop_lost(int number);
 
   const ProviderApi api_;
   KernelList kernels_;
   std::vector<std::unique_ptr<Gpu>> gpus_;  // by number
-  // GPUs that were copied to or from stay open, or every copy would open them.
-  std::mutex lock_;
-  std::map<int, std::shared_ptr<GpuDevice>> open_;
 };
 
 }  // namespace edge_rt::gpu

@@ -25,9 +25,10 @@ int layer_of(const char* name) {
 }  // namespace
 
 ProviderSession::ProviderSession(const ProviderApi& api, const KernelList& kernels, const MemoryKind& memory,
-                                 std::unique_ptr<PassStream> stream, bool records, int first_layer)
-    : abi::Ep{}, api_(api), kernels_(kernels), memory_(memory), stream_(std::move(stream)), records_(records),
-      first_layer_(first_layer) {
+                                 std::shared_ptr<WeightsFile> weights, std::unique_ptr<PassStream> stream, bool records,
+                                 int first_layer)
+    : abi::Ep{}, api_(api), kernels_(kernels), memory_(memory), weights_(std::move(weights)),
+      stream_(std::move(stream)), records_(records), first_layer_(first_layer) {
   version = abi::kEpVersion;
   name = [](const abi::Ep*) { return kProviderName; };
   get_capability = [](abi::Ep* self, const abi::Graph* graph, abi::GraphSupport* support) -> abi::Status* {

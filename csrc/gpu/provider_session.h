@@ -8,15 +8,17 @@
 #include "gpu/provider_api.h"
 #include "gpu/provider_kernels.h"
 #include "gpu/provider_memory.h"
+#include "gpu/weights_file.h"
 
 namespace edge_rt::gpu {
 
 class ProviderSession : public abi::Ep {
  public:
   // `records`: whether passes with a number are recorded as graphs. `first_layer`: layers before it, and what they
-  // begin with, are left to the CPU; 0: none are. `kernels` and `memory` outlive it.
+  // begin with, are left to the CPU; 0: none are. `kernels` and `memory` outlive it. `weights`: those it was given.
   ProviderSession(const ProviderApi& api, const KernelList& kernels, const MemoryKind& memory,
-                  std::unique_ptr<PassStream> stream, bool records, int first_layer);
+                  std::shared_ptr<WeightsFile> weights, std::unique_ptr<PassStream> stream, bool records,
+                  int first_layer);
 
   PassStream& stream() { return *stream_; }
   // Kernels of the session, one a node; and those that have run in a pass. A pass that did not run all of them, because
@@ -36,6 +38,7 @@ class ProviderSession : public abi::Ep {
   const ProviderApi& api_;
   const KernelList& kernels_;
   const MemoryKind& memory_;
+  const std::shared_ptr<WeightsFile> weights_;  // read until the last pass is done
   std::unique_ptr<PassStream> stream_;
   bool records_;
   int first_layer_;

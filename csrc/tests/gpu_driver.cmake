@@ -18,9 +18,13 @@ add_executable(gpu_pass_test gpu_pass_main.cc fake_ort.cc fake_memory.cc)
 target_link_libraries(gpu_pass_test PRIVATE edge_rt_gpu_provider edge_rt_gpu_cuda edge_rt_gpu_emulated edge_rt_base ${CMAKE_DL_LIBS})
 add_test(NAME gpu_pass_test COMMAND gpu_pass_test)
 
+add_executable(weights_file_test weights_file_main.cc ${gpu_folder}/weights_file.cc)
+target_link_libraries(weights_file_test PRIVATE edge_rt_flags)
+add_test(NAME weights_file_test COMMAND weights_file_test)
+
 # The provider with toy operators, whose schemas edge_rt_test_ops has.
 set_source_files_properties(gpu_toy_cuda.cu PROPERTIES LANGUAGE CXX COMPILE_OPTIONS "-xc++")
-add_library(edge_rt_gpu_toys SHARED ${gpu_folder}/provider.cc emulator/emulated_abi.cc gpu_toy_cuda.cu)
+add_library(edge_rt_gpu_toys SHARED ${gpu_folder}/provider.cc ${gpu_folder}/provider_weights.cc emulator/emulated_abi.cc gpu_toy_cuda.cu)
 target_link_libraries(edge_rt_gpu_toys PRIVATE edge_rt_gpu_provider edge_rt_gpu_cuda edge_rt_gpu_emulated)
 edge_rt_loadable(edge_rt_gpu_toys "${gpu_folder}/exports.map")
 target_compile_definitions(edge_rt_gpu_toys PRIVATE EDGE_RT_GPU_OPS_HEADER="tests/gpu_toy_ops.h")
@@ -29,7 +33,7 @@ target_compile_definitions(edge_rt_gpu_toys PRIVATE EDGE_RT_GPU_OPS_HEADER="test
 set_source_files_properties(${gpu_kernel_sources} PROPERTIES LANGUAGE CXX COMPILE_OPTIONS "-xc++")
 add_library(edge_rt_gpu_fiber_kernels OBJECT ${gpu_kernel_sources})
 target_link_libraries(edge_rt_gpu_fiber_kernels PUBLIC edge_rt_flags)
-add_library(edge_rt_gpu_emulation SHARED ${gpu_folder}/provider.cc emulator/emulated_abi.cc)
+add_library(edge_rt_gpu_emulation SHARED ${gpu_folder}/provider.cc ${gpu_folder}/provider_weights.cc emulator/emulated_abi.cc)
 target_link_libraries(edge_rt_gpu_emulation PRIVATE edge_rt_gpu_provider edge_rt_gpu_cuda edge_rt_gpu_emulated
                                                     edge_rt_gpu_op_objects edge_rt_gpu_fiber_kernels edge_rt_kernels)
 edge_rt_loadable(edge_rt_gpu_emulation "${gpu_folder}/exports.map")

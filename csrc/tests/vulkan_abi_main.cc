@@ -199,6 +199,23 @@ void compare_structs() {
   OFFSET(VkMemoryAllocateFlagsInfo, pNext)
   OFFSET(VkMemoryAllocateFlagsInfo, flags)
   OFFSET(VkMemoryAllocateFlagsInfo, deviceMask)
+  SIZE(VkExternalMemoryBufferCreateInfo)
+  OFFSET(VkExternalMemoryBufferCreateInfo, sType)
+  OFFSET(VkExternalMemoryBufferCreateInfo, pNext)
+  OFFSET(VkExternalMemoryBufferCreateInfo, handleTypes)
+  SIZE(VkImportMemoryHostPointerInfoEXT)
+  OFFSET(VkImportMemoryHostPointerInfoEXT, sType)
+  OFFSET(VkImportMemoryHostPointerInfoEXT, pNext)
+  OFFSET(VkImportMemoryHostPointerInfoEXT, handleType)
+  OFFSET(VkImportMemoryHostPointerInfoEXT, pHostPointer)
+  SIZE(VkMemoryHostPointerPropertiesEXT)
+  OFFSET(VkMemoryHostPointerPropertiesEXT, sType)
+  OFFSET(VkMemoryHostPointerPropertiesEXT, pNext)
+  OFFSET(VkMemoryHostPointerPropertiesEXT, memoryTypeBits)
+  SIZE(VkPhysicalDeviceExternalMemoryHostPropertiesEXT)
+  OFFSET(VkPhysicalDeviceExternalMemoryHostPropertiesEXT, sType)
+  OFFSET(VkPhysicalDeviceExternalMemoryHostPropertiesEXT, pNext)
+  OFFSET(VkPhysicalDeviceExternalMemoryHostPropertiesEXT, minImportedHostPointerAlignment)
   SIZE(VkMemoryAllocateInfo)
   OFFSET(VkMemoryAllocateInfo, sType)
   OFFSET(VkMemoryAllocateInfo, pNext)
@@ -329,6 +346,10 @@ void compare_numbers() {
   NUMBER(VK_STRUCTURE_TYPE_PHYSICAL_DEVICE_PROPERTIES_2)
   NUMBER(VK_STRUCTURE_TYPE_PHYSICAL_DEVICE_MEMORY_PROPERTIES_2)
   NUMBER(VK_STRUCTURE_TYPE_MEMORY_ALLOCATE_FLAGS_INFO)
+  NUMBER(VK_STRUCTURE_TYPE_EXTERNAL_MEMORY_BUFFER_CREATE_INFO)
+  NUMBER(VK_STRUCTURE_TYPE_IMPORT_MEMORY_HOST_POINTER_INFO_EXT)
+  NUMBER(VK_STRUCTURE_TYPE_MEMORY_HOST_POINTER_PROPERTIES_EXT)
+  NUMBER(VK_STRUCTURE_TYPE_PHYSICAL_DEVICE_EXTERNAL_MEMORY_HOST_PROPERTIES_EXT)
   NUMBER(VK_STRUCTURE_TYPE_PHYSICAL_DEVICE_MEMORY_BUDGET_PROPERTIES_EXT)
   NUMBER(VK_STRUCTURE_TYPE_BUFFER_DEVICE_ADDRESS_INFO)
   NUMBER(VK_STRUCTURE_TYPE_PHYSICAL_DEVICE_SHADER_INTEGER_DOT_PRODUCT_FEATURES)
@@ -345,6 +366,7 @@ void compare_numbers() {
   NUMBER(VK_MEMORY_PROPERTY_HOST_CACHED_BIT)
   NUMBER(VK_MEMORY_HEAP_DEVICE_LOCAL_BIT)
   NUMBER(VK_MEMORY_ALLOCATE_DEVICE_ADDRESS_BIT)
+  NUMBER(VK_EXTERNAL_MEMORY_HANDLE_TYPE_HOST_ALLOCATION_BIT_EXT)
   NUMBER(VK_BUFFER_USAGE_TRANSFER_SRC_BIT)
   NUMBER(VK_BUFFER_USAGE_TRANSFER_DST_BIT)
   NUMBER(VK_BUFFER_USAGE_STORAGE_BUFFER_BIT)
@@ -370,6 +392,8 @@ void compare_numbers() {
 void compare_functions() {
   EDGE_RT_VULKAN_OF_INSTANCE(OF_INSTANCE)
   EDGE_RT_VULKAN_OF_DEVICE(OF_DEVICE)
+  compare("vkGetMemoryHostPointerPropertiesEXT", 1,
+          Same<ours::GetHostPointerProperties, ::PFN_vkGetMemoryHostPointerPropertiesEXT>::value());
 }
 
 }  // namespace

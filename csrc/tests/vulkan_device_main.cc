@@ -4,6 +4,8 @@
 //   vulkan_device_test <folder with copy_rows.spv> <folder with self_test.spv>
 //
 // Ends with 77 where there is no Vulkan device, or no such file.
+#include <sys/mman.h>
+
 #include <algorithm>
 #include <atomic>
 #include <cstdio>
@@ -140,6 +142,43 @@ struct Rows {
   int64_t rows, width;
   Memory from, to;
 };
+
+// Kernels and copies read pages of a file.
+void run_imports() {
+  const auto device = open_device();
+  const ImportRules rules = device->import_rules();
+  if (rules.alignment == 0) {
+    std::puts("the device takes no memory of the host");
+    return;
+  }
+  CHECK(rules.alignment >= 4096 && (rules.alignment & (rules.alignment - 1)) == 0 && rules.largest > 0);
+  const size_t bytes = std::max<size_t>(rules.alignment, size_t{128} << 10);
+  const int64_t width = static_cast<int64_t>(bytes / sizeof(float));
+  const Rows rows(device.get(), 1, width);
+  const std::vector<float> numbers = rows.numbers(3);
+  std::FILE* const file = std::tmpfile();
+  CHECK(file != nullptr && std::fwrite(numbers.data(), 1, bytes, file) == bytes && std::fflush(file) == 0);
+  const int access = rules.must_be_writable ? PROT_READ | PROT_WRITE : PROT_READ;
+  void* const mapped = mmap(nullptr, bytes, access, MAP_PRIVATE, fileno(file), 0);
+  CHECK(mapped != MAP_FAILED && reinterpret_cast<uintptr_t>(mapped) % rules.alignment == 0);
+  GpuError error;
+  void* const address = device->import(mapped, bytes, &error);
+  if (address == nullptr) std::fprintf(stderr, "%s\n", error.sentence.c_str());
+  CHECK(address != nullptr);
+  const auto queue = device->open_queue(&error);
+  const CopyRows job{static_cast<const float*>(address), nullptr, 0, 0, 1, width, rows.to.floats(), width};
+  CHECK(queue != nullptr && queue->begin(false, &error) &&
+        queue->launch("copy_rows", 1, static_cast<int>((width + 127) / 128), &job, sizeof job, &error) &&
+        queue->end(nullptr, &error));
+  rows.check(device.get(), numbers);
+  std::vector<float> found(numbers.size());
+  copy(device.get(), Way::kToHost, found.data(), address, bytes);
+  CHECK(found == numbers);
+  device->free(address);
+  CHECK(std::memcmp(mapped, numbers.data(), bytes) == 0);
+  munmap(mapped, bytes);
+  std::fclose(file);
+}
 
 void run_pass(GpuQueue* queue, const Rows& rows, const std::vector<float>& numbers, std::unique_ptr<Recording>* out) {
   GpuError error;
@@ -380,6 +419,7 @@ int run(int argc, char** argv) {
   run_pieces(true, false);
   run_copies(false, false);
   run_pieces(false, false);
+  run_imports();
   run_queues();
   run_settling();
   run_too_much();

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -12,7 +13,7 @@ from typing import Final
 from edge_rt.device.names import DeviceName
 from edge_rt.errors import RuntimeUnavailable, VersionMismatch
 
-ABI_VERSION: Final = 3
+ABI_VERSION: Final = 4
 """Number of the calls below, as ``kAbiVersion`` in ``csrc/gpu/provider.cc``."""
 USE_THE_CPU: Final = "or use --device cpu"
 
@@ -42,6 +43,11 @@ class Gpu:
     def device_name(self) -> DeviceName:
         """How it is asked for."""
         return DeviceName(self.kind, self.number)
+
+    @property
+    def imports(self) -> bool:
+        """Whether it reads weights where their file is mapped, unless its driver refuses that."""
+        return self.is_unified and self.more.get("imports") == "1"
 
     @property
     def is_software(self) -> bool:
@@ -83,6 +89,7 @@ class GpuLibrary:
     """
 
     def __init__(self, path: Path, whose: str) -> None:
+        self.path = path
         try:
             self._library = ctypes.CDLL(str(path))
             version = self._library.edge_rt_gpu_abi_version()
@@ -111,6 +118,7 @@ class GpuLibrary:
         numbers = ctypes.c_void_p
         self._library.edge_rt_gpu_copy.argtypes = (ctypes.c_int, ctypes.c_size_t, numbers, numbers, numbers)
         self._library.edge_rt_gpu_copy.restype = ctypes.c_char_p
+        _declare_weights(self._library)
 
     def describe(self) -> str:
         """Ask the driver which GPUs there are, for ``read_gpus``; none is opened."""
@@ -155,6 +163,73 @@ class GpuLibrary:
                 "The GPU cannot be tested.", f"GPU {number}: {found.sentence.rstrip('.')}.", "Check its driver."
             )
         return found
+
+    def lay_weights(self, number: int, path: Path, size: int, parts: Sequence[tuple[int, int]]) -> LaidWeights:
+        """Lay tensors of a file into a GPU's memory, or find them there; this opens the GPU.
+
+        Args:
+            size: bytes of the file.
+            parts: offset and bytes of each tensor.
+
+        Raises:
+            WeightsRefusedError: the file cannot be read, or the GPU fails, or has no memory for them.
+        """
+        flat = (ctypes.c_uint64 * (2 * len(parts)))(*(value for part in parts for value in part))
+        handle = self._library.edge_rt_gpu_weights_open(number, os.fsencode(path), size, flat, len(parts))
+        if not handle:
+            raise WeightsRefusedError(self._library.edge_rt_gpu_weights_error().decode(errors="replace"))
+        return LaidWeights(self._library, handle)
+
+
+def _declare_weights(library: ctypes.CDLL) -> None:
+    pointer, number = ctypes.c_void_p, ctypes.c_uint64
+    opens, offers = library.edge_rt_gpu_weights_open, library.edge_rt_gpu_weights_offer
+    opens.argtypes = (ctypes.c_int, ctypes.c_char_p, number, ctypes.POINTER(number), ctypes.c_size_t)
+    opens.restype = pointer
+    library.edge_rt_gpu_weights_error.restype = ctypes.c_char_p
+    sizes = (ctypes.POINTER(ctypes.c_int64), ctypes.c_size_t)
+    offers.argtypes = (pointer, ctypes.c_char_p, number, number, ctypes.c_int, *sizes)
+    library.edge_rt_gpu_weights_bytes.argtypes = (pointer, ctypes.c_int)
+    library.edge_rt_gpu_weights_bytes.restype = number
+    library.edge_rt_gpu_weights_close.argtypes = (pointer,)
+    library.edge_rt_gpu_weights_close.restype = None
+
+
+class WeightsRefusedError(Exception):
+    """Weights cannot be laid into a GPU's memory; the text is the library's."""
+
+
+class LaidWeights:
+    """Tensors of a file that lie in a GPU's memory as long as this object lives."""
+
+    def __init__(self, library: ctypes.CDLL, handle: int) -> None:
+        self._library, self._handle = library, handle
+        weakref.finalize(self, library.edge_rt_gpu_weights_close, handle).atexit = False
+
+    def offer(self, name: str, part: tuple[int, int], kind: int, shape: Sequence[int]) -> None:
+        """Name a tensor for the session that this thread opens next.
+
+        Args:
+            part: its offset and bytes.
+            kind: its type, as ONNX numbers them.
+        """
+        dims = (ctypes.c_int64 * len(shape))(*shape)
+        if not self._library.edge_rt_gpu_weights_offer(self._handle, name.encode(), *part, kind, dims, len(shape)):
+            raise MemoryError
+
+    def withdraw(self) -> None:
+        """Forget what was named."""
+        self._library.edge_rt_gpu_weights_offer(None, b"", 0, 0, 0, None, 0)
+
+    @property
+    def mapped_bytes(self) -> int:
+        """Bytes of all tensors of the file that the GPU reads where the file is mapped, for whatever model."""
+        return int(self._library.edge_rt_gpu_weights_bytes(self._handle, 1))
+
+    @property
+    def copied_bytes(self) -> int:
+        """Bytes of those that were copied to its memory."""
+        return int(self._library.edge_rt_gpu_weights_bytes(self._handle, 0))
 
 
 def read_gpus(lines: str, kind: str) -> tuple[Gpu, ...] | DriverError:

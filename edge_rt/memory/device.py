@@ -161,6 +161,7 @@ def unmeasured_gpu(
     host_bytes: int = DRIVER_BYTES,
     pass_bytes: int = 0,
     has_cpu_bits: bool = True,
+    imports: bool = False,
 ) -> GpuFigures:
     """Return a GPU of this machine with the speed of a preset, because none was measured.
 
@@ -179,6 +180,7 @@ def unmeasured_gpu(
         host_bytes=host_bytes,
         pass_bytes=pass_bytes,
         has_cpu_bits=has_cpu_bits,
+        imports=imports,
     )
 
 

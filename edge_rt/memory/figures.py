@@ -101,6 +101,7 @@ class GpuFigures:
         host_bytes: of the process's memory, that its driver takes.
         pass_bytes: of its memory, what each recorded pass keeps for arguments of kernels, of up to 40 layers.
         has_cpu_bits: whether its results are the CPU's to the last bit, so that layers can be divided between the two.
+        imports: whether it reads weights where their file is mapped, because it shares the machine's memory.
     """
 
     name: str
@@ -115,6 +116,7 @@ class GpuFigures:
     host_bytes: int = DRIVER_BYTES
     pass_bytes: int = 0
     has_cpu_bits: bool = True
+    imports: bool = False
 
 
 @dataclass(frozen=True)

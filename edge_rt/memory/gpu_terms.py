@@ -21,6 +21,7 @@ from edge_rt.memory.terms import (
     hidden_bytes,
     kept_bytes,
     kv_rows,
+    read_on_both,
 )
 from edge_rt.package.decoder import Decoder
 from edge_rt.package.layers import GatedDelta
@@ -33,6 +34,8 @@ RECORDED_SHAPES: Final = 72
 
 _PASS_LAYERS: Final = 40
 """Layers of a pass whose kernels' arguments fit 256 KiB: up to 12 kernels each, of 512 bytes."""
+PIECE: Final = 4 << 20
+"""Bytes of a file of weights that are read at once, on their way to a GPU: ``csrc/gpu/weights_file.cc``."""
 _SHARED_PAGE: Final = 1 << 20
 _PAGE: Final = 2 << 20
 """Of more than the first the driver gives whole pages of the second (an H200, driver 580); smaller blocks share one."""
@@ -63,7 +66,7 @@ class GpuSizes:
     """Bytes of what lies on a GPU, each part at its largest.
 
     Attributes:
-        weights: all matrices, and tables of rotations; a session of its own has its own copies.
+        weights: all matrices, and tables of rotations, but what is read where the file is mapped.
         activations: what passes need, the rows' map, the tree and the rows between graphs included.
     """
 
@@ -130,21 +133,22 @@ def _of_driver(wanted: int) -> int:
 
 
 def gpu_weights(shape: ModelShape, choice: Choice) -> int:
-    """Return the bytes of all matrices, and of tables of rotations, in all sessions: each has its own copies."""
-    if choice.gpu_layers is not None:
-        return divided_weights(shape, choice)[1] * (1 + drafts_itself(shape, choice) + shape.has_states_graph)
-    held = shape.weights_bytes + shape.loaded_rope_bytes * choice.ctx
-    # What a block that predicts ahead has for itself stays in the process.
-    held -= 0 if shape.ahead is None else shape.ahead.own_bytes
-    # The graph of states reads all but the head.
-    held += shape.weights_bytes if shape.has_states_graph else 0
-    if shape.segments > 1:
-        # The head's graph is opened whatever drafts; a tied one is the first segment's embedding as well. Rotations are
-        # stored once, and read by the layers of all segments.
-        heads = 2 if shape.model.is_tied else 1
-        held += heads * shape.exit_head_bytes + (shape.segments - 1) * shape.rotation_bytes
-    # The second graph's session copies whole matrices, of which it reads the upper halves.
-    return held + (shape.weights_bytes if drafts_itself(shape, choice) else 0)
+    """Return the bytes of all matrices, and of tables of rotations: they lie there once for all sessions.
+
+    Where layers are divided, what both sides read is copied for each session by itself.
+    """
+    if choice.gpu_layers is None:
+        return laid_bytes(shape) + shape.loaded_rope_bytes * choice.ctx
+    more = drafts_itself(shape, choice) + shape.has_states_graph
+    return divided_weights(shape, choice)[1] + more * read_on_both(shape, choice)
+
+
+def laid_bytes(shape: ModelShape) -> int:
+    """Return the bytes of ``weights.bin`` that a GPU reads: all but those of a block that predicts ahead.
+
+    What that has for itself stays in the process.
+    """
+    return shape.weights_bytes - (0 if shape.ahead is None else shape.ahead.own_bytes)
 
 
 def gpu_activations(shape: ModelShape, choice: Choice) -> int:

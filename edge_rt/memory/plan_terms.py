@@ -96,20 +96,24 @@ def terms_of(shape: ModelShape, choice: Choice, sizes: Sizes, request: Request) 
         terms.append(Term("draft_weights", sizes.draft_weights, "file", f"weights.bin of {name}, read in place"))
         text = f"graph, {own.kv_format} cache of {own.ctx} rows and passes of {name}, which drafts"
         terms.append(Term("draft_model", sizes.draft_model, private, text))
-    return tuple(terms) if sizes.gpu is None else _on_gpu(terms, shape, choice, request, sizes.gpu)
+    return tuple(terms) if sizes.gpu is None else _on_gpu(terms, shape, choice, request, sizes, sizes.gpu)
 
 
-def _on_gpu(terms: list[Term], shape: ModelShape, choice: Choice, request: Request, gpu: GpuSizes) -> tuple[Term, ...]:
+def _on_gpu(
+    terms: list[Term], shape: ModelShape, choice: Choice, request: Request, sizes: Sizes, gpu: GpuSizes
+) -> tuple[Term, ...]:
     """Return the terms with what a GPU holds of them."""
-    again = ", the head and rotations once for each graph that reads them" if shape.segments > 1 else ""
-    weights, cache = f"weights.bin, copied to the GPU{again}", None
+    mapped = drafting_bytes(shape, choice, request)
+    weights, cache = "weights.bin, copied to the GPU", None
+    if sizes.weights > mapped and choice.gpu_layers is None:
+        weights = "weights.bin, read in place by the GPU; copied, if its driver refuses that"
     passes = f"passes of 1 to {choice.largest_pass} rows, recorded ones apart"
     if choice.gpu_layers is not None:
         last = "layer" if choice.gpu_layers == 1 else f"{choice.gpu_layers} layers"
         weights = f"weights.bin: of the last {last} and the head copied to the GPU, of the others read in place"
         cache = f"{_cache_text(shape, choice)}, each layer's where it is computed"
         passes = f"passes of 1 to {choice.largest_pass} rows, begun here and ended on the GPU"
-    if mapped := drafting_bytes(shape, choice, request):
+    if mapped:
         weights += f"; {show_size(mapped)} of it mapped for drafts"
     held = {
         "weights": (gpu.weights, weights),

@@ -33,8 +33,6 @@ class ModelShape:
         fine_blocks: blocks of one linear layer's input, at most, that have 16 bits.
         traced: what is known of a traced graph; None for the other op profiles.
         segments: graphs that the layers are cut into; with several the head is a graph of its own as well.
-        exit_head_bytes: of ``weights.bin``, what the head's own graph reads, which drafts at exits run: a GPU holds it
-            once more, and a third time if it is the embedding as well.
         has_upper_halves: whether its weights are nested, so that it can draft with fewer bits.
         has_states_graph: whether it has a graph of its own for embeddings.
         table_bytes: of ``weights.bin``, those of a table of which few rows are read, and which is given back behind.
@@ -56,7 +54,6 @@ class ModelShape:
     fine_blocks: int = 0
     traced: TracedInfo | None = None
     segments: int = 1
-    exit_head_bytes: int = 0
     has_upper_halves: bool = False
     has_states_graph: bool = False
     table_bytes: int = 0
@@ -232,7 +229,6 @@ def shape_of(manifest: Manifest, package_id: str | None) -> ModelShape:
         has_states_graph=manifest.pooling is not None,
         table_bytes=_table(manifest),
         largest_tensor_bytes=_largest_tensor(manifest),
-        head_bytes=_head(manifest),
     )
     return replace(found, ahead=ahead_shape(manifest))
 
@@ -250,13 +246,6 @@ def shape_on(shape: ModelShape, package: Package, device: Device) -> ModelShape:
         own = sum(length for offset, length in read.items() if offset not in others)
         shape = replace(shape, ahead=replace(shape.ahead, weights_bytes=sum(read.values()), own_bytes=own))
     return replace(shape, layers=layer_sizes(package)) if device.has_own_gpu_memory else shape
-
-
-def _head(manifest: Manifest) -> int | None:
-    """Return the bytes of the head's matrix, at most; None if its type is not named."""
-    model, types = manifest.model, manifest.quantisation
-    found = types.get("head", types.get("embedding"))
-    return None if found is None else _matrix_bytes(model.vocab_size, model.hidden_size, found)
 
 
 def _table(manifest: Manifest) -> int:
@@ -321,13 +310,11 @@ def shape_of_model(
     has_states_graph: bool = False,
     table_bytes: int = 0,
     largest_tensor_bytes: int | None = None,
-    head_bytes: int | None = None,
 ) -> ModelShape:
     """Return the numbers of a model whose file sizes are known or estimated; the others are as in ``ModelShape``.
 
     Args:
         embedding_bytes: bytes of an embedding table that is not shared with the head; None assumes 8 bits per element.
-        head_bytes: bytes of the head's matrix; None assumes those of the embedding.
         table_bytes: as in ``ModelShape``.
     """
     if embedding_bytes is None:
@@ -336,7 +323,6 @@ def shape_of_model(
     unread = 0 if model.is_tied else min(embedding_bytes, weights_bytes // 2)
     unread += min(_rotation_bytes(model, traced), weights_bytes // 4) + table_bytes
     unread += int(_idle_share(model) * (weights_bytes - unread))
-    table = min(embedding_bytes if head_bytes is None else head_bytes, weights_bytes)
     return ModelShape(
         model=model,
         op_profile=op_profile,
@@ -350,7 +336,6 @@ def shape_of_model(
         fine_blocks=fine_blocks,
         traced=traced,
         segments=segments,
-        exit_head_bytes=table if segments > 1 else 0,
         has_upper_halves=has_upper_halves,
         has_states_graph=has_states_graph,
         table_bytes=table_bytes,

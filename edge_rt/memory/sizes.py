@@ -222,39 +222,46 @@ def sizes_of(shape: ModelShape, device: Device, choice: Choice, request: Request
 def _on_gpu(sizes: Sizes, shape: ModelShape, choice: Choice, figures: GpuFigures) -> Sizes:
     """Return the sizes with the model's weights, cache, activations and logits on a GPU.
 
-    Logits are copied to the process. Weights are mapped while they are copied to the GPU, one tensor after the other.
-    Such pages count for the process, but where the GPU shares its memory they do not count beside the copy: the kernel
-    drops them.
+    Logits are copied to the process. Weights that the GPU reads where their file is mapped count as the process's; others
+    are read into its memory in pieces. What ONNX Runtime copies where layers are divided is mapped meanwhile, one tensor
+    after the other.
     """
     # Imported here: most plans are for the CPU.
     from edge_rt.memory.gpu_terms import (
+        PIECE,
         GpuSizes,
         gpu_activations,
         gpu_kv_bytes,
         gpu_state_bytes,
         gpu_weights,
+        laid_bytes,
         recorded_passes,
         staging_bytes,
     )
 
+    is_whole = choice.gpu_layers is None
+    in_place = laid_bytes(shape) if figures.imports and is_whole else 0
     gpu = GpuSizes(
         context=figures.context_bytes + recorded_passes(shape, choice) * figures.pass_bytes,
-        weights=gpu_weights(shape, choice),
+        weights=gpu_weights(shape, choice) - in_place,
         kv_cache=gpu_kv_bytes(shape, choice),
         activations=gpu_activations(shape, choice),
         logits=sizes.logits,
         states=gpu_state_bytes(shape, choice),
     )
-    mapped = shape.weights_bytes if shape.largest_tensor_bytes is None else shape.largest_tensor_bytes
+    read = PIECE
+    if not is_whole:
+        read = shape.weights_bytes if shape.largest_tensor_bytes is None else shape.largest_tensor_bytes
     staging = staging_bytes(shape, choice)
     return replace(
         sizes,
         session=sizes.session - hidden_bytes(shape, choice),
+        weights=sizes.weights + in_place,
         kv_cache=0,
         states=0,
         chunk=staging,
         draft=staging,
-        packing=sizes.packing + (gpu.loaded if figures.is_unified else mapped),
+        packing=sizes.packing + (in_place or read) + (gpu.loaded if figures.is_unified else 0),
         gpu=gpu,
         is_unified=figures.is_unified,
     )

@@ -220,6 +220,13 @@ def divided_weights(shape: ModelShape, choice: Choice) -> tuple[int, int]:
     return used + PAGESIZE * _SMALL_TENSORS * (first + 1), layers.behind[first]
 
 
+def read_on_both(shape: ModelShape, choice: Choice) -> int:
+    """Return the bytes of ``weights.bin`` that count on both sides of a division."""
+    layers, first = shape.layers, first_on_gpu(shape, choice)
+    assert layers is not None
+    return layers.before[first] + layers.behind[first] - layers.before[-1]
+
+
 def tokenizer_bytes(shape: ModelShape, ctx: int) -> int:
     """Return the bytes of a loaded tokenizer, including those to encode texts of a context's length."""
     buckets = 1 << (8 * shape.model.vocab_size // 7 - 1).bit_length()

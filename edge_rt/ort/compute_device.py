@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import ctypes
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 import numpy.typing as npt
@@ -18,6 +18,10 @@ from edge_rt.ort.errors import translate
 from edge_rt.ort.onnxruntime_import import ort
 from edge_rt.system.byte_size import show_size
 from edge_rt.system.machine import install_command
+
+if TYPE_CHECKING:
+    # A process that opens no GPU does without it.
+    from edge_rt.device.driver import GpuLibrary
 
 Numbers = npt.NDArray[Any]
 RECORDS: Final = "graphs"
@@ -35,8 +39,8 @@ class ComputeDevice:
         is_software: whether a program on the CPU stands in for it.
         has_cpu_bits: whether results of edge-rt's own operators there are the CPU's to the last bit.
         handle: ONNX Runtime's object; None for a provider inside its wheel, which is asked for by name.
-        copier: copies pieces of the device's memory, as ``GpuLibrary.copy``; None: that provider cannot.
         details: further facts that measurements depend on, as a JSON object.
+        library: that of edge-rt's own provider; None for the others.
     """
 
     name: DeviceName
@@ -48,7 +52,7 @@ class ComputeDevice:
     details: Mapping[str, Any] = field(default_factory=dict)
     options: Mapping[str, str] = field(default_factory=dict)
     has_cpu_bits: bool = True
-    copier: Callable[[int, int, int, int], str] | None = field(default=None, repr=False, compare=False)
+    library: GpuLibrary | None = field(default=None, repr=False, compare=False)
 
     def copy(self, to: Numbers, source: Numbers, sizes: Numbers) -> None:
         """Copy pieces of the device's memory to other places of it; none is written that another one is of.
@@ -60,10 +64,11 @@ class ComputeDevice:
         Raises:
             EdgeRTError: as a pass.
         """
-        assert self.copier is not None, "no provider of edge-rt's own"
+        assert self.library is not None, "no provider of edge-rt's own"
+        assert self.name.index is not None, self.name
         arrays = [np.ascontiguousarray(array, np.uint64) for array in (to, source, sizes)]
         assert len({array.shape for array in arrays}) == 1, arrays
-        if said := self.copier(len(to), *(array.ctypes.data for array in arrays)):
+        if said := self.library.copy(self.name.index, len(to), *(array.ctypes.data for array in arrays)):
             raise translate(RuntimeError(said), loading=False, is_on_device=True)
 
     def open(self, model: str | bytes, options: Any) -> Any:

@@ -58,6 +58,12 @@ _TRANSLATIONS: Final[tuple[tuple[Callable[[str], bool], type[EdgeRTError], str, 
         "weights.bin has become shorter while the model runs.",
         "Export or pull the model again, and load it anew.",
     ),
+    (
+        _contains("the file of weights is shorter than it was"),
+        StorageError,
+        "weights.bin is shorter than it was.",
+        "Export or pull the model again.",
+    ),
     # Of edge-rt's own provider: csrc/gpu/provider_api.h.
     (_contains("edge_rt gpu: the device is lost"), DeviceLost, "The GPU failed: it is lost.", _LOAD_AGAIN),
     (

@@ -136,7 +136,7 @@ class MappedWeights:
                 places[place.offset] = (place.length, place.length * wanted // rows)
         self._read = read_tensors(self._path, data.nbytes, places)
 
-    def initializers(self, graph: str) -> Constants:
+    def constants(self, graph: str) -> Constants:
         """Return name -> ``onnxruntime.OrtValue`` of the constants of a native graph, which lie in the mapping.
 
         Those whose type, shape and bytes do not fit together are left to ONNX Runtime, which refuses the graph.

@@ -9,7 +9,6 @@ there are, and ``find_device`` returns one. Portable packages run on NVIDIA's GP
 from __future__ import annotations
 
 import contextlib
-import functools
 import importlib
 import io
 import threading
@@ -25,6 +24,7 @@ from edge_rt.device.names import CPU_BITS, CUDA, GPUS, VULKAN, WEBGPU, DeviceNam
 from edge_rt.device.provider import GpuProvider, GpuProviders
 from edge_rt.errors import ConfigError, EdgeRTError, RuntimeUnavailable, VersionMismatch
 from edge_rt.ort.compute_device import RECORDS, ComputeDevice, PlacedNode
+from edge_rt.ort.device_weights import DeviceWeights
 from edge_rt.ort.onnxruntime_import import ort
 from edge_rt.ort.session import Session
 from edge_rt.package.reader import Package
@@ -147,10 +147,17 @@ def tested(device: ComputeDevice, found: SelfTest) -> ComputeDevice:
 
 @dataclass(frozen=True)
 class Placement:
-    """Where the nodes of a package's graphs are computed."""
+    """Where the nodes of a package's graphs are computed.
+
+    Attributes:
+        mapped_bytes, copied_bytes: of the weights: those that the device reads where the file is mapped, and those in
+            its own memory; None: ONNX Runtime does not tell.
+    """
 
     device: ComputeDevice
     nodes: tuple[PlacedNode, ...]
+    mapped_bytes: int | None = None
+    copied_bytes: int | None = None
 
 
 def placement(package: Package, name: DeviceName, providers: GpuProviders = INSTALLED) -> Placement:
@@ -159,10 +166,14 @@ def placement(package: Package, name: DeviceName, providers: GpuProviders = INST
         raise ConfigError("Nodes are placed on GPUs only.", f"Got the device {name}.", f"Name one: {', '.join(GPUS)}.")
     device = open_device(name, package.manifest.op_profile, providers)
     nodes: list[PlacedNode] = []
+    weights = None if device.library is None else DeviceWeights(package, device, package.manifest.graphs)
     for graph in package.manifest.graphs:
-        session = Session(package.file(graph), device=device, profile=package.manifest.op_profile)
-        nodes += session.placement
-    return Placement(device, tuple(nodes))
+        constants = None if weights is None else weights.constants(graph)
+        profile = package.manifest.op_profile
+        nodes += Session(package.file(graph), device=device, profile=profile, initializers=constants).placement
+    if weights is None:
+        return Placement(device, tuple(nodes))
+    return Placement(device, tuple(nodes), weights.laid.mapped_bytes, weights.laid.copied_bytes)
 
 
 def _webgpu_library() -> Path:
@@ -212,7 +223,7 @@ def _own_device(provider: GpuProvider, gpu: Gpu, handle: Any) -> ComputeDevice:
         handle,
         provider.facts(gpu),
         {RECORDS: "1"},
-        copier=functools.partial(provider.library.copy, gpu.number),
+        library=provider.library,
     )
     known = provider.known_test(gpu)
     return device if known is None else tested(device, known)

@@ -13,6 +13,7 @@ from typing import Any, Final
 from edge_rt.errors import ConfigError, EdgeRTError, InvalidPackage, StorageError, VersionMismatch
 from edge_rt.ort.binding import Binding, inputs_of_the_host
 from edge_rt.ort.compute_device import ComputeDevice, PlacedNode, placement_of
+from edge_rt.ort.device_weights import LaidConstants
 from edge_rt.ort.errors import translate
 from edge_rt.ort.onnxruntime_import import ort
 from edge_rt.ort.op_library import NativeLibrary, native_library
@@ -278,6 +279,18 @@ def _register_native_ops(options: Any, library: NativeLibrary, isa: str | None) 
     return used
 
 
+@contextmanager
+def _added(initializers: Mapping[str, Any] | LaidConstants | None, options: Any) -> Generator[None]:
+    """Context manager: a session that is opened inside with the options has constants."""
+    if isinstance(initializers, LaidConstants):
+        with initializers.added_to(options):
+            yield
+        return
+    for name, value in (initializers or {}).items():
+        options.add_initializer(name, value)
+    yield
+
+
 def _specs(values: Iterable[Any]) -> list[TensorSpec]:
     try:
         return [TensorSpec(value.name, tuple(value.shape), value.type) for value in values]
@@ -323,8 +336,8 @@ class Session:
         memory: memory for intermediate values, or an arena that sessions share whose passes run one after another; None
             lets ONNX Runtime allocate what it needs, and keep it.
         more_outputs: values inside the graph that become outputs behind its own, float32.
-        initializers: name -> ``onnxruntime.OrtValue`` of constants that are read where they are, see ``MappedWeights``;
-            ONNX Runtime maps or copies the others from their file.
+        initializers: constants that are read where they are: name -> ``onnxruntime.OrtValue``, see ``MappedWeights``,
+            or those of a device; ONNX Runtime maps or copies the others from their file.
 
     Attributes:
         placement: nodes of a graph on a device, as far as ONNX Runtime tells; empty for a graph on the CPU.
@@ -342,7 +355,7 @@ class Session:
         library: NativeLibrary | None = None,
         memory: PassMemory | Arena | None = None,
         more_outputs: Sequence[TensorSpec] = (),
-        initializers: Mapping[str, Any] | None = None,
+        initializers: Mapping[str, Any] | LaidConstants | None = None,
     ) -> None:
         check_onnxruntime_version()
         _POOL.ensure(pool_threads() if threads is None else threads)
@@ -361,14 +374,11 @@ class Session:
                 f"Got {isa!r} for a graph of the op profile {profile!r}.",
                 "Leave it out, or export the model with --profile native.",
             )
-        initializers = initializers or {}
-        for name, value in initializers.items():
-            options.add_initializer(name, value)
         # A native session reads the mapped file and packs nothing; one on a device packs nothing here.
         pages = nullcontext if profile == "native" or device is not None else huge_pages_for_new_memory
         try:
             model = _model(graph, more_outputs, options)
-            with pages(), arena_of(memory) as arena:
+            with _added(initializers, options), pages(), arena_of(memory) as arena:
                 if arena is not None:
                     options.add_session_config_entry("session.use_env_allocators", "1")
                 if device is None:

@@ -62,6 +62,12 @@ class VulkanGpu(Gpu):
         found = re.search(r"bytes (\d+)", self.live())
         return 0 if found is None else int(found[1])
 
+    def imported_bytes(self):
+        """Return the bytes of this process's memory that are the device's as well."""
+        imported = self._layer.edge_rt_vulkan_faults_imported
+        imported.restype = ctypes.c_int64
+        return imported()
+
     def complaints(self):
         count = self._layer.edge_rt_vulkan_faults_complaints
         count.restype = ctypes.c_int64

@@ -248,13 +248,11 @@ class OpenedPair:
         self.runner = ModelRunner(
             Session(
                 package.file(graph), threads=threads, profile="native", more_outputs=binding.more_outputs,
-                initializers=weights.initializers(graph),
+                initializers=weights.constants(graph),
             ), binding, switch,
         )  # fmt: skip
         graph = manifest.ahead.graph
-        session = Session(
-            package.file(graph), threads=threads, profile="native", initializers=weights.initializers(graph)
-        )
+        session = Session(package.file(graph), threads=threads, profile="native", initializers=weights.constants(graph))
         opened = open_ahead_model(package, weights, session, CTX, switch, kv_format=kv_format)
         self.ahead, self.io = opened.model, opened.io_binding
         self.runner.listener = self.ahead.passed

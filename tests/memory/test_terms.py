@@ -188,6 +188,6 @@ def test_one_of_something_is_in_the_singular():
 @pytest.mark.parametrize("mode", ["self", "exit", "auto", "suffix"])
 def test_whatever_drafts_reads_the_weights_that_are_mapped_for_the_model(mode):
     choice = replace(CHOICE, spec=mode, kv_format="int4x2", draft_max=8, logit_rows=9)
-    for shape in (make_shape(segments=3, exit_head_bytes=20 * MIB, has_upper_halves=True), LARGE):
+    for shape in (make_shape(segments=3, has_upper_halves=True), LARGE):
         found = sizes_of(shape, DEVICE, choice, Request())
         assert found.weights == weights_bytes(shape, choice.ctx) <= shape.weights_bytes

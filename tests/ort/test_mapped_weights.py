@@ -39,7 +39,7 @@ def opened(package, graph, weights=None):
         package.file(graph),
         threads=pool_size() or usable_cpus(),
         profile="native",
-        initializers=None if weights is None else weights.initializers(graph),
+        initializers=None if weights is None else weights.constants(graph),
     )
 
 
@@ -138,7 +138,7 @@ def test_constants_that_do_not_fit_are_left_to_onnx_runtime(native_package, tmp_
     replace_file(path, "model.onnx", model.SerializeToString())
     package = open_package(path)
     weights = MappedWeights(package)
-    handed = weights.initializers("model.onnx")
+    handed = weights.constants("model.onnx")
     assert package.tensors["model.onnx"].keys() - handed.keys() == {"layer0.down.tiles"}
     # More dimensions than numpy has arrays of are no fault for ONNX Runtime.
     if change == "many dimensions":

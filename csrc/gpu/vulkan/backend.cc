@@ -83,6 +83,7 @@ bool list_gpus(std::vector<GpuFacts>* out, GpuError* error) {
                  {"keeps_subnormals", facts.keeps_denormals ? "1" : "0"},
                  {"largest_allocation", std::to_string(facts.largest)},
                  {"halves", facts.refusal.empty() ? "1" : "0"},
+                 {"imports", facts.import_alignment != 0 ? "1" : "0"},
                  {"shared_bytes", std::to_string(facts.shared_bytes)}};
     out->push_back(std::move(told));
   }

@@ -1,7 +1,7 @@
 # GPUs by way of Vulkan. The loader is looked for where the library runs.
 add_library(edge_rt_gpu_vulkan OBJECT ${gpu_folder}/vulkan/backend.cc ${gpu_folder}/vulkan/self_test.cc
                                       ${gpu_folder}/vulkan/spirv.cc ${gpu_folder}/vulkan/vulkan_commands.cc
-                                      ${gpu_folder}/vulkan/vulkan_device.cc
+                                      ${gpu_folder}/vulkan/vulkan_device.cc ${gpu_folder}/vulkan/vulkan_import.cc
                                       ${gpu_folder}/vulkan/vulkan_instance.cc ${gpu_folder}/vulkan/vulkan_link.cc
                                       ${gpu_folder}/vulkan/vulkan_memory.cc ${gpu_folder}/vulkan/vulkan_pipelines.cc
                                       ${gpu_folder}/vulkan/vulkan_queue.cc)

@@ -67,6 +67,10 @@ constexpr VkStructureType VK_STRUCTURE_TYPE_APPLICATION_INFO = 0, VK_STRUCTURE_T
                           VK_STRUCTURE_TYPE_PHYSICAL_DEVICE_PROPERTIES_2 = 1000059001,
                           VK_STRUCTURE_TYPE_PHYSICAL_DEVICE_MEMORY_PROPERTIES_2 = 1000059006,
                           VK_STRUCTURE_TYPE_MEMORY_ALLOCATE_FLAGS_INFO = 1000060000,
+                          VK_STRUCTURE_TYPE_EXTERNAL_MEMORY_BUFFER_CREATE_INFO = 1000072000,
+                          VK_STRUCTURE_TYPE_IMPORT_MEMORY_HOST_POINTER_INFO_EXT = 1000178000,
+                          VK_STRUCTURE_TYPE_MEMORY_HOST_POINTER_PROPERTIES_EXT = 1000178001,
+                          VK_STRUCTURE_TYPE_PHYSICAL_DEVICE_EXTERNAL_MEMORY_HOST_PROPERTIES_EXT = 1000178002,
                           VK_STRUCTURE_TYPE_PHYSICAL_DEVICE_MEMORY_BUDGET_PROPERTIES_EXT = 1000237000,
                           VK_STRUCTURE_TYPE_BUFFER_DEVICE_ADDRESS_INFO = 1000244001,
                           VK_STRUCTURE_TYPE_PHYSICAL_DEVICE_SHADER_INTEGER_DOT_PRODUCT_FEATURES = 1000280000,
@@ -80,6 +84,7 @@ constexpr VkFlags VK_MEMORY_PROPERTY_DEVICE_LOCAL_BIT = 1, VK_MEMORY_PROPERTY_HO
                   VK_MEMORY_PROPERTY_HOST_COHERENT_BIT = 4, VK_MEMORY_PROPERTY_HOST_CACHED_BIT = 8;
 constexpr VkFlags VK_MEMORY_HEAP_DEVICE_LOCAL_BIT = 1;
 constexpr VkFlags VK_MEMORY_ALLOCATE_DEVICE_ADDRESS_BIT = 2;
+constexpr VkFlags VK_EXTERNAL_MEMORY_HANDLE_TYPE_HOST_ALLOCATION_BIT_EXT = 0x80;
 constexpr VkFlags VK_BUFFER_USAGE_TRANSFER_SRC_BIT = 1, VK_BUFFER_USAGE_TRANSFER_DST_BIT = 2,
                   VK_BUFFER_USAGE_STORAGE_BUFFER_BIT = 0x20, VK_BUFFER_USAGE_SHADER_DEVICE_ADDRESS_BIT = 0x20000;
 constexpr VkFlags VK_SHADER_STAGE_COMPUTE_BIT = 0x20;
@@ -176,6 +181,11 @@ struct VkPhysicalDeviceShaderIntegerDotProductProperties {
   VkBool32 before[4] = {};
   VkBool32 integerDotProduct4x8BitPackedSignedAccelerated = 0;
   VkBool32 rest[25] = {};
+};
+struct VkPhysicalDeviceExternalMemoryHostPropertiesEXT {
+  VkStructureType sType = VK_STRUCTURE_TYPE_PHYSICAL_DEVICE_EXTERNAL_MEMORY_HOST_PROPERTIES_EXT;
+  void* pNext = nullptr;
+  VkDeviceSize minImportedHostPointerAlignment = 0;
 };
 struct VkPhysicalDeviceFeatures {
   VkBool32 all[55] = {};
@@ -291,6 +301,22 @@ struct VkMemoryAllocateFlagsInfo {
   VkFlags flags = VK_MEMORY_ALLOCATE_DEVICE_ADDRESS_BIT;
   uint32_t deviceMask = 0;
 };
+struct VkExternalMemoryBufferCreateInfo {
+  VkStructureType sType = VK_STRUCTURE_TYPE_EXTERNAL_MEMORY_BUFFER_CREATE_INFO;
+  const void* pNext = nullptr;
+  VkFlags handleTypes = VK_EXTERNAL_MEMORY_HANDLE_TYPE_HOST_ALLOCATION_BIT_EXT;
+};
+struct VkImportMemoryHostPointerInfoEXT {
+  VkStructureType sType = VK_STRUCTURE_TYPE_IMPORT_MEMORY_HOST_POINTER_INFO_EXT;
+  const void* pNext = nullptr;
+  VkFlags handleType = VK_EXTERNAL_MEMORY_HANDLE_TYPE_HOST_ALLOCATION_BIT_EXT;
+  void* pHostPointer = nullptr;
+};
+struct VkMemoryHostPointerPropertiesEXT {
+  VkStructureType sType = VK_STRUCTURE_TYPE_MEMORY_HOST_POINTER_PROPERTIES_EXT;
+  void* pNext = nullptr;
+  uint32_t memoryTypeBits = 0;
+};
 struct VkMemoryAllocateInfo {
   VkStructureType sType = VK_STRUCTURE_TYPE_MEMORY_ALLOCATE_INFO;
   const void* pNext = nullptr;
@@ -401,6 +427,9 @@ struct VkSubmitInfo {
 
 using VkVoidFunction = void (*)();
 using GetInstanceProcAddr = VkVoidFunction (*)(VkInstance instance, const char* name);
+// Of a device with VK_EXT_external_memory_host: which types memory of the host can be imported as.
+using GetHostPointerProperties = VkResult (*)(VkDevice device, VkFlags handle_type, const void* pointer,
+                                              VkMemoryHostPointerPropertiesEXT* out);
 
 // Name, result, arguments; found without an instance,
 #define EDGE_RT_VULKAN_GLOBAL(F)                               \

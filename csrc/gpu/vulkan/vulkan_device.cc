@@ -74,6 +74,10 @@ void VulkanDevice::free_host(void* memory) {
   if (void* const address = memory_.take_host(memory)) free(address);
 }
 
+ImportRules VulkanDevice::import_rules() const { return memory_.import_rules(); }
+
+void* VulkanDevice::import(void* host, size_t bytes, GpuError* error) { return memory_.import(host, bytes, error); }
+
 GpuError VulkanDevice::failure() const { return memory_.failure(); }
 
 bool VulkanDevice::budget(MemoryBudget* out, GpuError* error) { return memory_.budget(out, error); }

@@ -44,6 +44,8 @@ class VulkanDevice : public GpuDevice, public std::enable_shared_from_this<Vulka
   bool copy(Way way, void* to, const void* from, size_t bytes, GpuError* error) override;
   bool copy_pieces(const std::vector<Piece>& pieces, GpuError* error) override;
   std::unique_ptr<GpuQueue> open_queue(GpuError* error) override;
+  ImportRules import_rules() const override;
+  void* import(void* host, size_t bytes, GpuError* error) override;
 
   VulkanLink& link() { return link_; }
   VulkanMemory& memory() { return memory_; }

@@ -221,6 +221,12 @@ VulkanFacts VulkanInstance::facts(VkPhysicalDevice device) const {
     });
   };
   facts.has_budget = has_extension("VK_EXT_memory_budget");
+  if (has_extension("VK_EXT_external_memory_host")) {
+    VkPhysicalDeviceExternalMemoryHostPropertiesEXT imports;
+    properties.pNext = &imports;
+    call.vkGetPhysicalDeviceProperties2(device, &properties);
+    facts.import_alignment = static_cast<size_t>(imports.minImportedHostPointerAlignment);
+  }
 
   VkPhysicalDeviceShaderFmaFeaturesKHR fma;
   VkPhysicalDeviceShaderIntegerDotProductFeatures dot_features;

@@ -35,6 +35,8 @@ struct VulkanFacts {
   uint32_t device_type = 0, host_type = 0, piece_type = 0;
   bool is_cached = false;  // memory of the first type, for the host, which else reads it slowly
   bool is_mapped = false;  // memory of the first type can be written and read by the host
+  // Of memory of the host that can be the device's as well, begin and size; 0: it cannot (VK_EXT_external_memory_host).
+  size_t import_alignment = 0;
 };
 
 class VulkanInstance {

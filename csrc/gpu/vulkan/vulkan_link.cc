@@ -60,6 +60,7 @@ bool VulkanLink::open(GpuError* error) {
   std::vector<const char*> extensions;
   if (facts_.has_budget) extensions.push_back("VK_EXT_memory_budget");
   if (facts_.has_fma) extensions.push_back("VK_KHR_shader_fma");
+  if (facts_.import_alignment != 0) extensions.push_back("VK_EXT_external_memory_host");
   VkDeviceCreateInfo info;
   info.pNext = &features;
   info.pQueueCreateInfos = &queue;
@@ -78,6 +79,8 @@ bool VulkanLink::open(GpuError* error) {
     *error = {Fault::kOther, 0, "the driver of " + facts_.name + " has no " + missing};
     return false;
   }
+  host_pointer = reinterpret_cast<GetHostPointerProperties>(
+      instance_->call.vkGetDeviceProcAddr(handle_, "vkGetMemoryHostPointerPropertiesEXT"));
   call.vkGetDeviceQueue(handle_, facts_.family, 0, &queue_);
   const VkPushConstantRange pushed{VK_SHADER_STAGE_COMPUTE_BIT, 0, sizeof(VkDeviceAddress)};
   VkPipelineLayoutCreateInfo layout;

@@ -37,6 +37,7 @@ class VulkanLink {
   bool is_well(GpuError* error) const;
 
   vk::DeviceFunctions call;
+  vk::GetHostPointerProperties host_pointer = nullptr;  // of devices that take memory of the host
   // Changed before it is opened: whether the host writes and reads the device's memory where it can.
   void limit(bool maps_memory, bool reads_memory);
 

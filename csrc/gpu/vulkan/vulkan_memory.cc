@@ -9,8 +9,6 @@ namespace {
 using namespace vk;  // NOLINT: names of Vulkan's own
 
 constexpr size_t kAlignment = 256;
-constexpr VkFlags kUsage = VK_BUFFER_USAGE_TRANSFER_SRC_BIT | VK_BUFFER_USAGE_TRANSFER_DST_BIT |
-                           VK_BUFFER_USAGE_STORAGE_BUFFER_BIT | VK_BUFFER_USAGE_SHADER_DEVICE_ADDRESS_BIT;
 
 uintptr_t number_of(const void* address) { return reinterpret_cast<uintptr_t>(address); }
 
@@ -23,7 +21,7 @@ VulkanMemory::~VulkanMemory() {
 bool VulkanMemory::make(size_t bytes, uint32_t type, bool is_mapped, Block* out, uint64_t* address, GpuError* error) {
   VkBufferCreateInfo info;
   info.size = std::max<size_t>(bytes, 1);
-  info.usage = kUsage;
+  info.usage = kBufferUsage;
   out->bytes = info.size;
   out->type = type;
   if (bytes > link_.facts().largest) {
@@ -54,8 +52,12 @@ bool VulkanMemory::make(size_t bytes, uint32_t type, bool is_mapped, Block* out,
                                 "vkMapMemory", error))) {
     return false;
   }
+  return find_address(out->buffer, address, error);
+}
+
+bool VulkanMemory::find_address(VkBuffer buffer, uint64_t* address, GpuError* error) {
   VkBufferDeviceAddressInfo place;
-  place.buffer = out->buffer;
+  place.buffer = buffer;
   *address = link_.call.vkGetBufferDeviceAddress(link_.handle(), &place);
   if (*address != 0 && *address % kAlignment == 0) return true;
   *error = {Fault::kOther, 0,

@@ -9,6 +9,11 @@
 
 namespace edge_rt::gpu {
 
+// Of all buffers.
+constexpr vk::VkFlags kBufferUsage = vk::VK_BUFFER_USAGE_TRANSFER_SRC_BIT | vk::VK_BUFFER_USAGE_TRANSFER_DST_BIT |
+                                     vk::VK_BUFFER_USAGE_STORAGE_BUFFER_BIT |
+                                     vk::VK_BUFFER_USAGE_SHADER_DEVICE_ADDRESS_BIT;
+
 class VulkanMemory {
  public:
   explicit VulkanMemory(VulkanLink* link) : link_(*link) {}
@@ -23,6 +28,8 @@ class VulkanMemory {
   void* allocate_host(size_t bytes, void** device, GpuError* error);
   // The address for kernels of host memory, which is then to be freed; nullptr: it is none.
   void* take_host(void* memory);
+  ImportRules import_rules() const;
+  void* import(void* host, size_t bytes, GpuError* error);
   GpuError failure() const;
   bool budget(MemoryBudget* out, GpuError* error);
   // Memory that the host writes and kernels read: that of the device, if the host can write it.
@@ -38,6 +45,7 @@ class VulkanMemory {
   // The mapped place of an address, if its block is mapped; else nullptr.
   void* mapped(const void* address) const;
 
+ private:
   struct Block {
     size_t bytes = 0;
     uint32_t type = 0;  // of memory
@@ -45,11 +53,10 @@ class VulkanMemory {
     vk::VkDeviceMemory memory = {};
     void* mapped = nullptr;
   };
-  // Takes over a block that was made elsewhere; `free` gives it back.
   void keep(uint64_t address, const Block& block);
   void drop(const Block& block);
-
- private:
+  bool find_address(vk::VkBuffer buffer, uint64_t* address, GpuError* error);
+  bool make_import(void* host, size_t bytes, Block* out, uint64_t* address, GpuError* error);
   bool make(size_t bytes, uint32_t type, bool is_mapped, Block* out, uint64_t* address, GpuError* error);
   void* take(size_t bytes, uint32_t type, bool is_mapped, Block* out, GpuError* error);
 

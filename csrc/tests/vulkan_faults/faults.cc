@@ -132,6 +132,16 @@ int64_t Faults::live_bytes() {
   return live_["bytes"];
 }
 
+void Faults::import(int64_t bytes) {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  imported_ += bytes;
+}
+
+int64_t Faults::imported() {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  return imported_;
+}
+
 void Faults::complain(const std::string& sentence) {
   std::fprintf(stderr, "vulkan_faults: %s\n", sentence.c_str());
   const std::lock_guard<std::mutex> lock(mutex_);

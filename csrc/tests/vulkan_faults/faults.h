@@ -16,7 +16,8 @@ class Faults {
  public:
   // Settings, with a blank between:
   //   FUNCTION=N:RESULT    call N of it from now on, from 0, has that result and does nothing; N+: all from there on.
-  //                        vkQueueSubmit is every way to submit. RESULT: memory, host, lost, hang, or a number. What is
+  //                        vkQueueSubmit is every way to submit, vkImportMemory a vkAllocateMemory that takes memory of
+  //                        the host. RESULT: memory, host, lost, hang, or a number. What is
   //                        lost, or hangs, does so for ever
   //   delay_us=N           every submit takes that much longer on the device
   //   memory=N             devices have that many bytes of memory, and as much of a budget; 0: what they have
@@ -39,6 +40,9 @@ class Faults {
   // What is alive at the moment, such as "buffers 3, bytes 4096, devices 1"; empty: nothing.
   std::string live();
   int64_t live_bytes();
+  // Bytes of the host's memory that a device takes as its own; negative: gives back.
+  void import(int64_t bytes);
+  int64_t imported();
 
   // A leak, or a wait that would never end: on standard error, and counted.
   void complain(const std::string& sentence);
@@ -59,7 +63,7 @@ class Faults {
   std::mutex mutex_;
   Plan plan_;
   std::map<std::string, int64_t> calls_, live_;
-  int64_t complaints_ = 0;
+  int64_t complaints_ = 0, imported_ = 0;
 };
 
 Faults& faults();

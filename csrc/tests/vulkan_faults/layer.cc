@@ -27,7 +27,8 @@ struct Owner {
   void* handle = nullptr;
   GetProcAddr get_proc_addr = nullptr;  // of what lies below
   std::map<std::string, int64_t> alive;
-  std::unordered_map<uint64_t, int64_t> bytes;  // of each piece of memory
+  std::unordered_map<uint64_t, int64_t> bytes;     // of each piece of memory
+  std::unordered_map<uint64_t, int64_t> imported;  // of those that are the host's as well
   bool is_lost = false, hangs = false;
   Clock::time_point ready;  // all that was submitted
   // Of an instance, asked for while it is made: later the loader would answer with the first layer's.
@@ -121,9 +122,34 @@ constexpr Kind kKinds[] = {
 constexpr size_t kMemory = 0, kKindCount = std::size(kKinds);
 constexpr const char* kPipelines = "pipelines";
 
+// Memory of the host that becomes the device's as well takes none; faults know it by a name of its own.
+bool is_import(const void* info) {
+  for (const auto* one = static_cast<const Chained*>(info); one != nullptr;
+       one = static_cast<const Chained*>(one->next)) {
+    if (one->type == kImport) return true;
+  }
+  return false;
+}
+
+int32_t import(Owner* owner, void* device, const void* info, const void* allocator, uint64_t* out) {
+  if (const int32_t result = take(owner, "vkImportMemory"); result != kSuccess) return result;
+  const int32_t result = owner->below<int32_t (*)(void*, const void*, const void*, uint64_t*)>("vkAllocateMemory")(
+      device, info, allocator, out);
+  if (result != kSuccess) return result;
+  const auto bytes = static_cast<int64_t>(static_cast<const MemoryAllocateInfo*>(info)->bytes);
+  {
+    const std::lock_guard<std::mutex> lock(owners_mutex);
+    owner->imported[*out] = bytes;
+  }
+  count(owner, "imports", 1);
+  faults().import(bytes);
+  return result;
+}
+
 template <size_t I>
 int32_t create(void* device, const void* info, const void* allocator, uint64_t* out) {
   Owner& owner = owner_of(device);
+  if (I == kMemory && is_import(info)) return import(&owner, device, info, allocator, out);
   if (const int32_t result = take(&owner, kKinds[I].create); result != kSuccess) return result;
   int64_t bytes = 0;
   if (I == kMemory) {
@@ -144,7 +170,18 @@ int32_t create(void* device, const void* info, const void* allocator, uint64_t* 
 template <size_t I>
 void destroy(void* device, uint64_t handle, const void* allocator) {
   Owner& owner = owner_of(device);
-  if (handle != 0) {
+  int64_t imported = 0;
+  if (I == kMemory && handle != 0) {
+    const std::lock_guard<std::mutex> lock(owners_mutex);
+    if (const auto found = owner.imported.find(handle); found != owner.imported.end()) {
+      imported = found->second;
+      owner.imported.erase(found);
+    }
+  }
+  if (imported != 0) {
+    count(&owner, "imports", -1);
+    faults().import(-imported);
+  } else if (handle != 0) {
     int64_t bytes = 0;
     if (I == kMemory) {
       const std::lock_guard<std::mutex> lock(owners_mutex);
@@ -495,5 +532,8 @@ LAYER_EXPORT int64_t edge_rt_vulkan_faults_calls(const char* function) { return 
 LAYER_EXPORT void edge_rt_vulkan_faults_live(char* out, size_t bytes) {
   std::snprintf(out, bytes, "%s", faults().live().c_str());
 }
+
+// Bytes of the host's memory that are a device's as well at the moment.
+LAYER_EXPORT int64_t edge_rt_vulkan_faults_imported() { return faults().imported(); }
 
 LAYER_EXPORT int64_t edge_rt_vulkan_faults_complaints() { return faults().complaints(); }

@@ -17,7 +17,7 @@ struct Chained {
   int32_t type;
   const void* next;
 };
-enum : int32_t { kLoaderInstance = 47, kLoaderDevice = 48, kMemoryBudget = 1000237000 };
+enum : int32_t { kLoaderInstance = 47, kLoaderDevice = 48, kMemoryBudget = 1000237000, kImport = 1000178000 };
 
 // Of the layers below this one; a layer moves the head of the list to the next.
 struct Link {

@@ -341,6 +341,7 @@ def _figures(gpu: Gpu, provider: GpuProvider, options: LoadOptions) -> GpuFigure
         host_bytes=provider.host_bytes,
         pass_bytes=provider.pass_bytes,
         has_cpu_bits=provider.self_test(gpu).has_cpu_bits,
+        imports=gpu.imports,
     )
 
 

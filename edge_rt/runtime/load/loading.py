@@ -16,6 +16,7 @@ from edge_rt.memory.plan import Plan, make_plan
 from edge_rt.memory.speed import row_costs
 from edge_rt.ort.binding import StopSwitch
 from edge_rt.ort.compute_device import ComputeDevice
+from edge_rt.ort.device_weights import DeviceWeights
 from edge_rt.ort.expert_cache import ExpertCache
 from edge_rt.ort.mapped_weights import MappedWeights
 from edge_rt.ort.session import Session, TensorSpec, arena_of, check_window_support, onnxruntime_version, pool_size
@@ -202,7 +203,8 @@ def _open_parts(
     # Memory of a device can be asked for only when a session is open there: without a driver a provider refuses a
     # session, but ends the process if it is asked for memory first.
     weights = _map_weights(package, load_plan, options, switch) if is_native else None
-    sessions = [] if device is None else _open_sessions(package, load_plan, options.isa, more_outputs, device, None)
+    laid = None if device is None else _lay_weights(package, load_plan, device)
+    sessions = [] if device is None else _open_sessions(package, load_plan, options.isa, more_outputs, device, laid)
     io_binding = _open_io_binding(package, load_plan, cache_device(device, sessions))
     tell("cache")
     corpus = None
@@ -249,8 +251,9 @@ def _open_parts(
     measured_costs.on_measure = options.on_measuring("passes")
     made = _open_runner(package, load_plan, sessions, io_binding, cache, switch)
     opened = OpenedModel(
-        package, weights, load_plan, options, io_binding, cache, made, runner, switch, device, facts, measured_costs.key
-    )
+        package, weights, load_plan, options, io_binding, cache, made, runner, switch, device, facts,
+        measured_costs.key, laid,
+    )  # fmt: skip
     drafter, sources = open_networks(opened)
     if load_plan.drafter_folder is not None or load_plan.draft_model is not None:
         tell("drafter")
@@ -314,6 +317,19 @@ def _map_weights(package: Package, load_plan: LoadPlan, options: LoadOptions, sw
     return weights
 
 
+def _lay_weights(package: Package, load_plan: LoadPlan, device: ComputeDevice) -> DeviceWeights | None:
+    """Lay the weights into the memory of a GPU; None where ONNX Runtime's own provider does that."""
+    manifest = package.manifest
+    if device.library is None:
+        return None
+    graphs = list(manifest.graphs)
+    if load_plan.drafts_itself and manifest.draft_graph is not None:
+        graphs.append(manifest.draft_graph)
+    if manifest.pooling is not None:
+        graphs.append(manifest.pooling.graph)
+    return DeviceWeights(package, device, graphs, load_plan.host_layers)
+
+
 def _open_embedder(model: OpenedModel) -> Embedder:
     """Open the graph of states of a package over the model's cache.
 
@@ -321,6 +337,7 @@ def _open_embedder(model: OpenedModel) -> Embedder:
     """
     manifest, load_plan, io_binding = model.package.manifest, model.load_plan, model.io_binding
     pooling, is_here = manifest.pooling, model.device is None
+    constants = model.weights if is_here else model.laid
     assert pooling is not None
     assert model.weights is not None, manifest.op_profile
     assert isinstance(io_binding, NativeIOBinding), manifest.op_profile
@@ -331,7 +348,7 @@ def _open_embedder(model: OpenedModel) -> Embedder:
         profile=manifest.op_profile,
         isa=model.options.isa,
         memory=load_plan.pass_memory if is_here else None,
-        initializers=model.weights.initializers(pooling.graph) if is_here else None,
+        initializers=None if constants is None else constants.constants(pooling.graph),
     )
     most = min(load_plan.plan.choice.prefill_chunk, model.cache.largest_pass)
     runner = ModelRunner(session, io_binding.of_states(most), model.switch)
@@ -388,7 +405,7 @@ def _open_sessions(
     isa: str | None,
     more_outputs: Sequence[TensorSpec],
     device: ComputeDevice | None,
-    weights: MappedWeights | None,
+    weights: MappedWeights | DeviceWeights | None,
 ) -> list[Session]:
     """Open all graphs of a package; their passes run one after another, so one arena serves them all.
 
@@ -409,7 +426,7 @@ def _open_sessions(
                 isa=isa,
                 memory=arena,
                 more_outputs=more_outputs if graph == last else (),
-                initializers=None if weights is None else weights.initializers(graph),
+                initializers=None if weights is None else weights.constants(graph),
             )
             for graph in manifest.graphs
         ]

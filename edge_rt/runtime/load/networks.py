@@ -15,6 +15,7 @@ from edge_rt.memory.shape import DraftModelShape
 from edge_rt.memory.terms import pass_memory_bytes
 from edge_rt.ort.binding import StopSwitch
 from edge_rt.ort.compute_device import ComputeDevice
+from edge_rt.ort.device_weights import DeviceWeights
 from edge_rt.ort.mapped_weights import MappedWeights
 from edge_rt.ort.session import PassMemory, Session, check_window_support
 from edge_rt.package.drafter import HEAD, TrainedDrafter
@@ -55,6 +56,7 @@ class OpenedModel:
         weights: those of a native package, mapped; None for the other op profiles.
         held_runner: returns the runner as long as the model is open.
         device: where passes run; None: on the CPU.
+        laid: the weights in the device's memory, if they were laid there for all sessions.
     """
 
     package: Package
@@ -69,6 +71,7 @@ class OpenedModel:
     device: ComputeDevice | None
     facts: dict[str, Any]
     cost_key: dict[str, Any]
+    laid: DeviceWeights | None
 
 
 def open_networks(model: OpenedModel) -> tuple[TrainedDrafter | None, dict[str, SourceMaker]]:
@@ -172,7 +175,7 @@ def _open_draft_model(first: OpenedModel, second: DraftModelShape) -> SourceMake
     if manifest.op_profile == "native":
         weights = MappedWeights(package)
         weights.use_positions(choice.ctx)
-        constants = weights.initializers(graph)
+        constants = weights.constants(graph)
     session = Session(
         package.file(graph),
         threads=load_plan.plan.device.threads,
@@ -209,16 +212,14 @@ def _open_draft_model(first: OpenedModel, second: DraftModelShape) -> SourceMake
 
 
 def _open_self_drafting(model: OpenedModel) -> SourceMaker:
-    """Open the draft graph of a package over the upper halves of its model's cache.
-
-    Where passes run on a device, that holds the weights twice.
-    """
+    """Open the draft graph of a package over the upper halves of its model's cache."""
     from edge_rt.runtime.speculation.model_source import ChainCosts, ModelSource, UpperHalves, Way
 
     manifest, load_plan, options, cache = model.package.manifest, model.load_plan, model.options, model.cache
     assert manifest.draft_graph is not None
     assert model.weights is not None, manifest.op_profile
     assert isinstance(model.io_binding, NativeIOBinding)
+    constants = model.weights if model.device is None else model.laid
     session = Session(
         model.package.file(manifest.draft_graph),
         threads=load_plan.plan.device.threads,
@@ -226,7 +227,7 @@ def _open_self_drafting(model: OpenedModel) -> SourceMaker:
         profile=manifest.op_profile,
         isa=options.isa,
         memory=load_plan.pass_memory if model.device is None else None,
-        initializers=model.weights.initializers(manifest.draft_graph) if model.device is None else None,
+        initializers=None if constants is None else constants.constants(manifest.draft_graph),
     )
     most, size, ends = (
         min(load_plan.draft_max, MAX_CHAIN),
@@ -269,7 +270,7 @@ def _open_ahead(model: OpenedModel) -> SourceMaker:
         profile=manifest.op_profile,
         isa=options.isa,
         memory=load_plan.pass_memory,
-        initializers=model.weights.initializers(manifest.ahead.graph),
+        initializers=model.weights.constants(manifest.ahead.graph),
     )
     opened = open_ahead_model(model.package, model.weights, session, load_plan.plan.choice.ctx, model.switch)
     ahead, io_binding = opened.model, opened.io_binding
