@@ -38,10 +38,7 @@ DeviceAllocator::DeviceAllocator(const abi::MemoryInfo* memory_info) : abi::Allo
   free = [](abi::AllocatorImpl* self, void* memory) { static_cast<DeviceAllocator*>(self)->give_back(memory); };
   info = [](const abi::AllocatorImpl* self) { return static_cast<const DeviceAllocator*>(self)->info_; };
   reserve = [](abi::AllocatorImpl* self, size_t bytes) {
-    return or_none([&]() -> void* {
-      MemoryPool* const pool = static_cast<DeviceAllocator*>(self)->pool();
-      return pool == nullptr ? nullptr : pool->reserve(bytes);
-    });
+    return or_none([&] { return static_cast<DeviceAllocator*>(self)->take(bytes); });
   };
   allocate = reserve;
 }
@@ -57,22 +54,23 @@ DeviceAllocator::DeviceAllocator(const abi::MemoryInfo* memory_info, Opener open
   open_ = std::move(open);
 }
 
-MemoryPool* DeviceAllocator::pool() {
-  if (pool_ != nullptr) return pool_;
+void* DeviceAllocator::take(size_t bytes) {
+  if (pool_ != nullptr) return pool_->reserve(bytes);
   const std::lock_guard<std::mutex> guard(lock_);
   if (own_.empty() || own_.back()->device().is_lost()) {
-    drop_unused();
     GpuError error;
     std::shared_ptr<GpuDevice> gpu = open_(&error);
     if (gpu == nullptr) return nullptr;
     own_.push_back(std::make_unique<MemoryPool>(std::move(gpu)));
   }
-  return own_.back().get();
+  void* const memory = own_.back()->reserve(bytes);
+  drop_unused();
+  return memory;
 }
 
-// Pools of lost devices, which these do not outlive.
+// Nobody can open a lost device anew as long as a pool holds it.
 void DeviceAllocator::drop_unused() {
-  const auto is_unused = [](const auto& pool) { return pool->device().is_lost() && pool->bytes() == 0; };
+  const auto is_unused = [](const auto& pool) { return pool->bytes() == 0; };
   own_.erase(std::remove_if(own_.begin(), own_.end(), is_unused), own_.end());
 }
 

@@ -38,7 +38,7 @@ class DeviceAllocator : public abi::AllocatorImpl {
 
  private:
   DeviceAllocator(const abi::MemoryInfo* info);
-  MemoryPool* pool();
+  void* take(size_t bytes);
   void give_back(void* memory);
   void drop_unused();
 

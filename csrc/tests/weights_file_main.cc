@@ -57,6 +57,7 @@ class HostDevice : public GpuDevice {
     std::memcpy(to, from, bytes);
     return true;
   }
+  bool copy_pieces(const std::vector<Piece>&, GpuError*) override { return false; }
   std::unique_ptr<GpuQueue> open_queue(GpuError*) override { return nullptr; }
   ImportRules import_rules() const override { return rules; }
   void* import(void* host, size_t bytes, GpuError* error) override {

@@ -222,9 +222,9 @@ def sizes_of(shape: ModelShape, device: Device, choice: Choice, request: Request
 def _on_gpu(sizes: Sizes, shape: ModelShape, choice: Choice, figures: GpuFigures) -> Sizes:
     """Return the sizes with the model's weights, cache, activations and logits on a GPU.
 
-    Logits are copied to the process. Weights that the GPU reads where their file is mapped count as the process's; others
-    are read into its memory in pieces. What ONNX Runtime copies where layers are divided is mapped meanwhile, one tensor
-    after the other.
+    Logits are copied to the process. Weights that the GPU reads where their file is mapped count as the process's;
+    others are read into its memory in pieces. What ONNX Runtime copies where layers are divided is mapped meanwhile,
+    one tensor after the other.
     """
     # Imported here: most plans are for the CPU.
     from edge_rt.memory.gpu_terms import (

@@ -58,6 +58,7 @@ def case_listed(gpu):
     assert {node.provider for node in nodes} == {"EdgeRtGpuExecutionProvider"}
     assert len(nodes) > 8
     facts = placement_facts(package(), DeviceName("cuda"), own)
+    assert (facts.pop("mapped_bytes"), facts.pop("copied_bytes") > 90_000) == (0, True)
     assert facts == {"device": "cuda", "nodes": {"EdgeRtGpuExecutionProvider": len(nodes)}, "cpu_nodes": []}
 
 

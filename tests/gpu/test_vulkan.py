@@ -17,6 +17,7 @@ ROOT = Path(__file__).parents[2]
 WORKERS = {
     "op_worker": ("gather concat split scale",),
     "model_worker": ("placed foreign_code sampled", "passes"),
+    "weights_worker": ("in_place",),
 }
 
 pytestmark = [

@@ -15,7 +15,8 @@ from edge_rt.package.manifest import WEIGHTS_FILE
 from edge_rt.package.reader import open_package
 from tests.gpu.emulated import main
 from tests.gpu.exit_worker import agreeing
-from tests.gpu.models import FOLDER, CheapDrafts, answer, expect, opened, package, plain, provider
+from tests.gpu.models import FOLDER, answer, expect, opened, package, plain, provider
+from tests.helpers.cheap_drafts import CheapDrafts
 
 HELLO = "Hello"
 CALLS = (

@@ -375,6 +375,8 @@ def placement_facts(path: Path, device: DeviceName, own: GpuProviders | None = N
         "nodes": dict(Counter(node.provider for node in place.nodes)),
         "cpu_nodes": [f"{node.name} ({node.operator})" for node in place.nodes if node.is_on_cpu],
         **({} if bits is None else {CPU_BITS: bits}),
+        **({} if place.mapped_bytes is None else {"mapped_bytes": place.mapped_bytes}),
+        **({} if place.copied_bytes is None else {"copied_bytes": place.copied_bytes}),
     }
 
 
@@ -383,4 +385,6 @@ def placement_rows(facts: dict[str, Any]) -> list[tuple[str, str]]:
     rows = [("device", str(facts["device"]))]
     rows += [(provider, counted(count, "node")) for provider, count in facts["nodes"].items()]
     rows += [("bits", bits_text(facts[CPU_BITS]))] if CPU_BITS in facts else []
+    ways = (("mapped_bytes", "read where the file is mapped"), ("copied_bytes", "copied to the device"))
+    rows += [("weights", f"{show_size(facts[key])} {text}") for key, text in ways if facts.get(key)]
     return [*rows, ("on the CPU", ", ".join(facts["cpu_nodes"]) or "none")]

@@ -86,7 +86,7 @@ def test_a_driver_that_fails_is_told_where_its_gpu_was_faster():
         (800 << 20, {}, "has no room for all that the CPU keeps; --device cuda:1 runs there with less."),
         (600 << 20, {}, "the model does not fit its memory: it needs at least "),
         # The GPU has plenty, but the driver is more than the process may take.
-        (6 * GIB, {"memory": 300 << 20}, "a run there does not fit the memory of the process: it needs at least "),
+        (6 * GIB, {"memory": 250 << 20}, "a run there does not fit the memory of the process: it needs at least "),
     ],
 )
 def test_a_faster_gpu_with_too_little_room_is_told(free, options, said):
