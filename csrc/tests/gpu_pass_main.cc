@@ -269,7 +269,6 @@ int main() {
   memory_must_be_aligned();
   arrays_are_copied_on_the_device();
   pieces_are_copied_on_the_device();
-  pieces_are_copied_on_the_device();
   what_was_not_recorded_is_not_replayed();
   kernels_are_found_or_the_error_says_why();
   CHECK(emulated::live().all() == 0);

@@ -87,7 +87,7 @@ bool VulkanDevice::budget(MemoryBudget* out, GpuError* error) { return memory_.b
 bool VulkanDevice::submit(const std::vector<VkCommandBuffer>& buffers, VkFence fence, size_t* sent, GpuError* error) {
   const DefaultFloatMode mode;  // of threads that a software device starts now
   const std::lock_guard<std::mutex> guard(submit_lock_);
-  // One call each: drivers may make one piece of work of what is in a link_.call.
+  // One call each: drivers may make one piece of work of what is in a call.
   for (*sent = 0; *sent < buffers.size(); ++*sent) {
     VkSubmitInfo info;
     info.pCommandBuffers = &buffers[*sent];
