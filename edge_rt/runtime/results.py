@@ -164,6 +164,11 @@ class SpecStats:
         drafting_share: ``drafting_ms`` over the sum of both.
         choices: steps per drafter: ``"off"``, a drafter's name or ``"fusion"``.
         memory_bytes: memory of the drafters.
+        beside: whether a second model drafts beside passes that verify: ``"on"``, or ``"off: "`` and why; None: there
+            is no second model.
+        beside_n: its passes beside others.
+        beside_n_used: those whose results were used: the guess of what is accepted was right.
+        hidden_ms: what these would have taken behind the passes that verify.
     """
 
     mode: str
@@ -179,6 +184,10 @@ class SpecStats:
     drafting_share: float
     choices: dict[str, int]
     memory_bytes: int
+    beside: str | None = None
+    beside_n: int = 0
+    beside_n_used: int = 0
+    hidden_ms: float = 0.0
 
 
 @dataclass(frozen=True)

@@ -181,6 +181,12 @@ class ScriptedDrafter:
         draft = self.script(sequence.answer_ids, limit)
         return draft if isinstance(draft, Draft) else Draft.chain(draft)
 
+    def pass_begins(self, draft):
+        draft.check()
+
+    def pass_ends(self):
+        pass
+
     def observe(self, draft, accepted, outputs):
         assert outputs.logits.shape == (len(draft) + 1, VOCABULARY)
         assert accepted.num_drafted == len(draft)

@@ -112,6 +112,13 @@ def _spec_rows(spec: SpecStats) -> dict[str, str]:
         "drafting": f"{100 * spec.drafting_share:.1f} % of the time ({spec.drafting_ms:.1f} ms)",
         "drafters": f"hold {show_size(spec.memory_bytes)}",
     }
+    if spec.beside is not None:
+        rows["beside passes"] = spec.beside + (
+            f", {_counted(spec.beside_n, 'pass')}, {number(spec.beside_n_used)} of them used "
+            f"({spec.hidden_ms:.1f} ms of drafting)"
+            if spec.beside_n
+            else ""
+        )
     if shares := visible_shares(spec.accepted_per_position):
         rows["by position"] = " ".join(f"{100 * share:.0f} %" for share in shares)
     return rows

@@ -191,6 +191,11 @@ class KVCache:
         return self.capacity if self._window is None else self._window.largest_pass
 
     @property
+    def goes_back(self) -> bool:
+        """Whether it can go back to any row: no layer has a state, or a window that gives rows up."""
+        return self._states is None and self._window is None
+
+    @property
     def used_bytes(self) -> int:
         """Bytes of the rows that hold committed tokens, in all layers."""
         window = self._window

@@ -44,6 +44,16 @@ class Draft:
         """Return the first ``count`` (at least 0) nodes of the draft; their parents are among them."""
         return self if len(self) <= count else Draft(self.token_ids[:count], self.parents[:count])
 
+    @property
+    def first_path(self) -> list[int]:
+        """Tokens of the path of first children, which is the likeliest one where the best nodes come first."""
+        path, node = [], ROOT
+        for index, (token, parent) in enumerate(zip(self.token_ids, self.parents, strict=True)):
+            if parent == node:
+                path.append(token)
+                node = index
+        return path
+
     def check(self) -> None:
         """Assert the invariants: parents come first, siblings differ."""
         assert len(self.token_ids) == len(self.parents), self
@@ -87,6 +97,12 @@ class Drafter(Protocol):
     def propose(self, sequence: Sequence, limit: int) -> Draft:
         """Return at most ``limit`` (at least 0) nodes that may follow the sequence."""
 
+    def pass_begins(self, draft: Draft) -> None:
+        """Begin what may be computed beside the pass that verifies a draft; the pass is this sequence's alone."""
+
+    def pass_ends(self) -> None:
+        """End what is computed beside a pass, and wait for it; does nothing where nothing is."""
+
     def observe(self, draft: Draft, accepted: Accepted, outputs: Outputs) -> None:
         """Learn from a step.
 
@@ -114,6 +130,13 @@ class NullDrafter:
         """Return an empty draft."""
         del sequence, limit
         return Draft()
+
+    def pass_begins(self, draft: Draft) -> None:
+        """Do nothing."""
+        del draft
+
+    def pass_ends(self) -> None:
+        """Do nothing."""
 
     def observe(self, draft: Draft, accepted: Accepted, outputs: Outputs) -> None:
         """Do nothing."""

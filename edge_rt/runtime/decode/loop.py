@@ -136,13 +136,16 @@ class Decoding:
         if piece < len(pending):
             self._pending, self._draft = pending[:piece], Draft()
             return self._reserve(0, None)
-        known, room = len(pending), self.room
+        known, room, is_alone = len(pending), self.room, draft is None
         draft = (self.drafter.propose(sequence, room) if draft is None else draft).first(room)
         if grammar is not None:
             draft = grammar.pruned(draft)
         self._pending, self._draft = pending, draft
         parents = None if draft.is_chain else [*range(-1, known - 1), *(known + parent for parent in draft.parents)]
-        return self._reserve(len(draft) + 1, parents)
+        part = self._reserve(len(draft) + 1, parents)
+        if is_alone:
+            self.drafter.pass_begins(draft)
+        return part
 
     def _reserve(self, num_logits: int, parents: list[int] | None) -> Part:
         token_ids = [*self._pending, *self._draft.token_ids]
@@ -160,6 +163,7 @@ class Decoding:
         Raises:
             InvalidGrammar: the grammar turned out to be too costly.
         """
+        self.drafter.pass_ends()
         if len(self._pending) < self.num_pending:
             return
         draft, sampler, end_ids = self._draft, self._sampler, self.sequence.end_ids
@@ -193,10 +197,14 @@ class Decoding:
         return accepted
 
     def drop(self) -> None:
-        """Free the rows that are reserved, and forget what was chosen; does nothing where there is neither."""
+        """Free the rows that are reserved, and forget what was chosen; does nothing where there is neither.
+
+        Nothing is computed beside a pass any more.
+        """
         rows, self._rows, self._chosen = self._rows, None, None
         if rows is not None:
             rows.__exit__(None, None, None)
+        self.drafter.pass_ends()
 
 
 def decode(decoding: Decoding, target: Target, *, chunk: int | None = None) -> Iterator[Accepted]:

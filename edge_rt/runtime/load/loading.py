@@ -252,7 +252,7 @@ def _open_parts(
     made = _open_runner(package, load_plan, sessions, io_binding, cache, switch)
     opened = OpenedModel(
         package, weights, load_plan, options, io_binding, cache, made, runner, switch, device, facts,
-        measured_costs.key, laid,
+        measured_costs, laid,
     )  # fmt: skip
     drafter, sources = open_networks(opened)
     if load_plan.drafter_folder is not None or load_plan.draft_model is not None:

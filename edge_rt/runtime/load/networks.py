@@ -56,6 +56,7 @@ class OpenedModel:
         weights: those of a native package, mapped; None for the other op profiles.
         held_runner: returns the runner as long as the model is open.
         device: where passes run; None: on the CPU.
+        measured: costs of the passes.
         laid: the weights in the device's memory, if they were laid there for all sessions.
     """
 
@@ -70,7 +71,7 @@ class OpenedModel:
     switch: StopSwitch
     device: ComputeDevice | None
     facts: dict[str, Any]
-    cost_key: dict[str, Any]
+    measured: MeasuredCosts
     laid: DeviceWeights | None
 
 
@@ -136,7 +137,7 @@ def _open_exits(model: OpenedModel, adapters: ExitAdapters | None) -> SourceMake
         if adapters is not None and layer in adapters.by_layer:
             model.runner.adapt(segments, adapters.by_layer[layer])
     drafter_id = None if adapters is None else adapters.drafter_id
-    measurement = ExitMeasurement(model.cost_key, model.io_binding, model.cache, options.costs, drafter_id)
+    measurement = ExitMeasurement(model.measured.key, model.io_binding, model.cache, options.costs, drafter_id)
     measurement.on_measure = options.on_measuring("exits")
     # Not the runner itself: a source must not keep a closed model's.
     held_runner = model.held_runner
@@ -156,7 +157,9 @@ def _open_exits(model: OpenedModel, adapters: ExitAdapters | None) -> SourceMake
 
 def _open_draft_model(first: OpenedModel, second: DraftModelShape) -> SourceMaker:
     """Open a second model as the plan has decided."""
-    from edge_rt.runtime.speculation.model_source import ChainCosts, DraftModel, ModelSource, Way
+    from edge_rt.runtime.speculation.beside import MOST_SHARE, Beside, BesideMeasurement, told_share
+    from edge_rt.runtime.speculation.draft_model import DraftModel
+    from edge_rt.runtime.speculation.model_source import ChainCosts, ModelSource, Way
 
     load_plan, options = first.load_plan, first.options
     package = open_package(Path(second.path))
@@ -203,12 +206,35 @@ def _open_draft_model(first: OpenedModel, second: DraftModelShape) -> SourceMake
     def held_bytes() -> int:
         return cache.used_bytes + second.shape.weights_bytes
 
+    why_not = _why_not_beside(first, cache)
+    beside_measurement = BesideMeasurement(first.measured, measured, options.costs)
+    # Not the runner itself: a source must not keep a closed model's.
+    held_runner = first.held_runner
+
     def source(whole: Costs) -> ForestSource:
         # A measurement empties this model's cache, which is filled again from the text that is known.
-        costs = ChainCosts(whole, measured.get(runner), most, prior=_PRIOR)
-        return ModelSource([Way(model, costs)], most=most, end_ids=ends, held_bytes=held_bytes)
+        alone, beside, told = measured.get(runner), None, why_not
+        share = 1.0
+        if why_not is None:
+            share = beside_measurement.share(held_runner(), runner, alone)
+            told = told_share(share)
+        costs = ChainCosts(whole, alone, most, prior=_PRIOR, hides=share <= MOST_SHARE)
+        if share <= MOST_SHARE:
+            beside = Beside(model, alone, share, costs.value_of, end_ids=ends)
+        return ModelSource([Way(model, costs, beside)], most=most, end_ids=ends, held_bytes=held_bytes, beside=told)
 
     return source
+
+
+def _why_not_beside(model: OpenedModel, cache: KVCache) -> str | None:
+    """Return why a second model with a cache does not draft beside passes that verify; None: costs decide."""
+    if model.device is None:
+        return "off: the CPU computes the model as well"
+    if model.load_plan.host_layers:
+        return "off: the CPU computes layers of the model as well"
+    if not cache.goes_back:
+        return "off: the second model cannot go back to any row"
+    return None
 
 
 def _open_self_drafting(model: OpenedModel) -> SourceMaker:

@@ -96,6 +96,9 @@ class AdaptiveDrafter:
         # Whether the next pass computes a prompt as well, and how many tokens it computes that a grammar has forced.
         self._is_first, self._forced = True, 0
         self._sequence: Sequence | None = None
+        # Those that compute, whether they may do so beside the pass under way, and seconds that these were waited for.
+        self._computers = tuple(source for source in core.sources if isinstance(source, ForestSource))
+        self._is_beside, self._waited = False, 0.0
         # Accepted tokens per step, less the price of their rows; steps of rest left, below 0: steps since the last one.
         self._gain, self._rest = _FIRST_GAINS[0], -_AWAKE_STEPS
 
@@ -111,6 +114,9 @@ class AdaptiveDrafter:
 
     def statistics(self, mode: str, taken_back: int = 0) -> SpecStats:
         """Return the statistics since ``begin``."""
+        for source in self._computers:
+            if source.beside is not None:
+                self.counter.beside, self.counter.beside_counts = source.beside, source.beside_counts
         return self.counter.stats(mode, self.memory_bytes, taken_back)
 
     def begin(self, sequence: Sequence) -> None:
@@ -128,6 +134,7 @@ class AdaptiveDrafter:
         """Return the tree that maximises tokens per second, at most ``limit`` nodes; empty where plain is faster."""
         started = self._clock()
         draft, self._instead, self._is_shared, self._price = Draft(), None, False, 0.0
+        self._waited = 0.0
         self._is_priced = False
         # The first pass also computes the rest of the prompt, at the cost of prefill: it gets no draft.
         if not self._is_first and not self._is_resting():
@@ -155,6 +162,28 @@ class AdaptiveDrafter:
         self._spent = self._proposed - started
         return draft
 
+    def pass_begins(self, draft: Draft) -> None:
+        """Let sources that compute go on beside the pass that verifies a draft."""
+        if not self._computers or self._arm == OFF or self._rest > 0 or self._sequence is None:
+            return
+        self._is_beside = True
+        started = self._clock()
+        usual = self._curve.at(len(self._sequence.token_ids))[min(len(draft), self._max_nodes)]
+        for source in self._computers:
+            source.pass_begins(draft, usual * self._slowness)
+        # The pass begins now.
+        self._proposed = self._clock()
+        self._spent += self._proposed - started
+
+    def pass_ends(self) -> None:
+        """Let no source compute beside a pass."""
+        if self._is_beside:
+            started = self._clock()
+            for source in self._computers:
+                source.pass_ends()
+            self._is_beside = False
+            self._waited += self._clock() - started
+
     def wakes(self, rate: float) -> bool:
         """Return whether it drafts for the next pass, which several sequences share.
 
@@ -163,7 +192,7 @@ class AdaptiveDrafter:
         """
         self._instead, self._is_shared, self._played, self._price = None, True, OFF, 0.0
         self._is_priced = False
-        self._spent, self._proposed, self.outcome = 0.0, self._clock(), (0.0, 0)
+        self._spent, self._waited, self._proposed, self.outcome = 0.0, 0.0, self._clock(), (0.0, 0)
         return not self._is_first and not self._is_resting(rate)
 
     def offer(self, sequence: Sequence, limit: int, least: float, rate: float) -> tuple[int, int]:
@@ -282,7 +311,8 @@ class AdaptiveDrafter:
         scored = arm if is_scored and not is_first else None
         tested = self._core.observe(draft, accepted, outputs, context_of(sequence, emitted), scored)
         ended = self._clock()
-        drafting, verifying = 1e3 * (self._spent + ended - verified), self._verifying(verified, outputs)
+        drafting = 1e3 * (self._spent + self._waited + ended - verified)
+        verifying = self._verifying(verified, outputs)
         choice = self.arms[arm].name if len(draft) else "off"
         self.counter.add(draft, accepted, tested, drafting, verifying, choice, is_first=is_first)
         if is_first:
@@ -298,7 +328,7 @@ class AdaptiveDrafter:
     def _verifying(self, verified: float, outputs: Outputs) -> float:
         """Return the milliseconds of the pass and, unless it is shared, of choosing tokens."""
         is_noted = self._is_shared and self._proposed < outputs.ended < verified
-        return 1e3 * ((outputs.ended if is_noted else verified) - self._proposed)
+        return 1e3 * ((outputs.ended if is_noted else verified - self._waited) - self._proposed)
 
     def _pass_over(self, draft: Draft, accepted: Accepted, verified: float, outputs: Outputs) -> None:
         """Count a step of rest; the sources get its tokens and no more."""
@@ -316,7 +346,7 @@ class AdaptiveDrafter:
         sequence = self._sequence
         assert sequence is not None
         # Tokens are chosen for as long as they are accepted, however many rows there are: no cost of rows.
-        passed = outputs.ended if self._proposed < outputs.ended < verified else verified
+        passed = outputs.ended if self._proposed < outputs.ended < verified else verified - self._waited
         passing = 1e3 * (passed - self._proposed)
         if self._live is not None:
             self._live.observe(1 + len(draft), len(sequence.token_ids) - emitted, passing, self._instead)

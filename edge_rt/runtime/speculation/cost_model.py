@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import time
 from bisect import bisect_right
-from collections.abc import Callable, Mapping, Sequence as Items
+from collections.abc import Callable, Generator, Mapping, Sequence as Items
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from itertools import accumulate, pairwise
@@ -366,9 +367,17 @@ class MeasuredCosts:
 
     def measure(self, runner: Runner) -> RowCosts:
         """Measure on the emptied cache, and store the costs."""
-        cache, io_binding = self._cache, self._io_binding
         if self.on_measure is not None:
             self.on_measure()
+        with self.passes(runner) as run:
+            costs = measure(run, self._cache.capacity, rows=self._rows, clock=self.clock)
+        self.is_kept = self._store is not None and self._store.save(self.key, costs)
+        return costs
+
+    @contextmanager
+    def passes(self, runner: Runner) -> Generator[Callable[[int, int], object]]:
+        """Compute passes that are only timed while a block runs: a function of rows and depth, on the emptied cache."""
+        cache, io_binding = self._cache, self._io_binding
         cache.pretend(0)
         filled = 0
 
@@ -384,9 +393,7 @@ class MeasuredCosts:
                 runner.forward(self._tokens(rows), reserved.start, rows)
 
         try:
-            costs = measure(run, cache.capacity, rows=self._rows, clock=self.clock)
+            yield run
         finally:
             cache.truncate(0)
             io_binding.forget()
-        self.is_kept = self._store is not None and self._store.save(self.key, costs)
-        return costs

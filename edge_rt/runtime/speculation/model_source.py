@@ -5,6 +5,7 @@ Its likeliest tokens are a chain, the next likely ones of the same rows siblings
 
 from __future__ import annotations
 
+import math
 from bisect import bisect_right
 from collections.abc import Callable, Collection, Sequence as Items
 from dataclasses import dataclass
@@ -13,10 +14,10 @@ from typing import Final, Protocol
 from edge_rt.runtime.cache.kv_cache import KVCache
 from edge_rt.runtime.cache.row_pool import PooledCache
 from edge_rt.runtime.decode.draft import Accepted, Draft
-from edge_rt.runtime.decode.loop import Target
 from edge_rt.runtime.forward.io_binding_base import Part
 from edge_rt.runtime.forward.outputs import Outputs, TopTokens
 from edge_rt.runtime.forward.runner import Runner
+from edge_rt.runtime.speculation.beside import Beside
 from edge_rt.runtime.speculation.cost_model import CostCurve, Costs
 from edge_rt.runtime.speculation.source import (
     CHAIN_KINDS,
@@ -28,7 +29,7 @@ from edge_rt.runtime.speculation.source import (
     chain_forest,
     chain_prior,
 )
-from edge_rt.runtime.speculation.statistics import Rates
+from edge_rt.runtime.speculation.statistics import BesideCounts, Rates
 
 _FIRST: Final = 0.6
 """Share of guesses that is taken to be right before any is known."""
@@ -43,19 +44,27 @@ _PRIOR_TRIALS: Final = 20.0
 _READING: Final = 1 / 6
 """Time for a token of a text that is computed in chunks, in passes over one row."""
 _RELAX: Final = 0.8
+_FIRST_HIDDEN: Final = 0.4
+_HIDDEN_KEEP: Final = 0.9
+_UNASKED: Final = 8
+"""Steps without being asked after which nothing is computed beside passes."""
 
 
 class ChainCosts:
     """Decides how many tokens to draft.
 
     A chain of d tokens costs d passes of what drafts and one pass of the model over 1 + d rows; it gives one token more
-    than are accepted. The d that promises the most tokens per millisecond is taken, 0 included.
+    than are accepted. The d that promises the most tokens per millisecond is taken, 0 included. Passes that ran beside
+    one of the model cost nothing.
 
     Args:
         prior: share of drafted tokens that is taken to be right before any is known.
+        hides: whether passes may run beside those of the model.
     """
 
-    def __init__(self, whole: Costs, draft: Costs, most: int, *, prior: float = 0.9) -> None:
+    def __init__(self, whole: Costs, draft: Costs, most: int, *, prior: float = 0.9, hides: bool = False) -> None:
+        # Of the passes that drafted, the share that had run beside others.
+        self._hidden = _FIRST_HIDDEN if hides else 0.0
         self._whole = CostCurve(whole, most + 1)
         self._draft = CostCurve(draft, 1)
         self._mean = Rates((prior,), _PRIOR_TRIALS)
@@ -70,24 +79,25 @@ class ChainCosts:
         """Return how likely a drafted token is accepted that the draft gives this probability."""
         return self._by_sureness.value[bisect_right(_SURENESS, probability)]
 
-    def goes_on(self, depth: int, values: Items[float], most: int) -> bool:
+    def goes_on(self, depth: int, values: Items[float], most: int, ready: int = 0) -> bool:
         """Return whether another token is to be drafted.
 
         Args:
             values: of the tokens drafted so far, the probability that each and all before it are accepted.
+            ready: tokens so far that cost nothing.
         """
         count, expected = len(values), 1.0 + sum(values)
-        stopping = expected / self._cost(depth, count)
+        stopping = expected / self._cost(depth, count, ready)
         value = values[-1] if values else 1.0
         for length in range(count + 1, most + 1):
             value *= self._mean.value[0]
             expected += value
-            if expected / self._cost(depth, length) > stopping:
+            if expected / self._cost(depth, length, ready) > stopping:
                 return True
         return False
 
-    def _cost(self, depth: int, drafted: int) -> float:
-        return drafted * self._draft.at(depth)[0] + self._whole.at(depth)[drafted]
+    def _cost(self, depth: int, drafted: int, ready: float = 0.0) -> float:
+        return (drafted - ready) * self._draft.at(depth)[0] + self._whole.at(depth)[drafted]
 
     def gain(self, depth: int) -> float:
         """Return the speed of the best length over that of plain decoding, by mean acceptance."""
@@ -96,12 +106,21 @@ class ChainCosts:
         for length in range(1, len(self._whole.at(depth))):
             value *= self._mean.value[0]
             expected += value
-            best = max(best, expected / self._cost(depth, length))
+            best = max(best, expected / self._cost(depth, length, self._hidden * length))
         return best / plain
 
     def price(self, depth: int, tokens: int, passes: int) -> float:
         """Return what computing known tokens and drafting in some passes costs, in plain passes over one row."""
         return (tokens * _READING + passes) * self._draft.at(depth)[0] / self._whole.at(depth)[0]
+
+    @property
+    def usual_value(self) -> float:
+        """How likely any drafted token is accepted, if all before it are."""
+        return self._mean.value[0]
+
+    def learn_hidden(self, ready: int, drafted: int) -> None:
+        """Learn how many of the passes that drafted so many (at least 1) tokens had run beside others."""
+        self._hidden += (1.0 - _HIDDEN_KEEP) * (ready / drafted - self._hidden)
 
     def learn(self, probability: float, hit: bool) -> None:
         """Learn whether a drafted token was accepted, if all before it were."""
@@ -184,82 +203,18 @@ class UpperHalves:
         return top
 
 
-class DraftModel:
-    """A model that drafts: its own graph and cache, which follow the tokens of another model.
-
-    Its cache holds what was drafted, too: what the other model accepts need not be computed again.
-
-    Args:
-        known_tokens: ids below are the same tokens in both models; others are unknown here.
-    """
-
-    def __init__(self, runner: Target, cache: KVCache, *, known_tokens: int, stand_in: int, chunk: int) -> None:
-        self.cache = cache
-        self.known_tokens = known_tokens
-        self._runner = runner
-        self._stand_in = stand_in
-        self._chunk = max(1, min(chunk, cache.largest_pass))
-        # Known tokens, and the tokens of the cache's rows; so many of the first rows hold known tokens.
-        self._known: list[int] = []
-        self._rows: list[int] = []
-        self._agreed = 0
-
-    def begin(self, token_ids: Items[int]) -> None:
-        """Start a text; what the cache has of it stays."""
-        self._known = self._shared(token_ids)
-        self._rows = list(self.cache.token_ids)
-        self._agreed = self.cache.common_prefix(self._known)
-
-    def extend(self, token_ids: Items[int]) -> None:
-        """Add known tokens; rows that were drafted for them stay."""
-        for token in self._shared(token_ids):
-            place = len(self._known)
-            self._known.append(token)
-            if self._agreed == place < len(self._rows) and self._rows[place] == token:
-                self._agreed += 1
-
-    def room(self) -> int:
-        """Return how many tokens it can draft: the last one of a chain is not computed."""
-        return self.cache.capacity - len(self._known) + 1 if self._known else 0
-
-    def behind(self) -> int:
-        """Return how many known tokens it has to compute before the last one."""
-        return len(self._known) - 1 - min(self._agreed, len(self._known) - 1)
-
-    def follow(self, drafted: Items[int]) -> TopTokens:
-        """Compute what is new of a text, in chunks; see ``Follower.follow``."""
-        cache, known = self.cache, self._known
-        # Without a draft the last known token is computed again if nothing is new: its row's outputs are gone.
-        keep = len(self._rows) if drafted else min(self._agreed, len(known) - 1)
-        kept = cache.truncate(keep)
-        del self._rows[kept:]
-        length = len(known) + len(drafted)
-        while True:
-            begin = cache.length
-            pending = [*known[begin : begin + self._chunk], *drafted[max(begin - len(known), 0) :]][: self._chunk]
-            with cache.reserve(len(pending)) as rows:
-                top = self._runner.forward(pending, rows.start, 1).top
-                rows.commit(pending)
-            self._rows += pending
-            self._agreed = min(len(self._rows), len(known))
-            if cache.length == length:
-                assert top is not None, "native graphs compute the most likely tokens"
-                return top
-
-    def _shared(self, token_ids: Items[int]) -> list[int]:
-        return [token if token < self.known_tokens else self._stand_in for token in token_ids]
-
-
 @dataclass(frozen=True)
 class Way:
     """A way to draft.
 
     Attributes:
         planner: decides how long the chain is; nothing is drafted where none pays.
+        beside: lets the model go on beside passes that verify; None: it does not.
     """
 
     model: Follower
     planner: ChainCosts
+    beside: Beside | None = None
 
 
 class ModelSource(ForestSource):
@@ -267,6 +222,7 @@ class ModelSource(ForestSource):
 
     Args:
         ways: to draft; the one that promises most is taken, of equal ones the first.
+        beside: what is to be told of drafting beside passes that verify; None: nothing.
     """
 
     num_kinds = CHAIN_KINDS
@@ -280,8 +236,11 @@ class ModelSource(ForestSource):
         most: int = MAX_CHAIN,
         end_ids: Collection[int] = (),
         held_bytes: Callable[[], int] = lambda: 0,
+        beside: str | None = None,
     ) -> None:
         self.name = name
+        self.beside = beside
+        self._unasked = 0
         self._ways = tuple(ways)
         self._way = self._ways[0]
         self._least_gain = least_gain
@@ -298,7 +257,10 @@ class ModelSource(ForestSource):
 
     def begin(self, token_ids: Items[int]) -> None:
         """Start a generation."""
+        self.pass_ends()
         for way in self._ways:
+            if way.beside is not None:
+                way.beside.counts = BesideCounts()
             way.planner.begin()
             way.model.begin(token_ids)
         self._depth = len(token_ids)
@@ -306,14 +268,43 @@ class ModelSource(ForestSource):
 
     def extend(self, token_ids: Items[int]) -> None:
         """Add emitted tokens."""
+        self.pass_ends()
         for way in self._ways:
             way.model.extend(token_ids)
         self._depth += len(token_ids)
+        self._unasked += 1
         self._guesses = []
+
+    def pass_begins(self, draft: Draft, ms: float) -> None:
+        """Let the model go on with its chain beside a pass, if that tree's likeliest path says the same."""
+        way = self._way
+        if way.beside is None or self._unasked > _UNASKED or way.planner.gain(self._depth) < self._least_gain:
+            return
+        path, chain = draft.first_path, [guess.token_id for guess in self._guesses]
+        both = min(len(path), len(chain))
+        guess = [*chain, *path[len(chain) :]]
+        is_known = self._end_ids.isdisjoint(guess) and max(guess, default=0) < way.model.known_tokens
+        if path[:both] != chain[:both] or not is_known:
+            return
+        value = math.prod(way.planner.value_of(one.probability) for one in self._guesses)
+        value *= way.planner.usual_value ** (len(guess) - len(chain))
+        way.beside.begin(guess, value, self._depth, ms)
+
+    def pass_ends(self) -> None:
+        """Let nothing go on."""
+        for way in self._ways:
+            if way.beside is not None:
+                way.beside.end()
+
+    @property
+    def beside_counts(self) -> BesideCounts:
+        """See ``ForestSource.beside_counts``."""
+        return next((way.beside.counts for way in self._ways if way.beside is not None), BesideCounts())
 
     def observe(self, draft: Draft, accepted: Accepted, outputs: Outputs, context: tuple[int, ...]) -> None:
         """Learn which guesses of the chain were right, whether they were verified or not."""
         del draft, outputs, context
+        self.pass_ends()
         for guess, found in zip(self._guesses, accepted.token_ids, strict=False):
             self._way.planner.learn(guess.probability, guess.token_id == found)
             if guess.token_id != found:
@@ -321,6 +312,8 @@ class ModelSource(ForestSource):
 
     def forest(self) -> Forest:
         """Draft; return the chain and its siblings, none if none pays."""
+        self.pass_ends()
+        self._unasked = 0
         self._guesses = self._draft()
         return chain_forest(self._guesses)
 
@@ -328,24 +321,26 @@ class ModelSource(ForestSource):
         depth = self._depth
         gains = [way.planner.gain(depth) for way in self._ways]
         gain = max(gains)
-        self._way = self._ways[gains.index(gain)]
-        model, planner = self._way.model, self._way.planner
+        self._way = way = self._ways[gains.index(gain)]
+        model, planner = way.model, way.planner
         most = min(self._most, model.room())
         if most < 1:
             return []
         self._idle += 1
-        pays = gain >= self._least_gain and planner.goes_on(depth, (), most)
-        # Text that it has not read yet is a price that later steps pay back, if drafts pay; else that of a trial.
-        spent = planner.price(depth, model.behind(), 0 if pays else 1)
-        if spent > _TRIAL_SHARE * self._idle + (_PAID_BACK * (1.0 - 1.0 / gain) if pays else 0.0):
-            return []
-        if not pays:
-            most = 1
+        ready = int(self._is_ready(()))
+        if not ready:
+            pays = gain >= self._least_gain and planner.goes_on(depth, (), most)
+            # Text that it has not read yet is a price that later steps pay back, if drafts pay; else that of a trial.
+            spent = planner.price(depth, model.behind(), 0 if pays else 1)
+            if spent > _TRIAL_SHARE * self._idle + (_PAID_BACK * (1.0 - 1.0 / gain) if pays else 0.0):
+                return []
+            if not pays:
+                most = 1
         self._idle = 0
         guesses: list[ChainGuess] = []
         drafted: list[int] = []
         values = [1.0]
-        while len(guesses) < most and (not guesses or planner.goes_on(depth, values[1:], most)):
+        while True:
             top = model.follow(drafted)
             ids = [token for token in top.ids[0, : 1 + RANKS].tolist() if token < model.known_tokens]
             if not ids or ids[0] != top.ids[0, 0]:
@@ -353,9 +348,20 @@ class ModelSource(ForestSource):
             guesses.append(ChainGuess(ids[0], float(top.probabilities()[0, 0]), tuple(ids[1:])))
             values.append(values[-1] * planner.value_of(guesses[-1].probability))
             drafted.append(ids[0])
-            if ids[0] in self._end_ids:
+            if ids[0] in self._end_ids or len(guesses) >= most:
                 break
+            if self._is_ready(drafted):
+                ready += 1
+            elif not planner.goes_on(depth, values[1:], most, ready):
+                break
+        if guesses and way.beside is not None:
+            planner.learn_hidden(min(ready, len(guesses)), len(guesses))
         return guesses
+
+    def _is_ready(self, drafted: Items[int]) -> bool:
+        """Return whether what follows was computed beside a pass."""
+        beside = self._way.beside
+        return beside is not None and beside.is_ready(drafted)
 
     @property
     def memory_bytes(self) -> int:

@@ -217,6 +217,13 @@ class SampledDrafter:
         self._proposed = self._clock()
         return draft
 
+    def pass_begins(self, draft: Draft) -> None:
+        """Do nothing: what is drawn depends on what was accepted."""
+        del draft
+
+    def pass_ends(self) -> None:
+        """Do nothing."""
+
     def accept(self, draft: Draft, logits: npt.NDArray[Any], sampler: Sampler, end_ids: Collection[int]) -> Accepted:
         """Apply ``accept_ratio`` to the last draft of ``propose``, or to its first nodes."""
         return accept_ratio(draft, self._proposals[: len(draft)], logits, sampler, end_ids, sampler.chance)

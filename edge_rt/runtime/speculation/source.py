@@ -13,6 +13,7 @@ import numpy.typing as npt
 
 from edge_rt.runtime.decode.draft import ROOT, Accepted, Draft
 from edge_rt.runtime.forward.outputs import Outputs
+from edge_rt.runtime.speculation.statistics import BesideCounts
 
 CONTEXT_TOKENS = 4
 """Known tokens before a draft that a source receives with the step's outputs."""
@@ -95,11 +96,32 @@ NO_GUESSES: Final = Forest.of((), (), ())
 
 
 class ForestSource(DraftSource, ABC):
-    """Base of sources that compute their guesses."""
+    """Base of sources that compute their guesses.
+
+    Attributes:
+        beside: see ``SpecStats.beside``.
+    """
+
+    beside: str | None = None
+
+    @property
+    def beside_counts(self) -> BesideCounts:
+        """What became of passes beside others, in this answer."""
+        return BesideCounts()
 
     @abstractmethod
     def forest(self) -> Forest:
         """Return what may follow the known tokens, at most ``MAX_NODES`` nodes; asked for once a step."""
+
+    def pass_begins(self, draft: Draft, ms: float) -> None:
+        """Begin what may be computed beside the pass that verifies a draft.
+
+        Args:
+            ms: what the pass is expected to take.
+        """
+
+    def pass_ends(self) -> None:
+        """End what is computed beside a pass, and wait for it; does nothing where nothing is."""
 
 
 class AskedSource(DraftSource, Protocol):

@@ -49,6 +49,21 @@ class Rates:
 
 
 @dataclass
+class BesideCounts:
+    """What became of passes beside others, in an answer.
+
+    Attributes:
+        passes: that were computed.
+        used: those whose results were asked for.
+        hidden_ms: what these would have taken behind the other passes.
+    """
+
+    passes: int = 0
+    used: int = 0
+    hidden_ms: float = 0.0
+
+
+@dataclass
 class SpecCounter:
     """Counts while an answer is generated; the attributes are sums of those of ``SpecStats``."""
 
@@ -61,6 +76,8 @@ class SpecCounter:
     verifying_ms: float = 0.0
     lengths: list[int] = field(default_factory=list)
     choices: dict[str, int] = field(default_factory=dict)
+    beside: str | None = None
+    beside_counts: BesideCounts = field(default_factory=BesideCounts)
 
     def add(
         self,
@@ -112,6 +129,10 @@ class SpecCounter:
             drafting_share=self.drafting_ms / whole if whole else 0.0,
             choices=dict(self.choices),
             memory_bytes=memory_bytes,
+            beside=self.beside,
+            beside_n=self.beside_counts.passes,
+            beside_n_used=self.beside_counts.used,
+            hidden_ms=self.beside_counts.hidden_ms,
         )
 
 

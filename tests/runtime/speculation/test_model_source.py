@@ -9,7 +9,8 @@ import pytest
 
 from edge_rt.errors import Cancelled
 from edge_rt.runtime.decode.draft import ROOT, Accepted, Draft
-from edge_rt.runtime.speculation.model_source import DraftModel, ModelSource, UpperHalves, Way
+from edge_rt.runtime.speculation.draft_model import DraftModel
+from edge_rt.runtime.speculation.model_source import ModelSource, UpperHalves, Way
 from edge_rt.runtime.speculation.source import MAX_CHAIN
 from tests.helpers.fake_model import VOCABULARY, FakeTarget, fake_cache
 from tests.reference.core import Asked
@@ -35,7 +36,7 @@ class Eager:
     def price(self, depth, tokens, passes):
         return self.token_cost * (tokens + 6 * passes)
 
-    def goes_on(self, depth, values, most):
+    def goes_on(self, depth, values, most, ready=0):
         return len(values) < min(self.length, most)
 
     def value_of(self, probability):

@@ -1,0 +1,228 @@
+"""Drafting beside verifying: a second model drafts the next step on the CPU while a device verifies this one.
+
+After PEARL (Liu et al. 2024), SpecBranch (Shen et al. 2025) and Mirror-SD (Bhendawade et al. 2025). Nothing is guessed
+but rows of the second model's cache: it goes on with its own chain as if the model would accept it. If that was right,
+the next draft is there already; if not, the rows are rolled back as any that were drafted in vain. So a draft is the
+same whether its rows were computed beside a pass or behind it.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Collection, Sequence as Items
+from typing import TYPE_CHECKING, Any, Final
+
+from edge_rt.runtime.speculation.cost_model import CostCurve, Costs, MeasuredCosts, RowCosts
+from edge_rt.runtime.speculation.draft_model import DraftModel
+from edge_rt.runtime.speculation.source import MAX_CHAIN
+from edge_rt.runtime.speculation.statistics import BesideCounts
+
+if TYPE_CHECKING:
+    from edge_rt.runtime.forward.runner import Runner
+    from edge_rt.runtime.speculation.cost_model import CostStore
+
+MOST_SHARE: Final = 0.5
+"""Most time that a pass beside another one may add, as a share of what it takes alone."""
+_ROWS: Final = 8
+"""Most known tokens of a pass: the other model does not wait long for one that is not of use."""
+_MOST_PASSES: Final = 8
+_ROUNDS: Final = 4
+_BUDGET_SECONDS: Final = 1.0
+_DEPTH: Final = 64
+_LEAST_MS: Final = 1e-3
+
+
+class Beside:
+    """Lets a model that drafts go on, on a thread of its own, while another one verifies.
+
+    Args:
+        model: computes on the CPU, and can go back to any row.
+        alone: costs of its passes by themselves.
+        share: time that such a pass adds to one of the other model, as a share of that.
+        value_of: how likely a token is accepted that the model gives a probability.
+        end_ids: nothing follows them.
+        clock: seconds.
+    """
+
+    def __init__(
+        self,
+        model: DraftModel,
+        alone: Costs,
+        share: float,
+        value_of: Callable[[float], float],
+        *,
+        end_ids: Collection[int] = (),
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
+        self.counts = BesideCounts()
+        self._model, self._alone, self._share = model, CostCurve(alone, 1), share
+        self._value_of, self._end_ids, self._clock = value_of, frozenset(end_ids), clock
+        self._pass_ms = 0.0
+        self._thread: threading.Thread | None = None
+        self._is_ended = False
+
+    def is_ready(self, drafted: Items[int]) -> bool:
+        """Return whether what the model says behind known and drafted tokens is known; counted as used then."""
+        if self._model.ready(drafted) is None:
+            return False
+        self.counts.used += 1
+        self.counts.hidden_ms += self._pass_ms
+        return True
+
+    def begin(self, guess: Items[int], value: float, depth: int, ms: float) -> None:
+        """Let the model compute known tokens that it lacks, then a guess, then what follows that.
+
+        Args:
+            guess: tokens behind the known ones.
+            value: how likely all of them are accepted.
+            ms: what the other model's pass is expected to take.
+        """
+        self.end()
+        self._pass_ms = self._alone.at(depth)[0]
+        self._is_ended = False
+        until = self._clock() + 1e-3 * ms
+        thread = threading.Thread(target=self._run, args=([*guess], value, until), name="edge-rt drafts", daemon=True)
+        try:
+            thread.start()
+        except RuntimeError:
+            # The system gives no thread: the draft is computed behind the pass.
+            return
+        self._thread = thread
+
+    def end(self) -> None:
+        """Begin no other pass, and wait for the one under way; does nothing where there is none."""
+        if self._thread is not None:
+            self._is_ended = True
+            # It is known until it has ended, also if waiting is interrupted.
+            self._thread.join()
+            self._thread = None
+
+    def _run(self, drafted: list[int], value: float, until: float) -> None:
+        model, counts, most = self._model, self.counts, len(drafted) + 1 + MAX_CHAIN
+        pass_s = 1e-3 * self._pass_ms
+        try:
+            while not self._is_ended and len(drafted) < min(most, model.room()):
+                # Known tokens are needed in any case.
+                likely = 1.0 if model.behind() else value
+                # A pass that outlasts the other one is waited for, in vain if the guess is wrong.
+                if likely <= self._share or until - self._clock() <= (1.0 - likely) * pass_s:
+                    return
+                top = model.advance(drafted, _ROWS)
+                counts.passes += 1
+                if top is None:
+                    continue
+                token = int(top.ids[0, 0])
+                if token >= model.known_tokens or token in self._end_ids:
+                    return
+                value *= self._value_of(float(top.probabilities()[0, 0]))
+                drafted.append(token)
+        except Exception:
+            # Stopped, or failed: what is computed is whole, and whoever needs the rest computes it and sees why.
+            return
+
+
+def told_share(share: float) -> str:
+    """Return what is told of a share (``SpecStats.beside``)."""
+    if share <= MOST_SHARE:
+        return "on"
+    return f"off: beside a pass on the device one of the second model adds {100 * share:.0f} % of its time alone"
+
+
+def added_ms(
+    verify: Callable[[], object],
+    draft: Callable[[], object],
+    draft_ms: float,
+    *,
+    clock: Callable[[], float] = time.perf_counter,
+) -> tuple[float, bool]:
+    """Measure how many milliseconds a pass of one model adds to one of another that runs at the same time.
+
+    Passes alone and beside others alternate; the lowest time of each counts.
+
+    Args:
+        verify, draft: compute a pass of either model, each on a thread of its own.
+        draft_ms: what a pass of the second takes alone.
+
+    Returns:
+        The milliseconds, at least a trifle, and whether repeated passes took about the same time.
+    """
+    alone: list[float] = []
+    together: list[float] = []
+    errors: list[BaseException] = []
+    count, begun = 1, clock()
+    verify()
+    for turn in range(_ROUNDS):
+        if turn > 1 and clock() - begun > _BUDGET_SECONDS:
+            break
+        started = clock()
+        verify()
+        alone.append(1e3 * (clock() - started))
+        # As many as there is time for.
+        count = max(1, min(int(min(alone) / draft_ms), _MOST_PASSES))
+        thread = threading.Thread(target=_repeat, args=(draft, count, errors), name="edge-rt drafts")
+        started = clock()
+        thread.start()
+        try:
+            verify()
+        finally:
+            thread.join()
+        if errors:
+            raise errors[0]
+        together.append(1e3 * (clock() - started) / count)
+    least = min(alone) / count
+    steady = max(sorted(alone)[1] / min(alone), sorted(together)[1] / min(together)) < 1.25
+    return max(min(together) - least, _LEAST_MS), steady
+
+
+def _repeat(body: Callable[[], object], count: int, errors: list[BaseException]) -> None:
+    try:
+        for _ in range(count):
+            body()
+    except BaseException as error:
+        errors.append(error)
+
+
+class BesideMeasurement:
+    """Measures once per machine what passes of a model that drafts add to those of its model on a device.
+
+    Args:
+        verifying, drafting: costs of the passes of both.
+        store: where measured costs are stored; None stores nothing.
+    """
+
+    def __init__(self, verifying: MeasuredCosts, drafting: MeasuredCosts, store: CostStore | None) -> None:
+        self._verifying, self._drafting, self._store = verifying, drafting, store
+        self._found: RowCosts | None = None
+
+    def share(self, runner: Runner, drafting: Runner, alone: Costs) -> float:
+        """Return the time that is added, as a share of the drafting model's pass alone.
+
+        It is measured unless it is known, which empties both caches.
+
+        Args:
+            alone: costs of the drafting model's passes by themselves.
+        """
+        if self._found is None:
+            key = self._key
+            self._found = None if self._store is None else self._store.load(key)
+            if self._found is None:
+                self._found = self._measured(runner, drafting, alone)
+                if self._store is not None:
+                    self._store.save(key, self._found)
+        return self._found.ms[0][0] / alone.curve(self._found.depths[0], 1)[0]
+
+    @property
+    def _key(self) -> dict[str, Any]:
+        second = {name: self._drafting.key.get(name) for name in ("package_id", "kv_format", "capacity")}
+        return {**self._verifying.key, "part": "beside", "second": second, "rows": [1]}
+
+    def _measured(self, runner: Runner, drafting: Runner, alone: Costs) -> RowCosts:
+        depth = min(_DEPTH, *(measured.grid[1][0] for measured in (self._verifying, self._drafting)))
+        for measured in (self._verifying, self._drafting):
+            if measured.on_measure is not None:
+                measured.on_measure()
+        with self._verifying.passes(runner) as verify, self._drafting.passes(drafting) as draft:
+            draft_ms = alone.curve(depth, 1)[0]
+            ms, steady = added_ms(lambda: verify(1, depth), lambda: draft(1, depth), draft_ms)
+        return RowCosts((1,), (depth,), ((ms,),), steady)
