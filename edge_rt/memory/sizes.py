@@ -286,6 +286,8 @@ def _draft_model_bytes(second: DraftModelShape | None, device: Device, choice: C
         return 0, 0
     shape, own = second.shape, second.choice(choice)
     session = session_bytes(shape, own.ctx) - SESSION_FIXED + SECOND_SESSION
-    passes = thread_bytes(shape, device.threads) + passes_bytes(shape, own.largest_pass, own.ctx)
+    # Beside passes on a GPU it drafts on a thread of its own.
+    threads = device.threads + (device.gpu is not None)
+    passes = thread_bytes(shape, threads) + passes_bytes(shape, own.largest_pass, own.ctx)
     caches = kv_bytes(shape, own) + state_bytes(shape, own)
     return weights_bytes(shape, own.ctx), session + caches + passes + logits_bytes(shape, 1)

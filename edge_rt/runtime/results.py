@@ -167,8 +167,8 @@ class SpecStats:
         beside: whether a second model drafts beside passes that verify: ``"on"``, or ``"off: "`` and why; None: there
             is no second model.
         beside_n: its passes beside others.
-        beside_n_used: those whose results were used: the guess of what is accepted was right.
-        hidden_ms: what these would have taken behind the passes that verify.
+        beside_drafted: tokens that were drafted of what these gave, as the guess of what is accepted was right.
+        hidden_ms: what passes for these tokens would have taken behind those that verify.
     """
 
     mode: str
@@ -186,7 +186,7 @@ class SpecStats:
     memory_bytes: int
     beside: str | None = None
     beside_n: int = 0
-    beside_n_used: int = 0
+    beside_drafted: int = 0
     hidden_ms: float = 0.0
 
 

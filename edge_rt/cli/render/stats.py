@@ -114,7 +114,7 @@ def _spec_rows(spec: SpecStats) -> dict[str, str]:
     }
     if spec.beside is not None:
         rows["beside passes"] = spec.beside + (
-            f", {_counted(spec.beside_n, 'pass')}, {number(spec.beside_n_used)} of them used "
+            f": {_counted(spec.beside_n, 'pass')} gave {_counted(spec.beside_drafted, 'drafted token')} "
             f"({spec.hidden_ms:.1f} ms of drafting)"
             if spec.beside_n
             else ""

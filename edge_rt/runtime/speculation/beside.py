@@ -26,11 +26,12 @@ MOST_SHARE: Final = 0.5
 """Most time that a pass beside another one may add, as a share of what it takes alone."""
 _ROWS: Final = 8
 """Most known tokens of a pass: the other model does not wait long for one that is not of use."""
-_MOST_PASSES: Final = 8
-_ROUNDS: Final = 4
-_BUDGET_SECONDS: Final = 1.0
+_ROUNDS: Final = 8
+_BUDGET_SECONDS: Final = 2.0
 _DEPTH: Final = 64
 _LEAST_MS: Final = 1e-3
+_STEADY: Final = 1.25
+_NAME: Final = "edge-rt drafts"
 
 
 class Beside:
@@ -66,7 +67,7 @@ class Beside:
         """Return whether what the model says behind known and drafted tokens is known; counted as used then."""
         if self._model.ready(drafted) is None:
             return False
-        self.counts.used += 1
+        self.counts.drafted += 1
         self.counts.hidden_ms += self._pass_ms
         return True
 
@@ -82,7 +83,7 @@ class Beside:
         self._pass_ms = self._alone.at(depth)[0]
         self._is_ended = False
         until = self._clock() + 1e-3 * ms
-        thread = threading.Thread(target=self._run, args=([*guess], value, until), name="edge-rt drafts", daemon=True)
+        thread = threading.Thread(target=self._run, args=([*guess], value, until), name=_NAME, daemon=True)
         try:
             thread.start()
         except RuntimeError:
@@ -130,57 +131,73 @@ def told_share(share: float) -> str:
 
 
 def added_ms(
-    verify: Callable[[], object],
-    draft: Callable[[], object],
-    draft_ms: float,
-    *,
-    clock: Callable[[], float] = time.perf_counter,
+    verify: Callable[[], object], draft: Callable[[], object], *, clock: Callable[[], float] = time.perf_counter
 ) -> tuple[float, bool]:
     """Measure how many milliseconds a pass of one model adds to one of another that runs at the same time.
 
-    Passes alone and beside others alternate; the lowest time of each counts.
+    Passes alone alternate with passes beside which the second model computes one after the other; the lowest times
+    count, as other work only adds to them.
 
     Args:
         verify, draft: compute a pass of either model, each on a thread of its own.
-        draft_ms: what a pass of the second takes alone.
 
     Returns:
         The milliseconds, at least a trifle, and whether repeated passes took about the same time.
     """
     alone: list[float] = []
-    together: list[float] = []
-    errors: list[BaseException] = []
-    count, begun = 1, clock()
+    together: list[tuple[float, float]] = []
     verify()
+    draft()
+    begun = clock()
     for turn in range(_ROUNDS):
         if turn > 1 and clock() - begun > _BUDGET_SECONDS:
             break
         started = clock()
         verify()
         alone.append(1e3 * (clock() - started))
-        # As many as there is time for.
-        count = max(1, min(int(min(alone) / draft_ms), _MOST_PASSES))
-        thread = threading.Thread(target=_repeat, args=(draft, count, errors), name="edge-rt drafts")
+        worker = _Repeating(draft)
         started = clock()
-        thread.start()
+        worker.start()
         try:
             verify()
         finally:
-            thread.join()
-        if errors:
-            raise errors[0]
-        together.append(1e3 * (clock() - started) / count)
-    least = min(alone) / count
-    steady = max(sorted(alone)[1] / min(alone), sorted(together)[1] / min(together)) < 1.25
-    return max(min(together) - least, _LEAST_MS), steady
+            worker.end()
+        ms = 1e3 * (clock() - started)
+        together.append((ms, worker.count))
+    least = min(alone)
+    added = min((ms - least) / count for ms, count in together)
+    steady = all(sorted(times)[1] <= _STEADY * min(times) for times in (alone, [ms for ms, _ in together]))
+    return max(added, _LEAST_MS), steady
 
 
-def _repeat(body: Callable[[], object], count: int, errors: list[BaseException]) -> None:
-    try:
-        for _ in range(count):
-            body()
-    except BaseException as error:
-        errors.append(error)
+class _Repeating(threading.Thread):
+    """Repeats something until it is ended, at least once.
+
+    Attributes:
+        count: how often it was done.
+    """
+
+    def __init__(self, body: Callable[[], object]) -> None:
+        super().__init__(name=_NAME, daemon=True)
+        self._body, self._error = body, Exception()
+        self._is_ended = self._has_failed = False
+        self.count = 0
+
+    def run(self) -> None:
+        """Repeat it."""
+        try:
+            while not self._is_ended or not self.count:
+                self._body()
+                self.count += 1
+        except Exception as error:
+            self._error, self._has_failed = error, True
+
+    def end(self) -> None:
+        """Wait for the last time; raise what it has raised."""
+        self._is_ended = True
+        self.join()
+        if self._has_failed:
+            raise self._error
 
 
 class BesideMeasurement:
@@ -205,9 +222,11 @@ class BesideMeasurement:
         """
         if self._found is None:
             key = self._key
-            self._found = None if self._store is None else self._store.load(key)
+            stored = None if self._store is None else self._store.load(key)
+            # A busy machine is measured again the next time.
+            self._found = stored if stored is not None and stored.steady else None
             if self._found is None:
-                self._found = self._measured(runner, drafting, alone)
+                self._found = self._measured(runner, drafting)
                 if self._store is not None:
                     self._store.save(key, self._found)
         return self._found.ms[0][0] / alone.curve(self._found.depths[0], 1)[0]
@@ -217,12 +236,11 @@ class BesideMeasurement:
         second = {name: self._drafting.key.get(name) for name in ("package_id", "kv_format", "capacity")}
         return {**self._verifying.key, "part": "beside", "second": second, "rows": [1]}
 
-    def _measured(self, runner: Runner, drafting: Runner, alone: Costs) -> RowCosts:
+    def _measured(self, runner: Runner, drafting: Runner) -> RowCosts:
         depth = min(_DEPTH, *(measured.grid[1][0] for measured in (self._verifying, self._drafting)))
         for measured in (self._verifying, self._drafting):
             if measured.on_measure is not None:
                 measured.on_measure()
         with self._verifying.passes(runner) as verify, self._drafting.passes(drafting) as draft:
-            draft_ms = alone.curve(depth, 1)[0]
-            ms, steady = added_ms(lambda: verify(1, depth), lambda: draft(1, depth), draft_ms)
+            ms, steady = added_ms(lambda: verify(1, depth), lambda: draft(1, depth))
         return RowCosts((1,), (depth,), ((ms,),), steady)

@@ -241,8 +241,8 @@ class ModelSource(ForestSource):
         self.name = name
         self.beside = beside
         self._unasked = 0
-        self._ways = tuple(ways)
-        self._way = self._ways[0]
+        self.ways = tuple(ways)
+        self._way = self.ways[0]
         self._least_gain = least_gain
         self._most = min(most, MAX_CHAIN)
         self._end_ids = frozenset(end_ids)
@@ -258,7 +258,7 @@ class ModelSource(ForestSource):
     def begin(self, token_ids: Items[int]) -> None:
         """Start a generation."""
         self.pass_ends()
-        for way in self._ways:
+        for way in self.ways:
             if way.beside is not None:
                 way.beside.counts = BesideCounts()
             way.planner.begin()
@@ -269,7 +269,7 @@ class ModelSource(ForestSource):
     def extend(self, token_ids: Items[int]) -> None:
         """Add emitted tokens."""
         self.pass_ends()
-        for way in self._ways:
+        for way in self.ways:
             way.model.extend(token_ids)
         self._depth += len(token_ids)
         self._unasked += 1
@@ -292,14 +292,14 @@ class ModelSource(ForestSource):
 
     def pass_ends(self) -> None:
         """Let nothing go on."""
-        for way in self._ways:
+        for way in self.ways:
             if way.beside is not None:
                 way.beside.end()
 
     @property
     def beside_counts(self) -> BesideCounts:
         """See ``ForestSource.beside_counts``."""
-        return next((way.beside.counts for way in self._ways if way.beside is not None), BesideCounts())
+        return next((way.beside.counts for way in self.ways if way.beside is not None), BesideCounts())
 
     def observe(self, draft: Draft, accepted: Accepted, outputs: Outputs, context: tuple[int, ...]) -> None:
         """Learn which guesses of the chain were right, whether they were verified or not."""
@@ -319,9 +319,9 @@ class ModelSource(ForestSource):
 
     def _draft(self) -> list[ChainGuess]:
         depth = self._depth
-        gains = [way.planner.gain(depth) for way in self._ways]
+        gains = [way.planner.gain(depth) for way in self.ways]
         gain = max(gains)
-        self._way = way = self._ways[gains.index(gain)]
+        self._way = way = self.ways[gains.index(gain)]
         model, planner = way.model, way.planner
         most = min(self._most, model.room())
         if most < 1:

@@ -54,12 +54,12 @@ class BesideCounts:
 
     Attributes:
         passes: that were computed.
-        used: those whose results were asked for.
-        hidden_ms: what these would have taken behind the other passes.
+        drafted: tokens that were drafted of what they gave.
+        hidden_ms: what passes for these would have taken behind the others.
     """
 
     passes: int = 0
-    used: int = 0
+    drafted: int = 0
     hidden_ms: float = 0.0
 
 
@@ -131,7 +131,7 @@ class SpecCounter:
             memory_bytes=memory_bytes,
             beside=self.beside,
             beside_n=self.beside_counts.passes,
-            beside_n_used=self.beside_counts.used,
+            beside_drafted=self.beside_counts.drafted,
             hidden_ms=self.beside_counts.hidden_ms,
         )
 

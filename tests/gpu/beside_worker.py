@@ -1,0 +1,113 @@
+"""A second model that drafts on the CPU beside passes of a Vulkan device, slowed by a stated delay, or as it is."""
+
+from __future__ import annotations
+
+import threading
+
+from edge_rt.errors import DeviceLost
+from edge_rt.runtime.forward.cancel import CancelToken
+from tests.gpu.emulated import main
+from tests.gpu.models import PROMPT, SAMPLED, answer, expect, package, provider
+from tests.helpers.models import load_package
+from tests.helpers.small import GREEDY
+
+DELAY = "delay_us=40000"
+TOKENS = 24
+ABC = {"type": "array", "items": {"enum": ["ab", "abc", "b"]}, "minItems": 3, "maxItems": 6}
+
+
+def opened(gpu, **options):
+    """Load a package with itself as the second model; what passes cost is measured, and nothing is stored."""
+    options = {"spec": f"model:{package()}", "kv": "f16", **options}
+    return load_package(package(), device=gpu.device, gpu_providers=provider(gpu), ctx=256, **options)
+
+
+def check_quiet(model):
+    assert not any(thread.name == "edge-rt drafts" for thread in threading.enumerate())
+    model._cache.check()
+
+
+def expected(prompt=PROMPT, **options):
+    with load_package(package(), kv="f16", spec="off", ctx=256) as model:
+        return answer(model, prompt, max_tokens=TOKENS, **options).token_ids
+
+
+def case_off_as_it_is(gpu):
+    """The device computes on the CPU's cores: a pass beside it adds about what it takes alone, or more."""
+    with opened(gpu) as model:
+        found = answer(model, max_tokens=TOKENS)
+        assert found.token_ids == expected(**GREEDY)
+        print(found.spec)
+        assert found.spec.beside.startswith("off: beside"), found.spec.beside
+        assert found.spec.beside_n == 0
+
+
+def case_on_where_it_is_slow(gpu):
+    gpu.set(DELAY)
+    with opened(gpu) as model:
+        for options in (GREEDY, SAMPLED, {**GREEDY, "response_format": ABC}, {**SAMPLED, "response_format": ABC}):
+            found = answer(model, max_tokens=TOKENS, **options)
+            assert found.token_ids == expected(**options), options
+            print(found.spec)
+            assert found.spec.beside == "on", found.spec.beside
+            assert found.spec.beside_n > 0
+            check_quiet(model)
+    gpu.set("")
+
+
+def case_auto(gpu):
+    """With texts that draft as well, and in slots."""
+    gpu.set(DELAY)
+    for more in ({}, {"slots": 2}):
+        with opened(gpu, spec="auto", drafter=package(), **more) as model:
+            for options in (GREEDY, SAMPLED):
+                found = answer(model, max_tokens=TOKENS, **options)
+                assert found.token_ids == expected(**options), options
+                assert found.spec.beside == "on", found.spec.beside
+                check_quiet(model)
+    gpu.set("")
+
+
+def case_stopped(gpu):
+    gpu.set(DELAY)
+    whole = expected(**GREEDY)
+    with opened(gpu) as model:
+        for count in (1, 2, 3, 5):
+            token, seen = CancelToken(), []
+
+            def stop(event, token=token, seen=seen, count=count):
+                seen.append(event)
+                if len(seen) == count:
+                    token.cancel()
+
+            model.generate(PROMPT, max_tokens=TOKENS, cancel=token, on_token=stop, repetition_guard=False, **GREEDY)
+            check_quiet(model)
+            assert answer(model, max_tokens=TOKENS).token_ids == whole
+    gpu.set("")
+
+
+def case_lost(gpu):
+    """The device is lost at submits in the middle: an error, or the CPU goes on, with nothing beside any more."""
+    whole = expected(**GREEDY)
+    for number in (1, 3, 6):
+        for takes_over in (False, True):
+            options = {"on_device_error": "cpu"} if takes_over else {}
+            gpu.set(DELAY)
+            with opened(gpu, **options) as model:
+                answer(model, "Hello", max_tokens=4)
+                gpu.set(f"{DELAY} vkQueueSubmit={number}:lost")
+                if takes_over:
+                    found = answer(model, max_tokens=TOKENS)
+                    gpu.set("")
+                    assert found.token_ids == whole, number
+                    assert found.warnings
+                    assert found.spec.beside == "off: the CPU computes the model as well", found.spec.beside
+                    assert answer(model, max_tokens=TOKENS).token_ids == whole
+                else:
+                    expect(DeviceLost, "", lambda model=model: answer(model, max_tokens=TOKENS))
+                    gpu.set("")
+                check_quiet(model)
+
+
+if __name__ == "__main__":
+    main(globals())

@@ -1,0 +1,348 @@
+"""A second model that drafts beside passes: the same drafts and texts as behind them, and a cache that stays whole."""
+
+from __future__ import annotations
+
+import itertools
+import random
+import threading
+import time
+from contextlib import nullcontext
+
+import numpy as np
+import pytest
+
+from edge_rt.errors import Cancelled
+from edge_rt.runtime.decode.draft import Accepted, Draft
+from edge_rt.runtime.forward.cancel import CancelToken
+from edge_rt.runtime.speculation.adaptive import AdaptiveDrafter
+from edge_rt.runtime.speculation.beside import MOST_SHARE, Beside, added_ms, told_share
+from edge_rt.runtime.speculation.core import DraftCore
+from edge_rt.runtime.speculation.cost_model import RowCosts
+from edge_rt.runtime.speculation.draft_model import DraftModel
+from edge_rt.runtime.speculation.library import draft_library
+from edge_rt.runtime.speculation.model_source import ChainCosts, ModelSource, Way
+from edge_rt.runtime.speculation.source import MAX_CHAIN
+from edge_rt.runtime.speculation.text_sources import NativeSuffixSource
+from tests.helpers.fake_model import VOCABULARY, FakeTarget, Run, fake_cache
+
+LONG_MS = 1e4
+ALONE = RowCosts((1,), (0,), ((1.0,),))
+WHOLE = RowCosts((1, 16), (0,), ((5.0, 6.0),))
+PROMPT = [5, 6, 7]
+
+
+class Slow(FakeTarget):
+    """Takes a while for every pass, in which other threads may run."""
+
+    def __init__(self, seconds=0.003, **options):
+        super().__init__(**options)
+        self.seconds = seconds
+
+    def forward(self, token_ids, start, num_logits, *, parents=None):
+        time.sleep(self.seconds)
+        return super().forward(token_ids, start, num_logits, parents=parents)
+
+
+class Nearly(FakeTarget):
+    """Says something else than ``FakeTarget`` behind one of four texts."""
+
+    @staticmethod
+    def logits(history):
+        found = FakeTarget.logits(history)
+        return found if sum(history) % 4 else np.roll(found, 1)
+
+
+def followed(cache=None, target=None):
+    return DraftModel(target or Nearly(), cache or fake_cache(), known_tokens=VOCABULARY, stand_in=1, chunk=5)
+
+
+def drafting(*, beside, share=0.01, target=None, end_ids=()):
+    """Return a source, and the model that drafts in it."""
+    model = followed(target=target)
+    planner = ChainCosts(WHOLE, ALONE, MAX_CHAIN, prior=0.6, hides=beside)
+    helper = Beside(model, ALONE, share, planner.value_of, end_ids=end_ids) if beside else None
+    return ModelSource([Way(model, planner, helper)], end_ids=end_ids, beside="on" if beside else None), model
+
+
+def drafter_of(*sources, chain=False):
+    return AdaptiveDrafter(DraftCore(draft_library(), sources, chain=chain), WHOLE, None, max_nodes=16)
+
+
+def likely(model, drafted):
+    top = model.follow(drafted)
+    return top.ids.tolist(), top.logits.tobytes(), top.log_sum_exp.tobytes()
+
+
+def run_ahead(model, guess):
+    while True:
+        if (top := model.advance(guess, 5)) is not None:
+            guess.append(int(top.ids[0, 0]))
+
+
+def waited(is_so, seconds=20.0):
+    """Wait until something is so."""
+    until = time.perf_counter() + seconds
+    while not is_so():
+        assert time.perf_counter() < until
+        time.sleep(1e-4)
+
+
+class TestRows:
+    """What ran ahead is what would have been computed, wherever the guess ends to be right."""
+
+    @pytest.mark.parametrize("right", range(8))
+    def test_a_guess_dropped_at_every_place(self, right):
+        rng = random.Random(right)
+        text = [rng.randrange(VOCABULARY) for _ in range(11)]
+        ahead, behind = followed(), followed()
+        for model in (ahead, behind):
+            model.begin(text)
+        guess = [rng.randrange(VOCABULARY) for _ in range(3)]
+        while ahead.advance(guess, 4) is None:
+            pass
+        for _ in range(4):
+            guess.append(int(ahead.follow(guess).ids[0, 0]))
+            assert ahead.advance(guess, 4) is not None
+        known = [*guess[:right], *([] if right == len(guess) else [(guess[right] + 1) % VOCABULARY])]
+        for model in (ahead, behind):
+            model.extend(known)
+        drafted = []
+        for _ in range(MAX_CHAIN):
+            assert likely(ahead, drafted) == likely(behind, drafted)
+            drafted.append(int(behind.follow(drafted).ids[0, 0]))
+            ahead.cache.check()
+        assert ahead.cache.token_ids == behind.cache.token_ids
+
+    def test_what_is_ready_is_not_computed_again(self):
+        target = Nearly()
+        model = followed(target=target)
+        model.begin([1, 2, 3])
+        guess = [4, 5]
+        assert model.ready(guess) is None
+        assert model.advance(guess, 2) is None
+        assert model.advance(guess, 3) is not None
+        computed = target.computed
+        assert model.ready(guess) is not None
+        assert model.advance(guess, 1) is not None
+        model.extend([4])
+        assert model.follow([5]) is model.ready([5])
+        assert model.ready([]) is None
+        assert model.ready([6]) is None
+        assert target.computed == computed
+
+    def test_another_text_forgets_it(self):
+        model = followed()
+        model.begin([1, 2, 3])
+        model.advance([], 5)
+        assert model.ready([]) is not None
+        model.begin([1, 2, 3])
+        assert model.ready([]) is None
+
+    @pytest.mark.parametrize("stop_at", range(6))
+    def test_a_stopped_pass_leaves_it_whole(self, stop_at):
+        model, other = followed(target=Nearly(stop_at=stop_at)), followed()
+        for one in (model, other):
+            one.begin(list(range(12)))
+        with pytest.raises(Cancelled):
+            run_ahead(model, [3])
+        model.cache.check()
+        for one in (model, other):
+            one.extend([3])
+        assert likely(model, []) == likely(other, [])
+
+
+class TestSource:
+    def run(self, source, text, kept, *, waits):
+        """Draft, verify beside, accept ``kept`` tokens of the chain and another one; return the chain."""
+        chain = source.forest().token_ids[:: 1 + 3].tolist()
+        before = source.beside_counts.passes
+        source.pass_begins(Draft.chain(chain), LONG_MS)
+        if waits:
+            waited(lambda: source.beside_counts.passes > before + 2)
+        source.pass_ends()
+        emitted = [*chain[:kept], 1]
+        source.observe(Draft.chain(chain), Accepted(tuple(emitted), tuple(range(min(kept, len(chain)))), 0), None, ())
+        source.extend(emitted)
+        text += emitted
+        return chain
+
+    def test_drafts_are_the_same(self):
+        """Whatever is accepted, at every place; chains of what is ready may be longer, as they cost nothing."""
+        (one, first), (other, second) = drafting(beside=True), drafting(beside=False)
+        texts = [list(PROMPT), list(PROMPT)]
+        for source, text in zip((one, other), texts, strict=True):
+            source.begin(text)
+        for kept in (0, 1, 2, 3, 4, 8, 0, 8, 1):
+            chain = self.run(one, texts[0], kept, waits=True)
+            # The other one is told the same.
+            found = other.forest().token_ids[:: 1 + 3].tolist()
+            assert chain[: len(found)] == found[: len(chain)]
+            emitted = texts[0][len(texts[1]) :]
+            other.observe(Draft(), Accepted(tuple(emitted), (), 0), None, ())
+            other.extend(emitted)
+            texts[1] += emitted
+            first.cache.check()
+        assert second.cache.length
+        assert one.beside_counts.passes > 8
+        assert other.beside_counts.passes == 0
+
+    def test_a_right_guess_costs_no_pass(self):
+        target = FakeTarget()
+        source, model = drafting(beside=True, target=target)
+        source.begin(PROMPT)
+        chain = source.forest().token_ids[:: 1 + 3].tolist()
+        source.pass_begins(Draft.chain(chain), LONG_MS)
+        waited(lambda: source.beside_counts.passes >= 3)
+        source.pass_ends()
+        said = int(model.follow(chain).ids[0, 0])
+        source.extend([*chain, said])
+        computed = target.computed
+        assert model.ready([]) is not None
+        assert len(source.forest().token_ids)
+        counts = source.beside_counts
+        assert 2 <= counts.drafted <= counts.passes + 1
+        assert counts.hidden_ms == pytest.approx(counts.drafted * 1.0)
+        assert target.computed - computed <= MAX_CHAIN - counts.drafted + 1
+
+    @pytest.mark.parametrize(
+        ("draft", "ms", "share"),
+        [(Draft.chain([49, 48]), LONG_MS, 0.01), (Draft(), 0.0, 0.01), (Draft(), LONG_MS, 1.0)],
+        ids=["another path", "no time", "too dear"],
+    )
+    def test_nothing_runs_where_it_does_not_pay(self, draft, ms, share):
+        source, _ = drafting(beside=True, share=share)
+        source.begin(PROMPT)
+        chain = source.forest().token_ids[:: 1 + 3].tolist()
+        assert chain[0] != 49
+        source.pass_begins(draft, ms)
+        time.sleep(0.01)
+        source.pass_ends()
+        assert source.beside_counts.passes == 0
+
+    def test_nothing_follows_the_end_of_an_answer(self):
+        source, model = drafting(beside=True)
+        source.begin(PROMPT)
+        first = int(model.follow([]).ids[0, 0])
+        source, _ = drafting(beside=True, end_ids=[first])
+        source.begin(PROMPT)
+        assert source.forest().token_ids[0] == first
+        source.pass_begins(Draft.chain([first]), LONG_MS)
+        source.pass_ends()
+        assert source.beside_counts.passes == 0
+
+    @pytest.mark.parametrize("fail_at", range(1, 7))
+    def test_a_pass_that_fails_is_computed_again_by_whoever_needs_it(self, fail_at):
+        target = Nearly(fail_at={fail_at: ValueError("broken")})
+        (source, model), (other, second) = drafting(beside=True, target=target), drafting(beside=False)
+        failed = 0
+        for one in (source, other):
+            one.begin(PROMPT)
+        for _ in range(4):
+            try:
+                source.forest()
+            except ValueError:
+                failed += 1
+                source.forest()
+            source.pass_begins(Draft(), LONG_MS)
+            waited(lambda: not any(thread.name == "edge-rt drafts" for thread in threading.enumerate()))
+            source.pass_ends()
+            model.cache.check()
+            for one in (source, other):
+                one.extend([7])
+        assert likely(model, []) == likely(second, [])
+        assert failed <= 1
+        assert len(target.passes) > fail_at
+
+
+SAMPLINGS = [
+    {},
+    {"temperature": 0.7, "seed": 2, "top_p": 0.9},
+    {"temperature": 0.5, "seed": 3, "repetition_penalty": 1.1},
+]
+
+
+class TestAnswers:
+    """On a target that takes milliseconds, as a device does."""
+
+    @pytest.mark.parametrize("chain", [False, True], ids=["tree", "chain"])
+    @pytest.mark.parametrize("sampling", SAMPLINGS, ids=["greedy", "sampled", "penalty"])
+    @pytest.mark.parametrize("texts", [False, True], ids=["alone", "with texts"])
+    def test_the_text_is_that_of_plain_decoding(self, sampling, chain, texts):
+        plain = Run(PROMPT, max_tokens=60, **sampling).result()
+        source, model = drafting(beside=True)
+        more = [NativeSuffixSource(draft_library())] if texts else []
+        drafter = drafter_of(*more, source, chain=chain)
+        result = Run(PROMPT, target=Slow(), drafter=drafter, max_tokens=60, **sampling).result()
+        assert result.token_ids == plain.token_ids
+        assert result.spec.beside == "on"
+        assert texts or result.spec.beside_n > 0
+        model.cache.check()
+
+    def test_guesses_that_are_right_hide_drafting(self):
+        source, _ = drafting(beside=True, target=FakeTarget())
+        result = Run(PROMPT, target=Slow(0.01), drafter=drafter_of(source), max_tokens=80).result()
+        assert result.token_ids == Run(PROMPT, max_tokens=80).result().token_ids
+        assert result.spec.beside_drafted > 5
+        assert result.spec.hidden_ms == pytest.approx(result.spec.beside_drafted)
+
+    @pytest.mark.parametrize("count", range(1, 8))
+    def test_cancelled_in_the_middle(self, count):
+        source, model = drafting(beside=True)
+        drafter = drafter_of(source)
+        cancel, seen = CancelToken(), itertools.count(1)
+
+        def stop(event):
+            if next(seen) == count:
+                cancel.cancel()
+
+        run = Run(PROMPT, target=Slow(), drafter=drafter, max_tokens=60, cancel=cancel)
+        run.result(stop)
+        assert not any(thread.name == "edge-rt drafts" for thread in threading.enumerate())
+        model.cache.check()
+        again = Run(PROMPT, target=Slow(0.0), drafter=drafter, max_tokens=60).result()
+        assert again.token_ids == Run(PROMPT, max_tokens=60).result().token_ids
+
+    @pytest.mark.parametrize("fail_at", range(0, 12, 3))
+    @pytest.mark.parametrize("kind", [Cancelled, RuntimeError])
+    def test_a_device_that_fails(self, fail_at, kind):
+        source, model = drafting(beside=True)
+        drafter = drafter_of(source)
+        run = Run(PROMPT, target=Slow(fail_at={fail_at: kind("lost")}), drafter=drafter, max_tokens=60)
+        with pytest.raises(RuntimeError, match="lost") if kind is RuntimeError else nullcontext():
+            run.result()
+        assert not any(thread.name == "edge-rt drafts" for thread in threading.enumerate())
+        run.cache.check()
+        model.cache.check()
+        again = Run(PROMPT, target=Slow(0.0), drafter=drafter, max_tokens=60).result()
+        assert again.token_ids == Run(PROMPT, max_tokens=60).result().token_ids
+
+
+class TestCosts:
+    """What a pass adds to another one: a whole pass where both share the CPU, little beside a device."""
+
+    def test_beside_a_device(self):
+        ms, _ = added_ms(lambda: time.sleep(0.02), lambda: time.sleep(0.004))
+        assert ms < 2.0
+
+    def test_on_one_cpu(self):
+        lock = threading.Lock()
+
+        def busy(seconds):
+            with lock:
+                time.sleep(seconds)
+
+        ms, _ = added_ms(lambda: busy(0.02), lambda: busy(0.004))
+        assert ms > 3.0
+
+    def test_an_error_of_the_other_thread(self):
+        def fails():
+            raise Cancelled("stopped")
+
+        with pytest.raises(Cancelled):
+            added_ms(lambda: None, fails)
+
+    def test_what_is_told(self):
+        assert told_share(MOST_SHARE) == "on"
+        assert (
+            told_share(0.97) == "off: beside a pass on the device one of the second model adds 97 % of its time alone"
+        )
