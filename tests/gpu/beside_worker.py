@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from contextlib import contextmanager
 
 from edge_rt.errors import DeviceLost
 from edge_rt.runtime.forward.cancel import CancelToken
@@ -11,17 +12,27 @@ from tests.gpu.models import PROMPT, SAMPLED, answer, expect, package, provider
 from tests.helpers.models import load_package
 from tests.helpers.small import GREEDY
 
-DELAY = "delay_us=400000"
+DELAY = "delay_us=200000"
 # A pass takes the CPU about half a millisecond: what that adds to a pass on the device can be measured.
 SIZES = {"layers": 4, "hidden": 256, "ffn": 1024, "heads": 8, "kv_heads": 4}
 TOKENS = 12
 ABC = {"type": "array", "items": {"enum": ["ab", "abc", "b"]}, "minItems": 3, "maxItems": 6}
 
 
-def opened(gpu, **options):
-    """Load a package with itself as the second model; what passes cost is measured, and nothing is stored."""
+@contextmanager
+def opened(gpu, settings="", **options):
+    """Load a package with itself as the second model; the first answer measures what passes cost.
+
+    Args:
+        settings: of the layer once it is loaded.
+    """
     options = {"spec": f"model:{package(**SIZES)}", "kv": "f16", **options}
-    return load_package(package(**SIZES), device=gpu.device, gpu_providers=provider(gpu), ctx=256, **options)
+    with load_package(package(**SIZES), device=gpu.device, gpu_providers=provider(gpu), ctx=256, **options) as model:
+        gpu.set(settings)
+        try:
+            yield model
+        finally:
+            gpu.set("")
 
 
 def check_quiet(model):
@@ -45,35 +56,30 @@ def case_off_as_it_is(gpu):
 
 
 def case_on_where_it_is_slow(gpu):
-    gpu.set(DELAY)
-    with opened(gpu) as model:
+    with opened(gpu, DELAY) as model:
         for options in (GREEDY, SAMPLED, {**GREEDY, "response_format": ABC}, {**SAMPLED, "response_format": ABC}):
             found = answer(model, max_tokens=TOKENS, **options)
             assert found.token_ids == expected(**options), options
-            print(found.spec)
+            print(found.spec, flush=True)
             assert found.spec.beside == "on", found.spec.beside
             assert found.spec.beside_n > 0
             check_quiet(model)
-    gpu.set("")
 
 
 def case_auto(gpu):
     """With texts that draft as well, and in slots."""
-    gpu.set(DELAY)
     for more in ({}, {"slots": 2}):
-        with opened(gpu, spec="auto", drafter=package(**SIZES), **more) as model:
+        with opened(gpu, DELAY, spec="auto", drafter=package(**SIZES), **more) as model:
             for options in (GREEDY, SAMPLED):
                 found = answer(model, max_tokens=TOKENS, **options)
                 assert found.token_ids == expected(**options), options
                 assert found.spec.beside == "on", found.spec.beside
                 check_quiet(model)
-    gpu.set("")
 
 
 def case_stopped(gpu):
-    gpu.set(DELAY)
     whole = expected(**GREEDY)
-    with opened(gpu) as model:
+    with opened(gpu, DELAY) as model:
         for count in (1, 2, 3, 5):
             token, seen = CancelToken(), []
 
@@ -85,7 +91,6 @@ def case_stopped(gpu):
             model.generate(PROMPT, max_tokens=TOKENS, cancel=token, on_token=stop, repetition_guard=False, **GREEDY)
             check_quiet(model)
             assert answer(model, max_tokens=TOKENS).token_ids == whole
-    gpu.set("")
 
 
 def case_lost(gpu):
@@ -94,8 +99,7 @@ def case_lost(gpu):
     for number in (1, 3, 6):
         for takes_over in (False, True):
             options = {"on_device_error": "cpu"} if takes_over else {}
-            gpu.set(DELAY)
-            with opened(gpu, **options) as model:
+            with opened(gpu, DELAY, **options) as model:
                 answer(model, "Hello", max_tokens=4)
                 gpu.set(f"{DELAY} vkQueueSubmit={number}:lost")
                 if takes_over:

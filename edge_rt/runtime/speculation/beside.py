@@ -31,6 +31,11 @@ _BUDGET_SECONDS: Final = 2.0
 _DEPTH: Final = 64
 _LEAST_MS: Final = 1e-3
 _STEADY: Final = 1.25
+_KEEP: Final = 0.95
+_TAKEN_KEEP: Final = 0.8
+_MOST_LOST: Final = 3.0
+"""Passes that may be waited for in vain, about, before nothing runs beside others for some steps."""
+_REST_STEPS: Final = 48
 _NAME: Final = "edge-rt drafts"
 
 
@@ -59,7 +64,10 @@ class Beside:
         self.counts = BesideCounts()
         self._model, self._alone, self._share = model, CostCurve(alone, 1), share
         self._value_of, self._end_ids, self._clock = value_of, frozenset(end_ids), clock
-        self._pass_ms = 0.0
+        # Milliseconds of a pass alone, and of those that ran beside others lately.
+        self._pass_ms = self._taken_ms = 0.0
+        # Milliseconds that were saved by what was ready, less those that were waited for; steps of rest left.
+        self._balance, self._rest = 0.0, 0
         self._thread: threading.Thread | None = None
         self._is_ended = False
 
@@ -69,21 +77,31 @@ class Beside:
             return False
         self.counts.drafted += 1
         self.counts.hidden_ms += self._pass_ms
+        self._balance += self._pass_ms
         return True
 
-    def begin(self, guess: Items[int], value: float, depth: int, ms: float) -> None:
+    def begin(self, guess: Items[int], value: float, depth: int, ms: float, *, pays: bool) -> None:
         """Let the model compute known tokens that it lacks, then a guess, then what follows that.
 
         Args:
             guess: tokens behind the known ones.
             value: how likely all of them are accepted.
             ms: what the other model's pass is expected to take.
+            pays: whether drafts pay that are computed behind passes, too.
         """
         self.end()
         self._pass_ms = self._alone.at(depth)[0]
+        self._balance *= _KEEP
+        if self._rest:
+            self._rest -= 1
+            return
+        if self._balance < -_MOST_LOST * self._pass_ms:
+            # Costs that were measured are wrong for the moment.
+            self._balance, self._rest = 0.0, _REST_STEPS
+            return
         self._is_ended = False
         until = self._clock() + 1e-3 * ms
-        thread = threading.Thread(target=self._run, args=([*guess], value, until), name=_NAME, daemon=True)
+        thread = threading.Thread(target=self._run, args=([*guess], value, until, pays), name=_NAME, daemon=True)
         try:
             thread.start()
         except RuntimeError:
@@ -95,24 +113,30 @@ class Beside:
         """Begin no other pass, and wait for the one under way; does nothing where there is none."""
         if self._thread is not None:
             self._is_ended = True
+            started = self._clock()
             # It is known until it has ended, also if waiting is interrupted.
             self._thread.join()
             self._thread = None
+            self._balance -= 1e3 * (self._clock() - started)
 
-    def _run(self, drafted: list[int], value: float, until: float) -> None:
+    def _run(self, drafted: list[int], value: float, until: float, pays: bool) -> None:
         model, counts, most = self._model, self.counts, len(drafted) + 1 + MAX_CHAIN
-        pass_s = 1e-3 * self._pass_ms
         try:
             while not self._is_ended and len(drafted) < min(most, model.room()):
                 # Known tokens are needed in any case.
                 likely = 1.0 if model.behind() else value
-                # A pass that outlasts the other one is waited for, in vain if the guess is wrong.
-                if likely <= self._share or until - self._clock() <= (1.0 - likely) * pass_s:
+                started = self._clock()
+                # What outlasts the other pass is waited for: in vain if the guess is wrong, or where drafts that are
+                # computed behind passes do not pay.
+                vain = 1.0 - likely if pays else 1.0
+                if likely <= self._share or until - started <= vain * 1e-3 * max(self._pass_ms, self._taken_ms):
                     return
                 top = model.advance(drafted, _ROWS)
                 counts.passes += 1
                 if top is None:
                     continue
+                taken = 1e3 * (self._clock() - started)
+                self._taken_ms += (1.0 - _TAKEN_KEEP) * (taken - self._taken_ms) if self._taken_ms else taken
                 token = int(top.ids[0, 0])
                 if token >= model.known_tokens or token in self._end_ids:
                     return

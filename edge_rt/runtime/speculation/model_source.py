@@ -288,7 +288,9 @@ class ModelSource(ForestSource):
             return
         value = math.prod(way.planner.value_of(one.probability) for one in self._guesses)
         value *= way.planner.usual_value ** (len(guess) - len(chain))
-        way.beside.begin(guess, value, self._depth, ms)
+        most = min(self._most, way.model.room())
+        pays = most > 0 and way.planner.goes_on(self._depth, (), most)
+        way.beside.begin(guess, value, self._depth, ms, pays=pays)
 
     def pass_ends(self) -> None:
         """Let nothing go on."""
