@@ -430,6 +430,8 @@ class Batch:
         if not isinstance(error, DEVICE_FAILURES) or self._instead is None:
             self._end(ticket, error)
             return
+        if ticket.decoding is not None:
+            ticket.decoding.drop()
         # What it was raised through holds what was opened on the GPU.
         for one in (error, error.__cause__):
             if one is not None:

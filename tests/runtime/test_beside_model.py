@@ -15,7 +15,8 @@ from tests.helpers.models import load_package
 from tests.helpers.plain_answers import PROMPT, SAMPLING, TOKENS
 from tests.helpers.small import FREE_ROWS, GREEDY
 
-ALONE = RowCosts((1,), (0,), ((1.0,),))
+# Beside passes that cost so much nothing is long to wait for.
+DEAR = RowCosts((1,), (0,), ((500.0,),))
 LETTERS = {"type": "array", "items": {"enum": ["ab", "abc", "b"]}, "minItems": 4, "maxItems": 9}
 
 
@@ -27,7 +28,7 @@ def drafting(package, **options):
     (source,) = model.speculation.drafter(mode).sources
     assert source.beside == "off: the CPU computes the model as well"
     way = source.ways[0]
-    beside = Beside(way.model, ALONE, 0.01, way.planner.value_of)
+    beside = Beside(way.model, DEAR, 0.01, way.planner.value_of)
     model.speculation.replace(mode, ModelSource([Way(way.model, way.planner, beside)], beside="on"))
     return model, way.model
 
@@ -39,12 +40,14 @@ def is_quiet():
 @SAMPLING
 def test_the_text_is_that_of_plain_decoding(native_package, plain_answer, sampling):
     model, second = drafting(native_package)
+    passes = 0
     with model:
-        for _ in range(2):
+        for _ in range(3):
             result = model.generate(PROMPT, max_tokens=TOKENS, **sampling)
             assert result.token_ids == plain_answer("f16", sampling)
             assert result.spec.beside == "on"
-            assert result.spec.beside_n > 0
+            passes += result.spec.beside_n
+        assert passes > 0
         assert is_quiet()
         second.cache.check()
 
@@ -76,7 +79,7 @@ def test_several_answers_at_once(native_package, plain_answer):
             found[0] += event.token_ids
         whole = list(plain_answer("f16", GREEDY))
         assert found == [whole, whole[:12], whole[:12]]
-        assert first.result().spec.beside_n > 0
+        assert first.result().spec.beside == "on"
         second.cache.check()
         model._batch.check()
 
