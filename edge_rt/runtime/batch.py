@@ -26,6 +26,7 @@ from edge_rt.runtime.generation import Generation, Held
 from edge_rt.runtime.results import Event
 from edge_rt.runtime.speculation.division import Division
 from edge_rt.runtime.stream import Events, Outcome
+from edge_rt.system.side_thread import SideThread
 
 LEAST_PIECE: Final = 16
 """Tokens of a prompt that a pass computes beside answers, however slow they are."""
@@ -222,8 +223,9 @@ class Batch:
 
     @property
     def _is_inside_step(self) -> bool:
-        """Whether a step, or passes of nobody's, have called what asks."""
-        return self._is_stepping and self._thread == threading.get_ident()
+        """Whether a step, or passes of nobody's, have called what asks, or wait for it."""
+        is_own = self._thread == threading.get_ident() or isinstance(threading.current_thread(), SideThread)
+        return self._is_stepping and is_own
 
     def _end_step(self) -> None:
         with self._changed:

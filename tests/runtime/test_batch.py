@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import threading
 
 import numpy as np
@@ -14,6 +15,7 @@ from edge_rt.runtime.speculation.adaptive import AdaptiveDrafter
 from edge_rt.runtime.speculation.arms import DiscountedUCB
 from edge_rt.runtime.speculation.core import DraftCore
 from edge_rt.runtime.speculation.library import draft_library
+from edge_rt.system.side_thread import SideThread
 from tests.helpers.arrivals import CONTEXT, check_arrivals, facts, random_requests
 from tests.helpers.cheap_drafts import CheapDrafts
 from tests.helpers.fake_batch import FakeBatch
@@ -393,3 +395,38 @@ def test_an_answer_that_its_format_decides_needs_no_pass(native_package):
         result = model.generate("a", regex="abc", max_tokens=20, temperature=0.0)
         assert (result.text, result.finish_reason, result.usage.forced_tokens) == ("abc", "stop", len(result.token_ids))
         model._batch.check()
+
+
+class Collecting(NullDrafter):
+    """Collects garbage beside passes, which wait for it."""
+
+    is_asked = False
+    thread = None
+
+    def pass_begins(self, draft):
+        if self.is_asked:
+            self.thread = SideThread(gc.collect, "test")
+            assert self.thread.begin()
+
+    def pass_ends(self):
+        if self.thread is not None:
+            self.thread.join(5)
+            assert not self.thread.is_alive(), "it waits for the step"
+
+
+def test_a_stream_that_is_collected_as_garbage_beside_a_pass_waits_for_no_step():
+    fake, drafter = FakeBatch(1), Collecting()
+    gc.disable()
+    try:
+        left = [iter(fake.stream([1, 2, 3], drafter=drafter, max_tokens=30))]
+        next(left[0])
+        left.append(left)
+        del left
+        drafter.is_asked = True
+        tokens = [event.token_ids for event in fake.stream([4, 5], max_tokens=3)]
+    finally:
+        gc.enable()
+    assert len(tokens) == 3
+    assert drafter.thread is not None
+    assert not fake.admission.active
+    fake.batch.check()

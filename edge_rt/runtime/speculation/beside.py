@@ -8,15 +8,16 @@ same whether its rows were computed beside a pass or behind it.
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Callable, Collection, Sequence as Items
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 from edge_rt.runtime.speculation.cost_model import CostCurve, Costs, MeasuredCosts, RowCosts
 from edge_rt.runtime.speculation.draft_model import DraftModel
 from edge_rt.runtime.speculation.source import MAX_CHAIN
 from edge_rt.runtime.speculation.statistics import BesideCounts
+from edge_rt.system.side_thread import SideThread
 
 if TYPE_CHECKING:
     from edge_rt.runtime.forward.runner import Runner
@@ -68,8 +69,7 @@ class Beside:
         self._pass_ms = self._taken_ms = 0.0
         # Milliseconds that were saved by what was ready, less those that were waited for; steps of rest left.
         self._balance, self._rest = 0.0, 0
-        self._thread: threading.Thread | None = None
-        self._is_ended = False
+        self._thread: SideThread | None = None
 
     def is_ready(self, drafted: Items[int]) -> bool:
         """Return whether what the model says behind known and drafted tokens is known; counted as used then."""
@@ -99,30 +99,26 @@ class Beside:
             # Costs that were measured are wrong for the moment.
             self._balance, self._rest = 0.0, _REST_STEPS
             return
-        self._is_ended = False
         until = self._clock() + 1e-3 * ms
-        thread = threading.Thread(target=self._run, args=([*guess], value, until, pays), name=_NAME, daemon=True)
-        try:
-            thread.start()
-        except RuntimeError:
-            # The system gives no thread: the draft is computed behind the pass.
-            return
-        self._thread = thread
+        # Known before it starts: an interrupt may come meanwhile.
+        self._thread = thread = SideThread(lambda: self._run(thread, [*guess], value, until, pays), _NAME)
+        if not thread.begin():
+            # The draft is computed behind the pass.
+            self._thread = None
 
     def end(self) -> None:
         """Begin no other pass, and wait for the one under way; does nothing where there is none."""
         if self._thread is not None:
-            self._is_ended = True
             started = self._clock()
             # It is known until it has ended, also if waiting is interrupted.
-            self._thread.join()
+            self._thread.end()
             self._thread = None
             self._balance -= 1e3 * (self._clock() - started)
 
-    def _run(self, drafted: list[int], value: float, until: float, pays: bool) -> None:
+    def _run(self, thread: SideThread, drafted: list[int], value: float, until: float, pays: bool) -> None:
         model, counts, most = self._model, self.counts, len(drafted) + 1 + MAX_CHAIN
         try:
-            while not self._is_ended and len(drafted) < min(most, model.room()):
+            while not thread.is_ended and len(drafted) < min(most, model.room()):
                 # Known tokens are needed in any case.
                 likely = 1.0 if model.behind() else value
                 started = self._clock()
@@ -181,46 +177,46 @@ def added_ms(
         alone.append(1e3 * (clock() - started))
         worker = _Repeating(draft)
         started = clock()
-        worker.start()
         try:
+            worker.begin()
             verify()
             ms = 1e3 * (clock() - started)
         finally:
             worker.end()
         # The last one has outlasted the other model's pass, which is no cost: an answer waits where it is worth it.
-        together.append((ms, worker.count * ms / (1e3 * (clock() - started))))
+        if worker.count:
+            together.append((ms, worker.count * ms / (1e3 * (clock() - started))))
     least = min(alone)
-    added = min((ms - least) / count for ms, count in together)
-    steady = all(sorted(times)[1] <= _STEADY * min(times) for times in (alone, [ms for ms, _ in together]))
+    # Where the system gave no thread in time, that is a pass for each.
+    added = min(((ms - least) / count for ms, count in together), default=least)
+    pairs = (sorted(times)[:2] for times in (alone, [ms for ms, _ in together]))
+    steady = all(len(pair) == 2 and pair[1] <= _STEADY * pair[0] for pair in pairs)
     return max(added, _LEAST_MS), steady
 
 
-class _Repeating(threading.Thread):
-    """Repeats something until it is ended, at least once.
+class _Repeating(SideThread):
+    """Repeats something until it is ended.
 
     Attributes:
         count: how often it was done.
     """
 
     def __init__(self, body: Callable[[], object]) -> None:
-        super().__init__(name=_NAME, daemon=True)
-        self._body, self._error = body, Exception()
-        self._is_ended = self._has_failed = False
+        super().__init__(partial(self._repeat, body), _NAME)
+        self._error, self._has_failed = Exception(), False
         self.count = 0
 
-    def run(self) -> None:
-        """Repeat it."""
+    def _repeat(self, body: Callable[[], object]) -> None:
         try:
-            while not self._is_ended or not self.count:
-                self._body()
+            while not self.is_ended or not self.count:
+                body()
                 self.count += 1
         except Exception as error:
             self._error, self._has_failed = error, True
 
     def end(self) -> None:
         """Wait for the last time; raise what it has raised."""
-        self._is_ended = True
-        self.join()
+        super().end()
         if self._has_failed:
             raise self._error
 
