@@ -83,10 +83,10 @@ def test_recording_spells_a_recipe_as_it_is_written():
 def test_second_turn_computes_only_what_is_new(smollm2_package):
     with load_package(smollm2_package) as model:
         chat = model.chat()
-        history = "The ship's cat is called Biscuit and sleeps in the engine room. " * 70
+        history = "The ship's cat is called Biscuit and sleeps in the engine room. " * 40
         first = chat.send(history, temperature=0.0, max_tokens=16)
         second = chat.send("What is the cat called?", temperature=0.0, max_tokens=16)
-        assert first.usage.prompt_tokens > 1000
+        assert first.usage.prompt_tokens > 500
         assert second.usage.cached_tokens >= first.usage.total_tokens - 1
         new = second.usage.prompt_tokens - second.usage.cached_tokens
         assert new < 32

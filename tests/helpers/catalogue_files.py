@@ -97,10 +97,11 @@ def write_header(path: Path, model) -> int:
 def joined(shapes):
     """Return the shapes of a file's tensors, in which the experts of a layer are one."""
     experts = [int(found[1]) for name in shapes if (found := re.search(r"ffn_up\.(\d+)\.weight", name))]
+    count = max(experts, default=-1) + 1
     found = {}
     for name, shape in shapes.items():
         whole = re.sub(r"(ffn_\w+)\.\d+\.weight", r"\1_exps.weight", name)
-        found[whole] = shape if whole == name else (*shape, max(experts) + 1)
+        found[whole] = shape if whole == name else (*shape, count)
     return found
 
 

@@ -351,7 +351,10 @@ def raw_scalar(value_type: int, value: object) -> bytes:
 
 def raw_array(item_type: int, items: Sequence[object], *, length: int | None = None) -> bytes:
     """Return the bytes of an array value; `length` states another number of elements than the true one."""
-    data = b"".join(raw_scalar(item_type, item) for item in items)
+    if item_type == STRING:
+        data = b"".join(map(raw_string, items))
+    else:
+        data = struct.pack(f"<{len(items)}{_FORMATS[item_type]}", *items)
     return u32(item_type) + u64(len(items) if length is None else length) + data
 
 

@@ -390,11 +390,11 @@ def test_edits_that_can_be_undone_take_little_memory():
     buffer = session.default_buffer
 
     async def type_and_undo():
-        for length in range(1, 301):
+        for length in range(1, 151):
             buffer.save_to_undo_stack()
             buffer.text = "x" * length
-        assert sum(len(text) for text, _ in buffer._undo_stack) < 300 * 65
+        assert sum(len(text) for text, _ in buffer._undo_stack) < 150 * 65
         buffer.undo()
 
     asyncio.run(type_and_undo())
-    assert len(buffer.text) == 299
+    assert len(buffer.text) == 149

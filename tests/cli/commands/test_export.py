@@ -116,6 +116,13 @@ def test_force_replaces_a_package(inline, small_gguf, tmp_path):
     ]
 
 
+@pytest.fixture(scope="session")
+def stages_gguf(made_once):
+    """A checkpoint each stage of whose export takes long enough for a signal, and none longer."""
+    sizes = {"context": 8192, "layers": 3, "hidden": 512, "heads": 8, "kv_heads": 4, "ffn": 1536}
+    return made_once("stages.gguf", lambda path: write_llama_gguf(path, **sizes))
+
+
 # What a signal is called does not matter to a stage, nor the stage to the exit code: each of both is met.
 @pytest.mark.parametrize(
     ("signum", "code", "stage"),
@@ -127,12 +134,12 @@ def test_force_replaces_a_package(inline, small_gguf, tmp_path):
         (signal.SIGINT, 130, "check"),
     ],
 )
-def test_a_signal_leaves_nothing_behind(signum, code, stage, start, slow_gguf, tmp_path):
+def test_a_signal_leaves_nothing_behind(signum, code, stage, start, stages_gguf, tmp_path):
     if stage == "calibrate":
         require_native()
     folder = tmp_path / "here"
     folder.mkdir()
-    process = start("export", "-m", slow_gguf, "--out", folder / "out", "--json")
+    process = start("export", "-m", stages_gguf, "--out", folder / "out", "--json")
     for line in process.stderr:
         if line.split()[1:2] == [stage.encode()]:
             break

@@ -12,6 +12,6 @@ from tests import fuzz_headers
 @pytest.mark.skipif(sys.platform == "win32", reason="needs a timer of processor time")
 @pytest.mark.parametrize("kind", fuzz_headers.KINDS)
 def test_read_as_written_or_refused(kind):
-    counts = fuzz_headers.run(kind, 600, 2)
-    assert counts["good: read"] > 100
-    assert sum(count for what, count in counts.items() if "refused" in what) > 100
+    counts = fuzz_headers.run(kind, 300, 2)
+    assert counts["good: read"] > 50
+    assert sum(count for what, count in counts.items() if "refused" in what) > 50

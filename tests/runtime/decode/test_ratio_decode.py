@@ -244,7 +244,7 @@ class TestTheLaw:
     """Beginnings of answers over many seeds, through the loop that users run."""
 
     LENGTH = 4
-    COUNT = 1500
+    COUNT = 700
     OPTIONS = (
         {"temperature": 1.0, "top_p": 1.0},
         {"temperature": 0.7, "top_p": 0.9, "repetition_penalty": 1.3},

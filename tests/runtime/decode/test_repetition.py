@@ -21,6 +21,7 @@ from edge_rt.runtime.decode.repetition import (
     SLIP,
     RepetitionGuard,
 )
+from tests.helpers.examples import share_of
 from tests.helpers.fake_model import VOCABULARY, FakeTarget, Run, ScriptedDrafter, fake_cache
 
 DIGITS = 100_000
@@ -115,7 +116,7 @@ def test_noise_is_no_circle():
     assert end_of(noise(20_000)) is None
 
 
-@settings(max_examples=25)
+@settings(max_examples=share_of(25))
 @given(strategies.integers(1, 12), strategies.integers(0, 40), strategies.integers(0, 1 << 16))
 def test_it_does_what_it_says(cycle, slips, seed):
     draw = random.Random(seed)
@@ -169,7 +170,7 @@ def test_at_the_last_token_that_is_allowed_it_is_a_repetition():
     assert circle(repetition_guard=True, max_tokens=most).finish_reason == "repetition"
 
 
-@settings(max_examples=25)
+@settings(max_examples=share_of(25))
 @given(strategies.lists(strategies.integers(0, 30), min_size=1, max_size=12))
 def test_the_end_does_not_depend_on_the_steps(sizes):
     plain = circle(repetition_guard=True)
