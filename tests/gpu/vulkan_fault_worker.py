@@ -29,7 +29,8 @@ def refuse_memory(gpu, numbers):
     with opened(gpu, package(), spec="off") as other:
         answer(other)
         body = lambda: load_and_answer(gpu)  # noqa: E731
-        assert gpu.fails("vkAllocateMemory", "memory", MemoryBudgetExceeded, body, numbers) > 5
+        # Where a pool has idle memory, that is given back, and the driver asked again.
+        assert gpu.fails("vkAllocateMemory", "memory", MemoryBudgetExceeded, body, numbers, is_retried=True) > 5
         assert answer(other).token_ids == plain(package())
     load_and_answer(gpu)
 
