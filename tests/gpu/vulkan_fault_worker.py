@@ -15,6 +15,7 @@ from edge_rt.errors import (
 from tests.gpu.emulated import main
 from tests.gpu.models import answer, expect, opened, package, plain
 from tests.gpu.takeover_worker import check_taken_over
+from tests.helpers.small import GREEDY
 
 HELLO = "Hello"
 
@@ -116,6 +117,22 @@ def case_taken_over(gpu):
             assert found.token_ids == plain(package()), settings
             check_taken_over(model, found)
             assert answer(model, HELLO, 3).token_ids == plain(package(), prompt=HELLO)[:3]
+    load_and_answer(gpu)
+
+
+def case_slots_taken_over(gpu):
+    """The CPU goes on with all answers under way, also behind windows, whose rows are each answer's own."""
+    prompts = [HELLO, "A cat", "The little boat. The little boat"]
+    for path in (package(), package(window=32)):
+        for settings in ("vkQueueSubmit=6:lost", "vkQueueSubmit=9:hang"):
+            with opened(gpu, path, spec="off", slots=2, on_device_error="cpu") as model:
+                gpu.set(settings)
+                results = list(model.generate_many(prompts, max_tokens=8, repetition_guard=False, **GREEDY))
+                gpu.set("")
+                assert [one.token_ids for one in results] == [plain(path, prompt=prompt) for prompt in prompts]
+                assert (model.device, model.slots) == (None, 2)
+                check_taken_over(model, results[0])
+                model._batch.check()
     load_and_answer(gpu)
 
 
