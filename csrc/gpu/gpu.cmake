@@ -4,7 +4,8 @@ set(gpu_folder "${PROJECT_SOURCE_DIR}/csrc/gpu")
 
 # What does not depend on which driver it is: the provider without operators.
 add_library(edge_rt_gpu_provider OBJECT
-            ${gpu_folder}/kept_gpus.cc ${gpu_folder}/memory_pool.cc ${gpu_folder}/pass_inputs.cc ${gpu_folder}/pass_stream.cc
+            ${gpu_folder}/kept_gpus.cc ${gpu_folder}/memory_pool.cc ${gpu_folder}/pass_arena.cc
+            ${gpu_folder}/pass_inputs.cc ${gpu_folder}/pass_stream.cc
             ${gpu_folder}/provider_api.cc ${gpu_folder}/provider_factory.cc ${gpu_folder}/provider_kernels.cc
             ${gpu_folder}/provider_memory.cc ${gpu_folder}/provider_session.cc ${gpu_folder}/weights_file.cc)
 target_link_libraries(edge_rt_gpu_provider PUBLIC edge_rt_flags)

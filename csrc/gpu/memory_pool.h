@@ -1,67 +1,49 @@
-// Device memory of a session. What kernels gave back is kept for those that come later on the same stream: the driver
-// would wait for all work at every call, and recorded graphs go on using its addresses.
-//
-// A pass that is not recorded takes the smallest block that is large enough, and lets others go where it needs a larger
-// one, so that passes of growing size do not add up. Blocks of recorded passes stay, and are about as large as asked
-// for.
+// Device memory of a session: of passes out of their arena, and of all else, such as weights, from the driver, of
+// exactly the size that is asked for.
 #pragma once
 
 #include <cstddef>
 #include <map>
 #include <memory>
 #include <mutex>
+#include <utility>
 
 #include "gpu/gpu_device.h"
+#include "gpu/pass_arena.h"
 
 namespace edge_rt::gpu {
 
 class MemoryPool {
  public:
-  // What a pass does with its blocks.
-  enum class Use {
-    kOnce,
-    kKept,      // it will be recorded, with the same blocks
-    kRecorded,  // it is being recorded: nothing may wait for the device now
-  };
-
-  explicit MemoryPool(std::shared_ptr<GpuDevice> device) : device_(std::move(device)) {}
+  // Without an arena nothing of it is of a pass.
+  explicit MemoryPool(std::shared_ptr<GpuDevice> device, std::shared_ptr<PassArena> arena = nullptr)
+      : device_(std::move(device)), arena_(std::move(arena)) {}
   ~MemoryPool();
   MemoryPool(const MemoryPool&) = delete;
   MemoryPool& operator=(const MemoryPool&) = delete;
 
   // nullptr: there is none. At least one byte is given.
   void* allocate(size_t bytes);
-  // Of exactly this size, for as long as the session lives.
+  // Not of a pass, whenever it is asked for.
   void* reserve(size_t bytes);
   // False: the memory is not of this pool.
   bool free(void* memory);
 
-  // Says how the next blocks are used.
-  void begin(Use use);
-  // What it has from the driver.
+  // What is asked for until `end_pass` is of a pass.
+  void begin_pass();
+  void end_pass();
+  // Recordings of passes are void once this is another number.
+  int generation() const { return arena_ == nullptr ? 0 : arena_->generation(); }
+  // What it has from the driver, the arena included.
   size_t bytes() const;
   const GpuDevice& device() const { return *device_; }
 
  private:
-  struct Block {
-    size_t bytes;
-    bool is_pooled;
-    bool is_kept;  // a recorded graph may use it
-  };
-  struct Idle {
-    void* memory;
-    bool is_kept;
-  };
-
-  void* from_driver(size_t bytes, bool is_pooled);
-  // Whether anything was: blocks that no graph uses.
-  bool give_back_idle();
-
   const std::shared_ptr<GpuDevice> device_;
+  const std::shared_ptr<PassArena> arena_;
   mutable std::mutex lock_;
-  std::map<void*, Block> used_;
-  std::multimap<size_t, Idle> idle_;
-  Use use_ = Use::kOnce;
+  std::map<void*, size_t> reserved_;
+  bool is_in_pass_ = false;
 };
 
 }  // namespace edge_rt::gpu

@@ -4,8 +4,10 @@
 
 namespace edge_rt::gpu {
 
-std::unique_ptr<PassStream> PassStream::open(std::shared_ptr<GpuDevice> device, GpuError* error) {
-  std::unique_ptr<PassStream> made(new PassStream(std::move(device)));
+std::unique_ptr<PassStream> PassStream::open(std::shared_ptr<GpuDevice> device, std::shared_ptr<PassArena> arena,
+                                             GpuError* error) {
+  if (arena == nullptr) arena = std::make_shared<PassArena>(device, 0);
+  std::unique_ptr<PassStream> made(new PassStream(std::move(device), std::move(arena)));
   made->queue_ = made->device_->open_queue(error);
   if (made->queue_ == nullptr) return nullptr;
   return made;
@@ -22,10 +24,8 @@ bool PassStream::begin_pass(int graph, GpuError* error) {
   inputs_.clear();
   error_ = {};
   number_ = graph;
-  const bool will_record = graph != kNoGraph && !has_graph(graph);
-  is_recording_ = will_record && has_run_.count(graph) != 0;
-  using Use = MemoryPool::Use;
-  memory_.begin(!will_record ? Use::kOnce : is_recording_ ? Use::kRecorded : Use::kKept);
+  memory_.begin_pass();
+  is_recording_ = graph != kNoGraph && !has_graph(graph) && has_run_.count(graph) != 0;
   is_running_ = queue_->begin(is_recording_, error);
   return is_running_;
 }
@@ -35,17 +35,22 @@ bool PassStream::end_pass(bool has_failed, GpuError* error) {
   const bool is_done = queue_->end(is_recording_ && !has_failed ? &recording : nullptr, error);
   if (is_done && !has_failed && number_ != kNoGraph) {
     if (is_recording_) {
-      recorded_[number_] = {std::move(recording), std::exchange(checks_, {})};
+      recorded_[number_] = {std::move(recording), std::exchange(checks_, {}), memory_.generation()};
     } else {
       has_run_.insert(number_);
     }
   }
   is_running_ = is_recording_ = false;
   inputs_.clear();
-  memory_.begin(MemoryPool::Use::kOnce);
+  memory_.end_pass();
   checks_.clear();
   number_ = kNoGraph;
   return is_done;
+}
+
+bool PassStream::has_graph(int graph) const {
+  const auto found = recorded_.find(graph);
+  return found != recorded_.end() && found->second.generation == memory_.generation();
 }
 
 bool PassStream::launch(const Kernel& kernel, int grid_x, int grid_y, const void* args, size_t bytes) {
@@ -68,7 +73,7 @@ GpuError PassStream::take_error() { return std::exchange(error_, {}); }
 
 bool PassStream::replay(int number, GpuError* error) {
   const auto found = recorded_.find(number);
-  if (found == recorded_.end()) {
+  if (!has_graph(number)) {
     *error = {Fault::kRefused, 0, "no pass was recorded under number " + std::to_string(number)};
     return false;
   }

@@ -23,7 +23,9 @@ constexpr int kNoGraph = -1;  // the number of a pass that is not recorded
 
 class PassStream : public Launcher {
  public:
-  static std::unique_ptr<PassStream> open(std::shared_ptr<GpuDevice> device, GpuError* error);
+  // `arena`: of its passes' memory; nullptr: one of its own.
+  static std::unique_ptr<PassStream> open(std::shared_ptr<GpuDevice> device, std::shared_ptr<PassArena> arena,
+                                          GpuError* error);
   ~PassStream() override;
   PassStream(const PassStream&) = delete;
   PassStream& operator=(const PassStream&) = delete;
@@ -52,7 +54,7 @@ class PassStream : public Launcher {
 
   // Whether the running pass has a number: what it started may run again, with other numbers of the host.
   bool is_recorded() const { return number_ != kNoGraph; }
-  bool has_graph(int graph) const { return recorded_.count(graph) != 0; }
+  bool has_graph(int graph) const;
   bool replay(int graph, GpuError* error);
   void forget_graph(int graph);
 
@@ -64,9 +66,11 @@ class PassStream : public Launcher {
   struct Recorded {
     std::unique_ptr<Recording> recording;
     std::vector<CheckOf> checks;
+    int generation;  // of the memory that it uses
   };
 
-  explicit PassStream(std::shared_ptr<GpuDevice> device) : device_(device), memory_(std::move(device)) {}
+  PassStream(std::shared_ptr<GpuDevice> device, std::shared_ptr<PassArena> arena)
+      : device_(device), memory_(std::move(device), std::move(arena)) {}
 
   const std::shared_ptr<GpuDevice> device_;
   MemoryPool memory_;

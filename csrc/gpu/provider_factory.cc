@@ -16,6 +16,9 @@ namespace {
 constexpr const char* kNumber = "gpu";
 // Option of a session: "1" records passes that have a number as graphs.
 constexpr const char* kRecords = "graphs";
+// "7:1048576": the number of the memory of passes that it shares with other sessions, whose passes never run beside its
+// own, and that memory's bytes, as they were planned.
+constexpr const char* kPassMemory = "pass_memory";
 // The number of the first layer that is computed here; those before it are left to the CPU.
 constexpr const char* kFirstLayer = "first_layer";
 
@@ -163,11 +166,18 @@ abi::Status* ProviderFactory::create_session(const abi::KeyValuePairs* metadata,
   };
   const char* const records = option(kRecords);
   const char* const first_layer = option(kFirstLayer);
+  const char* const pass_memory = option(kPassMemory);
   GpuError error;
   drop_lost_gpu(number);
   std::shared_ptr<GpuDevice> device = open_gpu(number, &error);
   if (device == nullptr) return api_.error("GPU " + std::to_string(number) + " cannot be opened", error);
-  std::unique_ptr<PassStream> stream = PassStream::open(std::move(device), &error);
+  std::shared_ptr<PassArena> arena;
+  if (pass_memory != nullptr) {
+    char* bytes = nullptr;
+    const auto shared = static_cast<int>(std::strtol(pass_memory, &bytes, 10));
+    arena = PassArena::of(shared, device, *bytes == ':' ? std::strtoull(bytes + 1, nullptr, 10) : 0);
+  }
+  std::unique_ptr<PassStream> stream = PassStream::open(std::move(device), std::move(arena), &error);
   if (stream == nullptr) return api_.error("GPU " + std::to_string(number) + " has no stream for a session", error);
   *out = new ProviderSession(api_, kernels_, gpus_[static_cast<size_t>(number)]->memory,
                              std::exchange(weights_of_next_session(), nullptr), std::move(stream),

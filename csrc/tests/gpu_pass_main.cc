@@ -29,7 +29,7 @@ std::unique_ptr<PassStream> open_stream() {
   GpuError error;
   std::shared_ptr<GpuDevice> device = open_gpu(0, &error);
   CHECK(device != nullptr);
-  std::unique_ptr<PassStream> stream = PassStream::open(device, &error);
+  std::unique_ptr<PassStream> stream = PassStream::open(device, nullptr, &error);
   CHECK(stream != nullptr);
   CHECK(stream->begin_pass(kNoGraph, &error));
   return stream;
@@ -77,7 +77,7 @@ void what_is_derived_is_made_once_a_pass() {
     const int64_t allocations = emulated::live().allocations;
     GpuError error;
     CHECK(stream->end_pass(false, &error) && stream->begin_pass(kNoGraph, &error));
-    CHECK(emulated::live().allocations == allocations && allocations == 2);
+    CHECK(emulated::live().allocations == allocations && allocations == 1);
   }
 }
 
@@ -110,58 +110,103 @@ void take_pass(MemoryPool& pool, size_t rows) {
   pool.free(in);
 }
 
-// Bytes of a pass's blocks, as they are rounded up.
-size_t bytes_of_pass(size_t rows) { return (rows * (2 * 576 + 3000) + 100) * 9 / 8 + 3 * 256; }
+// What they need at once.
+size_t bytes_of_pass(size_t rows) { return rows * (2 * 576 + 3000) + 100 + 3 * 256; }
 
+void next_pass(PassStream& stream, int number = kNoGraph) {
+  GpuError error;
+  CHECK(stream.end_pass(false, &error) && stream.begin_pass(number, &error));
+}
+
+// Growing passes, which nobody has planned, and others between.
 void passes_of_any_size_do_not_add_up() {
-  constexpr size_t kMost = 3000;
+  constexpr size_t kMost = 3000, kRounded = 64 << 10;
   for (uint32_t seed = 1; seed <= 100; ++seed) {
     const std::unique_ptr<PassStream> stream = open_stream();
     std::mt19937 random(seed);
     size_t largest = 0, rows = 1;
     for (int pass = 0; pass < 60; ++pass) {
-      // Growing ones, which a pool can serve least, and others between.
       rows = std::min(kMost, rows + rows * (random() % 40) / 100 + 1);
       const size_t now = random() % 3 == 0 ? 1 + random() % rows : rows;
       largest = std::max(largest, now);
+      next_pass(*stream);
       take_pass(stream->memory(), now);
-      CHECK(stream->memory().bytes() <= 2 * bytes_of_pass(largest));
+      CHECK(stream->memory().bytes() <= 2 * bytes_of_pass(largest) + 6 * kRounded);
     }
     // Afterwards nothing is taken or given back, whatever comes.
-    take_pass(stream->memory(), largest);
+    next_pass(*stream);
     const size_t held = stream->memory().bytes();
     for (const size_t again : {largest, size_t{1}, largest / 2, largest}) {
       take_pass(stream->memory(), again);
+      next_pass(*stream);
       CHECK(stream->memory().bytes() == held);
     }
   }
 }
 
-void blocks_of_recorded_passes_stay() {
+// One block, whatever passes of several sessions take of it in which order.
+void planned_passes_share_what_was_planned() {
+  emulated::configure({});
+  GpuError error;
+  const std::shared_ptr<GpuDevice> device = open_gpu(0, &error);
+  constexpr size_t kMost = 500;
+  std::vector<std::unique_ptr<PassStream>> streams;
+  for (int i = 0; i < 2; ++i) {
+    streams.push_back(PassStream::open(device, PassArena::of(3, device, bytes_of_pass(kMost)), &error));
+  }
+  CHECK(emulated::live().allocations == 0);
+  std::mt19937 random(7);
+  for (int pass = 0; pass < 200; ++pass) {
+    PassStream& stream = *streams[random() % 2];
+    CHECK(stream.begin_pass(kNoGraph, &error));
+    take_pass(stream.memory(), pass == 0 ? 1 : 1 + random() % kMost);
+    CHECK(stream.end_pass(false, &error));
+    CHECK(emulated::live().allocations == 1 && emulated::live().bytes == (bytes_of_pass(kMost) + 255) / 256 * 256);
+  }
+  streams.clear();
+  CHECK(emulated::live().allocations == 0);
+  // Then it is another one that has this number.
+  CHECK(PassArena::of(3, device, 100)->bytes() == 0);
+}
+
+// Neighbours that are idle are one again, in whatever order they were given back.
+void pieces_are_joined() {
+  emulated::configure({});
+  GpuError error;
+  const std::shared_ptr<GpuDevice> device = open_gpu(0, &error);
+  PassArena arena(device, 64 << 10);
+  std::mt19937 random(3);
+  for (int round = 0; round < 50; ++round) {
+    std::vector<char*> held;
+    for (size_t left = 256; left > 0;) {
+      const size_t pages = std::min<size_t>(left, 1 + random() % 40);
+      held.push_back(static_cast<char*>(arena.allocate(256 * pages - random() % 256)));
+      CHECK(held.back() != nullptr);
+      left -= pages;
+    }
+    CHECK(arena.bytes() == 64 << 10);
+    std::shuffle(held.begin(), held.end(), random);
+    for (char* const memory : held) CHECK(arena.free(memory) && !arena.free(memory));
+  }
+}
+
+void recordings_are_void_when_their_memory_is_gone() {
   const std::unique_ptr<PassStream> stream = open_stream();
-  MemoryPool& pool = stream->memory();
-  const auto take = [&](MemoryPool::Use use, size_t bytes) {
-    pool.begin(use);
-    void* const memory = pool.allocate(bytes);
-    CHECK(memory != nullptr);
-    pool.free(memory);
-    return memory;
-  };
-  using Use = MemoryPool::Use;
-  void* const large = take(Use::kOnce, 65536);
-  // A recorded pass does not hold what is far larger than it needs; nor does it find its blocks gone.
-  void* const small = take(Use::kKept, 1024);
-  CHECK(small != large && take(Use::kRecorded, 1024) == small);
-  take(Use::kOnce, 1 << 20);
-  const size_t held = (1 << 20) + 1024;
-  CHECK(pool.bytes() == held);
-  CHECK(take(Use::kRecorded, 1024) == small && pool.bytes() == held);
-  // Where memory is short, others go first.
-  emulated::set_fault("cuMemAlloc", 0, kOutOfMemory);
-  CHECK(pool.allocate(4096) == nullptr && pool.bytes() == held);  // nothing may wait while a pass is recorded
-  emulated::set_fault("cuMemAlloc", 0, kOutOfMemory);
-  CHECK(take(Use::kKept, 4096) != nullptr && pool.bytes() == 4096 + 1024);
-  emulated::set_fault(nullptr, -1, 0);
+  for (int pass = 0; pass < 3; ++pass) {
+    next_pass(*stream, 5);
+    CHECK(stream->has_graph(5) == (pass == 2));
+    take_pass(stream->memory(), 3);
+  }
+  next_pass(*stream);
+  take_pass(stream->memory(), 100);
+  CHECK(stream->has_graph(5));
+  next_pass(*stream);
+  GpuError error;
+  CHECK(!stream->has_graph(5) && !stream->replay(5, &error));
+  // Its first pass has run before: it is recorded at once.
+  next_pass(*stream, 5);
+  next_pass(*stream);
+  CHECK(stream->has_graph(5));
 }
 
 // The message about an input that begins at a multiple of so many bytes and of no more.
@@ -265,7 +310,9 @@ int main() {
   what_is_derived_is_made_once_a_pass();
   what_fails_is_not_taken_for_done();
   passes_of_any_size_do_not_add_up();
-  blocks_of_recorded_passes_stay();
+  planned_passes_share_what_was_planned();
+  pieces_are_joined();
+  recordings_are_void_when_their_memory_is_gone();
   memory_must_be_aligned();
   arrays_are_copied_on_the_device();
   pieces_are_copied_on_the_device();

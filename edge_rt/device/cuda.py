@@ -29,6 +29,8 @@ CONTEXT_BYTES: Final = 512 << 20
 """CUDA's context, the kernels, recorded graphs, and what the driver rounds up. An estimate: what planners of other
 projects leave free on a GPU (512 to 1024 MiB). Every plan counts it; where a process has one already, so much more
 counts as free."""
+PAGE_BYTES: Final = 2 << 20
+"""The driver gives whole pages (an H200, driver 580)."""
 DRIVER_BYTES: Final = 128 << 20
 """Memory of the process for the driver's library and its staging. An estimate. Every plan for a GPU counts it, and once
 the process has asked the driver anything, every plan."""
@@ -55,6 +57,7 @@ class CudaProvider(GpuProvider):
     whose = "NVIDIA GPUs"
     context_bytes = CONTEXT_BYTES
     host_bytes = DRIVER_BYTES
+    page_bytes = PAGE_BYTES
     is_asked_always = True
 
     def __init__(

@@ -30,7 +30,7 @@ class GpuProvider(ABC):
         whose: such as ``"NVIDIA GPUs"``.
         context_bytes: of a GPU's memory, that the driver takes once a process has opened it.
         host_bytes: of a process's memory, that the driver takes once it was asked anything.
-        pass_bytes: of a GPU's memory, that each recorded pass keeps for the arguments of its kernels.
+        chunk_bytes, page_bytes: see ``edge_rt.memory.figures.GpuFigures``.
         is_asked_always: whether ``auto`` asks the driver also where nothing was measured on its GPUs.
     """
 
@@ -38,7 +38,8 @@ class GpuProvider(ABC):
     whose: ClassVar[str]
     context_bytes: ClassVar[int]
     host_bytes: ClassVar[int]
-    pass_bytes: ClassVar[int] = 0
+    chunk_bytes: ClassVar[int] = 0
+    page_bytes: ClassVar[int] = 0
     is_asked_always: ClassVar[bool]
 
     def __init__(self, library: Callable[[], Path], driver: str | None = None) -> None:

@@ -46,7 +46,7 @@ class VulkanProvider(GpuProvider):
     whose = "GPUs with Vulkan"
     context_bytes = _CONTEXT_BYTES
     host_bytes = _HOST_BYTES
-    pass_bytes = 256 << 10  # a chunk of csrc/gpu/vulkan/vulkan_commands.cc
+    chunk_bytes = 64 << 10  # of csrc/gpu/vulkan/vulkan_commands.cc
     # Vulkan is on most machines, often with a program on the CPU alone, and its drivers take time and memory.
     is_asked_always = False
 

@@ -17,7 +17,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any, Final
 
-from edge_rt.device.cuda import CONTEXT_BYTES, DRIVER_BYTES
+from edge_rt.device.cuda import CONTEXT_BYTES, DRIVER_BYTES, PAGE_BYTES
 from edge_rt.device.names import KINDS, DeviceName, is_local
 from edge_rt.errors import ConfigError, StorageError
 from edge_rt.memory.figures import Device, GpuFigures
@@ -159,7 +159,8 @@ def unmeasured_gpu(
     device_name: DeviceName | None = None,
     context_bytes: int = CONTEXT_BYTES,
     host_bytes: int = DRIVER_BYTES,
-    pass_bytes: int = 0,
+    chunk_bytes: int = 0,
+    page_bytes: int = PAGE_BYTES,
     has_cpu_bits: bool = True,
     imports: bool = False,
 ) -> GpuFigures:
@@ -178,7 +179,8 @@ def unmeasured_gpu(
         device_name=device_name,
         context_bytes=context_bytes,
         host_bytes=host_bytes,
-        pass_bytes=pass_bytes,
+        chunk_bytes=chunk_bytes,
+        page_bytes=page_bytes,
         has_cpu_bits=has_cpu_bits,
         imports=imports,
     )

@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 from typing import Final
 
-from edge_rt.device.cuda import CONTEXT_BYTES, DRIVER_BYTES
+from edge_rt.device.cuda import CONTEXT_BYTES, DRIVER_BYTES, PAGE_BYTES
 from edge_rt.device.names import DeviceName
 from edge_rt.system.byte_size import counted, show_size
 
@@ -99,7 +99,8 @@ class GpuFigures:
         device_name: its name on this machine; None for a GPU of another one.
         context_bytes: of its memory, that its driver takes.
         host_bytes: of the process's memory, that its driver takes.
-        pass_bytes: of its memory, what each recorded pass keeps for arguments of kernels, of up to 40 layers.
+        chunk_bytes: of its memory, in which sessions keep what kernels of a pass are given; 0: the driver has it.
+        page_bytes: of which its driver gives whole ones for more than 1 MiB; 0: it gives what it is asked for.
         has_cpu_bits: whether its results are the CPU's to the last bit, so that layers can be divided between the two.
         imports: whether it reads weights where their file is mapped, because it shares the machine's memory.
     """
@@ -114,7 +115,8 @@ class GpuFigures:
     device_name: DeviceName | None = None
     context_bytes: int = CONTEXT_BYTES
     host_bytes: int = DRIVER_BYTES
-    pass_bytes: int = 0
+    chunk_bytes: int = 0
+    page_bytes: int = PAGE_BYTES
     has_cpu_bits: bool = True
     imports: bool = False
 

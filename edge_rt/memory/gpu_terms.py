@@ -1,6 +1,6 @@
 """Terms of a plan for a GPU: what a native package holds there, and what its driver takes of the process.
 
-The sizes follow ``csrc/ops/*/*_gpu.{h,cc}`` and ``csrc/gpu/memory_pool.cc``. What the driver takes for itself is an
+The sizes follow ``csrc/ops/*/*_gpu.{h,cc}`` and ``csrc/gpu/pass_arena.h``. What the driver takes for itself is an
 estimate; how it rounds what it is asked for was measured.
 """
 
@@ -32,20 +32,17 @@ RECORDED_ROWS: Final = FEW_ROWS
 RECORDED_SHAPES: Final = 72
 """Shapes of passes that are kept, each recorded by itself."""
 
-_PASS_LAYERS: Final = 40
-"""Layers of a pass whose kernels' arguments fit 256 KiB: up to 12 kernels each, of 512 bytes."""
 PIECE: Final = 4 << 20
 """Bytes of a file of weights that are read at once, on their way to a GPU: ``csrc/gpu/weights_file.cc``."""
+_LAYER_PIECES: Final = 4608
+"""Bytes of the arguments of a layer's kernels, each at a multiple of 64: 14 of 320."""
+_LAYER_RECORDED: Final = 6 << 10
+"""Bytes of a layer in a recorded pass: these arguments, and what is known of their kernels."""
 _SHARED_PAGE: Final = 1 << 20
-_PAGE: Final = 2 << 20
-"""Of more than the first the driver gives whole pages of the second (an H200, driver 580); smaller blocks share one."""
-_SMALLEST_BLOCK: Final = 256
-_KEPT: Final = 12.5
-"""The pool keeps blocks of every size that recorded passes had. Sizes are 8 to 15 steps, and the step doubles: up to a
-size of 8 steps there are (8 + ... + 15) (1/2 + 1/4 + ...) = 92 steps in smaller blocks, and the block itself: 100 / 8
-sizes."""
-_ONCE: Final = 2
-"""Of other passes it keeps less than what the two largest need."""
+"""Of more than that NVIDIA's driver gives whole pages (an H200, driver 580); smaller blocks share one."""
+_ALIGNED_AT: Final = 256  # where tensors of a pass begin
+_TENSORS: Final = 32  # of a pass, at once
+_SPLIT: Final = 16  # of memory that is divided again and again a part lies between others
 _BLOCK: Final = 32  # elements per scale
 _BLOCK_FACTS: Final = 16  # bytes of a block's scale and sums
 _SPAN: Final = 256
@@ -93,43 +90,35 @@ class GpuSizes:
         return self.loaded + self.kv_cache + self.activations + self.logits + self.states
 
 
-def pooled(count: float) -> int:
-    """Return the bytes that the pool takes for a tensor: up to an eighth more."""
-    wanted = max(1, int(count))
-    step = _SMALLEST_BLOCK
-    while step * 16 <= wanted:
-        step *= 2
-    return -(-wanted // step) * step
+def gpu_kv_bytes(shape: ModelShape, choice: Choice, page: int) -> int:
+    """Return the bytes of the KV cache on a GPU, where each layer has an array of its own.
 
-
-def gpu_kv_bytes(shape: ModelShape, choice: Choice) -> int:
-    """Return the bytes of the KV cache on a GPU, where each layer has an array of its own."""
+    Args:
+        page: of which the driver gives whole ones; 0: it gives what it is asked for.
+    """
     full, windowed = kv_rows(shape, choice)
     first = 0 if choice.gpu_layers is None else first_on_gpu(shape, choice)
     sizes = shape.layer_bytes(choice.kv_format, full, windowed)
-    convs = shape.conv_layers * _of_driver(windowed * shape.conv_row_bytes) if shape.conv_layers else 0
-    return convs + sum(_of_driver(size) for layer, size in sizes.items() if layer >= first)
+    convs = shape.conv_layers * _of_driver(windowed * shape.conv_row_bytes, page) if shape.conv_layers else 0
+    return convs + sum(_of_driver(size, page) for layer, size in sizes.items() if layer >= first)
 
 
-def gpu_state_bytes(shape: ModelShape, choice: Choice) -> int:
+def gpu_state_bytes(shape: ModelShape, choice: Choice, page: int) -> int:
     """Return the bytes of the states of all slots on a GPU, each layer's arrays by themselves, and of those kept."""
     sizes = state_sizes(shape.model, choice.tree_rows)
-    own = sum(_of_driver(choice.slots * SLOTS * 4 * size) for size in sizes.values())
+    own = sum(_of_driver(choice.slots * SLOTS * 4 * size, page) for size in sizes.values())
     here = 0 if choice.gpu_layers is None else divided_kept_bytes(shape, choice)
-    return own + choice.checkpoints * _of_driver(kept_bytes(shape, choice) - here)
+    return own + choice.checkpoints * _of_driver(kept_bytes(shape, choice) - here, page)
 
 
-def _draft_states_bytes(shape: ModelShape) -> int:
-    """Return the bytes of states that drafts leave for those behind them, in passes that are recorded.
-
-    These share a block, or two: what rows need besides makes it a little larger.
-    """
+def _draft_states_bytes(shape: ModelShape, choice: Choice) -> int:
+    """Return the bytes of the states that rows of a draft leave for those behind them, of one layer."""
     largest = max((4 * one.state_floats for one in shape.recurrences), default=0)
-    return 2 * pooled(-(-RECORDED_ROWS // 2) * largest * 9 // 8) if largest else 0
+    return choice.slots * choice.tree_rows * largest
 
 
-def _of_driver(wanted: int) -> int:
-    return wanted if wanted <= _SHARED_PAGE else -(-wanted // _PAGE) * _PAGE
+def _of_driver(wanted: int, page: int) -> int:
+    return wanted if wanted <= _SHARED_PAGE or not page else -(-wanted // page) * page
 
 
 def gpu_weights(shape: ModelShape, choice: Choice) -> int:
@@ -152,24 +141,13 @@ def laid_bytes(shape: ModelShape) -> int:
 
 
 def gpu_activations(shape: ModelShape, choice: Choice) -> int:
-    """Return the bytes that passes of every size up to the largest take in time, and keep.
-
-    The session of every segment has a pool of its own; so has that of the head alone, which makes a row of logits.
-    """
-    if choice.gpu_layers is not None:
-        return _divided_activations(shape, choice)
-    rows = choice.largest_pass
-    few = pooled(_pass_bytes(shape, min(rows, RECORDED_ROWS), choice.ctx))
-    largest = max(few, pooled(_pass_bytes(shape, rows, choice.ctx)))
-    of_sequence = 4 * (_maps(shape) * choice.ctx + _TREE_HEAD + rows) + _state_inputs_bytes(shape, choice)
-    small = choice.slots * of_sequence
-    of_layers = int(_KEPT * few) + _ONCE * largest + pooled(small) + _draft_states_bytes(shape)
-    of_head = 0 if shape.segments == 1 else pooled(_top_k_bytes(shape, 1)) + pooled(_layer_bytes(shape, 1))
-    of_drafts = gpu_self_drafting(shape, choice) if drafts_itself(shape, choice) else 0
-    of_rows = hidden_bytes(shape, choice) + _stream_bytes(shape, choice)
-    of_states = _states_activations(shape, choice)
-    top = pooled(_top_k_bytes(shape, choice.logit_rows))
-    return shape.segments * of_layers + top + of_head + of_drafts + of_rows + of_states
+    """Return the bytes of what passes need: their memory, and rows that are between the graphs of a package."""
+    of_drafts = 0
+    if drafts_itself(shape, choice):
+        # A row of results for each of two views of the cache.
+        of_drafts = 2 * (4 * shape.model.vocab_size + 128)
+    between = 0 if choice.gpu_layers is not None else hidden_bytes(shape, choice)
+    return gpu_pass_memory(shape, choice) + between + of_drafts + _stream_bytes(shape, choice)
 
 
 def _stream_bytes(shape: ModelShape, choice: Choice) -> int:
@@ -177,67 +155,66 @@ def _stream_bytes(shape: ModelShape, choice: Choice) -> int:
     return 4 * shape.model.hidden_size * choice.largest_pass if drafts_ahead(shape, choice) else 0
 
 
-def _states_activations(shape: ModelShape, choice: Choice) -> int:
-    """Return the bytes of passes of a graph for embeddings: none is recorded, and of all rows states are wanted."""
-    if not shape.has_states_graph:
-        return 0
-    rows = choice.largest_pass
-    of_sequence = 4 * (_maps(shape) * choice.ctx + _TREE_HEAD + rows) + _state_inputs_bytes(shape, choice)
-    largest = pooled(_pass_bytes(shape, rows, choice.ctx) + 4 * shape.model.hidden_size * rows)
-    return _ONCE * largest + pooled(choice.slots * of_sequence)
+def gpu_pass_memory(shape: ModelShape, choice: Choice) -> int:
+    """Return the bytes of the memory that passes of all sizes, of all sessions, divide anew: what the largest needs.
 
-
-def _divided_activations(shape: ModelShape, choice: Choice) -> int:
-    """Return the bytes of passes that the CPU begins: none is recorded, so that nothing is kept for one.
-
-    Tables of rotations that are not in ``weights.bin`` are read on both sides, and copied in every pass.
+    Layers that are divided read tables of rotations on both sides, which are copied in every pass if they are not in
+    ``weights.bin``.
     """
-    copied = shape.loaded_rope_bytes * choice.ctx
     sizes = {min(choice.largest_pass, RECORDED_ROWS), choice.largest_pass}
-    largest = max(pooled(_pass_bytes(shape, rows, choice.ctx) + copied) for rows in sizes)
-    small = choice.slots * 4 * (_maps(shape) * choice.ctx + _TREE_HEAD + choice.largest_pass)
-    of_session = _ONCE * largest + pooled(small)
-    top = pooled(_top_k_bytes(shape, choice.logit_rows))
-    of_drafts = of_session + 2 * pooled(4 * shape.model.vocab_size + 128) if drafts_itself(shape, choice) else 0
-    return of_session + top + of_drafts + _states_activations(shape, choice) + _stream_bytes(shape, choice)
+    largest = max(_pass_bytes(shape, rows, choice.ctx) for rows in sizes)
+    if choice.gpu_layers is not None:
+        largest += shape.loaded_rope_bytes * choice.ctx
+    if shape.has_states_graph:
+        # Of all rows states are wanted.
+        largest += 4 * shape.model.hidden_size * choice.largest_pass
+    of_sequence = 4 * (_maps(shape) * choice.ctx + 2 * (_TREE_HEAD + choice.largest_pass))
+    inputs = choice.slots * (of_sequence + _state_inputs_bytes(shape, choice))
+    held = largest + inputs + _draft_states_bytes(shape, choice) + _top_k_bytes(shape, choice.most_logits)
+    return -(-(held + held // _SPLIT + _TENSORS * _ALIGNED_AT) // _ALIGNED_AT) * _ALIGNED_AT
+
+
+def gpu_pieces(shape: ModelShape, choice: Choice, chunk: int) -> int:
+    """Return the bytes of what kernels of a pass are given, which every session has in chunks of its own.
+
+    Args:
+        chunk: of so many bytes; 0: the driver has it.
+    """
+    if not chunk:
+        return 0
+    exits = shape.segments - 1
+    sessions = shape.segments + bool(exits) + drafts_itself(shape, choice) + shape.has_states_graph
+    layers = -(-shape.model.num_layers // shape.segments)
+    uploads = choice.slots * 4 * (_maps(shape) * choice.ctx + 2 * choice.largest_pass)
+    return sessions * (1 + (layers * _LAYER_PIECES + uploads) // chunk) * chunk
 
 
 def _state_inputs_bytes(shape: ModelShape, choice: Choice) -> int:
     """Return the bytes of what a pass is told of states: numbers of drafts, and a step of every row."""
     if not shape.recurrent_layers:
         return 0
-    return 4 * (_STATE_HEAD + choice.tree_rows + 4 * choice.largest_pass) + 8 * _SMALLEST_BLOCK
+    return 4 * (_STATE_HEAD + choice.tree_rows + 4 * choice.largest_pass) + 8 * _ALIGNED_AT
 
 
 def _top_k_bytes(shape: ModelShape, rows: int) -> int:
     return rows * -(-shape.model.vocab_size // _TOP_K_PART) * _TOP_K_BYTES
 
 
-def gpu_self_drafting(shape: ModelShape, choice: Choice) -> int:
-    """Return the bytes of a second session that drafts with the upper halves of the weights, besides these.
-
-    It has a pool of its own for passes of few rows, and a row of results for each of two views of the cache.
-    """
-    rows = min(choice.largest_pass, RECORDED_ROWS)
-    passes = int((_KEPT + _ONCE) * pooled(_pass_bytes(shape, rows, choice.ctx)))
-    return passes + 2 * pooled(4 * shape.model.vocab_size + 128)
-
-
-def staging_bytes(shape: ModelShape, choice: Choice) -> int:
-    """Return the pinned bytes of the process from which recorded passes copy their inputs: maps, tree and tokens.
+def staging_bytes(shape: ModelShape, choice: Choice, chunk: int) -> int:
+    """Return the bytes of the process from which recorded passes copy their inputs: maps, tree and tokens, pinned.
 
     Every segment of a package records a pass by itself. So do, for each node of a draft, those before its exit and the
     head.
+
+    Args:
+        chunk: 0: the driver has recorded passes; else they are in the process, and so are arguments of their kernels.
     """
     of_layers = _RECORDED + 4 * _maps(shape) * choice.ctx + 8 * RECORDED_ROWS
     exits = shape.segments - 1
-    return _recorded_shapes(shape) * of_layers + RECORDED_ROWS * exits * _RECORDED
-
-
-def recorded_passes(shape: ModelShape, choice: Choice) -> int:
-    """Return how many passes are kept, of up to ``_PASS_LAYERS`` layers each; none where layers are divided."""
-    parts = -(-shape.model.num_layers // _PASS_LAYERS)
-    return 0 if choice.gpu_layers is not None else parts * _recorded_shapes(shape)
+    of_kernels = 0
+    if chunk and choice.gpu_layers is None:
+        of_kernels = -(-shape.model.num_layers // shape.segments) * _LAYER_RECORDED
+    return _recorded_shapes(shape) * (of_layers + of_kernels) + RECORDED_ROWS * exits * _RECORDED
 
 
 def _recorded_shapes(shape: ModelShape) -> int:
@@ -273,7 +250,7 @@ def _further_bytes(shape: ModelShape, rows: int) -> int:
         return 0
     of_layer = 4 * rows * model.per_layer_embedding
     gate_and_sums = 4 * rows * 2 * model.hidden_size
-    return model.num_layers * (2 * of_layer + pooled(of_layer)) + of_layer + gate_and_sums
+    return model.num_layers * 3 * (of_layer + _ALIGNED_AT) + of_layer + gate_and_sums
 
 
 def _experts_bytes(shape: ModelShape, rows: int) -> int:

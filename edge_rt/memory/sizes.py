@@ -232,27 +232,27 @@ def _on_gpu(sizes: Sizes, shape: ModelShape, choice: Choice, figures: GpuFigures
         GpuSizes,
         gpu_activations,
         gpu_kv_bytes,
+        gpu_pieces,
         gpu_state_bytes,
         gpu_weights,
         laid_bytes,
-        recorded_passes,
         staging_bytes,
     )
 
     is_whole = choice.gpu_layers is None
     in_place = laid_bytes(shape) if figures.imports and is_whole else 0
     gpu = GpuSizes(
-        context=figures.context_bytes + recorded_passes(shape, choice) * figures.pass_bytes,
+        context=figures.context_bytes,
         weights=gpu_weights(shape, choice) - in_place,
-        kv_cache=gpu_kv_bytes(shape, choice),
-        activations=gpu_activations(shape, choice),
+        kv_cache=gpu_kv_bytes(shape, choice, figures.page_bytes),
+        activations=gpu_activations(shape, choice) + gpu_pieces(shape, choice, figures.chunk_bytes),
         logits=sizes.logits,
-        states=gpu_state_bytes(shape, choice),
+        states=gpu_state_bytes(shape, choice, figures.page_bytes),
     )
     read = PIECE
     if not is_whole:
         read = shape.weights_bytes if shape.largest_tensor_bytes is None else shape.largest_tensor_bytes
-    staging = staging_bytes(shape, choice)
+    staging = staging_bytes(shape, choice, figures.chunk_bytes)
     return replace(
         sizes,
         session=sizes.session - hidden_bytes(shape, choice),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import itertools
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -29,6 +30,11 @@ RECORDS: Final = "graphs"
 _FIRST_LAYER: Final = "first_layer"
 """Option of edge-rt's own provider: the number of the first layer that it computes; the CPU computes those before."""
 _CPU_PROVIDER: Final = "CPUExecutionProvider"
+
+
+_MEMORY_OF_PASSES: Final = "pass_memory"
+"""Option of edge-rt's own provider: a number of memory that sessions share, and its bytes, such as "7:1048576"."""
+_MEMORIES: Final = itertools.count()
 
 
 @dataclass(frozen=True)
@@ -109,6 +115,16 @@ class ComputeDevice:
             options={**self.unrecorded().options, _FIRST_LAYER: str(first_layer)},
             details={**self.details, GPU_LAYERS: count},
         )
+
+    def sharing(self, pass_bytes: int) -> ComputeDevice:
+        """Return the device for sessions of one model, on edge-rt's own provider, whose passes share their memory.
+
+        They run one after the other.
+
+        Args:
+            pass_bytes: what the largest pass needs; one that needs more gets more.
+        """
+        return replace(self, options={**self.options, _MEMORY_OF_PASSES: f"{next(_MEMORIES)}:{pass_bytes}"})
 
     @property
     def tells_places(self) -> bool:

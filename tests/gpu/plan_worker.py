@@ -14,6 +14,7 @@ from tests.helpers.small import GREEDY
 
 GIB = 1 << 30
 ROWS, DRAFT = 40, 9
+MOST_PLANNED = 1.03  # of what was allocated, behind passes of all sizes that were planned
 SIZES = (*range(1, DRAFT + 2), 16, 17, 29, ROWS)
 
 
@@ -63,19 +64,25 @@ def check(gpu, path, *, generated=0, sizes=SIZES, layers=None, **options):
         assert model.plan.choice.gpu_layers == layers
         planned, unseen = model.plan.sizes.gpu, model.plan.device.gpu.context_bytes
         loaded = gpu.held_bytes()
-        assert planned.weights + planned.kv_cache <= loaded <= planned.total - unseen, (loaded, planned)
-        # Small passes first: a pool that kept the blocks of every size would hold the most then.
+        # Tensors lie in their file at multiples of a unit.
+        held = planned.weights + planned.kv_cache
+        assert held <= MOST_PLANNED * loaded, (loaded, planned)
+        assert loaded <= planned.total - unseen, (loaded, planned)
+        # Small passes first: memory that kept the blocks of every size would be most then.
         for rows in sizes:
             drive(model, rows)
             assert gpu.held_bytes() <= planned.total - unseen, (rows, gpu.held_bytes(), planned)
         if options["spec"] == "exit":
             drive_drafts(model)
-            # What is copied for each graph and lies between them; blocks are up to an eighth larger.
-            held = planned.weights + planned.kv_cache + hidden_bytes(model.plan.shape, model.plan.choice)
-            assert held <= loaded <= held + planned.weights // 8, (loaded, held)
+            # What is copied for each graph and lies between them.
+            held += hidden_bytes(model.plan.shape, model.plan.choice)
+            assert 1 / MOST_PLANNED <= loaded / held <= MOST_PLANNED, (loaded, held)
         if generated:
             model.generate("The little boat. The little boat", max_tokens=generated, **GREEDY)
-        assert loaded < gpu.held_bytes() <= planned.total - unseen, (gpu.held_bytes(), planned)
+        assert loaded < gpu.held_bytes() <= planned.total - unseen <= MOST_PLANNED * gpu.held_bytes(), (
+            gpu.held_bytes(),
+            planned,
+        )
     assert gpu.held_bytes() == 0, gpu.held_bytes()
 
 

@@ -28,7 +28,8 @@ struct Command {
 // Corrects what is known of the kernels of commands by how long these took together.
 void learn(const std::vector<Command>& commands, Nanoseconds took);
 
-// Memory of the host that kernels and copies read, taken piece by piece and given back together.
+// Memory of the host that kernels and copies of a pass read. Every pass lays its pieces out from the beginning, so that
+// all passes of a queue share it; what a recorded one had there is written again before it is replayed.
 class HostPieces {
  public:
   explicit HostPieces(VulkanDevice* device) : device_(*device) {}
@@ -36,9 +37,9 @@ class HostPieces {
   HostPieces(const HostPieces&) = delete;
   HostPieces& operator=(const HostPieces&) = delete;
 
-  // Copies `bytes` into a piece; nullptr: there is no memory. `address` is that for kernels.
+  // Copies `bytes` into the next piece; nullptr: there is no memory. `address` is that for kernels.
   void* add(const void* from, size_t bytes, void** address, GpuError* error);
-  void clear();
+  void clear() { chunk_ = used_ = 0; }
 
  private:
   struct Chunk {

@@ -57,13 +57,41 @@ bool VulkanDevice::is_lost() const {
 
 // --- memory ----------------------------------------------------------------------------------------------------------
 
-void* VulkanDevice::allocate(size_t bytes, GpuError* error) { return memory_.allocate(bytes, error); }
+void* VulkanDevice::allocate(size_t bytes, GpuError* error) {
+  GpuError failed;
+  void* memory = memory_.allocate(bytes, &failed);
+  if (failed.fault == Fault::kOutOfMemory) {
+    GpuError ignored;
+    const uint64_t now = moment_;
+    if (settle(&ignored) && memory_.drop_freed(now)) {
+      failed = {};
+      memory = memory_.allocate(bytes, &failed);
+    }
+  }
+  if (failed) *error = failed;
+  return memory;
+}
 
-// Kernels that were started may still use it.
+// Kernels that were started may still use it: if a pass runs it is given back behind that.
 void VulkanDevice::free(void* memory) {
-  GpuError ignored;
-  settle(&ignored);
-  memory_.free(memory);
+  const std::lock_guard<std::mutex> guard(passes_lock_);
+  if (passes_.empty()) {
+    memory_.free(memory);
+  } else {
+    memory_.free_later(memory, moment_++);
+  }
+}
+
+uint64_t VulkanDevice::begin_pass() {
+  const std::lock_guard<std::mutex> guard(passes_lock_);
+  passes_.insert(moment_);
+  return moment_++;
+}
+
+void VulkanDevice::end_pass(uint64_t begun) {
+  const std::lock_guard<std::mutex> guard(passes_lock_);
+  passes_.erase(begun);
+  memory_.drop_freed(passes_.empty() ? VulkanMemory::kAll : *passes_.begin());
 }
 
 void* VulkanDevice::allocate_host(size_t bytes, void** device, GpuError* error) {

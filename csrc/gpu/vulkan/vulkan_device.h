@@ -1,6 +1,7 @@
 // A GPU of Vulkan: its memory, its kernels and copies to and from it. Shared by all sessions on it.
 #pragma once
 
+#include <atomic>
 #include <chrono>
 #include <memory>
 #include <mutex>
@@ -56,6 +57,10 @@ class VulkanDevice : public GpuDevice, public std::enable_shared_from_this<Vulka
 
   // Hands command buffers over, one submit each, and waits for all of them, not for ever. `fence` is left as it was.
   bool run(const std::vector<vk::VkCommandBuffer>& buffers, vk::VkFence fence, GpuError* error);
+  // Around what uses memory of the device until it is done: what is freed meanwhile is given back behind it. The first
+  // one tells what the second one is to be told.
+  uint64_t begin_pass();
+  void end_pass(uint64_t begun);
   // A queue that is closed: `settle` waits for those that are open.
   void forget(VulkanQueue* queue);
 
@@ -72,6 +77,9 @@ class VulkanDevice : public GpuDevice, public std::enable_shared_from_this<Vulka
   VulkanMemory memory_;
   SelfTest self_test_;
   std::mutex submit_lock_;
+  std::mutex passes_lock_;
+  std::set<uint64_t> passes_;        // that are under way, by the moment when they began
+  std::atomic<uint64_t> moment_{1};  // passes and frees are counted
   std::mutex queues_lock_;
   std::set<VulkanQueue*> queues_;
   std::mutex copy_lock_;

@@ -11,6 +11,10 @@ using namespace vk;  // NOLINT: names of Vulkan's own
 
 VulkanLink::~VulkanLink() {
   if (handle_ == nullptr || call.vkDestroyDevice == nullptr) return;
+  if (has_hung()) {
+    new std::shared_ptr<VulkanInstance>(std::move(instance_));  // left on purpose, as the device is
+    return;
+  }
   if (layout_ != VkPipelineLayout{}) call.vkDestroyPipelineLayout(handle_, layout_, nullptr);
   call.vkDestroyDevice(handle_, nullptr);
 }
@@ -100,6 +104,11 @@ bool VulkanLink::keep(VkResult result, const char* function, GpuError* error) {
 void VulkanLink::lose(const GpuError& error) {
   const std::lock_guard<std::mutex> guard(lost_lock_);
   if (!lost_) lost_ = error;
+}
+
+bool VulkanLink::has_hung() const {
+  const std::lock_guard<std::mutex> guard(lost_lock_);
+  return lost_.fault == Fault::kHung;
 }
 
 bool VulkanLink::is_well(GpuError* error) const {

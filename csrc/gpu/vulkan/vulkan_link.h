@@ -35,6 +35,8 @@ class VulkanLink {
   void lose(const GpuError& error);
   // Whether the device can still be used; if it cannot, `error` gets why.
   bool is_well(GpuError* error) const;
+  // Whether it has not answered: nothing of it can be given back, as work may be under way for ever.
+  bool has_hung() const;
 
   vk::DeviceFunctions call;
   vk::GetHostPointerProperties host_pointer = nullptr;  // of devices that take memory of the host
@@ -42,7 +44,7 @@ class VulkanLink {
   void limit(bool maps_memory, bool reads_memory);
 
  private:
-  const std::shared_ptr<VulkanInstance> instance_;
+  std::shared_ptr<VulkanInstance> instance_;
   int number_ = 0;
   vk::VkPhysicalDevice physical_ = nullptr;
   VulkanFacts facts_;

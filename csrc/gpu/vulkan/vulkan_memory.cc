@@ -15,6 +15,7 @@ uintptr_t number_of(const void* address) { return reinterpret_cast<uintptr_t>(ad
 }  // namespace
 
 VulkanMemory::~VulkanMemory() {
+  drop_freed(kAll);
   for (const auto& [address, block] : blocks_) drop(block);
 }
 
@@ -67,6 +68,7 @@ bool VulkanMemory::find_address(VkBuffer buffer, uint64_t* address, GpuError* er
 }
 
 void VulkanMemory::drop(const Block& block) {
+  if (link_.has_hung()) return;
   if (block.buffer != VkBuffer{}) link_.call.vkDestroyBuffer(link_.handle(), block.buffer, nullptr);
   if (block.memory != VkDeviceMemory{}) link_.call.vkFreeMemory(link_.handle(), block.memory, nullptr);
 }
@@ -136,6 +138,26 @@ void* VulkanMemory::allocate_pieces(size_t bytes, void** address, GpuError* erro
   }
   if (failed) *error = failed;
   return *address == nullptr ? nullptr : block.mapped;
+}
+
+void VulkanMemory::free_later(void* address, uint64_t moment) {
+  const std::lock_guard<std::mutex> guard(lock_);
+  const auto found = blocks_.find(number_of(address));
+  if (found == blocks_.end()) return;
+  freed_.emplace(moment, found->second);
+  blocks_.erase(found);
+}
+
+bool VulkanMemory::drop_freed(uint64_t before) {
+  std::vector<Block> gone;
+  {
+    const std::lock_guard<std::mutex> guard(lock_);
+    const auto end = freed_.lower_bound(before);
+    for (auto entry = freed_.begin(); entry != end; ++entry) gone.push_back(entry->second);
+    freed_.erase(freed_.begin(), end);
+  }
+  for (const Block& block : gone) drop(block);
+  return !gone.empty();
 }
 
 GpuError VulkanMemory::failure() const {

@@ -25,6 +25,11 @@ class VulkanMemory {
   // As of GpuDevice. What is given back is gone at once: nothing that was started may use it any more.
   void* allocate(size_t bytes, GpuError* error);
   void free(void* address);
+  // The same once nothing that was started before a moment is under way any more, for which `drop_freed` is called.
+  void free_later(void* address, uint64_t moment);
+  // Gives back what was freed before a moment; whether there was anything.
+  bool drop_freed(uint64_t before);
+  static constexpr uint64_t kAll = ~uint64_t{0};
   void* allocate_host(size_t bytes, void** device, GpuError* error);
   // The address for kernels of host memory, which is then to be freed; nullptr: it is none.
   void* take_host(void* memory);
@@ -64,6 +69,7 @@ class VulkanMemory {
   mutable std::mutex lock_;
   std::map<uintptr_t, Block> blocks_;       // by the address that kernels see
   std::map<void*, uintptr_t> host_blocks_;  // mapped place -> that address
+  std::multimap<uint64_t, Block> freed_;    // by the moment
   GpuError failure_;
 };
 

@@ -13,7 +13,9 @@ void VulkanPipelines::restart(uint32_t mended) {
 }
 
 void VulkanPipelines::drop() {
-  for (auto& [key, pipeline] : made_) link_.call.vkDestroyPipeline(link_.handle(), pipeline->handle, nullptr);
+  for (auto& [key, pipeline] : made_) {
+    if (!link_.has_hung()) link_.call.vkDestroyPipeline(link_.handle(), pipeline->handle, nullptr);
+  }
   made_.clear();
 }
 

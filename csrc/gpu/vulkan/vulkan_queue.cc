@@ -35,7 +35,18 @@ double most_blocks(const Command& command, Nanoseconds limit) {
 VulkanQueue::VulkanQueue(std::shared_ptr<VulkanDevice> device)
     : device_(std::move(device)), pieces_(device_.get()), buffers_(device_.get()) {}
 
-VulkanQueue::~VulkanQueue() { device_->forget(this); }
+VulkanQueue::~VulkanQueue() {
+  device_->forget(this);
+  end_on_device();
+}
+
+void VulkanQueue::begin_on_device() {
+  if (begun_ == 0) begun_ = device_->begin_pass();
+}
+
+void VulkanQueue::end_on_device() {
+  if (begun_ != 0) device_->end_pass(std::exchange(begun_, 0));
+}
 
 bool VulkanQueue::begin(bool records, GpuError* error) {
   const std::lock_guard<std::mutex> guard(lock_);
@@ -44,6 +55,7 @@ bool VulkanQueue::begin(bool records, GpuError* error) {
   commands_.clear();
   expected_ = Nanoseconds{0};
   failed_ = {};
+  begin_on_device();
   owner_ = std::this_thread::get_id();
   if (records) recording_ = std::make_unique<VulkanRecording>(device_);
   return true;
@@ -52,11 +64,10 @@ bool VulkanQueue::begin(bool records, GpuError* error) {
 bool VulkanQueue::upload(void* to, const void* from, size_t bytes, GpuError* error) {
   const std::lock_guard<std::mutex> guard(lock_);
   if (!device_->link().is_well(error)) return false;
-  HostPieces& pieces = recording_ != nullptr ? recording_->pieces : pieces_;
   Command copy;
   copy.bytes = bytes;
   void* address = nullptr;
-  void* const piece = pieces.add(from, bytes, &address, error);
+  void* const piece = pieces_.add(from, bytes, &address, error);
   if (piece == nullptr || !device_->memory().find(address, bytes, &copy.from, error) ||
       !device_->memory().find(to, bytes, &copy.to, error)) {
     return false;
@@ -83,11 +94,14 @@ bool VulkanQueue::launch(const Kernel& kernel, int grid_x, int grid_y, const voi
   command.pipeline = device_->pipelines().find(kernel, error);
   if (command.pipeline == nullptr) return false;
   const std::lock_guard<std::mutex> guard(lock_);
-  HostPieces& pieces = recording_ != nullptr ? recording_->pieces : pieces_;
   void* address = nullptr;
-  if (pieces.add(args, bytes, &address, error) == nullptr) return false;
+  void* const piece = pieces_.add(args, bytes, &address, error);
+  if (piece == nullptr) return false;
   command.args = reinterpret_cast<uintptr_t>(address);
   if (recording_ == nullptr) return start(command, error);
+  const auto* const first = static_cast<const uint8_t*>(args);
+  recording_->arguments.push_back({piece, recording_->given.size(), bytes});
+  recording_->given.insert(recording_->given.end(), first, first + bytes);
   recording_->commands.push_back(command);
   return true;
 }
@@ -127,16 +141,17 @@ bool VulkanQueue::flush(GpuError* error) {
 
 bool VulkanQueue::end(std::unique_ptr<Recording>* out, GpuError* error) {
   const std::lock_guard<std::mutex> guard(lock_);
-  if (recording_ == nullptr) {
-    const bool is_done = flush(error);
-    failed_ = {};
-    return is_done;
-  }
   std::unique_ptr<VulkanRecording> recorded = std::move(recording_);
-  if (out == nullptr) return true;
-  if (!run(recorded.get(), error)) return false;
-  *out = std::move(recorded);
-  return true;
+  bool is_done = true;
+  if (recorded == nullptr) {
+    is_done = flush(error);
+    failed_ = {};
+  } else if (out != nullptr) {
+    is_done = run(recorded.get(), error);
+    if (is_done) *out = std::move(recorded);
+  }
+  end_on_device();
+  return is_done;
 }
 
 // Cuts what was recorded into command buffers.
@@ -193,8 +208,14 @@ bool VulkanQueue::replay(const Recording& recording, GpuError* error) {
   if (!device_->link().is_well(error)) return false;
   // Nobody else has it meanwhile, and its command buffers may be cut anew.
   auto& recorded = const_cast<VulkanRecording&>(static_cast<const VulkanRecording&>(recording));
+  for (const VulkanRecording::Arguments& of : recorded.arguments) {
+    std::memcpy(of.piece, recorded.given.data() + of.first, of.bytes);
+  }
   for (const VulkanRecording::Upload& upload : recorded.uploads) std::memcpy(upload.piece, upload.from, upload.bytes);
-  return run(&recorded, error);
+  begin_on_device();
+  const bool is_done = run(&recorded, error);
+  end_on_device();
+  return is_done;
 }
 
 bool VulkanQueue::settle(GpuError* error) {

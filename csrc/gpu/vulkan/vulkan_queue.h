@@ -18,8 +18,7 @@ namespace edge_rt::gpu {
 
 class VulkanRecording : public Recording {
  public:
-  explicit VulkanRecording(std::shared_ptr<VulkanDevice> device)
-      : device_(std::move(device)), pieces(device_.get()), buffers(device_.get()) {}
+  explicit VulkanRecording(std::shared_ptr<VulkanDevice> device) : device_(std::move(device)), buffers(device_.get()) {}
 
  private:
   const std::shared_ptr<VulkanDevice> device_;
@@ -30,9 +29,15 @@ class VulkanRecording : public Recording {
     const void* from;
     size_t bytes;
   };
-  HostPieces pieces;
+  // What its kernels were given, and where that lies among the queue's pieces.
+  struct Arguments {
+    void* piece;
+    size_t first, bytes;  // of `given`
+  };
   CommandBuffers buffers;
   std::vector<Command> commands;
+  std::vector<uint8_t> given;
+  std::vector<Arguments> arguments;
   std::vector<Upload> uploads;
   bool is_cut = false;  // all commands are in the buffers
 };
@@ -60,8 +65,12 @@ class VulkanQueue : public GpuQueue {
   bool fill(VulkanRecording* recording, GpuError* error);
   bool run(VulkanRecording* recording, GpuError* error);
 
+  void begin_on_device();
+  void end_on_device();
+
   const std::shared_ptr<VulkanDevice> device_;
-  std::mutex lock_;  // other threads may settle
+  std::mutex lock_;     // other threads may settle
+  uint64_t begun_ = 0;  // what the device said when the pass began; 0: none runs
   HostPieces pieces_;
   CommandBuffers buffers_;
   std::vector<Command> commands_;               // that were not handed over yet

@@ -84,16 +84,34 @@ void count(Owner* owner, const char* kind, int change, int64_t bytes = 0) {
     const std::lock_guard<std::mutex> lock(owners_mutex);
     owner->alive[kind] += change;
   }
-  faults().count(kind, change, bytes);
+  if (!owner->hangs) return faults().count(kind, change, bytes);
+  if (change < 0)
+    faults().complain(std::string(kind) + " of a device that hangs, which may be under way, are given back");
+}
+
+// What a device has that hangs cannot be given back, nor its instance: none of it counts any more.
+void let_go(Owner* device) {
+  static bool has_instance = true;
+  const std::lock_guard<std::mutex> lock(owners_mutex);
+  for (const auto& [kind, number] : device->alive) faults().count(kind.c_str(), static_cast<int>(-number));
+  int64_t bytes = 0;
+  for (const auto& [memory, size] : device->bytes) bytes += size;
+  faults().count("devices", -1, -bytes);
+  if (std::exchange(has_instance, false)) faults().count("instances", -1);
+  device->hangs = true;
 }
 
 // The result that a call of a function has in place of being made; kSuccess: it is made. What was submitted before is
-// done when a device is lost or hangs, so that the program may destroy all it has.
+// done when a device is lost, so that the program may destroy all it has.
 int32_t take(Owner* device, const char* function) {
   const int32_t result = faults().take(function);
   if (result == kDeviceLost || result == kTimeout) {
     device->below<int32_t (*)(void*)>("vkDeviceWaitIdle")(device->handle);
-    (result == kDeviceLost ? device->is_lost : device->hangs) = true;
+    if (result == kDeviceLost) {
+      device->is_lost = true;
+    } else if (!device->hangs) {
+      let_go(device);
+    }
   }
   return result;
 }

@@ -339,7 +339,8 @@ def _figures(gpu: Gpu, provider: GpuProvider, options: LoadOptions) -> GpuFigure
         device_name=gpu.device_name,
         context_bytes=provider.context_bytes,
         host_bytes=provider.host_bytes,
-        pass_bytes=provider.pass_bytes,
+        chunk_bytes=provider.chunk_bytes,
+        page_bytes=provider.page_bytes,
         has_cpu_bits=provider.self_test(gpu).has_cpu_bits,
         imports=gpu.imports,
     )

@@ -120,6 +120,13 @@ class LoadPlan:
         return drafts_ahead(self.plan.shape, self.plan.choice)
 
     @property
+    def device_pass_bytes(self) -> int:
+        """Bytes on a GPU that passes of all sessions share."""
+        from edge_rt.memory.gpu_terms import gpu_pass_memory
+
+        return gpu_pass_memory(self.plan.shape, self.plan.choice)
+
+    @property
     def pass_memory(self) -> PassMemory:
         """Memory for the intermediate values of passes."""
         planned = pass_memory_bytes(self.plan.shape, self.plan.choice)

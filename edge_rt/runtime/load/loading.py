@@ -187,6 +187,8 @@ def _open_parts(
         _require_same_text(device, manifest.op_profile)
     if device is not None and choice.gpu_layers is not None:
         device = device.dividing(load_plan.host_layers, choice.gpu_layers)
+    if device is not None and device.tells_places:
+        device = device.sharing(load_plan.device_pass_bytes)
     tell = options.on_load or _tell_nobody
     texts = PromptEncoder(
         package,
