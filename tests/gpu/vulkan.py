@@ -105,7 +105,19 @@ class VulkanGpu(Gpu):
             finally:
                 self.set("")
             gc.collect()
-            # A device that was lost is given back as well, until somebody opens it anew.
-            assert self.live() in (before, ""), (function, number, self.live(), before)
+            # A device that was lost is given back as well, until somebody opens it anew: then it has the kernels that
+            # it has needed until it was lost again.
+            live = self.live()
+            assert live in (before, "") or _without_kernels(live) == _without_kernels(before), (number, live, before)
+            assert _kernels(live) <= _kernels(before), (number, live, before)
             assert self.complaints() == 0
         return failed
+
+
+def _without_kernels(live):
+    return re.sub(r", pipelines \d+", "", live)
+
+
+def _kernels(live):
+    found = re.search(r", pipelines (\d+)", live)
+    return 0 if found is None else int(found[1])
