@@ -1,7 +1,7 @@
 """Compile all Vulkan kernels for generations of AMD GPUs, and read what their driver made of them.
 
     python -m tests.gpu.compile_spirv [--spirv FOLDER] [--families navi21 ...] [--all] [--write] [KERNEL ...]
-    python -m tests.gpu.compile_spirv [--spirv FOLDER] --families navi10 ... --older [--write]
+    python -m tests.gpu.compile_spirv [KERNEL ...] --families navi10 ... --older [--cases w4 int8 ...] [--write]
 
 Needs no GPU: Mesa's driver compiles for devices that are not there (``tests/gpu/radv.py``). A kernel is compiled once
 for the cases that its launches may choose (``Kernel::choices``: formats of weights, or of the KV cache), as the backend
@@ -29,7 +29,7 @@ import sys
 import tempfile
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from edge_rt.export.weights.tile_formats import TILE_FORMATS, TILE_ROWS
@@ -276,6 +276,14 @@ def cache_sizes() -> dict[str, str]:
     return sizes
 
 
+def chosen(kernels: list[Kernel], wanted: list[str] | None) -> Iterator[Kernel]:
+    """Return products and attention with the wanted of their cases; all without any."""
+    for kernel in kernels:
+        cases = {case: bits for case, bits in kernel.cases.items() if not wanted or case in wanted}
+        if cases and kernel.name.startswith(OLDER):
+            yield replace(kernel, cases=cases)
+
+
 def tables(kernels: list[Kernel], families: list[Family]) -> dict[str, str]:
     """Return the tables of the page, by the names of their places."""
     by_name = {kernel.name: kernel for kernel in kernels}
@@ -329,17 +337,16 @@ def main() -> int:
     parser.add_argument("--families", nargs="*", default=list(FAMILIES), help="what RADV calls generations")
     parser.add_argument("--all", action="store_true", help="all formats of weights")
     parser.add_argument("--older", action="store_true", help="products and attention alone, in a table of their own")
+    parser.add_argument("--cases", nargs="*", help="formats that --older has; all that would be compiled")
     parser.add_argument("--write", action="store_true", help=f"put the tables into {PAGE.relative_to(ROOT)}")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as made_here:
         folder = options.spirv or Path(made_here)
         if options.spirv is None:
             subprocess.run([sys.executable, str(ROOT / "tools" / "spirv.py"), "--out", made_here], check=True)
-        kernels = [
-            one
-            for one in find_kernels(folder, options.kernels, options.all)
-            if not options.older or one.name.startswith(OLDER)
-        ]
+        kernels = list(find_kernels(folder, options.kernels, options.all))
+        if options.older:
+            kernels = list(chosen(kernels, options.cases))
         families = compile_all(kernels, options.families)
     wrong = [
         f"{family.name}: a product and a sum became one operation" for family in families if not family.is_apart
