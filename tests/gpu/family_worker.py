@@ -10,8 +10,9 @@ from pathlib import Path
 from edge_rt.errors import EdgeRTError
 from edge_rt.export import export_model
 from tests.gpu.emulated import main
-from tests.gpu.models import DEVICE, FOLDER, opened
+from tests.gpu.models import DEVICE, FOLDER, divided, opened
 from tests.gpu.plan_worker import check
+from tests.gpu.slots_worker import compare as compare_slots
 from tests.gpu.state_worker import answer, compare, package
 from tests.helpers.ahead_models import write_ahead_folder
 from tests.helpers.cheap_drafts import CheapDrafts
@@ -66,6 +67,30 @@ def case_gemma4(gpu):
         compare_family(gpu, name)
 
 
+def check_answers(path, kv, on_gpu):
+    """Compare answers, drawn ones too, with those of the CPU and a cache of a format."""
+    found = []
+    for way in (load_package(path, spec="off", ctx=256, kv=kv), on_gpu):
+        with way as model:
+            found.append([answer(model, sampled=sampled).token_ids for sampled in (False, True)])
+    assert found[0] == found[1], (path, found)
+
+
+def case_gemma4_drafts(gpu):
+    """Drafts of the first layers and of fewer bits, and answers that share passes."""
+    assert compare(gpu, package("gemma4_text", exits=(2,)), spec="exit", costs=CheapDrafts()) > 0
+    assert compare_slots(gpu, package("gemma4_text"), spec="suffix") > 0
+    path = package("gemma4_text", weights="nested8")
+    check_answers(path, "int4x2", opened(gpu, path, spec="self", kv="int4x2", costs=CheapDrafts(), draft_max=7))
+
+
+def case_gemma4_divided(gpu):
+    """The first layers on the CPU, with heads that differ on both sides."""
+    path = package("gemma4_text_keys")
+    for layers in (1, 3):
+        check_answers(path, "int8", divided(gpu, path, layers))
+
+
 def case_kv_formats(gpu):
     """Rows of the cache in every format, of heads that differ."""
     for kv in ("f32", "f16", "int4"):
@@ -97,18 +122,24 @@ def case_embeddings(gpu):
                 assert gpu_sizes.weights < gpu.held_bytes() <= gpu_sizes.total - unseen
 
 
+def package_ahead():
+    """Return the package of a model with a block that predicts ahead."""
+    folder = Path(FOLDER.name) / "ahead"
+    if not folder.is_dir():
+        source, _ = write_ahead_folder(folder / "model")
+        export_model(source, folder / "p", profile="native", weights="int8", calibration=None, accept_loss=True)
+    return folder / "p"
+
+
 def case_ahead(gpu):
-    """A block that predicts ahead computes on the CPU, and reads the stream of all rows of the device's passes."""
-    path = Path(FOLDER.name) / "ahead"
-    source, _ = write_ahead_folder(path / "model")
-    export_model(source, path / "p", profile="native", weights="int8", calibration=None, accept_loss=True)
-    assert compare(gpu, path / "p", spec="mtp", costs=CheapDrafts()) > 0
-    check(gpu, path / "p", spec="mtp", kv="f16", generated=8, sizes=(1, 10, 40), costs=CheapDrafts())
+    """Such a block computes on the CPU, and reads the stream of all rows of the device's passes."""
+    assert compare(gpu, package_ahead(), spec="mtp", costs=CheapDrafts()) > 0
 
 
 def case_planned(gpu):
     """What lies on the GPU is what was planned, while passes become larger."""
     check(gpu, package("gemma4_text"), spec="suffix", kv="f16", generated=8)
+    check(gpu, package_ahead(), spec="mtp", kv="f16", generated=8, sizes=(1, 10, 40), costs=CheapDrafts())
 
 
 def case_every_family(gpu):

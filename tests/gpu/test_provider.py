@@ -43,7 +43,7 @@ OPERATORS = {
     "state_worker": ("texts refused cancelled", "drafts more_drafts", "planned"),
     "slots_worker": ("texts windows", "states kept", "exits arrivals", "divided"),
     "expert_worker": ("texts", "types planned refused"),
-    "family_worker": ("gemma4", "kv_formats planned", "embeddings ahead"),
+    "family_worker": ("gemma4 planned", "kv_formats gemma4_drafts gemma4_divided", "embeddings ahead"),
     "plan_worker": ("f16 window nested divided second stays", "exits nested_exits"),
 }
 # They take minutes: for whoever changes kernels or the provider, see `.ci/gpu`.
