@@ -7,6 +7,7 @@ import gc
 from edge_rt.errors import DeviceFailed, DeviceHung, DeviceLost, DeviceMemoryExhausted, ModelClosed
 from tests.gpu import state_worker
 from tests.gpu.emulated import LAUNCH_FAILED, OUT_OF_MEMORY, main
+from tests.gpu.family_worker import package_ahead
 from tests.gpu.models import (
     DEVICE,
     GREEDY,
@@ -174,20 +175,21 @@ def case_kept(gpu):
 
 
 def case_networks(gpu):
-    """What drafts on the GPU itself, in fewer bits or up to an exit, fails in the middle of a draft, too."""
-    for made, options in (
-        ({"weights": "nested8"}, {"spec": "self", "kv": "int4x2"}),
-        ({"exits": (1, 3)}, {"spec": "exit"}),
+    """What drafts on the GPU itself, in fewer bits or up to an exit, or follows its passes, fails in a draft, too."""
+    for path, options in (
+        (state_worker.package("lfm2", weights="nested8"), {"spec": "self", "kv": "int4x2"}),
+        (state_worker.package("lfm2", exits=(1, 3)), {"spec": "exit"}),
+        (package_ahead(), {"spec": "mtp"}),
     ):
-        path, taken = state_worker.package("lfm2", **made), 0
+        taken = 0
         for number in (3, 10, 25):
             with opened(gpu, path, on_device_error="cpu", costs=CheapDrafts(), draft_max=7, **options) as model:
                 gpu.fault("cuMemcpyDtoHAsync", number, LAUNCH_FAILED)
                 found = state_worker.answer(model)
-                assert found.token_ids == state_worker.plain(path), (made, number)
+                assert found.token_ids == state_worker.plain(path), (path, number)
                 taken += bool(found.warnings)
                 gpu.configure(**DEVICE)
-        assert taken > 1, made
+        assert taken > 1, path
 
 
 def case_nothing_is_left(gpu):
