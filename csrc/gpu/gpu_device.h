@@ -122,11 +122,16 @@ class GpuDevice {
 
   virtual ImportRules import_rules() const { return {}; }
   // Gives the address for kernels of memory of the host, by the rules above, which stays as it is until that address is
-  // freed. nullptr: it is refused.
+  // given back. nullptr: it is refused.
   virtual void* import(void* host, size_t bytes, GpuError* error) {
     (void)host, (void)bytes;
     *error = {Fault::kRefused, 0, "the device takes no memory of the host"};
     return nullptr;
+  }
+  // At once: nothing that was started may use it any more. False: the device hangs, and may read it for ever.
+  virtual bool free_import(void* address) {
+    (void)address;
+    return true;
   }
 };
 

@@ -82,14 +82,13 @@ std::shared_ptr<WeightsFile> WeightsFile::open(int number, const std::string& pa
   return made;
 }
 
-// Kernels that were started may still read; nothing is unmapped before the device has let it go.
+// Sessions that read it are gone.
 WeightsFile::~WeightsFile() {
   for (const auto& [key, placed] : placed_) {
     if (!placed.is_mapped) device_->free(placed.address);
   }
   for (const Window& window : windows_) {
-    device_->free(window.address);
-    munmap(window.mapped, window.reserved);
+    if (device_->free_import(window.address)) munmap(window.mapped, window.reserved);
   }
   if (file_ >= 0) close(file_);
 }
@@ -109,10 +108,10 @@ bool WeightsFile::place(const std::vector<FilePart>& parts, GpuError* error) {
   };
   std::sort(wanted.begin(), wanted.end(), is_before);
   if (!is_refused_ && !import(wanted, error)) return false;
+  std::vector<char> piece;
   for (const FilePart& part : wanted) {
-    if (placed_.count({part.offset, part.bytes}) == 0 && !upload(part, error)) return false;
+    if (placed_.count({part.offset, part.bytes}) == 0 && !upload(part, &piece, error)) return false;
   }
-  piece_ = {};
   return true;
 }
 
@@ -186,15 +185,15 @@ void* WeightsFile::map(const ImportRules& rules, Window* window) const {
   return nullptr;
 }
 
-bool WeightsFile::upload(const FilePart& part, GpuError* error) {
+bool WeightsFile::upload(const FilePart& part, std::vector<char>* piece, GpuError* error) {
   const auto bytes = static_cast<size_t>(part.bytes);
   void* const address = device_->allocate(bytes, error);
   if (address == nullptr) return false;
-  if (piece_.empty()) piece_.resize(kPiece);
+  piece->resize(kPiece);
   for (size_t done = 0; done < bytes; done += kPiece) {
     const size_t count = std::min(kPiece, bytes - done);
-    if (!read(piece_.data(), part.offset + done, count, error) ||
-        !device_->copy(Way::kToDevice, static_cast<char*>(address) + done, piece_.data(), count, error)) {
+    if (!read(piece->data(), part.offset + done, count, error) ||
+        !device_->copy(Way::kToDevice, static_cast<char*>(address) + done, piece->data(), count, error)) {
       device_->free(address);
       return false;
     }

@@ -59,7 +59,8 @@ class WeightsFile {
   bool import(const std::vector<FilePart>& parts, GpuError* error);
   bool import_window(const ImportRules& rules, Window* window, GpuError* error);
   void* map(const ImportRules& rules, Window* window) const;
-  bool upload(const FilePart& part, GpuError* error);
+  // By way of `piece`.
+  bool upload(const FilePart& part, std::vector<char>* piece, GpuError* error);
   bool read(void* to, uint64_t offset, size_t bytes, GpuError* error) const;
 
   std::shared_ptr<GpuDevice> device_;
@@ -70,7 +71,6 @@ class WeightsFile {
   bool is_refused_ = false;  // the device has refused what is mapped: it is not asked again
   std::vector<Window> windows_;
   std::map<Key, Placed> placed_;
-  std::vector<char> piece_;  // on its way to the device
 };
 
 // What the session that the thread opens next reads, and holds until its passes are done.

@@ -174,7 +174,7 @@ void run_imports() {
   std::vector<float> found(numbers.size());
   copy(device.get(), Way::kToHost, found.data(), address, bytes);
   CHECK(found == numbers);
-  device->free(address);
+  CHECK(device->free_import(address));
   CHECK(std::memcmp(mapped, numbers.data(), bytes) == 0);
   munmap(mapped, bytes);
   std::fclose(file);

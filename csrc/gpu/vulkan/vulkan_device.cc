@@ -106,6 +106,11 @@ ImportRules VulkanDevice::import_rules() const { return memory_.import_rules(); 
 
 void* VulkanDevice::import(void* host, size_t bytes, GpuError* error) { return memory_.import(host, bytes, error); }
 
+bool VulkanDevice::free_import(void* address) {
+  memory_.free(address);
+  return !link_.has_hung();
+}
+
 GpuError VulkanDevice::failure() const { return memory_.failure(); }
 
 bool VulkanDevice::budget(MemoryBudget* out, GpuError* error) { return memory_.budget(out, error); }

@@ -47,6 +47,7 @@ class VulkanDevice : public GpuDevice, public std::enable_shared_from_this<Vulka
   std::unique_ptr<GpuQueue> open_queue(GpuError* error) override;
   ImportRules import_rules() const override;
   void* import(void* host, size_t bytes, GpuError* error) override;
+  bool free_import(void* address) override;
 
   VulkanLink& link() { return link_; }
   VulkanMemory& memory() { return memory_; }
