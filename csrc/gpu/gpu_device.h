@@ -157,6 +157,10 @@ std::shared_ptr<GpuDevice> open_gpu(int number, GpuError* error);
 // Code of kernels for the GPU of a number, out of a file of that name; a GPU that is opened from now on has it.
 void set_kernels(int number, const std::string& name, const void* image, size_t bytes);
 
+// A file for what the driver of the GPU of a number makes of its kernels, which is read when that is opened from now
+// on, and written when there is more. What is in it that is not this driver's is of no effect.
+void keep_compiled(int number, const std::string& file);
+
 // Of this backend, for ONNX Runtime and for messages.
 extern const char* const kProviderName;
 extern const uint32_t kVendor;  // PCI number that device memory is told apart by

@@ -19,7 +19,7 @@ namespace edge_rt::gpu {
 namespace {
 
 // Number of the calls below: the Python half refuses a library of another one.
-constexpr int kAbiVersion = 4;
+constexpr int kAbiVersion = 5;
 
 abi::Status* create_factory(const abi::ApiBase* base, abi::EpFactory** out) {
   ProviderApi api;
@@ -141,6 +141,12 @@ EDGE_RT_EXPORT const char* edge_rt_gpu_self_test(int number) {
 // now on has them.
 EDGE_RT_EXPORT void edge_rt_gpu_set_kernels(int number, const char* source, const void* image, size_t bytes) {
   edge_rt::gpu::set_kernels(number, source, image, bytes);
+}
+
+// Names a file for what the driver of the GPU of that number makes of its kernels, in a folder that is there: a GPU
+// that is opened from now on reads it, and writes it when there is more.
+EDGE_RT_EXPORT void edge_rt_gpu_keep_compiled(int number, const char* file) {
+  edge_rt::gpu::keep_compiled(number, file);
 }
 
 // Copies pieces of a GPU's memory to other places of it, given their addresses; none is written that another one is of,

@@ -13,7 +13,7 @@ from typing import Final
 from edge_rt.device.names import DeviceName
 from edge_rt.errors import RuntimeUnavailable, VersionMismatch
 
-ABI_VERSION: Final = 4
+ABI_VERSION: Final = 5
 """Number of the calls below, as ``kAbiVersion`` in ``csrc/gpu/provider.cc``."""
 USE_THE_CPU: Final = "or use --device cpu"
 
@@ -111,6 +111,8 @@ class GpuLibrary:
             ctypes.c_size_t,
         )
         self._library.edge_rt_gpu_set_kernels.restype = None
+        self._library.edge_rt_gpu_keep_compiled.argtypes = (ctypes.c_int, ctypes.c_char_p)
+        self._library.edge_rt_gpu_keep_compiled.restype = None
         self._library.edge_rt_gpu_self_test.argtypes = (ctypes.c_int,)
         self._library.edge_rt_gpu_self_test.restype = ctypes.c_char_p
         size = ctypes.POINTER(ctypes.c_size_t)
@@ -132,6 +134,10 @@ class GpuLibrary:
         """
         for name, image in images.items():
             self._library.edge_rt_gpu_set_kernels(number, name.encode(), image, len(image))
+
+    def keep_compiled(self, number: int, path: Path) -> None:
+        """Name a file for what a GPU's driver makes of its kernels, before it is opened; its folder is there."""
+        self._library.edge_rt_gpu_keep_compiled(number, os.fsencode(path))
 
     def free_bytes(self, number: int) -> int:
         """Return how much memory of a GPU this process may still take at present; this opens the GPU."""

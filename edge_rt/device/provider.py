@@ -74,6 +74,11 @@ class GpuProvider(ABC):
     def self_test(self, gpu: Gpu) -> SelfTest:
         """Return whether a GPU has the CPU's bits; it may be opened to find out."""
 
+    def compiled_file(self, gpu: Gpu) -> Path | None:
+        """Return a file for what the driver makes of a GPU's kernels, whose folder is there; None: there is none."""
+        del gpu
+        return None
+
     def are_made(self, gpu: Gpu) -> bool:
         """Return whether its kernels take no time, because they were made before."""
         del gpu
@@ -202,6 +207,8 @@ class GpuProvider(ABC):
             if on_compile is not None and not self.are_made(gpu):
                 on_compile()
             library.set_kernels(gpu.number, self.kernels(gpu))
+            if (file := self.compiled_file(gpu)) is not None:
+                library.keep_compiled(gpu.number, file)
             with self._lock:
                 self._ready.add(gpu.number)
 

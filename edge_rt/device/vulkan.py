@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -106,6 +107,16 @@ class VulkanProvider(GpuProvider):
         document = {"cpu_bits": found.has_cpu_bits, "operations": dict(found.operations)}
         JsonCache(self._tests()).save(self._test_key(gpu), document)
         return found
+
+    def compiled_file(self, gpu: Gpu) -> Path | None:
+        """Return the file for what a GPU's driver makes of the kernels, by device, driver and kernels."""
+        folder = self._tests().with_name("vulkan-compiled")
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+        except OSError:
+            return None
+        key = json.dumps(self._test_key(gpu), sort_keys=True).encode()
+        return folder / f"{hashlib.sha256(key).hexdigest()[:32]}.bin"
 
     def _test_key(self, gpu: Gpu) -> dict[str, Any]:
         digest = hashlib.sha256()

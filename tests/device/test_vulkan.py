@@ -22,10 +22,13 @@ BITS = "bits\tcpu\noperation\tfma\tmended\noperation\tadd\tas it is\n"
 
 class FakeLibrary:
     def __init__(self, lines, test):
-        self.lines, self.test, self.kernels, self.tests = lines, test, [], 0
+        self.lines, self.test, self.kernels, self.compiled, self.tests = lines, test, [], [], 0
 
     def describe(self):
         return self.lines
+
+    def keep_compiled(self, number, path):
+        self.compiled.append((number, path))
 
     def set_kernels(self, number, images):
         self.kernels.append((number, dict(images)))
@@ -136,6 +139,22 @@ class TestSelfTest:
         assert (again.known_test(gpu), again.self_test(gpu), again.library.tests) == (found, found, 0)
         newer = FakeVulkan(tmp_path, DRIVER + LLVMPIPE.replace("22.3", "24.0"))
         assert newer.known_test(*newer.gpus()) is None
+
+    def test_what_a_driver_makes_of_kernels_has_a_file(self, tmp_path):
+        files = []
+        for lines in (LLVMPIPE, LLVMPIPE, LLVMPIPE.replace("22.3", "24.0")):
+            provider = FakeVulkan(tmp_path, DRIVER + lines)
+            provider.make_ready(*provider.gpus())
+            ((number, file),) = provider.library.compiled
+            assert (number, file.parent, file.parent.is_dir()) == (0, tmp_path / "vulkan-compiled", True)
+            files.append(file)
+        assert files[0] == files[1] != files[2]
+        # A folder that cannot be made is no error.
+        files[0].parent.rmdir()
+        files[0].parent.write_bytes(b"")
+        provider = FakeVulkan(tmp_path, DRIVER + LLVMPIPE)
+        provider.make_ready(*provider.gpus())
+        assert provider.library.compiled == []
 
     def test_an_answer_on_disk_that_nobody_wrote_is_none(self, tmp_path):
         provider = FakeVulkan(tmp_path, DRIVER + LLVMPIPE, SelfTest(False, {"fma": "differs"}))

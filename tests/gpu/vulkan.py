@@ -39,7 +39,7 @@ class VulkanGpu(Gpu):
         super().__init__(library, ops, kernels)
 
     def providers(self):
-        places = (Path(self.path), self._spirv, Path(self._answers.name))
+        places = (Path(self.path), self._spirv, Path(self._answers.name, "tests"))
         return GpuProviders(VulkanProvider(*((lambda place=place: place) for place in places)))
 
     def set(self, settings):

@@ -12,6 +12,7 @@ struct Shared {
   std::mutex lock;
   std::map<int, std::weak_ptr<VulkanDevice>> open;
   std::map<int, KernelCode> kernels;
+  std::map<int, std::string> files;  // of what drivers make of kernels
 };
 
 Shared& shared() {
@@ -57,7 +58,8 @@ std::shared_ptr<VulkanDevice> open_vulkan(int number, GpuError* error) {
     error->sentence = "models that ran there are open, " + error->sentence;
     return nullptr;
   }
-  std::shared_ptr<VulkanDevice> made = VulkanDevice::open(number, shared().kernels[number], {}, error);
+  std::shared_ptr<VulkanDevice> made =
+      VulkanDevice::open(number, shared().kernels[number], {}, error, shared().files[number]);
   known = made;
   return made;
 }
@@ -103,6 +105,11 @@ bool test_gpu(int number, SelfTest* out, GpuError* error) {
 }
 
 std::shared_ptr<GpuDevice> open_gpu(int number, GpuError* error) { return open_vulkan(number, error); }
+
+void keep_compiled(int number, const std::string& file) {
+  const std::lock_guard<std::mutex> guard(shared().lock);
+  shared().files[number] = file;
+}
 
 void set_kernels(int number, const std::string& name, const void* image, size_t bytes) {
   std::vector<uint32_t> words(bytes / sizeof(uint32_t));

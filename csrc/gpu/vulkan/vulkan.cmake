@@ -1,10 +1,10 @@
 # GPUs by way of Vulkan. The loader is looked for where the library runs.
-add_library(edge_rt_gpu_vulkan OBJECT ${gpu_folder}/vulkan/backend.cc ${gpu_folder}/vulkan/self_test.cc
-                                      ${gpu_folder}/vulkan/spirv.cc ${gpu_folder}/vulkan/vulkan_commands.cc
-                                      ${gpu_folder}/vulkan/vulkan_device.cc ${gpu_folder}/vulkan/vulkan_import.cc
-                                      ${gpu_folder}/vulkan/vulkan_instance.cc ${gpu_folder}/vulkan/vulkan_link.cc
-                                      ${gpu_folder}/vulkan/vulkan_memory.cc ${gpu_folder}/vulkan/vulkan_pipelines.cc
-                                      ${gpu_folder}/vulkan/vulkan_queue.cc)
+set(vulkan_sources backend pipeline_file self_test spirv vulkan_commands
+                   vulkan_device vulkan_import vulkan_instance vulkan_link vulkan_memory
+                   vulkan_pipelines vulkan_queue)
+list(TRANSFORM vulkan_sources PREPEND "${gpu_folder}/vulkan/")
+list(TRANSFORM vulkan_sources APPEND ".cc")
+add_library(edge_rt_gpu_vulkan OBJECT ${vulkan_sources})
 target_link_libraries(edge_rt_gpu_vulkan PUBLIC edge_rt_flags)
 edge_rt_gpu_library(edge_rt_vulkan edge_rt_gpu_vulkan)
 

@@ -369,6 +369,13 @@ struct VkPushConstantRange {
   uint32_t offset;
   uint32_t size;
 };
+struct VkPipelineCacheCreateInfo {
+  int32_t sType = 17;
+  const void* pNext = nullptr;
+  VkFlags flags = 0;
+  size_t initialDataSize = 0;
+  const void* pInitialData = nullptr;
+};
 struct VkPipelineLayoutCreateInfo {
   VkStructureType sType = VK_STRUCTURE_TYPE_PIPELINE_LAYOUT_CREATE_INFO;
   const void* pNext = nullptr;
@@ -471,6 +478,10 @@ using GetHostPointerProperties = VkResult (*)(VkDevice device, VkFlags handle_ty
   F(vkCreatePipelineLayout, VkResult,                                                                                  \
     (VkDevice device, const VkPipelineLayoutCreateInfo* info, const void* allocator, VkPipelineLayout* out))           \
   F(vkDestroyPipelineLayout, void, (VkDevice device, VkPipelineLayout layout, const void* allocator))                  \
+  F(vkCreatePipelineCache, VkResult,                                                                                   \
+    (VkDevice device, const VkPipelineCacheCreateInfo* info, const void* allocator, VkPipelineCache* out))             \
+  F(vkDestroyPipelineCache, void, (VkDevice device, VkPipelineCache cache, const void* allocator))                     \
+  F(vkGetPipelineCacheData, VkResult, (VkDevice device, VkPipelineCache cache, size_t* bytes, void* data))             \
   F(vkCreateComputePipelines, VkResult,                                                                                \
     (VkDevice device, VkPipelineCache cache, uint32_t count, const VkComputePipelineCreateInfo* infos,                 \
      const void* allocator, VkPipeline* out))                                                                          \

@@ -17,14 +17,17 @@ constexpr size_t kStaged = 4 << 20;
 
 }  // namespace
 
-VulkanDevice::VulkanDevice(std::shared_ptr<VulkanInstance> instance, KernelCode kernels, const VulkanLimits& limits)
-    : limits_(limits), link_(std::move(instance)), pipelines_(&link_, std::move(kernels)), memory_(&link_) {}
+VulkanDevice::VulkanDevice(std::shared_ptr<VulkanInstance> instance, KernelCode kernels, const VulkanLimits& limits,
+                           std::string file)
+    : limits_(limits), link_(std::move(instance)), pipelines_(&link_, std::move(kernels), std::move(file)),
+      memory_(&link_) {}
 
 std::shared_ptr<VulkanDevice> VulkanDevice::open(int number, KernelCode kernels, const VulkanLimits& limits,
-                                                 GpuError* error) {
+                                                 GpuError* error, std::string file) {
   std::shared_ptr<VulkanInstance> instance = VulkanInstance::open(error);
   if (instance == nullptr) return nullptr;
-  std::shared_ptr<VulkanDevice> made(new VulkanDevice(std::move(instance), std::move(kernels), limits));
+  std::shared_ptr<VulkanDevice> made(
+      new VulkanDevice(std::move(instance), std::move(kernels), limits, std::move(file)));
   if (!made->link_.find(number, error)) return nullptr;
   made->link_.limit(limits.maps_memory, limits.reads_memory);
   return made->link_.open(error) && made->try_arithmetic(error) ? made : nullptr;

@@ -6,6 +6,7 @@
 #include <memory>
 #include <mutex>
 #include <set>
+#include <string>
 #include <vector>
 
 #include "gpu/gpu_device.h"
@@ -27,8 +28,9 @@ class VulkanQueue;
 
 class VulkanDevice : public GpuDevice, public std::enable_shared_from_this<VulkanDevice> {
  public:
-  static std::shared_ptr<VulkanDevice> open(int number, KernelCode kernels, const VulkanLimits& limits,
-                                            GpuError* error);
+  // `file`: see VulkanPipelines.
+  static std::shared_ptr<VulkanDevice> open(int number, KernelCode kernels, const VulkanLimits& limits, GpuError* error,
+                                            std::string file = "");
   ~VulkanDevice() override;
   VulkanDevice(const VulkanDevice&) = delete;
   VulkanDevice& operator=(const VulkanDevice&) = delete;
@@ -66,7 +68,8 @@ class VulkanDevice : public GpuDevice, public std::enable_shared_from_this<Vulka
   void forget(VulkanQueue* queue);
 
  private:
-  VulkanDevice(std::shared_ptr<VulkanInstance> instance, KernelCode kernels, const VulkanLimits& limits);
+  VulkanDevice(std::shared_ptr<VulkanInstance> instance, KernelCode kernels, const VulkanLimits& limits,
+               std::string file);
   bool try_arithmetic(GpuError* error);
   bool submit(const std::vector<vk::VkCommandBuffer>& buffers, vk::VkFence fence, size_t* sent, GpuError* error);
   bool copy_settled(Way way, void* to, const void* from, size_t bytes, GpuError* error);

@@ -190,6 +190,8 @@ VulkanFacts VulkanInstance::facts(VkPhysicalDevice device) const {
   facts.version = std::min(own.apiVersion, version_);
   facts.type = own.deviceType;
   facts.vendor = own.vendorID;
+  facts.device = own.deviceID;
+  std::memcpy(facts.cache_id, own.pipelineCacheUUID, sizeof facts.cache_id);
   facts.name = text_of(own.deviceName, sizeof own.deviceName);
   if (facts.version < kVulkan12) {
     facts.refusal = "it has Vulkan " + std::to_string(version_major(own.apiVersion)) + "." +

@@ -18,7 +18,8 @@ bool keep_result(vk::VkResult result, const char* function, GpuError* error);
 struct VulkanFacts {
   uint32_t version = 0;  // of Vulkan, the lower one of loader and device
   int32_t type = 0;      // VK_PHYSICAL_DEVICE_TYPE_...
-  uint32_t vendor = 0;
+  uint32_t vendor = 0, device = 0;
+  uint8_t cache_id[16] = {};  // what a driver makes of kernels is its own
   std::string name, driver;
   std::string refusal;
   size_t bytes = 0;     // of the heap that weights lie in

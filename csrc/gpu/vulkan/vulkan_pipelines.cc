@@ -1,11 +1,44 @@
 #include "gpu/vulkan/vulkan_pipelines.h"
 
 #include "common/float_mode.h"
+#include "gpu/vulkan/pipeline_file.h"
 #include "gpu/vulkan/spirv.h"
 
 namespace edge_rt::gpu {
 
 using namespace vk;  // NOLINT: names of Vulkan's own
+
+VulkanPipelines::~VulkanPipelines() {
+  drop();
+  if (cache_ != VkPipelineCache{} && !link_.has_hung()) {
+    link_.call.vkDestroyPipelineCache(link_.handle(), cache_, nullptr);
+  }
+}
+
+// Without a cache kernels are compiled: nothing of it is an error.
+void VulkanPipelines::open_cache() {
+  if (std::exchange(is_open_, true) || file_.empty()) return;
+  const std::vector<char> data = read_pipelines(file_, link_.facts());
+  VkPipelineCacheCreateInfo info;
+  info.initialDataSize = saved_ = data.size();
+  info.pInitialData = data.data();
+  if (link_.call.vkCreatePipelineCache(link_.handle(), &info, nullptr, &cache_) != VK_SUCCESS) cache_ = {};
+}
+
+void VulkanPipelines::save() {
+  if (!is_new_) return;
+  const std::lock_guard<std::mutex> guard(lock_);
+  size_t bytes = 0;
+  GpuError ignored;
+  if (!is_new_.exchange(false) || cache_ == VkPipelineCache{} || !link_.is_well(&ignored) ||
+      link_.call.vkGetPipelineCacheData(link_.handle(), cache_, &bytes, nullptr) != VK_SUCCESS || bytes == saved_) {
+    return;
+  }
+  std::vector<char> data(bytes);
+  if (link_.call.vkGetPipelineCacheData(link_.handle(), cache_, &bytes, data.data()) != VK_SUCCESS) return;
+  data.resize(bytes);
+  if (write_pipelines(file_, data)) saved_ = bytes;
+}
 
 void VulkanPipelines::restart(uint32_t mended) {
   drop();
@@ -31,6 +64,7 @@ VulkanPipeline* VulkanPipelines::find(const Kernel& kernel, GpuError* error) {
     *error = {Fault::kRefused, 0, std::string("there is no code of the kernel ") + kernel.name};
   } else if (make(code->second, kernel.choices, &fresh->handle, error)) {
     known = std::move(fresh);
+    is_new_ = true;
     return known.get();
   } else {
     error->sentence += std::string(" for kernel ") + kernel.name;
@@ -41,6 +75,7 @@ VulkanPipeline* VulkanPipelines::find(const Kernel& kernel, GpuError* error) {
 
 bool VulkanPipelines::make(const std::vector<uint32_t>& code, uint32_t choices, VkPipeline* out, GpuError* error) {
   const DefaultFloatMode mode;  // a software device folds constants while it compiles
+  open_cache();
   std::vector<uint32_t> words;
   std::string problem;
   if (!adapt_module(code, link_.facts(), &words, &problem)) {
@@ -63,7 +98,7 @@ bool VulkanPipelines::make(const std::vector<uint32_t>& code, uint32_t choices, 
   info.stage.module = module;
   info.stage.pSpecializationInfo = &special;
   info.layout = link_.layout();
-  const VkResult result = link_.call.vkCreateComputePipelines(link_.handle(), {}, 1, &info, nullptr, out);
+  const VkResult result = link_.call.vkCreateComputePipelines(link_.handle(), cache_, 1, &info, nullptr, out);
   link_.call.vkDestroyShaderModule(link_.handle(), module, nullptr);
   return link_.keep(result, "vkCreateComputePipelines", error);
 }

@@ -24,8 +24,10 @@ struct VulkanPipeline {
 
 class VulkanPipelines {
  public:
-  VulkanPipelines(VulkanLink* link, KernelCode kernels) : link_(*link), kernels_(std::move(kernels)) {}
-  ~VulkanPipelines() { drop(); }
+  // `file`: keeps what the driver makes of them for other processes; empty: nothing does.
+  VulkanPipelines(VulkanLink* link, KernelCode kernels, std::string file)
+      : link_(*link), kernels_(std::move(kernels)), file_(std::move(file)) {}
+  ~VulkanPipelines();
   VulkanPipelines(const VulkanPipelines&) = delete;
   VulkanPipelines& operator=(const VulkanPipelines&) = delete;
 
@@ -34,15 +36,23 @@ class VulkanPipelines {
   VulkanPipeline* find(const Kernel& kernel, GpuError* error);
   // Forgets those that were made, of which none may be under way; others will have `mended` arithmetic (kernel.glsl).
   void restart(uint32_t mended);
+  // Writes the file if something was made that is not there.
+  void save();
 
  private:
   void drop();
+  void open_cache();
   bool make(const std::vector<uint32_t>& code, uint32_t choices, vk::VkPipeline* out, GpuError* error);
 
   VulkanLink& link_;
   const KernelCode kernels_;
+  const std::string file_;
   uint32_t mended_ = 0;
   std::mutex lock_;
+  vk::VkPipelineCache cache_ = {};
+  bool is_open_ = false;
+  size_t saved_ = 0;                 // bytes of the driver's data
+  std::atomic<bool> is_new_{false};  // something was made since then
   std::map<std::pair<std::string, uint32_t>, std::unique_ptr<VulkanPipeline>> made_;
 };
 

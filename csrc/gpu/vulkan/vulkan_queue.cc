@@ -151,6 +151,7 @@ bool VulkanQueue::end(std::unique_ptr<Recording>* out, GpuError* error) {
     if (is_done) *out = std::move(recorded);
   }
   end_on_device();
+  if (is_done) device_->pipelines().save();
   return is_done;
 }
 
