@@ -119,20 +119,17 @@ class Beside:
         model, counts, most = self._model, self.counts, len(drafted) + 1 + MAX_CHAIN
         try:
             while not thread.is_ended and len(drafted) < min(most, model.room()):
-                # Known tokens are needed in any case.
-                likely = 1.0 if model.behind() else value
-                started = self._clock()
-                # What outlasts the other pass is waited for: in vain if the guess is wrong, or where drafts that are
-                # computed behind passes do not pay.
-                vain = 1.0 - likely if pays else 1.0
-                if likely <= self._share or until - started <= vain * 1e-3 * max(self._pass_ms, self._taken_ms):
-                    return
-                top = model.advance(drafted, _ROWS)
-                counts.passes += 1
-                if top is None:
-                    continue
-                taken = 1e3 * (self._clock() - started)
-                self._taken_ms += (1.0 - _TAKEN_KEEP) * (taken - self._taken_ms) if self._taken_ms else taken
+                if (top := model.ready(drafted)) is None:
+                    # Known tokens are needed in any case.
+                    if not self._is_worth_it(1.0 if model.behind() else value, until, pays=pays):
+                        return
+                    started = self._clock()
+                    top = model.advance(drafted, _ROWS)
+                    counts.passes += 1
+                    if top is None:
+                        continue
+                    taken = 1e3 * (self._clock() - started)
+                    self._taken_ms += (1.0 - _TAKEN_KEEP) * (taken - self._taken_ms) if self._taken_ms else taken
                 token = int(top.ids[0, 0])
                 if token >= model.known_tokens or token in self._end_ids:
                     return
@@ -141,6 +138,14 @@ class Beside:
         except Exception:
             # Stopped, or failed: what is computed is whole, and whoever needs the rest computes it and sees why.
             return
+
+    def _is_worth_it(self, likely: float, until: float, *, pays: bool) -> bool:
+        """Return whether another pass is, whose result is likely to be of use, beside one that ends at a moment."""
+        # What outlasts the other pass is waited for: in vain if the guess is wrong, or where drafts that are computed
+        # behind passes do not pay.
+        vain = 1.0 - likely if pays else 1.0
+        left = 1e3 * (until - self._clock())
+        return likely > self._share and left > vain * max(self._pass_ms, self._taken_ms)
 
 
 def told_share(share: float) -> str:
