@@ -69,16 +69,24 @@ class Beside:
         self._pass_ms = self._taken_ms = 0.0
         # Milliseconds that were saved by what was ready, less those that were waited for; steps of rest left.
         self._balance, self._rest = 0.0, 0
+        # Tokens of the text, and behind it, up to which what was ready is counted.
+        self._counted = 0
         self._thread: SideThread | None = None
 
     def is_ready(self, drafted: Items[int]) -> bool:
-        """Return whether what the model says behind known and drafted tokens is known; counted as used then."""
+        """Return whether what the model says behind known and drafted tokens is known; counted, once, as used then."""
         if self._model.ready(drafted) is None:
             return False
-        self.counts.drafted += 1
-        self.counts.hidden_ms += self._pass_ms
-        self._balance += self._pass_ms
+        if (end := self._model.depth + len(drafted)) > self._counted:
+            self._counted = end
+            self.counts.drafted += 1
+            self.counts.hidden_ms += self._pass_ms
+            self._balance += self._pass_ms
         return True
+
+    def begin_text(self) -> None:
+        """Count anew."""
+        self.counts, self._counted = BesideCounts(), 0
 
     def begin(self, guess: Items[int], value: float, depth: int, ms: float, *, pays: bool) -> None:
         """Let the model compute known tokens that it lacks, then a guess, then what follows that.

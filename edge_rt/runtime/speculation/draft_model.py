@@ -50,6 +50,11 @@ class DraftModel:
             last = len(self._known) - 1
             self._ready = {row: top for row, top in self._ready.items() if row >= last}
 
+    @property
+    def depth(self) -> int:
+        """Known tokens."""
+        return len(self._known)
+
     def room(self) -> int:
         """Return how many tokens it can draft: the last one of a chain is not computed."""
         return self.cache.capacity - len(self._known) + 1 if self._known else 0

@@ -260,7 +260,7 @@ class ModelSource(ForestSource):
         self.pass_ends()
         for way in self.ways:
             if way.beside is not None:
-                way.beside.counts = BesideCounts()
+                way.beside.begin_text()
             way.planner.begin()
             way.model.begin(token_ids)
         self._depth = len(token_ids)
