@@ -67,13 +67,13 @@ def case_on_where_it_is_slow(gpu):
 
 
 def case_auto(gpu):
-    """With texts that draft as well, and in slots."""
+    """With texts that draft as well, and in slots; on or off, as a busy machine has it."""
     for more in ({}, {"slots": 2}):
         with opened(gpu, DELAY, spec="auto", drafter=package(**SIZES), **more) as model:
             for options in (GREEDY, SAMPLED):
                 found = answer(model, max_tokens=TOKENS, **options)
                 assert found.token_ids == expected(**options), options
-                assert found.spec.beside == "on", found.spec.beside
+                assert found.spec.beside is not None
                 check_quiet(model)
 
 
