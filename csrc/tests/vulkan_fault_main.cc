@@ -12,6 +12,7 @@
 #include <chrono>
 #include <fstream>
 #include <iterator>
+#include <memory>
 #include <string>
 #include <thread>
 #include <vector>
@@ -324,6 +325,22 @@ int write_out_of_bounds() {
   return 0;
 }
 
+// A pass that nobody can wait for may be under way for ever: what it uses stays.
+void test_cannot_wait(const Layer& layer) {
+  {
+    GpuError error;
+    const std::shared_ptr<GpuDevice> device = open_gpu(0, &error);
+    CHECK(device != nullptr);
+    const std::unique_ptr<GpuQueue> queue = device->open_queue(&error);
+    const Memory first(device.get(), false, &error), second(device.get(), false, &error);
+    CHECK(queue != nullptr && first && second);
+    layer.set("vkWaitForFences=0:host");
+    CHECK(!pass(queue.get(), numbers(1), first, second, nullptr, &error) && error.fault == Fault::kHung);
+    layer.set("");
+  }
+  CHECK(!layer.live().empty());
+}
+
 int run(int argc, char** argv) {
   CHECK(argc == 3);
   std::ifstream file(argv[2], std::ios::binary);
@@ -348,6 +365,7 @@ int run(int argc, char** argv) {
   test_cut_again(layer);
   test_settled_by_others(layer);
   test_freed_behind_passes(layer);
+  test_cannot_wait(layer);  // last: what it leaves is counted
   return 0;
 }
 

@@ -15,6 +15,13 @@ using namespace vk;  // NOLINT: names of Vulkan's own
 
 constexpr size_t kStaged = 4 << 20;
 
+// Whatever the reason, what is under way cannot be waited for any more: but on a lost device it may go on for ever, and
+// nothing that it uses can be given back.
+GpuError never_ends(GpuError error) {
+  if (error.fault != Fault::kLost) error.fault = Fault::kHung;
+  return error;
+}
+
 }  // namespace
 
 VulkanDevice::VulkanDevice(std::shared_ptr<VulkanInstance> instance, KernelCode kernels, const VulkanLimits& limits,
@@ -134,7 +141,7 @@ bool VulkanDevice::submit(const std::vector<VkCommandBuffer>& buffers, VkFence f
   // Those that went before a failure are waited for: they use memory that is given back behind it.
   GpuError of_wait;
   if (link_.keep(link_.call.vkQueueSubmit(link_.queue(), 0, nullptr, fence), "vkQueueSubmit", &of_wait)) return false;
-  link_.lose(of_wait);
+  link_.lose(never_ends(of_wait));
   *sent = 0;
   return false;
 }
@@ -149,9 +156,11 @@ bool VulkanDevice::run(const std::vector<VkCommandBuffer>& buffers, VkFence fenc
   const bool is_software = link_.facts().type == vk::VK_PHYSICAL_DEVICE_TYPE_CPU;
   const auto answer = static_cast<uint64_t>(limits_.answer.count()) * (is_software ? 10 : 1);
   const uint64_t most = answer + sent * uint64_t{1000000000};
-  if (!link_.keep(link_.call.vkWaitForFences(link_.handle(), 1, &fence, 1, most), "vkWaitForFences", &of_wait) ||
-      !link_.keep(link_.call.vkResetFences(link_.handle(), 1, &fence), "vkResetFences", &of_wait)) {
-    link_.lose(of_wait);  // whatever the reason: what is under way cannot be waited for any more
+  const bool has_ended =
+      link_.keep(link_.call.vkWaitForFences(link_.handle(), 1, &fence, 1, most), "vkWaitForFences", &of_wait);
+  if (!has_ended) of_wait = never_ends(of_wait);
+  if (!has_ended || !link_.keep(link_.call.vkResetFences(link_.handle(), 1, &fence), "vkResetFences", &of_wait)) {
+    link_.lose(of_wait);
     if (!*error) *error = of_wait;
     return false;
   }
