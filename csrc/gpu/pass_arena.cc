@@ -71,8 +71,14 @@ void* PassArena::allocate(size_t bytes) {
     }
   }
   if (best == nullptr) {
-    const size_t made = std::max(rounded(wanted, kSmallest), blocks_.empty() ? rounded(next_, kAligned) : 0);
+    const size_t least = rounded(wanted, kSmallest);
+    const size_t made = std::max(least, blocks_.empty() ? rounded(next_, kAligned) : 0);
     best = add_block(made);
+    if (best == nullptr && made > least) {
+      // What other programs have left may lie in parts, and a device may give less at once.
+      refused_ = std::min(refused_, made);
+      best = add_block(least);
+    }
     if (best == nullptr) return nullptr;
     place = best->idle.begin();
   }
@@ -102,12 +108,12 @@ bool PassArena::free(void* memory) {
 void PassArena::join() {
   const std::lock_guard<std::mutex> guard(lock_);
   if (blocks_.size() < 2 || !used_.empty()) return;
-  next_ = 0;
-  for (const Block& block : blocks_) {
-    next_ += block.bytes;
-    device_->free(block.begin);
-  }
+  size_t all = 0;
+  for (const Block& block : blocks_) all += block.bytes;
+  if (all >= refused_) return;
+  for (const Block& block : blocks_) device_->free(block.begin);
   blocks_.clear();
+  next_ = all;
   ++generation_;
 }
 

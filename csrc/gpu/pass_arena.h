@@ -3,7 +3,7 @@
 // outlives the pass that wrote it, but for results that somebody still holds.
 //
 // A pass that needs more than there is gets blocks of its own. Before the next pass all of them become one, and what
-// was recorded is void.
+// was recorded is void. Where the device refuses that one, there are several.
 #pragma once
 
 #include <cstddef>
@@ -56,7 +56,8 @@ class PassArena {
   mutable std::mutex lock_;
   std::list<Block> blocks_;
   std::map<void*, Piece> used_;
-  size_t next_;  // bytes of the first block
+  size_t next_;                  // bytes of the first block
+  size_t refused_ = ~size_t{0};  // of a block that the device has not given: none is asked for that is as large
   int generation_ = 0;
 };
 

@@ -169,6 +169,37 @@ void planned_passes_share_what_was_planned() {
   CHECK(PassArena::of(3, device, 100)->bytes() == 0);
 }
 
+// What the device does not give as one block is had as several, and not asked for again and again.
+void blocks_that_are_refused_are_several() {
+  emulated::configure({});
+  GpuError error;
+  const std::shared_ptr<GpuDevice> device = open_gpu(0, &error);
+  PassArena arena(device, 1 << 20);
+  const auto pass = [&] {
+    arena.join();
+    void* const memory[] = {arena.allocate(60 << 10), arena.allocate(50 << 10)};
+    for (void* const one : memory) CHECK(one != nullptr && arena.free(one));
+  };
+  emulated::set_fault("cuMemAlloc", 0, kOutOfMemory);
+  pass();
+  emulated::set_fault(nullptr, -1, 0);
+  CHECK(arena.bytes() == 128 << 10);
+  pass();
+  CHECK(arena.generation() == 1 && emulated::live().allocations == 1);
+  const auto large_pass = [&] {
+    arena.join();
+    void* const memory[] = {arena.allocate(128 << 10), arena.allocate(128 << 10)};
+    for (void* const one : memory) CHECK(one != nullptr && arena.free(one));
+  };
+  large_pass();
+  emulated::set_fault("cuMemAlloc", 0, kOutOfMemory);
+  pass();
+  emulated::set_fault(nullptr, -1, 0);
+  CHECK(arena.generation() == 2 && arena.bytes() == 128 << 10);
+  for (int i = 0; i < 3; ++i) large_pass();
+  CHECK(arena.generation() == 3 && arena.bytes() == 256 << 10 && emulated::live().allocations == 2);
+}
+
 // Neighbours that are idle are one again, in whatever order they were given back.
 void pieces_are_joined() {
   emulated::configure({});
@@ -311,6 +342,7 @@ int main() {
   what_fails_is_not_taken_for_done();
   passes_of_any_size_do_not_add_up();
   planned_passes_share_what_was_planned();
+  blocks_that_are_refused_are_several();
   pieces_are_joined();
   recordings_are_void_when_their_memory_is_gone();
   memory_must_be_aligned();
