@@ -24,9 +24,9 @@ bool PassStream::begin_pass(int graph, GpuError* error) {
   inputs_.clear();
   error_ = {};
   number_ = graph;
-  memory_.begin_pass();
   is_recording_ = graph != kNoGraph && !has_graph(graph) && has_run_.count(graph) != 0;
   is_running_ = queue_->begin(is_recording_, error);
+  if (is_running_) memory_.begin_pass();
   return is_running_;
 }
 

@@ -159,11 +159,15 @@ EDGE_RT_EXPORT const char* edge_rt_gpu_copy(int number, size_t count, const uint
 
 // Bytes that are free on a GPU, and all it has. Returns 0, or the driver's code, or -1 where there is no driver.
 EDGE_RT_EXPORT int edge_rt_gpu_memory(int number, size_t* free, size_t* total) {
-  edge_rt::gpu::GpuError error;
-  edge_rt::gpu::MemoryBudget budget;
-  const auto gpu = edge_rt::gpu::open_gpu(number, &error);
-  if (gpu == nullptr || !gpu->budget(&budget, &error)) return error.code != 0 ? error.code : -1;
-  *free = budget.free;
-  *total = budget.total;
-  return 0;
+  try {
+    edge_rt::gpu::GpuError error;
+    edge_rt::gpu::MemoryBudget budget;
+    const auto gpu = edge_rt::gpu::open_gpu(number, &error);
+    if (gpu == nullptr || !gpu->budget(&budget, &error)) return error.code != 0 ? error.code : -1;
+    *free = budget.free;
+    *total = budget.total;
+    return 0;
+  } catch (const std::bad_alloc&) {
+    return -1;
+  }
 }

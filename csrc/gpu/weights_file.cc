@@ -7,6 +7,7 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <iterator>
 #include <tuple>
 
 namespace edge_rt::gpu {
@@ -74,7 +75,11 @@ std::shared_ptr<WeightsFile> WeightsFile::open(int number, const std::string& pa
     return nullptr;
   }
   const std::lock_guard<std::mutex> guard(shared().lock);
-  std::weak_ptr<WeightsFile>& known = shared().open[identity_of(number, about)];
+  std::map<Identity, std::weak_ptr<WeightsFile>>& open = shared().open;
+  for (auto entry = open.begin(); entry != open.end();) {
+    entry = entry->second.expired() ? open.erase(entry) : std::next(entry);
+  }
+  std::weak_ptr<WeightsFile>& known = open[identity_of(number, about)];
   if (std::shared_ptr<WeightsFile> found = known.lock(); found != nullptr && found->device_ == made->device_) {
     return found;
   }

@@ -136,7 +136,7 @@ def test_a_stopped_draft_leaves_the_cache_as_it_was(model):
     drafter = model.speculation.drafter("self")
     length = model._cache.length
     (source,) = drafter.sources
-    for way in source._ways:
+    for way in source.ways:
         way.model._runner = Stopping()
     assert model.generate(PROMPTS[0], max_tokens=8, **GREEDY).finish_reason == "cancelled"
     assert model._cache.length <= length

@@ -154,10 +154,11 @@ def test_collections_look_at_what_is_new_unless_somebody_has_set_objects_aside()
     gc.unfreeze()
     try:
         with collecting_what_is_new():
-            count = gc.get_freeze_count()
+            assert gc.get_freeze_count() > 1000
             with collecting_what_is_new():
                 pass
-            assert gc.get_freeze_count() == count > 1000
+            # Some of what is set aside may be gone meanwhile.
+            assert gc.get_freeze_count() > 1000
         assert gc.get_freeze_count() == 0
     finally:
         if set_aside:

@@ -11,7 +11,7 @@ namespace edge_rt::gpu {
 namespace {
 
 constexpr char kMagic[8] = {'e', 'd', 'g', 'e', 'p', 'i', 'p', '1'};
-constexpr size_t kMost = size_t{256} << 20;
+constexpr std::streamoff kMost = std::streamoff{256} << 20;
 
 struct Head {
   char magic[8];
@@ -43,15 +43,18 @@ bool is_of(const std::vector<char>& data, const VulkanFacts& facts) {
 }  // namespace
 
 std::vector<char> read_pipelines(const std::string& path, const VulkanFacts& facts) {
-  std::ifstream file(path, std::ios::binary);
+  std::ifstream file(path, std::ios::binary | std::ios::ate);
+  const std::streamoff size = file.tellg();
   Head head;
-  if (!file.read(reinterpret_cast<char*>(&head), sizeof head) || std::memcmp(head.magic, kMagic, sizeof kMagic) != 0 ||
-      head.bytes > kMost) {
+  // Memory is taken for what the file has, whatever it says of itself.
+  if (!file || size < static_cast<std::streamoff>(sizeof head) || size > kMost || !file.seekg(0) ||
+      !file.read(reinterpret_cast<char*>(&head), sizeof head) || std::memcmp(head.magic, kMagic, sizeof kMagic) != 0 ||
+      head.bytes != static_cast<uint64_t>(size) - sizeof head) {
     return {};
   }
   std::vector<char> data(head.bytes);
-  if (!file.read(data.data(), static_cast<std::streamsize>(data.size())) || file.get() != EOF ||
-      digest_of(data) != head.digest || !is_of(data, facts)) {
+  if (!file.read(data.data(), static_cast<std::streamsize>(data.size())) || digest_of(data) != head.digest ||
+      !is_of(data, facts)) {
     return {};
   }
   return data;

@@ -181,9 +181,11 @@ bool VulkanMemory::budget(MemoryBudget* out, GpuError* error) {
   }
   const std::lock_guard<std::mutex> guard(lock_);
   size_t used = 0;
-  for (const auto& [address, block] : blocks_) {
+  const auto count = [&](const Block& block) {
     if (all.memoryTypes[block.type].heapIndex == heap) used += block.bytes;
-  }
+  };
+  for (const auto& [address, block] : blocks_) count(block);
+  for (const auto& [moment, block] : freed_) count(block);
   out->free = out->total - std::min(out->total, used);
   return true;
 }
