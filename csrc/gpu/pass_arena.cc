@@ -71,8 +71,9 @@ void* PassArena::allocate(size_t bytes) {
     }
   }
   if (best == nullptr) {
-    const size_t least = rounded(wanted, kSmallest);
-    const size_t made = std::max(least, blocks_.empty() ? rounded(next_, kAligned) : 0);
+    const size_t least = rounded(wanted, kSmallest), planned = rounded(next_, kAligned);
+    // A small model is planned with less than the smallest.
+    const size_t made = blocks_.empty() && next_ != 0 && planned >= wanted ? planned : least;
     best = add_block(made);
     if (best == nullptr && made > least) {
       // What other programs have left may lie in parts, and a device may give less at once.

@@ -14,7 +14,6 @@ from tests.helpers.small import GREEDY
 
 # Of a submit, of which a pass has some; the provider cuts passes into more where submits take long.
 DELAY = "delay_us=15000"
-SIZES: dict[str, int] = {}
 TOKENS = 10
 ABC = {"type": "array", "items": {"enum": ["ab", "abc", "b"]}, "minItems": 3, "maxItems": 6}
 
@@ -26,8 +25,8 @@ def opened(gpu, settings="", **options):
     Args:
         settings: of the layer once it is loaded.
     """
-    options = {"spec": f"model:{package(**SIZES)}", "kv": "f16", **options}
-    with load_package(package(**SIZES), device=gpu.device, gpu_providers=provider(gpu), ctx=256, **options) as model:
+    options = {"spec": f"model:{package()}", "kv": "f16", **options}
+    with load_package(package(), device=gpu.device, gpu_providers=provider(gpu), ctx=256, **options) as model:
         gpu.set(settings)
         try:
             yield model
@@ -41,17 +40,16 @@ def check_quiet(model):
 
 
 def expected(prompt=PROMPT, **options):
-    with load_package(package(**SIZES), kv="f16", spec="off", ctx=256) as model:
+    with load_package(package(), kv="f16", spec="off", ctx=256) as model:
         return answer(model, prompt, max_tokens=TOKENS, **options).token_ids
 
 
 def case_off_as_it_is(gpu):
-    """The device computes on the CPU's cores: a pass beside it adds about what it takes alone, or more."""
+    """The device computes on the CPU's cores. The other cases have it in the guise of a GPU."""
     with opened(gpu) as model:
         found = answer(model, max_tokens=TOKENS)
         assert found.token_ids == expected(**GREEDY)
-        print(found.spec)
-        assert found.spec.beside.startswith("off: beside"), found.spec.beside
+        assert found.spec.beside == "off: the device is a program on the CPU", found.spec.beside
         assert found.spec.beside_n == 0
 
 
@@ -62,14 +60,15 @@ def case_on_where_it_is_slow(gpu):
             assert found.token_ids == expected(**options), options
             print(found.spec, flush=True)
             assert found.spec.beside == "on", found.spec.beside
-            assert found.spec.beside_n > 0
+            # A format may leave nothing to draft.
+            assert found.spec.beside_n > 0 or "response_format" in options
             check_quiet(model)
 
 
 def case_auto(gpu):
     """With texts that draft as well, and in slots; on or off, as a busy machine has it."""
     for more in ({}, {"slots": 2}):
-        with opened(gpu, DELAY, spec="auto", drafter=package(**SIZES), **more) as model:
+        with opened(gpu, DELAY, spec="auto", drafter=package(), **more) as model:
             for options in (GREEDY, SAMPLED):
                 found = answer(model, max_tokens=TOKENS, **options)
                 assert found.token_ids == expected(**options), options

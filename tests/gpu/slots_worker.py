@@ -100,11 +100,10 @@ def case_divided(gpu):
         plan = plan_package(open_package(path), LoadOptions(**asked))
         whole = sizes_of(plan.shape, plan.device, plan.choice, plan.request).needs.gpu
         with load_package(path, device_memory=whole - 1000, slots=3, **asked) as model:
-            assert model.plan.choice.gpu_layers == 7
+            assert 0 < model.plan.choice.gpu_layers < 8
             answer_twice(model, path)
             planned, figures = model.plan.sizes.gpu, model.plan.device.gpu
-            # No pass is recorded: arguments of the kernels of the one at hand are the driver's part.
-            most = planned.total - figures.context_bytes + figures.pass_bytes
+            most = planned.total - figures.context_bytes
             assert gpu.held_bytes() <= most, (gpu.held_bytes(), planned)
 
 

@@ -230,6 +230,8 @@ def _why_not_beside(model: OpenedModel, cache: KVCache) -> str | None:
     """Return why a second model with a cache does not draft beside passes that verify; None: costs decide."""
     if model.device is None:
         return "off: the CPU computes the model as well"
+    if model.device.is_software:
+        return "off: the device is a program on the CPU"
     if model.load_plan.host_layers:
         return "off: the CPU computes layers of the model as well"
     if not cache.goes_back:
