@@ -89,7 +89,7 @@ _WORD_CACHE: Final = MIB  # the library keeps 10,000 words
 SESSION_FIXED: Final = 43 * MIB // 4
 """Measured with ONNX Runtime 1.32: 8.7 to 9.6 MiB, nearly all of it code that the first session touches, and what the
 kernel maps around it, and 0.9 MiB that passes touch. Where it maps more at once, much of that code is there before; of
-libraries that were written a moment ago it maps up to 0.4 MiB more in all than this and the tokenizer had room for."""
+libraries that were written a moment ago it mapped up to 0.23 MiB more in all than 10.25 MiB here had room for."""
 SECOND_SESSION: Final = MIB  # of a second model: the code of ONNX Runtime is there already
 _SESSION_LAYER: Final = 16 << 10
 _SESSION_GRAPH: Final = 192 << 10  # of every further graph
