@@ -29,6 +29,44 @@ def facts(result):
     return result.token_ids, result.finish_reason, result.text, result.logprobs
 
 
+def arrivals(model, count, start, rng):
+    """Yield the number and result of so many answers, which come and leave in the middle of others.
+
+    Args:
+        start: returns the stream of a number.
+    """
+    waiting, streams = list(range(count)), {}
+    while waiting or streams:
+        if waiting and (not streams or rng.random() < 0.3):
+            number = waiting.pop(0)
+            stream = start(number)
+            streams[number] = stream, iter(stream)
+        number = int(rng.choice(list(streams)))
+        stream, events = streams[number]
+        event = next(events, None)
+        model._batch.check()
+        if event is not None and rng.random() < 0.02:
+            stream.cancel()
+        elif event is not None and rng.random() < 0.02:
+            events.close()
+        elif event is not None:
+            continue
+        for _ in events:
+            pass
+        yield number, stream.result()
+        del streams[number]
+        model._batch.check()
+
+
+def is_whole(result, expected):
+    """Check an answer, or the part of a cancelled one, against the one alone; return whether it was not cancelled."""
+    if result.finish_reason == "cancelled":
+        assert result.token_ids == expected.token_ids[: len(result.token_ids)]
+        return False
+    assert facts(result) == facts(expected)
+    return True
+
+
 def check_arrivals(package, rng, count, *, kv, slots, modes=MODES, most=400, **loading):
     """Compare answers that come and leave in shared passes with those alone; return how many were not cancelled."""
     requests = random_requests(rng, count, most)
@@ -36,33 +74,12 @@ def check_arrivals(package, rng, count, *, kv, slots, modes=MODES, most=400, **l
         alone = [model.generate(prompt, **options) for prompt, options in requests]
     with load_package(package, ctx=CONTEXT, kv=kv, slots=slots, prefill_chunk=32, **loading) as model:
         assert model.slots == slots
-        waiting, open_streams, given = list(range(len(requests))), {}, 0
-        while waiting or open_streams:
-            if waiting and (not open_streams or rng.random() < 0.3):
-                number = waiting.pop(0)
-                prompt, options = requests[number]
-                mode = modes[number % len(modes)]
-                reference = alone[number].text or "a text"
-                drafting = {"spec": mode} | ({"reference": reference} if mode == "reference" else {})
-                stream = model.stream(prompt, **options, **drafting)
-                open_streams[number] = stream, iter(stream)
-            number = int(rng.choice(list(open_streams)))
-            stream, events = open_streams[number]
-            event = next(events, None)
-            if event is not None and rng.random() < 0.02:
-                stream.cancel()
-            elif event is not None and rng.random() < 0.02:
-                events.close()
-            elif event is not None:
-                continue
-            for _ in events:
-                pass
-            result, expected = stream.result(), alone[number]
-            if result.finish_reason == "cancelled":
-                assert result.token_ids == expected.token_ids[: len(result.token_ids)]
-            else:
-                assert facts(result) == facts(expected), number
-                given += 1
-            del open_streams[number]
-            model._batch.check()
-    return given
+
+        def start(number):
+            prompt, options = requests[number]
+            mode = modes[number % len(modes)]
+            reference = alone[number].text or "a text"
+            drafting = {"spec": mode} | ({"reference": reference} if mode == "reference" else {})
+            return model.stream(prompt, **options, **drafting)
+
+        return sum(is_whole(result, alone[number]) for number, result in arrivals(model, count, start, rng))

@@ -14,13 +14,12 @@ from edge_rt.package.states import states_bytes, wanted_checkpoints
 from edge_rt.runtime.decode.draft import Draft
 from edge_rt.runtime.forward.io_binding_native import NativeIOBinding
 from edge_rt.runtime.forward.state_memory import StateMemory
+from tests.helpers.arrivals import CONTEXT, SAMPLED, arrivals, is_whole
 from tests.helpers.family_cases import load_case, write_folder
 from tests.helpers.models import load_package
 from tests.helpers.native_profile import require_native
 from tests.helpers.small import FREE_ROWS, GREEDY
 
-CONTEXT = 192
-SAMPLED = {"temperature": 0.9, "top_p": 0.95, "repetition_penalty": 1.1}
 MODES = ("auto", "suffix", "ngram", "recycling", "off")
 CASES = {"qwen3_5": {}, "granite_h": {"logits_scaling": 0.1}, "lfm2": {}, "gemma3_text": {}}
 """Case -> what differs in its config.json: a gated delta rule; a state space, and experts; convolutions; windows."""
@@ -48,10 +47,6 @@ def random_requests(rng, count):
     return requests
 
 
-def facts(result):
-    return result.token_ids, result.finish_reason, result.text, result.logprobs
-
-
 def test_answers_are_those_alone_whatever_arrives_and_leaves(package):
     rng = np.random.default_rng(4)
     requests = random_requests(rng, 20)
@@ -64,34 +59,15 @@ def test_answers_are_those_alone_whatever_arrives_and_leaves(package):
     with load_package(package, ctx=CONTEXT, slots=3, prefill_chunk=32) as model:
         assert model.slots == 3
         model.speculation.costs = FREE_ROWS
-        waiting, streams = list(range(len(requests))), {}
-        while waiting or streams:
-            if waiting and (not streams or rng.random() < 0.3):
-                number = waiting.pop(0)
-                prompt, options = requests[number]
-                stream = model.stream(prompt, **options, spec=MODES[number % len(MODES)])
-                streams[number] = stream, iter(stream)
-            number = int(rng.choice(list(streams)))
-            stream, events = streams[number]
-            event = next(events, None)
-            model._batch.check()
-            if event is not None and rng.random() < 0.02:
-                stream.cancel()
-            elif event is not None and rng.random() < 0.02:
-                events.close()
-            elif event is not None:
-                continue
-            for _ in events:
-                pass
-            result, expected = stream.result(), alone[number]
-            if result.finish_reason == "cancelled":
-                assert result.token_ids == expected.token_ids[: len(result.token_ids)]
-            else:
-                assert facts(result) == facts(expected), number
-                given += 1
+
+        def start(number):
+            prompt, options = requests[number]
+            return model.stream(prompt, **options, spec=MODES[number % len(MODES)])
+
+        for number, result in arrivals(model, len(requests), start, rng):
+            given += is_whole(result, alone[number])
             shared += result.usage.cached_tokens
             accepted += 0 if result.spec is None else result.spec.draft_n_accepted
-            del streams[number]
     assert given > 10
     assert shared > 0
     assert accepted > 0
