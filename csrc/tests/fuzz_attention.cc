@@ -34,7 +34,8 @@ int64_t in_blocks(int64_t heads, int64_t dim) {
 // A few rows behind several spans, often at the end of one.
 SequenceShape deep_rows(const AttentionShape& shape, Random& random, int64_t share) {
   SequenceShape rows{};
-  rows.past = random.one_in(3) ? random.between(200, 900) : kKvSpan * random.between(1, 3) - random.below(3);
+  rows.past = kKvSpan * random.between(1, 3) - random.pick<int64_t>({0, 1, 1, 1, 2});
+  if (random.one_in(3)) rows.past = random.between(200, 900);
   // A head takes at least 16 lanes.
   const int64_t products = share * shape.heads * std::max<int64_t>(shape.dim, 16) * rows.past;
   rows.rows = std::clamp<int64_t>(kMostDeepProducts / products, share > 1 ? 1 : 3, 3 + random.size(37));
@@ -209,7 +210,7 @@ AttentionShape any_attention(Random& random, bool is_in_blocks) {
   }
   shape.ring_window = 0;
   const int64_t kind = random.below(4);
-  if (kind < 2 && !is_prompt) add_sequences(shape, random, is_deep);
+  if (kind < (is_deep ? 1 : 2) && !is_prompt) add_sequences(shape, random, is_deep);
   make_room(shape, random);
   if (const int64_t past = shape.first().past; kind == 2 && past > 1) {
     make_it_a_ring(shape, random.one_in(2) ? random.size(past) : random.between(1, past), random);

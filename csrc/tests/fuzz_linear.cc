@@ -382,7 +382,7 @@ Subject quant_linear_parts() {
   Subject subject{"QuantLinear",
                   make_parts,
                   {0, 1},
-                  {{0, {1}}, {1, {0}}, {2, {0}}, {3, {0}}, {4, {0, 1}}, {6, {0}}, {7, {0}}},
+                  {{0, {1}}, {1, {0}}, {2, {0}}, {3, {0}}, {4, {0, 1}}, {7, {0}}},
                   {"format", "out_features", "in_features"},
                   {1},
                   {},

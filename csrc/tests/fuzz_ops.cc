@@ -82,14 +82,32 @@ std::vector<Mistake> all_mistakes(const Subject& subject) {
   return all;
 }
 
-// Makes a mistake that applies; its name is added to the call's.
-void spoil(Case& call, Random& random, const std::vector<Mistake>& mistakes, const std::string& but_not) {
+bool spoil(Case& call, Random& random, const Mistake& mistake) {
+  if (!mistake.make(call, random)) return false;
+  call.mistake += call.mistake.empty() ? mistake.name : std::string("+") + mistake.name;
+  return true;
+}
+
+// A call with the mistake whose turn it is; with another one where none of several calls can have it.
+Case spoiled(const Subject& subject, Random& random, int64_t turn) {
+  const std::vector<Mistake> mistakes = all_mistakes(subject);
+  const auto count = static_cast<int64_t>(mistakes.size());
+  for (int64_t tries = 0;; ++tries) {
+    Case call = subject.make(random);
+    const int64_t at = tries < 20 ? turn % count : random.below(count);
+    if (spoil(call, random, mistakes[static_cast<size_t>(at)])) return call;
+  }
+}
+
+// A second mistake, which a later one does not hide.
+void spoil_again(Case& call, const Subject& subject, Random& random) {
+  const std::vector<Mistake> mistakes = lasting_mistakes(subject);
+  const std::string first = call.mistake;
   for (;;) {
     const Mistake& mistake = mistakes[static_cast<size_t>(random.below(static_cast<int64_t>(mistakes.size())))];
-    if (mistake.name == but_not || !mistake.make(call, random)) continue;
-    call.mistake += call.mistake.empty() ? mistake.name : std::string("+") + mistake.name;
-    return;
+    if (mistake.name != first && spoil(call, random, mistake)) break;
   }
+  call.words.clear();
 }
 
 // What differs where the parts of a call that worked are calls of their own; "" if nothing. A part finds the tensor
@@ -143,25 +161,29 @@ struct Doing {
 void run_one(const Options& options, int64_t number, const std::vector<Registered>& registered,
              const std::vector<Subject>& subjects, Counts* counts, Doing* doing) {
   Random random(options.seed * 0x2545f4914f6cdd1du + static_cast<uint64_t>(number));
-  // The last two of them, attention and whole layers, have the most to go wrong.
+  // Operators and kinds of calls take turns, so that few calls have all of them; what a call holds is drawn. The last
+  // two operators, attention and whole layers, have the most to go wrong.
   const auto most = static_cast<int64_t>(subjects.size());
-  const int64_t drawn = random.below(most + 2);
-  const Subject& subject = subjects[static_cast<size_t>(drawn < most ? drawn : drawn - 2)];
-  Case call = subject.make(random);
+  const int64_t place = number % (most + 2), round = number / (most + 2);
+  const Subject& subject = subjects[static_cast<size_t>(place < most ? place : place - 2)];
+  const int64_t turn = place < most - 2 ? round : 2 * round + (place >= most ? 1 : 0);
+  constexpr int64_t kKinds = 12, kFirstMistake = 5;
+  const int64_t choice = turn % kKinds;
   std::string kind = kGood;
   bool has_fault = false;
-  const int64_t choice = random.below(12);
-  if (choice == 0) {
-    make_wild(call, random, subject.packed_inputs);
-    kind = kWild;
-  } else if (choice == 1) {
-    has_fault = true;
-  } else if (choice >= 5) {
-    spoil(call, random, all_mistakes(subject), "");
+  Case call;
+  if (choice < kFirstMistake) {
+    call = subject.make(random);
+    if (choice == 0) {
+      make_wild(call, random, subject.packed_inputs);
+      kind = kWild;
+    }
+    has_fault = choice == 1;
+  } else {
+    call = spoiled(subject, random, turn / kKinds * (kKinds - kFirstMistake) + choice - kFirstMistake);
     kind = call.mistake;
     if (random.one_in(5)) {
-      spoil(call, random, lasting_mistakes(subject), kind);
-      call.words.clear();
+      spoil_again(call, subject, random);
       kind = kTwo;
     }
   }
@@ -227,9 +249,9 @@ Options read_options(int count, char** words) {
   return options;
 }
 
-// Prints how often each kind came up; false if one never did.
-bool report(const std::vector<Subject>& subjects, Counts& counts) {
-  bool is_complete = true;
+// Prints how often each kind came up; returns those that never did, a line each.
+std::string report(const std::vector<Subject>& subjects, Counts& counts) {
+  std::string missing;
   for (const Subject& subject : subjects) {
     std::vector<std::string> kinds = {kGood, kWild, kFaultMet, kTwo};
     // Asking for memory or threads may fail without harm: seldom, and not of every op.
@@ -239,13 +261,10 @@ bool report(const std::vector<Subject>& subjects, Counts& counts) {
     for (const std::string& kind : kinds) {
       const int64_t count = counts[subject.op][kind];
       std::printf("%-14s %-40s %8lld\n", subject.op, kind.c_str(), static_cast<long long>(count));
-      if (count == 0) {
-        std::printf("%-14s %-40s never came up\n", subject.op, kind.c_str());
-        is_complete = false;
-      }
+      if (count == 0) missing += std::string("never came up: ") + subject.op + ", " + kind + "\n";
     }
   }
-  return is_complete;
+  return missing;
 }
 
 int run_all(const Options& options, Doing* doing) {
@@ -258,9 +277,9 @@ int run_all(const Options& options, Doing* doing) {
     std::fprintf(stderr, "fuzz_ops: %s cannot be used here\n", options.isa.c_str());
     return 2;
   }
-  const std::vector<Subject> subjects = {quant_linear(), quant_linear_parts(), quant_embed(),   row_top_k(),
-                                         draft_head(),   spec_attention(),     short_conv(),    state_conv(),
-                                         gated_delta(),  ssm_scan(),           decoder_layer(), experts()};
+  const std::vector<Subject> subjects = {
+      quant_linear(), quant_linear_parts(), quant_embed(), row_top_k(), draft_head(),     short_conv(),
+      state_conv(),   gated_delta(),        ssm_scan(),    experts(),   spec_attention(), decoder_layer()};
   Counts counts;
   if (options.only >= 0) {
     run_one(options, options.only, registered, subjects, &counts, doing);
@@ -269,11 +288,11 @@ int run_all(const Options& options, Doing* doing) {
   for (int64_t number = 0; number < options.runs; ++number) {
     run_one(options, number, registered, subjects, &counts, doing);
   }
-  const bool is_complete = report(subjects, counts);
+  const std::string missing = report(subjects, counts);
   std::printf("%lld runs on:", static_cast<long long>(options.runs) * static_cast<long long>(registered.size()));
   for (const Registered& set : registered) std::printf(" %s", isa_name(set.isa));
-  std::printf("\n");
-  return is_complete ? 0 : 1;
+  std::printf("\n%s", missing.c_str());
+  return missing.empty() ? 0 : 1;
 }
 
 }  // namespace
