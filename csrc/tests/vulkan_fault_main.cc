@@ -10,7 +10,9 @@
 
 #include <algorithm>
 #include <chrono>
+#include <cstdlib>
 #include <fstream>
+#include <functional>
 #include <iterator>
 #include <memory>
 #include <string>
@@ -274,16 +276,72 @@ void test_freed_behind_passes(const Layer& layer) {
   // This one began later.
   CHECK(queues[1]->begin(false, &error) && queues[0]->end(nullptr, &error) && layer.live() == before);
   CHECK(queues[1]->end(nullptr, &error) && holds(device.get(), first, from, &error));
-  memory = device->allocate(kBytes, &error);
-  CHECK(queues[0]->begin(false, &error) && queues[0]->upload(first.get(), from.data(), kBytes, &error));
-  device->free(memory);
-  CHECK(layer.live() == with_one);
-  layer.set("vkAllocateMemory=0:memory");
-  memory = device->allocate(kBytes, &error);
+  CHECK(layer.live() == before);
+}
+
+// Memory of each kind is had once what was freed is given back.
+void test_freed_when_short(const Layer& layer) {
+  GpuError error;
+  const std::shared_ptr<GpuDevice> device = open_gpu(0, &error);
+  CHECK(device != nullptr);
+  const std::unique_ptr<GpuQueue> queue = device->open_queue(&error);
+  const Memory first(device.get(), false, &error), second(device.get(), false, &error);
+  CHECK(queue != nullptr && first && second);
+  const std::vector<float> from = numbers(1);
+  CHECK(pass(queue.get(), from, first, second, nullptr, &error));
+  const std::string before = layer.live();
+  const size_t pages = std::max<size_t>(device->import_rules().alignment, 4096);
+  const std::unique_ptr<void, void (*)(void*)> host(std::aligned_alloc(pages, pages), std::free);
+  const auto run_short = [&](const char* function, const std::function<void*()>& take,
+                             const std::function<void(void*)>& give) {
+    void* const kept = device->allocate(kBytes, &error);
+    CHECK(kept != nullptr && queue->begin(false, &error));
+    CHECK(queue->upload(first.get(), from.data(), kBytes, &error));
+    device->free(kept);
+    CHECK(layer.live() != before);
+    layer.set(std::string(function) + "=0:memory");
+    void* const memory = take();
+    layer.set("");
+    CHECK(memory != nullptr && !error);
+    give(memory);
+    CHECK(queue->end(nullptr, &error) && layer.live() == before);
+  };
+  const auto free = [&](void* memory) { device->free(memory); };
+  void* address = nullptr;
+  run_short("vkAllocateMemory", [&] { return device->allocate(kBytes, &error); }, free);
+  run_short(
+      "vkAllocateMemory", [&] { return device->allocate_host(kBytes, &address, &error); },
+      [&](void* memory) { device->free_host(memory); });
+  if (device->import_rules().alignment == 0) return;
+  run_short(
+      "vkImportMemory", [&] { return device->import(host.get(), pages, &error); },
+      [&](void* memory) { CHECK(device->free_import(memory)); });
+}
+
+// Who closes a queue does not wait for another one that somebody waits for.
+void test_closed_beside(const Layer& layer) {
+  GpuError error;
+  const std::shared_ptr<GpuDevice> device = open_gpu(0, &error);
+  CHECK(device != nullptr);
+  std::unique_ptr<GpuQueue> slow = device->open_queue(&error), closed = device->open_queue(&error);
+  const Memory first(device.get(), false, &error), second(device.get(), false, &error);
+  CHECK(slow != nullptr && closed != nullptr && first && second);
+  CHECK(pass(slow.get(), numbers(1), first, second, nullptr, &error));
+  const std::vector<float> from = numbers(2);
+  const int64_t submits = layer.calls("vkQueueSubmit");
+  layer.set("delay_us=2000000");
+  std::thread other([&] {
+    GpuError failed;
+    CHECK(slow->begin(false, &failed) && slow->upload(first.get(), from.data(), kBytes, &failed));
+    CHECK(device->settle(&failed) && slow->end(nullptr, &failed));
+  });
+  while (layer.calls("vkQueueSubmit") == submits) std::this_thread::yield();
+  const auto begin = std::chrono::steady_clock::now();
+  closed.reset();
+  closed = device->open_queue(&error);
+  CHECK(closed != nullptr && std::chrono::steady_clock::now() - begin < std::chrono::seconds(1));
+  other.join();
   layer.set("");
-  CHECK(memory != nullptr && !error && layer.live() == with_one);
-  device->free(memory);
-  CHECK(queues[0]->end(nullptr, &error) && layer.live() == before);
 }
 
 // A recording that took long is cut anew, and runs as a whole behind a time that this failed.
@@ -365,6 +423,8 @@ int run(int argc, char** argv) {
   test_cut_again(layer);
   test_settled_by_others(layer);
   test_freed_behind_passes(layer);
+  test_freed_when_short(layer);
+  test_closed_beside(layer);
   test_cannot_wait(layer);  // last: what it leaves is counted
   return 0;
 }

@@ -67,19 +67,24 @@ bool VulkanDevice::is_lost() const {
 
 // --- memory ----------------------------------------------------------------------------------------------------------
 
-void* VulkanDevice::allocate(size_t bytes, GpuError* error) {
+// Where memory is short, what was freed behind passes is given back once these are done.
+void* VulkanDevice::take(const std::function<void*(GpuError*)>& taken, GpuError* error) {
   GpuError failed;
-  void* memory = memory_.allocate(bytes, &failed);
+  void* memory = taken(&failed);
   if (failed.fault == Fault::kOutOfMemory) {
     GpuError ignored;
     const uint64_t now = moment_;
     if (settle(&ignored) && memory_.drop_freed(now)) {
       failed = {};
-      memory = memory_.allocate(bytes, &failed);
+      memory = taken(&failed);
     }
   }
   if (failed) *error = failed;
   return memory;
+}
+
+void* VulkanDevice::allocate(size_t bytes, GpuError* error) {
+  return take([&](GpuError* failed) { return memory_.allocate(bytes, failed); }, error);
 }
 
 // Kernels that were started may still use it: if a pass runs it is given back behind that.
@@ -105,7 +110,7 @@ void VulkanDevice::end_pass(uint64_t begun) {
 }
 
 void* VulkanDevice::allocate_host(size_t bytes, void** device, GpuError* error) {
-  return memory_.allocate_host(bytes, device, error);
+  return take([&](GpuError* failed) { return memory_.allocate_host(bytes, device, failed); }, error);
 }
 
 void VulkanDevice::free_host(void* memory) {
@@ -114,7 +119,9 @@ void VulkanDevice::free_host(void* memory) {
 
 ImportRules VulkanDevice::import_rules() const { return memory_.import_rules(); }
 
-void* VulkanDevice::import(void* host, size_t bytes, GpuError* error) { return memory_.import(host, bytes, error); }
+void* VulkanDevice::import(void* host, size_t bytes, GpuError* error) {
+  return take([&](GpuError* failed) { return memory_.import(host, bytes, failed); }, error);
+}
 
 bool VulkanDevice::free_import(void* address) {
   memory_.free(address);
@@ -171,19 +178,35 @@ std::unique_ptr<GpuQueue> VulkanDevice::open_queue(GpuError* error) {
   if (!link_.is_well(error)) return nullptr;
   auto made = std::make_unique<VulkanQueue>(shared_from_this());
   const std::lock_guard<std::mutex> guard(queues_lock_);
-  queues_.insert(made.get());
+  queues_[made.get()] = 0;
   return made;
 }
 
 void VulkanDevice::forget(VulkanQueue* queue) {
-  const std::lock_guard<std::mutex> guard(queues_lock_);
+  std::unique_lock<std::mutex> guard(queues_lock_);
+  let_go_.wait(guard, [&] {
+    const auto found = queues_.find(queue);
+    return found == queues_.end() || found->second == 0;
+  });
   queues_.erase(queue);
 }
 
+// Nobody who opens or closes another queue waits meanwhile: this one may hang.
 bool VulkanDevice::settle(GpuError* error) {
-  const std::lock_guard<std::mutex> guard(queues_lock_);
+  std::unique_lock<std::mutex> guard(queues_lock_);
+  std::vector<VulkanQueue*> open;
+  for (const auto& [queue, users] : queues_) open.push_back(queue);
   bool are_settled = true;
-  for (VulkanQueue* queue : queues_) are_settled = queue->settle(error) && are_settled;
+  for (VulkanQueue* queue : open) {
+    const auto found = queues_.find(queue);
+    if (found == queues_.end()) continue;  // closed by now
+    ++found->second;
+    guard.unlock();
+    are_settled = queue->settle(error) && are_settled;
+    guard.lock();
+    --found->second;
+    let_go_.notify_all();
+  }
   return are_settled && link_.is_well(error);
 }
 

@@ -3,6 +3,9 @@
 
 #include <atomic>
 #include <chrono>
+#include <condition_variable>
+#include <functional>
+#include <map>
 #include <memory>
 #include <mutex>
 #include <set>
@@ -64,13 +67,14 @@ class VulkanDevice : public GpuDevice, public std::enable_shared_from_this<Vulka
   // one tells what the second one is to be told.
   uint64_t begin_pass();
   void end_pass(uint64_t begun);
-  // A queue that is closed: `settle` waits for those that are open.
+  // A queue that is closed: `settle` waits for those that are open. Waits for whoever settles this one.
   void forget(VulkanQueue* queue);
 
  private:
   VulkanDevice(std::shared_ptr<VulkanInstance> instance, KernelCode kernels, const VulkanLimits& limits,
                std::string file);
   bool try_arithmetic(GpuError* error);
+  void* take(const std::function<void*(GpuError*)>& taken, GpuError* error);
   bool submit(const std::vector<vk::VkCommandBuffer>& buffers, vk::VkFence fence, size_t* sent, GpuError* error);
   bool copy_settled(Way way, void* to, const void* from, size_t bytes, GpuError* error);
   bool copy_staged(Way way, void* to, const void* from, size_t bytes, GpuError* error);
@@ -85,7 +89,8 @@ class VulkanDevice : public GpuDevice, public std::enable_shared_from_this<Vulka
   std::set<uint64_t> passes_;        // that are under way, by the moment when they began
   std::atomic<uint64_t> moment_{1};  // passes and frees are counted
   std::mutex queues_lock_;
-  std::set<VulkanQueue*> queues_;
+  std::condition_variable let_go_;
+  std::map<VulkanQueue*, int> queues_;  // that are open, and how many threads settle each
   std::mutex copy_lock_;
   std::unique_ptr<CommandBuffers> copies_;
   void *staged_ = nullptr, *staged_address_ = nullptr;  // kStaged bytes of the host's
