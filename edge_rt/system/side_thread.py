@@ -14,12 +14,15 @@ class SideThread(threading.Thread):
 
     Attributes:
         is_ended: whether the body is to return before long.
+        error: what the body has raised; None: nothing.
     """
 
     def __init__(self, body: Callable[[], None], name: str) -> None:
         super().__init__(name=name, daemon=True)
         self._body = body
-        self.is_ended = self._has_begun = False
+        self.is_ended = False
+        self.error: BaseException | None = None
+        self._runs = threading.Lock()
 
     def begin(self) -> bool:
         """Start; return False where the system gives no thread."""
@@ -31,12 +34,18 @@ class SideThread(threading.Thread):
 
     def run(self) -> None:
         """Call the body, unless it has been ended before: an interrupt may come while a thread is started."""
-        self._has_begun = True
-        if not self.is_ended:
-            self._body()
+        with self._runs:
+            if not self.is_ended:
+                try:
+                    self._body()
+                except BaseException as error:
+                    self.error = error
 
     def end(self) -> None:
         """Tell the body to return, and wait for it; it is not called any more."""
         self.is_ended = True
-        if self._has_begun:
+        # An interrupt of ``join`` lets CPython 3.11 take a thread for ended that still runs.
+        with self._runs:
+            pass
+        if self.is_alive():
             self.join()

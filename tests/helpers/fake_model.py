@@ -184,7 +184,7 @@ class ScriptedDrafter:
     def pass_begins(self, draft):
         draft.check()
 
-    def pass_ends(self):
+    def pass_ends(self, *, quietly=False):
         pass
 
     def observe(self, draft, accepted, outputs):

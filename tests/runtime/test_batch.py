@@ -408,7 +408,7 @@ class Collecting(NullDrafter):
             self.thread = SideThread(gc.collect, "test")
             assert self.thread.begin()
 
-    def pass_ends(self):
+    def pass_ends(self, *, quietly=False):
         if self.thread is not None:
             self.thread.join(5)
             assert not self.thread.is_alive(), "it waits for the step"

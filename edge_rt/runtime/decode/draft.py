@@ -100,8 +100,15 @@ class Drafter(Protocol):
     def pass_begins(self, draft: Draft) -> None:
         """Begin what may be computed beside the pass that verifies a draft; the pass is this sequence's alone."""
 
-    def pass_ends(self) -> None:
-        """End what is computed beside a pass, and wait for it; does nothing where nothing is."""
+    def pass_ends(self, *, quietly: bool = False) -> None:
+        """End what is computed beside a pass, and wait for it; does nothing where nothing is.
+
+        Args:
+            quietly: raise nothing. What would have been raised is so later, at the latest when another text begins.
+
+        Raises:
+            Exception: what the computation met and should not have; the drafter can go on.
+        """
 
     def observe(self, draft: Draft, accepted: Accepted, outputs: Outputs) -> None:
         """Learn from a step.
@@ -135,8 +142,9 @@ class NullDrafter:
         """Do nothing."""
         del draft
 
-    def pass_ends(self) -> None:
+    def pass_ends(self, *, quietly: bool = False) -> None:
         """Do nothing."""
+        del quietly
 
     def observe(self, draft: Draft, accepted: Accepted, outputs: Outputs) -> None:
         """Do nothing."""

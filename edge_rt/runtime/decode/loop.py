@@ -199,12 +199,12 @@ class Decoding:
     def drop(self) -> None:
         """Free the rows that are reserved, and forget what was chosen; does nothing where there is neither.
 
-        Nothing is computed beside a pass any more.
+        Nothing is computed beside a pass any more; what that met is told by the next step, or the next text.
         """
         rows, self._rows, self._chosen = self._rows, None, None
         if rows is not None:
             rows.__exit__(None, None, None)
-        self.drafter.pass_ends()
+        self.drafter.pass_ends(quietly=True)
 
 
 def decode(decoding: Decoding, target: Target, *, chunk: int | None = None) -> Iterator[Accepted]:

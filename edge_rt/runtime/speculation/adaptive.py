@@ -175,12 +175,12 @@ class AdaptiveDrafter:
         self._proposed = self._clock()
         self._spent += self._proposed - started
 
-    def pass_ends(self) -> None:
+    def pass_ends(self, *, quietly: bool = False) -> None:
         """Let no source compute beside a pass."""
         if self._is_beside:
             started = self._clock()
             for source in self._computers:
-                source.pass_ends()
+                source.pass_ends(quietly=quietly)
             self._is_beside = False
             self._waited += self._clock() - started
 

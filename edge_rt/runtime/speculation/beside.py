@@ -13,6 +13,7 @@ from collections.abc import Callable, Collection, Sequence as Items
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
+from edge_rt.errors import Cancelled, DeviceFailed, MemoryBudgetExceeded, is_out_of_memory
 from edge_rt.runtime.speculation.cost_model import CostCurve, Costs, MeasuredCosts, RowCosts
 from edge_rt.runtime.speculation.draft_model import DraftModel
 from edge_rt.runtime.speculation.source import MAX_CHAIN
@@ -72,6 +73,7 @@ class Beside:
         # Tokens of the text, and behind it, up to which what was ready is counted.
         self._counted = 0
         self._thread: SideThread | None = None
+        self._error: BaseException | None = None
 
     def is_ready(self, drafted: Items[int]) -> bool:
         """Return whether what the model says behind known and drafted tokens is known; counted, once, as used then."""
@@ -120,32 +122,36 @@ class Beside:
             started = self._clock()
             # It is known until it has ended, also if waiting is interrupted.
             self._thread.end()
+            if (error := self._thread.error) is not None and not _ends_quietly(error):
+                self._error = error
             self._thread = None
             self._balance -= 1e3 * (self._clock() - started)
 
+    def tell(self) -> None:
+        """Raise, once, what a run that has ended met and should not have."""
+        error, self._error = self._error, None
+        if error is not None:
+            raise error
+
     def _run(self, thread: SideThread, drafted: list[int], value: float, until: float, pays: bool) -> None:
         model, counts, most = self._model, self.counts, len(drafted) + 1 + MAX_CHAIN
-        try:
-            while not thread.is_ended and len(drafted) < min(most, model.room()):
-                if (top := model.ready(drafted)) is None:
-                    # Known tokens are needed in any case.
-                    if not self._is_worth_it(1.0 if model.behind() else value, until, pays=pays):
-                        return
-                    started = self._clock()
-                    top = model.advance(drafted, _ROWS)
-                    counts.passes += 1
-                    if top is None:
-                        continue
-                    taken = 1e3 * (self._clock() - started)
-                    self._taken_ms += (1.0 - _TAKEN_KEEP) * (taken - self._taken_ms) if self._taken_ms else taken
-                token = int(top.ids[0, 0])
-                if token >= model.known_tokens or token in self._end_ids:
+        while not thread.is_ended and len(drafted) < min(most, model.room()):
+            if (top := model.ready(drafted)) is None:
+                # Known tokens are needed in any case.
+                if not self._is_worth_it(1.0 if model.behind() else value, until, pays=pays):
                     return
-                value *= self._value_of(float(top.probabilities()[0, 0]))
-                drafted.append(token)
-        except Exception:
-            # Stopped, or failed: what is computed is whole, and whoever needs the rest computes it and sees why.
-            return
+                started = self._clock()
+                top = model.advance(drafted, _ROWS)
+                counts.passes += 1
+                if top is None:
+                    continue
+                taken = 1e3 * (self._clock() - started)
+                self._taken_ms += (1.0 - _TAKEN_KEEP) * (taken - self._taken_ms) if self._taken_ms else taken
+            token = int(top.ids[0, 0])
+            if token >= model.known_tokens or token in self._end_ids:
+                return
+            value *= self._value_of(float(top.probabilities()[0, 0]))
+            drafted.append(token)
 
     def _is_worth_it(self, likely: float, until: float, *, pays: bool) -> bool:
         """Return whether another pass is, whose result is likely to be of use, beside one that ends at a moment."""
@@ -154,6 +160,11 @@ class Beside:
         vain = 1.0 - likely if pays else 1.0
         left = 1e3 * (until - self._clock())
         return likely > self._share and left > vain * max(self._pass_ms, self._taken_ms)
+
+
+def _ends_quietly(error: BaseException) -> bool:
+    """Return whether a pass may fail so: what is computed is whole, and who needs the rest computes it and sees why."""
+    return isinstance(error, Cancelled | MemoryBudgetExceeded | DeviceFailed) or is_out_of_memory(error)
 
 
 def told_share(share: float) -> str:
@@ -216,22 +227,18 @@ class _Repeating(SideThread):
 
     def __init__(self, body: Callable[[], object]) -> None:
         super().__init__(partial(self._repeat, body), _NAME)
-        self._error, self._has_failed = Exception(), False
         self.count = 0
 
     def _repeat(self, body: Callable[[], object]) -> None:
-        try:
-            while not self.is_ended or not self.count:
-                body()
-                self.count += 1
-        except Exception as error:
-            self._error, self._has_failed = error, True
+        while not self.is_ended or not self.count:
+            body()
+            self.count += 1
 
     def end(self) -> None:
         """Wait for the last time; raise what it has raised."""
         super().end()
-        if self._has_failed:
-            raise self._error
+        if self.error is not None:
+            raise self.error
 
 
 class BesideMeasurement:

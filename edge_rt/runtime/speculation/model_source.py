@@ -292,11 +292,13 @@ class ModelSource(ForestSource):
         pays = most > 0 and way.planner.goes_on(self._depth, (), most)
         way.beside.begin(guess, value, self._depth, ms, pays=pays)
 
-    def pass_ends(self) -> None:
-        """Let nothing go on."""
+    def pass_ends(self, *, quietly: bool = False) -> None:
+        """Let nothing go on; see ``Drafter.pass_ends``."""
         for way in self.ways:
             if way.beside is not None:
                 way.beside.end()
+                if not quietly:
+                    way.beside.tell()
 
     @property
     def beside_counts(self) -> BesideCounts:

@@ -221,8 +221,9 @@ class SampledDrafter:
         """Do nothing: what is drawn depends on what was accepted."""
         del draft
 
-    def pass_ends(self) -> None:
+    def pass_ends(self, *, quietly: bool = False) -> None:
         """Do nothing."""
+        del quietly
 
     def accept(self, draft: Draft, logits: npt.NDArray[Any], sampler: Sampler, end_ids: Collection[int]) -> Accepted:
         """Apply ``accept_ratio`` to the last draft of ``propose``, or to its first nodes."""

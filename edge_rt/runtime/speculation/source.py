@@ -120,8 +120,8 @@ class ForestSource(DraftSource, ABC):
             ms: what the pass is expected to take.
         """
 
-    def pass_ends(self) -> None:
-        """End what is computed beside a pass, and wait for it; does nothing where nothing is."""
+    def pass_ends(self, *, quietly: bool = False) -> None:
+        """End what is computed beside a pass; see ``Drafter.pass_ends``."""
 
 
 class AskedSource(DraftSource, Protocol):

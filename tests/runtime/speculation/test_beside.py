@@ -11,7 +11,7 @@ from contextlib import nullcontext
 import numpy as np
 import pytest
 
-from edge_rt.errors import Cancelled
+from edge_rt.errors import Cancelled, DeviceLost, InferenceError, MemoryBudgetExceeded
 from edge_rt.runtime.decode.draft import Accepted, Draft
 from edge_rt.runtime.forward.cancel import CancelToken
 from edge_rt.runtime.forward.outputs import Outputs
@@ -24,6 +24,7 @@ from edge_rt.runtime.speculation.library import draft_library
 from edge_rt.runtime.speculation.model_source import ChainCosts, ModelSource, Way
 from edge_rt.runtime.speculation.source import MAX_CHAIN
 from edge_rt.runtime.speculation.text_sources import NativeSuffixSource
+from tests.helpers.fake_batch import FakeBatch
 from tests.helpers.fake_model import VOCABULARY, FakeTarget, Run, fake_cache
 
 LONG_MS = 1e4
@@ -258,7 +259,7 @@ class TestSource:
 
     @pytest.mark.parametrize("fail_at", range(1, 7))
     def test_a_pass_that_fails_is_computed_again_by_whoever_needs_it(self, fail_at):
-        target = Nearly(fail_at={fail_at: ValueError("broken")})
+        target = Nearly(fail_at={fail_at: MemoryError("broken")})
         (source, model), (other, second) = drafting(beside=True, target=target), drafting(beside=False)
         failed = 0
         for one in (source, other):
@@ -266,7 +267,7 @@ class TestSource:
         for _ in range(4):
             try:
                 source.forest()
-            except ValueError:
+            except MemoryError:
                 failed += 1
                 source.forest()
             source.pass_begins(Draft(), LONG_MS)
@@ -372,6 +373,70 @@ class TestCosts:
         assert (
             told_share(0.97) == "off: beside a pass on the device one of the second model adds 97 % of its time alone"
         )
+
+
+class FailsBeside(Slow):
+    """Fails in passes beside others, the first time."""
+
+    def __init__(self, error):
+        super().__init__()
+        self.error = error
+
+    def forward(self, token_ids, start, num_logits, *, parents=None):
+        if self.error is not None and threading.current_thread().name == "edge-rt drafts":
+            error, self.error = self.error, None
+            raise error
+        return super().forward(token_ids, start, num_logits, parents=parents)
+
+
+class TestFaults:
+    """What is met beside a pass."""
+
+    @pytest.mark.parametrize("error", [AssertionError("two of them"), InferenceError("It fails."), KeyError(4)])
+    @pytest.mark.parametrize("is_batch", [False, True])
+    def test_what_nobody_expects_is_raised_by_the_step(self, error, is_batch):
+        source, model = drafting(beside=True, alone=ALONE, target=FailsBeside(error))
+        drafter = drafter_of(source)
+        plain = Run(PROMPT, max_tokens=12).result().token_ids
+        if is_batch:
+            fake = FakeBatch(2)
+            with pytest.raises(type(error)) as raised:
+                fake.stream(PROMPT, drafter=drafter, max_tokens=12).result()
+            fake.batch.check()
+            again = fake.stream(PROMPT, drafter=drafter, max_tokens=12).result()
+            fake.batch.check()
+        else:
+            run = Run(PROMPT, target=Slow(), drafter=drafter, max_tokens=12)
+            with pytest.raises(type(error)) as raised:
+                run.result()
+            run.check()
+            again = Run(PROMPT, target=Slow(), drafter=drafter, max_tokens=12).result()
+        assert raised.value is error
+        model.cache.check()
+        assert again.token_ids == plain
+        assert again.spec.beside_n > 0
+
+    @pytest.mark.parametrize(
+        "error", [Cancelled("Stopped."), MemoryError(), DeviceLost("It is lost."), MemoryBudgetExceeded("It is full.")]
+    )
+    def test_what_ends_passes_ends_the_guess_alone(self, error):
+        target = FailsBeside(error)
+        source, model = drafting(beside=True, alone=ALONE, target=target)
+        result = Run(PROMPT, target=Slow(), drafter=drafter_of(source), max_tokens=12).result()
+        assert target.error is None
+        assert result.token_ids == Run(PROMPT, max_tokens=12).result().token_ids
+        model.cache.check()
+
+    def test_that_of_a_step_that_is_dropped_is_told_by_the_next(self):
+        target = FailsBeside(AssertionError("two of them"))
+        source, _ = drafting(beside=True, alone=DEAR, target=target)
+        source.begin(PROMPT)
+        source.pass_begins(Draft(), LONG_MS)
+        waited(lambda: target.error is None)
+        source.pass_ends(quietly=True)
+        with pytest.raises(AssertionError, match="two of them"):
+            source.forest()
+        assert len(source.forest().token_ids)
 
 
 def test_no_pass_begins_once_the_other_has_ended():
