@@ -53,6 +53,8 @@ bool Faults::understand(const std::string& setting, Plan* out) {
       out->memory = static_cast<uint64_t>(number);
     else if (name == "type")
       out->type = static_cast<uint32_t>(number);
+    else if (name == "grid")
+      out->grid = static_cast<uint32_t>(number);
     else if (name == "strict")
       out->strict = number != 0;
     else
@@ -110,6 +112,11 @@ uint64_t Faults::memory() {
 uint32_t Faults::type() {
   const std::lock_guard<std::mutex> lock(mutex_);
   return plan_.type;
+}
+
+uint32_t Faults::grid() {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  return plan_.grid;
 }
 
 void Faults::count(const char* kind, int change, int64_t bytes) {

@@ -22,6 +22,7 @@ class Faults {
   //   delay_us=N           every submit takes that much longer on the device
   //   memory=N             devices have that many bytes of memory, and as much of a budget; 0: what they have
   //   type=N               devices are of that type (VkPhysicalDeviceType: 2 is a discrete GPU); 0: of their own
+  //   grid=N               devices start at most so many blocks at once, in x and in y; 0: as many as they do
   //   patience_s=N         waits take at least so long before they give up: compilers of software devices are slow
   //   strict=1             leaks and endless waits end the process
   // An empty text takes all of it back. False: it is not understood, and nothing has changed.
@@ -34,6 +35,7 @@ class Faults {
   uint64_t patience_s();
   uint64_t memory();
   uint32_t type();
+  uint32_t grid();
 
   // An object made (1) or given back (-1), and its bytes where it is memory.
   void count(const char* kind, int change, int64_t bytes = 0);
@@ -55,7 +57,7 @@ class Faults {
     bool all = false;
     int32_t result = kSuccess;
     uint64_t delay_us = 0, patience_s = 0, memory = 0;
-    uint32_t type = 0;
+    uint32_t type = 0, grid = 0;
     bool strict = false;
   };
   static bool understand(const std::string& setting, Plan* out);

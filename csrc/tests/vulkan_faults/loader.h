@@ -76,6 +76,8 @@ struct MemoryProperties2 {
 // The beginning of what a device says of itself.
 struct Properties {
   uint32_t api, driver, vendor, device, type;
+  uint8_t names_and_limits[496];
+  uint32_t grid[3];  // blocks that can be started at once
 };
 struct Properties2 {
   Chained head;
