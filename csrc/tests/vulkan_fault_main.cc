@@ -17,6 +17,7 @@
 #include <memory>
 #include <string>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "gpu/gpu_device.h"
@@ -370,6 +371,42 @@ void test_cut_again(const Layer& layer) {
   CHECK(queue->replay(*recording, &error) && holds(device.get(), second, others, &error));
 }
 
+// Grids that are larger than what a device starts at once, in either direction or both, are run in parts.
+void test_large_grids(const Layer& layer) {
+  layer.set("grid=7");
+  {
+    GpuError error;
+    const std::shared_ptr<GpuDevice> device = open_gpu(0, &error);
+    CHECK(device != nullptr);
+    const std::unique_ptr<GpuQueue> queue = device->open_queue(&error);
+    CHECK(queue != nullptr);
+    for (const auto& [rows, width] : {std::pair<int, int>{7, 896}, {8, 100}, {3, 2000}, {40, 2000}, {200, 1000}}) {
+      const size_t count = static_cast<size_t>(rows) * static_cast<size_t>(width), bytes = count * sizeof(float);
+      void* const from = device->allocate(bytes, &error);
+      void* const to = device->allocate(bytes, &error);
+      CHECK(from != nullptr && to != nullptr);
+      std::vector<float> sent(count), found(count);
+      const CopyRows job{static_cast<float*>(from), nullptr, 0, 0, rows, width, static_cast<float*>(to), width};
+      for (int pass = 0; pass < 2; ++pass) {
+        for (size_t i = 0; i < count; ++i) sent[i] = static_cast<float>(i * (pass + 1));
+        std::unique_ptr<Recording> recording;
+        CHECK(queue->begin(pass == 1, &error) && queue->upload(from, sent.data(), bytes, &error));
+        CHECK(queue->launch("copy_rows", rows, (width + 127) / 128, &job, sizeof job, &error));
+        CHECK(queue->end(pass == 1 ? &recording : nullptr, &error));
+        CHECK(device->copy(Way::kToHost, found.data(), to, bytes, &error) && found == sent);
+      }
+      device->free(from);
+      device->free(to);
+    }
+    // There are so many cells, and no more.
+    CHECK(queue->begin(false, &error));
+    CHECK(!queue->launch("copy_rows", 7 * 255 + 1, 1, nullptr, 0, &error) && error.fault == Fault::kRefused);
+    error = {};
+    CHECK(queue->end(nullptr, &error));
+  }
+  layer.set("");
+}
+
 int write_out_of_bounds() {
   GpuError error;
   const std::shared_ptr<GpuDevice> device = open_gpu(0, &error);
@@ -425,6 +462,7 @@ int run(int argc, char** argv) {
   test_freed_behind_passes(layer);
   test_freed_when_short(layer);
   test_closed_beside(layer);
+  test_large_grids(layer);
   test_cannot_wait(layer);  // last: what it leaves is counted
   return 0;
 }

@@ -50,7 +50,8 @@ double make_all(const KernelCode& kernels, const std::string& file) {
   const auto device = VulkanDevice::open(of_device, kernels, {}, &error, file);
   CHECK(device != nullptr);
   const auto begin = std::chrono::steady_clock::now();
-  for (const auto& [name, code] : kernels) CHECK(device->pipelines().find(Kernel{name.c_str(), 1}, &error) != nullptr);
+  for (const auto& [name, code] : kernels)
+    CHECK(device->pipelines().find(Kernel{name.c_str(), 1}, 0, &error) != nullptr);
   const std::chrono::duration<double, std::milli> took = std::chrono::steady_clock::now() - begin;
   device->pipelines().save();
   return took.count();

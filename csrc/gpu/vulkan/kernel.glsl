@@ -23,7 +23,8 @@
 // `advanced`.
 //
 // A grid may be run in parts, one after the other: a kernel knows its block's place (block_x, block_y), and not how many
-// blocks there are. No size of subgroups is assumed, and no block has more than 16 KiB of shared memory. Threads meet at `meet()`, all of
+// blocks there are. One that is larger than what the device starts at once lies in square cells, and the z of a block is
+// the number of its cell: 256 to a row, as for z devices start 65,535 as well. No size of subgroups is assumed, and no block has more than 16 KiB of shared memory. Threads meet at `meet()`, all of
 // the block, in control flow that all share.
 #extension GL_EXT_buffer_reference : require
 #extension GL_EXT_buffer_reference2 : require
@@ -42,6 +43,8 @@ layout(local_size_x = THREADS) in;
 // the CPU does, a bit each.
 layout(constant_id = 0) const uint choices = 0xffffffffu;
 layout(constant_id = 1) const uint mended = 0u;
+// Blocks of the side of a cell; 0: all of the grid is one.
+layout(constant_id = 2) const uint cell = 0u;
 
 layout(buffer_reference, scalar, buffer_reference_align = 4) buffer Floats { float at[]; };
 layout(buffer_reference, scalar, buffer_reference_align = 4) buffer Ints { int at[]; };
@@ -64,8 +67,8 @@ layout(buffer_reference, scalar, buffer_reference_align = 4) buffer Long { uint 
 #define args pushed.of_kernel.its
 
 int thread() { return int(gl_LocalInvocationIndex); }
-int block_x() { return int(gl_WorkGroupID.x); }
-int block_y() { return int(gl_WorkGroupID.y); }
+int block_x() { return int(gl_WorkGroupID.x + (gl_WorkGroupID.z & 0xffu) * cell); }
+int block_y() { return int(gl_WorkGroupID.y + (gl_WorkGroupID.z >> 8) * cell); }
 // Every thread of the block is here, and sees what the others wrote to shared memory before.
 void meet() { memoryBarrierShared(); barrier(); }
 

@@ -11,11 +11,38 @@ using namespace vk;  // NOLINT: names of Vulkan's own
 constexpr size_t kChunk = 64 << 10, kPiece = 64;  // `gpu_terms.py` counts them
 constexpr Nanoseconds kCopy{1000};                // uploads of passes are small
 
+// As kernel.glsl takes it apart.
+uint32_t number_of_cell(uint32_t x, uint32_t y) { return y << 8 | x; }
+
 }  // namespace
 
 Nanoseconds Command::expected() const {
   if (pipeline == nullptr) return kCopy;
   return Nanoseconds{static_cast<int64_t>(std::min(blocks() * pipeline->nanoseconds_of_block, 1e15))};
+}
+
+uint32_t cell_of(uint32_t x, uint32_t y, const VulkanFacts& facts) {
+  return x <= facts.grid[0] && y <= facts.grid[1] ? 0 : std::min(facts.grid[0], facts.grid[1]);
+}
+
+bool divide(const Command& whole, double most_blocks, Command* first, Command* rest) {
+  const uint32_t cell = whole.pipeline == nullptr ? 0 : whole.pipeline->cell;
+  const uint32_t to_x = cell == 0 ? whole.grid_x : cell - whole.first_x % cell;
+  const uint32_t to_y = cell == 0 ? whole.grid_y : cell - whole.first_y % cell;
+  bool is_along_x = to_x < whole.grid_x;
+  uint32_t count = is_along_x ? to_x : to_y;
+  if (!is_along_x && to_y >= whole.grid_y) {
+    if (whole.pipeline == nullptr || whole.blocks() <= std::max(1.0, most_blocks)) return false;
+    is_along_x = whole.grid_x >= whole.grid_y;
+    const uint32_t across = is_along_x ? whole.grid_y : whole.grid_x;
+    count = static_cast<uint32_t>(std::max(1.0, most_blocks / across));
+  }
+  *first = *rest = whole;
+  (is_along_x ? first->grid_x : first->grid_y) = count;
+  (is_along_x ? rest->grid_x : rest->grid_y) -= count;
+  (is_along_x ? rest->first_x : rest->first_y) += count;
+  rest->is_independent = true;
+  return true;
 }
 
 void learn(const std::vector<Command>& commands, Nanoseconds took) {
@@ -132,7 +159,10 @@ bool CommandBuffers::add(const Command* begin, const Command* end, GpuError* err
     }
     call.vkCmdPushConstants(buffer, device_.link().layout(), VK_SHADER_STAGE_COMPUTE_BIT, 0, sizeof command->args,
                             &command->args);
-    call.vkCmdDispatchBase(buffer, command->first_x, command->first_y, 0, command->grid_x, command->grid_y, 1);
+    const uint32_t cell = command->pipeline->cell;
+    const uint32_t x = cell == 0 ? 0 : command->first_x / cell, y = cell == 0 ? 0 : command->first_y / cell;
+    call.vkCmdDispatchBase(buffer, command->first_x - x * cell, command->first_y - y * cell, number_of_cell(x, y),
+                           command->grid_x, command->grid_y, 1);
   }
   // What comes behind, in other buffers, too, and the host see all of it.
   order(buffer);

@@ -25,6 +25,15 @@ struct Command {
   bool is_known() const { return pipeline == nullptr || pipeline->nanoseconds_of_block > 0; }
 };
 
+// The side of the cells that a grid lies in (kernel.glsl); 0: the device starts it at once. There are at most
+// kCells in each direction.
+uint32_t cell_of(uint32_t x, uint32_t y, const VulkanFacts& facts);
+constexpr uint64_t kCells = 255;
+
+// Cuts a grid in two if it lies in several cells, or has more than so many blocks: whole lines of it, or a part of one
+// line. False: it is as it has to be, or a single block.
+bool divide(const Command& whole, double most_blocks, Command* first, Command* rest);
+
 // Corrects what is known of the kernels of commands by how long these took together.
 void learn(const std::vector<Command>& commands, Nanoseconds took);
 

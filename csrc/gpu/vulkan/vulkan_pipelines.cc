@@ -52,28 +52,29 @@ void VulkanPipelines::drop() {
   made_.clear();
 }
 
-VulkanPipeline* VulkanPipelines::find(const Kernel& kernel, GpuError* error) {
+VulkanPipeline* VulkanPipelines::find(const Kernel& kernel, uint32_t cell, GpuError* error) {
   if (!link_.is_well(error)) return nullptr;
   const std::lock_guard<std::mutex> guard(lock_);
-  std::unique_ptr<VulkanPipeline>& known = made_[{kernel.name, kernel.choices}];
+  std::unique_ptr<VulkanPipeline>& known = made_[{kernel.name, kernel.choices, cell}];
   if (known != nullptr) return known.get();
   auto code = link_.facts().has_dots ? kernels_.find(std::string(kernel.name) + ".dots") : kernels_.end();
   if (code == kernels_.end()) code = kernels_.find(kernel.name);
   auto fresh = std::make_unique<VulkanPipeline>();
+  fresh->cell = cell;
   if (code == kernels_.end()) {
     *error = {Fault::kRefused, 0, std::string("there is no code of the kernel ") + kernel.name};
-  } else if (make(code->second, kernel.choices, &fresh->handle, error)) {
+  } else if (make(code->second, kernel.choices, fresh.get(), error)) {
     known = std::move(fresh);
     is_new_ = true;
     return known.get();
   } else {
     error->sentence += std::string(" for kernel ") + kernel.name;
   }
-  made_.erase({kernel.name, kernel.choices});
+  made_.erase({kernel.name, kernel.choices, cell});
   return nullptr;
 }
 
-bool VulkanPipelines::make(const std::vector<uint32_t>& code, uint32_t choices, VkPipeline* out, GpuError* error) {
+bool VulkanPipelines::make(const std::vector<uint32_t>& code, uint32_t choices, VulkanPipeline* out, GpuError* error) {
   const DefaultFloatMode mode;  // a software device folds constants while it compiles
   open_cache();
   std::vector<uint32_t> words;
@@ -91,14 +92,15 @@ bool VulkanPipelines::make(const std::vector<uint32_t>& code, uint32_t choices, 
     return false;
   }
   // As in kernel.glsl.
-  const uint32_t constants[] = {choices, mended_};
-  const VkSpecializationMapEntry entries[] = {{0, 0, sizeof(uint32_t)}, {1, sizeof(uint32_t), sizeof(uint32_t)}};
-  const VkSpecializationInfo special{2, entries, sizeof constants, constants};
+  const uint32_t constants[] = {choices, mended_, out->cell};
+  const VkSpecializationMapEntry entries[] = {
+      {0, 0, sizeof(uint32_t)}, {1, sizeof(uint32_t), sizeof(uint32_t)}, {2, 2 * sizeof(uint32_t), sizeof(uint32_t)}};
+  const VkSpecializationInfo special{3, entries, sizeof constants, constants};
   VkComputePipelineCreateInfo info;
   info.stage.module = module;
   info.stage.pSpecializationInfo = &special;
   info.layout = link_.layout();
-  const VkResult result = link_.call.vkCreateComputePipelines(link_.handle(), cache_, 1, &info, nullptr, out);
+  const VkResult result = link_.call.vkCreateComputePipelines(link_.handle(), cache_, 1, &info, nullptr, &out->handle);
   link_.call.vkDestroyShaderModule(link_.handle(), module, nullptr);
   return link_.keep(result, "vkCreateComputePipelines", error);
 }

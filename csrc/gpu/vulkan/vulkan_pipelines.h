@@ -6,6 +6,7 @@
 #include <memory>
 #include <mutex>
 #include <string>
+#include <tuple>
 #include <utility>
 #include <vector>
 
@@ -19,6 +20,7 @@ using KernelCode = std::map<std::string, std::vector<uint32_t>>;
 // A kernel with a set of choices, ready to run.
 struct VulkanPipeline {
   vk::VkPipeline handle = {};
+  uint32_t cell = 0;                            // kernel.glsl
   std::atomic<double> nanoseconds_of_block{0};  // as measured; 0: it has not run yet
 };
 
@@ -32,8 +34,8 @@ class VulkanPipelines {
   VulkanPipelines& operator=(const VulkanPipelines&) = delete;
 
   bool has(const std::string& kernel) const { return kernels_.count(kernel) != 0; }
-  // nullptr: there is none.
-  VulkanPipeline* find(const Kernel& kernel, GpuError* error);
+  // nullptr: there is none. `cell`: for grids that lie in cells of so many blocks across.
+  VulkanPipeline* find(const Kernel& kernel, uint32_t cell, GpuError* error);
   // Forgets those that were made, of which none may be under way; others will have `mended` arithmetic (kernel.glsl).
   void restart(uint32_t mended);
   // Writes the file if something was made that is not there.
@@ -42,7 +44,7 @@ class VulkanPipelines {
  private:
   void drop();
   void open_cache();
-  bool make(const std::vector<uint32_t>& code, uint32_t choices, vk::VkPipeline* out, GpuError* error);
+  bool make(const std::vector<uint32_t>& code, uint32_t choices, VulkanPipeline* out, GpuError* error);
 
   VulkanLink& link_;
   const KernelCode kernels_;
@@ -53,7 +55,8 @@ class VulkanPipelines {
   bool is_open_ = false;
   size_t saved_ = 0;                 // bytes of the driver's data
   std::atomic<bool> is_new_{false};  // something was made since then
-  std::map<std::pair<std::string, uint32_t>, std::unique_ptr<VulkanPipeline>> made_;
+  // By the kernel, its choices, and the cell.
+  std::map<std::tuple<std::string, uint32_t, uint32_t>, std::unique_ptr<VulkanPipeline>> made_;
 };
 
 }  // namespace edge_rt::gpu

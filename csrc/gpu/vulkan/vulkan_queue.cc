@@ -1,32 +1,18 @@
 #include "gpu/vulkan/vulkan_queue.h"
 
-#include <algorithm>
 #include <cstring>
+#include <limits>
 #include <string>
 #include <utility>
 
 namespace edge_rt::gpu {
 namespace {
 
-constexpr uint32_t kFirstBlocks = 64;  // of a kernel that has not run yet
+constexpr double kFirstBlocks = 64;  // of a kernel that has not run yet
 
-// The first part of a grid that has at most so many blocks, or one row or column of them; `rest` gets what is behind
-// it.
-Command first_part(const Command& whole, double most_blocks, Command* rest) {
-  Command part = whole;
-  *rest = whole;
-  const bool is_wide = whole.grid_x >= whole.grid_y;
-  const uint32_t along = is_wide ? whole.grid_x : whole.grid_y, across = is_wide ? whole.grid_y : whole.grid_x;
-  const double lines = std::max(1.0, most_blocks / across);
-  const uint32_t count = lines >= along ? along : static_cast<uint32_t>(lines);
-  (is_wide ? part.grid_x : part.grid_y) = count;
-  (is_wide ? rest->grid_x : rest->grid_y) = along - count;
-  (is_wide ? rest->first_x : rest->first_y) += count;
-  rest->is_independent = true;
-  return part;
-}
-
+// That fit into a submit; of a kernel that has not run all: nobody knows.
 double most_blocks(const Command& command, Nanoseconds limit) {
+  if (!command.is_known() || command.pipeline == nullptr) return std::numeric_limits<double>::infinity();
   return static_cast<double>(limit.count()) / command.pipeline->nanoseconds_of_block;
 }
 
@@ -80,18 +66,20 @@ bool VulkanQueue::upload(void* to, const void* from, size_t bytes, GpuError* err
 
 bool VulkanQueue::launch(const Kernel& kernel, int grid_x, int grid_y, const void* args, size_t bytes,
                          GpuError* error) {
-  const auto x = static_cast<uint32_t>(grid_x), y = static_cast<uint32_t>(grid_y);
-  if (grid_x < 1 || grid_y < 1 || x > device_->link().facts().grid[0] || y > device_->link().facts().grid[1]) {
+  const VulkanFacts& facts = device_->link().facts();
+  Command command;
+  command.grid_x = static_cast<uint32_t>(grid_x);
+  command.grid_y = static_cast<uint32_t>(grid_y);
+  const uint32_t cell = cell_of(command.grid_x, command.grid_y, facts);
+  const uint64_t most = cell * kCells;
+  if (grid_x < 1 || grid_y < 1 || (cell != 0 && (command.grid_x > most || command.grid_y > most))) {
     *error = {Fault::kRefused, 0,
               std::string(kernel.name) + " has a grid of " + std::to_string(grid_x) + " x " + std::to_string(grid_y) +
-                  " blocks, the device allows " + std::to_string(device_->link().facts().grid[0]) + " x " +
-                  std::to_string(device_->link().facts().grid[1])};
+                  " blocks, the device starts " + std::to_string(facts.grid[0]) + " x " +
+                  std::to_string(facts.grid[1]) + " at once"};
     return false;
   }
-  Command command;
-  command.grid_x = x;
-  command.grid_y = y;
-  command.pipeline = device_->pipelines().find(kernel, error);
+  command.pipeline = device_->pipelines().find(kernel, cell, error);
   if (command.pipeline == nullptr) return false;
   const std::lock_guard<std::mutex> guard(lock_);
   void* address = nullptr;
@@ -106,21 +94,23 @@ bool VulkanQueue::launch(const Kernel& kernel, int grid_x, int grid_y, const voi
   return true;
 }
 
-bool VulkanQueue::start(Command command, GpuError* error) {
+bool VulkanQueue::start(const Command& command, GpuError* error) {
   const Nanoseconds limit = device_->limits().submit;
-  while (true) {
-    const bool is_new = !command.is_known();
-    if (!commands_.empty() && (is_new || expected_ + command.expected() > limit) && !flush(error)) return false;
-    if (command.pipeline == nullptr || (!is_new && command.expected() <= limit)) break;
-    // Alone.
-    Command rest;
-    commands_.push_back(first_part(command, is_new ? kFirstBlocks : most_blocks(command, limit), &rest));
-    if (!flush(error)) return false;
-    if (rest.blocks() == 0) return true;
-    command = rest;
+  std::vector<Command> left{command};  // the next one last
+  while (!left.empty()) {
+    const Command next = left.back();
+    left.pop_back();
+    const bool is_new = !next.is_known();
+    Command first, rest;
+    if (divide(next, is_new ? kFirstBlocks : most_blocks(next, limit), &first, &rest)) {
+      left.insert(left.end(), {rest, first});
+      continue;
+    }
+    if (!commands_.empty() && (is_new || expected_ + next.expected() > limit) && !flush(error)) return false;
+    commands_.push_back(next);
+    expected_ += next.expected();
+    if (is_new && !flush(error)) return false;
   }
-  commands_.push_back(command);
-  expected_ += command.expected();
   return true;
 }
 
@@ -169,22 +159,23 @@ bool VulkanQueue::fill(VulkanRecording* recording, GpuError* error) {
   };
   recording->is_cut = false;
   if (!recording->buffers.reset(error)) return false;
-  for (Command command : recording->commands) {
+  for (const Command& command : recording->commands) {
     // Of a kernel that has never run nothing is known: it has a buffer of its own.
     if ((is_new || !command.is_known()) && !cut()) return false;
     is_new = !command.is_known();
-    while (!is_new && command.pipeline != nullptr && command.expected() > limit) {
-      Command rest;
-      const Command first = first_part(command, most_blocks(command, limit), &rest);
-      if (rest.blocks() == 0) break;
-      if (!cut()) return false;
-      part.push_back(first);
-      expected = first.expected();
-      command = rest;
+    std::vector<Command> left{command};  // the next one last
+    while (!left.empty()) {
+      const Command next = left.back();
+      left.pop_back();
+      Command first, rest;
+      if (divide(next, most_blocks(next, limit), &first, &rest)) {
+        left.insert(left.end(), {rest, first});
+        continue;
+      }
+      if (expected + next.expected() > limit && !cut()) return false;
+      part.push_back(next);
+      expected += next.expected();
     }
-    if (expected + command.expected() > limit && !cut()) return false;
-    part.push_back(command);
-    expected += command.expected();
   }
   recording->is_cut = cut();
   return recording->is_cut;

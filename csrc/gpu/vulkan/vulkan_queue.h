@@ -60,7 +60,7 @@ class VulkanQueue : public GpuQueue {
   bool settle(GpuError* error);
 
  private:
-  bool start(Command command, GpuError* error);
+  bool start(const Command& command, GpuError* error);
   bool flush(GpuError* error);
   bool fill(VulkanRecording* recording, GpuError* error);
   bool run(VulkanRecording* recording, GpuError* error);
