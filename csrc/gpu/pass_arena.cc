@@ -4,6 +4,8 @@
 #include <iterator>
 #include <utility>
 
+#include "gpu/held_objects.h"
+
 namespace edge_rt::gpu {
 namespace {
 
@@ -11,30 +13,13 @@ constexpr size_t kAligned = 256, kSmallest = 64 << 10;
 
 size_t rounded(size_t bytes, size_t to) { return (std::max<size_t>(bytes, 1) + to - 1) / to * to; }
 
-struct Shared {
-  std::mutex lock;
-  std::map<int, std::weak_ptr<PassArena>> open;
-};
-
-Shared& shared() {
-  static auto* const made = new Shared;  // sessions may outlive static objects
-  return *made;
-}
-
 }  // namespace
 
 std::shared_ptr<PassArena> PassArena::of(int number, const std::shared_ptr<GpuDevice>& device, size_t planned) {
-  const std::lock_guard<std::mutex> guard(shared().lock);
-  std::map<int, std::weak_ptr<PassArena>>& open = shared().open;
-  for (auto entry = open.begin(); entry != open.end();) {
-    entry = entry->second.expired() ? open.erase(entry) : std::next(entry);
-  }
-  std::shared_ptr<PassArena> found = open[number].lock();
-  if (found == nullptr || found->device_ != device) {
-    found = std::make_shared<PassArena>(device, planned);
-    open[number] = found;
-  }
-  return found;
+  static auto* const arenas = new HeldObjects<int, PassArena>;
+  return arenas->get(
+      number, [&](const PassArena& found) { return found.device_ == device; },
+      [&] { return std::make_shared<PassArena>(device, planned); });
 }
 
 PassArena::~PassArena() {

@@ -7,8 +7,9 @@
 
 #include <algorithm>
 #include <cerrno>
-#include <iterator>
 #include <tuple>
+
+#include "gpu/held_objects.h"
 
 namespace edge_rt::gpu {
 namespace {
@@ -38,16 +39,6 @@ Identity identity_of(int number, const struct stat& about) {
   return {number, about.st_dev, about.st_ino, about.st_size, changed.tv_sec, changed.tv_nsec};
 }
 
-struct Shared {
-  std::mutex lock;
-  std::map<Identity, std::weak_ptr<WeightsFile>> open;
-};
-
-Shared& shared() {
-  static auto* const made = new Shared;  // models may outlive static objects
-  return *made;
-}
-
 }  // namespace
 
 std::shared_ptr<WeightsFile>& weights_of_next_session() {
@@ -74,17 +65,10 @@ std::shared_ptr<WeightsFile> WeightsFile::open(int number, const std::string& pa
     error->sentence = "GPU " + std::to_string(number) + " cannot be opened: " + error->sentence;
     return nullptr;
   }
-  const std::lock_guard<std::mutex> guard(shared().lock);
-  std::map<Identity, std::weak_ptr<WeightsFile>>& open = shared().open;
-  for (auto entry = open.begin(); entry != open.end();) {
-    entry = entry->second.expired() ? open.erase(entry) : std::next(entry);
-  }
-  std::weak_ptr<WeightsFile>& known = open[identity_of(number, about)];
-  if (std::shared_ptr<WeightsFile> found = known.lock(); found != nullptr && found->device_ == made->device_) {
-    return found;
-  }
-  known = made;
-  return made;
+  static auto* const files = new HeldObjects<Identity, WeightsFile>;
+  return files->get(
+      identity_of(number, about), [&](const WeightsFile& found) { return found.device_ == made->device_; },
+      [&] { return made; });
 }
 
 // Sessions that read it are gone.
