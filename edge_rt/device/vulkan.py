@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+from edge_rt.device.compiled_files import mark_used
 from edge_rt.device.names import VULKAN
 from edge_rt.device.provider import GpuProvider, installed, installed_library
 from edge_rt.errors import RuntimeUnavailable, StorageError, VersionMismatch
@@ -109,14 +110,16 @@ class VulkanProvider(GpuProvider):
         return found
 
     def compiled_file(self, gpu: Gpu) -> Path | None:
-        """Return the file for what a GPU's driver makes of the kernels, by device, driver and kernels."""
+        """Return the file for what a GPU's driver makes of the kernels, and mark it as used."""
         folder = self._tests().with_name("vulkan-compiled")
         try:
             folder.mkdir(parents=True, exist_ok=True)
         except OSError:
             return None
         key = json.dumps(self._test_key(gpu), sort_keys=True).encode()
-        return folder / f"{hashlib.sha256(key).hexdigest()[:32]}.bin"
+        file = folder / f"{hashlib.sha256(key).hexdigest()[:32]}.bin"
+        mark_used(file)
+        return file
 
     def _test_key(self, gpu: Gpu) -> dict[str, Any]:
         digest = hashlib.sha256()
