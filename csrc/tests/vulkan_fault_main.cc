@@ -380,7 +380,11 @@ void test_large_grids(const Layer& layer) {
     CHECK(device != nullptr);
     const std::unique_ptr<GpuQueue> queue = device->open_queue(&error);
     CHECK(queue != nullptr);
-    for (const auto& [rows, width] : {std::pair<int, int>{7, 896}, {8, 100}, {3, 2000}, {40, 2000}, {200, 1000}}) {
+    // The last two have as many cells in a direction as there may be.
+    constexpr int kMost = 7 * 255;
+    using Size = std::pair<int, int>;
+    for (const auto& [rows, width] :
+         {Size{7, 896}, {8, 100}, {3, 2000}, {40, 2000}, {200, 1000}, {kMost, 60}, {1, kMost * 128}}) {
       const size_t count = static_cast<size_t>(rows) * static_cast<size_t>(width), bytes = count * sizeof(float);
       void* const from = device->allocate(bytes, &error);
       void* const to = device->allocate(bytes, &error);
@@ -398,9 +402,10 @@ void test_large_grids(const Layer& layer) {
       device->free(from);
       device->free(to);
     }
+    CHECK(layer.complaints() == 0);
     // There are so many cells, and no more.
     CHECK(queue->begin(false, &error));
-    CHECK(!queue->launch("copy_rows", 7 * 255 + 1, 1, nullptr, 0, &error) && error.fault == Fault::kRefused);
+    CHECK(!queue->launch("copy_rows", kMost + 1, 1, nullptr, 0, &error) && error.fault == Fault::kRefused);
     error = {};
     CHECK(queue->end(nullptr, &error));
   }

@@ -22,7 +22,8 @@ class Faults {
   //   delay_us=N           every submit takes that much longer on the device
   //   memory=N             devices have that many bytes of memory, and as much of a budget; 0: what they have
   //   type=N               devices are of that type (VkPhysicalDeviceType: 2 is a discrete GPU); 0: of their own
-  //   grid=N               devices start at most so many blocks at once, in x and in y; 0: as many as they do
+  //   grid=N               devices start at most so many blocks at once, in x and in y, and grids that have more are
+  //                        complained of; 0: as many as they do
   //   patience_s=N         waits take at least so long before they give up: compilers of software devices are slow
   //   strict=1             leaks and endless waits end the process
   // An empty text takes all of it back. False: it is not understood, and nothing has changed.
@@ -46,7 +47,7 @@ class Faults {
   void import(int64_t bytes);
   int64_t imported();
 
-  // A leak, or a wait that would never end: on standard error, and counted.
+  // A leak, a wait that would never end, or a grid that is too large: on standard error, and counted.
   void complain(const std::string& sentence);
   int64_t complaints();
 

@@ -73,6 +73,28 @@ int32_t fence_status(void* device, uint64_t fence) {
   return owner.below<decltype(&fence_status)>(name)(device, fence);
 }
 
+// No block of a grid lies behind those that the device starts at once, as settings have them: software starts any.
+void check_grid(const char* function, uint32_t first_x, uint32_t first_y, uint32_t x, uint32_t y) {
+  const uint64_t most = faults().grid(), end_x = uint64_t{first_x} + x, end_y = uint64_t{first_y} + y;
+  if (most == 0 || (end_x <= most && end_y <= most)) return;
+  faults().complain(std::string(function) + " of blocks up to " + std::to_string(end_x) + " x " +
+                    std::to_string(end_y) + " on a device that starts " + std::to_string(most) + " x " +
+                    std::to_string(most));
+}
+
+void dispatch(void* buffer, uint32_t x, uint32_t y, uint32_t z) {
+  const char* const name = "vkCmdDispatch";
+  check_grid(name, 0, 0, x, y);
+  owner_of(buffer).below<decltype(&dispatch)>(name)(buffer, x, y, z);
+}
+
+void dispatch_base(void* buffer, uint32_t first_x, uint32_t first_y, uint32_t first_z, uint32_t x, uint32_t y,
+                   uint32_t z) {
+  const char* const name = "vkCmdDispatchBase";
+  check_grid(name, first_x, first_y, x, y);
+  owner_of(buffer).below<decltype(&dispatch_base)>(name)(buffer, first_x, first_y, first_z, x, y, z);
+}
+
 constexpr const char* kIdle[] = {"vkDeviceWaitIdle", "vkQueueWaitIdle"};
 
 template <size_t I>
@@ -104,6 +126,9 @@ void add_work(Tables* out) {
       {"vkWaitSemaphores", erased(&wait_semaphores)},
       {"vkWaitSemaphoresKHR", erased(&wait_semaphores)},
       {"vkGetFenceStatus", erased(&fence_status)},
+      {"vkCmdDispatch", erased(&dispatch)},
+      {"vkCmdDispatchBase", erased(&dispatch_base)},
+      {"vkCmdDispatchBaseKHR", erased(&dispatch_base)},
       {kIdle[0], erased(&wait_idle<0>)},
       {kIdle[1], erased(&wait_idle<1>)},
       {kOthers[0], erased(&other<0, uint64_t, uint64_t, uint64_t>)},
