@@ -67,8 +67,11 @@ class Batch:
         self.admission = admission
         self._active = admission.active
         self._hold, self._division, self._most_rows, self._forget = hold, division, most_rows, forget
-        self._changed = threading.Condition()
-        self._is_stepping, self._thread = False, 0
+        # Entered itself, not through the condition: no interrupt comes between taking it and the block.
+        self._lock = threading.RLock()
+        self._changed = threading.Condition(self._lock)
+        # The thread that computes a step, or passes of its own; 0: none.
+        self._stepper = 0
         self._held = ExitStack()
         self._failed: list[tuple[Ticket, EdgeRTError]] = []
         self._runner: Runner | None = None
@@ -115,22 +118,28 @@ class Batch:
 
     def step(self) -> bool:
         """Compute one pass, unless another thread does; return whether there is more to do."""
-        with self._changed:
-            if self._is_stepping:
-                return True
-            self._is_stepping = True
-            self._thread = threading.get_ident()
+        me, is_mine = threading.get_ident(), False
         try:
+            with self._lock:
+                if self._stepper:
+                    return True
+                self._stepper = me
+                is_mine = True
             self._step()
         finally:
-            self._end_step()
+            if is_mine:
+                try:
+                    self._end_step(me)
+                except KeyboardInterrupt:
+                    self._end_step(me)
+                    raise
         return self.admission.has_work
 
     def compute_until(self, is_reached: Callable[[], bool]) -> None:
         """Compute steps, or wait for those of others, until something is so; it is asked between two steps."""
         while True:
-            with self._changed:
-                while not (is_done := is_reached()) and (self._is_stepping or self.admission.is_held):
+            with self._lock:
+                while not (is_done := is_reached()) and (self._stepper or self.admission.is_held):
                     self._wait()
             if is_done:
                 return
@@ -147,9 +156,11 @@ class Batch:
         if self._is_inside_step:
             return
         with self._stepping():
-            if not ticket.has_ended:
-                self._end(ticket)
-            self._release_if_idle()
+            try:
+                if not ticket.has_ended:
+                    self._end(ticket)
+            finally:
+                self._release_if_idle()
 
     @contextmanager
     def alone(self, outer: CancelToken | None = None) -> Generator[Runner]:
@@ -174,7 +185,7 @@ class Batch:
             if unsubscribe is not None:
                 unsubscribe()
             self.admission.end_turn(turn)
-            with self._changed:
+            with self._lock:
                 self._changed.notify_all()
 
     def forget_rows(self) -> None:
@@ -205,15 +216,21 @@ class Batch:
     @contextmanager
     def _stepping(self) -> Generator[None]:
         """Keep others from computing steps while a block runs; waits for the one under way."""
-        with self._changed:
-            while self._is_stepping:
-                self._wait()
-            self._is_stepping = True
-            self._thread = threading.get_ident()
+        me, is_mine = threading.get_ident(), False
         try:
+            with self._lock:
+                while self._stepper:
+                    self._wait()
+                self._stepper = me
+                is_mine = True
             yield
         finally:
-            self._end_step()
+            if is_mine:
+                try:
+                    self._end_step(me)
+                except KeyboardInterrupt:
+                    self._end_step(me)
+                    raise
 
     def _wait(self) -> None:
         """Wait for the step under way, or for passes of nobody's."""
@@ -224,12 +241,15 @@ class Batch:
     @property
     def _is_inside_step(self) -> bool:
         """Whether a step, or passes of nobody's, have called what asks, or wait for it."""
-        is_own = self._thread == threading.get_ident() or isinstance(threading.current_thread(), SideThread)
-        return self._is_stepping and is_own
+        stepper = self._stepper
+        is_own = stepper == threading.get_ident() or isinstance(threading.current_thread(), SideThread)
+        return bool(stepper) and is_own
 
-    def _end_step(self) -> None:
-        with self._changed:
-            self._is_stepping = False
+    def _end_step(self, stepper: int) -> None:
+        with self._lock:
+            # Somebody else's may have begun, if this is called again.
+            if self._stepper == stepper:
+                self._stepper = 0
             self._changed.notify_all()
 
     def _step(self) -> None:
@@ -245,9 +265,18 @@ class Batch:
             for ticket in tuple(self._active):
                 self._end(ticket, is_stopped=True)
         finally:
-            for ticket in self._active:
-                ticket.running.drop()
-            self._release_if_idle()
+            try:
+                self._drop()
+            except KeyboardInterrupt:
+                # The second one, maybe: whoever is impatient leaves no pass under way.
+                self._drop()
+                raise
+
+    def _drop(self) -> None:
+        """Free what was reserved for a pass, and the model where nobody is under way; may be called twice."""
+        for ticket in self._active:
+            ticket.running.drop()
+        self._release_if_idle()
 
     def _admit(self) -> None:
         """Let those begin that have a slot and rows."""
@@ -422,7 +451,7 @@ class Batch:
     def _deliver(self, ticket: Ticket, accepted: Accepted) -> None:
         generation = ticket.generation
         event = generation.take(accepted, ticket.outcome)
-        with self._changed:
+        with self._lock:
             ticket.events.append(event)
         if generation.sequence.is_finished:
             self._end(ticket)
@@ -500,13 +529,15 @@ class Batch:
         if ticket.decoding is not None:
             given = generation.sequence.num_answer_tokens
             self._answer_tokens += (1 - _KEEP) * (given - self._answer_tokens) if self._answer_tokens else given
-        self.admission.leave(ticket)
-        with self._changed:
-            if rest is not None:
-                ticket.events.append(rest)
-            ticket.error, ticket.has_ended = error, True
+        try:
+            self.admission.leave(ticket)
+        finally:
+            with self._lock:
+                if rest is not None:
+                    ticket.events.append(rest)
+                ticket.error, ticket.has_ended = error, True
 
     def _release_if_idle(self) -> None:
-        if not self._active and self._runner is not None:
+        if not self._active:
             self._runner = None
             self._held.close()

@@ -209,6 +209,10 @@ class KVCache:
         """Tokens of the committed rows."""
         return tuple(self._token_ids)
 
+    def tokens_from(self, row: int) -> list[int]:
+        """Return the tokens of the committed rows from one on."""
+        return self._token_ids[row:]
+
     def common_prefix(self, token_ids: Sequence[int]) -> int:
         """Return how many leading tokens of ``token_ids`` are committed already."""
         return common_prefix(self._token_ids, list(token_ids))
@@ -387,6 +391,13 @@ class KVCache:
             certain = count if parents is None else 0
         return Reservation(self, count, parents, certain, is_restored=is_restored)
 
+    def end_pass(self) -> None:
+        """Free rows that are reserved; does nothing where none are."""
+        self._reserved = 0
+        self.ahead.clear()
+        if self._states is not None:
+            self._states.end_pass()
+
     def _require_rows(self, count: int, *, is_restored: bool = False) -> None:
         if self.length + count > self.capacity:
             raise ContextOverflow(self.length, count, self.capacity)
@@ -445,10 +456,7 @@ class Reservation:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._cache._reserved = 0
-        self._cache.ahead.clear()
-        if self._cache.states is not None:
-            self._cache.states.end_pass()
+        self._cache.end_pass()
 
     def commit(self, token_ids: Sequence[int], path: Sequence[int] | None = None) -> None:
         """Keep the rows that hold these tokens; the others are free again. Those that are restored all are.

@@ -201,9 +201,8 @@ class Decoding:
 
         Nothing is computed beside a pass any more; what that met is told by the next step, or the next text.
         """
-        rows, self._rows, self._chosen = self._rows, None, None
-        if rows is not None:
-            rows.__exit__(None, None, None)
+        self.cache.end_pass()
+        self._rows = self._chosen = None
         self.drafter.pass_ends(quietly=True)
 
 
@@ -227,7 +226,12 @@ def decode(decoding: Decoding, target: Target, *, chunk: int | None = None) -> I
             decoding.choose(target.forward(part.token_ids, part.start, max(part.num_logits, 1), parents=part.parents))
             accepted = decoding.commit()
         finally:
-            decoding.drop()
+            try:
+                decoding.drop()
+            except KeyboardInterrupt:
+                # The second one, maybe: whoever is impatient leaves no pass under way.
+                decoding.drop()
+                raise
         if accepted is not None:
             yield accepted
 

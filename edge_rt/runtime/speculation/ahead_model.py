@@ -191,9 +191,13 @@ class AheadModel:
     def _run(self, token_ids: Items[int], states: Array, norm: Array) -> Outputs:
         self._io.stream[: len(token_ids)] = states
         self._io.stream_norm[:] = norm
-        with self._cache.reserve(len(token_ids)) as rows:
-            outputs = self._runner.forward(token_ids, rows.start, 1)
-            rows.commit(token_ids)
+        try:
+            with self._cache.reserve(len(token_ids)) as rows:
+                outputs = self._runner.forward(token_ids, rows.start, 1)
+                rows.commit(token_ids)
+        finally:
+            # An interrupt may come at the end of the block as well.
+            self._cache.end_pass()
         return outputs
 
     def _add_to_head(self, token_ids: Items[int]) -> None:

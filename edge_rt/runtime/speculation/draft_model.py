@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence as Items
 
-from edge_rt.runtime.cache.kv_cache import KVCache
+from edge_rt.runtime.cache.kv_cache import KVCache, common_prefix
 from edge_rt.runtime.decode.loop import Target
 from edge_rt.runtime.forward.outputs import TopTokens
 
@@ -25,9 +25,8 @@ class DraftModel:
         self._runner = runner
         self._stand_in = stand_in
         self._chunk = max(1, min(chunk, cache.largest_pass))
-        # Known tokens, and the tokens of the cache's rows; so many of the first rows hold known tokens.
+        # Known tokens; so many of the first rows hold them, unless the cache has fewer.
         self._known: list[int] = []
-        self._rows: list[int] = []
         self._agreed = 0
         # Row -> the likely tokens behind it, of rows that were computed before they were asked for.
         self._ready: dict[int, TopTokens] = {}
@@ -35,17 +34,15 @@ class DraftModel:
     def begin(self, token_ids: Items[int]) -> None:
         """Start a text; what the cache has of it stays."""
         self._known = self._shared(token_ids)
-        self._rows = list(self.cache.token_ids)
         self._agreed = self.cache.common_prefix(self._known)
         self._ready.clear()
 
     def extend(self, token_ids: Items[int]) -> None:
         """Add known tokens; rows that were drafted for them stay."""
-        for token in self._shared(token_ids):
-            place = len(self._known)
-            self._known.append(token)
-            if self._agreed == place < len(self._rows) and self._rows[place] == token:
-                self._agreed += 1
+        known = len(self._known)
+        self._known += (more := self._shared(token_ids))
+        if self._agreed == known:
+            self._agreed += common_prefix(self.cache.tokens_from(known), more)
         if self._ready:
             last = len(self._known) - 1
             self._ready = {row: top for row, top in self._ready.items() if row >= last}
@@ -93,28 +90,29 @@ class DraftModel:
 
     def _computed(self, drafted: Items[int]) -> int:
         """Return how many rows hold known tokens, and then drafted ones."""
-        count = self._agreed
+        count = min(self._agreed, self.cache.length)
         if count == len(self._known):
-            for row, token in zip(self._rows[count:], drafted, strict=False):
-                if row != token:
-                    break
-                count += 1
+            count += common_prefix(self.cache.tokens_from(count), list(drafted))
         return count
 
     def _advance(self, drafted: Items[int], most: int) -> TopTokens | None:
         cache, known = self.cache, self._known
         length = len(known) + len(drafted)
         # The last token is computed again if nothing is new: its row's outputs are gone.
-        kept = cache.truncate(min(self._computed(drafted), length - 1))
-        del self._rows[kept:]
+        kept = min(self._computed(drafted), length - 1)
+        # Before their rows go: an interrupt may come in between.
         self._agreed = min(self._agreed, kept)
         self._ready = {row: top for row, top in self._ready.items() if row < kept}
+        kept = cache.truncate(kept)
         pending = [*known[kept : kept + most], *drafted[max(kept - len(known), 0) :]][:most]
-        with cache.reserve(len(pending)) as rows:
-            top = self._runner.forward(pending, rows.start, 1).top
-            rows.commit(pending)
-        self._rows += pending
-        self._agreed = min(len(self._rows), len(known))
+        try:
+            with cache.reserve(len(pending)) as rows:
+                top = self._runner.forward(pending, rows.start, 1).top
+                rows.commit(pending)
+        finally:
+            # An interrupt may come at the end of the block as well.
+            cache.end_pass()
+        self._agreed = min(cache.length, len(known))
         assert top is not None, "native graphs compute the most likely tokens"
         return top if cache.length == length else None
 
