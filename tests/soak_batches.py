@@ -125,7 +125,7 @@ def soak(model, clients, arguments, log):
         while time.monotonic() < end and not clients.mistakes:
             time.sleep(1)
             model._batch.check()
-            with model._batch._stepping():
+            with model._batch._turns.take():
                 tables = model.speculation.memory_bytes
             memory = read_memory()
             if len(clients.seen) == len(clients.asked):

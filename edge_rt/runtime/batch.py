@@ -1,4 +1,4 @@
-"""Several generations in shared passes: what each gives to the next one, and what becomes of a pass that fails.
+"""Several generations in shared passes: who begins, computes and ends, and what becomes of a pass that fails.
 
 Nobody runs it: whoever waits for an event of a generation computes the next step for all of them. So a lone generation
 runs in its caller's thread, and a reader that takes nothing holds up nobody.
@@ -6,41 +6,33 @@ runs in its caller's thread, and a reader that takes nothing holds up nobody.
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Callable, Generator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
-from typing import Final
 
-from edge_rt.errors import DEVICE_FAILURES, Busy, Cancelled, EdgeRTError, out_of_memory
+from edge_rt.errors import DEVICE_FAILURES, Cancelled, EdgeRTError, out_of_memory
 from edge_rt.runtime.admission import Admission, Ticket, Turn, Wanted
 from edge_rt.runtime.cache.kv_cache import KVCache
 from edge_rt.runtime.cache.row_pool import RowPool
-from edge_rt.runtime.decode.draft import Accepted, Draft, Drafter, NullDrafter
+from edge_rt.runtime.decode.draft import Accepted, Drafter, NullDrafter
 from edge_rt.runtime.decode.loop import AcceptanceRule
 from edge_rt.runtime.forward.cancel import CancelToken
 from edge_rt.runtime.forward.io_binding_base import Part
 from edge_rt.runtime.forward.outputs import Outputs
 from edge_rt.runtime.forward.runner import Runner
 from edge_rt.runtime.generation import Generation, Held
+from edge_rt.runtime.pass_rows import PassRows
 from edge_rt.runtime.results import Event
 from edge_rt.runtime.speculation.division import Division
+from edge_rt.runtime.step_turns import StepTurns
 from edge_rt.runtime.stream import Events, Outcome
-from edge_rt.system.side_thread import SideThread
-
-LEAST_PIECE: Final = 16
-"""Tokens of a prompt that a pass computes beside answers, however slow they are."""
-LONGEST_PASS_MS: Final = 60.0
-"""How long a pass with a piece of a prompt may take beside answers, unless three passes without one take longer."""
-_KEEP: Final = 0.75
 
 
 class Batch:
     """The generations of a model.
 
-    A step takes those in that wait and whose turn it is (``Admission``). A pass has the next token of every answer, and
-    of what texts draft for them as much as pays; the rest of it goes to the prompts, the oldest first, but beside
-    answers only so many rows that the pass is short. Networks draft for a generation that began alone, while it is so.
+    A step takes those in that wait and whose turn it is (``Admission``); ``PassRows`` says what each gives to its pass.
+    Networks draft for a generation that began alone, while it is so.
 
     Args:
         admission: who waits, and who has a slot.
@@ -66,17 +58,12 @@ class Batch:
         assert most_rows > len(admission.caches), (most_rows, len(admission.caches))
         self.admission = admission
         self._active = admission.active
-        self._hold, self._division, self._most_rows, self._forget = hold, division, most_rows, forget
-        # Entered itself, not through the condition: no interrupt comes between taking it and the block.
-        self._lock = threading.RLock()
-        self._changed = threading.Condition(self._lock)
-        # The thread that computes a step, or passes of its own; 0: none.
-        self._stepper = 0
+        self._hold, self._forget = hold, forget
+        self._rows = PassRows(admission, division, most_rows, self._fail)
+        self._turns = StepTurns()
         self._held = ExitStack()
         self._failed: list[tuple[Ticket, EdgeRTError]] = []
         self._runner: Runner | None = None
-        # Milliseconds of a pass without prompts, and of a row of a prompt; tokens of an answer.
-        self._pass_ms = self._row_ms = self._answer_tokens = 0.0
 
     def take_over(
         self, caches: Sequence[KVCache], pool: RowPool | None, division: Division, most_rows: int, note: str
@@ -91,7 +78,7 @@ class Batch:
         """
         assert most_rows > len(caches), (most_rows, len(caches))
         self.admission.exchange(caches, pool, note)
-        self._division, self._most_rows = division, most_rows
+        self._rows.take_over(division, most_rows)
 
     def submit(self, generation: Generation, outcome: Outcome, wanted: Wanted) -> Ticket:
         """Add a generation, from any thread; ``step`` computes it.
@@ -100,7 +87,7 @@ class Batch:
             QueueFull: too many wait.
         """
         ticket = Ticket(generation, outcome, wanted)
-        self.admission.add(ticket, self._retry_after)
+        self.admission.add(ticket, self._rows.retry_after)
         if wanted.outer is not None:
             ticket.unsubscribe = wanted.outer.on_cancel(outcome.cancel.cancel)
         return ticket
@@ -118,31 +105,11 @@ class Batch:
 
     def step(self) -> bool:
         """Compute one pass, unless another thread does; return whether there is more to do."""
-        me, is_mine = threading.get_ident(), False
-        try:
-            with self._lock:
-                if self._stepper:
-                    return True
-                self._stepper = me
-                is_mine = True
-            self._step()
-        finally:
-            if is_mine:
-                try:
-                    self._end_step(me)
-                except KeyboardInterrupt:
-                    self._end_step(me)
-                    raise
-        return self.admission.has_work
+        return not self._turns.take_or_leave(self._step) or self.admission.has_work
 
     def compute_until(self, is_reached: Callable[[], bool]) -> None:
         """Compute steps, or wait for those of others, until something is so; it is asked between two steps."""
-        while True:
-            with self._lock:
-                while not (is_done := is_reached()) and (self._stepper or self.admission.is_held):
-                    self._wait()
-            if is_done:
-                return
+        while not self._turns.wait(is_reached, lambda: self.admission.is_held):
             self.step()
 
     def cancel(self, ticket: Ticket) -> None:
@@ -153,9 +120,9 @@ class Batch:
         if ticket.has_ended:
             return
         ticket.outcome.cancel.cancel()
-        if self._is_inside_step:
+        if self._turns.is_inside:
             return
-        with self._stepping():
+        with self._turns.take():
             try:
                 if not ticket.has_ended:
                     self._end(ticket)
@@ -179,18 +146,17 @@ class Batch:
             self.compute_until(lambda: cancel.cancelled or self.admission.is_turn(turn))
             if cancel.cancelled:
                 raise Cancelled("It was stopped while it waited.")
-            with self._stepping(), self._hold(cancel) as runner:
+            with self._turns.take(), self._hold(cancel) as runner:
                 yield runner
         finally:
             if unsubscribe is not None:
                 unsubscribe()
             self.admission.end_turn(turn)
-            with self._lock:
-                self._changed.notify_all()
+            self._turns.tell()
 
     def forget_rows(self) -> None:
         """Forget the rows that no generation computes with, between two steps."""
-        with self._stepping():
+        with self._turns.take():
             self.admission.forget()
 
     def close(self) -> None:
@@ -200,7 +166,7 @@ class Batch:
 
     def check(self) -> None:
         """Assert the invariants between two steps."""
-        with self._stepping():
+        with self._turns.take():
             self.admission.check()
             assert bool(self._active) == (self._runner is not None), self._active
 
@@ -212,45 +178,6 @@ class Batch:
         if ticket.error is not None:
             raise ticket.error
         return None
-
-    @contextmanager
-    def _stepping(self) -> Generator[None]:
-        """Keep others from computing steps while a block runs; waits for the one under way."""
-        me, is_mine = threading.get_ident(), False
-        try:
-            with self._lock:
-                while self._stepper:
-                    self._wait()
-                self._stepper = me
-                is_mine = True
-            yield
-        finally:
-            if is_mine:
-                try:
-                    self._end_step(me)
-                except KeyboardInterrupt:
-                    self._end_step(me)
-                    raise
-
-    def _wait(self) -> None:
-        """Wait for the step under way, or for passes of nobody's."""
-        if self._is_inside_step:
-            raise Busy("The model is computing.", "It was called by what a step has called.", "Call it afterwards.")
-        self._changed.wait()
-
-    @property
-    def _is_inside_step(self) -> bool:
-        """Whether a step, or passes of nobody's, have called what asks, or wait for it."""
-        stepper = self._stepper
-        is_own = stepper == threading.get_ident() or isinstance(threading.current_thread(), SideThread)
-        return bool(stepper) and is_own
-
-    def _end_step(self, stepper: int) -> None:
-        with self._lock:
-            # Somebody else's may have begun, if this is called again.
-            if self._stepper == stepper:
-                self._stepper = 0
-            self._changed.notify_all()
 
     def _step(self) -> None:
         for ticket in (*self._active, *self.admission.waiting):
@@ -323,8 +250,7 @@ class Batch:
         self._settle()
 
     def _pass(self) -> None:
-        answers = self._answers()
-        parts = [*answers, *self._pieces(answers)]
+        parts, answers = self._rows.prepare()
         if not parts:
             return
         runner = self._runner
@@ -339,7 +265,7 @@ class Batch:
             for ticket, _ in parts:
                 self._fail(ticket, error)
             return
-        self._learn(computed, len(answers), 1e3 * (time.perf_counter() - started))
+        self._rows.learn(computed, answers, 1e3 * (time.perf_counter() - started))
         left = [ticket for ticket, _ in parts]
         try:
             for ticket, output in zip(tuple(left), outputs, strict=True):
@@ -374,84 +300,10 @@ class Batch:
         except Exception as error:
             self._fail(ticket, error)
 
-    def _answers(self) -> list[tuple[Ticket, Part]]:
-        """Return what answers give to the next pass, with their drafts; the rows are reserved."""
-        tickets, spare = [], min(len(self.admission.caches), self._most_rows - len(self._active))
-        for ticket in self._active:
-            # Behind a grammar an answer has tokens that are forced as well.
-            more = ticket.running.num_pending - 1
-            if not more or (ticket.generation.sequence.num_answer_tokens and more <= spare):
-                spare -= more
-                tickets.append(ticket)
-        if len(self._active) == 1:
-            return [prepared for ticket in tickets for prepared in self._prepared(ticket)]
-        # Drafts leave prompts that wait their piece.
-        kept = LEAST_PIECE if len(tickets) < len(self._active) else 0
-        drafts = self._division.drafts([ticket.running for ticket in tickets], self._most_rows - kept)
-        pairs = zip(tickets, drafts, strict=True)
-        return [prepared for ticket, draft in pairs for prepared in self._prepared(ticket, draft=draft)]
-
-    def _prepared(
-        self, ticket: Ticket, most: int | None = None, draft: Draft | None = None
-    ) -> list[tuple[Ticket, Part]]:
-        """Return what a generation gives to the next pass; nothing where that fails, which ends it and no other."""
-        try:
-            return [(ticket, ticket.running.prepare(most, draft))]
-        except Cancelled:
-            raise
-        except Exception as error:
-            self._fail(ticket, error)
-            return []
-
-    def _pieces(self, answers: list[tuple[Ticket, Part]]) -> list[tuple[Ticket, Part]]:
-        """Return what prompts give to the next pass beside answers; the rows are reserved."""
-        room = self._piece_rows(sum(len(part.token_ids) for _, part in answers))
-        computed, pieces = {id(ticket) for ticket, _ in answers}, []
-        for ticket in tuple(self._active):
-            if id(ticket) in computed or room <= 0:
-                continue
-            draft = None
-            if len(self._active) > 1:
-                self._division.leave_out(ticket.running)
-                draft = Draft()
-            for prepared in self._prepared(ticket, room, draft):
-                pieces.append(prepared)
-                room -= len(prepared[1].token_ids)
-        return pieces
-
-    def _piece_rows(self, answers: int) -> int:
-        """Return how many rows of a pass prompts may have beside so many of answers."""
-        most = self._most_rows - answers
-        if not answers or not self._row_ms:
-            return most if not answers else min(most, LEAST_PIECE)
-        left = max(LONGEST_PASS_MS, 3 * self._pass_ms) - self._pass_ms
-        return max(min(most, int(left / self._row_ms)), min(most, LEAST_PIECE))
-
-    def _learn(self, parts: list[Part], answers: int, ms: float) -> None:
-        """Learn what passes cost: of answers, which come first, and for each row of a prompt."""
-        rows = sum(len(part.token_ids) for part in parts[answers:])
-        if not rows:
-            self._pass_ms = _KEEP * self._pass_ms + (1 - _KEEP) * ms if self._pass_ms else ms
-            if len(parts) > 1:
-                self._division.learn(parts, ms)
-        elif rows >= LEAST_PIECE - 1:
-            each = max(ms - self._pass_ms, 0.0) / rows
-            self._row_ms = _KEEP * self._row_ms + (1 - _KEEP) * each if self._row_ms else each
-
-    def _retry_after(self) -> float:
-        """Return in about how many seconds an answer ends, by the speeds of passes and the lengths of answers."""
-        prompts = passes = 0.0
-        for ticket in tuple(self._active):
-            sequence = ticket.generation.sequence
-            prompts += max(sequence.num_prompt_tokens - (ticket.decoding.cache.length if ticket.decoding else 0), 0)
-            left = min(sequence.room, max(self._answer_tokens - sequence.num_answer_tokens, 1.0))
-            passes = min(passes or left, left)
-        return max(1e-3 * (self._pass_ms * passes + self._row_ms * prompts), 0.1)
-
     def _deliver(self, ticket: Ticket, accepted: Accepted) -> None:
         generation = ticket.generation
         event = generation.take(accepted, ticket.outcome)
-        with self._lock:
+        with self._turns.lock:
             ticket.events.append(event)
         if generation.sequence.is_finished:
             self._end(ticket)
@@ -527,12 +379,11 @@ class Batch:
             ticket.unsubscribe()
             ticket.unsubscribe = None
         if ticket.decoding is not None:
-            given = generation.sequence.num_answer_tokens
-            self._answer_tokens += (1 - _KEEP) * (given - self._answer_tokens) if self._answer_tokens else given
+            self._rows.learn_length(generation.sequence.num_answer_tokens)
         try:
             self.admission.leave(ticket)
         finally:
-            with self._lock:
+            with self._turns.lock:
                 if rest is not None:
                     ticket.events.append(rest)
                 ticket.error, ticket.has_ended = error, True

@@ -13,7 +13,16 @@ from tests.helpers.fake_batch import FakeBatch
 from tests.helpers.fake_model import Run
 from tests.runtime.speculation.test_beside import ALONE, PROMPT, Nearly, Slow, drafter_of, drafting
 
-FILES = ("batch.py", "loop.py", "kv_cache.py", "side_thread.py", "beside.py", "draft_model.py", "model_source.py")
+FILES = (
+    "batch.py",
+    "step_turns.py",
+    "loop.py",
+    "kv_cache.py",
+    "side_thread.py",
+    "beside.py",
+    "draft_model.py",
+    "model_source.py",
+)
 ASKS = ("CALL", "CALL_KW", "CALL_FUNCTION_EX", "RESUME", "JUMP_BACKWARD")
 """Behind these instructions the interpreter looks for signals."""
 TOKENS = 12
@@ -140,4 +149,4 @@ def test_a_second_interrupt_anywhere_leaves_everything_whole(in_draft):
         place, found = interrupted(nth, in_draft=in_draft)
         assert found == expected, place
         places.add((place or "").split(":")[0])
-    assert {"", "Decoding.drop", "KVCache.end_pass", "Batch._end_step"} <= places, places
+    assert {"", "Decoding.drop", "KVCache.end_pass", "StepTurns._give_back"} <= places, places

@@ -133,7 +133,7 @@ def test_bodies_compressed_with_zstd_are_read_within_the_same_bounds(client, ser
     # While it is answered, a request holds no more than what it has become.
     chat = {"messages": [{"role": "user", "content": "Hello"}], "max_tokens": 1}
     compressed = zstd.ZstdCompressor().compress(json.dumps(chat).encode())
-    with ThreadPoolExecutor(6) as threads, server.models.loaded["small"].model._batch._stepping():
+    with ThreadPoolExecutor(6) as threads, server.models.loaded["small"].model._batch._turns.take():
         path = "/v1/chat/completions"
         tasks = [threads.submit(client.post, path, content=compressed, headers=headers) for _ in range(6)]
         until(lambda: server.models.loaded["small"].users == 6)

@@ -59,7 +59,7 @@ def test_leaving_while_the_prompt_is_computed_frees_the_slot(large, is_streamed)
     model = server.models.loaded["small"].model
     model.reset()
     # Nobody else computes until the server has seen that the client has left.
-    with model._batch._stepping():
+    with model._batch._turns.take():
         connection = raw(client, asked("leave " * 500, stream=is_streamed))
         until(lambda: bool(model._batch.admission.waiting))
         model._batch._step()
@@ -86,7 +86,7 @@ def test_leaving_while_the_answer_is_streamed_frees_the_slot(large):
 def test_leaving_while_waiting_for_a_slot_gives_up_the_place(large):
     server, client = large
     model = server.models.loaded["small"].model
-    with model._batch._stepping():
+    with model._batch._turns.take():
         connections = [raw(client, asked(f"wait {number}", max_tokens=3500)) for number in range(5)]
         until(lambda: len(model._batch.admission.waiting) == 5)
         model._batch._step()
@@ -201,7 +201,7 @@ def test_connections_are_bounded_and_idle_ones_make_room(large, monkeypatch):
 def test_connections_that_are_answered_are_not_closed_for_others(large, monkeypatch):
     server, client = large
     monkeypatch.setattr(BoundedProtocol, "most_connections", 4)
-    with server.models.loaded["small"].model._batch._stepping():
+    with server.models.loaded["small"].model._batch._turns.take():
         busy = [raw(client, asked(f"wait {number}", max_tokens=3500)) for number in range(4)]
         until(lambda: users(server) == 4)
         with socket.create_connection((client.base_url.host, client.base_url.port)) as last:
@@ -245,7 +245,7 @@ def test_requests_beyond_the_queue_are_told_when_to_come_again(long_package):
             assert (refused.status_code, refused.headers["x-should-retry"]) == (400, "false")
             assert "'n'" in refused.json()["error"]["message"]
         until(lambda: is_free(server))
-        with batch._stepping():
+        with batch._turns.take():
             connections = [raw(client, asked(f"wait {number}", max_tokens=3500)) for number in range(3)]
             until(lambda: batch.admission.is_full)
             batch._step()
@@ -323,7 +323,7 @@ def test_answers_that_outlast_the_end_fail_in_the_shape_of_their_api(long_packag
         run, server, client = held.enter_context(ran(models_of({"small": long_package}, slots=4, ctx=4096)))
         server.log = lines.append
         batch = server.models.loaded["small"].model._batch
-        with batch._stepping():
+        with batch._turns.take():
             tasks = [
                 threads.submit(client.post, path, json=fields)
                 for path, fields in (

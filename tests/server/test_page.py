@@ -177,14 +177,14 @@ def wait_until(page, state):
 def half_answered(page, batch, begin=ask, **values):
     """Ask, and hold the model when the answer has begun."""
     with ExitStack() as held:
-        held.enter_context(batch._stepping())
+        held.enter_context(batch._turns.take())
         settings(page, max_tokens=3500, temperature=1, seed=5)
         begin(page, **values)
         until(lambda: bool(batch.admission.waiting))
         while len(page.locator("article.assistant .body").last.text_content()) <= 20:
             held.close()
             time.sleep(0.002)  # A few passes.
-            held.enter_context(batch._stepping())
+            held.enter_context(batch._turns.take())
         yield
 
 

@@ -10,7 +10,7 @@ from edge_rt.errors import Cancelled
 from edge_rt.ort.binding import Binding, StopSwitch
 from edge_rt.ort.session import Session
 from edge_rt.package.manifest import Segment
-from edge_rt.runtime.cache.kv_cache import Ahead, Ready
+from edge_rt.runtime.cache.ahead import Ahead, Ready
 from edge_rt.runtime.forward.io_binding_base import Part
 from edge_rt.runtime.forward.io_binding_native import MOST_RECORDED, NativeIOBinding
 from edge_rt.runtime.forward.outputs import BoundResults, Outputs, TopTokens
