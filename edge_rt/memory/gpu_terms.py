@@ -22,6 +22,7 @@ from edge_rt.memory.terms import (
     kept_bytes,
     kv_rows,
     read_on_both,
+    rows_of_layers,
 )
 from edge_rt.package.decoder import Decoder
 from edge_rt.package.layers import GatedDelta
@@ -98,14 +99,14 @@ def gpu_kv_bytes(shape: ModelShape, choice: Choice, page: int) -> int:
     """
     full, windowed = kv_rows(shape, choice)
     first = 0 if choice.gpu_layers is None else first_on_gpu(shape, choice)
-    sizes = shape.layer_bytes(choice.kv_format, full, windowed)
-    convs = shape.conv_layers * _of_driver(windowed * shape.conv_row_bytes, page) if shape.conv_layers else 0
-    return convs + sum(_of_driver(size, page) for layer, size in sizes.items() if layer >= first)
+    sizes = rows_of_layers(shape, choice.kv_format, full, windowed)
+    return sum(_of_driver(size, page) for layer, size in sizes.items() if layer >= first)
 
 
 def gpu_state_bytes(shape: ModelShape, choice: Choice, page: int) -> int:
     """Return the bytes of the states of all slots on a GPU, each layer's arrays by themselves, and of those kept."""
-    sizes = state_sizes(shape.model, choice.tree_rows)
+    first = 0 if choice.gpu_layers is None else first_on_gpu(shape, choice)
+    sizes = state_sizes(shape.model, choice.tree_rows, range(first, shape.model.num_layers))
     own = sum(_of_driver(choice.slots * SLOTS * 4 * size, page) for size in sizes.values())
     here = 0 if choice.gpu_layers is None else divided_kept_bytes(shape, choice)
     return own + choice.checkpoints * _of_driver(kept_bytes(shape, choice) - here, page)

@@ -19,12 +19,13 @@ from edge_rt.memory.fallbacks import (
     alternatives_to,
     why_one_slot,
 )
-from edge_rt.memory.figures import Amounts, Choice, Device
+from edge_rt.memory.figures import Amounts, Choice, Device, GpuFigures
 from edge_rt.memory.plan_terms import Term, rows_of, terms_of
 from edge_rt.memory.request import Alternative, Request
 from edge_rt.memory.shape import ModelShape
 from edge_rt.memory.sizes import Regimes, Sizes, sizes_of
 from edge_rt.memory.speed import plain_tokens_per_second, tokens_per_second
+from edge_rt.package.decoder import Decoder
 from edge_rt.package.expert_sizes import RESIDENT
 from edge_rt.package.spec_modes import AUTO, MODEL, TRAINED_MODES, mode_of
 from edge_rt.system.byte_size import show_at_least, show_size
@@ -170,7 +171,19 @@ class Plan:
         return shown_text("\n".join([title, speed, *reduced])) + shown_table(self.rows(), right=(1, 2))
 
 
-_NOT_DIVIDED: Final = "Its layers are not divided with the CPU, whose results differ from this GPU's in last bits."
+def _why_not_divided(shape: ModelShape, gpu: GpuFigures) -> str | None:
+    """Return a sentence on why the layers of a native model are not divided with the CPU; None: they may be."""
+    if not gpu.has_cpu_bits:
+        return "Its layers are not divided with the CPU, whose results differ from this GPU's in last bits."
+    if gpu.is_unified or shape.layers is not None:
+        return None
+    if shape.is_estimate:
+        return "Its layers can be divided with the CPU only once it is exported."
+    if shape.segments > 1:
+        return "Its layers are not divided with the CPU, because the package has exits."
+    if isinstance(shape.model, Decoder) and shape.model.kv_layers != shape.model.attention_layers:
+        return "Its layers are not divided with the CPU, because some of them read the keys and values of others."
+    return "Its layers are not divided with the CPU, because its graph does not tell them apart."
 
 
 def make_plan(shape: ModelShape, device: Device, request: Request) -> Plan:
@@ -238,7 +251,8 @@ def require_fit(
         f"{name} {show_size(count)}" for name, count in _largest_first(plan, on_gpu=is_gpu_short) if count
     )
     gpu = plan.device.gpu
-    undivided = "" if not is_gpu_short or gpu is None or gpu.has_cpu_bits else f" {_NOT_DIVIDED}"
+    why = None if not is_gpu_short or gpu is None else _why_not_divided(plan.shape, gpu)
+    undivided = "" if why is None else f" {why}"
     raise MemoryBudgetExceeded(
         f"{plan.shape.model.name} does not fit the memory{' of the GPU' if is_gpu_short else ''}.",
         f"It needs at least {show_at_least(least)} with a context of {plan.choice.ctx} tokens "

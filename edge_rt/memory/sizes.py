@@ -17,8 +17,8 @@ from edge_rt.memory.terms import (
     ahead_bytes,
     corpus_bytes,
     dense_bytes,
-    divided_kept_bytes,
     divided_kv_bytes,
+    divided_state_bytes,
     divided_weights,
     drafter_bytes,
     drafting_bytes,
@@ -274,7 +274,7 @@ def _divided(on_gpu: Sizes, on_cpu: Sizes, shape: ModelShape, choice: Choice) ->
         on_gpu,
         weights=on_gpu.weights + divided_weights(shape, choice)[0] + mapped_again_bytes(shape, choice),
         kv_cache=divided_kv_bytes(shape, choice),
-        states=choice.checkpoints * divided_kept_bytes(shape, choice),
+        states=divided_state_bytes(shape, choice),
         chunk=GROWN * on_cpu.chunk,
         draft=GROWN * on_cpu.draft,
     )

@@ -158,11 +158,17 @@ def missed_seconds(shape: ModelShape, device: Device, choice: Choice) -> float:
 
 
 def _divided_seconds(shape: ModelShape, device: Device, choice: Choice, cache: int) -> float:
-    """Return the seconds of a pass that the CPU begins and a GPU ends; each layer reads its share of the cache."""
+    """Return the seconds of a pass that the CPU begins and a GPU ends; each layer reads its share of the cache.
+
+    Of a model with experts a row reads a part, as large on either side.
+    """
     assert shape.layers is not None
     assert choice.gpu_layers is not None
     assert device.gpu is not None
-    there = min(shape.read_bytes, shape.layers.behind[-1 - choice.gpu_layers])
+    there = shape.layers.behind[-1 - choice.gpu_layers]
+    if shape.expert_layers:
+        there = there * shape.read_bytes // shape.layers.behind[0]
+    there = min(shape.read_bytes, there)
     share = choice.gpu_layers / shape.model.num_layers
     on_cpu = (shape.read_bytes - there + (1 - share) * cache) / device.bandwidth
     on_gpu = (there + share * cache) / device.gpu.bandwidth

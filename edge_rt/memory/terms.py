@@ -108,11 +108,6 @@ _ROTATIONS_AROUND: Final = 4 * (64 << 10)
 are a mapping of their own, within which Linux stays."""
 _ROTATIONS_AROUND_ALONE: Final = 4 * (2 << 20)
 """The same where ONNX Runtime maps tensors: a large folio each."""
-_SMALL_TENSORS: Final = 10
-"""Of a layer, and outside of layers: norms, biases and constants of keys, at most. Where a GPU computes some layers,
-each is mapped by itself, from the page in which the tensor before it ends, and such a page counts twice.
-SmolLM2-135M: 4.7 pages a layer."""
-
 _MAPPED_AROUND: Final = 64 << 10  # of pages that the kernel maps together where one is touched
 _TABLE_TILES: Final = 16  # of the table of further embeddings, that are in memory at once
 _LAYER_MATRICES: Final = 4
@@ -160,6 +155,12 @@ def kv_bytes(shape: ModelShape, choice: Choice) -> int:
     return shape.cache_bytes(choice.kv_format, full, windowed) + shape.conv_layers * windowed * shape.conv_row_bytes
 
 
+def rows_of_layers(shape: ModelShape, kv_format: str, full: int, windowed: int) -> dict[int, int]:
+    """Return layer -> bytes of its rows, of a native package: keys and values, or what a short convolution reads."""
+    convs = dict.fromkeys(shape.model.conv_layers, windowed * shape.conv_row_bytes)
+    return {**shape.layer_bytes(kv_format, full, windowed), **convs}
+
+
 def state_bytes(shape: ModelShape, choice: Choice) -> int:
     """Return the bytes of the states of all slots, two of each with room for the largest draft, and of those kept."""
     own = choice.slots * states_bytes(shape.model, choice.tree_rows) if shape.recurrent_layers else 0
@@ -168,23 +169,27 @@ def state_bytes(shape: ModelShape, choice: Choice) -> int:
 
 def kept_bytes(shape: ModelShape, choice: Choice) -> int:
     """Return the bytes of what is kept of an earlier text: states, or with several slots what windows saw of it."""
+    return _kept_before(shape, choice, shape.model.num_layers)
+
+
+def _kept_before(shape: ModelShape, choice: Choice, end: int) -> int:
+    """Return the same of the layers before one."""
     if shape.window_layers and choice.slots > 1:
-        seen = _seen_rows(shape, choice)
-        return shape.cache_bytes(choice.kv_format, 0, seen) + shape.conv_layers * seen * shape.conv_row_bytes
-    return states_bytes(shape.model, 0) // SLOTS
-
-
-def _seen_rows(shape: ModelShape, choice: Choice) -> int:
-    """Return how many rows of a layer with a window are kept of an earlier text."""
-    return min(shape.model.ring_window, choice.ctx) - 1
+        seen = min(shape.model.ring_window, choice.ctx) - 1
+        sizes = rows_of_layers(shape, choice.kv_format, 0, seen)
+        return sum(size for layer, size in sizes.items() if layer < end)
+    return states_bytes(shape.model, 0, range(end)) // SLOTS
 
 
 def divided_kept_bytes(shape: ModelShape, choice: Choice) -> int:
     """Return how much of ``kept_bytes`` is in the process, with a choice that divides the layers."""
-    if not shape.window_layers or choice.slots == 1:
-        return 0
-    sizes = shape.layer_bytes(choice.kv_format, 0, _seen_rows(shape, choice))
-    return sum(size for layer, size in sizes.items() if layer < first_on_gpu(shape, choice))
+    return _kept_before(shape, choice, first_on_gpu(shape, choice))
+
+
+def divided_state_bytes(shape: ModelShape, choice: Choice) -> int:
+    """Return how much of ``state_bytes`` is in the process, with a choice that divides the layers."""
+    own = choice.slots * states_bytes(shape.model, choice.tree_rows, range(first_on_gpu(shape, choice)))
+    return own + choice.checkpoints * divided_kept_bytes(shape, choice)
 
 
 def slots_bytes(shape: ModelShape, choice: Choice) -> int:
@@ -205,20 +210,21 @@ def first_on_gpu(shape: ModelShape, choice: Choice) -> int:
 
 def divided_kv_bytes(shape: ModelShape, choice: Choice) -> int:
     """Return the bytes of the KV cache in the process, with a choice that divides the layers."""
-    sizes = shape.layer_bytes(choice.kv_format, *kv_rows(shape, choice))
+    sizes = rows_of_layers(shape, choice.kv_format, *kv_rows(shape, choice))
     return sum(size for layer, size in sizes.items() if layer < first_on_gpu(shape, choice))
 
 
 def divided_weights(shape: ModelShape, choice: Choice) -> tuple[int, int]:
     """Return the bytes of ``weights.bin`` that are read in the process and on a GPU, with a choice that divides layers.
 
-    Of the rotary tables only the context's rows are touched in the process. ONNX Runtime maps tensors one by one there.
+    Of the rotary tables only the context's rows are touched in the process. ONNX Runtime maps tensors one by one there,
+    each from the page in which the one before it ends: such a page counts twice. SmolLM2-135M: 4.7 pages a layer.
     """
     layers, first = shape.layers, first_on_gpu(shape, choice)
     assert layers is not None
     unused = layers.rotations_before[first] * (shape.model.context_length - choice.ctx) // shape.model.context_length
     used = layers.before[first] - max(0, unused - _ROTATIONS_AROUND_ALONE)
-    return used + PAGESIZE * _SMALL_TENSORS * (first + 1), layers.behind[first]
+    return used + PAGESIZE * layers.tensors_before[first], layers.behind[first]
 
 
 def read_on_both(shape: ModelShape, choice: Choice) -> int:

@@ -59,25 +59,25 @@ class LayerSizes:
         before: bytes of ``weights.bin`` that nodes before the division read.
         behind: bytes that the other nodes read. What both read, as an embedding that is the head, counts on both sides.
         rotations_before: of the bytes before, those of tables of rotations, of which a context needs a part.
+        tensors_before: how many tensors these nodes read.
     """
 
     before: tuple[int, ...]
     behind: tuple[int, ...]
     rotations_before: tuple[int, ...]
+    tensors_before: tuple[int, ...]
 
 
 def layer_sizes(package: Package) -> LayerSizes | None:
     """Return the sizes of a package's layers; None if they cannot be divided.
 
-    Those of native packages with one graph can be, if its nodes are named after layers, which all keep keys and values,
-    and have no experts.
+    Those of native packages with one graph can be, if its nodes are named after layers, none of which reads the keys
+    and values of another one.
     """
     manifest, decoder = package.manifest, package.manifest.decoder
     if manifest.op_profile != "native" or len(manifest.segments) != 1 or decoder is None:
         return None
-    if decoder.conv_layers or decoder.recurrent_layers or decoder.expert_layers:
-        return None
-    if len(decoder.cache_layers) != decoder.num_layers:
+    if decoder.kv_layers != decoder.attention_layers:
         return None
     name = manifest.segments[0].graph
     graph, tensors = package.file(name), {tensor: place.length for tensor, place in package.tensors[name].items()}
@@ -91,7 +91,8 @@ def layer_sizes(package: Package) -> LayerSizes | None:
         return None
     rotations = {name: size for name, size in tensors.items() if is_rotation(name)}
     from_the_end = _sums(parts[:0:-1], tensors)
-    return LayerSizes(_sums(parts, tensors), (*from_the_end[::-1], 0), _sums(parts, rotations))
+    counts = _sums(parts, dict.fromkeys(tensors, 1))
+    return LayerSizes(_sums(parts, tensors), (*from_the_end[::-1], 0), _sums(parts, rotations), counts)
 
 
 def parts_of(nodes: Sequence[tuple[str, Sequence[str]]], layers: int) -> list[set[str]] | None:
@@ -117,7 +118,7 @@ def parts_of(nodes: Sequence[tuple[str, Sequence[str]]], layers: int) -> list[se
 
 
 def _sums(parts: Sequence[set[str]], tensors: Mapping[str, int]) -> tuple[int, ...]:
-    """Return the bytes of the tensors that the first part reads, the first two parts, and so on, each counted once."""
+    """Return the sizes of the tensors that the first part reads, the first two parts, and so on, each counted once."""
     return tuple(sum(tensors.get(name, 0) for name in names) for names in accumulate(parts, operator.or_))
 
 

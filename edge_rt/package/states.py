@@ -6,6 +6,7 @@ drafts of the pass that wrote it would change (``csrc/ops/recurrent/recurrent.h`
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import Final
 
 from edge_rt.package.decoder import Decoder, Model
@@ -23,12 +24,18 @@ def wanted_checkpoints(slots: int) -> int:
     return CHECKPOINTS + FURTHER_CHECKPOINTS * (slots - 1)
 
 
-def state_sizes(model: Model, drafts: int) -> dict[str, int]:
-    """Return name of an input of native graphs -> float32 numbers of a slot, with room for so many drafts."""
+def state_sizes(model: Model, drafts: int, layers: Collection[int] | None = None) -> dict[str, int]:
+    """Return name of an input of native graphs -> float32 numbers of a slot, with room for so many drafts.
+
+    Args:
+        layers: of these alone; None: of all.
+    """
     found: dict[str, int] = {}
     if not isinstance(model, Decoder):
         return found
     for number in model.recurrent_layers:
+        if layers is not None and number not in layers:
+            continue
         recurrence = model.layers[number].recurrence
         assert recurrence is not None, number
         found[f"conv.{number}"] = (recurrence.taps - 1 + drafts) * recurrence.conv_size
@@ -36,6 +43,6 @@ def state_sizes(model: Model, drafts: int) -> dict[str, int]:
     return found
 
 
-def states_bytes(model: Model, drafts: int) -> int:
-    """Return the bytes of the states of a sequence, both slots, with room for so many drafts."""
-    return SLOTS * 4 * sum(state_sizes(model, drafts).values())
+def states_bytes(model: Model, drafts: int, layers: Collection[int] | None = None) -> int:
+    """Return the bytes of the states of a sequence, both slots, with room for so many drafts; layers as above."""
+    return SLOTS * 4 * sum(state_sizes(model, drafts, layers).values())

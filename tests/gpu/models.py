@@ -60,10 +60,13 @@ PINNED = {"kv": "int8", "spec": "suffix", "prefill_chunk": 16, "draft_max": 8}
 
 
 def room(gpu, path, layers, **options):
-    """Return the bytes of a GPU that are just enough for some layers of a package, with pinned settings."""
+    """Return the bytes of a GPU that are just enough for some layers of a package, or all (None), with pinned settings.
+
+    They leave no room for states of earlier texts.
+    """
     asked = LoadOptions(device=gpu.device, gpu_providers=provider(gpu), **options)
     plan = plan_package(open_package(path), asked)
-    choice = replace(plan.choice, gpu_layers=layers)
+    choice = replace(plan.choice, gpu_layers=layers, checkpoints=0)
     return sizes_of(plan.shape, plan.device, choice, plan.request).needs.gpu
 
 

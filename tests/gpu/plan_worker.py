@@ -45,7 +45,7 @@ def drive_drafts(model):
         cache.truncate(0)
 
 
-def check(gpu, path, *, generated=0, sizes=SIZES, layers=None, **options):
+def check(gpu, path, *, generated=0, sizes=SIZES, layers=None, room=room, **options):
     """Load a package, and compare what lies on the GPU with what is planned, while passes become larger.
 
     Args:
@@ -54,6 +54,7 @@ def check(gpu, path, *, generated=0, sizes=SIZES, layers=None, **options):
         generated: tokens of an answer behind these passes.
         sizes: rows of passes that are run; they are recorded when they come again.
         layers: for how many the GPU has memory; None: for all.
+        room: returns how many bytes of memory that are.
         **options: of the load.
     """
     asked = {"ctx": 64, "prefill_chunk": ROWS, "draft_max": DRAFT, **options}

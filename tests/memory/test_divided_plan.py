@@ -19,11 +19,12 @@ from edge_rt.memory.sizes import sizes_of
 from edge_rt.memory.speed import pass_seconds
 from edge_rt.package.decoder import Rope
 from edge_rt.package.layer_sizes import LayerSizes
-from edge_rt.package.layers import Layer
+from edge_rt.package.layers import Experts, Layer
 from tests.memory.shapes import DEVICE, MIB, make_shape, request_of, requests, shapes
 from tests.memory.test_gpu_plan import OWN, SHARED
 
 HEAD, LAYER, ROPE = 28_000_000, 2_290_000, 2 * 8192 * 32 * 4
+TENSORS = 10  # of a layer
 ROOM = 610 * MIB
 
 
@@ -36,6 +37,7 @@ def layered(shape, head=HEAD, layer=LAYER, rope=ROPE):
             before=(head, *(head + rope + layer * (i + 1) for i in range(count))),
             behind=(*(head + rope + layer * (count - i) for i in range(count)), 0),
             rotations_before=(0, *[rope] * count),
+            tensors_before=tuple(TENSORS * (i + 1) for i in range(count + 1)),
         ),
     )
 
@@ -52,8 +54,8 @@ def test_every_part_is_counted_where_it_lies():
         (sizes_of(shape, device, replace(choice, gpu_layers=None), Request()) for device in (DEVICE, OWN)),
     )
     assert found.gpu.weights == HEAD + ROPE + 10 * LAYER
-    # Rotations of 2 MiB may all be mapped around the rows that are needed; ten pages of a layer are mapped twice.
-    assert found.weights == HEAD + 20 * LAYER + ROPE + 21 * 10 * PAGESIZE
+    # Rotations of 2 MiB may all be mapped around the rows that are needed; for each tensor a page is mapped twice.
+    assert found.weights == HEAD + 20 * LAYER + ROPE + 21 * TENSORS * PAGESIZE
     # rows x layers x (keys and values of 3 heads x 64 x 2 bytes)
     assert (found.kv_cache, found.gpu.kv_cache) == (2048 * 20 * 768, 10 * (2 << 20))
     assert found.gpu.activations == whole.gpu.activations
@@ -111,8 +113,13 @@ def test_settings_are_kept_and_as_many_layers_as_fit_are_there():
 def test_what_is_never_divided():
     shape, asked = layered(make_shape()), Request(device_budget_bytes=ROOM - 40 * MIB)
     assert make_plan(shape, OWN, asked).choice.gpu_layers is not None
-    with pytest.raises(MemoryBudgetExceeded, match="memory of the GPU"):
-        require_fit(make_plan(make_shape(), OWN, asked))
+    for changes, why in (
+        ({}, "because its graph does not tell them apart"),
+        ({"segments": 3}, "because the package has exits"),
+        ({"package_id": None}, "once it is exported"),
+    ):
+        with pytest.raises(MemoryBudgetExceeded, match=f"memory of the GPU.*Its layers .*{why}"):
+            require_fit(make_plan(make_shape(**changes), OWN, asked))
     # One memory is not enough for the model, wherever it computes; nor are layers that are not there.
     assert make_plan(shape, SHARED, Request(budget_bytes=ROOM - 40 * MIB)).choice.gpu_layers is None
     single = layered(make_shape(num_layers=1))
@@ -168,6 +175,12 @@ def test_a_pass_takes_the_time_of_both():
     assert pass_seconds(shape, OWN, choice) == pytest.approx(wanted)
     every = pass_seconds(shape, OWN, replace(choice, gpu_layers=None))
     assert every < wanted < pass_seconds(shape, DEVICE, replace(choice, gpu_layers=None)) + 5e-4
+    # Of experts a row reads a part, here a third, on both sides.
+    dims = shape.model
+    layer = Layer(dims.attention(), None, experts=Experts(8, 2, dims.feed_forward()))
+    shape = replace(shape, model=dims.decoder("llama", layer), read_bytes=shape.layers.behind[0] // 3)
+    wanted = 1e-3 + (2 * cache // 3 + 20 * LAYER // 3) / 20e9 + 5e-4 + (there // 3 + cache // 3) / 100e9
+    assert pass_seconds(shape, OWN, choice) == pytest.approx(wanted, rel=1e-6)
 
 
 def test_layers_with_windows_are_counted_on_the_gpu_by_number():

@@ -28,6 +28,9 @@ def test_layers_of_a_package(native_package):
     )
     assert found.before[-1] == found.behind[0] == sum(tensors.values()) <= size
     assert found.rotations_before == (0, *[rope] * layers)
+    of_layer = sum(name.startswith("layer0.") for name in tensors)
+    assert found.tensors_before[:2] == (1, 1 + 2 + of_layer)
+    assert found.tensors_before[-1] == len(tensors)
 
 
 def test_nodes_are_read_in_their_order(native_package):

@@ -11,6 +11,7 @@ import numpy.typing as npt
 
 from edge_rt.ort.compute_device import ComputeDevice, DeviceArray
 from edge_rt.package.states import SLOTS
+from edge_rt.runtime.cache.checkpoints import StateCopies
 from edge_rt.runtime.cache.window_copies import RowCopies
 
 Array = npt.NDArray[Any]
@@ -78,6 +79,42 @@ class DeviceStateCopies:
 
     def _of_slot(self, index: int, slot: int) -> Array:
         return self._begins + (SLOTS * index + slot) * self._steps
+
+
+class DividedStateCopies:
+    """Places for states of layers of which the CPU computes the first, and a device the others; see ``StateCopies``.
+
+    Args:
+        copies: of either part, with as many places.
+    """
+
+    def __init__(self, copies: Sequence[StateCopies]) -> None:
+        self._copies = tuple(copies)
+
+    @property
+    def count(self) -> int:
+        """How many places there are."""
+        return self._copies[0].count
+
+    def save(self, place: int, index: int, slot: int) -> None:
+        """Copy the state of a sequence's slot into a place."""
+        for copies in self._copies:
+            copies.save(place, index, slot)
+
+    def load(self, place: int, index: int, slot: int) -> None:
+        """Copy what is in a place into a sequence's slot."""
+        for copies in self._copies:
+            copies.load(place, index, slot)
+
+    def parts(self, place: int) -> list[Array]:
+        """Return nothing: a part of it is no memory of this process."""
+        del place
+        return []
+
+    def state(self, index: int, slot: int) -> list[Array]:
+        """Return nothing: a part of it is no memory of this process."""
+        del index, slot
+        return []
 
 
 @dataclass(frozen=True)

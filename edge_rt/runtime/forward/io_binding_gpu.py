@@ -5,7 +5,10 @@ If the first layers are computed by the CPU, their cache is in this process.
 
 from __future__ import annotations
 
+import re
+from bisect import bisect_left
 from collections.abc import Iterator, Mapping, Sequence
+from typing import Final
 
 import numpy as np
 
@@ -25,7 +28,10 @@ from edge_rt.runtime.forward.io_binding_base import Array, BoundPass
 from edge_rt.runtime.forward.io_binding_native import MOST_RECORDED, NativeIOBinding, NativePass
 from edge_rt.runtime.forward.io_binding_portable import PortableIOBinding
 from edge_rt.runtime.forward.outputs import BoundResults, DeviceOutputMemory, DeviceResults, Outputs, untouched
-from edge_rt.runtime.forward.state_memory import DeviceStateMemory, StateInputs, States
+from edge_rt.runtime.forward.state_memory import StateInputs, StateMemory
+
+_OF_LAYER: Final = re.compile(r"(?:cache|conv|state)\.([0-9]+)")
+"""An input that is what a layer keeps."""
 
 
 class GpuIOBinding(NativeIOBinding):
@@ -50,9 +56,10 @@ class GpuIOBinding(NativeIOBinding):
         stream: bool = False,
         host_layers: int = 0,
     ) -> None:
-        # A plan divides the layers of models alone whose layers all keep keys and values.
-        assert not host_layers or len(model.kv_layers) == model.num_layers, (host_layers, model.kv_layers)
+        # A plan divides the layers of models alone of which none reads the keys of another one.
+        assert not host_layers or model.kv_layers == model.attention_layers, (host_layers, model.kv_layers)
         self._device, self._host_layers = device, host_layers
+        self._host_caches = bisect_left(model.cache_layers, host_layers)
         self._caches: list[DeviceArray] = []
         super().__init__(
             model,
@@ -75,24 +82,29 @@ class GpuIOBinding(NativeIOBinding):
         there = {} if host_layers else self._rope_tables
         self._tables = {name: DeviceArray(device, table) for name, table in there.items()}
 
+    @property
+    def _layers_there(self) -> tuple[int, ...]:
+        """Numbers of the layers whose cache is on the device."""
+        return self._layers[self._host_caches :]
+
     def _allocate(self, shapes: Sequence[tuple[int, ...]]) -> None:
-        here, there = shapes[: self._host_layers], shapes[self._host_layers :]
+        here, there = shapes[: self._host_caches], shapes[self._host_caches :]
         if here:
             super()._allocate(here)
         # One layer after the other: these zeros are read once, and need no memory of this process.
         self._caches = []
-        for layer, shape in zip(self._layers[self._host_layers :], there, strict=True):
+        for layer, shape in zip(self._layers_there, there, strict=True):
             zeros = np.zeros(shape, np.uint8)
             self._caches.append(DeviceArray(self._device, zeros.view(np.float32) if layer in self._convs else zeros))
         self.cache_bytes += sum(cache.nbytes for cache in self._caches)
 
-    def _make_states(self, sequences: int, drafts: int, checkpoints: int) -> States:
-        return DeviceStateMemory(self._device, self.model, sequences, drafts, checkpoints)
+    def _make_states(self, sequences: int, drafts: int, checkpoints: int) -> StateMemory:
+        return StateMemory(self.model, sequences, drafts, checkpoints, self._device, self._host_layers)
 
     def _make_row_copies(self, most_rows: int, count: int) -> RowCopies:
         layers = [
             (cache, tuple(self._parts_there(layer, cache)))
-            for layer, cache in zip(self._layers[self._host_layers :], self._caches, strict=True)
+            for layer, cache in zip(self._layers_there, self._caches, strict=True)
             if self.model.layer_windows[layer]
         ]
         copies: list[RowCopies] = [DeviceRowCopies(self._device, layers, most_rows, count)] if layers else []
@@ -109,19 +121,20 @@ class GpuIOBinding(NativeIOBinding):
         yield Planes(0, 0, 1, rows, cache.nbytes // rows)
 
     def _layer_arrays(self) -> Mapping[str, Array | DeviceArray]:
-        there = zip(self._layers[self._host_layers :], self._caches, strict=False)
+        there = zip(self._layers_there, self._caches, strict=False)
         caches = {f"cache.{layer}": cache for layer, cache in there}
         return {**super()._layer_arrays(), **self._tables, **caches}
 
     def check(self, session: Session) -> None:
         """Compare the graph with the manifest, and where it computes layers with where their caches lie."""
         super().check(session)
-        found = {name for name in session.host_inputs if name.startswith("cache.")}
-        wanted = {f"cache.{layer}" for layer in range(self._host_layers)}
+        known = {*self._layers, *self.model.recurrent_layers}
+        wanted = {layer for layer in known if layer < self._host_layers}
+        found = {int(one[1]) for one in map(_OF_LAYER.fullmatch, session.host_inputs) if one is not None}
         if found != wanted:
             raise UnsupportedModel(
                 f"The execution provider for {self._device.text} computes other layers than it was asked to.",
-                f"The CPU would compute {len(found)} of {self.model.num_layers} layers; {len(wanted)} were planned.",
+                f"The CPU would compute {len(found)} of {len(known)} layers; {len(wanted)} were planned.",
                 "Use --device cpu, or install edge-rt again.",
             )
 

@@ -26,7 +26,7 @@ from edge_rt.runtime.cache.window_copies import HostRowCopies, RowCopies, Window
 from edge_rt.runtime.forward.device_copies import Planes
 from edge_rt.runtime.forward.io_binding_base import FILLING, Array, BoundPass, IOBinding, Part, Specs
 from edge_rt.runtime.forward.outputs import BoundResults, OutputMemory, Outputs, untouched
-from edge_rt.runtime.forward.state_memory import StateInputs, StateMemory, States, state_specs
+from edge_rt.runtime.forward.state_memory import StateInputs, StateMemory, state_specs
 
 if TYPE_CHECKING:
     from edge_rt.runtime.forward.hidden_rows import HiddenRows
@@ -94,7 +94,7 @@ class NativeIOBinding(IOBinding):
         self._rope_tables = loaded_tables(model, capacity)
         self.kv_formats = formats
         self._convs = frozenset(model.conv_layers)
-        self._memory: States | None = None
+        self._memory: StateMemory | None = None
         if model.recurrent_layers:
             self._memory = self._make_states(max(sequences, 1), drafts, checkpoints)
         self.states = () if self._memory is None else self._memory.slots
@@ -179,7 +179,7 @@ class NativeIOBinding(IOBinding):
     def _form(self, layer: int) -> KvFormat:
         return KV_FORMAT[self.kv_formats[layer]]
 
-    def _make_states(self, sequences: int, drafts: int, checkpoints: int) -> States:
+    def _make_states(self, sequences: int, drafts: int, checkpoints: int) -> StateMemory:
         """Make the states of so many sequences, with room for so many drafts each."""
         return StateMemory(self.model, sequences, drafts, checkpoints)
 

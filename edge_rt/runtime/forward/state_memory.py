@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -14,111 +13,133 @@ from edge_rt.ort.compute_device import ComputeDevice, DeviceArray
 from edge_rt.package.decoder import Decoder
 from edge_rt.package.op_list import STATE_INPUTS
 from edge_rt.package.states import SLOTS, state_sizes
-from edge_rt.runtime.cache.checkpoints import Checkpoints, HostStateCopies
+from edge_rt.runtime.cache.checkpoints import Checkpoints, HostStateCopies, StateCopies
 from edge_rt.runtime.cache.state_slots import StateSlots
-from edge_rt.runtime.forward.device_copies import DeviceStateCopies
+from edge_rt.runtime.forward.device_copies import DeviceStateCopies, DividedStateCopies
 from edge_rt.runtime.forward.io_binding_base import Part, Specs
 from edge_rt.runtime.forward.outputs import give_back, untouched
 
 Array = npt.NDArray[Any]
 
 
-class States(ABC):
-    """States of one or several sequences, each with two slots and room for what drafts change.
-
-    Attributes:
-        arrays: name of a graph's input -> float32 ``[sequences, 2, numbers of a slot]``, where passes run.
-        slots: the bookkeeping of every sequence.
-        nbytes: of all arrays.
-    """
-
-    arrays: Mapping[str, Array | DeviceArray]
-    slots: tuple[StateSlots, ...]
-    nbytes: int
-
-    def inputs(self, sequences: int) -> StateInputs:
-        """Return inputs for passes of so many sequences."""
-        return StateInputs(sequences, self.slots[0].most_drafts, self.slots[0])
-
-    @abstractmethod
-    def forget(self) -> None:
-        """Return memory of this process to the system; no states of earlier texts are kept afterwards."""
-
-    @abstractmethod
-    def release(self) -> None:
-        """Release the memory."""
-
-
-class StateMemory(States):
-    """States in this process; pages that no pass has written take no memory.
+class _StatesHere:
+    """States of some layers in this process; pages that no pass has written take no memory.
 
     Args:
-        sequences: whose states are kept.
-        drafts: most of a pass.
+        sizes: name of a graph's input -> numbers of a slot.
+        bare: the same without room for drafts.
         checkpoints: states of earlier texts that are kept.
+
+    Attributes:
+        arrays: name -> float32 ``[sequences, 2, numbers of a slot]``, where passes run.
+        copies: places for states of earlier texts.
+        nbytes: of all arrays and copies.
     """
 
-    arrays: dict[str, Array]
-
-    def __init__(self, model: Decoder, sequences: int, drafts: int, checkpoints: int) -> None:
-        sizes, bare = state_sizes(model, drafts), state_sizes(model, 0)
+    def __init__(self, sizes: Mapping[str, int], bare: Mapping[str, int], sequences: int, checkpoints: int) -> None:
         self._memory = untouched((sequences * SLOTS * sum(sizes.values()),), np.float32)
         kept = (checkpoints, sum(bare.values()))
         self._kept = untouched(kept, np.float32) if checkpoints else np.empty(kept, np.float32)
         self.nbytes = self._memory.nbytes + self._kept.nbytes
-        self.arrays = {}
+        self.arrays: dict[str, Array] = {}
         begin = 0
         for name, size in sizes.items():
             end = begin + sequences * SLOTS * size
             self.arrays[name] = self._memory[begin:end].reshape(sequences, SLOTS, size)
             begin = end
-        self._checkpoints = Checkpoints(HostStateCopies(self.arrays, bare, self._kept))
-        self.slots = tuple(StateSlots(index, drafts, self._checkpoints) for index in range(sequences))
+        self.copies = HostStateCopies(self.arrays, bare, self._kept)
 
     def forget(self) -> None:
-        """Return the memory to the system; the states are zeros afterwards, and none are kept."""
-        self._checkpoints.forget()
+        """Return the memory to the system; the states are zeros afterwards."""
         give_back(self._memory)
         if self._kept.size:
             give_back(self._kept)
 
     def release(self) -> None:
         """Release the memory."""
-        self._checkpoints.release()
         self.arrays.clear()
         self._memory = self._kept = np.empty(0, np.float32)
 
 
-class DeviceStateMemory(States):
-    """States of one or several sequences in the memory of a device, and those of earlier texts that are kept there.
+class _StatesThere:
+    """The same in the memory of a device."""
 
-    Args:
-        drafts: most of a pass.
-        checkpoints: states of earlier texts that are kept.
-    """
-
-    arrays: dict[str, DeviceArray]
-
-    def __init__(self, device: ComputeDevice, model: Decoder, sequences: int, drafts: int, checkpoints: int) -> None:
+    def __init__(
+        self, device: ComputeDevice, sizes: Mapping[str, int], bare: Mapping[str, int], sequences: int, checkpoints: int
+    ) -> None:
         # One layer after the other: these zeros are read once, and need no memory of this process.
         self.arrays = {
-            name: DeviceArray(device, np.zeros((sequences, SLOTS, size), np.float32))
-            for name, size in state_sizes(model, drafts).items()
+            name: DeviceArray(device, np.zeros((sequences, SLOTS, size), np.float32)) for name, size in sizes.items()
         }
-        self._copies = DeviceStateCopies(device, self.arrays, state_sizes(model, 0), checkpoints)
-        self._checkpoints = Checkpoints(self._copies)
-        self.slots = tuple(StateSlots(number, drafts, self._checkpoints) for number in range(sequences))
-        self.nbytes = sum(array.nbytes for array in self.arrays.values()) + self._copies.nbytes
+        self.copies = DeviceStateCopies(device, self.arrays, bare, checkpoints)
+        self.nbytes = sum(array.nbytes for array in self.arrays.values()) + self.copies.nbytes
 
     def forget(self) -> None:
-        """Keep no states of earlier texts any more; a text that begins reads none."""
+        """Do nothing: a text that begins reads none."""
+
+    def release(self) -> None:
+        """Release the memory."""
+        self.copies.release()
+        self.arrays.clear()
+
+
+class StateMemory:
+    """States of one or several sequences, each with two slots and room for what drafts change.
+
+    Args:
+        sequences: whose states are kept.
+        drafts: most of a pass.
+        checkpoints: states of earlier texts that are kept.
+        device: that computes; None: the CPU does.
+        host_layers: with a device: how many layers, the first ones, the CPU computes, with their states here.
+
+    Attributes:
+        arrays: name of a graph's input -> float32 ``[sequences, 2, numbers of a slot]``, where passes run.
+        slots: the bookkeeping of every sequence.
+        nbytes: of all arrays, and of what is kept of earlier texts.
+    """
+
+    def __init__(
+        self,
+        model: Decoder,
+        sequences: int,
+        drafts: int,
+        checkpoints: int,
+        device: ComputeDevice | None = None,
+        host_layers: int = 0,
+    ) -> None:
+        here = range(model.num_layers if device is None else host_layers)
+        self._parts: list[_StatesHere | _StatesThere] = []
+        if sizes := state_sizes(model, drafts, here):
+            self._parts.append(_StatesHere(sizes, state_sizes(model, 0, here), sequences, checkpoints))
+        there = range(len(here), model.num_layers)
+        if device is not None and (sizes := state_sizes(model, drafts, there)):
+            self._parts.append(_StatesThere(device, sizes, state_sizes(model, 0, there), sequences, checkpoints))
+        self.nbytes = sum(part.nbytes for part in self._parts)
+        copies: list[StateCopies] = [part.copies for part in self._parts]
+        self._checkpoints = Checkpoints(copies[0] if len(copies) == 1 else DividedStateCopies(copies))
+        self.slots = tuple(StateSlots(index, drafts, self._checkpoints) for index in range(sequences))
+
+    @property
+    def arrays(self) -> dict[str, Array | DeviceArray]:
+        """What passes read and write; nothing after ``release``."""
+        return {name: array for part in self._parts for name, array in part.arrays.items()}
+
+    def inputs(self, sequences: int) -> StateInputs:
+        """Return inputs for passes of so many sequences."""
+        return StateInputs(sequences, self.slots[0].most_drafts, self.slots[0])
+
+    def forget(self) -> None:
+        """Return memory of this process to the system; no states of earlier texts are kept afterwards."""
         self._checkpoints.forget()
+        for part in self._parts:
+            part.forget()
 
     def release(self) -> None:
         """Release the memory."""
         self._checkpoints.release()
-        self._copies.release()
-        self.arrays.clear()
+        for part in self._parts:
+            part.release()
 
 
 class StateInputs:
