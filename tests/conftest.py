@@ -173,6 +173,16 @@ def pytest_addoption(parser):
     parser.addoption("--variants", type=int, help="run at most so many variants of a parametrised test, at least 2")
 
 
+@pytest.hookimpl(wrapper=True)
+def pytest_collection():
+    """Spare the collector what is made of modules and tests, too: all of it stays."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.enable()
+
+
 def pytest_collection_modifyitems(config, items):
     """Leave out variants, if asked to; then put sessions with thread pools of their own first.
 
