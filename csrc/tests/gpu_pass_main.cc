@@ -4,6 +4,7 @@
 #include <memory>
 #include <random>
 #include <string>
+#include <thread>
 #include <utility>
 #include <vector>
 
@@ -332,11 +333,38 @@ void kernels_are_found_or_the_error_says_why() {
   CHECK(device.find("pass_test_nothing", &found, &error) && found.threads == 64);
 }
 
+// What others free while a pass runs is given back behind it, or when memory is short: the driver would wait for it.
+void others_free_behind_a_pass() {
+  emulated::Settings settings;
+  settings.memory = 1 << 20;
+  emulated::configure(settings);
+  GpuError error;
+  const std::shared_ptr<GpuDevice> device = open_gpu(0, &error);
+  const std::unique_ptr<GpuQueue> queue = device->open_queue(&error);
+  const auto others = [&](const auto& act) { std::thread(act).join(); };
+  const auto allocate = [&] { return device->allocate(settings.memory / 2 + 1, &error); };
+  void* const first = allocate();
+  void* const own = device->allocate(256, &error);
+  void* host_address = nullptr;
+  void* const host = device->allocate_host(256, &host_address, &error);
+  CHECK(first != nullptr && own != nullptr && host != nullptr && queue->begin(false, &error));
+  others([&] { device->free(first), device->free_host(host); });
+  CHECK(emulated::live().allocations == 2 && emulated::live().host_allocations == 1);
+  device->free(own);
+  CHECK(emulated::live().allocations == 1);
+  void* second = nullptr;
+  others([&] { second = allocate(); });
+  CHECK(second != nullptr && !error && emulated::live().allocations == 1 && emulated::live().host_allocations == 0);
+  others([&] { device->free(second); });
+  CHECK(emulated::live().allocations == 1 && queue->end(nullptr, &error) && emulated::live().allocations == 0);
+}
+
 }  // namespace
 }  // namespace edge_rt::gpu
 
 int main() {
   using namespace edge_rt::gpu;  // NOLINT: a program, not a header
+  others_free_behind_a_pass();
   bytes_are_copied_once_while_they_stay();
   what_is_derived_is_made_once_a_pass();
   what_fails_is_not_taken_for_done();

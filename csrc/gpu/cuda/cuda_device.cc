@@ -1,5 +1,7 @@
 #include "gpu/cuda/cuda_device.h"
 
+#include <algorithm>
+
 #include "gpu/cuda/cuda_queue.h"
 
 namespace edge_rt::gpu {
@@ -88,7 +90,14 @@ bool CudaDevice::find(const char* kernel, GpuFunction* out, DriverError* error) 
 void* CudaDevice::allocate(size_t bytes, GpuError* error) {
   DriverError failed;
   CUdeviceptr memory = 0;
-  const bool is_done = enter(&failed) && EDGE_RT_DRIVER_CALL(*driver_, cuMemAlloc, &failed, &memory, bytes);
+  const auto take = [&] {
+    return enter(&failed) && EDGE_RT_DRIVER_CALL(*driver_, cuMemAlloc, &failed, &memory, bytes);
+  };
+  bool is_done = take();
+  if (failed.fault() == Fault::kOutOfMemory && make_room()) {
+    failed = {};
+    is_done = take();
+  }
   failed.tell(error);
   const std::lock_guard<std::mutex> guard(failure_lock_);
   failure_ = is_done || failed.fault() == Fault::kOutOfMemory ? GpuError{} : *error;
@@ -100,27 +109,83 @@ GpuError CudaDevice::failure() const {
   return failure_;
 }
 
-void CudaDevice::free(void* memory) {
+void CudaDevice::free(void* memory) { give_back({memory, false}); }
+
+void CudaDevice::give_back(const Freed& freed) {
+  {
+    const std::lock_guard<std::mutex> guard(passes_lock_);
+    const bool is_alone = std::all_of(passes_.begin(), passes_.end(),
+                                      [](const auto& pass) { return pass.second == std::this_thread::get_id(); });
+    if (!is_alone) {
+      freed_.push_back(freed);
+      return;
+    }
+  }
+  drop(freed);
+}
+
+void CudaDevice::drop(const Freed& freed) {
   DriverError ignored;
   enter(&ignored);
   // It would wait for a device that hangs.
-  if (!has_hung_) driver_->cuMemFree(address(memory));
+  if (has_hung_) return;
+  if (freed.is_of_host) {
+    driver_->cuMemFreeHost(freed.memory);
+  } else {
+    driver_->cuMemFree(address(freed.memory));
+  }
+}
+
+void CudaDevice::begin_pass(CUstream stream) {
+  const std::lock_guard<std::mutex> guard(passes_lock_);
+  passes_[stream] = std::this_thread::get_id();
+}
+
+void CudaDevice::end_pass(CUstream stream) {
+  std::vector<Freed> freed;
+  {
+    const std::lock_guard<std::mutex> guard(passes_lock_);
+    passes_.erase(stream);
+    if (passes_.empty()) freed.swap(freed_);
+  }
+  for (const Freed& one : freed) drop(one);
+}
+
+// Where memory is short, passes that keep what was freed are waited for; whether there was any.
+bool CudaDevice::make_room() {
+  std::vector<Freed> freed;
+  {
+    const std::lock_guard<std::mutex> guard(passes_lock_);
+    freed.swap(freed_);
+  }
+  if (freed.empty()) return false;
+  GpuError ignored;
+  if (!settle(&ignored)) {
+    const std::lock_guard<std::mutex> guard(passes_lock_);
+    freed_.insert(freed_.end(), freed.begin(), freed.end());
+    return false;
+  }
+  for (const Freed& one : freed) drop(one);
+  return true;
 }
 
 void* CudaDevice::allocate_host(size_t bytes, void** device, GpuError* error) {
   DriverError failed;
   void* memory = nullptr;
-  if (enter(&failed)) EDGE_RT_DRIVER_CALL(*driver_, cuMemHostAlloc, &failed, &memory, bytes, 0);
+  const auto take = [&] {
+    if (enter(&failed)) EDGE_RT_DRIVER_CALL(*driver_, cuMemHostAlloc, &failed, &memory, bytes, 0);
+  };
+  take();
+  if (failed.fault() == Fault::kOutOfMemory && make_room()) {
+    failed = {};
+    take();
+  }
   // Both sides know it by the same address.
   *device = memory;
   return failed.tell(error) ? nullptr : memory;
 }
 
-void CudaDevice::free_host(void* memory) {
-  DriverError ignored;
-  enter(&ignored);
-  if (!has_hung_) driver_->cuMemFreeHost(memory);
-}
+void CudaDevice::free_host(void* memory) { give_back({memory, true}); }
 
 bool CudaDevice::budget(MemoryBudget* out, GpuError* error) {
   DriverError failed;

@@ -63,6 +63,11 @@ class CudaDevice : public GpuDevice, public std::enable_shared_from_this<CudaDev
   CUstream make_stream(DriverError* error);
   void destroy_stream(CUstream stream);
 
+  // Around a pass of a stream: what other threads free meanwhile is given back behind it. The driver may wait for all
+  // that runs before it gives memory back, and another model's pass may hang.
+  void begin_pass(CUstream stream);
+  void end_pass(CUstream stream);
+
   // What the calling thread starts on the stream until `end_capture` is recorded, not run. One thread at a time:
   // waiting for a stream that captures, which copies of other threads would do, ends the capture.
   bool begin_capture(CUstream stream, DriverError* error);
@@ -70,7 +75,14 @@ class CudaDevice : public GpuDevice, public std::enable_shared_from_this<CudaDev
 
  private:
   CudaDevice() = default;
+  struct Freed {
+    void* memory;
+    bool is_of_host;
+  };
   bool load(DriverError* error);
+  void give_back(const Freed& freed);
+  void drop(const Freed& freed);
+  bool make_room();
   bool settle_all(std::unique_lock<std::mutex>* guard, DriverError* error);
   void copy_settled(Way way, void* to, const void* from, size_t bytes, DriverError* error);
 
@@ -89,6 +101,9 @@ class CudaDevice : public GpuDevice, public std::enable_shared_from_this<CudaDev
   bool is_capturing_ = false;
   std::thread::id capturer_;
   std::atomic<bool> has_hung_{false};
+  std::mutex passes_lock_;
+  std::map<CUstream, std::thread::id> passes_;  // that run, and whose they are
+  std::vector<Freed> freed_;                    // and not given back yet
 };
 
 }  // namespace edge_rt::gpu

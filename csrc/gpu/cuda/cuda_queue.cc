@@ -9,12 +9,13 @@ CudaRecording::~CudaRecording() {
   DriverError ignored;
   if (!device_->enter(&ignored) && device_->has_hung()) return;
   if (ready != nullptr) device_->driver().cuGraphExecDestroy(ready);
-  for (const Upload& upload : uploads) device_->driver().cuMemFreeHost(upload.pinned);
+  for (const Upload& upload : uploads) device_->free_host(upload.pinned);
 }
 
 CudaQueue::~CudaQueue() {
   DriverError ignored;
   if (recording_ != nullptr) end_recording(nullptr, &ignored);
+  device_->end_pass(stream_);
   device_->destroy_stream(stream_);
 }
 
@@ -25,6 +26,7 @@ bool CudaQueue::begin(bool records, GpuError* error) {
   } else if (device_->begin_capture(stream_, &failed)) {
     recording_ = std::make_unique<CudaRecording>(device_);
   }
+  if (!failed) device_->begin_pass(stream_);
   return !failed.tell(error);
 }
 
@@ -61,6 +63,7 @@ bool CudaQueue::end(std::unique_ptr<Recording>* out, GpuError* error) {
   DriverError failed;
   if (recording_ != nullptr) end_recording(out, &failed);
   if (device_->enter(&failed)) device_->wait(stream_, &failed);
+  device_->end_pass(stream_);
   return !failed.tell(error);
 }
 
@@ -82,9 +85,11 @@ bool CudaQueue::replay(const Recording& recording, GpuError* error) {
   const auto& recorded = static_cast<const CudaRecording&>(recording);
   for (const CudaRecording::Upload& upload : recorded.uploads) std::memcpy(upload.pinned, upload.from, upload.bytes);
   const Driver& driver = device_->driver();
+  device_->begin_pass(stream_);
   if (device_->enter(&failed) && EDGE_RT_DRIVER_CALL(driver, cuGraphLaunch, &failed, recorded.ready, stream_)) {
     device_->wait(stream_, &failed);
   }
+  device_->end_pass(stream_);
   return !failed.tell(error);
 }
 
