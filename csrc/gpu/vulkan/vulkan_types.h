@@ -1,0 +1,98 @@
+// Handles, results, flags and numbers of Vulkan that edge-rt uses; see vulkan_abi.h.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+namespace edge_rt::gpu::vk {
+
+using VkFlags = uint32_t;
+using VkBool32 = uint32_t;
+using VkDeviceSize = uint64_t;
+using VkDeviceAddress = uint64_t;
+using VkResult = int32_t;
+using VkStructureType = int32_t;
+
+using VkInstance = struct VkInstance_T*;
+using VkPhysicalDevice = struct VkPhysicalDevice_T*;
+using VkDevice = struct VkDevice_T*;
+using VkQueue = struct VkQueue_T*;
+using VkCommandBuffer = struct VkCommandBuffer_T*;
+#if UINTPTR_MAX == UINT64_MAX
+#define EDGE_RT_VULKAN_HANDLE(name) using name = struct name##_T*
+#else
+#define EDGE_RT_VULKAN_HANDLE(name) using name = uint64_t
+#endif
+EDGE_RT_VULKAN_HANDLE(VkBuffer);
+EDGE_RT_VULKAN_HANDLE(VkDeviceMemory);
+EDGE_RT_VULKAN_HANDLE(VkFence);
+EDGE_RT_VULKAN_HANDLE(VkCommandPool);
+EDGE_RT_VULKAN_HANDLE(VkShaderModule);
+EDGE_RT_VULKAN_HANDLE(VkPipeline);
+EDGE_RT_VULKAN_HANDLE(VkPipelineLayout);
+EDGE_RT_VULKAN_HANDLE(VkPipelineCache);
+EDGE_RT_VULKAN_HANDLE(VkDescriptorSetLayout);
+EDGE_RT_VULKAN_HANDLE(VkSemaphore);
+#undef EDGE_RT_VULKAN_HANDLE
+
+// Results that are told apart.
+constexpr VkResult VK_SUCCESS = 0, VK_TIMEOUT = 2, VK_INCOMPLETE = 5, VK_ERROR_OUT_OF_HOST_MEMORY = -1,
+                   VK_ERROR_OUT_OF_DEVICE_MEMORY = -2, VK_ERROR_INITIALIZATION_FAILED = -3, VK_ERROR_DEVICE_LOST = -4,
+                   VK_ERROR_INCOMPATIBLE_DRIVER = -9, VK_ERROR_TOO_MANY_OBJECTS = -10;
+
+constexpr uint32_t kVulkan12 = (1u << 22) | (2u << 12), kVulkan13 = (1u << 22) | (3u << 12);
+constexpr uint32_t version_major(uint32_t version) { return version >> 22 & 0x7f; }
+constexpr uint32_t version_minor(uint32_t version) { return version >> 12 & 0x3ff; }
+
+constexpr VkStructureType VK_STRUCTURE_TYPE_APPLICATION_INFO = 0, VK_STRUCTURE_TYPE_INSTANCE_CREATE_INFO = 1,
+                          VK_STRUCTURE_TYPE_DEVICE_QUEUE_CREATE_INFO = 2, VK_STRUCTURE_TYPE_DEVICE_CREATE_INFO = 3,
+                          VK_STRUCTURE_TYPE_SUBMIT_INFO = 4, VK_STRUCTURE_TYPE_MEMORY_ALLOCATE_INFO = 5,
+                          VK_STRUCTURE_TYPE_FENCE_CREATE_INFO = 8, VK_STRUCTURE_TYPE_BUFFER_CREATE_INFO = 12,
+                          VK_STRUCTURE_TYPE_SHADER_MODULE_CREATE_INFO = 16,
+                          VK_STRUCTURE_TYPE_PIPELINE_SHADER_STAGE_CREATE_INFO = 18,
+                          VK_STRUCTURE_TYPE_COMPUTE_PIPELINE_CREATE_INFO = 29,
+                          VK_STRUCTURE_TYPE_PIPELINE_LAYOUT_CREATE_INFO = 30,
+                          VK_STRUCTURE_TYPE_COMMAND_POOL_CREATE_INFO = 39,
+                          VK_STRUCTURE_TYPE_COMMAND_BUFFER_ALLOCATE_INFO = 40,
+                          VK_STRUCTURE_TYPE_COMMAND_BUFFER_BEGIN_INFO = 42, VK_STRUCTURE_TYPE_MEMORY_BARRIER = 46,
+                          VK_STRUCTURE_TYPE_PHYSICAL_DEVICE_VULKAN_1_1_FEATURES = 49,
+                          VK_STRUCTURE_TYPE_PHYSICAL_DEVICE_VULKAN_1_1_PROPERTIES = 50,
+                          VK_STRUCTURE_TYPE_PHYSICAL_DEVICE_VULKAN_1_2_FEATURES = 51,
+                          VK_STRUCTURE_TYPE_PHYSICAL_DEVICE_VULKAN_1_2_PROPERTIES = 52,
+                          VK_STRUCTURE_TYPE_PHYSICAL_DEVICE_VULKAN_1_3_FEATURES = 53,
+                          VK_STRUCTURE_TYPE_PHYSICAL_DEVICE_FEATURES_2 = 1000059000,
+                          VK_STRUCTURE_TYPE_PHYSICAL_DEVICE_PROPERTIES_2 = 1000059001,
+                          VK_STRUCTURE_TYPE_PHYSICAL_DEVICE_MEMORY_PROPERTIES_2 = 1000059006,
+                          VK_STRUCTURE_TYPE_MEMORY_ALLOCATE_FLAGS_INFO = 1000060000,
+                          VK_STRUCTURE_TYPE_EXTERNAL_MEMORY_BUFFER_CREATE_INFO = 1000072000,
+                          VK_STRUCTURE_TYPE_IMPORT_MEMORY_HOST_POINTER_INFO_EXT = 1000178000,
+                          VK_STRUCTURE_TYPE_MEMORY_HOST_POINTER_PROPERTIES_EXT = 1000178001,
+                          VK_STRUCTURE_TYPE_PHYSICAL_DEVICE_EXTERNAL_MEMORY_HOST_PROPERTIES_EXT = 1000178002,
+                          VK_STRUCTURE_TYPE_PHYSICAL_DEVICE_MEMORY_BUDGET_PROPERTIES_EXT = 1000237000,
+                          VK_STRUCTURE_TYPE_BUFFER_DEVICE_ADDRESS_INFO = 1000244001,
+                          VK_STRUCTURE_TYPE_PHYSICAL_DEVICE_SHADER_INTEGER_DOT_PRODUCT_FEATURES = 1000280000,
+                          VK_STRUCTURE_TYPE_PHYSICAL_DEVICE_SHADER_INTEGER_DOT_PRODUCT_PROPERTIES = 1000280001,
+                          VK_STRUCTURE_TYPE_PHYSICAL_DEVICE_SHADER_FMA_FEATURES_KHR = 1000579000;
+
+constexpr int32_t VK_PHYSICAL_DEVICE_TYPE_INTEGRATED_GPU = 1, VK_PHYSICAL_DEVICE_TYPE_DISCRETE_GPU = 2,
+                  VK_PHYSICAL_DEVICE_TYPE_VIRTUAL_GPU = 3, VK_PHYSICAL_DEVICE_TYPE_CPU = 4;
+constexpr VkFlags VK_QUEUE_GRAPHICS_BIT = 1, VK_QUEUE_COMPUTE_BIT = 2;
+constexpr VkFlags VK_MEMORY_PROPERTY_DEVICE_LOCAL_BIT = 1, VK_MEMORY_PROPERTY_HOST_VISIBLE_BIT = 2,
+                  VK_MEMORY_PROPERTY_HOST_COHERENT_BIT = 4, VK_MEMORY_PROPERTY_HOST_CACHED_BIT = 8;
+constexpr VkFlags VK_MEMORY_HEAP_DEVICE_LOCAL_BIT = 1;
+constexpr VkFlags VK_MEMORY_ALLOCATE_DEVICE_ADDRESS_BIT = 2;
+constexpr VkFlags VK_EXTERNAL_MEMORY_HANDLE_TYPE_HOST_ALLOCATION_BIT_EXT = 0x80;
+constexpr VkFlags VK_BUFFER_USAGE_TRANSFER_SRC_BIT = 1, VK_BUFFER_USAGE_TRANSFER_DST_BIT = 2,
+                  VK_BUFFER_USAGE_STORAGE_BUFFER_BIT = 0x20, VK_BUFFER_USAGE_SHADER_DEVICE_ADDRESS_BIT = 0x20000;
+constexpr VkFlags VK_SHADER_STAGE_COMPUTE_BIT = 0x20;
+constexpr VkFlags VK_PIPELINE_CREATE_DISPATCH_BASE_BIT = 0x10;
+constexpr VkFlags VK_COMMAND_POOL_CREATE_TRANSIENT_BIT = 1;
+constexpr VkFlags VK_COMMAND_BUFFER_USAGE_ONE_TIME_SUBMIT_BIT = 1;
+constexpr VkFlags VK_PIPELINE_STAGE_COMPUTE_SHADER_BIT = 0x800, VK_PIPELINE_STAGE_TRANSFER_BIT = 0x1000,
+                  VK_PIPELINE_STAGE_HOST_BIT = 0x4000;
+constexpr VkFlags VK_ACCESS_SHADER_READ_BIT = 0x20, VK_ACCESS_SHADER_WRITE_BIT = 0x40,
+                  VK_ACCESS_TRANSFER_READ_BIT = 0x800, VK_ACCESS_TRANSFER_WRITE_BIT = 0x1000,
+                  VK_ACCESS_HOST_READ_BIT = 0x2000, VK_ACCESS_HOST_WRITE_BIT = 0x4000;
+constexpr int32_t VK_PIPELINE_BIND_POINT_COMPUTE = 1;
+
+}  // namespace edge_rt::gpu::vk
