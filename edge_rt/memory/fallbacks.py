@@ -222,9 +222,12 @@ class Fallbacks:
         def with_layers(count: int) -> Choice:
             return replace(choice, gpu_layers=count)
 
-        fitting = bisect_right(
-            range(1, self._shape.model.num_layers), budget.gpu, key=lambda count: self.needs(with_layers(count)).gpu
-        )
+        counts = range(1, self._shape.model.num_layers)
+        if self._shape.segments > 1:
+            # Between the graphs of a package is memory that fewer layers may need and more may not.
+            placed = (self._as_it_is(with_layers(count), budget) for count in reversed(counts))
+            return next((choice for choice in placed if choice is not None), None)
+        fitting = bisect_right(counts, budget.gpu, key=lambda count: self.needs(with_layers(count)).gpu)
         return self._as_it_is(with_layers(fitting), budget) if fitting else None
 
     def speculation_needs(self, choice: Choice) -> Amounts | None:

@@ -13,11 +13,14 @@ from edge_rt.memory.activations import FEW_ROWS, kinds_of_heads, mixer_row_bytes
 from edge_rt.memory.figures import Choice
 from edge_rt.memory.shape import ModelShape
 from edge_rt.memory.terms import (
+    copied_rows_bytes,
+    divided_hidden_bytes,
     divided_kept_bytes,
     divided_weights,
     drafts_ahead,
     drafts_itself,
     first_on_gpu,
+    graphs_ended,
     hidden_bytes,
     kept_bytes,
     kv_rows,
@@ -147,7 +150,10 @@ def gpu_activations(shape: ModelShape, choice: Choice) -> int:
     if drafts_itself(shape, choice):
         # A row of results for each of two views of the cache.
         of_drafts = 2 * (4 * shape.model.vocab_size + 128)
-    between = 0 if choice.gpu_layers is not None else hidden_bytes(shape, choice)
+    if choice.gpu_layers is None:
+        between = hidden_bytes(shape, choice)
+    else:
+        between = divided_hidden_bytes(shape, choice)[1] + copied_rows_bytes(shape, choice)
     return gpu_pass_memory(shape, choice) + between + of_drafts + _stream_bytes(shape, choice)
 
 
@@ -184,7 +190,8 @@ def gpu_pieces(shape: ModelShape, choice: Choice, chunk: int) -> int:
     if not chunk:
         return 0
     exits = shape.segments - 1
-    sessions = shape.segments + bool(exits) + drafts_itself(shape, choice) + shape.has_states_graph
+    graphs = shape.segments if choice.gpu_layers is None else graphs_ended(shape, choice)
+    sessions = graphs + bool(exits) + drafts_itself(shape, choice) + shape.has_states_graph
     layers = -(-shape.model.num_layers // shape.segments)
     uploads = choice.slots * 4 * (_maps(shape) * choice.ctx + 2 * choice.largest_pass)
     return sessions * (1 + (layers * _LAYER_PIECES + uploads) // chunk) * chunk

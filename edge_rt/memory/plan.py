@@ -179,8 +179,6 @@ def _why_not_divided(shape: ModelShape, gpu: GpuFigures) -> str | None:
         return None
     if shape.is_estimate:
         return "Its layers can be divided with the CPU only once it is exported."
-    if shape.segments > 1:
-        return "Its layers are not divided with the CPU, because the package has exits."
     if isinstance(shape.model, Decoder) and shape.model.kv_layers != shape.model.attention_layers:
         return "Its layers are not divided with the CPU, because some of them read the keys and values of others."
     return "Its layers are not divided with the CPU, because its graph does not tell them apart."

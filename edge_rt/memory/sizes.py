@@ -17,6 +17,7 @@ from edge_rt.memory.terms import (
     ahead_bytes,
     corpus_bytes,
     dense_bytes,
+    divided_hidden_bytes,
     divided_kv_bytes,
     divided_state_bytes,
     divided_weights,
@@ -24,6 +25,7 @@ from edge_rt.memory.terms import (
     drafting_bytes,
     drafts_itself,
     format_bytes,
+    graphs_begun,
     hidden_bytes,
     kv_bytes,
     logits_bytes,
@@ -273,10 +275,11 @@ def _divided(on_gpu: Sizes, on_cpu: Sizes, shape: ModelShape, choice: Choice) ->
     return replace(
         on_gpu,
         weights=on_gpu.weights + divided_weights(shape, choice)[0] + mapped_again_bytes(shape, choice),
+        session=on_gpu.session + divided_hidden_bytes(shape, choice)[0],
         kv_cache=divided_kv_bytes(shape, choice),
         states=divided_state_bytes(shape, choice),
-        chunk=GROWN * on_cpu.chunk,
-        draft=GROWN * on_cpu.draft,
+        chunk=GROWN * graphs_begun(shape, choice) * on_cpu.chunk,
+        draft=GROWN * graphs_begun(shape, choice) * on_cpu.draft,
     )
 
 

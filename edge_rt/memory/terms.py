@@ -222,9 +222,46 @@ def divided_weights(shape: ModelShape, choice: Choice) -> tuple[int, int]:
     """
     layers, first = shape.layers, first_on_gpu(shape, choice)
     assert layers is not None
-    unused = layers.rotations_before[first] * (shape.model.context_length - choice.ctx) // shape.model.context_length
-    used = layers.before[first] - max(0, unused - _ROTATIONS_AROUND_ALONE)
-    return used + PAGESIZE * layers.tensors_before[first], layers.behind[first]
+    rotations = layers.rotations_before[first]
+    unused = rotations * (shape.model.context_length - choice.ctx) // shape.model.context_length
+    used = rotations - max(0, unused - _ROTATIONS_AROUND_ALONE)
+    # Every graph maps them by itself.
+    mapped = layers.before[first] - rotations + graphs_begun(shape, choice) * used
+    again = layers.copied_again[first] if layers.copied_again else 0
+    return mapped + PAGESIZE * layers.tensors_before[first], layers.behind[first] + again
+
+
+def graphs_begun(shape: ModelShape, choice: Choice) -> int:
+    """Return how many graphs of layers the CPU begins, with a choice that divides the layers: by themselves, or all."""
+    assert shape.layers is not None
+    return sum(first < first_on_gpu(shape, choice) for first in shape.layers.first_layers)
+
+
+def graphs_ended(shape: ModelShape, choice: Choice) -> int:
+    """Return how many graphs of layers a GPU ends, with a choice that divides the layers."""
+    assert shape.layers is not None
+    # A graph ends where the next one begins, and the last one is always there.
+    return 1 + sum(first > first_on_gpu(shape, choice) for first in shape.layers.first_layers[1:])
+
+
+def divided_hidden_bytes(shape: ModelShape, choice: Choice) -> tuple[int, int]:
+    """Return the bytes of rows between graphs in the process and on a GPU, with a choice that divides the layers.
+
+    Where layers read rows behind some graph, there is room for all of them.
+    """
+    whole, of_host = hidden_bytes(shape, choice), _exits_in_process(shape, choice)
+    return whole * (of_host > 0), whole * (of_host < shape.segments - 1)
+
+
+def copied_rows_bytes(shape: ModelShape, choice: Choice) -> int:
+    """Return the bytes on a GPU of drafted rows in the process, of which the head reads copies, one row each."""
+    rows = _exits_in_process(shape, choice) * choice.draft_max
+    return (rows + 1) * 4 * shape.model.hidden_size if rows else 0
+
+
+def _exits_in_process(shape: ModelShape, choice: Choice) -> int:
+    assert shape.layers is not None
+    return sum(end < first_on_gpu(shape, choice) for end in shape.layers.first_layers[1:])
 
 
 def read_on_both(shape: ModelShape, choice: Choice) -> int:

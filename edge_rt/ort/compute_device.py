@@ -116,6 +116,10 @@ class ComputeDevice:
             details={**self.details, GPU_LAYERS: count},
         )
 
+    def undivided(self) -> ComputeDevice:
+        """Return the same for sessions that are there as a whole."""
+        return replace(self, options={name: value for name, value in self.options.items() if name != _FIRST_LAYER})
+
     def sharing(self, pass_bytes: int) -> ComputeDevice:
         """Return the device for sessions of one model, on edge-rt's own provider, whose passes share their memory.
 

@@ -15,7 +15,7 @@ from edge_rt.errors import EdgeRTError
 from edge_rt.ort.compute_device import ComputeDevice
 from edge_rt.ort.errors import translate
 from edge_rt.package.graph_check import StoredTensor
-from edge_rt.package.layer_sizes import nodes_in_order, parts_of
+from edge_rt.package.layer_sizes import names_of_host, nodes_in_order
 from edge_rt.package.manifest import WEIGHTS_FILE
 from edge_rt.package.reader import Package
 
@@ -85,12 +85,7 @@ def _refused(error: Exception, device: ComputeDevice) -> EdgeRTError:
 def _tensors(package: Package, graph: str, host_layers: int) -> dict[str, StoredTensor]:
     """Return the constants of a graph that lie on a GPU, but those whose type, shape and bytes do not fit together."""
     found = {name: place for name, place in package.tensors[graph].items() if _fits(place)}
-    if not host_layers:
-        return found
-    parts = parts_of(nodes_in_order(package.file(graph)), package.manifest.model.num_layers)
-    if parts is None:
-        return {}
-    of_host = set().union(*parts[: host_layers + 1])
+    of_host = names_of_host(nodes_in_order(package.file(graph)), host_layers) if host_layers else set()
     return {name: place for name, place in found.items() if name not in of_host}
 
 

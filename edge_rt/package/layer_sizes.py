@@ -10,7 +10,7 @@ import operator
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import accumulate
+from itertools import accumulate, pairwise, takewhile
 from pathlib import Path
 from typing import Final
 
@@ -60,39 +60,84 @@ class LayerSizes:
         behind: bytes that the other nodes read. What both read, as an embedding that is the head, counts on both sides.
         rotations_before: of the bytes before, those of tables of rotations, of which a context needs a part.
         tensors_before: how many tensors these nodes read.
+        copied_again: of packages with exits, bytes of what nodes on both sides of the graph that is divided read, and
+            later graphs as well: on a GPU they lie twice.
+        first_layers: of every graph of layers, the first one.
     """
 
     before: tuple[int, ...]
     behind: tuple[int, ...]
     rotations_before: tuple[int, ...]
     tensors_before: tuple[int, ...]
+    copied_again: tuple[int, ...] = ()
+    first_layers: tuple[int, ...] = (0,)
 
 
 def layer_sizes(package: Package) -> LayerSizes | None:
     """Return the sizes of a package's layers; None if they cannot be divided.
 
-    Those of native packages with one graph can be, if its nodes are named after layers, none of which reads the keys
-    and values of another one.
+    Those of native packages can be, if nodes are named after layers, none of which reads the keys and values of another
+    one.
     """
     manifest, decoder = package.manifest, package.manifest.decoder
-    if manifest.op_profile != "native" or len(manifest.segments) != 1 or decoder is None:
+    if manifest.op_profile != "native" or decoder is None:
         return None
     if decoder.kv_layers != decoder.attention_layers:
         return None
-    name = manifest.segments[0].graph
-    graph, tensors = package.file(name), {tensor: place.length for tensor, place in package.tensors[name].items()}
+    graphs = [segment.graph for segment in manifest.segments]
+    tensors = {name: place.length for graph in graphs for name, place in package.tensors[graph].items()}
+    nodes: list[tuple[str, list[str]]] = []
     try:
-        parts = parts_of(nodes_in_order(graph), manifest.model.num_layers)
+        for segment in manifest.segments:
+            own = nodes_in_order(package.file(segment.graph))
+            # What a further graph begins with is computed where its first layer is.
+            leading = len(list(takewhile(lambda node: layer_of(node[0]) < 0, own))) if segment.first_layer else 0
+            nodes += [(f"layer{segment.first_layer}", read) for _, read in own[:leading]] + own[leading:]
     except OSError as error:
         raise StorageError(
-            "The graph of the package cannot be read.", f"{graph.name}: {error}.", "Check the package's folder."
+            "A graph of the package cannot be read.", f"{error}.", "Check the package's folder."
         ) from error
+    parts = parts_of(nodes, decoder.num_layers)
     if parts is None:
         return None
     rotations = {name: size for name, size in tensors.items() if is_rotation(name)}
     from_the_end = _sums(parts[:0:-1], tensors)
     counts = _sums(parts, dict.fromkeys(tensors, 1))
-    return LayerSizes(_sums(parts, tensors), (*from_the_end[::-1], 0), _sums(parts, rotations), counts)
+    starts = tuple(segment.first_layer for segment in manifest.segments)
+    again = _copied_again(parts, starts, tensors) if len(graphs) > 1 else ()
+    return LayerSizes(_sums(parts, tensors), (*from_the_end[::-1], 0), _sums(parts, rotations), counts, again, starts)
+
+
+def _copied_again(parts: Sequence[set[str]], starts: Sequence[int], tensors: Mapping[str, int]) -> tuple[int, ...]:
+    """Return for every division the bytes of what both sides of its graph read, and graphs behind it as well."""
+    found, nothing = [0] * (len(parts)), set[str]()
+    for first, end in pairwise(starts):
+        later = nothing.union(*parts[end + 1 :])
+        for layer in range(first + 1, end):
+            # The embedding is before the first layer.
+            here = nothing.union(*parts[0 if first == 0 else first + 1 : layer + 1])
+            there = nothing.union(*parts[layer + 1 : end + 1])
+            found[layer] = sum(tensors.get(name, 0) for name in here & there & later)
+    return tuple(found)
+
+
+def layer_of(name: str) -> int:
+    """Return the number of the layer that a node is named after; -1: none."""
+    found = _LAYER.match(name)
+    return -1 if found is None else int(found[1])
+
+
+def names_of_host(nodes: Sequence[tuple[str, Sequence[str]]], host_layers: int) -> set[str]:
+    """Return what nodes of a graph read that the CPU computes, before the first one of a layer beyond so many."""
+    numbers = [layer_of(name) for name, _ in nodes]
+    if min((number for number in numbers if number >= 0), default=host_layers) >= host_layers:
+        return set()
+    found: set[str] = set()
+    for (_, read), number in zip(nodes, numbers, strict=True):
+        if number >= host_layers:
+            break
+        found.update(read)
+    return found
 
 
 def parts_of(nodes: Sequence[tuple[str, Sequence[str]]], layers: int) -> list[set[str]] | None:
@@ -107,8 +152,7 @@ def parts_of(nodes: Sequence[tuple[str, Sequence[str]]], layers: int) -> list[se
     """
     parts: list[set[str]] = [set()]
     for name, read in nodes:
-        found = _LAYER.match(name)
-        number = -1 if found is None else int(found[1])
+        number = layer_of(name)
         if number >= len(parts):
             return None
         if number == len(parts) - 1:

@@ -17,6 +17,7 @@ from edge_rt.package.reader import open_package
 from edge_rt.runtime.forward.cancel import CancelToken
 from tests.gpu import models
 from tests.gpu.emulated import main
+from tests.gpu.exit_worker import agreeing, drafted_trees, windowed
 from tests.gpu.family_worker import REFUSED, logits
 from tests.gpu.models import DEVICE, FOLDER, PINNED, provider
 from tests.gpu.plan_worker import check
@@ -28,8 +29,18 @@ from tests.helpers.cheap_drafts import FREE_ROWS, CheapDrafts
 from tests.helpers.family_data import CASES
 from tests.helpers.models import load_package
 from tests.helpers.small import GREEDY
+from tests.helpers.tiny_adapters import adapters_of
 
 LARGEST_DRAFT = 20  # of whose rows all logits are compared
+
+
+TREES = {"hidden": True, "spec": "exit", "kv": "int4", "prefill_chunk": 20}
+
+
+@cache
+def plain_trees(path):
+    with load_package(path, ctx=256, **TREES) as cpu:
+        return drafted_trees(cpu)
 
 
 def layers_of(path):
@@ -156,10 +167,59 @@ def case_slots(gpu):
         assert check_arrivals(path, np.random.default_rng(4), 9, modes=("suffix", "off"), most=250, **asked) > 4
 
 
+def case_exits(gpu):
+    """Drafts of the first layers, which are on either side, or on both; trees go on with them."""
+    path = agreeing().cut
+    for layers in range(1, layers_of(path)):
+        compare_exits(gpu, layers)
+        with divided(gpu, path, layers, **TREES) as model:
+            for index, (one, other) in enumerate(zip(drafted_trees(model), plain_trees(path), strict=True)):
+                assert one.tobytes() == other.tobytes(), (layers, index)
+
+
+def case_exit(gpu):
+    """The same with the division in the middle of a graph, between two exits."""
+    compare_exits(gpu, 4)
+
+
+def case_exit_modes(gpu):
+    """Adapters that guess on the CPU, all that drafts at once, windows, slots, and passes that are stopped."""
+    path, kv = agreeing().cut, "int8"
+    adapters = adapters_of(path, Path(FOLDER.name) / "adapters of layers").path
+    for layers, drafter in ((2, adapters), (3, adapters), (4, None), (5, adapters)):
+        with divided(gpu, path, layers, spec="auto", drafter=drafter, costs=CheapDrafts()) as model:
+            found = answer(model)
+            assert found.token_ids == plain(path, kv), layers
+            assert found.spec.rows_drafted > 0, layers
+            for count in (1, 3):
+                models.stop(model, count)
+                assert answer(model).token_ids == plain(path, kv), (layers, count)
+    asked = {**PINNED, "ctx": 192, "spec": "exit"}
+    own = {"device": gpu.device, "gpu_providers": provider(gpu), "costs": CheapDrafts()}
+    for layers in (1, 3, None):
+        count = models.room(gpu, windowed().cut, layers, **asked) - (layers is None)
+        with load_package(windowed().cut, device_memory=count, **asked, **own) as model:
+            assert 0 < model.plan.choice.gpu_layers < layers_of(windowed().cut)
+            assert answer(model).token_ids == plain(windowed().cut, kv), layers
+    count = models.room(gpu, path, None, **asked) - 1
+    with load_package(path, device_memory=count, slots=3, **asked, **own) as model:
+        assert 0 < model.plan.choice.gpu_layers < layers_of(path)
+        answer_twice(model, path)
+
+
+def compare_exits(gpu, layers):
+    drafted, _ = compare(gpu, agreeing().cut, layers, spec="exit", costs=CheapDrafts())
+    assert drafted > 0, layers
+
+
 def case_planned(gpu):
     """What lies on the GPU is what was planned, states of earlier texts included."""
     for name, layers in (("qwen3_5_moe", 2), ("lfm2_moe", 2), ("nemotron_h_latent", 2)):
         check(gpu, package(name), spec="suffix", kv="f16", generated=24, layers=layers, room=room)
+    for path, cuts in ((agreeing().cut, (1, 2, 3, 4, 5)), (models.package(layers=3, exits=(2,)), (1, 2))):
+        for layers in cuts:
+            options = {"spec": "exit", "costs": CheapDrafts(), "sizes": (1, 4, 10, 40), "ctx": 256}
+            check(gpu, path, kv="f16", generated=6, layers=layers, room=room, **options)
 
 
 def case_every_family(gpu):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from edge_rt.errors import MemoryBudgetExceeded
 from edge_rt.memory.budget import Budget
 from edge_rt.memory.figures import CONTEXT_BYTES, DRIVER_BYTES
-from edge_rt.memory.terms import hidden_bytes
+from edge_rt.memory.terms import divided_hidden_bytes, hidden_bytes
 from tests.gpu.emulated import main
 from tests.gpu.models import DEVICE, expect, package, provider, room
 from tests.helpers.cheap_drafts import CheapDrafts
@@ -76,7 +76,8 @@ def check(gpu, path, *, generated=0, sizes=SIZES, layers=None, room=room, **opti
         if options["spec"] == "exit":
             drive_drafts(model)
             # What is copied for each graph and lies between them.
-            held += hidden_bytes(model.plan.shape, model.plan.choice)
+            shape, choice = model.plan.shape, model.plan.choice
+            held += hidden_bytes(shape, choice) if layers is None else divided_hidden_bytes(shape, choice)[1]
             assert 1 / MOST_PLANNED <= loaded / held <= MOST_PLANNED, (loaded, held)
         if generated:
             model.generate("The little boat. The little boat", max_tokens=generated, **GREEDY)

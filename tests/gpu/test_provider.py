@@ -30,7 +30,7 @@ OPERATORS = {
         "auto",
     ),
     "layers_worker": ("texts modes passes talks cancelled", "nested rotations", "out_of_memory auto refused"),
-    "divided_worker": ("texts cancelled",),
+    "divided_worker": ("texts cancelled exit",),
     "exit_worker": ("placed kv_formats modes", "trees window cancelled", "nothing_is_left full faults"),
     "model_fault_worker": (
         "out_of_memory full_while_it_answers calls_fail",
@@ -54,7 +54,7 @@ LONG_OPERATORS = {
     "slots_worker": ("planned",),
     "expert_worker": ("types planned refused",),
     "family_worker": ("every_family",),
-    "divided_worker": ("planned", "every_family"),
+    "divided_worker": ("planned", "exits exit_modes more_drafts slots", "every_family"),
 }
 
 pytestmark = [

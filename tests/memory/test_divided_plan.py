@@ -115,7 +115,6 @@ def test_what_is_never_divided():
     assert make_plan(shape, OWN, asked).choice.gpu_layers is not None
     for changes, why in (
         ({}, "because its graph does not tell them apart"),
-        ({"segments": 3}, "because the package has exits"),
         ({"package_id": None}, "once it is exported"),
     ):
         with pytest.raises(MemoryBudgetExceeded, match=f"memory of the GPU.*Its layers .*{why}"):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from edge_rt.package.layer_sizes import layer_sizes, nodes_in_order, parts_of
+from edge_rt.package.layer_sizes import layer_sizes, names_of_host, nodes_in_order, parts_of
 from edge_rt.package.manifest import WEIGHTS_FILE
 from edge_rt.package.reader import open_package
 
@@ -39,9 +39,29 @@ def test_nodes_are_read_in_their_order(native_package):
     assert nodes[-1] == ("top_ids/RowTopK", ["logits"])
 
 
-def test_packages_that_cannot_be_divided(small_package, segmented):
-    for path in (small_package, segmented.cut):
-        assert layer_sizes(open_package(path)) is None
+def test_a_package_that_cannot_be_divided(small_package):
+    assert layer_sizes(open_package(small_package)) is None
+
+
+def test_layers_of_several_graphs_are_those_of_one(segmented):
+    whole, cut = open_package(segmented.whole), open_package(segmented.cut)
+    one, several = layer_sizes(whole), layer_sizes(cut)
+    assert (one.before, one.behind) == (several.before, several.behind)
+    assert several.first_layers == tuple(segment.first_layer for segment in cut.manifest.segments)
+    # In the middle of a graph both sides read rotations, which are copied for it beside those of later graphs.
+    rope = one.rotations_before[-1]
+    last = several.first_layers[-1]
+    middles = {*range(last)} - {*several.first_layers}
+    assert several.copied_again == tuple(rope * (layer in middles) for layer in range(len(one.before)))
+
+
+def test_the_cpu_reads_what_is_before_its_last_layer():
+    nodes = [("embedding/E", ["e"]), ("layer0/D", ["a"]), ("wanted/G", ["w"]), ("layer1/D", ["b"]), ("logits/Q", ["h"])]
+    assert names_of_host(nodes, 1) == {"e", "a", "w"}
+    assert names_of_host(nodes, 2) == {"e", "a", "w", "b", "h"}
+    # A further graph whose layers are all on the GPU, and a head alone.
+    assert names_of_host([("more/E", ["e"]), ("layer2/D", ["c"])], 2) == set()
+    assert names_of_host([("logits/Q", ["h"])], 2) == set()
 
 
 @pytest.mark.parametrize(

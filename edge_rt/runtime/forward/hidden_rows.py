@@ -102,16 +102,24 @@ class HiddenRows:
 
 
 class DeviceHiddenRows(HiddenRows):
-    """The same in the memory of a device."""
+    """The same in the memory of a device.
 
-    def __init__(self, device: ComputeDevice, segments: int, hidden_size: int, largest_pass: int) -> None:
-        self._device = device
+    Args:
+        here: segments, the first ones, behind which the CPU computes: rows behind them are in this process.
+    """
+
+    def __init__(
+        self, device: ComputeDevice, segments: int, hidden_size: int, largest_pass: int, here: int = 0
+    ) -> None:
+        self._device, self._here = device, here
         self._there: DeviceArray | None = None
         super().__init__(segments, hidden_size, largest_pass)
 
     def bind_read(self, binding: Binding, segment: int, row: int) -> Callable[[], Array]:
         """Bind a row as an output of which a copy is made in this process; see ``HiddenRows.bind_read``."""
         found = self._view(segment, row, row + 1, is_few=True)
+        if not isinstance(found, DeviceRows):
+            return super().bind_read(binding, segment, row)
         here = np.zeros((1, self._hidden_size), np.float32)
         binding.bind_fetched(OUTPUT, found, here)
 
@@ -128,8 +136,12 @@ class DeviceHiddenRows(HiddenRows):
 
     def _allocate(self, count: int) -> None:
         self._there = DeviceArray(self._device, np.zeros((count, self._hidden_size), np.float32))
+        if self._here:
+            super()._allocate(count)
 
-    def _view(self, segment: int, begin: int, end: int, *, is_few: bool) -> DeviceRows:
+    def _view(self, segment: int, begin: int, end: int, *, is_few: bool) -> Array | DeviceRows:
+        if segment < self._here:
+            return super()._view(segment, begin, end, is_few=is_few)
         assert self._there is not None, "the memory was released"
         first = self._first(segment, begin, end, is_few=is_few)
         return DeviceRows(self._there, (end - begin, self._hidden_size), np.float32, first)

@@ -128,7 +128,11 @@ class GpuIOBinding(NativeIOBinding):
     def check(self, session: Session) -> None:
         """Compare the graph with the manifest, and where it computes layers with where their caches lie."""
         super().check(session)
-        known = {*self._layers, *self.model.recurrent_layers}
+        self.check_places(session, range(self.model.num_layers))
+
+    def check_places(self, session: Session, layers: range) -> None:
+        """Compare where a graph of some layers computes them with where their caches lie."""
+        known = {layer for layer in (*self._layers, *self.model.recurrent_layers) if layer in layers}
         wanted = {layer for layer in known if layer < self._host_layers}
         found = {int(one[1]) for one in map(_OF_LAYER.fullmatch, session.host_inputs) if one is not None}
         if found != wanted:
@@ -177,9 +181,12 @@ class GpuIOBinding(NativeIOBinding):
             return super().bind_results(binding, num_logits, hidden=hidden)
         return DeviceResults(binding, self.outputs, num_logits, self._hidden_name if hidden else None)
 
-    def hidden_rows(self, segments: int, largest_pass: int) -> HiddenRows:
-        """Return memory on the device for hidden states; see ``NativeIOBinding.hidden_rows``."""
-        return DeviceHiddenRows(self._device, segments, self.model.hidden_size, largest_pass)
+    def hidden_rows(self, ends: Sequence[int], largest_pass: int) -> HiddenRows:
+        """Return memory for hidden states where layers read them; see ``NativeIOBinding.hidden_rows``."""
+        here = sum(end < self._host_layers for end in ends)
+        if here == len(ends):
+            return super().hidden_rows(ends, largest_pass)
+        return DeviceHiddenRows(self._device, len(ends), self.model.hidden_size, largest_pass, here)
 
 
 class _GpuPass(NativePass):

@@ -296,15 +296,22 @@ class NativeIOBinding(IOBinding):
         results = self.bind_results(binding, num_logits)
         return NativePass(binding, rows, results, row_maps, states, stream, window_maps)
 
+    def check_places(self, session: Session, layers: range) -> None:
+        """Compare where a graph of some layers computes them with where their caches lie: all is here."""
+
     def maps_of(self, sequences: int) -> tuple[Array, Array]:
         """Return the maps that passes of so many sequences read, to be written before; those of windows last."""
         return self._row_maps[:sequences], self._window_maps[:sequences]
 
-    def hidden_rows(self, segments: int, largest_pass: int) -> HiddenRows:
-        """Return memory for the hidden states behind ``segments`` segments of a package; see ``HiddenRows``."""
+    def hidden_rows(self, ends: Sequence[int], largest_pass: int) -> HiddenRows:
+        """Return memory for the hidden states behind segments of a package; see ``HiddenRows``.
+
+        Args:
+            ends: how many layers the segments before each of these places compute.
+        """
         from edge_rt.runtime.forward.hidden_rows import HiddenRows
 
-        return HiddenRows(segments, self.model.hidden_size, largest_pass)
+        return HiddenRows(len(ends), self.model.hidden_size, largest_pass)
 
     def bind_layers(self, binding: Binding, names: Collection[str] | None = None, sequences: int = 0) -> None:
         """Bind the caches, their maps and the rotations; only inputs that are among ``names``, if these are given.

@@ -42,7 +42,7 @@ class SegmentedRunner(Runner):
         super().__init__(io_binding, switch)
         self._ahead, self._maps_of = ahead, io_binding.maps_of
         self._segments = tuple(segments)
-        self._hidden = io_binding.hidden_rows(len(segments) - 1, largest_pass)
+        self._hidden = io_binding.hidden_rows([segment.end_layer for segment in segments[:-1]], largest_pass)
         self._layers = [
             LayersGraph(session, segment, index, io_binding, self._hidden)
             for index, (session, segment) in enumerate(zip(sessions, segments, strict=False))

@@ -94,6 +94,7 @@ class LayersGraph:
         self._is_last = segment.end_layer == io_binding.model.num_layers
         self._inputs = {spec.name for spec in session.inputs}
         check_graph(session, segment.name, self._wanted_specs(segment), io_binding.rope_specs())
+        io_binding.check_places(session, range(segment.first_layer, segment.end_layer))
 
     def _wanted_specs(self, segment: Segment) -> Specs:
         config = self._io_binding.model

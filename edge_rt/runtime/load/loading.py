@@ -417,13 +417,14 @@ def _open_sessions(
     manifest = package.manifest
     # Hidden states are those of the last layer, whose graph is the last segment.
     last = manifest.segments[-1].graph
+    begun = {segment.graph for segment in manifest.segments if segment.first_layer < load_plan.host_layers}
     # Passes on a device allocate there.
     with arena_of(load_plan.pass_memory if device is None else None) as arena:
         return [
             Session(
                 package.file(graph),
                 threads=load_plan.plan.device.threads,
-                device=device,
+                device=device if device is None or graph in begun else device.undivided(),
                 profile=manifest.op_profile,
                 isa=isa,
                 memory=arena,

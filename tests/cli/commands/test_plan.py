@@ -258,10 +258,13 @@ class TestGpus:
         assert ", with 1 layer there\n" in shown.stdout.decode()
         less = plan(native_package, "--device-memory", str(found["device_minimum_bytes"] - 1))[1]
         assert (less["fits"], less["choice"]["gpu_layers"], less["notes"]) == (False, 1, [])
-        # A graph for each part of the layers is not divided.
+        # So is a package with a graph for each part of the layers.
         size = plan(segmented.cut)[1]["device_minimum_bytes"] - 1
-        refused, cut = plan(segmented.cut, "--device-memory", str(size))
-        assert (refused.returncode, cut["fits"], cut["choice"]["gpu_layers"]) == (4, False, None)
+        shown, cut = plan(segmented.cut, "--device-memory", str(size))
+        there, layers = cut["choice"]["gpu_layers"], cut["shape"]["num_layers"]
+        assert (shown.returncode, cut["fits"]) == (0, True)
+        assert 0 < there < layers
+        assert f"the last {there} of {layers}; the CPU computes the others" in shown.stdout.decode()
 
     def test_a_budget_above_what_there_is_is_warned_of(self, inline, native_package):
         flags = ("plan", "-m", native_package, "--device", "rtx4060-laptop-8gb", "--device-memory")
