@@ -55,6 +55,8 @@ bool Faults::understand(const std::string& setting, Plan* out) {
       out->type = static_cast<uint32_t>(number);
     else if (name == "grid")
       out->grid = static_cast<uint32_t>(number);
+    else if (name == "hold")
+      out->holds = number != 0;
     else if (name == "strict")
       out->strict = number != 0;
     else
@@ -117,6 +119,11 @@ uint32_t Faults::type() {
 uint32_t Faults::grid() {
   const std::lock_guard<std::mutex> lock(mutex_);
   return plan_.grid;
+}
+
+bool Faults::holds() {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  return plan_.holds;
 }
 
 void Faults::count(const char* kind, int change, int64_t bytes) {

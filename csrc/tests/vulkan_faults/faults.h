@@ -20,6 +20,7 @@ class Faults {
   //                        the host. RESULT: memory, host, lost, hang, or a number. What is
   //                        lost, or hangs, does so for ever
   //   delay_us=N           every submit takes that much longer on the device
+  //   hold=1               what is submitted is not done before that is taken back
   //   memory=N             devices have that many bytes of memory, and as much of a budget; 0: what they have
   //   type=N               devices are of that type (VkPhysicalDeviceType: 2 is a discrete GPU); 0: of their own
   //   grid=N               devices start at most so many blocks at once, in x and in y, and grids that have more are
@@ -37,6 +38,7 @@ class Faults {
   uint64_t memory();
   uint32_t type();
   uint32_t grid();
+  bool holds();
 
   // An object made (1) or given back (-1), and its bytes where it is memory.
   void count(const char* kind, int change, int64_t bytes = 0);
@@ -59,7 +61,7 @@ class Faults {
     int32_t result = kSuccess;
     uint64_t delay_us = 0, patience_s = 0, memory = 0;
     uint32_t type = 0, grid = 0;
-    bool strict = false;
+    bool strict = false, holds = false;
   };
   static bool understand(const std::string& setting, Plan* out);
 

@@ -37,6 +37,10 @@ int32_t wait(Owner* owner, const char* function, uint64_t timeout) {
     return kTimeout;
   }
   if (result != kSuccess) return result;
+  for (const Clock::time_point begin = Clock::now(); faults().holds();) {
+    if (Clock::now() - begin > std::chrono::nanoseconds(timeout)) return kTimeout;
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  }
   Clock::time_point ready;
   {
     const std::lock_guard<std::mutex> lock(owners_mutex);
