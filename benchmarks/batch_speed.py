@@ -23,7 +23,7 @@ from pathlib import Path
 from alternating import Worker, ratio_text
 
 import edge_rt
-from edge_rt.runtime.batch import LEAST_PIECE
+from edge_rt.runtime.pass_rows import LEAST_PIECE
 
 WORKER = Path(__file__).parent / "workers" / "llama_cpp_batches.py"
 
