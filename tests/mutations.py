@@ -83,7 +83,7 @@ MUTATIONS = [
         "return own_text(texts.replace(text, old, new, times))",
         ("tests/text/test_template_families.py", "-k", "whatever"),
     ),
-    Mutation("edge_rt/text/thoughts.py", "_overlap(self._held, end)]", "0]", ("tests/text/test_thoughts.py",)),
+    Mutation("edge_rt/text/thoughts.py", "overlap(self._held, end)]", "0]", ("tests/text/test_thoughts.py",)),
     Mutation(
         "edge_rt/cli/chat/repl.py",
         "del buffer._undo_stack[:-MOST_EDITS]",
@@ -91,10 +91,12 @@ MUTATIONS = [
         ("tests/cli/chat/test_repl.py::test_edits_that_can_be_undone_take_little_memory",),
     ),
     Mutation(
-        f"{CACHE_ROOM}kv_cache.py", "max(length + 1 - self.window, 0)", "max(length + 2 - self.window, 0)", WINDOW
+        f"{CACHE_ROOM}sliding_window.py", "max(length + 1 - self.window, 0) >=", "length + 2 - self.window >=", WINDOW
     ),
-    Mutation(f"{CACHE_ROOM}kv_cache.py", "max(length + 1 - self.window, 0)", "max(length - self.window, 0)", WINDOW),
-    Mutation(f"{CACHE_ROOM}kv_cache.py", "self._window.reset()\n            length = 0", "length = 0", WINDOW),
+    Mutation(
+        f"{CACHE_ROOM}sliding_window.py", "max(length + 1 - self.window, 0) >=", "length - self.window >=", WINDOW
+    ),
+    Mutation(f"{CACHE_ROOM}kv_cache.py", "self._window.reset()\n        del", "pass\n        del", WINDOW),
     Mutation(
         f"{FORWARD}io_binding_native.py", "super().release()\n        self.buffers = []", "super().release()", CACHE
     ),
@@ -119,12 +121,6 @@ MUTATIONS = [
     Mutation(FALLBACKS, "_TREES: Final = (16, 12, 8, 6, 4)", "_TREES: Final = ()", LADDER),
     Mutation(FALLBACKS, '("f32", "f16", "int8", "k8v4", "int4")', '("f32", "f16", "k8v4", "int4")', LADDER),
     Mutation(FALLBACKS, "((4096, LEAST_TABLE), (LEAST_TABLE, LEAST_TABLE))", "()", LADDER),
-    Mutation(
-        "edge_rt/export/estimate.py",
-        "arithmetic + calibrating, quantising",
-        "quantising",
-        (f"{PREDICTIONS}[native-calibration]", f"{PREDICTIONS}[native-wide]"),
-    ),
     Mutation(
         "edge_rt/export/estimate.py",
         "disk_bytes=size + GRAPH_AND_TEXT_BYTES",
@@ -152,11 +148,13 @@ MUTATIONS = [
     # Likewise, and only in heads that are no whole number of vectors.
     Mutation(
         f"{ATTENTION}spec_attention_prepare.inl",
-        "vf_store(x + d, vf_mul(",
-        "if (n == 16) vf_store(x + d, vf_mul(",
+        "vf_store(x + d, vf_mul(vf_load(x",
+        "if (n == 16) vf_store(x + d, vf_mul(vf_load(x",
         CONSTANTS,
     ),
-    Mutation(f"{ATTENTION}spec_attention_cpu.inl", "> depth) node =", ">= depth) node =", TREES),
+    Mutation(
+        f"{ATTENTION}spec_attention_cpu.inl", "> view.start + j - pass.past)", ">= view.start + j - pass.past)", TREES
+    ),
     # What a block that predicts ahead reads: what is first, by which norm, at which positions.
     Mutation(
         "edge_rt/export/graph/ahead.py",

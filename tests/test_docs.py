@@ -1,4 +1,4 @@
-"""The documentation names what exists: its links, its files, the flags in its commands."""
+"""The documentation names what exists: its links, its files, the flags in its commands; so does a list of changes."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ import pytest
 import typer.main
 
 from edge_rt.cli.command_line import command_line
+from tests.mutations import MUTATIONS
 
 ROOT = Path(__file__).resolve().parents[1]
 DOCS = sorted(
@@ -83,3 +84,8 @@ def test_flags_of_commands_exist(page):
         for word in rest:
             if re.match(r"--?[a-z]", word):
                 assert word.split("=")[0] in flags, f"{' '.join(words)}: {word}"
+
+
+@pytest.mark.parametrize("mutation", MUTATIONS, ids=lambda mutation: f"{Path(mutation.file).name}: {mutation.new:.30}")
+def test_changes_that_tests_must_find_can_be_made(mutation):
+    assert (ROOT / mutation.file).read_text(encoding="utf-8").count(mutation.old) == 1
