@@ -524,8 +524,13 @@ def status(name):
     return next(int(line.split()[1]) << 10 for line in open("/proc/self/status") if line.startswith(name))
 
 package, short, asked = sys.argv[1], int(sys.argv[2]), json.loads(sys.argv[3])
+# What the process holds is planned in whole MiB: what a first plan and a first load add to it, up to a MiB where the
+# files of libraries were just installed, must not make the second plan larger.
 edge_rt.plan(package, memory="8GiB", threads=2, **asked)
-# What the process holds is planned in whole MiB: a few KiB of the first plan must not make the second one larger.
+try:
+    edge_rt.load(package, memory="1MiB", threads=2, **asked)
+except MemoryBudgetExceeded:
+    pass
 room = -status("VmRSS") % (1 << 20)
 # Mapped by itself: bytes of the heap may be resident already.
 ballast = mmap.mmap(-1, room + (256 << 10) if room < 512 << 10 else 1)
