@@ -1,13 +1,13 @@
 """Compile all Vulkan kernels for generations of AMD GPUs, and read what their driver made of them.
 
     python -m tests.gpu.compile_spirv [--spirv FOLDER] [--families navi21 ...] [--all] [--write] [KERNEL ...]
-    python -m tests.gpu.compile_spirv [KERNEL ...] --families navi10 ... --older [--cases w4 int8 ...] [--write]
 
 Needs no GPU: Mesa's driver compiles for devices that are not there (``tests/gpu/radv.py``). A kernel is compiled once
 for the cases that its launches may choose (``Kernel::choices``: formats of weights, or of the KV cache), as the backend
-does; without ``--all`` for seven of the 22 formats of weights, and for those always in experts. Takes minutes.
-``--write`` puts the tables into ``docs/vulkan-kernels.md``. With ``--older`` that is one table, of products and
-attention on further generations.
+does; without ``--all`` for seven of the 22 formats of weights, and for those always in experts. All generations take
+an hour of two CPUs.
+``--write`` puts the tables into ``docs/vulkan-kernels.md``: with ``--all`` that of products, which may be the only
+kernels, else the others.
 
 What is a fault, and ends the script with 1:
 
@@ -29,7 +29,7 @@ import sys
 import tempfile
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 from edge_rt.export.weights.tile_formats import TILE_FORMATS, TILE_ROWS
@@ -53,7 +53,6 @@ ALL = 0xFFFFFFFF
 FEW_WEIGHTS = ("w4", "w4m", "w8", "w4k", "w6k", "mx4", "f16")
 FLOATS = {name for name, form in TILE_FORMATS.items() if form.is_float}
 WITHOUT_SPILLS = ("quant_linear", "quant_embed", "spec_attention")
-OLDER = ("quant_linear_rows", "attention_rows", "attention_span")  # names that these begin with
 OF_WEIGHTS = ("quant_linear", "quant_embed", "experts")  # operators whose cases are formats of weights
 NAME, ENTRY_POINT, EXECUTION_MODE, CAPABILITY, DECORATE = 5, 15, 16, 17, 71  # of the SPIR-V specification
 SPEC_ID, LOCAL_SIZE, DENORM_PRESERVE, DENORM_PRESERVE_CAPABILITY = 1, 17, 4459, 4464
@@ -276,17 +275,16 @@ def cache_sizes() -> dict[str, str]:
     return sizes
 
 
-def chosen(kernels: list[Kernel], wanted: list[str] | None) -> Iterator[Kernel]:
-    """Return products and attention with the wanted of their cases; all without any."""
-    for kernel in kernels:
-        cases = {case: bits for case, bits in kernel.cases.items() if not wanted or case in wanted}
-        if cases and kernel.name.startswith(OLDER):
-            yield replace(kernel, cases=cases)
-
-
-def tables(kernels: list[Kernel], families: list[Family]) -> dict[str, str]:
-    """Return the tables of the page, by the names of their places."""
+def tables(kernels: list[Kernel], families: list[Family], is_whole: bool) -> dict[str, str]:
+    """Return the tables of the page that kernels are enough for, by the names of their places."""
     by_name = {kernel.name: kernel for kernel in kernels}
+    weights = "\n\n".join(
+        case_table(by_name[one], families, weight_sizes(), "bytes") for one in (LINEAR, FLOATS_OF) if one in by_name
+    )
+    if is_whole:
+        return {"weights": weights}
+    if ATTENTION not in by_name:
+        return {"kernels": kernel_table(kernels, families)}
     generations = table(
         ["RADV's name", "a device", "a fused multiply-add"],
         [[f"`{one.name}`", FAMILIES[one.name], "an instruction" if one.has_fma else "emulated"] for one in families],
@@ -294,30 +292,9 @@ def tables(kernels: list[Kernel], families: list[Family]) -> dict[str, str]:
     return {
         "generations": f"Mesa {families[0].mesa}:\n\n{generations}",
         "kernels": kernel_table(kernels, families),
-        "weights": "\n\n".join(
-            case_table(by_name[one], families, weight_sizes(), "bytes") for one in (LINEAR, FLOATS_OF)
-        ),
+        "few_weights": weights,
         "caches": case_table(by_name[ATTENTION], families, cache_sizes(), "bytes"),
     }
-
-
-def older_table(kernels: list[Kernel], families: list[Family]) -> str:
-    """Return a row a kernel and generation: ranges over its cases."""
-
-    def span(numbers: list[float]) -> str:
-        return f"{min(numbers):.0f} to {max(numbers):.0f}" if min(numbers) < max(numbers) else f"{numbers[0]:.0f}"
-
-    rows = []
-    for kernel in kernels:
-        for family in families:
-            own = [family.compiled[kernel.name, case].statistics for case in kernel.cases]
-            names = ("VGPRs", "Subgroups per SIMD", "Instructions", "Spilled VGPRs", "Spilled SGPRs")
-            rows.append(
-                [f"`{kernel.name}`", family.name, str(len(own)), *(span([one[n] for one in own]) for n in names)]
-            )
-    return table(
-        ["kernel", "generation", "cases", "registers", "groups", "instructions", "spilled", "scalar spilled"], rows
-    )
 
 
 def write(made: dict[str, str]) -> None:
@@ -336,17 +313,15 @@ def main() -> int:
     parser.add_argument("--spirv", type=Path, help="folder of what tools/spirv.py made; makes it anew")
     parser.add_argument("--families", nargs="*", default=list(FAMILIES), help="what RADV calls generations")
     parser.add_argument("--all", action="store_true", help="all formats of weights")
-    parser.add_argument("--older", action="store_true", help="products and attention alone, in a table of their own")
-    parser.add_argument("--cases", nargs="*", help="formats that --older has; all that would be compiled")
     parser.add_argument("--write", action="store_true", help=f"put the tables into {PAGE.relative_to(ROOT)}")
     options = parser.parse_args()
+    if options.write and options.kernels and not (options.all and {LINEAR, FLOATS_OF} <= set(options.kernels)):
+        parser.error("a table of the page has more kernels than are named")
     with tempfile.TemporaryDirectory() as made_here:
         folder = options.spirv or Path(made_here)
         if options.spirv is None:
             subprocess.run([sys.executable, str(ROOT / "tools" / "spirv.py"), "--out", made_here], check=True)
         kernels = list(find_kernels(folder, options.kernels, options.all))
-        if options.older:
-            kernels = list(chosen(kernels, options.cases))
         families = compile_all(kernels, options.families)
     wrong = [
         f"{family.name}: a product and a sum became one operation" for family in families if not family.is_apart
@@ -357,10 +332,7 @@ def main() -> int:
         for case in kernel.cases
         for what in faults(kernel, case, family.compiled[kernel.name, case])
     ]
-    if options.older:
-        made = {"older": older_table(kernels, families)}
-    else:
-        made = tables(kernels, families) if not options.kernels else {"kernels": kernel_table(kernels, families)}
+    made = tables(kernels, families, options.all)
     if options.write:
         write(made)
     print("\n\n".join(made.values()))
