@@ -37,6 +37,7 @@ class StepTurns:
                 is_mine = True
             step()
         finally:
+            # Twice in this file: an interrupt may come where a function that is called for it begins.
             if is_mine:
                 try:
                     self._give_back(me)

@@ -11,10 +11,9 @@ from pathlib import Path
 
 import numpy as np
 
-from edge_rt.errors import Cancelled, EdgeRTError
+from edge_rt.errors import EdgeRTError
 from edge_rt.export import export_model
 from edge_rt.package.reader import open_package
-from edge_rt.runtime.forward.cancel import CancelToken
 from tests.gpu import models
 from tests.gpu.emulated import main
 from tests.gpu.exit_worker import agreeing, drafted_trees, windowed
@@ -22,13 +21,12 @@ from tests.gpu.family_worker import REFUSED, logits
 from tests.gpu.models import DEVICE, FOLDER, PINNED, provider
 from tests.gpu.plan_worker import check
 from tests.gpu.slots_worker import answer_twice
-from tests.gpu.state_worker import PROMPT, TOKENS, answer, package
+from tests.gpu.state_worker import PROMPT, answer, check_cancelled, package
 from tests.helpers.ahead_models import write_ahead_folder
 from tests.helpers.arrivals import check_arrivals
 from tests.helpers.cheap_drafts import FREE_ROWS, CheapDrafts
 from tests.helpers.family_data import CASES
 from tests.helpers.models import load_package
-from tests.helpers.small import GREEDY
 from tests.helpers.tiny_adapters import adapters_of
 
 LARGEST_DRAFT = 20  # of whose rows all logits are compared
@@ -127,17 +125,7 @@ def case_cancelled(gpu):
     """A pass that is stopped, or whose result nobody takes, leaves states on both sides as they were."""
     path = package("qwen3_5")
     with divided(gpu, path, 3) as model:
-        for count in range(1, 4):
-            token, seen = CancelToken(), 0
-            try:
-                for _ in model.stream(PROMPT, max_tokens=TOKENS, cancel=token, repetition_guard=False, **GREEDY):
-                    seen += 1
-                    if seen == count:
-                        token.cancel()
-            except Cancelled:
-                pass
-            model._cache.check()
-            assert answer(model).token_ids == plain(path, "int8"), count
+        check_cancelled(model, plain(path, "int8"))
 
 
 def case_more_drafts(gpu):
