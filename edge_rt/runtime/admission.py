@@ -256,19 +256,25 @@ class Admission:
         self.active.append(ticket)
 
     def leave(self, ticket: Ticket) -> None:
-        """Forget a generation that has ended, or waits no longer; its rows rest."""
+        """Forget a generation that has ended, or waits no longer; its rows rest. After an interrupt call it again."""
         if ticket in self.active:
-            self.active.remove(ticket)
             if self._pooled and ticket.slot is not None:
                 cache = self._pooled[ticket.slot]
                 try:
                     cache.rest()
                 except MemoryError:
                     cache.release()
+            self.active.remove(ticket)
         with self._lock:
             if ticket in self._waiting:
                 self._waiting.remove(ticket)
             self._has_changed = True
+
+    def mend(self) -> None:
+        """Count anew who holds which rows: an interrupt may have come in between."""
+        if self.pool is not None:
+            self.pool.recount(self._pooled)
+        self._has_changed = True
 
     def forget(self) -> None:
         """Forget all rows that no generation computes with."""

@@ -64,6 +64,8 @@ class Batch:
         self._held = ExitStack()
         self._failed: list[tuple[Ticket, EdgeRTError]] = []
         self._runner: Runner | None = None
+        # False in the middle of a turn, and behind one that an interrupt has ended there.
+        self._is_whole = True
 
     def take_over(
         self, caches: Sequence[KVCache], pool: RowPool | None, division: Division, most_rows: int, note: str
@@ -101,7 +103,12 @@ class Batch:
                 while (event := self._next(ticket)) is not None:
                     yield event
             finally:
-                self.cancel(ticket)
+                try:
+                    self.cancel(ticket)
+                except KeyboardInterrupt:
+                    # It may have come before anything was noted.
+                    outcome.cancel.cancel()
+                    raise
 
     def step(self) -> bool:
         """Compute one pass, unless another thread does; return whether there is more to do."""
@@ -115,19 +122,16 @@ class Batch:
     def cancel(self, ticket: Ticket) -> None:
         """End a generation, which keeps its whole steps; does nothing if it has ended.
 
-        In the middle of a step of the same thread, which collects garbage anywhere, the next step ends it.
+        In the middle of a step of the same thread, which collects garbage anywhere, the next step ends it. So it does
+        where an interrupt comes meanwhile.
         """
         if ticket.has_ended:
             return
         ticket.outcome.cancel.cancel()
         if self._turns.is_inside:
             return
-        with self._turns.take():
-            try:
-                if not ticket.has_ended:
-                    self._end(ticket)
-            finally:
-                self._release_if_idle()
+        with self._between_steps():
+            pass
 
     @contextmanager
     def alone(self, outer: CancelToken | None = None) -> Generator[Runner]:
@@ -146,7 +150,7 @@ class Batch:
             self.compute_until(lambda: cancel.cancelled or self.admission.is_turn(turn))
             if cancel.cancelled:
                 raise Cancelled("It was stopped while it waited.")
-            with self._turns.take(), self._hold(cancel) as runner:
+            with self._between_steps(), self._hold(cancel) as runner:
                 yield runner
         finally:
             if unsubscribe is not None:
@@ -156,7 +160,7 @@ class Batch:
 
     def forget_rows(self) -> None:
         """Forget the rows that no generation computes with, between two steps."""
-        with self._turns.take():
+        with self._between_steps():
             self.admission.forget()
 
     def close(self) -> None:
@@ -166,7 +170,7 @@ class Batch:
 
     def check(self) -> None:
         """Assert the invariants between two steps."""
-        with self._turns.take():
+        with self._between_steps():
             self.admission.check()
             assert bool(self._active) == (self._runner is not None), self._active
 
@@ -179,14 +183,34 @@ class Batch:
             raise ticket.error
         return None
 
-    def _step(self) -> None:
+    @contextmanager
+    def _between_steps(self) -> Generator[None]:
+        """Take a turn that computes no step, once all is whole."""
+        with self._turns.take():
+            try:
+                self._finish()
+                self._release_if_idle()
+                yield
+                self._is_whole = True
+            finally:
+                self._release_if_idle()
+
+    def _finish(self) -> None:
+        """Finish what an interrupt has left of an earlier turn, and end who was stopped."""
+        if not self._is_whole:
+            self.admission.mend()
+        self._is_whole = False
         for ticket in (*self._active, *self.admission.waiting):
-            if ticket.outcome.cancel.cancelled:
+            if ticket.has_ended or ticket.outcome.cancel.cancelled:
                 self._end(ticket)
+
+    def _step(self) -> None:
         try:
+            self._finish()
             self._admit()
             if self._active:
                 self._compute()
+            self._is_whole = True
         except Cancelled:
             # The model was closed.
             for ticket in tuple(self._active):
@@ -352,7 +376,13 @@ class Batch:
             self._end(ticket, error)
 
     def _end(self, ticket: Ticket, error: BaseException | None = None, *, is_stopped: bool = False) -> None:
-        """End a generation between two steps: finished, cancelled, or failed."""
+        """End a generation between two steps: finished, cancelled, or failed; again, if an interrupt came meanwhile."""
+        if not ticket.has_ended:
+            self._settle_result(ticket, error, is_stopped=is_stopped)
+        self.admission.leave(ticket)
+
+    def _settle_result(self, ticket: Ticket, error: BaseException | None, *, is_stopped: bool) -> None:
+        """Make the last event, or say what a generation has failed with; its rows are still its own."""
         generation, rest = ticket.generation, None
         if ticket.decoding is not None:
             ticket.decoding.drop()
@@ -376,17 +406,14 @@ class Batch:
         if isinstance(error, MemoryError):
             error = out_of_memory(error, "Load the model with fewer slots, or a smaller context.")
         if ticket.unsubscribe is not None:
-            ticket.unsubscribe()
-            ticket.unsubscribe = None
+            unsubscribe, ticket.unsubscribe = ticket.unsubscribe, None
+            unsubscribe()
         if ticket.decoding is not None:
             self._rows.learn_length(generation.sequence.num_answer_tokens)
-        try:
-            self.admission.leave(ticket)
-        finally:
-            with self._turns.lock:
-                if rest is not None:
-                    ticket.events.append(rest)
-                ticket.error, ticket.has_ended = error, True
+        with self._turns.lock:
+            if rest is not None:
+                ticket.events.append(rest)
+            ticket.error, ticket.has_ended = error, True
 
     def _release_if_idle(self) -> None:
         if not self._active:

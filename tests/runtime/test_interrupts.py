@@ -1,11 +1,12 @@
-"""Two interrupts of one pass: the second one comes at every place of the step's exit, and leaves everything whole."""
+"""Interrupts at every place of the exit of a step, and of cancelling an answer: they leave everything whole."""
 
 from __future__ import annotations
 
 import dis
 import sys
 import threading
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from functools import partial
 
 import pytest
 
@@ -18,6 +19,9 @@ FILES = (
     "step_turns.py",
     "loop.py",
     "kv_cache.py",
+    "row_pool.py",
+    "admission.py",
+    "generation.py",
     "side_thread.py",
     "beside.py",
     "draft_model.py",
@@ -25,22 +29,25 @@ FILES = (
 )
 ASKS = ("CALL", "CALL_KW", "CALL_FUNCTION_EX", "RESUME", "JUMP_BACKWARD")
 """Behind these instructions the interpreter looks for signals."""
-TOKENS = 12
+TOKENS, FEW = 12, 4
 
 
 class Interrupts:
-    """Raises ``KeyboardInterrupt`` twice: when it is asked to, and at the n-th place behind that.
+    """Raises ``KeyboardInterrupt`` at the n-th place from where it begins.
+
+    Args:
+        start, end: names of functions before which places begin and end to count.
 
     Attributes:
-        place: of the second one; None: there was no such place.
+        place: of the interrupt; None: there was no such place.
     """
 
-    def __init__(self, nth):
-        self._left, self._is_on, self._before = nth, False, {}
+    def __init__(self, nth, start=None, end=None):
+        self._left, self._start, self._end, self._is_on, self._before = nth, start, end, False, {}
         self.place = None
 
-    def first(self):
-        self._is_on = True
+    def begin(self):
+        self._is_on = self._start is None
         sys.settrace(self)
         frame = sys._getframe()
         while frame is not None:
@@ -49,13 +56,11 @@ class Interrupts:
                 # They are in the middle of a call.
                 self._before[frame] = "CALL"
             frame = frame.f_back
-        raise KeyboardInterrupt
 
     def __call__(self, frame, event, arg):
         code = frame.f_code
-        if code.co_name == "cancel":
-            # The step has ended.
-            self._is_on = False
+        if code.co_name in (self._start, self._end):
+            self._is_on = code.co_name == self._start and self.place is None
         if not code.co_filename.endswith(FILES):
             return None
         frame.f_trace_opcodes = True
@@ -95,7 +100,8 @@ class InterruptedRunner:
     def forward_many(self, parts):
         self.left -= 1
         if self.left == -1:
-            self.interrupts.first()
+            self.interrupts.begin()
+            raise KeyboardInterrupt
         return self.runner.forward_many(parts)
 
 
@@ -109,13 +115,15 @@ class InterruptedDraft(Nearly):
     def forward(self, token_ids, start, num_logits, *, parents=None):
         self.left -= 1
         if self.left == -1:
-            self.interrupts.first()
+            self.interrupts.begin()
+            raise KeyboardInterrupt
         return super().forward(token_ids, start, num_logits, parents=parents)
 
 
 def interrupted(nth, *, in_draft):
     """Interrupt an answer twice; return the place of the second one, or None, and what was wrong behind it."""
-    interrupts = Interrupts(nth)
+    # The step has ended then.
+    interrupts = Interrupts(nth, end="cancel")
     target = InterruptedDraft(1, interrupts) if in_draft else Slow(0.002)
     source, model = drafting(beside=not in_draft, alone=ALONE, target=target)
     drafter, fake = drafter_of(source), FakeBatch(2)
@@ -150,3 +158,44 @@ def test_a_second_interrupt_anywhere_leaves_everything_whole(in_draft):
         assert found == expected, place
         places.add((place or "").split(":")[0])
     assert {"", "Decoding.drop", "KVCache.end_pass", "StepTurns._give_back"} <= places, places
+
+
+def ended(nth, second, *, is_cancelled):
+    """Let one of two answers end, interrupted, and the turn behind it as well; return the places, and both texts."""
+    fake = FakeBatch(2)
+    fake.stream(PROMPT[:5], max_tokens=FEW).result()  # whose rows rest
+    other, events = fake.stream(PROMPT, max_tokens=TOKENS), iter(fake.stream([*PROMPT, 3], max_tokens=FEW))
+    others = iter(other)
+    for one in (others, events):
+        next(one)
+    ends = (events.close, None) if is_cancelled else (partial(list, events), "leave")
+    places = []
+    for left, (turn, start) in ((nth, ends), (second, (fake.batch.check, None))):
+        interrupts = Interrupts(left, start)
+        with traced_again(), suppress(KeyboardInterrupt):
+            interrupts.begin()
+            turn()
+        places.append(interrupts.place)
+    fake.batch.check()
+    assert len(fake.admission.active) == 1, places
+    for _ in others:
+        pass
+    found = [other.result().token_ids, fake.stream([*PROMPT, 3], max_tokens=FEW).result().token_ids]
+    fake.batch.check()
+    assert not fake.admission.has_work, places
+    return places, found
+
+
+@pytest.mark.parametrize("is_cancelled", [True, False], ids=["cancelled", "at its last token"])
+def test_interrupts_anywhere_where_an_answer_ends_leave_everything_whole(is_cancelled):
+    lengths = ((PROMPT, TOKENS), ([*PROMPT, 3], FEW))
+    expected = [Run(prompt, max_tokens=count).result().token_ids for prompt, count in lengths]
+    places, nth, found = [set(), set()], 0, ""
+    while found is not None:
+        (found, second), texts = ended(nth, 7 * nth % 60, is_cancelled=is_cancelled)
+        assert texts == expected, (found, second)
+        for seen, place in zip(places, (found, second), strict=True):
+            seen.add((place or "").split(":")[0])
+        nth += 2  # every second one: the others are no different, and take as long
+    assert {"", "Admission.leave", "PooledCache.rest", "RowPool.keep", "RowPool.drop"} <= places[0], places
+    assert {"Admission.mend", "RowPool.recount"} <= places[1], places

@@ -59,11 +59,9 @@ class RowPool:
     def __init__(self, rows: int, *, most_resting: int = 0) -> None:
         assert rows >= ROW_BLOCK, rows
         self._counts: npt.NDArray[Any] = np.zeros(rows // ROW_BLOCK, np.int32)
-        self._resting_counts = np.zeros_like(self._counts)
-        # The lowest first: rows that were never written take no memory.
-        self._free = list(range(rows // ROW_BLOCK - 1, -1, -1))
         self._most_resting = most_resting
         self._resting: list[Resting] = []  # the oldest first
+        self.recount(())
 
     @property
     def num_blocks(self) -> int:
@@ -139,6 +137,22 @@ class RowPool:
         """Free the rows of all sequences that rest."""
         while self._resting:
             self.drop(self.wake(self._resting[0]).blocks)
+
+    def recount(self, caches: Iterable[PooledCache]) -> None:
+        """Count anew what all caches and resting sequences hold: an interrupt may have come between two counts.
+
+        Sequences rest as many as may; an interrupt here changes nothing.
+        """
+        kept = self._resting[max(0, len(self._resting) - self._most_resting) :]
+        resting, own = np.zeros_like(self._counts), np.zeros_like(self._counts)
+        for sequence in kept:
+            resting[sequence.blocks] += 1
+        for cache in caches:
+            own[cache.blocks] += 1
+        counts = own + resting
+        # The lowest first: rows that were never written take no memory.
+        free: list[int] = np.flatnonzero(counts == 0)[::-1].tolist()
+        self._resting, self._resting_counts, self._counts, self._free = kept, resting, counts, free
 
     def is_shared(self, blocks: npt.NDArray[Any]) -> bool:
         """Return whether several maps hold one of some blocks."""
