@@ -127,7 +127,7 @@ class Fallbacks:
         least = self._speculation_steps(Setting(self._least_ctx, self._formats[-1], self._chunks[-1]))[-1]
         least = self._smallest(least)
         least_needs = self.needs(least)
-        can_divide = self._device.divides_layers and self._shape.layers is not None and self._shape.model.num_layers > 1
+        can_divide = self._device.divides_layers and bool(self._shape.gpu_layer_counts)
         placements = self._expert_placements(budget)
         divides = can_divide and least_needs.gpu > budget.gpu
         if divides:
@@ -138,10 +138,10 @@ class Fallbacks:
                 found = self._with_checkpoints(found, budget)
                 return Decision(best, found, self.needs(found), smallest)
         if divides:
-            # With a layer on the GPU it needs the least memory there, if the others have room here.
-            single = replace(least, gpu_layers=1)
-            if (needs := self.needs(single)).host <= budget.host:
-                return Decision(best, single, needs, needs)
+            # With the fewest layers on the GPU it needs the least memory there, if the others have room here.
+            fewest = replace(least, gpu_layers=self._shape.gpu_layer_counts[0])
+            if (needs := self.needs(fewest)).host <= budget.host:
+                return Decision(best, fewest, needs, needs)
         return Decision(best, least, least_needs, least_needs)
 
     @property
@@ -222,13 +222,13 @@ class Fallbacks:
         def with_layers(count: int) -> Choice:
             return replace(choice, gpu_layers=count)
 
-        counts = range(1, self._shape.model.num_layers)
+        counts = self._shape.gpu_layer_counts
         if self._shape.segments > 1:
             # Between the graphs of a package is memory that fewer layers may need and more may not.
             placed = (self._as_it_is(with_layers(count), budget) for count in reversed(counts))
             return next((choice for choice in placed if choice is not None), None)
         fitting = bisect_right(counts, budget.gpu, key=lambda count: self.needs(with_layers(count)).gpu)
-        return self._as_it_is(with_layers(fitting), budget) if fitting else None
+        return self._as_it_is(with_layers(counts[fitting - 1]), budget) if fitting else None
 
     def speculation_needs(self, choice: Choice) -> Amounts | None:
         """Return the smallest budget at which speculation keeps ``KEPT_SPEED`` of its speed for a context and a cache.

@@ -25,7 +25,6 @@ from edge_rt.memory.request import Alternative, Request
 from edge_rt.memory.shape import ModelShape
 from edge_rt.memory.sizes import Regimes, Sizes, sizes_of
 from edge_rt.memory.speed import plain_tokens_per_second, tokens_per_second
-from edge_rt.package.decoder import Decoder
 from edge_rt.package.expert_sizes import RESIDENT
 from edge_rt.package.spec_modes import AUTO, MODEL, TRAINED_MODES, mode_of
 from edge_rt.system.byte_size import show_at_least, show_size
@@ -172,16 +171,19 @@ class Plan:
 
 
 def _why_not_divided(shape: ModelShape, gpu: GpuFigures) -> str | None:
-    """Return a sentence on why the layers of a native model are not divided with the CPU; None: they may be."""
+    """Return a sentence on why layers of a native model are not divided with the CPU; None: they may be, anywhere."""
     if not gpu.has_cpu_bits:
         return "Its layers are not divided with the CPU, whose results differ from this GPU's in last bits."
-    if gpu.is_unified or shape.layers is not None:
+    if gpu.is_unified:
         return None
-    if shape.is_estimate:
-        return "Its layers can be divided with the CPU only once it is exported."
-    if isinstance(shape.model, Decoder) and shape.model.kv_layers != shape.model.attention_layers:
-        return "Its layers are not divided with the CPU, because some of them read the keys and values of others."
-    return "Its layers are not divided with the CPU, because its graph does not tell them apart."
+    if shape.layers is None:
+        if shape.is_estimate:
+            return "Its layers can be divided with the CPU only once it is exported."
+        return "Its layers are not divided with the CPU, because its graph does not tell them apart."
+    fewest = shape.gpu_layer_counts[0] if shape.gpu_layer_counts else shape.model.num_layers
+    if fewest == 1:
+        return None
+    return f"Its last {fewest} layers are not divided with the CPU, because they read each other's keys and values."
 
 
 def make_plan(shape: ModelShape, device: Device, request: Request) -> Plan:

@@ -38,7 +38,8 @@ class ModelShape:
         table_bytes: of ``weights.bin``, those of a table of which few rows are read, and which is given back behind.
         largest_tensor_bytes: of ``weights.bin``, at most; None: not known.
         ahead: of a block that predicts further ahead; None without one.
-        layers: what each layer takes, if they may be divided between the CPU and a GPU; None: they may not.
+        layers: what each layer takes, if they may be divided between the CPU and a GPU (``gpu_layer_counts`` says how);
+            None: they may not.
         experts: what experts take, if they may be read while the model runs; None: they may not, or there are none.
     """
 
@@ -109,6 +110,15 @@ class ModelShape:
     def expert_layers(self) -> int:
         """Layers that have experts."""
         return len(self.model.expert_layers) if isinstance(self.model, Decoder) else 0
+
+    @cached_property
+    def gpu_layer_counts(self) -> tuple[int, ...]:
+        """How many layers, the last ones, a GPU may compute while the CPU computes the others, ascending."""
+        if self.layers is None:
+            return ()
+        count, model = self.model.num_layers, self.model
+        divisions = model.divisions if isinstance(model, Decoder) else range(1, count)
+        return tuple(count - first for first in reversed(divisions))
 
     @property
     def conv_row_bytes(self) -> int:
@@ -266,7 +276,10 @@ def _matrix_bytes(rows: int, inputs: int, types: str) -> int:
 
 
 def _largest_tensor(manifest: Manifest) -> int:
-    """Return the bytes of the largest matrix, at most; a type that is not known counts as floats."""
+    """Return the bytes of the largest matrix, at most; a type that is not known counts as floats.
+
+    The table of further embeddings is none of them: where layers are divided the process reads rows of it in place.
+    """
     model, types = manifest.model, manifest.quantisation
     hidden, inner = model.hidden_size, model.intermediate_size
     further = model.per_layer_embedding * model.num_layers if isinstance(model, Decoder) else 0
@@ -278,7 +291,6 @@ def _largest_tensor(manifest: Manifest) -> int:
         ("feed_forward", hidden, inner),
         ("attention", queries, hidden),
         ("attention", hidden, model.query_size),
-        (PER_LAYER, model.vocab_size, further),
         (PER_LAYER, further, hidden),
     )
     # A class of matrices that is not named is another one's.

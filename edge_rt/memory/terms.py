@@ -106,7 +106,8 @@ _PACKING: Final = {"int8": 1.6, "float": 0.65}
 _ROTATIONS_AROUND: Final = 4 * (64 << 10)
 """Of two tables of rotations, what may be mapped around what is touched before and behind the rows that are not. These
 are a mapping of their own, within which Linux stays."""
-_ROTATIONS_AROUND_ALONE: Final = 4 * (2 << 20)
+_FOLIO: Final = 2 << 20
+_ROTATIONS_AROUND_ALONE: Final = 4 * _FOLIO
 """The same where ONNX Runtime maps tensors: a large folio each."""
 _MAPPED_AROUND: Final = 64 << 10  # of pages that the kernel maps together where one is touched
 _TABLE_TILES: Final = 16  # of the table of further embeddings, that are in memory at once
@@ -218,7 +219,8 @@ def divided_weights(shape: ModelShape, choice: Choice) -> tuple[int, int]:
     """Return the bytes of ``weights.bin`` that are read in the process and on a GPU, with a choice that divides layers.
 
     Of the rotary tables only the context's rows are touched in the process. ONNX Runtime maps tensors one by one there,
-    each from the page in which the one before it ends: such a page counts twice. SmolLM2-135M: 4.7 pages a layer.
+    each from the page in which the one before it ends: such a page counts twice. SmolLM2-135M: 4.7 pages a layer. The
+    table of further embeddings is read before the first layer.
     """
     layers, first = shape.layers, first_on_gpu(shape, choice)
     assert layers is not None
@@ -226,7 +228,7 @@ def divided_weights(shape: ModelShape, choice: Choice) -> tuple[int, int]:
     unused = rotations * (shape.model.context_length - choice.ctx) // shape.model.context_length
     used = rotations - max(0, unused - _ROTATIONS_AROUND_ALONE)
     # Every graph maps them by itself.
-    mapped = layers.before[first] - rotations + graphs_begun(shape, choice) * used
+    mapped = layers.before[first] - rotations + graphs_begun(shape, choice) * used - _unread_table(shape, alone=True)
     again = layers.copied_again[first] if layers.copied_again else 0
     return mapped + PAGESIZE * layers.tensors_before[first], layers.behind[first] + again
 
@@ -354,15 +356,19 @@ def weights_bytes(shape: ModelShape, ctx: int) -> int:
     return max(0, shape.weights_bytes - max(0, unused - _ROTATIONS_AROUND) - _unread_table(shape))
 
 
-def _unread_table(shape: ModelShape) -> int:
+def _unread_table(shape: ModelShape, *, alone: bool = False) -> int:
     """Return the bytes of the table of further embeddings that are not in memory at any time.
 
     Its rows lie in tiles of 16. So many of these are read before all are given back, each with what the kernel maps
     around it: whole windows.
+
+    Args:
+        alone: whether ONNX Runtime maps it.
     """
+    around = _FOLIO if alone else _MAPPED_AROUND
     tile = shape.table_bytes * TILE_ROWS // shape.model.vocab_size
-    windows = -(-tile // _MAPPED_AROUND) + 1
-    return max(0, shape.table_bytes - _TABLE_TILES * windows * _MAPPED_AROUND)
+    windows = -(-tile // around) + 1
+    return max(0, shape.table_bytes - _TABLE_TILES * windows * around)
 
 
 def dense_bytes(shape: ModelShape, choice: Choice, request: Request) -> int:

@@ -140,6 +140,14 @@ class Decoder:
         source = self.attention_of(layer).kv_from
         return layer if source is None else source
 
+    @cached_property
+    def divisions(self) -> tuple[int, ...]:
+        """Numbers of layers before which the layers can be divided: nothing behind reads keys of a layer before."""
+        crossed = {
+            number for reader in self.attention_layers for number in range(self.kv_layer_of(reader) + 1, reader + 1)
+        }
+        return tuple(number for number in range(1, self.num_layers) if number not in crossed)
+
     def attention_of(self, layer: int) -> Attention:
         """Return the attention of one of these layers."""
         attention = self.layers[layer].attention

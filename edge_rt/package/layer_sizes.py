@@ -76,13 +76,10 @@ class LayerSizes:
 def layer_sizes(package: Package) -> LayerSizes | None:
     """Return the sizes of a package's layers; None if they cannot be divided.
 
-    Those of native packages can be, if nodes are named after layers, none of which reads the keys and values of another
-    one.
+    Those of native packages can be, if nodes are named after layers; before which layers ``Decoder.divisions`` says.
     """
     manifest, decoder = package.manifest, package.manifest.decoder
     if manifest.op_profile != "native" or decoder is None:
-        return None
-    if decoder.kv_layers != decoder.attention_layers:
         return None
     graphs = [segment.graph for segment in manifest.segments]
     tensors = {name: place.length for graph in graphs for name, place in package.tensors[graph].items()}

@@ -1,4 +1,4 @@
-"""Models with experts, short convolutions and states of which a GPU computes some layers: bits and text are the CPU's.
+"""Models with experts, convolutions, states or shared keys of which a GPU computes some layers: the CPU's bits.
 
 The case ``every_family`` takes minutes, and fails with the names of all families whose results differ.
 """
@@ -111,14 +111,31 @@ def compare(gpu, path, layers, kv="int8", **options):
 
 
 def compare_all(gpu, path, **options):
-    """Compare with every number of layers on the GPU."""
-    return sum(compare(gpu, path, layers, spec="suffix", **options) for layers in range(1, layers_of(path)))
+    """Compare with every number of layers that may be on the GPU."""
+    counts = [layers_of(path) - first for first in open_package(path).manifest.model.divisions]
+    assert counts, path
+    return sum(compare(gpu, path, layers, spec="suffix", **options) for layers in counts)
 
 
 def case_texts(gpu):
-    """Experts beside convolutions, and beside states, with both on either side."""
-    for name, layers in (("lfm2_moe", 3), ("qwen3_5_moe", 2)):
-        assert compare(gpu, package(name), layers, spec="suffix").all() or name == "lfm2_moe", name
+    """Experts beside convolutions, and beside states, with both on either side; layers that read others' keys."""
+    for name, layers in (("lfm2_moe", 3), ("qwen3_5_moe", 2), ("gemma4_text", 4)):
+        assert compare(gpu, package(name), layers, spec="suffix").all() or name != "qwen3_5_moe", name
+
+
+def case_shared_keys(gpu):
+    """Gemma 4, whose last layers read the keys of two before them: drafts of all kinds, slots, and passes that stop."""
+    path = package("gemma4_text")
+    with divided(gpu, path, 4) as model:
+        check_cancelled(model, plain(path, "int8"))
+    for exits in ((2,), (4,), (1, 3, 5)):
+        cut = package("gemma4_text", exits=exits)
+        for layers in (4, 5):
+            assert compare(gpu, cut, layers, spec="exit", costs=CheapDrafts())[0] > 0
+    nested = package("gemma4_text", weights="nested8")
+    for layers in (4, 5):
+        assert compare(gpu, nested, layers, "int4x2", spec="self", costs=CheapDrafts())[0] > 0
+    share_passes(gpu, path, **{**PINNED, "kv": "f16"})
 
 
 def case_cancelled(gpu):
@@ -143,16 +160,19 @@ def case_more_drafts(gpu):
 def case_slots(gpu):
     """Answers that share passes, come, leave and are cancelled, with what each slot keeps on both sides."""
     for name in ("qwen3_5", "lfm2"):
-        path = package(name)
-        asked = {"device": gpu.device, "gpu_providers": provider(gpu), "slots": 3, **PINNED}
-        asked["device_memory"] = models.room(gpu, path, None, ctx=192, **PINNED) - 1
-        with load_package(path, ctx=192, **asked) as model:
-            assert 0 < model.plan.choice.gpu_layers < layers_of(path)
-            answer_twice(model, path)
-            planned, unseen = model.plan.sizes.gpu, model.plan.device.gpu.context_bytes
-            assert gpu.held_bytes() <= planned.total - unseen, (gpu.held_bytes(), planned)
-        del asked["spec"], asked["prefill_chunk"]
-        assert check_arrivals(path, np.random.default_rng(4), 9, modes=("suffix", "off"), most=250, **asked) > 4
+        share_passes(gpu, package(name), **PINNED)
+
+
+def share_passes(gpu, path, **pinned):
+    asked = {"device": gpu.device, "gpu_providers": provider(gpu), "slots": 3, **pinned}
+    asked["device_memory"] = models.room(gpu, path, None, ctx=192, **pinned) - 1
+    with load_package(path, ctx=192, **asked) as model:
+        assert 0 < model.plan.choice.gpu_layers < layers_of(path)
+        answer_twice(model, path)
+        planned, unseen = model.plan.sizes.gpu, model.plan.device.gpu.context_bytes
+        assert gpu.held_bytes() <= planned.total - unseen, (gpu.held_bytes(), planned)
+    del asked["spec"], asked["prefill_chunk"]
+    assert check_arrivals(path, np.random.default_rng(4), 9, modes=("suffix", "off"), most=250, **asked) > 4
 
 
 def case_exits(gpu):
@@ -202,7 +222,7 @@ def compare_exits(gpu, layers):
 
 def case_planned(gpu):
     """What lies on the GPU is what was planned, states of earlier texts included."""
-    for name, layers in (("qwen3_5_moe", 2), ("lfm2_moe", 2), ("nemotron_h_latent", 2)):
+    for name, layers in (("qwen3_5_moe", 2), ("lfm2_moe", 2), ("nemotron_h_latent", 2), ("gemma4_text", 4)):
         check(gpu, package(name), spec="suffix", kv="f16", generated=24, layers=layers, room=room)
     for path, cuts in ((agreeing().cut, (1, 2, 3, 4, 5)), (models.package(layers=3, exits=(2,)), (1, 2))):
         for layers in cuts:
@@ -211,7 +231,7 @@ def case_planned(gpu):
 
 
 def case_every_family(gpu):
-    """Every number of layers of all that have experts, short convolutions or states."""
+    """Every number of layers of all that have experts, short convolutions or states, or share keys."""
     failed, total = {}, np.zeros(2, int)
     for name in CASES:
         if name in REFUSED or not is_one(package(name)):
@@ -227,7 +247,8 @@ def case_every_family(gpu):
 
 def is_one(path):
     model = open_package(path).manifest.decoder
-    return bool(model.expert_layers or model.conv_layers or model.recurrent_layers)
+    shares = model.kv_layers != model.attention_layers
+    return bool(model.expert_layers or model.conv_layers or model.recurrent_layers or shares)
 
 
 if __name__ == "__main__":

@@ -212,9 +212,9 @@ def case_auto(gpu):
 
 
 def case_refused(gpu):
-    """Layers that read others' keys are not divided, less than one is not loaded, nor a graph without such a layer."""
+    """Layers stay with those whose keys they read, less than one is not loaded, nor a graph without such a layer."""
     own = room(gpu, whole(), 1, ctx=256, **PINNED)
-    why = "because some of them read the keys and values of others"
+    why = "Its last 4 layers are not divided with the CPU, because they read each other's keys and values"
     for path, count, said in (
         (family("gemma4_text"), CONTEXT_BYTES + 1000, why),
         (whole(), own - 1, "memory of the GPU"),

@@ -54,7 +54,7 @@ LONG_OPERATORS = {
     "slots_worker": ("planned",),
     "expert_worker": ("types planned refused",),
     "family_worker": ("every_family",),
-    "divided_worker": ("planned", "exits exit_modes more_drafts slots", "every_family"),
+    "divided_worker": ("planned", "exits exit_modes more_drafts slots", "shared_keys", "every_family"),
 }
 
 pytestmark = [

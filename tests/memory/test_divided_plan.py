@@ -12,6 +12,7 @@ from hypothesis import assume, given, settings, strategies as st
 from edge_rt.cli.loading import tell_plan
 from edge_rt.cli.render.console import Terminal
 from edge_rt.errors import MemoryBudgetExceeded
+from edge_rt.export.families.rope import default_rope
 from edge_rt.memory.figures import Amounts, Choice
 from edge_rt.memory.plan import make_plan, require_fit
 from edge_rt.memory.request import Request
@@ -145,6 +146,52 @@ def test_a_refusal_names_what_a_single_layer_needs():
     ]
     for other in plan.alternatives:
         assert make_plan(shape, OWN, request_of(other.flags, plan.request)).fits
+
+
+def sharing(own, count):
+    """Return a shape of which the layers behind some read the keys and values of the last one of these."""
+    dims = make_shape(num_layers=count).model
+    layers = (
+        Layer(dims.attention(kv_from=own - 1 if number >= own else None), dims.feed_forward())
+        for number in range(count)
+    )
+    model = dims.decoder("llama", tuple(layers), default_rope(1e4, dims.head_dim))
+    return layered(replace(make_shape(num_layers=count), model=model))
+
+
+def test_layers_stay_with_those_whose_keys_they_read():
+    shape = sharing(12, 30)
+    assert shape.gpu_layer_counts == tuple(range(19, 30))
+    settings = {"kv": "f16", "ctx": 8192, "spec": "off", "prefill_chunk": 256}
+    choice = make_plan(shape, OWN, Request(**settings)).choice
+    for there, more in ((19, 20), (25, 26), (29, None)):
+        least, enough = (
+            sizes_of(shape, OWN, replace(choice, gpu_layers=count), Request(**settings)).needs.gpu
+            for count in (there, more)
+        )
+        for room in (least, enough - 1):
+            plan = make_plan(shape, OWN, Request(**settings, device_budget_bytes=room))
+            assert (plan.fits, plan.choice.gpu_layers) == (True, there)
+            # Of 12 layers that have rows those that are not there.
+            assert plan.sizes.kv_cache == 8192 * 768 * (30 - there)
+        if there == 19:
+            refused = make_plan(shape, OWN, Request(**settings, device_budget_bytes=least - 1))
+            assert (refused.fits, refused.choice.gpu_layers, refused.minimum) == (False, 19, refused.needs)
+            with pytest.raises(MemoryBudgetExceeded, match=r"Its last 19 layers are not divided .* each other's keys"):
+                require_fit(refused)
+    never = sharing(1, 30)
+    assert never.gpu_layer_counts == ()
+    with pytest.raises(MemoryBudgetExceeded, match="Its last 30 layers are not divided"):
+        require_fit(make_plan(never, OWN, Request(device_budget_bytes=520 * MIB)))
+
+
+def test_a_table_that_stays_in_the_file_counts_with_what_is_read_of_it():
+    shape, choice = layered(make_shape()), Choice(2048, "f16", "off", 0, 256, 0, 0, 1, gpu_layers=10)
+    table = 1 << 30
+    with_table = replace(layered(make_shape(), head=HEAD + table), table_bytes=table)
+    none, some = (sizes_of(one, OWN, choice, Request()) for one in (shape, with_table))
+    # Of 16 tiles, two large folios each.
+    assert some.weights - none.weights == 16 * 2 * (2 << 20)
 
 
 def test_a_model_with_room_is_offered_no_division():

@@ -10,7 +10,7 @@ import pytest
 from edge_rt.errors import InvalidPackage
 from edge_rt.export import export_model
 from edge_rt.export.families.rope import default_rope
-from edge_rt.package.decoder import Decoder
+from edge_rt.package.decoder import Decoder, Dimensions
 from edge_rt.package.documents import build, to_document
 from edge_rt.package.layers import Experts, FeedForward, GatedDelta, Layer, ShortConv, StateSpace
 from edge_rt.package.reader import open_package
@@ -152,6 +152,29 @@ def test_a_document_has_rare_parts_only_where_they_are():
     assert mixed.attention_layers == (0,)
     assert mixed.conv_layers == (1, 2)
     assert (mixed.layer_windows, mixed.ring_window, mixed.sliding_window) == ((0, 3, 3), 3, 0)
+
+
+@pytest.mark.parametrize(
+    ("own", "shared", "period", "divisions"),
+    [
+        (15, 20, 5, range(1, 14)),  # Gemma 4 E2B: the last layer with a window before them is 13, the full one 14
+        (24, 18, 6, range(1, 23)),  # E4B
+        (35, 0, 5, range(1, 35)),
+        (1, 3, 4, ()),
+    ],
+)
+def test_layers_are_divided_where_no_keys_are_read_across(own, shared, period, divisions):
+    dims = Dimensions("g", "gemma4", 64, own + shared, 4, 2, 16, 128, vocab_size=100, context_length=64)
+    windows = [0 if (layer + 1) % period == 0 else 16 for layer in range(own + shared)]
+    last = {window: layer for layer, window in enumerate(windows[:own])}
+    sources = [last.get(window, 0) if layer >= own else None for layer, window in enumerate(windows)]
+    layers = tuple(
+        Layer(dims.attention(window=16 if own == 1 else window, kv_from=source), dims.feed_forward())
+        for window, source in zip(windows, sources, strict=True)
+    )
+    decoder = dims.decoder("gemma4", layers, default_rope(1e4, 16))
+    decoder.check()
+    assert decoder.divisions == tuple(divisions)
 
 
 def test_windows_of_two_sizes():

@@ -56,8 +56,8 @@ class GpuIOBinding(NativeIOBinding):
         stream: bool = False,
         host_layers: int = 0,
     ) -> None:
-        # A plan divides the layers of models alone of which none reads the keys of another one.
-        assert not host_layers or model.kv_layers == model.attention_layers, (host_layers, model.kv_layers)
+        # Keys and values are read where they lie.
+        assert not host_layers or host_layers in model.divisions, (host_layers, model.divisions)
         self._device, self._host_layers = device, host_layers
         self._host_caches = bisect_left(model.cache_layers, host_layers)
         self._caches: list[DeviceArray] = []
