@@ -16,7 +16,7 @@ from hypothesis import HealthCheck, settings
 from edge_rt.export import export_model
 from edge_rt.store.fetch import fetch_source
 from edge_rt.store.layout import open_store
-from edge_rt.system.machine import usable_cpus
+from edge_rt.system.machine import collecting_what_is_new, usable_cpus
 from tests.helpers.examples import ALL
 from tests.helpers.export_apart import export_apart
 from tests.helpers.gguf_factory import write_llama_gguf
@@ -34,8 +34,16 @@ WORKERS = pytest.StashKey[SoleWorker]()
 """What this process shares with the other workers of the run."""
 
 
+@pytest.fixture(scope="session", autouse=True)
+def _objects_set_aside():
+    """Say that objects are set aside, which exports ask for: counting takes as long as exporting a tiny model."""
+    with collecting_what_is_new():
+        yield
+    gc.freeze()
+
+
 @pytest.fixture(scope="module", autouse=True)
-def _collect_less():
+def _collect_less(_objects_set_aside):
     """Spare the collector what lives on, modules above all: an export collects often, and walks through it all."""
     gc.collect()
     gc.freeze()

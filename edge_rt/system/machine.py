@@ -9,6 +9,7 @@ import platform
 import re
 import shlex
 import sys
+import threading
 from collections.abc import Generator, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -21,6 +22,8 @@ _CPUS: Final = Path("/sys/devices/system/cpu")
 _MEMORY: Final = Path("/proc/meminfo")
 _UNLIMITED: Final = 1 << 60
 """Version 1 writes "no limit" as the largest multiple of a page."""
+_SET_ASIDE: Final = threading.Event()
+"""Whether ``collecting_what_is_new`` has set objects aside."""
 
 
 def cgroup_cpus(root: Path = ROOT, membership: Path = MEMBERSHIP) -> int | None:
@@ -184,14 +187,17 @@ def collecting_what_is_new() -> Generator[None]:
 
     Leaves it as it is where somebody else has set objects aside (``gc.freeze``).
     """
-    if gc.get_freeze_count():
+    # Our own are asked for first: counting walks through all that is set aside.
+    if _SET_ASIDE.is_set() or gc.get_freeze_count():
         yield
         return
     gc.collect()
     gc.freeze()
+    _SET_ASIDE.set()
     try:
         yield
     finally:
+        _SET_ASIDE.clear()
         gc.unfreeze()
 
 

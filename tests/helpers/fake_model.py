@@ -69,19 +69,20 @@ class FakeTarget:
     @property
     def rows(self):
         """Token of every row ever written, in the order of the cache."""
-        return [self._memory[self._place(row)] for row in range(len(self._memory))]
+        return [self._memory[place] for place in self._places(0, len(self._memory))]
 
     @rows.setter
     def rows(self, token_ids):
         self._memory = list(token_ids)
 
-    def _place(self, row):
-        return row if self.row_map is None else int(self.row_map[row])
+    def _places(self, start, end):
+        # At once: a number of NumPy's for every row would be most of what a fake pass takes.
+        return range(start, end) if self.row_map is None else self.row_map[start:end].tolist()
 
     def _write(self, start, token_ids):
         self._memory += [GARBAGE] * (start + len(token_ids) - len(self._memory))
-        for row, token in enumerate(token_ids, start):
-            self._memory[self._place(row)] = token
+        for place, token in zip(self._places(start, start + len(token_ids)), token_ids, strict=True):
+            self._memory[place] = token
 
     def forward(self, token_ids, start, num_logits, *, parents=None):
         index = len(self.passes)
@@ -95,9 +96,9 @@ class FakeTarget:
             raise self.fail_at[index]
         self._write(start, token_ids)
         parents = range(-1, len(token_ids) - 1) if parents is None else parents
-        histories = []
+        before, histories = self.rows[:start], []
         for token, parent in zip(token_ids, parents, strict=True):
-            histories.append([*(histories[parent] if parent >= 0 else self.rows[:start]), token])
+            histories.append([*(histories[parent] if parent >= 0 else before), token])
         logits = np.stack([self.logits(history) for history in histories[-num_logits:]])
         order = np.argsort(-logits, axis=-1, kind="stable")[:, :TOP_K].astype(np.int32)
         sums = np.log(np.exp(logits).sum(axis=-1))
