@@ -47,7 +47,7 @@ PRESET = (
 
 def test_a_preset_is_used_like_a_model(config, inline, native_package):
     config.write_text(PRESET.format("ctx = 64\n[sampling]\ntop_k = 5\n", native_package))
-    command = ("generate", "-p", "Hello", "--config", config, "--json")
+    command = ("generate", "-p", "Hello", "--config", config, "--seed", "1", "--json")
     document = json.loads(inline(*command, "-m", "poet").stdout)
     assert (document["model"]["context_tokens"], document["usage"]["completion_tokens"]) == (32, 2)
     assert (document["options"]["temperature"], document["options"]["top_k"]) == (0.3, 5)

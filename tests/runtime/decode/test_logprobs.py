@@ -77,7 +77,7 @@ def test_what_a_processor_raises_ends_the_answer(model):
 
     with pytest.raises(ZeroDivisionError):
         model.generate(PROMPT, max_tokens=3, logits_processor=fails)
-    assert model.generate(PROMPT, max_tokens=3).usage.completion_tokens == 3
+    assert model.generate(PROMPT, max_tokens=3, **GREEDY).usage.completion_tokens == 3
 
 
 @pytest.mark.parametrize(

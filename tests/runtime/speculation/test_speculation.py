@@ -303,7 +303,7 @@ class TestNativeModel:
             native.generate(TEXT, spec="reference", max_tokens=2)
         with pytest.raises(ConfigError, match="reference"):
             native.generate(TEXT, spec="reference", reference="", max_tokens=2)
-        assert native.generate(TEXT, max_tokens=2).usage.completion_tokens == 2
+        assert native.generate(TEXT, max_tokens=2, **GREEDY).usage.completion_tokens == 2
 
     def test_unknown_modes(self, native, native_package):
         with pytest.raises(ConfigError, match="Got 'magic'"):
