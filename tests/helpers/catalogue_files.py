@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import gguf
@@ -61,8 +62,28 @@ def newer_config(config):
     return newer
 
 
-def write_header(path: Path, model) -> int:
-    """Write the file of a model of the catalogue, sparse; return the bytes of its tensors."""
+def with_fewer_tokens(model, most):
+    """Return a model of the catalogue with a part of its vocabulary, whose strings are most of what a file costs."""
+    fewer = {key: min(size, most) for key, size in model.config.items() if key.startswith("vocab_size")}
+    return replace(model, config=model.config | fewer)
+
+
+def tensors_of(model) -> dict[str, tuple[tuple[int, ...], gguf.GGMLQuantizationType, int]]:
+    """Return shape, type and padded bytes of the tensors that the file of a model of the catalogue has, by name."""
+    decoder = describe_config(model.name, model.config)
+    shapes, types, found = expected_shapes(decoder), file_types(decoder, model.weights), {}
+    config = newer_config(model.config)
+    if _has_divisors(config):
+        shapes = {"rope_freqs.weight": (_divided_size(config) // 2,), **shapes}
+    for name, shape in joined(shapes).items():
+        kind = gguf.GGMLQuantizationType[types.get(name.replace("_exps", ".0"), "F32")]
+        block, block_bytes = gguf.GGML_QUANT_SIZES[kind]
+        found[name] = shape, kind, -(-math.prod(shape) // block * block_bytes // 32) * 32
+    return found
+
+
+def write_header(path: Path, model) -> None:
+    """Write the file of a model of the catalogue, sparse."""
     config = newer_config(model.config)
     none = np.zeros(0)
     metadata = gguf_metadata(FamilyCase(model.name, config, {}, {}, none, none, None))
@@ -72,26 +93,17 @@ def write_header(path: Path, model) -> int:
             file.array(key, {bool: BOOL, int: INT32, str: STRING}[type(value[0])], value)
         else:
             file.kv(key, _KINDS[type(value)], value)
-    decoder = describe_config(model.name, model.config)
-    shapes, types, offset = expected_shapes(decoder), file_types(decoder, model.weights), 0
-    first = b""
-    if _has_divisors(config):
-        size = config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"]
-        size = config.get("global_head_dim", size)
-        shapes = {"rope_freqs.weight": (size // 2,), **shapes}
-        first = _divisors(config, size).tobytes()
-    for name, shape in joined(shapes).items():
-        kind = gguf.GGMLQuantizationType[types.get(name.replace("_exps", ".0"), "F32")]
-        block, block_bytes = gguf.GGML_QUANT_SIZES[kind]
+    offset = 0
+    for name, (shape, kind, size) in tensors_of(model).items():
         file.infos.append(raw_tensor_info(name, shape, kind.value, offset))
-        offset += -(-math.prod(shape) // block * block_bytes // 32) * 32
+        offset += size
     header = file.header()
     with path.open("wb") as stream:
         stream.write(header + bytes(-len(header) % file.alignment))
         begin = stream.tell()
-        stream.write(first)
+        if _has_divisors(config):
+            stream.write(_divisors(config).tobytes())
         stream.truncate(begin + offset)
-    return offset
 
 
 def joined(shapes):
@@ -105,8 +117,15 @@ def joined(shapes):
     return found
 
 
-def _divisors(config, size):
+def _divided_size(config):
+    """Return how many numbers of a head are rotated with divided frequencies."""
+    size = config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"]
+    return config.get("global_head_dim", size)
+
+
+def _divisors(config):
     """Return what a file divides the frequencies of pairs by; of Gemma 4 three pairs in four stand still."""
+    size = _divided_size(config)
     found = np.ones(size // 2, np.float32)
     if config["model_type"] == "gemma4_text":
         found[size // 8 :] = 1e30

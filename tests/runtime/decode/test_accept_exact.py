@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import product
+
 import numpy as np
 import pytest
 
@@ -10,6 +12,7 @@ from edge_rt.runtime.decode.accept import accept
 from edge_rt.runtime.decode.accept_ratio import Proposal, accept_ratio
 from edge_rt.runtime.decode.draft import ROOT, Draft
 from tests.helpers.enumerated import TinyModel, law
+from tests.helpers.pairs import all_pairs, with_slow
 
 EXACT = 1e-12
 SAMPLED = GenerationConfig(temperature=1.0, top_p=1.0)
@@ -94,6 +97,10 @@ SHAPES = {
 }
 
 
+FEW = (OPTIONS, (1, 2, 4), range(3))
+"""Options of the sampler, tokens that a drafter knows, seeds."""
+
+
 class TestDrawnDrafts:
     @pytest.mark.parametrize("shape", SHAPES)
     @pytest.mark.parametrize("seed", range(4))
@@ -117,9 +124,7 @@ class TestDrawnDrafts:
         drafter = TableDrafter(5, 4, (((), 2), ((0,), 2), ((1,), 2)), tokens=3)
         assert model.error(emitted_by_ratio(model, drafter.draw), 3) <= EXACT
 
-    @pytest.mark.parametrize("options", OPTIONS)
-    @pytest.mark.parametrize("tokens", [1, 2, 4])
-    @pytest.mark.parametrize("seed", range(3))
+    @pytest.mark.parametrize(("options", "tokens", "seed"), with_slow(product(*FEW), all_pairs(*FEW)))
     def test_with_every_option_of_the_sampler_and_drafters_that_know_few_tokens(self, options, tokens, seed):
         model = TinyModel(seed, 5, OPTIONS[options], end_ids=(3,))
         drafter = TableDrafter(300 + seed, 5, (((), 2), ((0,), 1)), tokens=tokens)
@@ -254,11 +259,11 @@ class TestDraftsThatLie:
 
 
 class TestSampleAndMatch:
+    MATCHED = ([*TestPickedDrafts.TREES, Draft((3, 1, 0, 2, 3, 1), (ROOT, 0, 1, 1, 0, ROOT))], OPTIONS, [(), (0,)])
+
     @pytest.mark.parametrize(
-        "draft", [*TestPickedDrafts.TREES, Draft((3, 1, 0, 2, 3, 1), (ROOT, 0, 1, 1, 0, ROOT))], ids=str
+        ("draft", "options", "end_ids"), with_slow(product(*MATCHED), all_pairs(*MATCHED)), ids=str
     )
-    @pytest.mark.parametrize("options", OPTIONS)
-    @pytest.mark.parametrize("end_ids", [(), (0,)])
     def test_the_law_is_plain_decodings(self, draft, options, end_ids):
         draft.check()
         model = TinyModel(7, 4, OPTIONS[options], end_ids=end_ids)

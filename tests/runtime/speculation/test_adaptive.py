@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from itertools import pairwise
+from itertools import pairwise, product
 
 import numpy as np
 import pytest
@@ -22,6 +22,7 @@ from edge_rt.runtime.speculation.text_sources import NativeRecyclingSource, Nati
 from tests.helpers.examples import share_of
 from tests.helpers.fake_model import VOCABULARY, FakeTarget, Run, fake_cache
 from tests.helpers.fake_sources import Clock, OracleSource, RandomSource, TimedTarget, linear_costs
+from tests.helpers.pairs import all_pairs, with_slow
 
 PROMPT = [5, 6, 7]
 COSTS = linear_costs()
@@ -123,19 +124,22 @@ REAL = {
 }
 
 
+SAMPLING = {
+    "greedy": {},
+    "cold": {"temperature": 0.4, "seed": 1},
+    "warm": {"temperature": 0.8, "seed": 2, "top_p": 0.9},
+    "penalty": {"temperature": 0.5, "seed": 3, "top_k": 0, "min_p": 0.0, "repetition_penalty": 1.1},
+}
+SAME = (REAL, SAMPLING, ("tree", "chain"))
+
+
 class TestSameText:
-    @pytest.mark.parametrize("chain", [False, True], ids=["tree", "chain"])
-    @pytest.mark.parametrize(
-        "sampling",
-        [{}, {"temperature": 0.4, "seed": 1}, {"temperature": 0.8, "seed": 2, "top_p": 0.9},
-         {"temperature": 0.5, "seed": 3, "top_k": 0, "min_p": 0.0, "repetition_penalty": 1.1}],
-        ids=["greedy", "cold", "warm", "penalty"],
-    )  # fmt: skip
-    @pytest.mark.parametrize("mode", REAL)
-    def test_of_every_source(self, mode, sampling, chain):
+    @pytest.mark.parametrize(("mode", "sampling", "form"), with_slow(product(*SAME), all_pairs(*SAME)))
+    def test_of_every_source(self, mode, sampling, form):
+        chain = form == "chain"
         trial = Trial(
             lambda text, clock: REAL[mode](text), target=RepeatingTarget, max_tokens=150, chain=chain,
-            costs=linear_costs(4.0, 0.1), **sampling,
+            costs=linear_costs(4.0, 0.1), **SAMPLING[sampling],
         )  # fmt: skip
         assert trial.spec.rows_drafted > 0
         if mode != "noise":
