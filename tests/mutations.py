@@ -57,11 +57,21 @@ FORWARD = "edge_rt/runtime/forward/"
 CACHE_ROOM = "edge_rt/runtime/cache/"
 
 AHEAD = ("tests/runtime/speculation/test_ahead.py::test_the_first_steps_are_those_of_the_reference",)
+RATIO = "edge_rt/runtime/decode/accept_ratio.py"
+FEW_TOKENS = ("tests/runtime/decode/test_accept_exact.py::TestDrawnDrafts", "-k", "few_tokens")
+MATCHED = ("tests/runtime/decode/test_accept_exact.py::TestSampleAndMatch", "-k", "plain_decodings")
+SAME_TEXT = ("tests/runtime/speculation/test_adaptive.py::TestSameText", "-k", "every_source")
 AHEAD_MODEL = "edge_rt/runtime/speculation/ahead_model.py"
 MERGED = "edge_rt/export/weights/merged.py"
 ADAPTERS = ("tests/export/test_adapters.py",)
 
 MUTATIONS = [
+    Mutation(RATIO, "if token in end_ids:", "if False:", FEW_TOKENS),
+    Mutation(RATIO, "- q[shared] * total", "- q[shared]", FEW_TOKENS),
+    Mutation(RATIO, "        sampler.observe(token)\n", "", FEW_TOKENS),
+    Mutation("edge_rt/runtime/decode/accept.py", "None if token in end_ids else children", "children", MATCHED),
+    Mutation("edge_rt/runtime/decode/accept.py", "choose(node + 1)", "choose(max(node, 0))", MATCHED),
+    Mutation("edge_rt/runtime/decode/accept.py", "choose(node + 1)", "choose(max(node, 0))", SAME_TEXT),
     Mutation(MERGED, "found *= self._scale", "found *= 1", ADAPTERS),
     Mutation(MERGED, "if self._order is None else self._order[rows]", "if True else self._order[rows]", ADAPTERS),
     Mutation(MERGED, "np.unique(rows // BLOCK_ROWS, return_inverse=True)", "(rows, np.arange(len(rows)))", ADAPTERS),
