@@ -119,16 +119,16 @@ class StateCopies(Protocol):
     def count(self) -> int:
         """How many places there are."""
 
-    def save(self, place: int, index: int, slot: int) -> None:
+    def save(self, place: int, index: int, slot: int, /) -> None:
         """Copy the state of a sequence's slot into a place."""
 
-    def load(self, place: int, index: int, slot: int) -> None:
+    def load(self, place: int, index: int, slot: int, /) -> None:
         """Copy what is in a place into a sequence's slot."""
 
-    def parts(self, place: int) -> list[Array]:
+    def parts(self, place: int, /) -> list[Array]:
         """Return the memory of a place, part by part; of this process alone."""
 
-    def state(self, index: int, slot: int) -> list[Array]:
+    def state(self, index: int, slot: int, /) -> list[Array]:
         """Return the memory of a sequence's slot, part by part; of this process alone."""
 
 

@@ -16,13 +16,13 @@ from edge_rt.runtime.cache.sliding_window import SlidingWindow
 class RowCopies(Protocol):
     """Places for rows of layers with a window."""
 
-    def save(self, place: int, rows: Array) -> None:
+    def save(self, place: int, rows: Array, /) -> None:
         """Copy rows of all layers with a window, given where they lie in memory (int32), into a place."""
 
-    def load(self, place: int, rows: Array) -> None:
+    def load(self, place: int, rows: Array, /) -> None:
         """Copy what is in a place into so many rows."""
 
-    def parts(self, place: int) -> list[Array]:
+    def parts(self, place: int, /) -> list[Array]:
         """Return the memory of a place, part by part; of this process alone."""
 
     def release(self) -> None:

@@ -11,8 +11,6 @@ import numpy.typing as npt
 
 from edge_rt.ort.compute_device import ComputeDevice, DeviceArray
 from edge_rt.package.states import SLOTS
-from edge_rt.runtime.cache.checkpoints import StateCopies
-from edge_rt.runtime.cache.window_copies import RowCopies
 
 Array = npt.NDArray[Any]
 _FLOAT = 4
@@ -23,7 +21,52 @@ def _places(device: ComputeDevice, count: int, nbytes: int) -> list[DeviceArray]
     return [DeviceArray(device, np.zeros(nbytes, np.uint8)) for _ in range(count)]
 
 
-class DeviceStateCopies:
+class _Elsewhere:
+    """What is not in this process, or a part of it only: nobody reads or writes it here."""
+
+    def parts(self, place: int, /) -> list[Array]:
+        """Return nothing: no memory of this process alone."""
+        del place
+        return []
+
+    def state(self, index: int, slot: int, /) -> list[Array]:
+        """Return nothing: no memory of this process alone."""
+        del index, slot
+        return []
+
+
+class DividedCopies(_Elsewhere):
+    """Places of which the CPU has a part, that of the first layers, and a device the other; see ``StateCopies``.
+
+    Args:
+        copies: those of either part, ``StateCopies`` or ``RowCopies``, with as many places.
+    """
+
+    def __init__(self, copies: Sequence[Any]) -> None:
+        self._copies = tuple(copies)
+
+    @property
+    def count(self) -> int:
+        """How many places there are."""
+        return int(self._copies[0].count)
+
+    def save(self, place: int, /, *where: Any) -> None:
+        """Copy what ``where`` says into a place."""
+        for copies in self._copies:
+            copies.save(place, *where)
+
+    def load(self, place: int, /, *where: Any) -> None:
+        """Copy what is in a place to where that says."""
+        for copies in self._copies:
+            copies.load(place, *where)
+
+    def release(self) -> None:
+        """Release the memory of all places."""
+        for copies in self._copies:
+            copies.release()
+
+
+class DeviceStateCopies(_Elsewhere):
     """Places for states; see ``StateCopies``.
 
     Args:
@@ -60,16 +103,6 @@ class DeviceStateCopies:
         """Copy what is in a place into a sequence's slot."""
         self._device.copy(self._of_slot(index, slot), self._of_place(place), self._bytes)
 
-    def parts(self, place: int) -> list[Array]:
-        """Return nothing: no memory of this process."""
-        del place
-        return []
-
-    def state(self, index: int, slot: int) -> list[Array]:
-        """Return nothing: no memory of this process."""
-        del index, slot
-        return []
-
     def release(self) -> None:
         """Release the memory of all places."""
         self._places = []
@@ -79,42 +112,6 @@ class DeviceStateCopies:
 
     def _of_slot(self, index: int, slot: int) -> Array:
         return self._begins + (SLOTS * index + slot) * self._steps
-
-
-class DividedStateCopies:
-    """Places for states of layers of which the CPU computes the first, and a device the others; see ``StateCopies``.
-
-    Args:
-        copies: of either part, with as many places.
-    """
-
-    def __init__(self, copies: Sequence[StateCopies]) -> None:
-        self._copies = tuple(copies)
-
-    @property
-    def count(self) -> int:
-        """How many places there are."""
-        return self._copies[0].count
-
-    def save(self, place: int, index: int, slot: int) -> None:
-        """Copy the state of a sequence's slot into a place."""
-        for copies in self._copies:
-            copies.save(place, index, slot)
-
-    def load(self, place: int, index: int, slot: int) -> None:
-        """Copy what is in a place into a sequence's slot."""
-        for copies in self._copies:
-            copies.load(place, index, slot)
-
-    def parts(self, place: int) -> list[Array]:
-        """Return nothing: a part of it is no memory of this process."""
-        del place
-        return []
-
-    def state(self, index: int, slot: int) -> list[Array]:
-        """Return nothing: a part of it is no memory of this process."""
-        del index, slot
-        return []
 
 
 @dataclass(frozen=True)
@@ -139,7 +136,7 @@ class Planes:
         return np.ndarray(shape, np.uint8, layer, self.begin, steps)
 
 
-class DeviceRowCopies:
+class DeviceRowCopies(_Elsewhere):
     """Places for rows of layers with a window; see ``RowCopies``.
 
     Args:
@@ -167,11 +164,6 @@ class DeviceRowCopies:
         there, kept, sizes = self._pieces(place, rows)
         self._device.copy(there, kept, sizes)
 
-    def parts(self, place: int) -> list[Array]:
-        """Return nothing: no memory of this process."""
-        del place
-        return []
-
     def release(self) -> None:
         """Release the memory of all places."""
         self._places = []
@@ -184,37 +176,6 @@ class DeviceRowCopies:
         there = self._begins[:, None] + each * rows[begins].astype(np.int64)
         kept = self._places[place].address + self._offsets[:, None] + each * begins
         return there.ravel(), kept.ravel(), (each * counts).ravel()
-
-
-class DividedRowCopies:
-    """Places for rows of layers of which the CPU computes the first, and a device the others.
-
-    Args:
-        copies: of either part.
-    """
-
-    def __init__(self, copies: Sequence[RowCopies]) -> None:
-        self._copies = tuple(copies)
-
-    def save(self, place: int, rows: Array) -> None:
-        """Copy rows of all layers with a window, given where they lie in memory (int32), into a place."""
-        for copies in self._copies:
-            copies.save(place, rows)
-
-    def load(self, place: int, rows: Array) -> None:
-        """Copy what is in a place into so many rows."""
-        for copies in self._copies:
-            copies.load(place, rows)
-
-    def parts(self, place: int) -> list[Array]:
-        """Return nothing: a part of it is no memory of this process."""
-        del place
-        return []
-
-    def release(self) -> None:
-        """Release the memory of all places."""
-        for copies in self._copies:
-            copies.release()
 
 
 def _each_head(address: int, part: Planes) -> Iterator[tuple[int, int]]:

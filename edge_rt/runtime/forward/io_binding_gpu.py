@@ -22,7 +22,7 @@ from edge_rt.package.kv_formats import portable_head_dim
 from edge_rt.package.spec_modes import MAX_DRAFT
 from edge_rt.package.states import CHECKPOINTS
 from edge_rt.runtime.cache.window_copies import RowCopies
-from edge_rt.runtime.forward.device_copies import DeviceRowCopies, DividedRowCopies, Planes
+from edge_rt.runtime.forward.device_copies import DeviceRowCopies, DividedCopies, Planes
 from edge_rt.runtime.forward.hidden_rows import DeviceHiddenRows, HiddenRows
 from edge_rt.runtime.forward.io_binding_base import Array, BoundPass
 from edge_rt.runtime.forward.io_binding_native import MOST_RECORDED, NativeIOBinding, NativePass
@@ -110,7 +110,7 @@ class GpuIOBinding(NativeIOBinding):
         copies: list[RowCopies] = [DeviceRowCopies(self._device, layers, most_rows, count)] if layers else []
         if self._window_memory():
             copies.append(super()._make_row_copies(most_rows, count))
-        return copies[0] if len(copies) == 1 else DividedRowCopies(copies)
+        return copies[0] if len(copies) == 1 else DividedCopies(copies)
 
     def _parts_there(self, layer: int, cache: DeviceArray) -> Iterator[Planes]:
         """Yield where parts of the rows of a layer on the device lie in its memory."""

@@ -15,7 +15,7 @@ from edge_rt.package.op_list import STATE_INPUTS
 from edge_rt.package.states import SLOTS, state_sizes
 from edge_rt.runtime.cache.checkpoints import Checkpoints, HostStateCopies, StateCopies
 from edge_rt.runtime.cache.state_slots import StateSlots
-from edge_rt.runtime.forward.device_copies import DeviceStateCopies, DividedStateCopies
+from edge_rt.runtime.forward.device_copies import DeviceStateCopies, DividedCopies
 from edge_rt.runtime.forward.io_binding_base import Part, Specs
 from edge_rt.runtime.forward.outputs import give_back, untouched
 
@@ -117,7 +117,7 @@ class StateMemory:
             self._parts.append(_StatesThere(device, sizes, state_sizes(model, 0, there), sequences, checkpoints))
         self.nbytes = sum(part.nbytes for part in self._parts)
         copies: list[StateCopies] = [part.copies for part in self._parts]
-        self._checkpoints = Checkpoints(copies[0] if len(copies) == 1 else DividedStateCopies(copies))
+        self._checkpoints = Checkpoints(copies[0] if len(copies) == 1 else DividedCopies(copies))
         self.slots = tuple(StateSlots(index, drafts, self._checkpoints) for index in range(sequences))
 
     @property
