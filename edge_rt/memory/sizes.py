@@ -28,6 +28,7 @@ from edge_rt.memory.terms import (
     graphs_begun,
     hidden_bytes,
     kv_bytes,
+    largest_copied,
     logits_bytes,
     mapped_again_bytes,
     packed_bytes,
@@ -225,8 +226,8 @@ def _on_gpu(sizes: Sizes, shape: ModelShape, choice: Choice, figures: GpuFigures
     """Return the sizes with the model's weights, cache, activations and logits on a GPU.
 
     Logits are copied to the process. Weights that the GPU reads where their file is mapped count as the process's;
-    others are read into its memory in pieces. What ONNX Runtime copies where layers are divided is mapped meanwhile,
-    one tensor after the other.
+    others are read into its memory in pieces. What ONNX Runtime copies where layers are divided is here twice
+    meanwhile, mapped and in a buffer, one tensor after the other.
     """
     # Imported here: most plans are for the CPU.
     from edge_rt.memory.gpu_terms import (
@@ -251,9 +252,7 @@ def _on_gpu(sizes: Sizes, shape: ModelShape, choice: Choice, figures: GpuFigures
         logits=sizes.logits,
         states=gpu_state_bytes(shape, choice, figures.page_bytes),
     )
-    read = PIECE
-    if not is_whole:
-        read = shape.weights_bytes if shape.largest_tensor_bytes is None else shape.largest_tensor_bytes
+    read = PIECE if is_whole else PIECE + 2 * largest_copied(shape, choice)
     staging = staging_bytes(shape, choice, figures.chunk_bytes)
     return replace(
         sizes,

@@ -107,8 +107,8 @@ _ROTATIONS_AROUND: Final = 4 * (64 << 10)
 """Of two tables of rotations, what may be mapped around what is touched before and behind the rows that are not. These
 are a mapping of their own, within which Linux stays."""
 _FOLIO: Final = 2 << 20
-_ROTATIONS_AROUND_ALONE: Final = 4 * _FOLIO
-"""The same where ONNX Runtime maps tensors: a large folio each."""
+_ROTATIONS_AROUND_ALONE: Final = 2 * _FOLIO
+"""The same where ONNX Runtime maps each table by itself, from its first row on: a large folio behind the last one."""
 _MAPPED_AROUND: Final = 64 << 10  # of pages that the kernel maps together where one is touched
 _TABLE_TILES: Final = 16  # of the table of further embeddings, that are in memory at once
 _LAYER_MATRICES: Final = 4
@@ -412,6 +412,15 @@ def drafting_bytes(shape: ModelShape, choice: Choice, request: Request) -> int:
     """Return the bytes of ``weights.bin`` that what drafts reads in the process wherever passes run, at most."""
     ahead = shape.ahead.weights_bytes if shape.ahead is not None and drafts_ahead(shape, choice) else 0
     return embedding_bytes(choice, request) + ahead
+
+
+def largest_copied(shape: ModelShape, choice: Choice) -> int:
+    """Return the bytes of the largest tensor that both sides of a division read, at most: ONNX Runtime copies these."""
+    assert shape.layers is not None
+    largest = shape.weights_bytes if shape.largest_tensor_bytes is None else shape.largest_tensor_bytes
+    # Tables of cosines and of sines are tensors of their own.
+    table = shape.layers.rotations_before[first_on_gpu(shape, choice)] // 2
+    return min(read_on_both(shape, choice), max(largest, table))
 
 
 def mapped_again_bytes(shape: ModelShape, choice: Choice) -> int:

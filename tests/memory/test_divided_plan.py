@@ -62,9 +62,17 @@ def test_every_part_is_counted_where_it_lies():
     assert found.gpu.activations == whole.gpu.activations
     assert found.chunk == 2 * on_cpu.chunk
     assert (found.logits, found.gpu.logits, found.gpu.context) == (whole.logits, whole.gpu.logits, whole.gpu.context)
-    # What a load maps for a moment, and the driver.
-    assert found.packing == whole.packing - 4 * MIB + 98_799_616
+    # What a load maps and copies for a moment, and the driver.
+    assert found.packing == whole.packing + 2 * (HEAD + ROPE)
     assert found.runtime == on_cpu.runtime + 128 * MIB
+
+
+@pytest.mark.parametrize(("largest", "rope", "copied"), [(HEAD, ROPE, HEAD), (LAYER, 20 * MIB, 10 * MIB)])
+def test_a_load_has_the_largest_tensor_that_both_sides_read_twice(largest, rope, copied):
+    shape = replace(layered(make_shape(), rope=rope), largest_tensor_bytes=largest)
+    choice = Choice(2048, "f16", "off", 0, 256, 0, 0, 1, gpu_layers=10)
+    divided, whole = (sizes_of(shape, OWN, replace(choice, gpu_layers=n), Request()) for n in (10, None))
+    assert divided.packing - whole.packing == 2 * copied
 
 
 def test_rotations_that_are_computed_at_load_are_copied_in_every_pass():

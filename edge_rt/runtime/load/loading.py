@@ -48,6 +48,7 @@ from edge_rt.runtime.speculation.library import draft_library
 from edge_rt.runtime.speculation.live_costs import open_costs
 from edge_rt.runtime.speculation.speculation import Speculation
 from edge_rt.system.byte_size import parse_size
+from edge_rt.system.machine import return_free_memory
 from edge_rt.text.tokenizer_reading import KeptReadings
 
 _ATTENTION: Final = "GroupQueryAttention"
@@ -207,6 +208,9 @@ def _open_parts(
     weights = _map_weights(package, load_plan, options, switch) if is_native else None
     laid = None if device is None else _lay_weights(package, load_plan, device)
     sessions = [] if device is None else _open_sessions(package, load_plan, options.isa, more_outputs, device, laid)
+    if choice.gpu_layers is not None:
+        # The heap keeps the buffers through which ONNX Runtime has copied what both sides read.
+        return_free_memory()
     io_binding = _open_io_binding(package, load_plan, cache_device(device, sessions))
     tell("cache")
     corpus = None
