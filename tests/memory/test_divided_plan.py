@@ -21,6 +21,7 @@ from edge_rt.memory.speed import pass_seconds
 from edge_rt.package.decoder import Rope
 from edge_rt.package.layer_sizes import LayerSizes
 from edge_rt.package.layers import Experts, Layer
+from tests.helpers.examples import share_of
 from tests.memory.shapes import DEVICE, MIB, make_shape, request_of, requests, shapes
 from tests.memory.test_gpu_plan import OWN, SHARED
 
@@ -248,7 +249,7 @@ def test_layers_with_windows_are_counted_on_the_gpu_by_number():
 
 
 @given(st.data(), shapes(), st.integers(1, 8 << 10), st.integers(500, 4 << 10))
-@settings(max_examples=30)
+@settings(max_examples=share_of(30))
 def test_sums_budgets_and_alternatives_hold(data, shape, host, own):
     assume(shape.op_profile == "native")
     head = data.draw(st.integers(1, shape.weights_bytes // 2))

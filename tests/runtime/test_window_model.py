@@ -22,6 +22,7 @@ from edge_rt.runtime.forward.io_binding_native import NativeIOBinding
 from edge_rt.runtime.forward.io_binding_portable import PortableIOBinding
 from edge_rt.runtime.forward.runner import ModelRunner
 from edge_rt.system.machine import usable_cpus
+from tests.helpers.examples import share_of
 from tests.helpers.gguf_factory import write_llama_gguf
 from tests.helpers.graphs import Built
 from tests.helpers.models import load_package
@@ -99,7 +100,7 @@ def test_rolled_back_to_every_position_and_computed_again(model, whole):
     assert kept == {0, *(length for length in lengths if length >= 109)}
 
 
-@settings(max_examples=20)
+@settings(max_examples=share_of(20))
 @given(st.data())
 def test_trees_and_rollbacks_leave_no_trace(package, data):
     model, plain = opened(package, "int8"), opened(package, "int8", largest_pass=CONTEXT)

@@ -17,6 +17,7 @@ from edge_rt.export.calibration.key_constants import (
     turn,
     weighted_moment,
 )
+from tests.helpers.examples import share_of
 
 HEAD_DIMS = (2, 16, 20, 48, 64, 80)
 
@@ -118,7 +119,7 @@ class TestAgainstLoops:
 
 class TestProperties:
     @given(seed=st.integers(0, 10**6), head_dim=st.sampled_from(HEAD_DIMS), window=st.sampled_from([0, 5]))
-    @settings(max_examples=25)
+    @settings(max_examples=share_of(25))
     def test_what_constants_look_like(self, seed, head_dim, window):
         constants = computed(*sample(seed, head_dim=head_dim), window=window)
         for array in constants.arrays:
@@ -129,7 +130,7 @@ class TestProperties:
         assert (constants.balance <= MAX_BALANCE).all()
 
     @given(seed=st.integers(0, 10**6))
-    @settings(max_examples=25)
+    @settings(max_examples=share_of(25))
     def test_what_all_keys_share_moves_the_centre_alone(self, seed):
         keys, queries, positions = sample(seed)
         shift = np.random.default_rng(seed + 1).standard_normal(16) * 3
@@ -153,7 +154,7 @@ class TestProperties:
             np.testing.assert_allclose(found, wanted, rtol=1e-3, atol=1e-6)
 
     @given(seed=st.integers(0, 10**6), head_dim=st.sampled_from([16, 48, 64]))
-    @settings(max_examples=20)
+    @settings(max_examples=share_of(20))
     def test_no_other_error_that_follows_costs_less(self, seed, head_dim):
         """Of an error of 1 in element i, the row of the feedback makes good what can be made good behind it."""
         keys, queries, positions = sample(seed, head_dim=head_dim)

@@ -15,6 +15,7 @@ from edge_rt.export.calibration.key_constants import (
     weighted_error,
 )
 from tests.export.calibration.test_key_constants import hadamard, sample
+from tests.helpers.examples import share_of
 
 
 def looped(row, feedback):
@@ -71,7 +72,7 @@ def test_the_error_is_that_of_weighted_scores():
 
 
 @given(seed=st.integers(0, 10**6), head_dim=st.sampled_from([16, 48, 64]))
-@settings(max_examples=20)
+@settings(max_examples=share_of(20))
 def test_feedback_lowers_the_error(seed, head_dim):
     """Queries that are alike in some directions leave others in which an error costs nothing."""
     keys, queries, positions = sample(seed, tokens=200, head_dim=head_dim)

@@ -113,7 +113,7 @@ class TestState:
         result = run.result()
         assert (len(result.token_ids), result.finish_reason) == (max_tokens, "length")
 
-    @settings(max_examples=20)
+    @settings(max_examples=share_of(20))
     @given(options=OPTIONS, capacity=st.integers(4, 40))
     def test_full_contexts(self, options, capacity):
         source, rates = taught(60)
@@ -121,7 +121,7 @@ class TestState:
         result = run.result()
         assert (result.usage.total_tokens, result.finish_reason) == (capacity, "context_full")
 
-    @settings(max_examples=30)
+    @settings(max_examples=share_of(30))
     @given(options=OPTIONS, end=st.integers(0, 4))
     def test_nothing_follows_an_end_token(self, options, end):
         source, rates = taught(60)
@@ -130,7 +130,7 @@ class TestState:
         assert end not in answer[:-1]
         assert answer[-1] == end or len(answer) == 60
 
-    @settings(max_examples=30)
+    @settings(max_examples=share_of(30))
     @given(options=OPTIONS, stop=st.text("ABCDE", min_size=1, max_size=3))
     def test_stop_texts(self, options, stop):
         source, rates = taught(60)
