@@ -7,6 +7,7 @@
 
 #include "common/export.h"
 #include "gpu/gpu_device.h"
+#include "gpu/kept_gpus.h"
 #include "gpu/provider_factory.h"
 
 // The header that defines edge_rt::gpu::GpuOps; the library of tests has one of its own.
@@ -162,6 +163,7 @@ EDGE_RT_EXPORT int edge_rt_gpu_memory(int number, size_t* free, size_t* total) {
   try {
     edge_rt::gpu::GpuError error;
     edge_rt::gpu::MemoryBudget budget;
+    edge_rt::gpu::drop_lost_gpu(number);
     const auto gpu = edge_rt::gpu::open_gpu(number, &error);
     if (gpu == nullptr || !gpu->budget(&budget, &error)) return error.code != 0 ? error.code : -1;
     *free = budget.free;

@@ -211,7 +211,8 @@ class Generation:
         self._notes = (*self._notes, held.note)
         self._on_prefill = None
         self._cached = self._cache.truncate(self._cache.common_prefix(sequence.token_ids[:-1]))
-        self._cache.plan_stops(sequence.token_ids[: sequence.num_prompt_tokens], sequence.end_ids)
+        prompt, has_begun = sequence.token_ids[: sequence.num_prompt_tokens], sequence.num_answer_tokens > 0
+        self._cache.plan_stops(prompt, sequence.end_ids, has_answer=has_begun)
         return Decoding(
             sequence,
             held.drafter,
@@ -220,7 +221,7 @@ class Generation:
             held.rule,
             self._logprobs,
             self._grammar,
-            has_begun=sequence.num_answer_tokens > 0,
+            has_begun=has_begun,
         )
 
     def missed(self) -> Accepted | None:

@@ -5,12 +5,13 @@ from __future__ import annotations
 import gc
 
 from edge_rt.errors import DeviceFailed, DeviceHung, DeviceLost, DeviceMemoryExhausted, ModelClosed
-from tests.gpu import state_worker
+from tests.gpu import divided_worker, models, state_worker
 from tests.gpu.emulated import LAUNCH_FAILED, OUT_OF_MEMORY, main
 from tests.gpu.family_worker import package_ahead
 from tests.gpu.models import (
     DEVICE,
     GREEDY,
+    PINNED,
     PROMPT,
     SAMPLED,
     answer,
@@ -21,10 +22,13 @@ from tests.gpu.models import (
     stop,
 )
 from tests.helpers.cheap_drafts import FREE_ROWS, CheapDrafts
+from tests.helpers.models import load_package
 
 UNKNOWN = 999
 STATES = ("qwen3_5", "lfm2")
 SAMPLINGS = {False: GREEDY, True: SAMPLED}
+DIVIDED = (("qwen3_5", 3), ("granite_h_dense", 2), ("lfm2", 2), ("gemma4_text", 4))
+"""Families and how many layers are on the GPU: gated delta, state spaces, convolutions, and keys that others read."""
 
 
 def on_cpu(gpu, **options):
@@ -153,6 +157,8 @@ def case_states(gpu):
                     assert found.token_ids == state_worker.plain(path, sampled=sampled), (name, number, sampled)
                     if not sampled:
                         check_taken_over(model, found)
+                    elif name == "qwen3_5":
+                        assert found.usage.cached_tokens == len(state_worker.PROMPT) - 1, (number, found.usage)
                 gpu.configure(**DEVICE)
 
 
@@ -172,6 +178,104 @@ def case_kept(gpu):
                 assert state_worker.answer(model).token_ids == state_worker.plain(path), (slots, number)
                 taken += model.device is None
     assert taken > 2, taken
+
+
+def go_on_divided(gpu, name, layers, begin, end, *, sampled=False, **options):
+    """Let a GPU that computes some layers fail in the second answer of a conversation, and go on.
+
+    Args:
+        gpu: the device.
+        name: of the family.
+        layers: on the GPU.
+        begin: lets it fail.
+        end: returns to a GPU that works, when nothing is open there.
+        sampled: whether the second answer is drawn.
+        **options: of the load.
+
+    Returns:
+        Whether the CPU took its place.
+    """
+    path, kv = state_worker.package(name), "int8"
+    with divided_worker.divided(gpu, path, layers, on_device_error="cpu", **options) as model:
+        longer = [*state_worker.PROMPT, *state_worker.answer(model).token_ids, 9, 8]
+        begin()
+        found = state_worker.answer(model, longer, sampled=sampled)
+        # What fails behind the last token, where states are copied, is noticed by the next answer.
+        again = state_worker.answer(model, longer, sampled=sampled)
+        if model.device is None:
+            check_taken_over(model, found if found.warnings else again)
+        wanted = divided_worker.plain(path, kv, tuple(longer), sampled=sampled)
+        assert (found.token_ids, again.token_ids) == (wanted, wanted), (name, layers)
+        if found.warnings:
+            assert again.usage.cached_tokens == len(longer) - 1, (name, layers, again.usage)
+        for text in ([*longer, *wanted, 7], state_worker.PROMPT):
+            assert state_worker.answer(model, text).token_ids == divided_worker.plain(path, kv, tuple(text)), name
+        model._cache.check()
+        is_taken_over = model.device is None
+    gc.collect()
+    end()
+    return is_taken_over
+
+
+def fail_divided(gpu, name, layers, function, number, code=LAUNCH_FAILED, **options):
+    """Let a call of a function fail in such a conversation; return whether the CPU took the GPU's place."""
+
+    def end():
+        gpu.fault("", -1, 0)
+        gpu.configure(**DEVICE)
+
+    return go_on_divided(gpu, name, layers, lambda: gpu.fault(function, number, code), end, **options)
+
+
+def case_divided(gpu):
+    """Of a model with layers on both sides the CPU computes all again, wherever the GPU has failed."""
+    for number, (name, layers) in enumerate(DIVIDED):
+        assert fail_divided(gpu, name, layers, "cuMemcpyDtoHAsync", 1, spec="off", sampled=number % 2 > 0), name
+    assert fail_divided(gpu, "qwen3_5", 3, "cuMemcpyDtoDAsync", 0)
+    assert fail_divided(gpu, "qwen3_5", 2, "cuMemcpyHtoDAsync", 30, UNKNOWN)
+
+
+def case_divided_everywhere(gpu):
+    """The same at many calls, with drafts and without."""
+    calls = (
+        ("cuLaunchKernel", LAUNCH_FAILED), ("cuMemcpyDtoHAsync", LAUNCH_FAILED), ("cuMemcpyHtoDAsync", UNKNOWN),
+        ("cuMemcpyDtoDAsync", UNKNOWN), ("cuMemAlloc", OUT_OF_MEMORY),
+    )  # fmt: skip
+    for name, layers in (*DIVIDED, ("falcon_h1", 1), ("qwen3_5_moe", 2)):
+        taken = 0
+        for function, code in calls:
+            for number in (0, 1, 2, 5, 13, 34, 89):
+                options = {"spec": "off" if number % 3 else "suffix", "sampled": number % 2 > 0}
+                taken += fail_divided(gpu, name, layers, function, number, code, **options)
+        print(name, taken, flush=True)
+        assert taken > 12, (name, taken)
+
+
+def case_divided_slots(gpu):
+    """Answers under way go on with the CPU, each where it was, from a GPU that had some of the layers."""
+    taken = 0
+    for name in ("qwen3_5", "lfm2", "gemma4_text"):
+        path = state_worker.package(name)
+        pinned = {**PINNED, "kv": "int8", "ctx": 192}
+        room = models.room(gpu, path, None, **pinned) - 1
+        for function, number in (("cuLaunchKernel", 60), ("cuMemcpyDtoHAsync", 3), ("cuMemcpyHtoDAsync", 20)):
+            asked = {"device": gpu.device, "gpu_providers": models.provider(gpu), "device_memory": room, **pinned}
+            with load_package(path, slots=3, on_device_error="cpu", **asked) as model:
+                assert 0 < model.plan.choice.gpu_layers < divided_worker.layers_of(path)
+                model.speculation.costs = FREE_ROWS
+                gpu.fault(function, number, LAUNCH_FAILED)
+                prompts = [tuple(state_worker.PROMPT[:length]) for length in (40, 5, 23, 31)]
+                options = {"max_tokens": state_worker.TOKENS, "repetition_guard": False, **GREEDY}
+                results = list(model.generate_many([(list(prompt), options) for prompt in prompts]))
+                gpu.configure(**DEVICE)
+                for result, prompt in zip(results, prompts, strict=True):
+                    assert result.token_ids == divided_worker.plain(path, "int8", prompt), (name, function, number)
+                assert (model.device, model.slots) == (None, 3), (name, function, number)
+                check_taken_over(model, next(result for result in results if result.warnings))
+                taken += sum(bool(result.warnings) for result in results)
+                model._batch.check()
+            gc.collect()
+    assert taken > 20, taken
 
 
 def case_networks(gpu):
@@ -239,6 +343,11 @@ def case_errors(gpu):
         gpu.fault("cuMemAlloc", 0, OUT_OF_MEMORY)
         expect(DeviceMemoryExhausted, "memory", lambda: answer(model))
         gpu.fault("", -1, 0)
+
+
+def case_divided_hangs(gpu):
+    """A GPU with some of the layers hangs. The last case of a process as well."""
+    assert go_on_divided(gpu, "qwen3_5", 3, lambda: gpu.hang(4), lambda: None)
 
 
 def case_hangs(gpu):

@@ -37,7 +37,7 @@ OPERATORS = {
         "nothing_is_left lost lost_while_memory_is_taken",
     ),
     "takeover_worker": (
-        "lost full drafted states kept networks",
+        "lost full drafted states kept networks divided",
         "slots",
         "formats talks nothing_is_left stopped no_room errors hangs",
     ),
@@ -54,6 +54,7 @@ LONG_OPERATORS = {
     "slots_worker": ("planned",),
     "expert_worker": ("types planned refused",),
     "family_worker": ("every_family",),
+    "takeover_worker": ("divided_everywhere divided_slots divided_hangs",),
     "divided_worker": ("planned", "exits exit_modes more_drafts slots", "shared_keys", "every_family"),
 }
 

@@ -5,6 +5,8 @@ Cases that begin with ``every`` take minutes; the others try some of the calls.
 
 from __future__ import annotations
 
+from functools import partial
+
 from edge_rt.errors import (
     DeviceHung,
     DeviceLost,
@@ -14,7 +16,7 @@ from edge_rt.errors import (
 )
 from tests.gpu.emulated import main
 from tests.gpu.models import answer, expect, opened, package, plain
-from tests.gpu.takeover_worker import check_taken_over
+from tests.gpu.takeover_worker import DIVIDED, check_taken_over, go_on_divided
 from tests.helpers.small import GREEDY
 
 HELLO = "Hello"
@@ -134,6 +136,17 @@ def case_slots_taken_over(gpu):
                 check_taken_over(model, results[0])
                 model._batch.check()
     load_and_answer(gpu)
+
+
+def case_divided_taken_over(gpu):
+    """So it does where a device with memory of its own computes some layers, which is opened anew each time."""
+    own = "type=2 memory=1073741824"
+    gpu.set(own)
+    for name, layers in DIVIDED:
+        for number, fault in enumerate(("vkQueueSubmit=2:lost", "vkQueueSubmit=5:hang", "vkQueueSubmit=9:memory")):
+            begin, end = (partial(gpu.set, settings) for settings in (f"{own} {fault}", own))
+            assert go_on_divided(gpu, name, layers, begin, end, spec="off", sampled=number == 1), (name, fault)
+    gpu.set("")
 
 
 def case_slow(gpu):

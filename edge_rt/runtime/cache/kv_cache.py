@@ -172,13 +172,14 @@ class KVCache:
             length = 0
         return length if self._states is None else self._states.reach(length, self._token_ids)
 
-    def plan_stops(self, prompt: Sequence[int], end_ids: Iterable[int]) -> None:
+    def plan_stops(self, prompt: Sequence[int], end_ids: Iterable[int], *, has_answer: bool = False) -> None:
         """Plan where the states of a prompt are kept on the way; without states, or room for some, nowhere.
 
         What is there now is kept as well: the text that the prompt goes on with.
 
         Args:
             end_ids: tokens that end a turn of a conversation.
+            has_answer: whether tokens of the answer are there already, which are computed with the prompt.
         """
         self._stops, self._last_stop = [], 0
         if not (keeps := self._keeps):
@@ -188,7 +189,7 @@ class KVCache:
         # Earlier ones would make room for later ones.
         most = min(keeps, CHECKPOINTS) - 1
         self._stops, self._last_stop = found[-most:] if most else [], last
-        if self._stop_step > 1 and len(prompt) - last > self._most_behind:
+        if has_answer or (self._stop_step > 1 and len(prompt) - last > self._most_behind):
             # No pass can take it on its way: it is the end of one.
             self._stops.append(last)
 

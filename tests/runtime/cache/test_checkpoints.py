@@ -41,11 +41,12 @@ class Text:
         written[1 : 1 + len(token_ids) - certain] = token_ids[certain:]
         self.states.note(None)
 
-    def compute(self, prompt, end_ids=()):
-        """Compute a prompt as generations do; return how much of it was there."""
+    def compute(self, prompt, end_ids=(), answer=()):
+        """Compute a prompt as generations do, with what there is of an answer; return how much of it was there."""
         self.cache.keep_state()
         found = self.cache.truncate(self.cache.common_prefix(prompt[:-1]))
-        self.cache.plan_stops(prompt, end_ids)
+        self.cache.plan_stops(prompt, end_ids, has_answer=bool(answer))
+        prompt = [*prompt, *answer]
         while self.cache.length < len(prompt):
             piece = self.cache.until_stop(min(64, len(prompt) - self.cache.length))
             rest = len(prompt) - self.cache.length
@@ -61,6 +62,13 @@ class Text:
         self.cache.check()
         state = self.arrays["state.0"][0, self.states.slot, 0]
         assert state == self.after(0, self.cache.token_ids[: self.states.length])
+
+
+@pytest.mark.parametrize("count", [1, 8, 20, 150])
+def test_a_prompt_is_gone_on_with_from_its_end_where_an_answer_was_computed_with_it(count):
+    text, prompt = Text(4), list(range(1, 200))
+    text.compute(prompt, answer=range(1000, 1000 + count))
+    assert text.compute([*prompt, 8]) >= len(prompt) - 1
 
 
 def test_a_prompt_is_gone_on_with_from_its_end():
