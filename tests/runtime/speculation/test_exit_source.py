@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import product
+
 import pytest
 
 from edge_rt.errors import Cancelled, ConfigError
@@ -12,6 +14,7 @@ from edge_rt.runtime.speculation.library import draft_library
 from edge_rt.runtime.speculation.source import MAX_CHAIN, RANKS
 from edge_rt.runtime.speculation.text_sources import NativeRecyclingSource, NativeSuffixSource
 from tests.helpers.models import load_package
+from tests.helpers.pairs import all_pairs, with_slow
 from tests.helpers.segmented import (
     EXITS,
     PROMPT,
@@ -28,6 +31,9 @@ from tests.runtime.forward.test_segmented_runner import LateSwitch
 
 FORMATS = KV_FORMATS["native"]
 TEXTS = (lambda: NativeSuffixSource(draft_library()), lambda: NativeRecyclingSource(draft_library()))
+OTHERS = {"alone": (), "among others": TEXTS}
+SAMPLING = {"greedy": {"temperature": 0.0}, "sampled": {"temperature": 1.0, "seed": 4}}
+SAME = (FORMATS, SAMPLING, OTHERS)
 
 
 @pytest.fixture(scope="module", params=["agreeing", "segmented_window"])
@@ -35,10 +41,9 @@ def pair(request):
     return request.getfixturevalue(request.param)
 
 
-@pytest.mark.parametrize("others", [(), TEXTS], ids=["alone", "among others"])
-@pytest.mark.parametrize("options", [{"temperature": 0.0}, {"temperature": 1.0, "seed": 4}], ids=["greedy", "sampled"])
-@pytest.mark.parametrize("kv_format", FORMATS)
-def test_the_text_is_that_of_plain_decoding(pair, kv_format, options, others):
+@pytest.mark.parametrize(("kv_format", "sampling", "others"), with_slow(product(*SAME), all_pairs(*SAME)))
+def test_the_text_is_that_of_plain_decoding(pair, kv_format, sampling, others):
+    options, others = SAMPLING[sampling], OTHERS[others]
     cut, whole = CutPasses(pair.cut, kv_format), whole_passes(pair.whole, kv_format)
     expected = answer(whole, NullDrafter(), PROMPT, 60, **options)
     drafted = 0
