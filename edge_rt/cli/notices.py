@@ -49,7 +49,9 @@ _WHY_UNVERIFIED: Final = "no edge-rt verify of this package has passed on the de
 
 def tell_calibration(terminal: Terminal, measured: str) -> None:
     """Show why the first answer waits: how long what is measured takes here."""
-    terminal.note(f"measuring how long {measured} take, once for this model and these settings (about 2 s) ...", "dim")
+    terminal.note(
+        f"measuring how long {measured} take, once for this model and these settings (2 s or more) ...", "dim"
+    )
 
 
 def never_drafts(mode: str, op_profile: str) -> bool:

@@ -78,7 +78,7 @@ class CudaProvider(GpuProvider):
 
     def are_made(self, gpu: Gpu) -> bool:
         """Return whether its kernels were compiled before."""
-        return self._are_made is None or self._are_made(gpu)
+        return self.is_ready(gpu.number) or self._are_made is None or self._are_made(gpu)
 
     def refused(self, gpu: Gpu) -> RuntimeUnavailable | None:
         """Return why kernels cannot run on a GPU: its architecture is too old."""

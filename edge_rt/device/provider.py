@@ -196,16 +196,18 @@ class GpuProvider(ABC):
         """Hand over the kernels of a GPU, which may have to be compiled when it is used for the first time.
 
         Args:
-            on_compile: called before they are compiled, which takes a minute or more.
+            on_compile: called before they are compiled, which may take a minute, now or in the first passes.
         """
         library = self.library
         with self._making:
-            if self.is_ready(gpu.number):
-                return
-            if (why := self.refused(gpu)) is not None:
+            is_ready = self.is_ready(gpu.number)
+            if not is_ready and (why := self.refused(gpu)) is not None:
                 raise why
+            # A self-test may have made it ready, for which nothing long is compiled.
             if on_compile is not None and not self.are_made(gpu):
                 on_compile()
+            if is_ready:
+                return
             library.set_kernels(gpu.number, self.kernels(gpu))
             if (file := self.compiled_file(gpu)) is not None:
                 library.keep_compiled(gpu.number, file)

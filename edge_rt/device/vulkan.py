@@ -121,6 +121,11 @@ class VulkanProvider(GpuProvider):
         mark_used(file)
         return file
 
+    def are_made(self, gpu: Gpu) -> bool:
+        """Return whether its driver has compiled them before; else it does in the first passes."""
+        file = self.compiled_file(gpu)
+        return file is not None and file.exists()
+
     def _test_key(self, gpu: Gpu) -> dict[str, Any]:
         digest = hashlib.sha256()
         for name, image in self.kernels(gpu).items():

@@ -125,7 +125,7 @@ def open_device(
     """Return the GPU that a package is loaded on.
 
     Args:
-        on_compile: called before the kernels for an NVIDIA GPU are compiled, when it is used for the first time.
+        on_compile: called before the kernels for a GPU are compiled, when it is used for the first time.
     """
     require_op_profile(name, op_profile)
     if name.kind == CUDA and op_profile == "portable":

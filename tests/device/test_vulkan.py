@@ -156,6 +156,19 @@ class TestSelfTest:
         provider.make_ready(*provider.gpus())
         assert provider.library.compiled == []
 
+    def test_who_waits_for_the_driver_s_compiler_is_told(self, tmp_path):
+        told = []
+        provider = FakeVulkan(tmp_path, DRIVER + LLVMPIPE)
+        (gpu,) = provider.gpus()
+        # The self-test makes it ready, and compiles nothing long.
+        provider.self_test(gpu)
+        provider.make_ready(gpu, lambda: told.append("compiling"))
+        assert told == ["compiling"]
+        provider.compiled_file(gpu).write_bytes(b"compiled")
+        for known in (provider, FakeVulkan(tmp_path, DRIVER + LLVMPIPE)):
+            known.make_ready(gpu, lambda: told.append("again"))
+        assert told == ["compiling"]
+
     def test_an_answer_on_disk_that_nobody_wrote_is_none(self, tmp_path):
         provider = FakeVulkan(tmp_path, DRIVER + LLVMPIPE, SelfTest(False, {"fma": "differs"}))
         (gpu,) = provider.gpus()

@@ -77,7 +77,7 @@ class LoadOptions:
         spec_trace: called with every decoding step's decision.
         on_calibrate: called when the first answer has to wait for a measurement of costs on this machine, which takes a
             second or two, with the name of what is measured: ``"passes"``, and of what drafts besides.
-        on_compile: called when the kernels for a GPU have to be compiled first, which takes a minute or more.
+        on_compile: called when the kernels for a GPU have to be compiled first, which may take a minute.
         on_plan: called with the plan before anything is loaded.
         on_load: called with the name of what has just been loaded: ``"tokenizer"``, ``"cache"``, ``"session"``,
             ``"drafter"``.

@@ -33,6 +33,8 @@ _VERSION: Final = 6
 _MOST_MS: Final = 1e6
 _DEPTH_STEP: Final = 128
 _STEADY: Final = 1.25
+_SLOW: Final = 4
+"""Times the budget: longer, the first passes of a measurement do not take."""
 _STRIDE: Final = 7919
 """From one token that is measured to the next."""
 MOST_SETTINGS: Final = 24
@@ -191,7 +193,7 @@ def measure(
         capacity: rows of the cache; what does not fit is not measured.
         rows: row counts, ascending from 1.
         budget: most seconds; to keep it, first fewer rounds are measured, at least one, then fewer depths, at least
-            one.
+            one. A device on which passes are very slow is measured with the fewest rows alone.
         clock: seconds.
     """
     wanted = [count for count in rows if count <= capacity]
@@ -209,6 +211,9 @@ def measure(
             if turn > 1 and clock() - begun > budget * (len(table) + 1) / len(reached):
                 break
             for place, count in enumerate(wanted):
+                if turn == 0 and place > 1 and not table and clock() - begun > _SLOW * budget:
+                    del wanted[place:], samples[place:]
+                    break
                 # Plain decoding runs one-row passes in sequence, which favours the CPU's caches; drafts of all sizes
                 # alternate.
                 if count == 1:

@@ -162,6 +162,13 @@ class TestMeasure:
         assert [passes.calls.count((3, depth)) for depth in (0, 8)] == rounds
         assert costs.ms == (pytest.approx((10.0, 30.0)),) * len([count for count in rounds if count])
 
+    @pytest.mark.parametrize(("ms", "rows"), [(400.0, (1, 2, 4, 8)), (500.0, (1, 2, 4)), (4000.0, (1, 2))])
+    def test_a_very_slow_device_is_measured_with_few_rows(self, ms, rows):
+        passes = FakePasses(lambda rows, depth, turn: ms * (1 + rows / 10))
+        costs = measure(passes, 100, rows=(1, 2, 4, 8, 16), depths=(0, 8), budget=0.5, clock=passes.clock)
+        assert (costs.rows, costs.depths) == (rows, (0,))
+        assert costs.curve(0, 16)[15] == pytest.approx(ms * 2.6)
+
     def test_sizes_take_turns(self):
         """What slows the machine for a moment hits all sizes alike."""
         passes = FakePasses(lambda rows, depth, turn: 1.0)
