@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -17,8 +18,11 @@ OWN_GPUS: Final = (CUDA, VULKAN)
 GPUS: Final = (*OWN_GPUS, WEBGPU)
 """Kinds of devices that execution providers outside ONNX Runtime's wheel compute on."""
 KINDS: Final = (AUTO, CPU, *GPUS)
-SHOWN_DEVICES: Final = (AUTO, CPU, CUDA, f"{CUDA}:1", VULKAN, f"{VULKAN}:1", WEBGPU)
-"""The names as they are listed for users."""
+NUMBER_HELP: Final = f"a number chooses one of several ({CUDA}:1, {VULKAN}:0)"
+"""What is said beside the kinds where users are told what they may name."""
+DEVICES_HELP: Final = f"Devices: {', '.join(KINDS)}; {NUMBER_HELP}. 'edge-rt doctor' shows which are here."
+_NICKNAMES: Final = {"gpu": OWN_GPUS, "nvidia": (CUDA,)}
+"""What users call devices that have other names here."""
 
 GPU_LAYERS: Final = "gpu_layers"
 """Among the facts of a device: how many layers it computes where the CPU computes the others."""
@@ -62,22 +66,50 @@ def is_local(text: str | None) -> bool:
     return text is None or text.partition(":")[0] in KINDS
 
 
-def parse_device(text: object) -> DeviceName:
+def parse_device(text: object, machines: Iterable[str] = ()) -> DeviceName:
     """Read the name of a device: ``"auto"``, ``"cpu"``, ``"cuda"``, ``"vulkan"``, ``"webgpu"``; ``"cuda:1"``.
 
     ``LoadOptions`` alone does so: inside, a device is a ``DeviceName``.
+
+    Args:
+        machines: names of machines to plan for, which may have been meant.
     """
     kind, colon, number = str(text).partition(":")
-    is_number = number.isascii() and number.isdecimal() and len(number) <= 3
-    if kind not in KINDS or (colon and (kind not in GPUS or not is_number)):
-        raise ConfigError(
-            f"Unknown device {str(text)!r:.40}.",
-            f"On this machine: {', '.join(SHOWN_DEVICES)}.",
-            "Other machines can be planned for: edge-rt plan --device list.",
-        )
+    if kind not in KINDS or (colon and (kind not in GPUS or not _is_number(number))):
+        raise unknown_device(str(text), machines)
     if colon:
         return DeviceName(kind, int(number))
     return DeviceName(kind, None if kind == VULKAN else 0)
+
+
+def _is_number(text: str) -> bool:
+    return text.isascii() and text.isdecimal() and len(text) <= 3
+
+
+def unknown_device(text: str, machines: Iterable[str] = ()) -> ConfigError:
+    """Return the error for a name that no device has; what is nearly right is suggested.
+
+    Args:
+        machines: names of machines to plan for.
+    """
+    known = (*KINDS, *machines)
+    close = _close(text.lower(), known)
+    return ConfigError(
+        f"Unknown device {text!r:.60}.",
+        f"Did you mean {' or '.join(close)}?" if close else f"None of the {len(known)} known names is similar.",
+        f"{DEVICES_HELP} Machines to plan for: edge-rt plan --device list.",
+    )
+
+
+def _close(text: str, known: Sequence[str]) -> Sequence[str]:
+    """Return the known names that a name is nearly one of; a device of which there may be several keeps its number."""
+    from difflib import get_close_matches
+
+    kind, _, number = text.partition(":")
+    close = (kind,) if kind in KINDS else _NICKNAMES.get(kind) or get_close_matches(kind, known)
+    if not close and len(text) > 1:
+        close = [name for name in known if name.startswith(text[:3])][:3]
+    return [f"{name}:{number}" if name in GPUS and _is_number(number) else name for name in close]
 
 
 _OP_PROFILES: Final = {CUDA: ("native", "portable"), VULKAN: ("native",), WEBGPU: ("portable",)}

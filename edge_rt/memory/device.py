@@ -12,13 +12,12 @@ import re
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
-from difflib import get_close_matches
 from functools import cache
 from pathlib import Path
 from typing import Any, Final
 
 from edge_rt.device.cuda import CONTEXT_BYTES, DRIVER_BYTES, PAGE_BYTES
-from edge_rt.device.names import KINDS, DeviceName, is_local
+from edge_rt.device.names import DEVICES_HELP, DeviceName, is_local, parse_device, unknown_device
 from edge_rt.errors import ConfigError, StorageError
 from edge_rt.memory.figures import Device, GpuFigures
 from edge_rt.system.byte_size import round_up
@@ -140,14 +139,7 @@ def preset(name: str) -> Device:
         return presets()[name].device
     if _can_be_saved(name) and (path := device_path(name)).is_file():
         return load_device(path)
-    saved = saved_names()
-    known = [*KINDS, *presets(), *saved]
-    close = get_close_matches(name, known) or [one for one in known if len(name) > 1 and one.startswith(name[:3])][:3]
-    raise ConfigError(
-        f"Unknown device {name!r:.60}.",
-        f"Did you mean {' or '.join(close)}?" if close else f"None of the {len(known)} known names is similar.",
-        f"On this machine: {', '.join(KINDS)}. Other machines: edge-rt plan --device list.",
-    )
+    raise unknown_device(name, (*presets(), *saved_names()))
 
 
 def unmeasured_gpu(
@@ -186,14 +178,19 @@ def unmeasured_gpu(
     )
 
 
-def refuse_preset(name: str) -> None:
-    """Refuse a machine that is only planned for where something is to run."""
+def local_device(name: str) -> DeviceName:
+    """Return the device of this machine that a name stands for, where something is to run.
+
+    Raises:
+        ConfigError: it is a machine that is only planned for, or none has that name.
+    """
     if name in presets():
         raise ConfigError(
             f"{name} is a machine to plan for, not a device of this one.",
             f"It stands for {presets()[name].text}.",
-            f"Plan for it with edge-rt plan --device, or name a device of this machine: {', '.join(KINDS)}.",
+            f"Plan for it with edge-rt plan --device. {DEVICES_HELP}",
         )
+    return parse_device(name, presets())
 
 
 def devices_folder() -> Path:

@@ -139,7 +139,7 @@ def test_what_the_table_for_users_of_other_programs_names_exists():
     ("flag", "typed", "names"),
     [
         (flags.KV_TYPE, "int", ["int8", "int4", "int4x2"]),
-        (flags.DEVICE, "c", ["cpu", "cuda", "cuda:1"]),
+        (flags.DEVICE, "c", ["cpu", "cuda"]),
         (flags.ISA, "scal", ["scalar"]),
         (making_flags.WEIGHTS, "int", ["int4", "int8"]),
         (answer_flags.ACCEPT, "", ["match", "ratio"]),

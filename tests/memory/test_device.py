@@ -12,6 +12,7 @@ from edge_rt.memory.device import (
     check_new_name,
     device_path,
     load_device,
+    local_device,
     preset,
     presets,
     read_presets,
@@ -43,19 +44,44 @@ def test_the_bandwidth_of_a_preset_is_its_share_of_the_peak():
 
 
 @pytest.mark.parametrize("name", ["no-such-device", "CUDA", "cuda 1", "../x", ""])
-def test_an_unknown_device_is_refused_and_those_of_this_machine_are_named(name):
+@pytest.mark.parametrize("read", [preset, local_device])
+def test_an_unknown_device_is_refused_and_what_may_be_named_is_said(name, read):
     with pytest.raises(ConfigError, match="Unknown device") as refused:
-        preset(name)
+        read(name)
     assert refused.value.numbers
-    assert "On this machine: auto, cpu, cuda, vulkan, webgpu." in refused.value.action
-    assert "edge-rt plan --device list" in refused.value.action
+    assert "Devices: auto, cpu, cuda, vulkan, webgpu; a number chooses one of several" in refused.value.action
+    assert "'edge-rt doctor' shows which are here. Machines to plan for: edge-rt plan --device list." in (
+        refused.value.action
+    )
 
 
-def test_a_device_of_this_machine_is_suggested():
-    with pytest.raises(ConfigError, match="Did you mean cuda or cpu"):
-        preset("cud")
-    with pytest.raises(ConfigError, match=r"Unknown device 'rpi9'\. Did you mean rpi5-8gb"):
-        preset("rpi9")
+@pytest.mark.parametrize(
+    ("name", "meant"),
+    [
+        ("cud", "cuda or cpu"),
+        ("rpi9", "rpi5-8gb"),
+        ("jetson-orin-nx", "jetson-orin-nx-16gb"),
+        ("vulcan", "vulkan"),
+        ("Vulkan:1", "vulkan:1"),
+        ("vulcan:2", "vulkan:2"),
+        ("gpu", "cuda or vulkan"),
+        ("rtx3050-laptop-4g", "rtx3050-laptop-4gb or rtx"),
+    ],
+)
+def test_a_device_that_is_nearly_named_is_suggested(name, meant):
+    """Whether something is planned or to run."""
+    for read in (preset, local_device):
+        with pytest.raises(ConfigError, match=rf"Unknown device '{name}'\. Did you mean {meant}"):
+            read(name)
+
+
+@pytest.mark.parametrize(
+    ("name", "meant"), [("vulkan:", "vulkan"), ("cuda:99999", "cuda"), ("cpu:0", "cpu"), ("auto:1", "auto")]
+)
+def test_the_kind_is_suggested_where_the_number_is_none(name, meant):
+    """Also in plans, which read such a name as one of this machine."""
+    with pytest.raises(ConfigError, match=rf"Did you mean {meant}\?"):
+        local_device(name)
 
 
 def test_a_saved_profile_is_read_back(tmp_path):
@@ -136,12 +162,6 @@ def test_the_table_of_the_documentation_is_that_of_the_file():
     wanted = list(table())
     assert lines[begin : begin + len(wanted)] == wanted
     assert not lines[begin + len(wanted)].startswith("|")
-
-
-def test_a_name_that_is_nearly_right_is_suggested():
-    with pytest.raises(ConfigError) as refused:
-        preset("jetson-orin-nx")
-    assert "Did you mean jetson-orin-nx-16gb" in str(refused.value)
 
 
 def test_a_gpu_that_shares_memory_has_the_machines():

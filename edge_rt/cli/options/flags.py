@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import Final
 
 from edge_rt.cli.options.spread import Argument, Flag
-from edge_rt.device.names import SHOWN_DEVICES
+from edge_rt.device.names import KINDS, NUMBER_HELP
 from edge_rt.package.kv_formats import KV_FORMAT
 from edge_rt.package.spec_modes import SHOWN_MODES
 
@@ -66,7 +66,7 @@ def planned_devices(incomplete: str) -> list[str]:
         saved = saved_names()
     except EdgeRTError:
         saved = []
-    names = dict.fromkeys((*SHOWN_DEVICES, LIST, *presets(), *saved))
+    names = dict.fromkeys((*KINDS, LIST, *presets(), *saved))
     return [name for name in names if name.startswith(incomplete)]
 
 
@@ -192,12 +192,12 @@ UNLOAD_AFTER: Final = Flag(
 NO_PROMPT_CACHE: Final = Flag(("--no-prompt-cache",), "Write nothing of prompts to the disk.", panel=MEMORY_PANEL)
 DEVICE: Final = Flag(
     ("--device",),
-    f"What computes: {', '.join(SHOWN_DEVICES[:-1])} or {SHOWN_DEVICES[-1]} (portable packages). "
+    f"What computes: {', '.join(KINDS[:-1])} or {KINDS[-1]} (portable packages); {NUMBER_HELP}. "
     "auto: the CPU, or a GPU that was measured to be faster.",
     metavar="DEVICE",
     shown="auto",
     panel=MEMORY_PANEL,
-    complete=completed_from(*SHOWN_DEVICES),
+    complete=completed_from(*KINDS),
 )
 ON_DEVICE_ERROR: Final = Flag(
     ("--on-device-error",),

@@ -10,11 +10,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from edge_rt.device.installed import INSTALLED
-from edge_rt.device.names import AUTO as AUTO_DEVICE, CPU, ON_CPU, DeviceName, parse_device
+from edge_rt.device.names import AUTO as AUTO_DEVICE, CPU, ON_CPU, DeviceName
 from edge_rt.device.provider import GpuProviders
 from edge_rt.errors import ConfigError
 from edge_rt.memory.budget import Budget
-from edge_rt.memory.device import refuse_preset
+from edge_rt.memory.device import local_device
 from edge_rt.memory.plan import Plan
 from edge_rt.package.expert_sizes import AUTO_EXPERTS, RESIDENT
 from edge_rt.package.spec_modes import require_draft_max, require_mode
@@ -170,8 +170,7 @@ class LoadOptions:
                 object.__setattr__(self, name, Path(path))
         device = self.device
         if not isinstance(device, DeviceName):
-            refuse_preset(device)
-            device = parse_device(device)
+            device = local_device(device)
         object.__setattr__(self, "device_name", device)
         if self.on_device_error not in ON_DEVICE_ERROR:
             raise ConfigError(

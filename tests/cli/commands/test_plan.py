@@ -296,7 +296,11 @@ class TestGpus:
         assert b"a machine to plan for" in result.stderr
 
     @pytest.mark.parametrize(
-        ("device", "said"), [("rtx4060-laptop-8gb", b"edge-rt plan --device"), ("gpu", b"Unknown device")]
+        ("device", "said"),
+        [
+            ("rtx4060-laptop-8gb", b"edge-rt plan --device"),
+            ("vulcan", b"Did you mean vulkan?"),
+        ],
     )
     def test_inspect_refuses_a_preset_and_says_what_it_is_for(self, inline, small_gguf, device, said):
         """Also for a checkpoint, whose nodes are placed nowhere."""
