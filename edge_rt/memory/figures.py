@@ -16,14 +16,30 @@ USUAL_READS: Final = 5e8
 
 @dataclass(frozen=True)
 class Amounts:
-    """Bytes of the machine's memory, and of a GPU's own. With unified memory all of them are the machine's."""
+    """Bytes of the machine's memory, and of a GPU's own.
+
+    Attributes:
+        host: of the machine's memory; with unified memory all of them.
+        gpu: of the memory of a GPU that has its own.
+        heap: how many of ``host`` lie in the heap of a GPU that shares the machine's memory.
+    """
 
     host: int
     gpu: int = 0
+    heap: int = 0
 
     def within(self, limit: Amounts) -> bool:
-        """Return whether both fit."""
-        return self.host <= limit.host and self.gpu <= limit.gpu
+        """Return whether all fit."""
+        return self.host <= limit.host and not self.exceeds_gpu(limit)
+
+    def exceeds_gpu(self, limit: Amounts) -> bool:
+        """Return whether a GPU's memory is too small, its own or its heap in the machine's."""
+        return self.on_gpu > limit.on_gpu
+
+    @property
+    def on_gpu(self) -> int:
+        """Bytes that a GPU's memory has to hold: of one of the two kinds, as a GPU has one."""
+        return self.gpu + self.heap
 
     @property
     def both(self) -> int:
@@ -91,7 +107,7 @@ class GpuFigures:
     """Memory and speed of a GPU.
 
     Attributes:
-        total_bytes: its memory; with unified memory that of the machine.
+        total_bytes: its memory; with unified memory what its driver allows of the machine's, the size of the heap.
         available_bytes: what a process may use of it; with unified memory the machine's figure counts instead.
         bandwidth: sustained bytes per second that it reads.
         step_overhead_s: seconds of a pass beyond reading weights and KV cache.

@@ -243,9 +243,9 @@ def require_fit(
         return plan
     beside = sum(count for _, count in others)
     ways = [f"{spell(other.flags)} (needs {_needed(plan, other, beside)})" for other in plan.alternatives[:2]]
-    is_gpu_short = plan.needs.gpu > plan.budget.gpu
+    is_gpu_short = plan.needs.exceeds_gpu(plan.budget)
     minimum, budget = plan.minimum, plan.budget
-    least, limit = (minimum.gpu, budget.gpu) if is_gpu_short else (minimum.host + beside, budget.host + beside)
+    least, limit = (minimum.on_gpu, budget.on_gpu) if is_gpu_short else (minimum.host + beside, budget.host + beside)
     held = "".join(f", {show_size(count)} of it for {name}" for name, count in others if not is_gpu_short)
     parts = ", ".join(
         f"{name} {show_size(count)}" for name, count in _largest_first(plan, on_gpu=is_gpu_short) if count
@@ -253,10 +253,11 @@ def require_fit(
     gpu = plan.device.gpu
     why = None if not is_gpu_short or gpu is None else _why_not_divided(plan.shape, gpu)
     undivided = "" if why is None else f" {why}"
+    allowed = "its driver allows" if is_gpu_short and budget.heap else "the budget is"
     raise MemoryBudgetExceeded(
         f"{plan.shape.model.name} does not fit the memory{' of the GPU' if is_gpu_short else ''}.",
         f"It needs at least {show_at_least(least)} with a context of {plan.choice.ctx} tokens "
-        f"({plan.choice.kv_format} cache), the budget is {show_size(limit)}{held} ({parts}).{undivided}",
+        f"({plan.choice.kv_format} cache), {allowed} {show_size(limit)}{held} ({parts}).{undivided}",
         f"Try {' or '.join(dict.fromkeys(ways))}." if ways else "Choose a smaller model, or let the CPU compute.",
     )
 
@@ -271,6 +272,8 @@ def _largest_first(plan: Plan, *, on_gpu: bool) -> list[tuple[str, int]]:
     sizes = plan.sizes
     if on_gpu:
         parts = {term.name: term.device_bytes for term in plan.terms}
+        # Where the driver refuses to read them in place, they are copied there.
+        parts["weights"] += sizes.in_place
     else:
         # Of shared memory a part is what both hold of it.
         shared = plan.device.gpu is not None and plan.device.gpu.is_unified

@@ -249,6 +249,8 @@ def rows_of(
     if device.has_own_gpu_memory:
         of_gpu = "given" if request.device_budget_bytes is not None else "what is free there"
         text += f"; of the GPU {of_gpu}, {_left(budget.gpu - needs.gpu)}"
+    elif device.gpu is not None and budget.heap < budget.host:
+        text += f"; of it the GPU's driver allows {show_size(budget.heap)}, {_left(budget.heap - needs.heap)}"
     return [*rows, ("total", *sums, f"largest while {_REGIMES[regimes.largest]}"), ("budget", *budgets, text)]
 
 

@@ -76,8 +76,10 @@ class Request:
     def budget(self, device: Device) -> Amounts:
         """Return what a plan for a device may take: what was given, else what is available."""
         host = device.available_bytes if self.budget_bytes is None else self.budget_bytes
-        if device.gpu is None or device.gpu.is_unified:
+        if device.gpu is None:
             return Amounts(host)
+        if device.gpu.is_unified:
+            return Amounts(host, heap=device.gpu.total_bytes)
         given = self.device_budget_bytes
         return Amounts(host, device.gpu.available_bytes if given is None else given)
 

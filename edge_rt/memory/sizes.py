@@ -68,6 +68,7 @@ class Sizes:
         slots: tables of several slots.
         states: of layers that have some.
         experts: the cache that they are read into.
+        in_place: of the weights, what a GPU that shares the machine's memory reads where the file is mapped.
     """
 
     runtime: int
@@ -97,6 +98,7 @@ class Sizes:
     slots: int = 0
     states: int = 0
     experts: int = 0
+    in_place: int = 0
 
     @property
     def activations(self) -> int:
@@ -125,9 +127,12 @@ class Sizes:
 
     @property
     def needs(self) -> Amounts:
-        """The machine's memory, and that of a GPU with memory of its own."""
-        own = 0 if self.gpu is None or self.is_unified else self.gpu.total
-        return Amounts(self.total, own)
+        """The machine's memory, and that of a GPU: its own, or its heap, also for weights whose import may fail."""
+        if self.gpu is None:
+            return Amounts(self.total)
+        if self.is_unified:
+            return Amounts(self.total, heap=self.gpu.total + self.in_place)
+        return Amounts(self.total, self.gpu.total)
 
     @property
     def regimes(self) -> Regimes:
@@ -265,6 +270,7 @@ def _on_gpu(sizes: Sizes, shape: ModelShape, choice: Choice, figures: GpuFigures
         packing=sizes.packing + (in_place or read) + (gpu.loaded if figures.is_unified else 0),
         gpu=gpu,
         is_unified=figures.is_unified,
+        in_place=in_place,
     )
 
 

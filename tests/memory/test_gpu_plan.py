@@ -105,8 +105,8 @@ def test_unified_memory_is_counted_once():
     on_host, on_gpu = terms(plan)
     assert (on_host, on_gpu) == (IN_PROCESS, ON_GPU)
     # The mapped file is not counted beside its copy, and there is one budget.
-    assert plan.needs == Amounts(sum(IN_PROCESS.values()) + sum(ON_GPU.values()))
-    assert plan.budget == Amounts(4 << 30)
+    assert plan.needs == Amounts(sum(IN_PROCESS.values()) + sum(ON_GPU.values()), heap=sum(ON_GPU.values()))
+    assert plan.budget == Amounts(4 << 30, heap=4 << 30)
     assert plan.device_budget_bytes is None
     assert plan.regimes.decode == plan.total_bytes
 
@@ -124,9 +124,38 @@ def test_weights_that_are_read_where_they_are_mapped_are_the_files():
     assert "read in place by the GPU" in next(term.text for term in plan.terms if term.name == "weights")
 
 
+@pytest.mark.parametrize("imports", [False, True])
+def test_what_lies_in_shared_memory_is_within_the_heap_of_its_driver(imports):
+    """Also weights that are read in place: a driver may refuse that, and then they are copied."""
+    held, together = sum(ON_GPU.values()), sum(IN_PROCESS.values()) + sum(ON_GPU.values())
+
+    def plan(heap, host=4 << 30, **settings):
+        gpu = replace(SHARED.gpu, imports=imports, total_bytes=heap)
+        request = Request(budget_bytes=host, ctx=2048, kv="f16", spec="auto", prefill_chunk=256, **settings)
+        return make_plan(make_shape(), replace(SHARED, gpu=gpu), request)
+
+    pinned = {"draft_max": 23}
+    assert plan(held, **pinned).fits
+    assert plan(held, together, **pinned).needs == Amounts(together, heap=held)
+    # One byte too little of either; the smallest tables need less of the process, and no other setting less here.
+    least = plan(held - 1, **pinned)
+    assert (least.fits, plan(held, least.minimum.host - 1, **pinned).fits) == (False, False)
+    assert least.minimum.heap == held
+    said = r"memory of the GPU.*its driver allows .*\(gpu_context 512"
+    with pytest.raises(MemoryBudgetExceeded, match=said) as refused:
+        require_fit(plan(held - MIB, **pinned))
+    assert "weights 94.2 MiB" in str(refused.value)
+    assert "--memory" not in refused.value.action.replace("--memory 4GiB ", "")
+    # Where settings are open, what is too much there is given up.
+    less = make_plan(make_shape(), replace(SHARED, gpu=replace(SHARED.gpu, total_bytes=held)), Request(ctx=8192))
+    assert (less.fits, less.choice.ctx, less.choice.kv_format) == (True, 8192, "int4")
+    shown = less.rows()[-1][-1]
+    assert f"allows {less.budget.heap / MIB:.1f} MiB, " in shown
+
+
 def test_the_orin_nano_by_hand():
     plan = make_plan(make_shape(), preset("jetson-orin-nano-8gb"), Request(ctx=2048))
-    assert plan.budget == Amounts(5_200_000_000)
+    assert plan.budget == Amounts(5_200_000_000, heap=7_772_000_000)
     assert plan.total_bytes == sum(IN_PROCESS.values()) + sum(ON_GPU.values()) == 976_133_790
     # 0.82 of 102 GB/s; weights and half the cache, and 2 ms.
     seconds = 2e-3 + (96_000_000 + 1024 * 30 * 768) / (102e9 * 0.82)

@@ -183,7 +183,7 @@ LESS_EXACT: Final = ("int8", "int4x2", "k8v4", "int4")
 def _missing(made: Plan) -> str:
     needs, budget = made.needs, made.budget
     parts = [show_size(needs.host - budget.host)] * (needs.host > budget.host)
-    parts += [f"{show_size(needs.gpu - budget.gpu)} on the GPU"] * (needs.gpu > budget.gpu)
+    parts += [f"{show_size(needs.on_gpu - budget.on_gpu)} on the GPU"] * needs.exceeds_gpu(budget)
     return " and ".join(parts)
 
 

@@ -225,6 +225,6 @@ def _passed_over(speeds: tuple[float, float], one: GpuFacts, plan: Plan) -> str:
     if plan.fits:
         return f"{faster}, but has no room for all that the CPU keeps; --device {device} runs there with less."
     least, limit, where = plan.minimum.host, plan.budget.host, "a run there does not fit the memory of the process"
-    if plan.needs.gpu > plan.budget.gpu:
-        least, limit, where = plan.minimum.gpu, plan.budget.gpu, "the model does not fit its memory"
+    if plan.needs.exceeds_gpu(plan.budget):
+        least, limit, where = plan.minimum.on_gpu, plan.budget.on_gpu, "the model does not fit its memory"
     return f"{faster}, but {where}: it needs at least {show_at_least(least)}, the budget is {show_size(limit)}."
