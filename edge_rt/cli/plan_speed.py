@@ -32,7 +32,7 @@ class Rate:
 
     Attributes:
         tokens_per_second: throughput of the choice with half the context filled, of all slots together; None: passes of
-            several answers were not measured.
+            several answers were not measured, or none of a program on the CPU that stands for a GPU.
         plain: the same without speculation.
         is_measured: whether it comes from passes that were measured on this machine with this cache format.
         is_derived: whether it comes from passes that were measured on this machine with another cache format.
@@ -66,6 +66,8 @@ class Speeds:
             return self._together(choice)
         # Passes that were measured with all layers on the GPU say nothing about some of them there.
         # Nor do those with all experts in memory say anything about some of them there.
+        if not self._measured and device.gpu is not None and device.gpu.is_software:
+            return Rate(None, None, is_measured=False)
         if not self._measured or choice.gpu_layers is not None or choice.expert_bytes is not None:
             plain = plain_tokens_per_second(shape, device, choice)
             return Rate(tokens_per_second(shape, device, choice, self._drafter), plain, is_measured=False)

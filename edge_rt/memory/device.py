@@ -155,13 +155,23 @@ def unmeasured_gpu(
     page_bytes: int = PAGE_BYTES,
     has_cpu_bits: bool = True,
     imports: bool = False,
+    is_software: bool = False,
+    machine: Device | None = None,
 ) -> GpuFigures:
     """Return a GPU of this machine with the speed of a preset, because none was measured.
 
     Arguments as of ``GpuFigures``.
+
+    Args:
+        machine: what the speed depends on of a GPU that has no memory of its own: how fast the machine's is read, and
+            of a program on its CPU all. None: that is not known.
     """
     generic = presets()[GENERIC_GPU].device.gpu
     assert generic is not None
+    if machine is not None and is_unified:
+        generic = replace(generic, bandwidth=machine.bandwidth)
+    if machine is not None and is_software:
+        generic = replace(generic, step_overhead_s=machine.step_overhead_s, row_cost=machine.row_cost)
     return replace(
         generic,
         name=name,
@@ -175,6 +185,7 @@ def unmeasured_gpu(
         page_bytes=page_bytes,
         has_cpu_bits=has_cpu_bits,
         imports=imports,
+        is_software=is_software,
     )
 
 

@@ -119,6 +119,7 @@ class GpuFigures:
         page_bytes: of which its driver gives whole ones for more than 1 MiB; 0: it gives what it is asked for.
         has_cpu_bits: whether its results are the CPU's to the last bit, so that layers can be divided between the two.
         imports: whether it reads weights where their file is mapped, because it shares the machine's memory.
+        is_software: whether it is a program on the CPU, of whose speed nothing is known before it was measured.
     """
 
     name: str
@@ -135,6 +136,7 @@ class GpuFigures:
     page_bytes: int = PAGE_BYTES
     has_cpu_bits: bool = True
     imports: bool = False
+    is_software: bool = False
 
 
 @dataclass(frozen=True)

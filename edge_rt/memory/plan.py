@@ -166,6 +166,8 @@ class Plan:
         does = "fits" if self.fits else "does not fit"
         title = f"{self.shape.model.name} on {self.device.name} {does}: {self.choice.in_words()}."
         speed = f"Expected: {self.tokens_per_second:.0f} tokens per second, with half of the context filled."
+        if self.device.gpu is not None and self.device.gpu.is_software:
+            speed = "Its speed is not foretold of a program on the CPU."
         reduced = [f"Reduced: {text}." for text in self.given_up]
         return shown_text("\n".join([title, speed, *reduced])) + shown_table(self.rows(), right=(1, 2))
 

@@ -289,13 +289,18 @@ def _layers(made: Plan) -> list[tuple[str, str]]:
 
 def _rate(made: Plan, rate: Rate, *, is_here: bool) -> str:
     answers = f", {made.choice.slots} answers together" if made.choice.slots > 1 else ""
+    gpu = made.device.gpu
     if rate.tokens_per_second is None:
+        if made.choice.slots == 1:
+            return "speed not measured, and not foretold of a program on the CPU"
         return f"speed of {made.choice.slots} answers together not measured"
     certain = "planned, not measured" if not is_here else "measured here" if rate.is_measured else ""
     if rate.is_derived:
         certain = "measured here with another cache"
-    if made.device.gpu is None or rate.is_measured or rate.is_derived:
+    if gpu is None or rate.is_measured or rate.is_derived:
         certain = ", ".join((f"+-{100 * UNCERTAINTY:.0f} %", *[certain] * bool(certain)))
     digits = ".0f" if rate.tokens_per_second >= 1000 else ".3g"
     typical = "of a typical GPU, not measured" if made.choice.gpu_layers is None else "a guess, not measured"
+    if gpu is not None and gpu.is_unified:
+        typical = "a guess from how fast this machine reads its memory, not measured"
     return f"{rate.tokens_per_second:{digits}} tokens per second{answers} ({certain or typical})"

@@ -277,7 +277,7 @@ def _with_gpus(facts: Facts, options: LoadOptions, *, is_process: bool) -> Facts
         provider = options.gpu_providers.of(name)
         # ONNX Runtime's own provider may know older ones, and takes what it needs.
         gpu = provider.listed_gpu(name)
-        figures = _figures(gpu, provider, options) if is_planned else None
+        figures = _figures(gpu, provider, options, facts.machine) if is_planned else None
         return replace(facts, gpus=(GpuFacts(gpu, figures),))
     store, package_id = options.costs, facts.shape.package_id
     if name.kind != AUTO_DEVICE or store is None or package_id is None or not is_planned:
@@ -288,7 +288,7 @@ def _with_gpus(facts: Facts, options: LoadOptions, *, is_process: bool) -> Facts
         from edge_rt.runtime.speculation.stored_costs import costs_on_cpu
 
         facts = replace(facts, cpu_costs=costs_on_cpu(store, package_id, facts.machine.threads, options.isa))
-    return replace(facts, gpus=tuple(_opened(one, options, facts.cpu_costs) for one in facts.gpus))
+    return replace(facts, gpus=tuple(_opened(one, options, facts) for one in facts.gpus))
 
 
 def _with_measured(facts: Facts, provider: GpuProvider, store: CostStore, package_id: str) -> Facts:
@@ -309,20 +309,21 @@ def _with_measured(facts: Facts, provider: GpuProvider, store: CostStore, packag
     return replace(facts, gpus=(*facts.gpus, *found))
 
 
-def _opened(one: GpuFacts, options: LoadOptions, cpu_costs: Mapping[str, RowCosts]) -> GpuFacts:
+def _opened(one: GpuFacts, options: LoadOptions, facts: Facts) -> GpuFacts:
     """Return what is known of a GPU when it was opened; what cannot be taken is not."""
     from edge_rt.runtime.speculation.stored_costs import may_be_faster
 
     # What was not measured on both, or is slower in every measured pass.
-    if not may_be_faster(one.costs, cpu_costs):
+    if not may_be_faster(one.costs, facts.cpu_costs):
         return one
+    provider = options.gpu_providers.of(one.gpu.device_name)
     try:
-        return replace(one, figures=_figures(one.gpu, options.gpu_providers.of(one.gpu.device_name), options))
+        return replace(one, figures=_figures(one.gpu, provider, options, facts.machine))
     except RuntimeUnavailable as error:
         return replace(one, error=str(error))
 
 
-def _figures(gpu: Gpu, provider: GpuProvider, options: LoadOptions) -> GpuFigures:
+def _figures(gpu: Gpu, provider: GpuProvider, options: LoadOptions, machine: Device) -> GpuFigures:
     """Return the figures of a GPU; one with memory of its own is opened for a moment, to ask how much is free."""
     if (why := provider.refused(gpu)) is not None:
         raise why
@@ -343,6 +344,8 @@ def _figures(gpu: Gpu, provider: GpuProvider, options: LoadOptions) -> GpuFigure
         page_bytes=provider.page_bytes,
         has_cpu_bits=provider.self_test(gpu).has_cpu_bits,
         imports=gpu.imports,
+        is_software=gpu.is_software,
+        machine=machine,
     )
 
 

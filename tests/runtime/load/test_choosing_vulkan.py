@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import io
 from dataclasses import replace
 
 import pytest
 
+from edge_rt.cli.plan_speed import Speeds
+from edge_rt.cli.render.console import Terminal
+from edge_rt.cli.render.plan_report import plan_json, print_plan
 from edge_rt.device.driver import SelfTest
 from edge_rt.device.names import DeviceName
 from edge_rt.device.provider import GpuProviders
 from edge_rt.device.vulkan import VulkanProvider
 from edge_rt.errors import MemoryBudgetExceeded
-from edge_rt.memory.device import MACHINE
+from edge_rt.memory.device import GENERIC_GPU, MACHINE, presets
 from edge_rt.memory.plan import require_fit
 from edge_rt.runtime.load.facts import read_facts
 from edge_rt.runtime.load.options import LoadOptions
@@ -81,6 +85,30 @@ def test_other_bits_are_told_once_and_not_taken_by_itself(store, tmp_path):
     (tmp_path / "same").mkdir()
     same = FakeVulkan(tmp_path / "same", DRIVER + ARC)
     assert choice(store, same, device="vulkan").note is None
+
+
+def test_speed_of_a_gpu_in_shared_memory_is_that_of_the_machines_and_of_software_none(tmp_path):
+    shared = LLVMPIPE.replace("type=software", "type=integrated").replace("llvmpipe", "an iGPU")
+    found = []
+    for number, line in enumerate((ARC, shared, LLVMPIPE)):
+        (folder := tmp_path / str(number)).mkdir()
+        name = DeviceName("vulkan", int(line.split("\t")[1]))
+        asked = LoadOptions(device=str(name), gpu_providers=GpuProviders(FakeVulkan(folder, DRIVER + line)), ctx=256)
+        found.append(plan_load(read_facts(SHAPE, asked, HERE), asked))
+    typical = presets()[GENERIC_GPU].device.gpu
+    assert [plan.device.gpu.bandwidth for plan in found] == [typical.bandwidth, HERE.bandwidth, HERE.bandwidth]
+    assert [plan.device.gpu.row_cost for plan in found] == [typical.row_cost, typical.row_cost, HERE.row_cost]
+    assert "not foretold" in found[2]._repr_html_()
+    for plan, said in zip(found, ("of a typical GPU", "reads its memory", "speed not measured"), strict=True):
+        terminal, speeds = Terminal(out := io.StringIO(), io.StringIO()), Speeds(plan.shape, plan.device, {})
+        print_plan(terminal, plan, speeds, (), verb=["edge-rt", "generate"], named=[], is_here=True)
+        assert said in out.getvalue()
+        document = plan_json(plan, speeds)
+        assert (document["tokens_per_second"] is None) == (plan is found[2])
+        assert {one["tokens_per_second"] is None for one in document["alternatives"]} == {plan is found[2]}
+    software = found[2]
+    measured = Speeds(software.shape, software.device, {software.choice.kv_format: costs(5.0)})
+    assert measured.rate(software.choice).plain == pytest.approx(200)
 
 
 def test_layers_are_divided_with_the_cpu_where_bits_are_its_own(tmp_path, native_package):
