@@ -81,6 +81,7 @@ def plan(
     from edge_rt.cli.plan_speed import Speeds, measured_here
     from edge_rt.cli.render.plan_report import budget_warnings, layers_text, plan_json, print_plan
     from edge_rt.memory.device import LIST, preset
+    from edge_rt.runtime.load.load_plan import require_rows_here
     from edge_rt.runtime.load.planning import plan_package
 
     terminal, device = output.terminal(), machine.device
@@ -98,6 +99,7 @@ def plan(
         asked = asked.but(device=device)
     profile = this_machine(load.own_bytes + PLANNING) if is_here else preset(str(device))
     made = plan_package(found.package or found.shape, asked, profile)
+    require_rows_here(made, asked)
     choice = made.device_choice
     is_for_gpu = profile.gpu is not None or asked.device_name.is_gpu
     on_cpu_here = is_here and made.device.gpu is None

@@ -8,7 +8,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from edge_rt.device.names import AUTO as AUTO_DEVICE
+from edge_rt.device.names import AUTO as AUTO_DEVICE, CPU
 from edge_rt.errors import ConfigError
 from edge_rt.memory.budget import DRIFT, Budget, Claim, EncodingBudget
 from edge_rt.memory.fallbacks import DEFAULT_DRAFT
@@ -171,7 +171,9 @@ def claim(plan: Plan, options: LoadOptions) -> LoadPlan:
     Raises:
         MemoryBudgetExceeded: the model does not fit; the error states what is needed, what is available, and a setting
             that fits.
+        ConfigError: as ``require_rows_here``.
     """
+    require_rows_here(plan, options)
     budget = options.budget
     require_fit(plan, _spelling(plan, budget, options.spell), () if budget is None else budget.claims)
     total = plan.request.budget_bytes if budget is None else budget.total_bytes
@@ -199,6 +201,16 @@ def _spelling(
     if spell is None:
         return partial(as_arguments, budget=plan.budget_bytes, shared_bytes=beside)
     return lambda flags: spell(with_more_memory(flags, beside + DRIFT if beside else 0))
+
+
+def require_rows_here(plan: Plan, options: LoadOptions) -> None:
+    """Refuse a plan for a GPU where rows of prompts are to be kept in a folder."""
+    if options.prompt_cache is not None and (gpu := plan.device.gpu) is not None:
+        raise ConfigError(
+            "A prompt cache cannot be used on a GPU.",
+            f"The rows are in the memory of {gpu.name}, and none are stored from there.",
+            f"Leave it out, or compute on the CPU: --device {CPU} (device).",
+        )
 
 
 def require_carried_out(plan: Plan, package: Package, options: LoadOptions) -> Plan:

@@ -368,13 +368,8 @@ def _open_prompts(
     """Return what reads and writes rows of prompts, in a folder if that is asked for; None where rows are not stored.
 
     Raises:
-        ConfigError: it is asked for, and a GPU computes.
         StorageError: the folder cannot be used.
     """
-    if device is not None and options.prompt_cache is not None:
-        raise ConfigError(
-            "A prompt cache cannot be used on a GPU.", "Its rows are not in this process.", "Compute on the CPU."
-        )
     if device is not None or why_rows_are_not_stored(package.manifest) is not None:
         return None
     assert isinstance(io_binding, NativeIOBinding), package.manifest.op_profile

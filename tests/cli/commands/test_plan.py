@@ -228,6 +228,14 @@ class TestGpus:
         assert refused.returncode == 2
         assert b"no memory of its own" in refused.stderr
 
+    def test_a_prompt_cache_is_refused_as_by_what_runs(self, inline, native_package, tmp_path):
+        flags = ("plan", "-m", native_package, "--prompt-cache", tmp_path / "prompts")
+        result = inline(*flags, "--device", "rtx4060-laptop-8gb")
+        assert result.returncode == 2
+        assert b"A prompt cache cannot be used on a GPU. The rows are in the memory of GeForce RTX" in result.stderr
+        assert inline(*flags, "--device", "rpi5-8gb").returncode == 0
+        assert not (tmp_path / "prompts").exists()
+
     def test_too_little_memory_of_the_gpu_is_exit_code_4(self, inline, native_package):
         flags = ("plan", "-m", native_package, "--device", "rtx4060-laptop-8gb", "--device-memory", "300MiB")
         result = inline(*flags)

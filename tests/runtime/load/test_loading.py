@@ -127,6 +127,15 @@ def test_a_gpu_that_was_named_has_none_that_takes_its_place(package, asked):
         plan_package(package, asked.but(device="cuda"))
 
 
+def test_a_prompt_cache_on_a_gpu_is_refused_before_anything_is_loaded(package, asked, tmp_path):
+    """The made-up GPU has no provider for ONNX Runtime: what loads first would fail with that."""
+    there = asked.but(device="cuda:1", prompt_cache=tmp_path / "prompts", memory=Budget(3 * GIB))
+    with pytest.raises(ConfigError, match="A prompt cache cannot be used on a GPU"):
+        Model(package, there)
+    assert there.budget.claims == ()
+    assert not (tmp_path / "prompts").exists()
+
+
 def test_other_errors_are_those_of_the_cpu(package, asked):
     with pytest.raises(MemoryBudgetExceeded, match="does not fit"):
         Model(package, asked.but(memory="1MiB"))
