@@ -67,7 +67,8 @@ def _model(server: Server, name: str, packages: Mapping[str, Any]) -> dict[str, 
     entry = server.models.loaded.get(name if preset is None else preset.model)
     own: dict[str, Any] = {"is_loaded": entry is not None}
     if entry is not None:
-        own |= {"context_tokens": entry.model.context_tokens, "slots": entry.model.slots}
+        model = entry.model
+        own |= {"context_tokens": model.context_tokens, "slots": model.slots, "device": str(model.device_choice.device)}
     return {"id": name, "object": "model", "created": created, "owned_by": "edge-rt", "edge_rt": own}
 
 
@@ -137,6 +138,7 @@ async def show_status(server: Server, request: Request) -> Response:
         {
             "name": entry.name,
             "slots": entry.model.slots,
+            "device": str(entry.model.device_choice.device),
             "context_tokens": entry.model.context_tokens,
             "requests": entry.users,
             "planned_bytes": entry.model.plan.total_bytes,

@@ -15,6 +15,7 @@ from edge_rt.server.failures import RETRY_SECONDS, HTTPFailure
 from edge_rt.system.byte_size import show_size
 
 if TYPE_CHECKING:
+    from edge_rt.device.names import DeviceChoice
     from edge_rt.memory.plan import Plan
     from edge_rt.package.reader import Package
     from edge_rt.runtime.load.options import LoadOptions
@@ -32,6 +33,7 @@ class LoadedModel:
     Attributes:
         users: requests that use it now.
         used: when the last one ended.
+        told: what computes, as it was last told.
         turn: held by the one answer of a model that has no slots.
         embedding: requests for embeddings, one of which is computed.
     """
@@ -40,6 +42,7 @@ class LoadedModel:
     model: Model
     users: int = 0
     used: float = 0.0
+    told: DeviceChoice | None = None
     turn: asyncio.Lock | None = field(init=False)
     embedding: int = 0
     embedding_turn: asyncio.Lock = field(default_factory=asyncio.Lock)
@@ -60,6 +63,7 @@ class Models:
         prompts_folder: where rows of prompts are kept if the options name no folder, and they can be kept.
         idle_seconds: after how long without a request a model is unloaded; None: never.
         log: writes a line for whoever runs the server.
+        warn: writes one that is a warning.
     """
 
     packages: Callable[[], Mapping[str, Path]]
@@ -69,6 +73,7 @@ class Models:
     prompts_folder: Path | None = None
     idle_seconds: float | None = None
     log: Callable[[str], None] = lambda _: None
+    warn: Callable[[str], None] = lambda _: None
     clock: Callable[[], float] = time.monotonic
     loaded: dict[str, LoadedModel] = field(default_factory=dict)
     _changing: asyncio.Lock = field(default_factory=asyncio.Lock)
@@ -118,6 +123,8 @@ class Models:
         finally:
             entry.users -= 1
             entry.used = self.clock()
+            # The CPU may have taken the place of a GPU that failed.
+            self._tell_device(entry)
 
     async def load(self, name: str) -> None:
         """Load a model, unless it is loaded.
@@ -186,16 +193,26 @@ class Models:
                 )
             await self._unload(idle[0], f"{name} needs its memory")
         model = await asyncio.to_thread(self._open, package, options, plan)
-        self.loaded[name] = LoadedModel(name, model, used=self.clock())
+        entry = self.loaded[name] = LoadedModel(name, model, used=self.clock())
         seconds = time.perf_counter() - started
         slots = f"{model.slots} answers at once, " if model.slots > 1 else ""
         are_left_out = self.prompts_folder is not None and options.prompt_cache is None
         prompts = "no prompts kept on disk, " if are_left_out else ""
-        self.log(f"{name} is loaded ({slots}{model.context_tokens} tokens of context, {prompts}{seconds:.1f} s)")
+        figures = f"{slots}{model.context_tokens} tokens of context, {prompts}{seconds:.1f} s"
+        self.log(f"{name} is loaded on {model.device_choice.device} ({figures})")
+        self._tell_device(entry)
         if model.plan.reduced:
             self.log(f"{name} has less than was asked for, to fit the memory: {'; '.join(model.plan.reduced)}")
         if (why := model.plan.why_answers_wait) is not None:
             self.log(f"{name} answers 1 request at a time, not {model.plan.request.slots}: {why}")
+
+    def _tell_device(self, entry: LoadedModel) -> None:
+        """Say what there is to be said about what computes, unless it was said before."""
+        choice = entry.model.device_choice
+        if choice.note is not None and choice != entry.told:
+            tell = self.warn if choice.has_failed else self.log
+            tell(f"{entry.name}: {choice.note}")
+        entry.told = choice
 
     def _planned(self, package: Package) -> tuple[LoadOptions, Plan]:
         """Return how a model is loaded, and the plan of it; rows that a GPU computes are not kept."""

@@ -199,7 +199,7 @@ def test_fields_that_change_nothing_here_are_ignored(client):
 def test_models_are_listed_and_shown(client):
     (model,) = client.get("/v1/models").json()["data"]
     assert (model["id"], model["object"], model["owned_by"]) == ("small", "model", "edge-rt")
-    assert model["edge_rt"] == {"is_loaded": True, "context_tokens": 256, "slots": 3}
+    assert model["edge_rt"] == {"is_loaded": True, "context_tokens": 256, "slots": 3, "device": "cpu"}
     assert client.get("/v1/models/small").json() == model
     missing = client.get("/v1/models/other")
     assert (missing.status_code, missing.json()["error"]["code"]) == (404, "model_not_found")

@@ -8,6 +8,7 @@ from dataclasses import replace
 
 import pytest
 
+from edge_rt.device.names import ON_CPU, DeviceChoice
 from edge_rt.errors import MemoryBudgetExceeded
 from edge_rt.memory.budget import Budget
 from edge_rt.runtime.load.options import LoadOptions
@@ -124,6 +125,32 @@ def test_prompts_are_kept_where_they_can_be_unless_a_folder_is_named(native_pack
     asyncio.run(load(object()))
     assert asked == [tmp_path, tmp_path, None]
     assert ["kept on disk" in line for line in lines if "is loaded" in line] == [False, True]
+
+
+def test_what_computes_is_told_and_again_where_another_device_takes_over(native_package):
+    class Chosen(Models):
+        """A choice of ``auto`` as of a plan where a GPU was not measured."""
+
+        def _plan(self, package, options):
+            return replace(super()._plan(package, options), device_choice=DeviceChoice(ON_CPU, "A GPU is not used."))
+
+    async def run():
+        models = Chosen(lambda: {"one": native_package}, "one", LoadOptions(ctx=256, slots=2))
+        models.log, models.warn = lines.append, warnings.append
+        async with models.using("one"):
+            pass
+        async with models.using("one") as entry:
+            # As a model does that goes on with the CPU.
+            entry.model.device_choice = DeviceChoice(ON_CPU, failures=(("vulkan:1", "It is lost."),))
+        async with models.using("one"):
+            pass
+        await models.close()
+
+    lines, warnings = [], []
+    asyncio.run(run())
+    assert lines[0].startswith("one is loaded on cpu (2 answers at once, 256 tokens of context, ")
+    assert lines[1:] == ["one: A GPU is not used."]
+    assert warnings == ["one: The CPU computes, because vulkan:1 failed: It is lost."]
 
 
 def test_many_requests_of_a_model_load_it_once(native_package):
@@ -251,7 +278,8 @@ def test_a_preset_is_its_model_with_a_system_message_and_options(native_package,
         assert written["choices"][0]["text"] == alone.generate("Once", max_tokens=4, temperature=0).text
         assert set(models.loaded) == {"small"}
         shown = {one["id"]: one["edge_rt"] for one in client.get("/v1/models").json()["data"]}
-        assert shown["poet"] == shown["small"] == {"is_loaded": True, "context_tokens": 256, "slots": 2}
+        expected = {"is_loaded": True, "context_tokens": 256, "slots": 2, "device": "cpu"}
+        assert shown["poet"] == shown["small"] == expected
 
 
 def test_the_usual_model_may_be_a_preset(native_package, alone):

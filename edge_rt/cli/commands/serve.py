@@ -105,6 +105,7 @@ def serve(
         only(
             "model",
             "memory",
+            "device_memory",
             "experts",
             "ctx",
             "threads",
@@ -203,6 +204,7 @@ def _models(
         prompts_folder=None if is_asked else serving.usual_prompts,
         idle_seconds=serving.unload_after or None,
         log=terminal.note,
+        warn=terminal.warn,
     )
 
 

@@ -141,6 +141,7 @@ def test_a_model_that_does_not_fit_is_told_before_anything_is_answered(inline, n
         ("--unload-after", "nan"),
         ("--allowed-host", "http://x y"),
         ("--prompt-cache", "x", "--no-prompt-cache"),
+        ("--device-memory", "1GiB", "--device", "cpu"),
         ("--host", "no such address"),
     ],
 )
