@@ -16,6 +16,7 @@ from edge_rt.cli.loading import load_model, obtain_package, plan_model, tell_dev
 from edge_rt.cli.notices import (
     note_unused_penalty,
     tell_drafters,
+    warn_of_driver,
     warn_of_format,
     warn_of_limits,
     warn_of_prompt_cache,
@@ -90,6 +91,7 @@ class Conversation:
         self.attached: list[Attachment] = []
         self.last: Result | None = None
         self.type_ahead: TypeAhead | None = None
+        self._has_warned = False  # that the process has taken more than its budget
         self._load_model = load_model
         self.reference = reference
         self.name, self._package = obtain_package(terminal, reference, places, budget=_budget_of(load))
@@ -149,6 +151,7 @@ class Conversation:
     def _tell_end(self, result: Result) -> None:
         tell_end(self.terminal, self.model, result, in_chat=True)
         warn_of_prompt_cache(self.terminal, self.options, result)
+        self._has_warned = self._has_warned or warn_of_driver(self.terminal, self.model)
         if result.finish_reason == "cancelled" and not result.token_ids:
             return
         self.last = result

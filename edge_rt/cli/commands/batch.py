@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 from edge_rt.cli.batch_lines import START, Answered, Basis, Line, digest, read_answer, read_lines
 from edge_rt.cli.interrupt import SignalReceived, each_in_background
 from edge_rt.cli.loading import load_model, obtain_package, tell_device, telling_load
-from edge_rt.cli.notices import warn_of_limits
+from edge_rt.cli.notices import warn_of_driver, warn_of_limits
 from edge_rt.cli.options import flags
 from edge_rt.cli.options.generation import GuardFlags, SamplingFlags
 from edge_rt.cli.options.groups import LoadFlags, OutputFlags, PlaceFlags, SpeculationFlags
@@ -275,6 +275,7 @@ def _run(
             status.show(count.done, count.progress)
     finally:
         status.clear()
+    warn_of_driver(terminal, model)
 
 
 def _answers(

@@ -19,6 +19,7 @@ from edge_rt.cli.notices import (
     note_unused_penalty,
     tell_calibration,
     tell_drafters,
+    warn_of_driver,
     warn_of_format,
     warn_of_limits,
     warn_of_prompt_cache,
@@ -214,6 +215,7 @@ def generate(
                 terminal.warn(warning)
         tell_end(terminal, model, result)
         warn_of_prompt_cache(terminal, options, result)
+        warn_of_driver(terminal, model)
     if output.stats or (output.stats is None and output.verbose):
         tell_stats(terminal, result, device_text(facts["device"]))
     return EXIT_INTERRUPTED if result.finish_reason == "cancelled" else 0

@@ -87,7 +87,7 @@ MODEL: Final = Flag(
 )
 MEMORY: Final = Flag(
     ("--memory",),
-    "Memory budget, such as 600MiB or 2GiB; never exceeded.",
+    "Memory budget, such as 600MiB or 2GiB; never exceeded on a CPU.",
     metavar="SIZE",
     shown="the configuration's, or the available memory",
     panel=MEMORY_PANEL,

@@ -9,6 +9,7 @@ from dataclasses import replace
 import pytest
 
 from edge_rt.cli.loading import telling_load
+from edge_rt.cli.notices import over_budget_text, warn_of_driver
 from edge_rt.cli.render.console import Terminal
 from edge_rt.cli.render.plan_report import budget_warnings
 from edge_rt.memory.figures import GpuFigures
@@ -54,6 +55,30 @@ def test_of_another_machine_all_of_its_memory_counts():
 @pytest.mark.parametrize("gpu", [None, replace(GPU, is_unified=True)])
 def test_one_memory_has_one_budget(gpu):
     assert warnings(gpu, budget_bytes=5 * GIB) == (HOST,)
+
+
+class Loaded:
+    """What ``warn_of_driver`` asks a model."""
+
+    def __init__(self, gpu, budget):
+        self.plan = make_plan(make_shape(), replace(DEVICE, gpu=gpu), Request(ctx=2048))
+        self._budget = budget
+
+    def describe(self):
+        return {"memory": {"budget_bytes": self._budget}}
+
+
+@pytest.mark.parametrize("gpu", [None, GPU, replace(GPU, is_unified=True)])
+def test_a_process_with_a_driver_that_took_more_than_its_budget_is_warned_of(gpu):
+    plan = Loaded(gpu, None).plan
+    assert over_budget_text(plan, GIB, GIB) is None
+    assert over_budget_text(plan, GIB, None) is None
+    said = over_budget_text(plan, 2 * GIB, GIB)
+    assert (said is None) == (gpu is None)
+    assert said is None or "has taken 2.00 of 1.00 GiB: the driver of a GPU lives in it" in said
+    for budget, is_told in ((1, gpu is not None), (1 << 60, False), (None, False)):
+        terminal = Terminal(io.StringIO(), err := io.StringIO())
+        assert warn_of_driver(terminal, Loaded(gpu, budget)) == is_told == ("lives in it" in err.getvalue())
 
 
 def test_a_load_tells_its_plan_first(small_package):
