@@ -49,11 +49,28 @@ _WHY_NO_LIBRARY: Final = "the native library has no drafting core of this versio
 _WHY_UNVERIFIED: Final = "no edge-rt verify of this package has passed on the device {device}"
 
 
-def tell_calibration(terminal: Terminal, measured: str) -> None:
-    """Show why the first answer waits: how long what is measured takes here."""
-    terminal.note(
-        f"measuring how long {measured} take, once for this model and these settings (2 s or more) ...", "dim"
-    )
+NOT_SAVED: Final = "the measurement could not be saved: later commands will not know it."
+"""Said of costs of passes that were measured, and that no file takes."""
+
+
+class CalibrationNotices:
+    """What is said of measurements that an answer waits for."""
+
+    def __init__(self, terminal: Terminal) -> None:
+        self._terminal = terminal
+        self._has_measured = self._is_told = False
+
+    def measuring(self, measured: str) -> None:
+        """Show why the first answer waits: how long what is measured takes here."""
+        self._has_measured = True
+        text = f"measuring how long {measured} take, once for this model and these settings (2 s or more) ..."
+        self._terminal.note(text, "dim")
+
+    def lost(self) -> None:
+        """Say once that a measurement is not kept; nobody has waited for what answers teach by the way."""
+        if self._has_measured and not self._is_told:
+            self._is_told = True
+            self._terminal.warn(NOT_SAVED)
 
 
 def never_drafts(mode: str, op_profile: str) -> bool:

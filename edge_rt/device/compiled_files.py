@@ -8,8 +8,11 @@ from __future__ import annotations
 import os
 import re
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Final
+
+from edge_rt.errors import StorageError
 
 UNUSED_SECONDS: Final = 90 * 24 * 3600
 """Files that nobody has used for longer are dropped."""
@@ -36,14 +39,37 @@ def mark_used(file: Path, now: float | None = None, most_bytes: int = MOST_BYTES
         pass  # the folder cannot be written
 
 
-def _drop_unused(folder: Path, now: float, most_bytes: int) -> None:
-    found: list[tuple[float, int, Path]] = []
+def held(folder: Path) -> tuple[int, int]:
+    """Return how many files a folder holds, and their bytes; one that does not exist holds nothing."""
     try:
-        with os.scandir(folder) as entries:
-            for entry in entries:
-                if _NAME.fullmatch(entry.name) and entry.is_file(follow_symlinks=False):
+        sizes = [size for _, size, _ in _files(folder)]
+    except FileNotFoundError:
+        return 0, 0
+    except OSError as error:
+        raise StorageError(
+            f"The cache of compiled Vulkan kernels, {folder}, cannot be read.",
+            f"{error.strerror}.",
+            "Check its permissions, or delete it: the driver compiles kernels again.",
+        ) from error
+    return len(sizes), sum(sizes)
+
+
+def _files(folder: Path) -> list[tuple[float, int, Path]]:
+    """Return the time of the last use, the bytes and the path of every file."""
+    found: list[tuple[float, int, Path]] = []
+    with os.scandir(folder) as entries:
+        for entry in entries:
+            if _NAME.fullmatch(entry.name) and entry.is_file(follow_symlinks=False):
+                # Another process may delete it now.
+                with suppress(FileNotFoundError):
                     facts = entry.stat(follow_symlinks=False)
                     found.append((facts.st_mtime, facts.st_size, Path(entry.path)))
+    return found
+
+
+def _drop_unused(folder: Path, now: float, most_bytes: int) -> None:
+    try:
+        found = _files(folder)
     except OSError:
         return
     total = sum(size for _, size, _ in found)

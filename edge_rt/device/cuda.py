@@ -35,7 +35,6 @@ DRIVER_BYTES: Final = 128 << 20
 """Memory of the process for the driver's library and its staging. An estimate. Every plan for a GPU counts it, and once
 the process has asked the driver anything, every plan."""
 
-_DEVICE_FILES: Final = ("nvidiactl", "nvidia[0-9]*", "nvidia-uvm", "nvmap", "nvhost-gpu", "nvgpu/igpu0/*")
 _NO_DEVICE: Final = 100
 _NOT_PERMITTED: Final = 800
 _DRIVER_MISMATCH: Final = 803
@@ -59,6 +58,8 @@ class CudaProvider(GpuProvider):
     host_bytes = DRIVER_BYTES
     page_bytes = PAGE_BYTES
     is_asked_always = True
+    device_files = ("nvidiactl", "nvidia[0-9]*", "nvidia-uvm", "nvmap", "nvhost-gpu", "nvgpu/igpu0/*")
+    file_group = "video or render on Jetson"
 
     def __init__(
         self,
@@ -108,9 +109,7 @@ class CudaProvider(GpuProvider):
 
     def driver_error(self, answer: DriverError | None) -> RuntimeUnavailable:
         """Return the error for what the driver has answered in place of its GPUs."""
-        from edge_rt.device.driver import closed_files
-
-        return driver_error(answer, closed_files(_DEVICE_FILES))
+        return driver_error(answer, self.closed_files())
 
 
 def driver_error(answer: DriverError | None, closed: tuple[Path, ...] = ()) -> RuntimeUnavailable:
@@ -131,7 +130,7 @@ def driver_error(answer: DriverError | None, closed: tuple[Path, ...] = ()) -> R
             "There is no driver for NVIDIA GPUs.", numbers, f"Install NVIDIA's driver, {USE_THE_CPU}."
         )
     if closed or code == _NOT_PERMITTED:
-        return not_permitted(numbers[:-1], closed, "video or render on Jetson")
+        return not_permitted(numbers[:-1], closed, CudaProvider.file_group)
     if code == _DRIVER_MISMATCH:
         return VersionMismatch(
             "The driver for NVIDIA GPUs does not fit its kernel module.",

@@ -30,6 +30,9 @@ GPU_LAYERS: Final = "gpu_layers"
 CPU_BITS: Final = "cpu_bits"
 """Among the facts of a device: whether its results are the CPU's to the last bit; left out where that is always so."""
 
+SELF_TEST: Final = "self_test"
+"""Beside it: name of an operation -> ``"as it is"``, ``"mended"`` or ``"differs"``."""
+
 
 @dataclass(frozen=True)
 class DeviceName:

@@ -32,6 +32,8 @@ class GpuProvider(ABC):
         host_bytes: of a process's memory, that the driver takes once it was asked anything.
         chunk_bytes, page_bytes: see ``edge_rt.memory.figures.GpuFigures``.
         is_asked_always: whether ``auto`` asks the driver also where nothing was measured on its GPUs.
+        device_files: patterns of the names that files of its GPUs have in /dev.
+        file_group: which group owns them, for people.
     """
 
     kind: ClassVar[str]
@@ -41,6 +43,8 @@ class GpuProvider(ABC):
     chunk_bytes: ClassVar[int] = 0
     page_bytes: ClassVar[int] = 0
     is_asked_always: ClassVar[bool]
+    device_files: ClassVar[tuple[str, ...]]
+    file_group: ClassVar[str]
 
     def __init__(self, library: Callable[[], Path], driver: str | None = None) -> None:
         self._find, self._driver = library, driver
@@ -84,6 +88,21 @@ class GpuProvider(ABC):
         del gpu
         return True
 
+    def closed_files(self) -> tuple[Path, ...]:
+        """Return the files of its GPUs that this process may not use."""
+        from edge_rt.device.driver import closed_files
+
+        return closed_files(self.device_files)
+
+    def hidden(self) -> RuntimeUnavailable | None:
+        """Return why the driver lists programs on the CPU alone where a GPU has files; None: it lists others, too."""
+        from edge_rt.device.driver import not_permitted
+
+        listed = self.listed()
+        if not all(gpu.is_software for gpu in listed) or not (closed := self.closed_files()):
+            return None
+        return not_permitted(f"The driver lists {_named(listed)} alone", closed, self.file_group)
+
     @property
     def path(self) -> Path:
         """The path of the library."""
@@ -126,7 +145,7 @@ class GpuProvider(ABC):
         listed = self.listed()
         usable = tuple(gpu for gpu in listed if self.refused(gpu) is None)
         if not usable:
-            raise self._refusal(listed[0])
+            raise self.hidden() or self._refusal(listed[0])
         return usable
 
     def listed_gpu(self, name: DeviceName) -> Gpu:
@@ -160,10 +179,12 @@ class GpuProvider(ABC):
         for gpu in self.listed():
             if not gpu.is_software:
                 raise self._refusal(gpu)
-        named = ", ".join(f"{gpu.name} ({gpu.device_name})" for gpu in usable)
+        # Without permission a driver leaves a GPU out, as one that is not installed.
+        if (why := self.hidden()) is not None:
+            raise why
         raise RuntimeUnavailable(
             f"The driver finds no {self.whose}, only programs on the CPU.",
-            f"It lists {named}.",
+            f"It lists {_named(usable)}.",
             f"Install the GPU's driver, use --device cpu, or for tests --device {usable[0].device_name}.",
         )
 
@@ -257,6 +278,10 @@ class GpuProviders:
     def context_bytes(self) -> int:
         """Memory of GPUs that drivers took when GPUs were opened, if each has one."""
         return sum(provider.context_bytes for provider in self if provider.has_opened)
+
+
+def _named(gpus: tuple[Gpu, ...]) -> str:
+    return ", ".join(f"{gpu.name} ({gpu.device_name})" for gpu in gpus)
 
 
 def installed(name: str) -> Path:

@@ -31,7 +31,6 @@ _CONTEXT_BYTES: Final = 64 << 20
 _HOST_BYTES: Final = 128 << 20
 """Memory of the process for the loader, the driver and its compiler, and 4 MiB that copies go through. An estimate."""
 
-_DEVICE_FILES: Final = ("dri/renderD*", "nvidiactl", "nvidia[0-9]*", "kgsl-3d0", "mali[0-9]*")
 _INITIALISATION_FAILED: Final = -3
 _INCOMPATIBLE_DRIVER: Final = -9
 
@@ -51,6 +50,8 @@ class VulkanProvider(GpuProvider):
     chunk_bytes = 64 << 10  # of csrc/gpu/vulkan/vulkan_commands.cc
     # Vulkan is on most machines, often with a program on the CPU alone, and its drivers take time and memory.
     is_asked_always = False
+    device_files = ("dri/renderD*", "nvidiactl", "nvidia[0-9]*", "kgsl-3d0", "mali[0-9]*")
+    file_group = "usually render or video"
 
     def __init__(
         self,
@@ -109,9 +110,14 @@ class VulkanProvider(GpuProvider):
         JsonCache(self._tests()).save(self._test_key(gpu), document)
         return found
 
+    @property
+    def compiled_folder(self) -> Path:
+        """The folder for what drivers make of the kernels."""
+        return self._tests().with_name("vulkan-compiled")
+
     def compiled_file(self, gpu: Gpu) -> Path | None:
         """Return the file for what a GPU's driver makes of the kernels, and mark it as used."""
-        folder = self._tests().with_name("vulkan-compiled")
+        folder = self.compiled_folder
         try:
             folder.mkdir(parents=True, exist_ok=True)
         except OSError:
@@ -145,9 +151,7 @@ class VulkanProvider(GpuProvider):
 
     def driver_error(self, answer: DriverError | None) -> RuntimeUnavailable:
         """Return the error for what the driver has answered in place of its GPUs."""
-        from edge_rt.device.driver import closed_files
-
-        return driver_error(answer, closed_files(_DEVICE_FILES))
+        return driver_error(answer, self.closed_files())
 
 
 def driver_error(answer: DriverError | None, closed: tuple[Path, ...] = ()) -> RuntimeUnavailable:
@@ -172,7 +176,7 @@ def driver_error(answer: DriverError | None, closed: tuple[Path, ...] = ()) -> R
             f"Install it (Debian and Ubuntu: libvulkan1) and the GPU's driver for Vulkan, {USE_THE_CPU}.",
         )
     if closed:
-        return not_permitted(numbers[:-1], closed, "usually render or video")
+        return not_permitted(numbers[:-1], closed, VulkanProvider.file_group)
     if code in (_INITIALISATION_FAILED, _INCOMPATIBLE_DRIVER):
         return RuntimeUnavailable(
             "No driver for Vulkan finds a GPU on this machine.",

@@ -47,6 +47,7 @@ class ComputeDevice:
         handle: ONNX Runtime's object; None for a provider inside its wheel, which is asked for by name.
         details: further facts that measurements depend on, as a JSON object.
         library: that of edge-rt's own provider; None for the others.
+        operations: what a self-test found, as ``SelfTest.operations``; empty where there was none.
     """
 
     name: DeviceName
@@ -59,6 +60,7 @@ class ComputeDevice:
     options: Mapping[str, str] = field(default_factory=dict)
     has_cpu_bits: bool = True
     library: GpuLibrary | None = field(default=None, repr=False, compare=False)
+    operations: Mapping[str, str] = field(default_factory=dict, compare=False)
 
     def copy(self, to: Numbers, source: Numbers, sizes: Numbers) -> None:
         """Copy pieces of the device's memory to other places of it; none is written that another one is of.

@@ -42,12 +42,14 @@ class ProviderState:
 
     Attributes:
         refused: devices that nothing can be computed on, and why.
+        hidden: why a GPU may be left out beside these; None: nothing is known of one.
     """
 
     kind: str
     devices: tuple[ComputeDevice, ...]
     problem: EdgeRTError | None
     refused: tuple[tuple[Gpu, EdgeRTError], ...] = ()
+    hidden: EdgeRTError | None = None
 
 
 def provider_states(providers: GpuProviders = INSTALLED) -> list[ProviderState]:
@@ -63,7 +65,7 @@ def _state(kind: str, provider: GpuProvider | None) -> ProviderState:
         devices = _own_devices(provider)
         others = ((gpu, provider.refused(gpu)) for gpu in provider.listed())
         refused = tuple((gpu, why) for gpu, why in others if why is not None)
-        return ProviderState(kind, devices, None, refused)
+        return ProviderState(kind, devices, None, refused, provider.hidden())
     except EdgeRTError as error:
         return ProviderState(kind, (), error)
 
@@ -142,7 +144,8 @@ def open_device(
 def tested(device: ComputeDevice, found: SelfTest) -> ComputeDevice:
     """Return a device of edge-rt's own provider with what a test of it has found."""
     bits = {} if device.name.kind == CUDA else {CPU_BITS: found.has_cpu_bits}
-    return replace(device, has_cpu_bits=found.has_cpu_bits, details={**device.details, **bits})
+    details = {**device.details, **bits}
+    return replace(device, has_cpu_bits=found.has_cpu_bits, details=details, operations=found.operations)
 
 
 @dataclass(frozen=True)

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import io
 import json
+from pathlib import Path
 
 import pytest
 
-from edge_rt.cli.notices import tell_calibration
+from edge_rt.cli.notices import NOT_SAVED, CalibrationNotices
 from edge_rt.cli.render.console import Terminal
 from tests.helpers.models import load_package
 from tests.helpers.native_profile import require_native
@@ -66,7 +67,7 @@ def test_every_measurement_is_named(agreeing):
         model.generate("Hello", max_tokens=2, temperature=0.0)
     assert told == ["passes", "exits"]
     terminal = Terminal(io.StringIO(), err := io.StringIO())
-    tell_calibration(terminal, told[1])
+    CalibrationNotices(terminal).measuring(told[1])
     assert err.getvalue() == "measuring how long exits take, once for this model and these settings (2 s or more) ...\n"
 
 
@@ -81,3 +82,12 @@ def test_plans_know_the_graphs(inline, segmented):
     result = inline("plan", "-m", segmented.cut, "--spec", "exit")
     assert result.returncode == 0
     assert f"{len(EXITS) + 2} graphs of {LAYERS} layers" in " ".join(result.stdout.decode().split())
+
+
+def test_measurements_that_the_disk_does_not_take_are_told(inline, agreeing, cli_env):
+    folder = Path(cli_env["XDG_CACHE_HOME"]) / "edge-rt"
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    folder.write_text("a file where the folder should be")
+    told = inline("generate", "-m", agreeing.cut, "-p", "Hello", "-n", "2", "--temp", "0", "--spec", "exit").stderr
+    assert told.decode().count(f"warning: {NOT_SAVED}") == 1
+    assert b"measuring how long exits take" in told

@@ -10,12 +10,14 @@ from pathlib import Path
 import pytest
 
 from edge_rt.cli.answering import TraceFile, open_trace
+from edge_rt.cli.notices import NOT_SAVED, CalibrationNotices
 from edge_rt.cli.options.groups import SpeculationFlags
 from edge_rt.cli.render.console import Terminal
 from edge_rt.errors import ConfigError, InputError, StorageError
 from edge_rt.package.spec_modes import SPEC_MODES
 from edge_rt.runtime.config import GenerationConfig
 from edge_rt.runtime.speculation.corpus_build import build_corpus
+from edge_rt.runtime.speculation.cost_model import CostStore, RowCosts
 from edge_rt.system.machine import usable_cpus
 from tests.cli.conftest import ENDLESS
 
@@ -282,3 +284,18 @@ class TestTraceFile:
 def test_help_names_the_flags(verb, inline):
     told = inline(verb, "--help").stdout.decode()
     assert all(flag in told for flag in ("--spec", "--draft-max", "--reference", "--corpus", "--spec-trace"))
+
+
+def test_a_measurement_that_no_file_takes_is_told_once(tmp_path):
+    costs, key = RowCosts((1, 8), (64,), ((2.0, 3.0),)), {"package_id": "x"}
+    (tmp_path / "file").write_text("")
+    notices = CalibrationNotices(Terminal(io.StringIO(), err := io.StringIO()))
+    kept, lost = (CostStore(tmp_path / name, notices.lost) for name in ("folder", "file"))
+    # What an answer teaches by the way: nobody has waited for it.
+    assert not lost.save(key, costs)
+    notices.measuring("exits")
+    assert kept.save(key, costs)
+    assert NOT_SAVED not in err.getvalue()
+    assert not lost.save(key, costs)
+    assert not lost.save(key, costs)
+    assert err.getvalue().count(f"warning: {NOT_SAVED}") == 1

@@ -3,7 +3,10 @@ from __future__ import annotations
 import os
 import time
 
-from edge_rt.device.compiled_files import mark_used
+import pytest
+
+from edge_rt.device.compiled_files import held, mark_used
+from edge_rt.errors import StorageError
 
 DAY = 24 * 3600
 NOW = float(int(time.time()))
@@ -45,3 +48,12 @@ def test_a_folder_that_is_not_there_is_no_error(tmp_path):
     mark_used(tmp_path / "nowhere" / name_of("a"))
     (tmp_path / "file").write_bytes(b"")
     mark_used(tmp_path / "file" / name_of("a"))
+
+
+def test_what_is_held_is_counted(tmp_path):
+    assert held(tmp_path / "none") == (0, 0)
+    for name, size in ((name_of("a"), 700), (name_of("b") + ".77", 20), ("notes.txt", 5)):
+        (tmp_path / name).write_bytes(b"x" * size)
+    assert held(tmp_path) == (2, 720)
+    with pytest.raises(StorageError, match="cache of compiled Vulkan kernels"):
+        held(tmp_path / "notes.txt")

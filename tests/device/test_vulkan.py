@@ -11,7 +11,9 @@ from edge_rt.device.names import DeviceName, parse_device, require_op_profile
 from edge_rt.device.provider import GpuProviders
 from edge_rt.device.vulkan import VulkanProvider, driver_error
 from edge_rt.errors import ConfigError, RuntimeUnavailable, VersionMismatch
+from edge_rt.ort.providers import provider_states
 from edge_rt.system.json_files import JsonCache
+from tests.helpers.onnxruntime_version import needs_onnxruntime
 
 LLVMPIPE = "gpu\t0\t2147483648\t1\tllvmpipe\ttype=software\tdriver=llvmpipe Mesa 22.3\tdots=1\thalves=1\n"
 OLD = "gpu\t1\t1073741824\t0\tan old GPU\ttype=discrete\trefusal=it has no buffer addresses (bufferDeviceAddress)\n"
@@ -42,14 +44,22 @@ class FakeLibrary:
 
 
 class FakeVulkan(VulkanProvider):
-    """One whose library is a list of lines, with a kernel of a few bytes."""
+    """One whose library is a list of lines, with a kernel of a few bytes.
 
-    def __init__(self, folder, lines, test=read_self_test(BITS)):  # noqa: B008
+    Args:
+        closed: files of GPUs that the user may not open.
+    """
+
+    def __init__(self, folder, lines, test=read_self_test(BITS), closed=()):  # noqa: B008
         spirv = folder / "spirv"
         spirv.mkdir(exist_ok=True)
         (spirv / "row_top_k.dots.spv").write_bytes(b"code")
         super().__init__(lambda: Path("library"), lambda: spirv, lambda: folder / "tests")
         self._library = FakeLibrary(lines, test)
+        self._closed = closed
+
+    def closed_files(self):
+        return self._closed
 
 
 class TestNames:
@@ -121,6 +131,30 @@ class TestChoice:
         error = driver_error(None, (Path("/dev/dri/renderD128"),))
         assert "may not use the GPU" in str(error)
         assert "/dev/dri/renderD128" in error.numbers
+
+    @pytest.mark.parametrize("lines", [LLVMPIPE, LLVMPIPE.replace("\n", "\trefusal=it is old\n")])
+    def test_a_driver_that_lists_programs_alone_may_lack_permission(self, tmp_path, lines):
+        """Mesa brings llvmpipe, and leaves out the GPUs whose files this user may not open."""
+        provider = FakeVulkan(tmp_path, DRIVER + lines, closed=(Path("/dev/dri/renderD128"),))
+        with pytest.raises(RuntimeUnavailable, match="This user may not use the GPU") as caught:
+            provider.gpu(DeviceName("vulkan", None))
+        assert caught.value.numbers == (
+            "The driver lists llvmpipe (vulkan:0) alone; no permission to read and write /dev/dri/renderD128."
+        )
+        assert "(usually render or video)" in caught.value.action
+        assert str(provider.hidden()) == str(caught.value)
+
+    @needs_onnxruntime(1, 28)
+    def test_the_lack_of_permission_is_listed_where_a_program_is_refused(self, tmp_path):
+        old = LLVMPIPE.replace("\n", "\trefusal=it is old\n")
+        own = FakeVulkan(tmp_path, DRIVER + old, closed=(Path("/dev/dri/renderD128"),))
+        states = {state.kind: state for state in provider_states(GpuProviders(own))}
+        assert "may not use the GPU" in str(states["vulkan"].problem)
+
+    @pytest.mark.parametrize(("lines", "closed"), [(LLVMPIPE, ()), (LLVMPIPE + ARC, ("renderD129",))])
+    def test_what_is_not_closed_is_not_hidden(self, tmp_path, lines, closed):
+        provider = FakeVulkan(tmp_path, DRIVER + lines, closed=tuple(map(Path, closed)))
+        assert provider.hidden() is None
 
     def test_another_kind_is_not_there(self, tmp_path):
         with pytest.raises(RuntimeUnavailable, match="no provider for the device cuda"):

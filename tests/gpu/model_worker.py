@@ -15,7 +15,8 @@ from edge_rt.cli.chat.slash_commands import Commands
 from edge_rt.cli.options.groups import PlaceFlags
 from edge_rt.cli.render.console import Terminal
 from edge_rt.cli.render.inspect_report import placement_facts
-from edge_rt.device.names import ON_CPU, DeviceChoice, DeviceName, parse_device
+from edge_rt.device.names import ON_CPU, VULKAN, DeviceChoice, DeviceName, parse_device
+from edge_rt.device.vulkan import VulkanProvider
 from edge_rt.errors import MemoryBudgetExceeded, RuntimeUnavailable
 from edge_rt.measure.prompts import PLAIN, Prompt
 from edge_rt.measure.verify import answers, compare
@@ -48,6 +49,11 @@ KINDS = ("spv", "comp", "glsl", "cubin", "cu", "so")
 """Of files that hold code."""
 
 
+class WithoutRights(VulkanProvider):
+    def closed_files(self):
+        return (Path("/dev/dri/renderD128"),)
+
+
 def case_listed(gpu):
     own = provider(gpu)
     states = {state.kind: state for state in provider_states(own)}
@@ -73,6 +79,11 @@ def case_placed(gpu):
     assert facts.get("cpu_bits", True)
     (listed,) = [device for device in provider_states(own)[0].devices if device.name == name]
     assert listed.facts.get("cpu_bits") == facts.get("cpu_bits")
+    if name.kind == VULKAN:
+        # The software device mends its fma, and stands alone where no GPU may be opened.
+        assert facts["self_test"]["fma"] == listed.operations["fma"] == "mended"
+        (state, *_) = provider_states(gpu.providers(WithoutRights))
+        assert "no permission to read and write /dev/dri/renderD128" in str(state.hidden)
 
 
 def case_every_kv_format(gpu):

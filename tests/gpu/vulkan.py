@@ -38,9 +38,9 @@ class VulkanGpu(Gpu):
         kernels = {path.name.removesuffix(".spv"): path.read_bytes() for path in spirv.glob("*.spv")}
         super().__init__(library, ops, kernels)
 
-    def providers(self):
+    def providers(self, kind=VulkanProvider):
         places = (Path(self.path), self._spirv, Path(self._answers.name, "tests"))
-        return GpuProviders(VulkanProvider(*((lambda place=place: place) for place in places)))
+        return GpuProviders(kind(*((lambda place=place: place) for place in places)))
 
     def set(self, settings):
         """Change the layer's settings, see ``faults.h``; "" takes all back."""

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from edge_rt.cli.commands.bench_prompts import PromptFlags, measure, print_figures, spec_name
 from edge_rt.cli.interrupt import run_in_background
 from edge_rt.cli.loading import load_model, obtain_package, tell_device, telling_load
-from edge_rt.cli.notices import warn_of_profile
+from edge_rt.cli.notices import NOT_SAVED, warn_of_profile
 from edge_rt.cli.options import flags
 from edge_rt.cli.options.groups import ModelFlags, OutputFlags, PlaceFlags
 from edge_rt.cli.options.spread import only
@@ -111,7 +111,7 @@ def _calibrate(terminal: Terminal, model: Model, facts: Mapping[str, Any]) -> No
     terminal.note("measuring passes", "dim")
     measured = run_in_background(model.calibrate)
     if not model.measured_costs.is_kept:
-        terminal.warn("the measurement could not be saved: later commands will not know it.")
+        terminal.warn(NOT_SAVED)
     elif not measured.steady:
         terminal.warn(
             "the machine was busy, and equal passes took different times: --device auto and plans do not use this "

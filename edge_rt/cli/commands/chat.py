@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import sys
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
@@ -10,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 from edge_rt.cli.answering import open_trace
 from edge_rt.cli.loading import telling_load
-from edge_rt.cli.notices import tell_calibration, warn_of_format
+from edge_rt.cli.notices import CalibrationNotices, warn_of_format
 from edge_rt.cli.options import flags
 from edge_rt.cli.options.generation import FormatFlags, GuardFlags, SamplingFlags, TemplateFlags
 from edge_rt.cli.options.groups import (
@@ -82,8 +81,8 @@ def chat(
             # Imported first, so that the line editor counts as memory of the process before a model is loaded.
             with collector_paused():
                 import edge_rt.cli.chat.repl  # noqa: F401
-        on_calibrate = functools.partial(tell_calibration, terminal)
-        asked = load.options(places, speculation, spec_trace=trace, on_calibrate=on_calibrate)
+        notices = CalibrationNotices(terminal)
+        asked = load.options(places, speculation, spec_trace=trace, calibration=notices)
         conversation = Conversation(
             terminal,
             load.reference,

@@ -7,9 +7,9 @@ import os
 import platform
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any, Final
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 from edge_rt.cli.options import flags
 from edge_rt.cli.options.groups import OutputFlags, PlaceFlags
@@ -17,13 +17,21 @@ from edge_rt.cli.options.spread import only
 from edge_rt.cli.render.console import Terminal
 from edge_rt.cli.render.inspect_report import device_facts, device_lines
 from edge_rt.cli.render.stats import facts_lines
+from edge_rt.device.names import GPU_LAYERS
 from edge_rt.errors import ConfigError, EdgeRTError, RuntimeUnavailable, StorageError
 from edge_rt.ort.op_library import NativeStatus, library_path, native_status
 from edge_rt.version import VERSION
 
+if TYPE_CHECKING:
+    from edge_rt.ort.providers import ProviderState
+
 WHEELS: Final = ("onnxruntime", "onnxruntime-gpu")
 """Wheels that install the same folder."""
-_TITLES: Final = {"edge_rt": "edge-rt", "memory_granted_bytes": "memory limit (cgroup)"}
+_TITLES: Final = {
+    "edge_rt": "edge-rt",
+    "memory_granted_bytes": "memory limit (cgroup)",
+    "vulkan_kernel_cache": "Vulkan kernel cache",
+}
 """Names of facts that are shown otherwise than they are written in JSON."""
 PROVIDER_WHEELS: Final = ("onnxruntime-ep-webgpu",)
 LIBRARIES: Final = ("numpy", "tokenizers", "jinja2", "gguf", "onnx", "onnx-ir", "huggingface_hub")
@@ -54,7 +62,7 @@ def doctor(saved: SaveFlags, output: OutputFlags, places: Annotated[PlaceFlags, 
     facts |= _store(places, problems)
     facts["wheels"] = {name: version for name in (*WHEELS, *PROVIDER_WHEELS) if (version := _version(name))}
     facts["libraries"] = {name: _version(name) for name in LIBRARIES}
-    facts["providers"], facts["devices"] = _providers(problems)
+    facts["providers"], facts["devices"] = _providers(problems, warnings)
     facts |= native_facts(native_status(library_path()), warnings)
     problems += [f"The library {name} is missing." for name, version in facts["libraries"].items() if version is None]
     if set(WHEELS) <= set(facts["wheels"]):
@@ -65,6 +73,7 @@ def doctor(saved: SaveFlags, output: OutputFlags, places: Annotated[PlaceFlags, 
     if saved.compile is not None:
         facts["kernels"] = _compiled(terminal, saved.compile)
     facts["kernel_cache"] = _kernel_cache(warnings)
+    facts["vulkan_kernel_cache"] = _vulkan_kernel_cache(warnings)
     facts["pass_costs"] = _pass_costs()
     if name is not None:
         facts |= _measured(terminal, name, warnings)
@@ -156,7 +165,7 @@ def _compiled(terminal: Terminal, architecture: str) -> dict[str, Any]:
 
 
 def _kernel_cache(warnings: list[str]) -> dict[str, Any] | None:
-    """Return where compiled kernels for GPUs are kept, how much it is and for which architectures."""
+    """Return where compiled kernels for NVIDIA GPUs are kept, how much it is and for which architectures."""
     from edge_rt.device.cuda import kernel_cache
     from edge_rt.device.kernels import cache_contents
 
@@ -173,6 +182,20 @@ def _kernel_cache(warnings: list[str]) -> dict[str, Any] | None:
     }
 
 
+def _vulkan_kernel_cache(warnings: list[str]) -> dict[str, Any] | None:
+    """Return where what Vulkan's drivers make of kernels is kept, and how much it is."""
+    from edge_rt.device.compiled_files import held
+    from edge_rt.device.vulkan import INSTALLED_VULKAN
+
+    folder = INSTALLED_VULKAN.compiled_folder
+    try:
+        files, size = held(folder)
+    except StorageError as error:
+        warnings.append(str(error))
+        return None
+    return {"folder": str(folder), "files": files, "size_bytes": size}
+
+
 def _pass_costs() -> list[dict[str, Any]]:
     """Return what passes cost on this CPU, relative to one row, how old that is and how many passes it rests on."""
     from edge_rt.runtime.speculation.cost_model import user_costs
@@ -185,7 +208,7 @@ def _pass_costs() -> list[dict[str, Any]]:
             "kv_format": key.get("kv_format"),
             "threads": key.get("threads"),
             "drafts": next((key[name] for name in ("part", "graph") if name in key), None),
-            "device": None if "device" not in key else str(key["device"]),
+            "device": key.get("device"),
             "passes": costs.passes,
             "is_steady": costs.steady,
             "age_s": round(max(time.time() - when, 0.0)),
@@ -217,17 +240,24 @@ def _version(distribution: str) -> str | None:
         return None
 
 
-def _providers(problems: list[str]) -> tuple[list[str], dict[str, Any]]:
+def _providers(problems: list[str], warnings: list[str]) -> tuple[list[str], dict[str, Any]]:
     """Return the execution providers of ONNX Runtime's wheel, and the GPUs that others compute on."""
     try:
         from edge_rt.ort.providers import provider_states
         from edge_rt.ort.session import available_providers, check_onnxruntime_version
 
         check_onnxruntime_version()
-        return available_providers(), device_facts(provider_states())
+        states = provider_states()
+        warnings += hidden_gpus(states)
+        return available_providers(), device_facts(states)
     except (EdgeRTError, ImportError) as error:
         problems.append(str(error))
         return [], {}
+
+
+def hidden_gpus(states: Sequence[ProviderState]) -> list[str]:
+    """Return why GPUs may be missing where a driver lists programs on the CPU alone."""
+    return [f"{state.kind}: {state.hidden}" for state in states if state.hidden is not None]
 
 
 def native_facts(status: NativeStatus, warnings: list[str]) -> dict[str, Any]:
@@ -246,29 +276,42 @@ def _readable(facts: Mapping[str, Any]) -> list[tuple[str, str]]:
     """Return the facts as rows of a table; each device has a row, and what there is not is left out."""
     from edge_rt.system.byte_size import human_bytes, show_size
 
-    shown: dict[str, Any] = {}
+    shown: list[tuple[str, Any]] = []  # settings of passes may have the same name
     facts = dict(facts)
     if (kernels := facts.get("kernels")) is not None:
         facts["kernels"] = f"{kernels['files']} for {kernels['architecture']} by NVRTC {kernels['nvrtc']}"
     if (cache := facts["kernel_cache"]) is not None:
         held = f"{human_bytes(cache['size_bytes'])} for {', '.join(cache['architectures'])}"
         facts["kernel_cache"] = f"{cache['folder']} ({held if cache['files'] else 'empty'})"
+    if (cache := facts["vulkan_kernel_cache"]) is not None:
+        held = human_bytes(cache["size_bytes"]) if cache["files"] else "empty"
+        facts["vulkan_kernel_cache"] = f"{cache['folder']} ({held})"
     for name, value in facts.items():
         if name == "devices":
-            shown |= {f"device {kind}": text for kind, text in device_lines(value)}
+            shown += [(f"device {kind}", text) for kind, text in device_lines(value)]
         elif name == "pass_costs":
             # What drafts is in the document alone.
             for one in (one for one in value if one["drafts"] is None):
                 setting = f"{str(one['package_id'])[:8]}, {one['kv_format']}, {one['threads']} threads"
+                setting += _place(one["device"])
                 curve = ", ".join(f"{rows}: {share}x" for rows, share in one["relative"].items())
                 sure = f"{one['passes']} passes{'' if one['is_steady'] else ', not sure yet'}"
-                shown[f"passes ({setting})"] = f"{curve} ({sure}, {one['age_s'] / 3600:.1f} hours old)"
+                shown.append((f"passes ({setting})", f"{curve} ({sure}, {one['age_s'] / 3600:.1f} hours old)"))
         elif name == "profile_bandwidth_bytes":
-            shown["profile bandwidth"] = f"{show_size(value)} per second"
+            shown.append(("profile bandwidth", f"{show_size(value)} per second"))
         elif name.endswith("_bytes") and value is not None:
             show = human_bytes if name.startswith("store_") else show_size  # a disk, or memory
-            shown[_TITLES.get(name, name.removesuffix("_bytes").replace("_", " "))] = show(value)
+            shown.append((_TITLES.get(name, name.removesuffix("_bytes").replace("_", " ")), show(value)))
         else:
-            shown[_TITLES.get(name, name.replace("_", " "))] = value
-    shown["executable"] = sys.executable
-    return facts_lines({name: value for name, value in shown.items() if value not in (None, "", [], {}, ())})
+            shown.append((_TITLES.get(name, name.replace("_", " ")), value))
+    shown.append(("executable", sys.executable))
+    told = [(name, value) for name, value in shown if value not in (None, "", [], {}, ())]
+    return [row for name, value in told for row in facts_lines({name: value})]
+
+
+def _place(device: Any) -> str:
+    """Return which GPU computed passes, behind a comma; nothing for the CPU."""
+    if not isinstance(device, Mapping):
+        return ""
+    layers = f", {device[GPU_LAYERS]} layers there" if GPU_LAYERS in device else ""
+    return f", {device.get('device')}{layers}"

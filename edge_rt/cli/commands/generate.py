@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 import json
 import os
 import stat
@@ -16,8 +15,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, cast
 from edge_rt.cli.answering import answering, open_trace, tell_end
 from edge_rt.cli.loading import load_model, obtain_package, tell_device, telling_load
 from edge_rt.cli.notices import (
+    CalibrationNotices,
     note_unused_penalty,
-    tell_calibration,
     tell_drafters,
     warn_of_driver,
     warn_of_format,
@@ -181,8 +180,8 @@ def generate(
     options = speculation.applied_to(options)
     text = read_prompt(one_of(question.text, question.prompt, "The prompt"), terminal)
     with open_trace(speculation.spec_trace, terminal) as trace:
-        on_calibrate = functools.partial(tell_calibration, terminal)
-        asked = load.options(places, speculation, spec_trace=trace, on_calibrate=on_calibrate)
+        notices = CalibrationNotices(terminal)
+        asked = load.options(places, speculation, spec_trace=trace, calibration=notices)
         asked = asked.but(formats=options.has_format or bool(options.shown(tools)))
         _, package = obtain_package(terminal, load.reference, places, budget=load.budget_bytes(places))
         # Not closed: the process ends with the command, and the system frees at once what it holds.

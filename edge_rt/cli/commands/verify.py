@@ -16,7 +16,7 @@ from edge_rt.cli.options.spread import only
 from edge_rt.cli.render.console import Terminal
 from edge_rt.cli.render.progress import StatusLine
 from edge_rt.cli.render.verify_report import findings, print_findings, tell_left_out, tell_unverified
-from edge_rt.device.names import CPU_BITS, VULKAN
+from edge_rt.device.names import CPU_BITS, SELF_TEST, VULKAN
 from edge_rt.errors import ConfigError
 from edge_rt.package.exits import SELF_KV, require_self_mode
 from edge_rt.package.spec_modes import (
@@ -303,10 +303,10 @@ def verify(
 
 def _on_one_device(
     terminal: Terminal, package: Package, asked: LoadOptions, kv: str
-) -> tuple[LoadOptions, dict[str, bool]]:
+) -> tuple[LoadOptions, dict[str, Any]]:
     """Return the options with the device that ``auto`` stands for, so that all answers come from the same one.
 
-    Beside them is what is known of the device's bits, where they need not be the CPU's.
+    Beside them is what is known of the device's bits, where they need not be the CPU's, as ``doctor`` tells it.
     """
     from edge_rt.runtime.load.planning import plan_package
 
@@ -316,7 +316,11 @@ def _on_one_device(
     tell_device(terminal, choice)
     # A budget of a GPU's memory says nothing about the CPU that takes its place.
     memory = asked.device_memory if choice.device.is_gpu or choice.is_named else None
-    bits = {} if gpu is None or choice.device.kind != VULKAN else {CPU_BITS: gpu.has_cpu_bits}
+    bits: dict[str, Any] = {}
+    if gpu is not None and choice.device.kind == VULKAN:
+        provider = asked.gpu_providers.of(choice.device)
+        found = provider.self_test(provider.gpu(choice.device))
+        bits = {CPU_BITS: found.has_cpu_bits, SELF_TEST: dict(found.operations)}
     return asked.but(device=choice.device, device_memory=memory), bits
 
 

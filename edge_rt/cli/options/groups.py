@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -29,6 +29,7 @@ from edge_rt.system.files import read_text
 from edge_rt.system.process_memory import own_bytes
 
 if TYPE_CHECKING:
+    from edge_rt.cli.notices import CalibrationNotices
     from edge_rt.runtime.load.options import LoadOptions
     from edge_rt.runtime.speculation.adaptive import Trace
     from edge_rt.store.config import Config, Preset
@@ -285,14 +286,14 @@ class LoadFlags:
         speculation: SpeculationFlags | None = None,
         *,
         spec_trace: Trace | None = None,
-        on_calibrate: Callable[[str], None] | None = None,
+        calibration: CalibrationNotices | None = None,
         is_package: bool = True,
     ) -> LoadOptions:
         """Return how the model is loaded.
 
         Args:
             speculation: the speculation flags; None lets the plan choose.
-            on_calibrate: called with what is measured when an answer has to wait for a measurement of latency.
+            calibration: told when an answer has to wait for a measurement of latency, and when that is not kept.
             is_package: whether the model is one, for which the store is asked where packages are that draft.
         """
         from edge_rt.memory.device import this_machine
@@ -319,8 +320,8 @@ class LoadFlags:
             prompt_cache=None if self.prompt_cache is None else path_of(str(self.prompt_cache)),
             prompt_cache_size=self.prompt_cache_size,
             spec_trace=spec_trace,
-            on_calibrate=on_calibrate,
-            costs=user_costs(),
+            on_calibrate=None if calibration is None else calibration.measuring,
+            costs=user_costs(None if calibration is None else calibration.lost),
             tokenizer_readings=user_cache("tokenizers"),
             base_bytes=this_machine(self.own_bytes).base_bytes,
             spell=shlex.join,

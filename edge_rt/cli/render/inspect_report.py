@@ -7,13 +7,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from edge_rt.device.names import CPU_BITS, DeviceName
+from edge_rt.device.names import CPU_BITS, SELF_TEST, VULKAN, DeviceName
 from edge_rt.errors import ErrorJSON, MemoryBudgetExceeded
 from edge_rt.system.byte_size import counted, exact_size, human_bytes, round_up, show_at_least, show_size
 
 if TYPE_CHECKING:
     from edge_rt.device.provider import GpuProviders
     from edge_rt.export import ExportForecast
+    from edge_rt.ort.compute_device import ComputeDevice
     from edge_rt.ort.providers import ProviderState
     from edge_rt.package.ahead import AheadInfo
     from edge_rt.package.decoder import Decoder, Rope
@@ -315,7 +316,7 @@ def device_facts(states: list[ProviderState]) -> dict[str, Any]:
 
 def _listed(state: ProviderState) -> list[dict[str, Any]]:
     """Return the devices of a kind; those that nothing can be computed on have a refusal."""
-    found = [{**device.facts, "is_software": device.is_software} for device in state.devices]
+    found = [{**device.facts, **_bits_facts(device), "is_software": device.is_software} for device in state.devices]
     refused = [
         {"device": str(gpu.device_name), "text": gpu.name, "is_software": gpu.is_software, "refusal": str(why)}
         for gpu, why in state.refused
@@ -335,27 +336,37 @@ def device_lines(facts: Mapping[str, Any]) -> list[tuple[str, str]]:
 
 
 def _more(device: dict[str, Any]) -> str:
-    from edge_rt.system.byte_size import human_bytes
-
     if "refusal" in device:
         return str(device["refusal"])
     if "memory_bytes" not in device:
         return f"{device['provider']} {device['version']}"
     shared = " shared with the machine" if device["shares_memory"] else ""
-    memory = f"{human_bytes(device['memory_bytes'])}{shared}"
+    memory = f"{show_size(device['memory_bytes'])}{shared}"
     if "architecture" in device:
         return f"{device['architecture']}, {memory}, driver of CUDA {device['driver']}, {device['provider']}"
     dots = "8-bit dot products" if device["int8_dots"] else "no 8-bit dot products"
     halves = "16-bit storage" if device["halves"] else "no 16-bit storage"
     driver = f"driver {device['driver']}, {device['provider']}"
-    return f"{device['type']}, {memory}, {dots}, {halves}, {driver}, {bits_text(device.get(CPU_BITS))}"
+    return f"{device['type']}, {memory}, {dots}, {halves}, {driver}, {bits_text(device)}"
 
 
-def bits_text(has_cpu_bits: bool | None) -> str:
-    """Return what is known of a device's bits; None: nothing, it was not tested yet."""
-    if has_cpu_bits is None:
+def _bits_facts(device: ComputeDevice) -> dict[str, Any]:
+    """Return what is known of a device's bits where they need not be the CPU's; None: it was not tested yet."""
+    if device.name.kind != VULKAN:
+        return {}
+    known = device.details.get(CPU_BITS)
+    return {CPU_BITS: known, SELF_TEST: None if known is None else dict(device.operations)}
+
+
+def bits_text(facts: Mapping[str, Any]) -> str:
+    """Return what is known of a device's bits, and which operations are not as they are; see ``_bits_facts``."""
+    if facts[CPU_BITS] is None:
         return "its bits were not compared with the CPU's yet: the first use does"
-    return "the CPU's bits" if has_cpu_bits else "exact on this device only: its bits are not the CPU's"
+    text = "the CPU's bits" if facts[CPU_BITS] else "exact on this device only: its bits are not the CPU's"
+    for how in ("mended", "differs"):
+        if named := [name for name, found in facts[SELF_TEST].items() if found == how]:
+            text += f"; {how}: {' / '.join(named)}"
+    return text
 
 
 def placement_facts(path: Path, device: DeviceName, own: GpuProviders | None = None) -> dict[str, Any]:
@@ -369,12 +380,11 @@ def placement_facts(path: Path, device: DeviceName, own: GpuProviders | None = N
     from edge_rt.package.reader import open_package
 
     place = placement(open_package(path), device, own or INSTALLED)
-    bits = place.device.details.get(CPU_BITS)
     return {
         "device": str(place.device.name),
         "nodes": dict(Counter(node.provider for node in place.nodes)),
         "cpu_nodes": [f"{node.name} ({node.operator})" for node in place.nodes if node.is_on_cpu],
-        **({} if bits is None else {CPU_BITS: bits}),
+        **_bits_facts(place.device),
         **({} if place.mapped_bytes is None else {"mapped_bytes": place.mapped_bytes}),
         **({} if place.copied_bytes is None else {"copied_bytes": place.copied_bytes}),
     }
@@ -384,7 +394,7 @@ def placement_rows(facts: dict[str, Any]) -> list[tuple[str, str]]:
     """Return the same as rows of a table."""
     rows = [("device", str(facts["device"]))]
     rows += [(provider, counted(count, "node")) for provider, count in facts["nodes"].items()]
-    rows += [("bits", bits_text(facts[CPU_BITS]))] if CPU_BITS in facts else []
+    rows += [("bits", bits_text(facts))] if CPU_BITS in facts else []
     ways = (("mapped_bytes", "read where the file is mapped"), ("copied_bytes", "copied to the device"))
     rows += [("weights", f"{show_size(facts[key])} {text}") for key, text in ways if facts.get(key)]
     return [*rows, ("on the CPU", ", ".join(facts["cpu_nodes"]) or "none")]

@@ -107,7 +107,7 @@ def print_findings(terminal: Terminal, document: Mapping[str, Any]) -> None:
                 f"plain {_token(found, 'plain')}, speculative {_token(found, 'speculative')}"
             )
     if CPU_BITS in document["run"]:
-        terminal.line(f"{document['run']['device']}: {bits_text(document['run'][CPU_BITS])}")
+        terminal.line(f"{document['run']['device']}: {bits_text(document['run'])}")
     if document["identical"] == document["prompts"]:
         terminal.line(f"every answer is identical{'' if document['drafted'] else ', but nothing was drafted'}")
 

@@ -239,10 +239,12 @@ class CostStore:
 
     Args:
         folder: folder of the files; it is created when something is stored.
+        on_lost: called when costs cannot be written.
     """
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, on_lost: Callable[[], None] | None = None) -> None:
         self._cache = JsonCache(folder, most_files=MOST_FILES)
+        self._on_lost = on_lost
 
     def load(self, key: Mapping[str, Any]) -> RowCosts | None:
         """Return stored costs for a key, which is everything that they depend on; None: there are none."""
@@ -268,7 +270,10 @@ class CostStore:
         others = [entry for entry in self._entries(file_key) if entry[0] != dict(key)]
         entries = [(dict(key), costs, time.time()), *others][:MOST_SETTINGS]
         document = {"entries": [{"key": one, "time": when, **known.to_json()} for one, known, when in entries]}
-        return self._cache.save(file_key, document)
+        is_kept = self._cache.save(file_key, document)
+        if not is_kept and self._on_lost is not None:
+            self._on_lost()
+        return is_kept
 
     def _entries(self, file_key: Mapping[str, Any]) -> list[tuple[dict[str, Any], RowCosts, float]]:
         document = self._cache.load(file_key)
@@ -289,9 +294,9 @@ def _parsed(document: Mapping[str, Any]) -> list[tuple[dict[str, Any], RowCosts,
     return result
 
 
-def user_costs() -> CostStore:
-    """Return the store of this user's measured costs."""
-    return CostStore(user_cache("row-costs"))
+def user_costs(on_lost: Callable[[], None] | None = None) -> CostStore:
+    """Return the store of this user's measured costs; ``on_lost`` as of ``CostStore``."""
+    return CostStore(user_cache("row-costs"), on_lost)
 
 
 class MeasuredCosts:

@@ -7,11 +7,15 @@ from pathlib import Path
 
 import pytest
 
+from edge_rt.cli.commands.doctor import hidden_gpus
 from edge_rt.cli.render.inspect_report import device_facts, device_lines
 from edge_rt.cli.render.stats import device_text
 from edge_rt.device.cuda import kernel_cache
+from edge_rt.device.driver import SelfTest
 from edge_rt.device.names import DeviceName
+from edge_rt.device.vulkan import INSTALLED_VULKAN
 from edge_rt.errors import RuntimeUnavailable
+from edge_rt.ort import providers
 from edge_rt.ort.compute_device import ComputeDevice
 from edge_rt.ort.providers import ProviderState
 from edge_rt.runtime.speculation.cost_model import CostStore, RowCosts
@@ -20,6 +24,22 @@ from edge_rt.version import VERSION
 
 DETAILS = {"architecture": "sm_87", "memory_bytes": 8 << 30, "shares_memory": True, "driver": "13.0"}
 ORIN = ComputeDevice(DeviceName("cuda", 1), "EdgeRtGpu", "1.0.0", "Orin", False, None, DETAILS)
+ARC = ComputeDevice(
+    DeviceName("vulkan", 0),
+    "EdgeRtVulkan",
+    "1.0.0",
+    "Arc",
+    False,
+    None,
+    {
+        "type": "discrete",
+        "memory_bytes": 6 << 30,
+        "shares_memory": False,
+        "driver": "Mesa 24.1",
+        "int8_dots": True,
+        "halves": False,
+    },
+)
 
 
 def test_every_kind_of_device_is_listed_or_the_reason_why_there_is_none(inline):
@@ -49,8 +69,41 @@ def test_what_is_said_of_a_gpu():
     }
     (name, text), missing = device_lines(facts)
     assert (name, text[:13]) == ("cuda:1", "Orin (sm_87, ")
-    assert "shared with the machine, driver of CUDA 13.0" in text
+    assert "8.00 GiB shared with the machine, driver of CUDA 13.0" in text
     assert missing == ("webgpu", facts["webgpu"])
+
+
+@pytest.mark.parametrize(
+    ("found", "said"),
+    [
+        (None, "its bits were not compared with the CPU's yet: the first use does"),
+        (SelfTest(True, {"add": "as it is"}), "the CPU's bits"),
+        (
+            SelfTest(True, {"add": "as it is", "fma": "mended", "divide": "mended"}),
+            "the CPU's bits; mended: fma / divide",
+        ),
+        (
+            SelfTest(False, {"fma": "mended", "add": "differs"}),
+            "exact on this device only: its bits are not the CPU's; mended: fma; differs: add",
+        ),
+    ],
+)
+def test_what_a_self_test_found(found, said):
+    device = ARC if found is None else providers.tested(ARC, found)
+    facts = device_facts([ProviderState("vulkan", (device,), None)])
+    (one,) = facts["vulkan"]
+    bits, operations = (None, None) if found is None else (found.has_cpu_bits, found.operations)
+    assert (one["cpu_bits"], one["self_test"]) == (bits, operations)
+    ((_, text),) = device_lines(json.loads(json.dumps(facts)))
+    assert text == (
+        f"Arc (discrete, 6.00 GiB, 8-bit dot products, no 16-bit storage, driver Mesa 24.1, EdgeRtVulkan, {said})"
+    )
+
+
+def test_a_gpu_that_may_be_left_out_is_told():
+    closed = RuntimeUnavailable("This user may not use the GPU.", "No permission.", "Add the user to the group.")
+    states = [ProviderState("cuda", (ORIN,), None), ProviderState("vulkan", (ARC,), None, (), closed)]
+    assert hidden_gpus(states) == [f"vulkan: {closed}"]
 
 
 @pytest.mark.parametrize(
@@ -79,12 +132,24 @@ def test_the_cache_of_compiled_kernels(inline):
     assert "(3.0 kB for sm_87, sm_120)" in " ".join(inline("doctor").stdout.decode().split())
 
 
+def test_the_cache_of_what_vulkan_drivers_made(inline):
+    cache = INSTALLED_VULKAN.compiled_folder
+    assert f"Vulkan kernel cache {cache} (empty)" in " ".join(inline("doctor").stdout.decode().split())
+    cache.mkdir(parents=True)
+    (cache / f"{'0a' * 16}.bin").write_bytes(bytes(1500))
+    told = json.loads(inline("doctor", "--json").stdout)["vulkan_kernel_cache"]
+    assert told == {"folder": str(cache), "files": 1, "size_bytes": 1500}
+    assert f"{cache} (1.5 kB)" in " ".join(inline("doctor").stdout.decode().split())
+
+
 def test_a_cache_of_kernels_that_cannot_be_read(inline):
     kernel_cache().parent.mkdir(parents=True)
     kernel_cache().write_text("a file")
+    INSTALLED_VULKAN.compiled_folder.write_text("a file")
     told = json.loads(inline("doctor", "--json").stdout)
-    assert told["kernel_cache"] is None
-    assert any("cache of compiled kernels" in warning for warning in told["warnings"])
+    assert (told["kernel_cache"], told["vulkan_kernel_cache"]) == (None, None)
+    for named in ("cache of compiled kernels", "cache of compiled Vulkan kernels"):
+        assert any(named in warning for warning in told["warnings"])
 
 
 def test_the_device_of_a_loaded_model():
@@ -96,10 +161,20 @@ def test_the_device_of_a_loaded_model():
 def test_it_shows_what_is_known_of_passes(inline, cli_env):
     costs = RowCosts((1, 8), (64,), ((2.0, 3.0),), passes=300)
     key = {"package_id": "0123456789ab", "kv_format": "f16", "threads": 2, "cpu": cpu_model(), "edge_rt": VERSION}
-    CostStore(Path(cli_env["XDG_CACHE_HOME"]) / "edge-rt" / "row-costs").save(key, costs)
+    store = CostStore(Path(cli_env["XDG_CACHE_HOME"]) / "edge-rt" / "row-costs")
+    store.save(key, costs)
     (known,) = json.loads(inline("doctor", "--json").stdout)["pass_costs"]
     assert (known["passes"], known["is_steady"], known["relative"]) == (300, True, {"1": 1.0, "8": 1.5})
     assert known["age_s"] < 600
     told = inline("doctor").stdout.decode()
     assert "passes (01234567, f16, 2 threads)" in told
     assert "1: 1.0x, 8: 1.5x (300 passes, 0.0 hours old)" in told
+    # Settings that have the same name, and other devices.
+    store.save({**key, "capacity": 336}, RowCosts((1, 8), (64,), ((2.0, 4.0),), passes=300))
+    store.save({**key, "device": ARC.facts}, RowCosts((1, 8), (64,), ((2.0, 5.0),), passes=300))
+    store.save({**key, "device": ORIN.dividing(3, 2).facts}, RowCosts((1, 8), (64,), ((2.0, 6.0),), passes=300))
+    known = json.loads(inline("doctor", "--json").stdout)["pass_costs"]
+    assert [one["device"] for one in known] == [ORIN.dividing(3, 2).facts, ARC.facts, None, None]
+    told = " ".join(inline("doctor").stdout.decode().split())
+    for setting, share in (("", 1.5), ("", 2.0), (", vulkan:0", 2.5), (", cuda:1, 2 layers there", 3.0)):
+        assert f"passes (01234567, f16, 2 threads{setting}) 1: 1.0x, 8: {share}x" in told

@@ -7,9 +7,11 @@ from dataclasses import replace
 
 import pytest
 
+from edge_rt.cli.commands import verify
 from edge_rt.cli.plan_speed import Speeds
 from edge_rt.cli.render.console import Terminal
 from edge_rt.cli.render.plan_report import plan_json, print_plan
+from edge_rt.cli.render.verify_report import print_findings
 from edge_rt.device.driver import SelfTest
 from edge_rt.device.names import DeviceName
 from edge_rt.device.provider import GpuProviders
@@ -17,6 +19,7 @@ from edge_rt.device.vulkan import VulkanProvider
 from edge_rt.errors import MemoryBudgetExceeded
 from edge_rt.memory.device import GENERIC_GPU, MACHINE, presets
 from edge_rt.memory.plan import require_fit
+from edge_rt.package.reader import open_package
 from edge_rt.runtime.load.facts import read_facts
 from edge_rt.runtime.load.options import LoadOptions
 from edge_rt.runtime.load.planning import plan_load, plan_package
@@ -111,9 +114,18 @@ def test_speed_of_a_gpu_in_shared_memory_is_that_of_the_machines_and_of_software
     assert measured.rate(software.choice).plain == pytest.approx(200)
 
 
-def test_layers_are_divided_with_the_cpu_where_bits_are_its_own(tmp_path, native_package):
-    from edge_rt.package.reader import open_package
+def test_verify_tells_what_the_self_test_found(tmp_path, native_package):
+    own = FakeVulkan(tmp_path, DRIVER + ARC)
+    asked = LoadOptions(device="vulkan", gpu_providers=GpuProviders(own), ctx=256)
+    terminal = Terminal(out := io.StringIO(), io.StringIO())
+    once, bits = verify._on_one_device(terminal, open_package(native_package), asked, "f16")
+    assert bits == {"cpu_bits": True, "self_test": {"fma": "mended", "add": "as it is"}}
+    run = {"device": str(once.device_name), **bits}
+    print_findings(terminal, {"run": run, "by_drafter": {}, "identical": 1, "prompts": 1, "drafted": 1})
+    assert "vulkan:2: the CPU's bits; mended: fma\n" in out.getvalue()
 
+
+def test_layers_are_divided_with_the_cpu_where_bits_are_its_own(tmp_path, native_package):
     package = open_package(native_package)
     plans = []
     for has_cpu_bits in (True, False):
