@@ -219,6 +219,11 @@ class LoadedModel(ModelRows, ABC):
         return pool_size() or 1
 
     @property
+    def kv_held(self) -> tuple[int, int]:
+        """Rows of the KV cache that hold tokens, and their bytes."""
+        return self._cache.length, self._cache.used_bytes
+
+    @property
     def prefill_chunk(self) -> int:
         """Tokens of one pass over a prompt."""
         return self.plan.choice.prefill_chunk

@@ -94,11 +94,15 @@ def flags_of_a_chat(reference: str) -> Generator[None]:
 def planned_text(memory: Mapping[str, Any], *, with_budget: bool = True) -> str:
     """Return what is planned: ``"231.0 of 400.0 MiB"``, ``"231.0 MiB and 523.0 MiB of the GPU"``."""
     text = show_share(memory["planned_bytes"], memory["budget_bytes"] if with_budget else None)
-    if not memory["device_bytes"]:
+    if not memory["device_bytes"] or memory["device_budget_bytes"] is None:
         return text
-    if memory["device_budget_bytes"] is None:
-        return f"{text}, shared with the GPU"
     return f"{text} and {show_size(memory['device_bytes'])} of the GPU"
+
+
+def shared_text(memory: Mapping[str, Any]) -> str:
+    """Return what is said behind a plan for a GPU that shares the machine's memory; empty for others."""
+    is_shared = memory["device_bytes"] and memory["device_budget_bytes"] is None
+    return ", for the process and the GPU together" if is_shared else ""
 
 
 def info_rows(facts: Mapping[str, Any], device: str, spec: str) -> dict[str, str]:
@@ -132,6 +136,28 @@ def used_text() -> str:
     from edge_rt.system.process_memory import read_memory
 
     return f"{show_size(read_memory().resident_bytes)} used now"
+
+
+def held_rows(tokens: int, held: tuple[int, int], facts: Mapping[str, Any], waiting: str) -> dict[str, str]:
+    """Return rows that say how long a conversation is, and what the cache holds.
+
+    Args:
+        tokens: of the conversation as the next message sends it; a text that was cut at the context's end takes more
+            than the context if it ends with the template's words.
+        held: rows of the cache that hold tokens, and their bytes.
+        waiting: texts for the next message.
+    """
+    rows, size = held
+    room = facts["context_tokens"]
+    of_context = f"{number(tokens)} of {number(room)} tokens"
+    if tokens > room:
+        of_context = f"{number(tokens)} tokens to send, more than the context of {number(room)}"
+    whole = show_size(room * facts["kv_bytes_per_token"])
+    return {
+        "conversation": of_context,
+        **({"for the next message": waiting} if waiting else {}),
+        "cache": f"{show_size(size)} of {whole}, {counted(rows, 'row', number(rows))} held",
+    }
 
 
 def on_gpu(memory: Mapping[str, Any]) -> dict[str, str]:

@@ -8,7 +8,15 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from edge_rt.cli.answering import MakeStream, answering, tell_end, ways_out
-from edge_rt.cli.chat.advice import LEAVE, flags_of_a_chat, in_words_of_a_chat, planned_text, setting_in_chat, used_text
+from edge_rt.cli.chat.advice import (
+    LEAVE,
+    flags_of_a_chat,
+    in_words_of_a_chat,
+    planned_text,
+    setting_in_chat,
+    shared_text,
+    used_text,
+)
 from edge_rt.cli.chat.settings import check_options, options_to_settings
 from edge_rt.cli.chat.type_ahead import TypeAhead, no_echo
 from edge_rt.cli.interrupt import interrupt_as_cancelled, wait_for_unfinished_work
@@ -296,7 +304,7 @@ class Conversation:
         return [
             SEPARATOR.join([self.name, facts["architecture"], f"{facts['parameters'] / 1e6:.0f} M parameters", types]),
             f"context  {number(facts['context_tokens'])} tokens ({cache} when full)",
-            f"memory   {used_text()}, at most {planned_text(facts['memory'])} planned",
+            f"memory   {used_text()}, at most {planned_text(facts['memory'])} planned{shared_text(facts['memory'])}",
             SEPARATOR.join(
                 [
                     f"device   {self.device}, {counted(facts['threads'], 'thread')}",

@@ -8,7 +8,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from edge_rt.cli.chat.advice import in_words_of_a_chat, info_rows, on_gpu, planned_text, term_size
+from edge_rt.cli.chat.advice import (
+    held_rows,
+    in_words_of_a_chat,
+    info_rows,
+    on_gpu,
+    planned_text,
+    shared_text,
+    term_size,
+)
 from edge_rt.cli.chat.conversation import Attachment, Conversation
 from edge_rt.cli.chat.settings import (
     SPEC_OPTIONS,
@@ -227,15 +235,11 @@ class Commands:
         model = conversation.model
         facts = model.describe()
         memory = facts["memory"]
-        per_token = facts["kv_bytes_per_token"]
-        used, room = conversation.chat.token_count(), facts["context_tokens"]
         waiting = [f"{item.name}, {self._count_tokens(item.text)}" for item in conversation.attached]
         self._rows(
             {
-                "conversation": f"{number(used)} of {number(room)} tokens",
-                **({"for the next message": "; ".join(waiting)} if waiting else {}),
-                "cache": f"{show_size(used * per_token)} of {show_size(room * per_token)}",
-                "planned": show_share(memory["planned_bytes"], memory["budget_bytes"]),
+                **held_rows(conversation.chat.token_count(), model.kv_held, facts, "; ".join(waiting)),
+                "planned": show_share(memory["planned_bytes"], memory["budget_bytes"]) + shared_text(memory),
                 **on_gpu(memory),
                 **{f"  {term.name}": f"{term_size(term)}  {term.text}" for term in model.plan.terms},
                 "peak of the process": show_share(peak_rss_bytes(), memory["budget_bytes"]),
@@ -371,7 +375,8 @@ class Commands:
         budget = after["memory"]["budget_bytes"]
         room = "" if budget is None else f", the budget is {show_size(budget)}"
         change = f" instead of {planned[0]}" if planned[1] != planned[0] else ""
-        self._terminal.reply(f"memory planned: {planned[1]}{change}{room}", "dim")
+        shared = shared_text(after["memory"])
+        self._terminal.reply(f"memory planned: {planned[1]}{change}{shared}{room}", "dim")
 
     def _tell_changes(self, before: Mapping[str, Any], after: Mapping[str, Any]) -> None:
         titles = {name: name.replace("_", " ") for name in ("rotation", "speculation", "prefill_chunk")}

@@ -181,6 +181,17 @@ def test_undo_first_drops_a_text_that_does_not_fit(commands, conversation, tmp_p
     assert conversation.chat.messages[-2]["content"] == "two"
 
 
+def test_the_cache_shows_the_rows_that_it_holds(commands, conversation, told):
+    conversation.say("one")
+    rows, size = conversation.model.kv_held
+    assert 0 < rows <= conversation.last.usage.total_tokens
+    assert size == conversation.last.memory.kv_bytes == rows * conversation.model.describe()["kv_bytes_per_token"]
+    commands.run("/clear")
+    commands.run("/show memory")
+    assert re.search(r"conversation +0 of", told())
+    assert f", {rows} rows held" in told()
+
+
 def test_advice_keeps_its_letters(conversation):
     commands = Commands(conversation)
     commands.run("/ctx 64")
