@@ -10,8 +10,7 @@ from edge_rt.errors import ConfigError, ModelNotFound, VersionMismatch
 from edge_rt.memory.plan import Plan
 from edge_rt.package.reader import Package, absolute_path, is_package, open_package
 from edge_rt.runtime.config import GenerationConfig
-from edge_rt.runtime.load.load_plan import require_rows_here
-from edge_rt.runtime.load.options import LoadOptions, Memory as MemoryBudget
+from edge_rt.runtime.load.options import LoadOptions, Memory as MemoryBudget, require_rows_here
 from edge_rt.runtime.load.planning import plan_package
 from edge_rt.runtime.model import Model
 from edge_rt.runtime.prompts import PromptEncoder

@@ -81,7 +81,7 @@ def plan(
     from edge_rt.cli.plan_speed import Speeds, measured_here
     from edge_rt.cli.render.plan_report import budget_warnings, layers_text, plan_json, print_plan
     from edge_rt.memory.device import LIST, preset
-    from edge_rt.runtime.load.load_plan import require_rows_here
+    from edge_rt.runtime.load.options import require_rows_here
     from edge_rt.runtime.load.planning import plan_package
 
     terminal, device = output.terminal(), machine.device

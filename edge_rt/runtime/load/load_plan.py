@@ -8,7 +8,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from edge_rt.device.names import AUTO as AUTO_DEVICE, CPU
+from edge_rt.device.names import AUTO as AUTO_DEVICE
 from edge_rt.errors import ConfigError
 from edge_rt.memory.budget import DRIFT, Budget, Claim, EncodingBudget
 from edge_rt.memory.fallbacks import DEFAULT_DRAFT
@@ -19,7 +19,7 @@ from edge_rt.memory.terms import drafts_ahead, drafts_itself, pass_memory_bytes
 from edge_rt.ort.session import PassMemory
 from edge_rt.package.reader import Package
 from edge_rt.package.spec_modes import AUTO, OFF
-from edge_rt.runtime.load.options import LoadOptions
+from edge_rt.runtime.load.options import LoadOptions, require_rows_here
 from edge_rt.runtime.speculation.slot_sources import TableBounds
 from edge_rt.runtime.speculation.text_sources import MAX_CONTEXTS, MAX_TOKENS
 
@@ -201,16 +201,6 @@ def _spelling(
     if spell is None:
         return partial(as_arguments, budget=plan.budget_bytes, shared_bytes=beside)
     return lambda flags: spell(with_more_memory(flags, beside + DRIFT if beside else 0))
-
-
-def require_rows_here(plan: Plan, options: LoadOptions) -> None:
-    """Refuse a plan for a GPU where rows of prompts are to be kept in a folder."""
-    if options.prompt_cache is not None and (gpu := plan.device.gpu) is not None:
-        raise ConfigError(
-            "A prompt cache cannot be used on a GPU.",
-            f"The rows are in the memory of {gpu.name}, and none are stored from there.",
-            f"Leave it out, or compute on the CPU: --device {CPU} (device).",
-        )
 
 
 def require_carried_out(plan: Plan, package: Package, options: LoadOptions) -> Plan:

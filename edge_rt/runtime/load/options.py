@@ -334,3 +334,13 @@ def _experts_of(asked: int | str | None) -> int | str | None:
             error.numbers,
             'Write it as "auto", "resident", or a size such as "2GiB".',
         ) from error
+
+
+def require_rows_here(plan: Plan, options: LoadOptions) -> None:
+    """Refuse a plan for a GPU where rows of prompts are to be kept in a folder."""
+    if options.prompt_cache is not None and (gpu := plan.device.gpu) is not None:
+        raise ConfigError(
+            "A prompt cache cannot be used on a GPU.",
+            f"The rows are in the memory of {gpu.name}, and none are stored from there.",
+            f"Leave it out, or compute on the CPU: --device {CPU} (device).",
+        )
