@@ -14,6 +14,7 @@ from edge_rt.memory.activations import allocated_bytes, heaviest_rows
 from edge_rt.memory.figures import Choice, Device
 from edge_rt.memory.request import Request
 from edge_rt.memory.shape import ModelShape
+from edge_rt.package.decoder import Decoder
 from edge_rt.package.exits import SELF_KV
 from edge_rt.package.kv_formats import BLOCK_TOKENS, RESTING_PER_SLOT, ROW_BLOCK, window_capacity
 from edge_rt.package.layer_sizes import TILE_ROWS
@@ -107,8 +108,7 @@ _ROTATIONS_AROUND: Final = 4 * (64 << 10)
 """Of two tables of rotations, what may be mapped around what is touched before and behind the rows that are not. These
 are a mapping of their own, within which Linux stays."""
 _FOLIO: Final = 2 << 20
-_ROTATIONS_AROUND_ALONE: Final = 2 * _FOLIO
-"""The same where ONNX Runtime maps each table by itself, from its first row on: a large folio behind the last one."""
+"""What the kernel may map around a page, at most: of a tensor that ONNX Runtime maps by itself."""
 _MAPPED_AROUND: Final = 64 << 10  # of pages that the kernel maps together where one is touched
 _TABLE_TILES: Final = 16  # of the table of further embeddings, that are in memory at once
 _LAYER_MATRICES: Final = 4
@@ -226,8 +226,9 @@ def divided_weights(shape: ModelShape, choice: Choice) -> tuple[int, int]:
     assert layers is not None
     rotations = layers.rotations_before[first]
     unused = rotations * (shape.model.context_length - choice.ctx) // shape.model.context_length
-    used = rotations - max(0, unused - _ROTATIONS_AROUND_ALONE)
-    # Every graph maps them by itself.
+    kinds = len(shape.model.tables) if isinstance(shape.model, Decoder) else 1
+    # Every graph maps them by itself, from the first row on: a sine and a cosine for each kind.
+    used = rotations - max(0, unused - 2 * kinds * _FOLIO)
     mapped = layers.before[first] - rotations + graphs_begun(shape, choice) * used - _unread_table(shape, alone=True)
     again = layers.copied_again[first] if layers.copied_again else 0
     return mapped + PAGESIZE * layers.tensors_before[first], layers.behind[first] + again

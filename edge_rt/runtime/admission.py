@@ -172,7 +172,11 @@ class Admission:
     @property
     def is_full(self) -> bool:
         """Whether one more would be refused."""
-        return self.most is not None and len(self.active) + len(self._waiting) >= self.most
+        if self.most is None:
+            return False
+        # Who has ended may not have left yet, and its reader may come back at once.
+        there = [one for one in (*self.active, *self._waiting) if isinstance(one, Turn) or not one.has_ended]
+        return len(there) >= self.most
 
     def add(self, ticket: Ticket, retry_after: Callable[[], float]) -> None:
         """Let a generation wait, from any thread.

@@ -119,6 +119,19 @@ def test_a_full_queue_says_when_there_is_room():
     steps_of(fake)
 
 
+def test_who_has_ended_takes_no_place_although_it_has_not_left():
+    fake = FakeBatch(1, most_waiting=0)
+    ticket = fake.submit([1, 2], max_tokens=20)
+    fake.batch.step()
+    with pytest.raises(QueueFull):
+        fake.submit([3, 4], max_tokens=2)
+    # As a reader in another thread sees it, which asks for the next answer at once.
+    ticket.has_ended = True
+    other = fake.submit([3, 4], max_tokens=2)
+    steps_of(fake)
+    assert other.generation.settled().finish_reason == "length"
+
+
 def test_a_generation_may_leave_while_its_thread_adds_another_one():
     # As when the thread that adds one collects the stream of another as garbage.
     fake = FakeBatch(1, most_waiting=1)

@@ -117,6 +117,7 @@ def test_a_model_is_planned_as_its_file_would_be(name, most_tokens, error, tmp_p
     )
     device = presets()["rpi5-8gb"].device
     of_file, of_catalogue = (plan_package(one, LoadOptions(), device) for one in (shape, foreseen))
+    assert foreseen.read_bytes == pytest.approx(shape.read_bytes, rel=error + 0.01)
     assert of_catalogue.fits == of_file.fits
     assert of_catalogue.needs.host == pytest.approx(of_file.needs.host, rel=error)
 
