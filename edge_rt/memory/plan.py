@@ -10,6 +10,7 @@ from typing import Final
 
 from edge_rt.device.names import DeviceChoice, DeviceName
 from edge_rt.errors import ConfigError, MemoryBudgetExceeded
+from edge_rt.memory.device import MACHINE
 from edge_rt.memory.fallbacks import (
     DEFAULT_CONTEXT,
     KEPT_SPEED,
@@ -200,7 +201,7 @@ def make_plan(shape: ModelShape, device: Device, request: Request) -> Plan:
     if device.gpu is not None:
         # Those that it computes lie there.
         shape = replace(shape, experts=None)
-    _check_device_budget(device, request)
+    _check_device_budget(shape, device, request)
     _check_experts(shape, device, request)
     budget = request.budget(device)
     asked, request = request, request.used_by(shape)
@@ -284,11 +285,18 @@ def _largest_first(plan: Plan, *, on_gpu: bool) -> list[tuple[str, int]]:
     return sorted(parts.items(), key=lambda part: part[1], reverse=True)
 
 
-def _check_device_budget(device: Device, request: Request) -> None:
+def _check_device_budget(shape: ModelShape, device: Device, request: Request) -> None:
     if request.device_budget_bytes is None or device.has_own_gpu_memory:
         return
     if device.gpu is None:
-        raise no_device_budget(request.device_budget_bytes)
+        way = (
+            "name the GPU"
+            if device.name == MACHINE
+            else "plan for a machine whose GPU has some: edge-rt plan --device list"
+        )
+        if shape.op_profile != GPU_OP_PROFILE:
+            way = "choose a native package"
+        raise no_device_budget(request.device_budget_bytes, way=way)
     raise ConfigError(
         "This GPU has no memory of its own.",
         f"Got {show_size(request.device_budget_bytes)} for {device.gpu.name}, which shares the memory of the machine.",
@@ -296,12 +304,12 @@ def _check_device_budget(device: Device, request: Request) -> None:
     )
 
 
-def no_device_budget(given_bytes: int, why_cpu: str | None = None) -> ConfigError:
-    """Return the error for a budget of a GPU's memory where the CPU computes."""
+def no_device_budget(given_bytes: int, why_cpu: str | None = None, *, way: str = "name the GPU") -> ConfigError:
+    """Return the error for a budget of a GPU's memory where the CPU computes; ``way``: what else can be done."""
     return ConfigError(
         "A budget of device memory is for native packages on a GPU with memory of its own.",
         f"Got {show_size(given_bytes)}; this model is planned for the CPU.{'' if why_cpu is None else f' {why_cpu}'}",
-        "Leave out --device-memory (device_memory), or name the GPU.",
+        f"Leave out --device-memory (device_memory), or {way}.",
     )
 
 

@@ -103,18 +103,24 @@ def _on_gpu(
     terms: list[Term], shape: ModelShape, choice: Choice, request: Request, sizes: Sizes, gpu: GpuSizes
 ) -> tuple[Term, ...]:
     """Return the terms with what a GPU holds of them."""
+    # Imported here: most plans are for the CPU.
+    from edge_rt.memory.gpu_terms import gpu_kv_bytes
+
     mapped = drafting_bytes(shape, choice, request)
-    weights, cache = "weights.bin, copied to the GPU", None
+    weights, cache = "weights.bin, copied to the GPU", _cache_text(shape, choice)
     if sizes.weights > mapped and choice.gpu_layers is None:
         weights = "weights.bin, read in place by the GPU; copied, if its driver refuses that"
     passes = f"passes of 1 to {choice.largest_pass} rows, recorded ones apart"
     if choice.gpu_layers is not None:
         last = "layer" if choice.gpu_layers == 1 else f"{choice.gpu_layers} layers"
         weights = f"weights.bin: of the last {last} and the head copied to the GPU, of the others read in place"
-        cache = f"{_cache_text(shape, choice)}, each layer's where it is computed"
+        cache += ", each layer's where it is computed"
         passes = f"passes of 1 to {choice.largest_pass} rows, begun here and ended on the GPU"
     if mapped:
         weights += f"; {show_size(mapped)} of it mapped for drafts"
+    rounded = gpu.kv_cache - gpu_kv_bytes(shape, choice, 0)
+    if rounded:
+        cache += f"; {show_size(rounded)} more in whole pages of the GPU's driver"
     held = {
         "weights": (gpu.weights, weights),
         "kv_cache": (gpu.kv_cache, cache),

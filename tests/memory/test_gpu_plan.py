@@ -10,7 +10,7 @@ from hypothesis import given, settings, strategies as st
 from edge_rt.errors import ConfigError, MemoryBudgetExceeded
 from edge_rt.export import export_model
 from edge_rt.memory import gpu_terms
-from edge_rt.memory.device import preset
+from edge_rt.memory.device import MACHINE, preset
 from edge_rt.memory.figures import Amounts, Choice, Device, GpuFigures
 from edge_rt.memory.gpu_terms import attention_bytes, gpu_activations, gpu_pieces, staging_bytes
 from edge_rt.memory.plan import make_plan, require_fit
@@ -67,6 +67,11 @@ def test_a_gpu_of_its_own_memory_has_a_column_of_its_own():
     on_host, on_gpu = terms(plan)
     assert on_gpu == ON_GPU
     assert (plan.needs.gpu, plan.device_bytes) == (sum(ON_GPU.values()), sum(ON_GPU.values()))
+    # 48 MB are 45 MiB, in pages 60.
+    text = next(term.text for term in plan.terms if term.name == "kv_cache")
+    assert text == "2048 rows x 30 layers x 768 B (f16); 15.0 MiB more in whole pages of the GPU's driver"
+    small = make_plan(make_shape(), replace(OWN, gpu=replace(GPU, page_bytes=0)), Request(ctx=2048))
+    assert next(term.text for term in small.terms if term.name == "kv_cache") == text.partition(";")[0]
     # Reading 1.5 MB of tokenizer takes more than what is held later; weights are read in pieces of 4 MiB.
     held = sum(IN_PROCESS.values())
     loaded = sum(IN_PROCESS[name] for name in ("runtime", "tokenizer", "session"))
@@ -238,15 +243,16 @@ def test_where_no_setting_helps_the_refusal_says_so():
 
 
 @pytest.mark.parametrize(
-    ("device", "profile", "what"),
+    ("device", "profile", "what", "way"),
     [
-        (DEVICE, "native", "for native packages"),
-        (OWN, "portable", "for native packages"),
-        (SHARED, "native", "no memory"),
+        (DEVICE, "native", "for native packages", "or plan for a machine whose GPU has some"),
+        (replace(DEVICE, name=MACHINE), "native", "for native packages", r"or name the GPU\."),
+        (OWN, "portable", "for native packages", "or choose a native package"),
+        (SHARED, "native", "no memory", "one budget for both"),
     ],
 )
-def test_a_budget_of_device_memory_is_refused_where_there_is_none(device, profile, what):
-    with pytest.raises(ConfigError, match=what):
+def test_a_budget_of_device_memory_is_refused_where_there_is_none(device, profile, what, way):
+    with pytest.raises(ConfigError, match=f"{what}.*{way}"):
         make_plan(make_shape(op_profile=profile, kv_formats=("f32",)), device, Request(device_budget_bytes=MIB))
 
 
