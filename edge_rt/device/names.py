@@ -24,6 +24,10 @@ DEVICES_HELP: Final = f"Devices: {', '.join(KINDS)}; {NUMBER_HELP}. 'edge-rt doc
 _NICKNAMES: Final = {"gpu": OWN_GPUS, "nvidia": (CUDA,)}
 """What users call devices that have other names here."""
 
+RAISES: Final = "error"
+ON_DEVICE_ERROR: Final = (RAISES, CPU)
+"""What may be done where a GPU fails in an answer: end with an error, or go on with the CPU."""
+
 GPU_LAYERS: Final = "gpu_layers"
 """Among the facts of a device: how many layers it computes where the CPU computes the others."""
 

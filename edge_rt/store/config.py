@@ -8,6 +8,9 @@
     experts = "2GiB"                # as --experts
     ctx = 4096                      # as --ctx
     threads = 4                     # as --threads
+    device = "vulkan"               # as --device
+    device_memory = "4GiB"          # as --device-memory, of models on a GPU with memory of its own
+    on_device_error = "cpu"         # as --on-device-error
 
     [sampling]                      # as --temp, --top-k, --top-p, --min-p and --repeat-penalty
     temperature = 0.7
@@ -31,13 +34,26 @@ from typing import Any
 
 import platformdirs
 
+from edge_rt.device.names import ON_DEVICE_ERROR, parse_device
 from edge_rt.errors import ConfigError, StorageError
 from edge_rt.package.expert_sizes import AUTO_EXPERTS, RESIDENT
 from edge_rt.package.sampling import SAMPLING_NAMES, fault
 from edge_rt.system.byte_size import parse_size, show_size
 
 MAX_CONFIG_BYTES = 1 << 20
-_KEYS = ("store", "model", "memory", "experts", "ctx", "threads", "sampling", "presets")
+_KEYS = (
+    "store",
+    "model",
+    "memory",
+    "experts",
+    "ctx",
+    "threads",
+    "device",
+    "device_memory",
+    "on_device_error",
+    "sampling",
+    "presets",
+)
 _PRESET_KEYS = ("model", "system", "memory", "ctx", "max_tokens", "sampling")
 
 
@@ -75,6 +91,9 @@ class Config:
         experts: where experts are of models that have some, as ``--experts`` says; None leaves it to the plan.
         ctx: tokens of context; None leaves them to the plan.
         threads: threads that compute; None takes every CPU.
+        device: what computes; None is ``auto``.
+        device_memory: budget of a GPU's own memory as written in the file; None: what is free there.
+        on_device_error: what is done where a GPU fails in an answer; None: it ends.
         presets: models with settings, by their names.
     """
 
@@ -84,6 +103,9 @@ class Config:
     experts: str | None = None
     ctx: int | None = None
     threads: int | None = None
+    device: str | None = None
+    device_memory: str | None = None
+    on_device_error: str | None = None
     sampling: Mapping[str, Any] = field(default_factory=dict)
     presets: Mapping[str, Preset] = field(default_factory=dict)
 
@@ -130,6 +152,9 @@ def load_config(path: Path | None = None) -> Config:
         experts=_experts(path, values.get("experts")),
         ctx=_count(path, "ctx", values.get("ctx")),
         threads=_count(path, "threads", values.get("threads")),
+        device=_device(path, values.get("device")),
+        device_memory=_memory(path, values.get("device_memory"), "device_memory"),
+        on_device_error=_on_device_error(path, values.get("on_device_error")),
         sampling=_sampling(path, values.get("sampling")),
         presets=_presets(path, values.get("presets")),
     )
@@ -191,6 +216,22 @@ def _experts(path: Path, value: object) -> str | None:
     return str(value)
 
 
+def _device(path: Path, value: object) -> str | None:
+    if value is None:
+        return None
+    try:
+        return str(parse_device(value))
+    except ConfigError as error:
+        what = f"{path}: the value of 'device' is no device: {str(value)!r:.60}."
+        raise ConfigError(what, error.numbers, error.action) from error
+
+
+def _on_device_error(path: Path, value: object) -> str | None:
+    if value is None or (isinstance(value, str) and value in ON_DEVICE_ERROR):
+        return value
+    raise _wrong(path, "on_device_error", " or ".join(ON_DEVICE_ERROR), value, 'on_device_error = "cpu"')
+
+
 def _memory(path: Path, value: object, key: str = "memory") -> str | None:
     if value is None:
         return None
@@ -199,7 +240,9 @@ def _memory(path: Path, value: object, key: str = "memory") -> str | None:
         parse_size(value)  # type: ignore[arg-type]
     except ConfigError as error:
         raise ConfigError(
-            f"{path}: the value of '{key}' is not a size.", error.numbers, 'Write it as memory = "600MiB".'
+            f"{path}: the value of '{key}' is not a size.",
+            error.numbers,
+            f'Write it as {key.rpartition(".")[2]} = "600MiB".',
         ) from error
     return str(value)
 

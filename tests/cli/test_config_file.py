@@ -40,6 +40,34 @@ def test_experts_of_the_file_are_those_of_models_that_have_some(config, inline, 
     assert b"no experts" in refused.stderr
 
 
+def test_devices_of_the_file_are_those_of_commands_that_compute(config, inline, native_package):
+    text = TEXT.format(native_package).replace("threads = 3\n", "")
+    config.write_text(f'device = "cuda:1"\ndevice_memory = "2GiB"\non_device_error = "cpu"\n{text}')
+    places = PlaceFlags(config=config)
+    load = LoadFlags().completed((places,))
+    options = load.options(places, answers=True)
+    assert (str(options.device_name), options.on_device_error) == ("cuda:1", "cpu")
+    # No CPU refuses it, as it does the flag.
+    assert (options.device_memory, options.usual_device_memory) == (None, 2 << 30)
+    # A measurement on a GPU is not gone on with on the CPU.
+    assert load.options(places).on_device_error == "error"
+    flags = LoadFlags(device="auto", device_memory="1GiB", on_device_error="error").completed((places,))
+    options = flags.options(places, answers=True)
+    assert (str(options.device_name), options.device_memory, options.on_device_error) == ("auto", 1 << 30, "error")
+    command = ("generate", "-p", "Hello", "-n", "2", "--config", config)
+    assert inline(*command, "--device", "cpu").returncode == 0
+    # Other machines are planned for as they are, and what a package is needs no GPU.
+    for other in ("rpi5-8gb", "cpu"):
+        assert inline("plan", "--config", config, "--device", other).returncode == 0
+    planned = inline("plan", "--config", config, "--device", "rtx4060-laptop-8gb", "--json")
+    assert json.loads(planned.stdout)["device_budget_bytes"] == 2 << 30
+    assert "placement" not in json.loads(inline("inspect", "--config", config, "--json").stdout)
+    config.write_text(f'device = "vulcan"\n{text}')
+    refused = inline(*command)
+    assert refused.returncode == 2
+    assert b"config.toml: the value of 'device' is no device: 'vulcan'. Did you mean vulkan?" in refused.stderr
+
+
 PRESET = (
     '{}[presets.poet]\nmodel = "{}"\nsystem = "Rhyme."\nctx = 32\nmax_tokens = 2\nsampling = {{ temperature = 0.3 }}\n'
 )

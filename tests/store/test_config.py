@@ -49,6 +49,11 @@ def test_the_flag_goes_before_the_file(tmp_path):
         ("experts = true", "'experts' is not auto, resident or a size"),
         ("model = 3", "'model' is not a model"),
         ('ctx = "4096"', "'ctx' is not a whole number"),
+        ('device = "vulcan"', r"'device' is no device: 'vulcan'\. Did you mean vulkan\?"),
+        ("device = 1", "'device' is no device: '1'"),
+        ('device_memory = "some"', "'device_memory' is not a size. Got 'some'. Write it as device_memory = "),
+        ('on_device_error = "gpu"', "'on_device_error' is not error or cpu. It is 'gpu'"),
+        ("on_device_error = true", "'on_device_error' is not error or cpu"),
         ("threads = 0", "'threads' is not a whole number of at least 1"),
         ("sampling = 3", "'sampling' is not a table"),
         ("[sampling]\ntemp = 0.5", "unknown sampling value 'temp'"),
@@ -79,6 +84,12 @@ def test_all_keys(tmp_path):
     text = 'store = "/s"\nmodel = "m"\nmemory = 600\nctx = 64\nthreads = 2\n[sampling]\ntop_k = 3\ntemperature = 0'
     sampling = {"top_k": 3, "temperature": 0}
     expected = Config(Path("/s"), model="m", memory="600", ctx=64, threads=2, sampling=sampling)
+    assert load_config(write(tmp_path, text)) == expected
+
+
+def test_keys_of_devices(tmp_path):
+    text = 'device = "vulkan:0"\ndevice_memory = "4GiB"\non_device_error = "cpu"'
+    expected = Config(device="vulkan:0", device_memory="4GiB", on_device_error="cpu")
     assert load_config(write(tmp_path, text)) == expected
 
 

@@ -49,7 +49,9 @@ def setting_in_chat(setting: tuple[str, ...], reference: str, load: LoadOptions,
         "--corpus": None if load.corpus is None else str(load.corpus),
         "--drafter": None if load.drafter is None else str(load.drafter),
     }
-    budgets = {"--memory": load.memory, "--device-memory": load.device_memory}
+    # That of the configuration file is left out where the CPU computes.
+    usual = load.usual_device_memory if "--device-memory" in given else None
+    budgets = {"--memory": load.memory, "--device-memory": usual if load.device_memory is None else load.device_memory}
     other = {name: given.get(name) for name in kept} != kept or any(
         (parse_size(given[name]) if name in given else None) != budget for name, budget in budgets.items()
     )

@@ -109,7 +109,8 @@ def batch(
         if count.done:
             terminal.note(f"{count.done} of {count.total} lines are answered already", "dim")
         if count.done < count.total:
-            asked = load.options(places, speculation).but(slots=files.slots, kv_rows=files.kv_rows, formats=has_format)
+            asked = load.options(places, speculation, answers=True)
+            asked = asked.but(slots=files.slots, kv_rows=files.kv_rows, formats=has_format)
             _, package = obtain_package(terminal, load.reference, places, budget=load.budget_bytes(places))
             model = load_model(package, telling_load(terminal, asked))
             tell_device(terminal, model.device_choice)

@@ -82,7 +82,7 @@ def chat(
             with collector_paused():
                 import edge_rt.cli.chat.repl  # noqa: F401
         notices = CalibrationNotices(terminal)
-        asked = load.options(places, speculation, spec_trace=trace, calibration=notices)
+        asked = load.options(places, speculation, spec_trace=trace, calibration=notices, answers=True)
         conversation = Conversation(
             terminal,
             load.reference,

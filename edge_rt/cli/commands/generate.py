@@ -181,7 +181,7 @@ def generate(
     text = read_prompt(one_of(question.text, question.prompt, "The prompt"), terminal)
     with open_trace(speculation.spec_trace, terminal) as trace:
         notices = CalibrationNotices(terminal)
-        asked = load.options(places, speculation, spec_trace=trace, calibration=notices)
+        asked = load.options(places, speculation, spec_trace=trace, calibration=notices, answers=True)
         asked = asked.but(formats=options.has_format or bool(options.shown(tools)))
         _, package = obtain_package(terminal, load.reference, places, budget=load.budget_bytes(places))
         # Not closed: the process ends with the command, and the system frees at once what it holds.

@@ -52,7 +52,7 @@ def inspect(
     """
     terminal = output.terminal()
     device = ON_CPU
-    if load.device not in (AUTO, CPU):
+    if load.device not in (None, AUTO, CPU):
         from edge_rt.runtime.load.options import LoadOptions
 
         device = LoadOptions(device=load.device).device_name

@@ -14,7 +14,7 @@ from edge_rt.cli.options import flags, making_flags
 from edge_rt.cli.options.groups import ModelFlags, OutputFlags, PlaceFlags, SpeculationFlags
 from edge_rt.cli.options.spread import only
 from edge_rt.cli.render.console import Terminal
-from edge_rt.device.names import WEBGPU, is_local
+from edge_rt.device.names import AUTO, WEBGPU, is_local
 from edge_rt.errors import ConfigError, MemoryBudgetExceeded
 from edge_rt.memory.device import PLANNING, this_machine
 from edge_rt.package.spec_modes import Drafts
@@ -95,8 +95,8 @@ def plan(
     if machine.machines is not None:
         return _plan_machines(terminal, machine, machine.machines.expanduser(), found, load, asked, places)
     is_here = is_local(device)
-    if is_here and device is not None:
-        asked = asked.but(device=device)
+    if device is not None:
+        asked = asked.but(device=device if is_here else AUTO)
     profile = this_machine(load.own_bytes + PLANNING) if is_here else preset(str(device))
     made = plan_package(found.package or found.shape, asked, profile)
     require_rows_here(made, asked)
@@ -152,7 +152,9 @@ def _plan_machines(
             "Leave it out: a machine in the file may name a device.",
         )
     machines = read_machines(file)
-    sizer = Sizer(found.package or found.shape, asked, this_machine(load.own_bytes), places.open_store())
+    sizer = Sizer(
+        found.package or found.shape, asked.but(device=AUTO), this_machine(load.own_bytes), places.open_store()
+    )
     sizing = sizer.best(machines)
     notes = [*found.notes, *machines_notes(sizing)]
     if terminal.is_json:

@@ -193,7 +193,7 @@ def _models(
     # What is asked for is refused where it cannot be had; what is usual is left out there.
     is_asked = serving.prompt_cache is not None or load.prompt_cache_size is not None
     folder = (serving.prompt_cache or serving.usual_prompts) if is_asked else None
-    asked = replace(load, prompt_cache=folder).options(places, speculation)
+    asked = replace(load, prompt_cache=folder).options(places, speculation, answers=True)
     asked = asked.but(slots=serving.slots, kv_rows=serving.kv_rows, max_queue=serving.queue, formats=True)
     asked = asked.but(memory=_budget(load, places))
     return Models(

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 from edge_rt.cli.options import answer_flags, flags
 from edge_rt.cli.options.spread import path_of
 from edge_rt.cli.render.console import Terminal
+from edge_rt.device.names import AUTO as AUTO_DEVICE, RAISES
 from edge_rt.errors import ConfigError, InputError
 from edge_rt.package.spec_modes import (
     AUTO,
@@ -222,14 +223,17 @@ class LoadFlags:
     experts: Annotated[str | None, flags.EXPERTS] = None
     ctx: Annotated[int | None, flags.CTX] = None
     threads: Annotated[int | None, flags.THREADS] = None
-    device: Annotated[str, flags.DEVICE] = "auto"
-    on_device_error: Annotated[str, flags.ON_DEVICE_ERROR] = "error"
+    device: Annotated[str | None, flags.DEVICE] = None
+    on_device_error: Annotated[str | None, flags.ON_DEVICE_ERROR] = None
     kv_type: Annotated[str | None, flags.KV_TYPE] = None
     isa: Annotated[str | None, flags.ISA] = None
     prompt_cache: Annotated[Path | None, flags.PROMPT_CACHE] = None
     prompt_cache_size: Annotated[str | None, flags.PROMPT_CACHE_SIZE] = None
     usual_model: str = flags.DEFAULT_MODEL
     usual_experts: str | None = None
+    usual_device: str = AUTO_DEVICE
+    usual_device_memory: str | None = None
+    usual_on_device_error: str = RAISES
     own_bytes: int = field(default_factory=own_bytes)
 
     def completed(self, groups: Iterable[object]) -> LoadFlags:
@@ -245,6 +249,9 @@ class LoadFlags:
             ctx=ctx if self.ctx is None else self.ctx,
             threads=config.threads if self.threads is None else self.threads,
             usual_experts=config.experts,
+            usual_device=config.device or self.usual_device,
+            usual_device_memory=config.device_memory,
+            usual_on_device_error=config.on_device_error or self.usual_on_device_error,
         )
         if preset is None:
             return flags
@@ -288,6 +295,7 @@ class LoadFlags:
         spec_trace: Trace | None = None,
         calibration: CalibrationNotices | None = None,
         is_package: bool = True,
+        answers: bool = False,
     ) -> LoadOptions:
         """Return how the model is loaded.
 
@@ -295,22 +303,28 @@ class LoadFlags:
             speculation: the speculation flags; None lets the plan choose.
             calibration: told when an answer has to wait for a measurement of latency, and when that is not kept.
             is_package: whether the model is one, for which the store is asked where packages are that draft.
+            answers: whether it is to answer: the configuration file says what is done where a GPU fails in an answer,
+                not in a measurement.
         """
         from edge_rt.memory.device import this_machine
         from edge_rt.runtime.load.options import LoadOptions
         from edge_rt.runtime.speculation.cost_model import user_costs
+        from edge_rt.system.byte_size import parse_size
         from edge_rt.system.json_files import user_cache
 
         drafts = speculation or SpeculationFlags()
+        usual = self.usual_device_memory
+        on_error = self.on_device_error or (self.usual_on_device_error if answers else RAISES)
         return LoadOptions(
             memory=self.budget_bytes(places),
             device_memory=self.device_budget_bytes,
+            usual_device_memory=None if usual is None else parse_size(usual),
             experts=self.experts,
             usual_experts=self.usual_experts,
             ctx=self.ctx,
             threads=self.threads,
-            device=self.device,
-            on_device_error=self.on_device_error,
+            device=self.usual_device if self.device is None else self.device,
+            on_device_error=on_error,
             kv=self.kv_type,
             isa=self.isa,
             spec=drafts.placed_spec(places) if is_package else drafts.spec,

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from edge_rt.device.installed import INSTALLED
-from edge_rt.device.names import AUTO as AUTO_DEVICE, CPU, ON_CPU, DeviceName
+from edge_rt.device.names import AUTO as AUTO_DEVICE, CPU, ON_CPU, ON_DEVICE_ERROR, RAISES, DeviceName
 from edge_rt.device.provider import GpuProviders
 from edge_rt.errors import ConfigError
 from edge_rt.memory.budget import Budget
@@ -34,8 +34,6 @@ available.
 """
 
 MOST_SLOTS: Final = 64
-RAISES: Final = "error"
-ON_DEVICE_ERROR: Final = (RAISES, CPU)
 """What may be done where a GPU fails in the middle of an answer."""
 _DECIDED: Final = (
     "device_memory", "ctx", "threads", "prefill_chunk", "kv", "spec", "draft_max", "corpus", "drafter",
@@ -101,6 +99,8 @@ class LoadOptions:
             else a cache of what the budget leaves.
         usual_experts: ``experts`` if that is None, of models that have some on the device that computes; ignored for
             others, which refuse ``experts``.
+        usual_device_memory: ``device_memory`` if that is None, of models on a GPU that has memory of its own; ignored
+            for others, which refuse ``device_memory``.
         expert_reader: takes the place of reading the file of weights into that cache, as
             ``edge_rt.ort.expert_cache.ReadAt``.
         hidden: whether passes return hidden states (``Outputs.hidden``), for programs that run passes of their own;
@@ -152,6 +152,7 @@ class LoadOptions:
     max_queue: int | None = None
     experts: int | str | None = None
     usual_experts: int | str | None = None
+    usual_device_memory: int | str | None = None
     expert_reader: ReadAt | None = None
     hidden: bool = False
     config: GenerationConfig | None = None

@@ -104,9 +104,17 @@ def _plan_on(facts: Facts, options: LoadOptions, gpu: GpuFigures | None) -> Plan
         drafter=facts.drafter,
         drafter_folder=None if options.drafter is None else str(options.drafter),
         draft_model=facts.draft_model,
-        device_budget_bytes=None if options.device_memory is None else parse_size(options.device_memory),
+        device_budget_bytes=_device_budget(options, gpu),
     )
     return make_plan(facts.shape, replace(facts.machine, available_bytes=available, gpu=gpu), request)
+
+
+def _device_budget(options: LoadOptions, gpu: GpuFigures | None) -> int | None:
+    """Return the budget of a GPU's own memory; None: there is none."""
+    given = options.device_memory
+    if given is None and gpu is not None and not gpu.is_unified:
+        given = options.usual_device_memory
+    return None if given is None else parse_size(given)
 
 
 def _choose(facts: Facts, options: LoadOptions, on_cpu: Plan) -> Plan:

@@ -21,6 +21,10 @@ KEPT = ("--memory", "300MiB", "--kv-type", "int8", "--spec", "suffix", "--draft-
 
 def test_another_context_is_a_command_where_nothing_else_differs():
     assert setting_in_chat((*KEPT, "--ctx", "2048"), "some model", LOAD, is_same_model=True) == "/ctx 2048"
+    # Of the configuration file: on a GPU the setting names it, on the CPU it has none.
+    usual = LOAD.but(usual_device_memory=4 << 30)
+    for more in ((), ("--device-memory", "4GiB")):
+        assert setting_in_chat((*KEPT, *more, "--ctx", "2048"), "some model", usual, is_same_model=True) == "/ctx 2048"
 
 
 @pytest.mark.parametrize(

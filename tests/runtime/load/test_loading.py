@@ -127,6 +127,15 @@ def test_a_gpu_that_was_named_has_none_that_takes_its_place(package, asked):
         plan_package(package, asked.but(device="cuda"))
 
 
+@pytest.mark.parametrize(("gpu", "of_gpu"), [(LAPTOP, GIB), (JETSON, None)])
+def test_a_usual_budget_of_device_memory_is_that_of_gpus_that_have_some(package, gpu, of_gpu):
+    asked = LoadOptions(usual_device_memory="1GiB", gpu_providers=GpuProviders(FakeProvider(gpu)))
+    for device, expected in ((gpu.device_name, of_gpu), ("cpu", None), ("auto", None)):
+        assert plan_package(package, asked.but(device=device)).request.device_budget_bytes == expected
+    given = plan_package(package, asked.but(device=LAPTOP.device_name, device_memory="2GiB")) if of_gpu else None
+    assert given is None or given.request.device_budget_bytes == 2 * GIB
+
+
 def test_a_prompt_cache_on_a_gpu_is_refused_before_anything_is_loaded(package, asked, tmp_path):
     """The made-up GPU has no provider for ONNX Runtime: what loads first would fail with that."""
     there = asked.but(device="cuda:1", prompt_cache=tmp_path / "prompts", memory=Budget(3 * GIB))
