@@ -158,23 +158,32 @@ class MemoryReport:
     chat: MemoryRun | None = None
 
     @property
+    def planned_bytes(self) -> int:
+        """What is planned of the memory that is measured: the process's, with that of a program that acts as a GPU."""
+        gpu = self.plan.device.gpu
+        return self.plan.total_bytes if gpu is not None and gpu.is_software else self.plan.process_bytes
+
+    @property
+    def unmeasured_bytes(self) -> int:
+        """What is planned of the same budget and is not measured: of a GPU that shares the machine's memory."""
+        return self.plan.total_bytes - self.planned_bytes
+
+    @property
     def relative_error(self) -> float:
         """Error of the plan relative to the measured peak; positive if the plan was higher."""
-        return self.plan.process_bytes / self.run.peak_bytes - 1
+        return self.planned_bytes / self.run.peak_bytes - 1
 
     @property
     def is_above_plan(self) -> bool:
         """Whether the measured peak of the process is above what was planned."""
-        return self.run.peak_bytes > self.plan.process_bytes
+        return self.run.peak_bytes > self.planned_bytes
 
     @property
     def exceeded(self) -> bool:
         """Whether the measured peak is above the budget, in the process or on a GPU."""
         held, gpu = self.run.device_bytes, self.plan.sizes.gpu
         is_over = held is not None and gpu is not None and held + gpu.context > self.plan.budget.gpu
-        # What the process shares with a GPU is not part of its peak.
-        shared = self.plan.total_bytes - self.plan.process_bytes
-        return is_over or self.run.peak_bytes + shared > self.plan.budget_bytes
+        return is_over or self.run.peak_bytes + self.unmeasured_bytes > self.plan.budget_bytes
 
     def terms(self) -> dict[str, TermSizes]:
         """Return planned and measured bytes of every term; what is not measured alone counts in others, or in none."""
@@ -208,7 +217,7 @@ class MemoryReport:
         """Return the report as a JSON object."""
         highest = self.run.highest()
         return {
-            "planned_peak_bytes": self.plan.process_bytes,
+            "planned_peak_bytes": self.planned_bytes,
             "measured_peak_bytes": self.run.peak_bytes,
             "relative_error": self.relative_error,
             "budget_bytes": self.plan.budget_bytes,

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import io
 import mmap
 from dataclasses import replace
 
 import psutil
 import pytest
 
-from edge_rt.cli.commands.profile import device_lines
+from edge_rt.cli.commands.profile import device_lines, print_report
+from edge_rt.cli.render.console import Terminal
 from edge_rt.errors import ConfigError, InferenceError, InvalidPackage, MemoryBudgetExceeded
 from edge_rt.measure.memory_report import MemoryReport, MemoryRun, Moment, Stage, measured_terms
 from edge_rt.measure.memory_watch import MeasuredProcess
@@ -17,6 +19,7 @@ from edge_rt.memory.figures import GpuFigures
 from edge_rt.memory.plan import Request, make_plan
 from edge_rt.memory.shape import shape_of
 from edge_rt.package.reader import open_package
+from edge_rt.system.byte_size import in_mib
 from edge_rt.system.process_memory import ProcessMemory
 from tests.helpers.measured import measure_plan
 
@@ -226,3 +229,27 @@ def test_what_a_gpu_shares_is_no_part_of_the_process(native_package):
     assert report.plan.process_bytes == sum(held.values()) < report.plan.total_bytes
     assert report.relative_error == pytest.approx(sum(held.values()) / (215 * MIB) - 1)
     assert device_lines(MemoryReport(plan_of(native_package, ctx=64), report.run)) == []
+
+
+@pytest.mark.parametrize("is_software", [False, True])
+def test_of_shared_memory_a_budget_is_compared_with_both(is_software, native_package):
+    """What a software device takes lies in the process, and is measured with it."""
+    report = on_gpu(native_package, None, is_unified=True, is_software=is_software)
+    plan = report.plan
+    assert report.planned_bytes == (plan.total_bytes if is_software else plan.process_bytes)
+    assert report.unmeasured_bytes == (0 if is_software else plan.device_bytes)
+    assert report.to_json()["planned_peak_bytes"] == report.planned_bytes
+    # The peak is 215 MiB.
+    for room in (0, -1):
+        budget = replace(plan.budget, host=215 * MIB + report.unmeasured_bytes + room)
+        assert replace(report, plan=replace(plan, budget=budget)).exceeded == (room < 0)
+    print_report(Terminal(out := io.StringIO(), io.StringIO()), report)
+    table, _, below = out.getvalue().partition("on the GPU without")
+    rows = {line.split("  ")[0]: line.split() for line in table.splitlines()}
+    planned = f"{report.planned_bytes / MIB:.1f}"
+    assert rows["peak"][1] == planned
+    assert "gpu_context" not in rows
+    assert "  its driver: 512.0 MiB, an estimate\n" in below
+    assert ("with the GPU" in rows, "device" in rows) == (not is_software, is_software)
+    left = in_mib(plan.budget_bytes - 215 * MIB - report.unmeasured_bytes)
+    assert f" {left} left at the peak" in table

@@ -25,6 +25,8 @@ CHAT_TURNS: Final = 8
 _MIB: Final = 1 << 20
 _WORKER: Final = "edge_rt.cli.memory_worker"
 _BAR: Final = 36
+_DRIVER: Final = "gpu_context"
+_REPORT: Final = "please report it, with the output of --json"
 _STAGES: Final = {
     "runtime": "the process has started",
     "loaded": "the model is loaded",
@@ -82,10 +84,10 @@ def profile(
     if output.json:
         terminal.document({**measured.to_json(), "model": name})
     else:
-        _print(terminal, measured)
+        print_report(terminal, measured)
     above = "the budget" if measured.exceeded else "the plan" if measured.is_above_plan else None
     if above is not None:
-        terminal.warn(f"The measured peak is above {above}: please report it, with the output of --json.")
+        terminal.warn(f"The measured peak is above {above}: {_why_above(measured)}.")
     return int(above is not None)
 
 
@@ -126,6 +128,15 @@ def _plan(terminal: Terminal, package: Package, options: LoadOptions, machine: D
     return require_fit(plan)
 
 
+def _why_above(measured: MemoryReport) -> str:
+    """Return what is said of a peak that is above the budget or the plan."""
+    gpu = measured.plan.device.gpu
+    if gpu is None or not measured.is_above_plan:
+        return _REPORT
+    why = f"the driver of {gpu.name} lives in the process, and what it takes there is an estimate"
+    return why if gpu.is_software else f"{why}; {_REPORT}"
+
+
 def _title(name: str, plan: Plan) -> str:
     choice = plan.choice
     drafts = f"drafts of {choice.draft_max} ({choice.spec})" if choice.draft_max else "no speculation"
@@ -133,16 +144,24 @@ def _title(name: str, plan: Plan) -> str:
     return f"{name}, {plan.shape.op_profile}: context {choice.ctx}, cache {choice.kv_format}, {drafts}{slots}"
 
 
-def _print(terminal: Terminal, measured: MemoryReport) -> None:
+def print_report(terminal: Terminal, measured: MemoryReport) -> None:
     """Write table and chart."""
-    terms = measured.terms()
-    planned, peak = measured.plan.process_bytes, measured.run.peak_bytes
+    # What lies on a GPU alone is told below.
+    terms = {name: term for name, term in measured.terms().items() if term["planned"] or term["measured"] is not None}
+    planned, peak, beside = measured.planned_bytes, measured.run.peak_bytes, measured.unmeasured_bytes
     rows: list[tuple[str, ...]] = [("MiB", "planned", "measured", "error", "")]
     texts = {term.name: term.text for term in measured.plan.terms}
     for name, term in terms.items():
         rows.append((name, *_cells(term["planned"], term["measured"]), texts.get(name, "")))
+    if planned != measured.plan.process_bytes:
+        held = planned - measured.plan.process_bytes
+        rows.append(("device", in_mib(held), "-", "", "of the software device, in this process: see below"))
     rows.append(("unaccounted", "", in_mib(measured.unaccounted_bytes), "", "peak minus the sum of the parts"))
     rows.append(("peak", *_cells(planned, peak), "resident memory, as counted by the kernel"))
+    if beside:
+        rows.append(
+            ("with the GPU", in_mib(planned + beside), "", "", f"{in_mib(beside)} of it not measured: see below")
+        )
     rows.append(("budget", in_mib(measured.plan.budget_bytes), "", "", _room(measured)))
     terminal.table(rows, right=(1, 2, 3))
     terminal.line()
@@ -162,11 +181,12 @@ def device_lines(measured: MemoryReport) -> list[str]:
     if found is None:
         return []
     planned, held = found["planned_without_context_bytes"], found["measured_without_context_bytes"]
-    seen = "not measured: it shares the machine's memory" if held is None else f"{in_mib(held)} MiB measured"
-    parts = ", ".join(f"{name} {in_mib(count)}" for name, count in found["terms"].items())
+    seen = "not measured alone: it shares the machine's memory" if held is None else f"{in_mib(held)} MiB measured"
+    parts = ", ".join(f"{name} {in_mib(count)}" for name, count in found["terms"].items() if name != _DRIVER)
     return [
         f"on the GPU without what its driver takes: {in_mib(planned)} MiB planned, {seen}",
         f"  planned: {parts}",
+        f"  its driver: {in_mib(found['planned_bytes'] - planned)} MiB, an estimate",
         "",
     ]
 
@@ -193,5 +213,6 @@ def _cells(planned: int, measured: int | None) -> tuple[str, str, str]:
 
 
 def _room(measured: MemoryReport) -> str:
-    left = measured.plan.budget_bytes - measured.run.peak_bytes
-    return f"{in_mib(left)} left at the peak" if left >= 0 else f"{in_mib(-left)} too much at the peak"
+    left = measured.plan.budget_bytes - measured.run.peak_bytes - measured.unmeasured_bytes
+    found = f"{in_mib(left)} left at the peak" if left >= 0 else f"{in_mib(-left)} too much at the peak"
+    return f"{found}, with what is planned on the GPU" if measured.unmeasured_bytes else found

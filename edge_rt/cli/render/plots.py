@@ -220,7 +220,7 @@ def _terms(axes: Any, report: MemoryReport) -> None:
 
 
 def _peak(report: MemoryReport) -> TermSizes:
-    return {"planned": report.plan.process_bytes, "measured": report.run.peak_bytes}
+    return {"planned": report.planned_bytes, "measured": report.run.peak_bytes}
 
 
 def _timeline(axes: Any, run: MemoryRun, report: MemoryReport) -> None:
@@ -234,8 +234,8 @@ def _timeline(axes: Any, run: MemoryRun, report: MemoryReport) -> None:
         seconds, [values for values, _ in kinds.values()], labels=list(kinds), alpha=0.75,
         colors=[colour for _, colour in kinds.values()],
     )  # fmt: skip
-    planned, budget = report.plan.process_bytes / _MIB, report.plan.budget_bytes / _MIB
-    label = f"planned peak {show_size(report.plan.process_bytes)}"
+    planned, budget = report.planned_bytes / _MIB, report.plan.budget_bytes / _MIB
+    label = f"planned peak {show_size(report.planned_bytes)}"
     axes.axhline(planned, color="black", linewidth=1, linestyle=":", label=label)
     if budget <= 1.3 * planned:
         label = f"budget {show_size(report.plan.budget_bytes)}"
