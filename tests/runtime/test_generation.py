@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import json
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 
+import pytest
+
+from edge_rt.errors import DeviceLost
 from edge_rt.runtime.decode.draft import NullDrafter
 from edge_rt.runtime.generation import Held
 from edge_rt.runtime.stream import Outcome
 from edge_rt.text.thoughts import KNOWN_MARKERS, ThoughtStream
 from edge_rt.text.tool_calls import ToolCall, Tools
-from tests.helpers.fake_model import Run, ScriptedTarget, WordDecoder
+from tests.helpers.fake_model import FakeTarget, Run, ScriptedTarget, WordDecoder
+from tests.runtime.cache.test_checkpoints import Text
 
 
 def test_a_result_has_the_figures_of_its_own_generation():
@@ -27,6 +31,43 @@ def test_a_result_has_the_figures_of_its_own_generation():
     result = run.result()
     assert result.usage.total_tokens == 7
     assert result.memory.kv_bytes == 6 * 10
+
+
+class TargetWithStates(FakeTarget):
+    """Computes the states of a text as well."""
+
+    def __init__(self, text, **options):
+        super().__init__(**options)
+        self.text = text
+
+    def forward(self, token_ids, start, num_logits, *, parents=None):
+        outputs = super().forward(token_ids, start, num_logits, parents=parents)
+        self.text.run(token_ids)
+        return outputs
+
+
+@pytest.mark.parametrize("given", [0, 1, 20])
+def test_states_of_a_prompt_are_kept_where_its_answer_goes_on_elsewhere(given):
+    prompt, chunk = list(range(40)), 8
+    lost, other = Text(4), Text(4)
+    # Each pass behind those of the prompt gives a token.
+    target = TargetWithStates(lost, fail_at={len(prompt) // chunk - 1 + given: DeviceLost("It is lost.", "", "")})
+    run = Run(prompt, target=target, cache=lost.cache, chunk=chunk, max_tokens=30)
+    missed = []
+
+    def instead(error):
+        missed.extend(run.sequence.answer_ids)
+        return Held(TargetWithStates(other), NullDrafter(), cache=other.cache, note=str(error))
+
+    run._generation._hold = lambda _: nullcontext(Held(target, NullDrafter(), instead=instead))
+    outcome = Outcome(run.cancel, None)
+    for _ in run._generation.events(outcome):
+        other.check()
+    expected = Run(prompt, max_tokens=30).result().token_ids
+    assert (tuple(missed), outcome.result.token_ids) == (expected[:given], expected)
+    assert other.cache.length == len(prompt) + 29
+    # What has seen the answer is no beginning of this.
+    assert other.compute([*prompt, 8]) == len(prompt) - 1
 
 
 WORDS = ["<th", "ink>\nso", " it", " is\n</thi", "nk>\n\n", "7 o", "'clock", "END", "more"]
