@@ -10,6 +10,9 @@ from functools import partial
 
 import pytest
 
+from edge_rt.errors import InvalidGrammar
+from edge_rt.package.kv_formats import ROW_BLOCK
+from edge_rt.runtime.decode.accept import accept
 from tests.helpers.fake_batch import FakeBatch
 from tests.helpers.fake_model import Run
 from tests.runtime.speculation.test_beside import ALONE, PROMPT, Nearly, Slow, drafter_of, drafting
@@ -160,42 +163,78 @@ def test_a_second_interrupt_anywhere_leaves_everything_whole(in_draft):
     assert {"", "Decoding.drop", "KVCache.end_pass", "StepTurns._give_back"} <= places, places
 
 
-def ended(nth, second, *, is_cancelled):
-    """Let one of two answers end, interrupted, and the turn behind it as well; return the places, and both texts."""
-    fake = FakeBatch(2)
-    fake.stream(PROMPT[:5], max_tokens=FEW).result()  # whose rows rest
-    other, events = fake.stream(PROMPT, max_tokens=TOKENS), iter(fake.stream([*PROMPT, 3], max_tokens=FEW))
+class CostlyGrammar:
+    """Is fitted by any text, and turns out to be too costly before the fourth token."""
+
+    is_whole, left = False, 3
+
+    def begin(self, sampler, room):
+        return ()
+
+    def pruned(self, draft):
+        self.left -= 1
+        if self.left < 0:
+            raise InvalidGrammar("The grammar is too costly.", "", "")
+        return draft
+
+    def accept(self, draft, outputs, sampler, room):
+        return accept(draft, outputs.logits, sampler, ())
+
+
+LONG = [token % 7 for token in range(0, 180, 5)]
+"""A prompt with two whole blocks of rows and more, which whoever begins alike shares."""
+TALKS = ((LONG, TOKENS), ([*LONG, 3], FEW), ([9] * 20, FEW))
+"""Prompts, and tokens of their answers: of one that goes on, one that ends, and one that waits for its rows."""
+
+
+def ended(nth, second, *, how):
+    """Let one of two answers end, interrupted, and the turn behind it as well; return the places, and the texts."""
+    # Without drafts, as how many there are depends on the time that passes take.
+    fake = FakeBatch(3, rows=5 * ROW_BLOCK, draft_max=0)
+    fake.stream(LONG[:20], max_tokens=FEW).result()  # whose rows rest
+    (first, count), (ending, few), (last, _) = TALKS
+    grammar = CostlyGrammar() if how == "failed" else None
+    other, events = fake.stream(first, max_tokens=count), iter(fake.stream(ending, max_tokens=few, grammar=grammar))
     others = iter(other)
     for one in (others, events):
         next(one)
-    ends = (events.close, None) if is_cancelled else (partial(list, events), "leave")
+    waiting = fake.submit(last, max_tokens=few)
+    fake.batch.step()
+    assert waiting in fake.admission.waiting
+    blocks = [set(cache.blocks) for cache in fake.caches[:2]]
+    assert len(blocks[0] & blocks[1]) == 2, blocks
+    # One that fails leaves before the others' pass runs.
+    ends = (events.close,) if how == "cancelled" else (partial(list, events), "leave", "_pieces")
     places = []
-    for left, (turn, start) in ((nth, ends), (second, (fake.batch.check, None))):
-        interrupts = Interrupts(left, start)
-        with traced_again(), suppress(KeyboardInterrupt):
+    for left, (turn, *bounds) in ((nth, ends), (second, (fake.batch.check,))):
+        interrupts = Interrupts(left, *bounds)
+        with traced_again(), suppress(KeyboardInterrupt, InvalidGrammar):
             interrupts.begin()
             turn()
         places.append(interrupts.place)
     fake.batch.check()
     assert len(fake.admission.active) == 1, places
+    fake.batch.step()
+    assert waiting in fake.admission.active, places
     for _ in others:
         pass
-    found = [other.result().token_ids, fake.stream([*PROMPT, 3], max_tokens=FEW).result().token_ids]
+    fake.compute_all()
+    found = [other.result().token_ids, fake.stream(ending, max_tokens=few).result().token_ids]
+    found.append(waiting.generation.settled().token_ids)
     fake.batch.check()
     assert not fake.admission.has_work, places
     return places, found
 
 
-@pytest.mark.parametrize("is_cancelled", [True, False], ids=["cancelled", "at its last token"])
-def test_interrupts_anywhere_where_an_answer_ends_leave_everything_whole(is_cancelled):
-    lengths = ((PROMPT, TOKENS), ([*PROMPT, 3], FEW))
-    expected = [Run(prompt, max_tokens=count).result().token_ids for prompt, count in lengths]
+@pytest.mark.parametrize(("how", "each"), [("cancelled", 1), ("at its last token", 2), ("failed", 2)])
+def test_interrupts_anywhere_where_an_answer_ends_leave_everything_whole(how, each):
+    expected = [Run(prompt, max_tokens=count).result().token_ids for prompt, count in TALKS]
     places, nth, found = [set(), set()], 0, ""
     while found is not None:
-        (found, second), texts = ended(nth, 7 * nth % 60, is_cancelled=is_cancelled)
+        (found, second), texts = ended(nth, 7 * nth % 60, how=how)
         assert texts == expected, (found, second)
         for seen, place in zip(places, (found, second), strict=True):
             seen.add((place or "").split(":")[0])
-        nth += 2  # every second one: the others are no different, and take as long
+        nth += each  # the way out is the same: every second place of the others is enough
     assert {"", "Admission.leave", "PooledCache.rest", "RowPool.keep", "RowPool.drop"} <= places[0], places
     assert {"Admission.mend", "RowPool.recount"} <= places[1], places

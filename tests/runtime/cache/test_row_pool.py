@@ -14,21 +14,26 @@ CAPACITY, BLOCKS = 90, 14
 
 
 class FailingPool(RowPool):
-    """Gives no blocks while it is told so."""
+    """Gives no blocks, or is interrupted where it wakes what rests, while it is told so."""
 
-    fails = False
+    fails = is_interrupted = False
 
     def take(self, count):
         if self.fails:
             raise MemoryBudgetExceeded("There are no rows.")
         return super().take(count)
 
+    def wake(self, sequence):
+        if self.is_interrupted:
+            raise KeyboardInterrupt
+        return super().wake(sequence)
+
 
 class Sequences:
     """Caches of a pool, the memory of its rows, and what every cache must find there."""
 
-    def __init__(self):
-        self.pool = FailingPool(BLOCKS * ROW_BLOCK + 5)
+    def __init__(self, **options):
+        self.pool = FailingPool(BLOCKS * ROW_BLOCK + 5, **options)
         self.caches, self.texts = [], []
         self.memory, self.written = {}, 0
 
@@ -145,3 +150,44 @@ def test_rows_that_were_provided_are_there_when_others_have_taken_the_rest():
         sequences.add().provide(49)
     sequences.extend(0, 80)
     sequences.check()
+
+
+def test_blocks_are_counted_anew_once_for_each_cache_that_holds_them():
+    sequences = Sequences()
+    pool = sequences.pool
+    sequences.add()
+    sequences.extend(0, 40)
+    sequences.add(0, 40)
+    sequences.add(1, 16)
+    pool.recount(sequences.caches)
+    sequences.check()
+    # Interrupts came before these were in a map.
+    pool.share(sequences.caches[0].blocks)
+    pool.take(2)
+    assert pool.num_free == BLOCKS - 5
+    pool.recount(sequences.caches)
+    sequences.check()
+    assert pool.num_free == BLOCKS - 3
+
+
+def test_where_more_rest_than_may_the_oldest_are_left_out_when_blocks_are_counted_anew():
+    sequences = Sequences(most_resting=2)
+    pool, caches = sequences.pool, sequences.caches
+    for number in range(3):
+        sequences.add()
+        sequences.extend(number, 20)
+    sequences.add(2, 16)
+    caches[0].rest()
+    caches[1].rest()
+    pool.is_interrupted = True
+    with pytest.raises(KeyboardInterrupt):
+        caches[2].rest()
+    pool.is_interrupted = False
+    assert len(pool.resting) == 3
+    kept = pool.resting[1:]
+    pool.recount(caches)
+    assert pool.resting == kept
+    # Its rows rest, and it holds them as well until it has left.
+    caches[2].rest()
+    pool.check(caches)
+    assert pool.num_free == BLOCKS - 4
