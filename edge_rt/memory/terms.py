@@ -104,12 +104,12 @@ _PACKED: Final = {"int8": 1.18, "float": 0.62}
 _MAPPED: Final = {"int8": 0.42, "float": 0.62}
 _PACKING: Final = {"int8": 1.6, "float": 0.65}
 
-_ROTATIONS_AROUND: Final = 4 * (64 << 10)
+_MAPPED_AROUND: Final = 64 << 10  # of pages that the kernel maps together where one is touched
+_ROTATIONS_AROUND: Final = 4 * _MAPPED_AROUND
 """Of two tables of rotations, what may be mapped around what is touched before and behind the rows that are not. These
 are a mapping of their own, within which Linux stays."""
 _FOLIO: Final = 2 << 20
 """What the kernel may map around a page, at most: of a tensor that ONNX Runtime maps by itself."""
-_MAPPED_AROUND: Final = 64 << 10  # of pages that the kernel maps together where one is touched
 _TABLE_TILES: Final = 16  # of the table of further embeddings, that are in memory at once
 _LAYER_MATRICES: Final = 4
 _NESTED_BYTES, _UPPER_BYTES = 9, 5  # of 8 nested weights, and of their upper halves with scales and minima
