@@ -410,7 +410,7 @@ class Collecting(NullDrafter):
 
     def pass_ends(self, *, quietly=False):
         if self.thread is not None:
-            self.thread.join(5)
+            self.thread.join(60)
             assert not self.thread.is_alive(), "it waits for the step"
 
 

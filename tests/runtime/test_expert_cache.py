@@ -145,17 +145,17 @@ def test_who_waits_for_a_read_or_for_a_slot_can_be_stopped(path, sizes):
             try:
                 stream = model.stream_ids(PROMPT, model.usual_config.with_options(max_tokens=10, **GREEDY))
                 answer = threads.submit(stream.result)
-                assert is_reading.wait(30)
+                assert is_reading.wait(60)
                 stream.cancel()
                 # The disk has not answered yet.
-                assert answer.result(30).finish_reason == "cancelled"
+                assert answer.result(60).finish_reason == "cancelled"
                 # The slots of layer 1 wait for it, and what is left is too few for what this answer wants of layer 0.
                 stream = model.stream_ids(OTHER, model.usual_config.with_options(max_tokens=10, **GREEDY))
                 answer = threads.submit(stream.result)
                 with pytest.raises(TimeoutError):
                     answer.result(0.3)
                 stream.cancel()
-                assert answer.result(10).finish_reason == "cancelled"
+                assert answer.result(60).finish_reason == "cancelled"
             finally:
                 goes_on.set()
         file.before = None
@@ -173,11 +173,11 @@ def test_an_expert_that_was_read_in_part_when_its_pass_was_stopped_is_read_anew(
             number = next(reads)
             if number == 2:
                 # The second half of the other expert is not begun: this reader finds that it was stopped.
-                third.wait(30)
+                third.wait(60)
                 stream.cancel()
             elif number == 3:
                 third.set()
-                goes_on.wait(30)
+                goes_on.wait(60)
 
         file.before = stop
         assert stream.result().finish_reason == "cancelled"

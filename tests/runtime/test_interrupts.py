@@ -147,7 +147,7 @@ def interrupted(nth, *, in_draft):
     # A thread, so that what waits for ever is seen.
     thread = threading.Thread(target=goes_on, daemon=True)
     thread.start()
-    thread.join(20)
+    thread.join(60)
     return interrupts.place, found
 
 

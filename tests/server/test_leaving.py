@@ -297,7 +297,7 @@ def test_a_connection_outlives_a_failure_behind_a_whole_answer(large, is_streame
     post = f"POST {PATH} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: {len(body)}"
     requests, server.counters.requests = server.counters.requests, Broken()
     try:
-        with socket.create_connection((client.base_url.host, client.base_url.port), timeout=20) as connection:
+        with socket.create_connection((client.base_url.host, client.base_url.port), timeout=60) as connection:
             get = b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n"
             connection.sendall(post.encode() + b"\r\n\r\n" + body if is_streamed else get)
             answer = b""
@@ -338,7 +338,7 @@ def test_answers_that_outlast_the_end_fail_in_the_shape_of_their_api(long_packag
             for _ in range(1 + is_asked_twice):
                 run.leave()
             until(lambda: server.is_stopped)
-        whole, streamed, message, streamed_message = [task.result(20) for task in tasks]
+        whole, streamed, message, streamed_message = [task.result(60) for task in tasks]
     assert (whole.status_code, whole.json()["error"]["code"]) == (503, "overloaded")
     assert (message.status_code, message.json()["error"]["type"]) == (503, "overloaded_error")
     assert '"error"' in streamed.text

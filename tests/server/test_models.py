@@ -201,7 +201,7 @@ def test_a_model_that_is_used_again_while_another_is_unloaded_stays(native_packa
         # "one" goes first; its closing is held until "two" has a user.
         closing, loop, model = threading.Event(), asyncio.get_running_loop(), models.loaded["one"].model
         close = model.close
-        model.close = lambda: (loop.call_soon_threadsafe(begun.set), closing.wait(20), close())
+        model.close = lambda: (loop.call_soon_threadsafe(begun.set), closing.wait(60), close())
         task = asyncio.create_task(models.unload_idle())
         await begun.wait()
         async with models.using("two") as entry:

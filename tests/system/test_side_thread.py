@@ -14,7 +14,7 @@ from edge_rt.system.side_thread import SideThread
 
 def test_it_is_waited_for():
     go, seen = threading.Event(), []
-    thread = SideThread(lambda: (go.wait(5), seen.append(thread.is_ended)), "test")
+    thread = SideThread(lambda: (go.wait(60), seen.append(thread.is_ended)), "test")
     assert thread.begin()
     threading.Timer(0.02, go.set).start()
     thread.end()
@@ -36,7 +36,7 @@ def test_what_was_ended_before_it_began_computes_nothing():
 @pytest.mark.skipif(sys.platform == "win32", reason="no signal wakes a thread that waits there")
 def test_an_interrupt_of_waiting_leaves_it_one_that_runs():
     go, seen = threading.Event(), []
-    thread = SideThread(lambda: (go.wait(5), seen.append(1)), "test")
+    thread = SideThread(lambda: (go.wait(60), seen.append(1)), "test")
 
     def interrupt(number, frame):
         raise KeyboardInterrupt

@@ -192,7 +192,7 @@ def test_ctrl_c_leaves_whole_lines_and_says_how_to_go_on(start, inline, native_p
         assert process.poll() is None, process.stderr.read()
         time.sleep(0.01)
     process.send_signal(signal.SIGINT)
-    assert process.wait(20) == 130
+    assert process.wait(60) == 130
     assert b"the same command continues" in process.stderr.read()
     assert out.read_bytes().endswith(b"\n")
     assert [line["line"] for line in read(out)][:1] == [1]

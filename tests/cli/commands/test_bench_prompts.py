@@ -147,7 +147,8 @@ def test_calibrate_measures_and_keeps(inline, native_package, cli_env):
 
 def test_costs_that_the_disk_does_not_take_are_told(inline, native_package, cli_env):
     kept = inline("bench", "-m", native_package, "--calibrate", "--json")
-    assert (json.loads(kept.stdout)["is_kept"], kept.stderr.decode()) == (True, "measuring passes\n")
+    assert json.loads(kept.stdout)["is_kept"]
+    assert b"could not be saved" not in kept.stderr
     folder = Path(cli_env["XDG_CACHE_HOME"]) / "edge-rt"
     shutil.rmtree(folder)
     folder.write_text("a file where the folder should be")
