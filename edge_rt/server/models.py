@@ -10,7 +10,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from edge_rt.errors import EdgeRTError, MemoryBudgetExceeded
+from edge_rt.device.names import CPU
+from edge_rt.errors import DEVICE_FAILURES, EdgeRTError, MemoryBudgetExceeded
+from edge_rt.runtime.forward.cancel import CancelToken
 from edge_rt.server.failures import RETRY_SECONDS, HTTPFailure
 from edge_rt.system.byte_size import show_size
 
@@ -24,6 +26,8 @@ if TYPE_CHECKING:
 
 USUAL_NAMES: Final = ("", "default")
 """What requests may call the usual model, besides its name."""
+_WARMING: Final = (24, 12, 6, 1)
+"""Tokens of prompts whose passes take other kernels each on a GPU: of more than 16 rows, of more than 8, and of few."""
 
 
 @dataclass
@@ -64,6 +68,7 @@ class Models:
         idle_seconds: after how long without a request a model is unloaded; None: never.
         log: writes a line for whoever runs the server.
         warn: writes one that is a warning.
+        stopping: whether nothing is to be computed any more for models that are being loaded.
     """
 
     packages: Callable[[], Mapping[str, Path]]
@@ -75,6 +80,7 @@ class Models:
     log: Callable[[str], None] = lambda _: None
     warn: Callable[[str], None] = lambda _: None
     clock: Callable[[], float] = time.monotonic
+    stopping: CancelToken = field(default_factory=CancelToken)
     loaded: dict[str, LoadedModel] = field(default_factory=dict)
     _changing: asyncio.Lock = field(default_factory=asyncio.Lock)
 
@@ -234,7 +240,13 @@ class Models:
         from edge_rt.system.machine import collector_paused
 
         with collector_paused():
-            return Model(package, options, plan)
+            model = Model(package, options, plan)
+        try:
+            _warm_up(model, self.stopping, goes_on=options.on_device_error == CPU)
+        except BaseException:
+            model.close()
+            raise
+        return model
 
     async def _unload(self, entry: LoadedModel, why: str) -> None:
         # First, so that no request comes to have it.
@@ -242,3 +254,30 @@ class Models:
         await asyncio.to_thread(entry.model.close)
         if why:
             self.log(f"{entry.name} is unloaded: {why}")
+
+
+def _warm_up(model: Model, cancel: CancelToken, *, goes_on: bool) -> None:
+    """Compute with a model on a GPU, whose driver may compile kernels in the first passes that need them.
+
+    Args:
+        goes_on: whether the CPU goes on where the GPU fails.
+
+    Raises:
+        EdgeRTError: the GPU has failed, and the CPU does not go on.
+    """
+    if model.device is None or cancel.cancelled:
+        return
+    try:
+        # As drafts are verified: the most likely tokens of all rows.
+        with model.passes() as (runner, _), model.measured_costs.passes(runner) as run:
+            for rows in model.measured_costs.grid[0]:
+                run(rows, 0)
+    except DEVICE_FAILURES:
+        if not goes_on:
+            raise
+    for count in _WARMING:
+        if count < model.context_tokens:
+            # All begin alike, as rows that answers share may have to be copied; the rest is new, or it would be shared.
+            tokens = [1] + [count % model.package.manifest.model.vocab_size] * (count - 1)
+            model.generate(tokens, max_tokens=1, cancel=cancel)
+    model.reset()

@@ -147,6 +147,7 @@ class RunningServer:
         self._must_end = self._must_leave
         self._must_leave = True
         self._uvicorn.should_exit = True
+        self._server.models.stopping.cancel()
 
     async def run(self) -> None:
         """Load the usual model, and answer until ``leave``.

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
+
 import numpy as np
 
 from edge_rt.memory.sizes import sizes_of
 from edge_rt.package.reader import open_package
 from edge_rt.runtime.load.options import LoadOptions
 from edge_rt.runtime.load.planning import plan_package
-from tests.gpu.emulated import main
+from tests.gpu.emulated import SOME, main
 from tests.gpu.models import DEVICE, PINNED, opened, package as attention_package, provider
 from tests.gpu.plan_worker import check
 from tests.gpu.state_worker import PROMPT, TOKENS, package as state_package, plain
@@ -105,6 +107,40 @@ def case_divided(gpu):
             planned, figures = model.plan.sizes.gpu, model.plan.device.gpu
             most = planned.total - figures.context_bytes
             assert gpu.held_bytes() <= most, (gpu.held_bytes(), planned)
+
+
+def case_served(gpu):
+    """A server has met the kernels of a model before it says that it is loaded: no request waits for a compiler."""
+    from tests.helpers.served import models_of
+
+    asked = {"device": gpu.device, "gpu_providers": provider(gpu), "ctx": 256, "kv": "f16", "slots": 2}
+
+    async def check(models):
+        models.log = (lines := []).append
+        with gpu.starts(kernels=SOME):
+            await models.load("one")
+        assert lines[0].startswith(f"one is loaded on {gpu.device} ("), lines
+        compiled, drafted = gpu.compiled(), 0
+        async with models.using("one") as entry:
+            assert entry.model.cached_tokens == 0
+            for length in (3, 9, 40):
+                prompt = tuple(PROMPT[:length])
+                found = await entry.model.agenerate(list(prompt), max_tokens=TOKENS, repetition_guard=False, **GREEDY)
+                assert found.token_ids == plain(attention_package(), prompt), length
+                drafted += 0 if found.spec is None else found.spec.rows_drafted
+        assert gpu.compiled() == compiled, (gpu.compiled(), compiled)
+        await models.close()
+        return drafted
+
+    for spec, drafts in (("off", False), ("suffix", True)):
+        models = models_of({"one": attention_package()}, spec=spec, costs=CheapDrafts(), **asked)
+        assert (asyncio.run(check(models)) > 0) is drafts
+    # One that is asked to stop computes nothing first.
+    models = models_of({"one": attention_package()}, **asked)
+    models.stopping.cancel()
+    with gpu.starts(kernels=0, graphs=0):
+        asyncio.run(models.load("one"))
+    asyncio.run(models.close())
 
 
 def case_planned(gpu):

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import gc
 
 from edge_rt.errors import DeviceFailed, DeviceHung, DeviceLost, DeviceMemoryExhausted, ModelClosed
+from edge_rt.memory.budget import Budget
 from tests.gpu import divided_worker, models, state_worker
 from tests.gpu.emulated import LAUNCH_FAILED, OUT_OF_MEMORY, main
 from tests.gpu.family_worker import package_ahead
@@ -19,6 +21,7 @@ from tests.gpu.models import (
     opened,
     package,
     plain,
+    provider,
     stop,
 )
 from tests.helpers.cheap_drafts import FREE_ROWS, CheapDrafts
@@ -87,6 +90,36 @@ def case_drafted(gpu):
     """Drafts go on with the CPU, too."""
     assert fail_at_every_call(gpu, "cuLaunchKernel", LAUNCH_FAILED, (5, 90), spec="suffix") == 2
     assert fail_at_every_call(gpu, "cuLaunchKernel", LAUNCH_FAILED, (5, 60), sampled=True) == 2
+
+
+def case_served(gpu):
+    """A device that fails while a server computes the first passes: the model is not loaded, or is on the CPU."""
+    from tests.helpers.served import models_of
+
+    asked = {"device": gpu.device, "gpu_providers": provider(gpu), "ctx": 256, "slots": 2}
+
+    async def load(number, **options):
+        models, lines, warnings = models_of({"one": package()}, memory=Budget("8GiB"), **asked, **options), [], []
+        models.log, models.warn = lines.append, warnings.append
+        gpu.fault("cuLaunchKernel", number, LAUNCH_FAILED)
+        try:
+            await models.load("one")
+            async with models.using("one") as entry:
+                found = await entry.model.agenerate(PROMPT, max_tokens=8, repetition_guard=False, **GREEDY)
+            assert found.token_ids == plain(package())
+            assert not found.warnings, found.warnings
+        finally:
+            gpu.configure(**DEVICE)
+            await models.close()
+            assert models.options.memory.claims == ()
+        return lines, warnings
+
+    # At once, and later.
+    for number in (3, 300):
+        expect(DeviceLost, "LAUNCH_FAILED", lambda number=number: asyncio.run(load(number)))
+        lines, (warning,) = asyncio.run(load(number, on_device_error="cpu"))
+        assert lines[0].startswith("one is loaded on cpu ("), lines
+        assert warning.startswith(f"one: The CPU computes, because {gpu.device} failed: "), warning
 
 
 def case_slots(gpu):

@@ -62,6 +62,9 @@ class VulkanGpu(Gpu):
         found = re.search(r"bytes (\d+)", self.live())
         return 0 if found is None else int(found[1])
 
+    def compiled(self):
+        return _kernels(self.live())
+
     def imported_bytes(self):
         """Return the bytes of this process's memory that are the device's as well."""
         imported = self._layer.edge_rt_vulkan_faults_imported
