@@ -5,10 +5,13 @@ from __future__ import annotations
 import functools
 import shlex
 import threading
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from edge_rt.cli.interrupt import SignalReceived, run_in_background
+from edge_rt.cli.notices import warn_of_driver
 from edge_rt.cli.options.groups import PlaceFlags
 from edge_rt.cli.render.console import Terminal
 from edge_rt.errors import MemoryBudgetExceeded, VersionMismatch
@@ -246,6 +249,24 @@ def load_model(package: Package, options: LoadOptions, plan: Plan | None = None)
     except SignalReceived:
         abandoned.set()
         raise
+
+
+@contextmanager
+def model_of_command(
+    terminal: Terminal,
+    package: Package,
+    options: LoadOptions,
+    load: Callable[[Package, LoadOptions], Model] = load_model,
+) -> Generator[Model]:
+    """Load the model of a command, which is not closed: the process ends with it, and the system frees all at once.
+
+    What is special about its plan and its device is told before, and after the block whether a GPU's driver has made
+    the process take more than its budget.
+    """
+    model = load(package, telling_load(terminal, options))
+    tell_device(terminal, model.device_choice)
+    yield model
+    warn_of_driver(terminal, model)
 
 
 def _base_bytes(options: LoadOptions) -> int:

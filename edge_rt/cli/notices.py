@@ -8,12 +8,10 @@ from typing import TYPE_CHECKING, Any, Final
 from edge_rt.cli.render.console import Terminal
 from edge_rt.package.spec_modes import AUTO, DRAFTER_MODES, MODEL, NO_DRAFTER, OFF, USED_BY, Drafts, mode_of
 from edge_rt.runtime.config import GenerationConfig
-from edge_rt.system.byte_size import counted, show_share
+from edge_rt.system.byte_size import counted
 from edge_rt.system.machine import usable_cpus
-from edge_rt.system.process_memory import peak_rss_bytes
 
 if TYPE_CHECKING:
-    from edge_rt.memory.plan import Plan
     from edge_rt.runtime.load.options import LoadOptions
     from edge_rt.runtime.model import Model
     from edge_rt.runtime.results import Result
@@ -193,23 +191,9 @@ def warn_of_prompt_cache(terminal: Terminal, options: GenerationConfig, result: 
             terminal.warn(warning)
 
 
-def over_budget_text(plan: Plan, peak_bytes: int, budget_bytes: int | None) -> str | None:
-    """Return what is said of a process with a GPU's driver that has taken more than its budget; None: it has not."""
-    gpu = plan.device.gpu
-    if gpu is None or budget_bytes is None or peak_bytes <= budget_bytes:
-        return None
-    return (
-        f"the process has taken {show_share(peak_bytes, budget_bytes)}: the driver of {gpu.name} lives in it, and "
-        "takes memory that edge-rt can only estimate; what a GPU computes is not held to --memory."
-    )
-
-
 def warn_of_driver(terminal: Terminal, model: Model) -> bool:
     """Warn if the process of a GPU's driver has taken more than its budget; return whether."""
-    if model.plan.device.gpu is None:
-        return False
-    text = over_budget_text(model.plan, peak_rss_bytes(), model.describe()["memory"]["budget_bytes"])
-    if text is not None:
+    if (text := model.over_budget) is not None:
         terminal.warn(text)
     return text is not None
 

@@ -35,6 +35,7 @@ from edge_rt.runtime.speculation.division import Division
 from edge_rt.runtime.speculation.live_costs import LiveCosts
 from edge_rt.runtime.speculation.speculation import Speculation
 from edge_rt.system.machine import return_free_memory
+from edge_rt.system.process_memory import peak_rss_bytes
 
 if TYPE_CHECKING:
     from edge_rt.runtime.embedding import Embedder
@@ -232,6 +233,11 @@ class LoadedModel(ModelRows, ABC):
     def logit_rows(self) -> int | None:
         """Most rows whose logits a pass may want; None: as many as the system has memory for."""
         return self._load_plan.most_logit_rows
+
+    @property
+    def over_budget(self) -> str | None:
+        """What is to be said of a GPU's driver by which the process has taken more than its budget; None: nothing."""
+        return self._load_plan.over_budget(peak_rss_bytes())
 
     @property
     def speculation(self) -> Speculation:

@@ -83,6 +83,7 @@ class Models:
     stopping: CancelToken = field(default_factory=CancelToken)
     loaded: dict[str, LoadedModel] = field(default_factory=dict)
     _changing: asyncio.Lock = field(default_factory=asyncio.Lock)
+    _is_over_budget: bool = False
 
     def preset_of(self, asked: str | None) -> Preset | None:
         """Return the preset that a request means; None: it means a model."""
@@ -131,6 +132,7 @@ class Models:
             entry.used = self.clock()
             # The CPU may have taken the place of a GPU that failed.
             self._tell_device(entry)
+            self._tell_budget(entry)
 
     async def load(self, name: str) -> None:
         """Load a model, unless it is loaded.
@@ -207,6 +209,7 @@ class Models:
         figures = f"{slots}{model.context_tokens} tokens of context, {prompts}{seconds:.1f} s"
         self.log(f"{name} is loaded on {model.device_choice.device} ({figures})")
         self._tell_device(entry)
+        self._tell_budget(entry)
         if model.plan.reduced:
             self.log(f"{name} has less than was asked for, to fit the memory: {'; '.join(model.plan.reduced)}")
         if (why := model.plan.why_answers_wait) is not None:
@@ -219,6 +222,12 @@ class Models:
             tell = self.warn if choice.has_failed else self.log
             tell(f"{entry.name}: {choice.note}")
         entry.told = choice
+
+    def _tell_budget(self, entry: LoadedModel) -> None:
+        """Say once what there is to be said about the process's memory."""
+        if not self._is_over_budget and (text := entry.model.over_budget) is not None:
+            self._is_over_budget = True
+            self.warn(text)
 
     def _planned(self, package: Package) -> tuple[LoadOptions, Plan]:
         """Return how a model is loaded, and the plan of it; rows that a GPU computes are not kept."""

@@ -6,6 +6,7 @@ from edge_rt.errors import MemoryBudgetExceeded
 from edge_rt.memory.budget import Budget
 from edge_rt.memory.figures import CONTEXT_BYTES, DRIVER_BYTES
 from edge_rt.memory.terms import divided_hidden_bytes, hidden_bytes
+from edge_rt.system.process_memory import peak_rss_bytes
 from tests.gpu.emulated import main
 from tests.gpu.models import DEVICE, expect, package, provider, room
 from tests.helpers.cheap_drafts import CheapDrafts
@@ -146,6 +147,7 @@ def case_stays(gpu):
         with load_package(package(), memory=budget, device="cuda", device_memory="514MiB", **asked) as model:
             assert model.plan.sizes.gpu.context == CONTEXT_BYTES
             assert budget.free_bytes == GIB - model.plan.total_bytes
+            assert model.over_budget is None
         # The provider holds the context as long as the process runs.
         assert gpu.live().contexts == 1
         assert budget.free_bytes == GIB - budget.base_bytes - DRIVER_BYTES
@@ -153,6 +155,11 @@ def case_stays(gpu):
     with load_package(package(), memory=budget, device="cuda:1", device_memory="514MiB", **asked) as model:
         assert model.plan.sizes.gpu.context == CONTEXT_BYTES
         assert budget.free_bytes == GIB - model.plan.total_bytes
+    # A process that has taken more than its budget, as drivers may let it, says so.
+    with load_package(
+        package(), memory=peak_rss_bytes() - 1, base_bytes=1 << 20, device="cuda", device_memory="514MiB", **asked
+    ) as model:
+        assert "lives in it" in model.over_budget
     refused = {"device": "cuda", "device_memory": "100MiB", **asked}
     expect(MemoryBudgetExceeded, "memory of the GPU", lambda: load_package(package(), **refused))
 

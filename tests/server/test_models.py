@@ -12,6 +12,7 @@ from edge_rt.device.names import ON_CPU, DeviceChoice
 from edge_rt.errors import MemoryBudgetExceeded
 from edge_rt.memory.budget import Budget
 from edge_rt.runtime.load.options import LoadOptions
+from edge_rt.runtime.model import Model
 from edge_rt.server.failures import HTTPFailure
 from edge_rt.server.models import Models
 from edge_rt.store.config import Preset
@@ -151,6 +152,29 @@ def test_what_computes_is_told_and_again_where_another_device_takes_over(native_
     assert lines[0].startswith("one is loaded on cpu (2 answers at once, 256 tokens of context, ")
     assert lines[1:] == ["one: A GPU is not used."]
     assert warnings == ["one: The CPU computes, because vulkan:1 failed: It is lost."]
+
+
+def test_a_process_that_takes_more_than_its_budget_is_told_once(native_package):
+    class Full(Model):
+        over_budget = None
+
+    class Loaded(Models):
+        def _open(self, package, options, plan):
+            return Full(package, options, plan)
+
+    async def run():
+        models = Loaded(lambda: {"one": native_package}, "one", LoadOptions(ctx=256, slots=2))
+        models.warn = warnings.append
+        async with models.using("one"):
+            # As after a first answer.
+            Full.over_budget = "the process has taken too much"
+        async with models.using("one"):
+            pass
+        await models.close()
+
+    warnings = []
+    asyncio.run(run())
+    assert warnings == ["the process has taken too much"]
 
 
 def test_many_requests_of_a_model_load_it_once(native_package):

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 from edge_rt.cli.batch_lines import START, Answered, Basis, Line, digest, read_answer, read_lines
 from edge_rt.cli.interrupt import SignalReceived, each_in_background
-from edge_rt.cli.loading import load_model, obtain_package, tell_device, telling_load
-from edge_rt.cli.notices import warn_of_driver, warn_of_limits
+from edge_rt.cli.loading import model_of_command, obtain_package
+from edge_rt.cli.notices import warn_of_limits
 from edge_rt.cli.options import flags
 from edge_rt.cli.options.generation import GuardFlags, SamplingFlags
 from edge_rt.cli.options.groups import LoadFlags, OutputFlags, PlaceFlags, SpeculationFlags
@@ -112,8 +112,7 @@ def batch(
             asked = load.options(places, speculation, answers=True)
             asked = asked.but(slots=files.slots, kv_rows=files.kv_rows, formats=has_format)
             _, package = obtain_package(terminal, load.reference, places, budget=load.budget_bytes(places))
-            model = load_model(package, telling_load(terminal, asked))
-            tell_device(terminal, model.device_choice)
+            model = opened.enter_context(model_of_command(terminal, package, asked))
             warn_of_limits(terminal, model, asked, config)
             if less := [text for text in model.plan.given_up if text.startswith(("slots", "rows"))]:
                 terminal.warn("; ".join(less))
@@ -276,7 +275,6 @@ def _run(
             status.show(count.done, count.progress)
     finally:
         status.clear()
-    warn_of_driver(terminal, model)
 
 
 def _answers(

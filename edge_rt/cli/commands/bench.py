@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from edge_rt.cli.commands.bench_prompts import PromptFlags, measure, print_figures, spec_name
 from edge_rt.cli.interrupt import run_in_background
-from edge_rt.cli.loading import load_model, obtain_package, tell_device, telling_load
+from edge_rt.cli.loading import model_of_command, obtain_package
 from edge_rt.cli.notices import NOT_SAVED, warn_of_profile
 from edge_rt.cli.options import flags
 from edge_rt.cli.options.groups import ModelFlags, OutputFlags, PlaceFlags
@@ -79,8 +79,7 @@ def bench(
     prompts = prompts.placed(places)
     asked = load.options(places, prompts.speculation())
     name, package = obtain_package(terminal, load.reference, places, budget=load.budget_bytes(places))
-    with load_model(package, telling_load(terminal, asked)) as model:
-        tell_device(terminal, model.device_choice)
+    with model_of_command(terminal, package, asked) as model, model:
         facts = model.describe()
         if prompts.prompts is None:
             warn_of_profile(terminal, model, AUTO, given="--spec")

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Final
 
 from edge_rt.cli.interrupt import each_in_background
-from edge_rt.cli.loading import load_model, obtain_package, tell_device, telling_load
+from edge_rt.cli.loading import model_of_command, obtain_package
 from edge_rt.cli.options import flags
 from edge_rt.cli.options.groups import LoadFlags, OutputFlags, PlaceFlags
 from edge_rt.cli.options.spread import only, path_of
@@ -85,21 +85,20 @@ def embed(
     _, package = obtain_package(terminal, load.reference, places, budget=budget)
     require_pooling(package.manifest)
     asked = load.options(places).but(spec="off", slots=wanted.slots)
-    model = load_model(package, telling_load(terminal, asked))
-    tell_device(terminal, model.device_choice)
-    vectors: list[list[float]] = []
-    number = 0
-    for found in each_in_background(lambda token: _groups(model, itertools.chain(first, texts), wanted, token)):
-        for vector in found:
-            values = [float(f"{value:.9g}") for value in vector.tolist()]
-            if output.json:
-                vectors.append(values)
-            else:
-                terminal.line(json.dumps({"index": number, "embedding": values}))
-            number += 1
-    if output.json:
-        size = package.manifest.model.hidden_size
-        terminal.document({"model": package.manifest.model.name, "dimensions": size, "embeddings": vectors})
+    with model_of_command(terminal, package, asked) as model:
+        vectors: list[list[float]] = []
+        number = 0
+        for found in each_in_background(lambda token: _groups(model, itertools.chain(first, texts), wanted, token)):
+            for vector in found:
+                values = [float(f"{value:.9g}") for value in vector.tolist()]
+                if output.json:
+                    vectors.append(values)
+                else:
+                    terminal.line(json.dumps({"index": number, "embedding": values}))
+                number += 1
+        if output.json:
+            size = package.manifest.model.hidden_size
+            terminal.document({"model": package.manifest.model.name, "dimensions": size, "embeddings": vectors})
     return 0
 
 

@@ -9,16 +9,16 @@ import stat
 import sys
 import threading
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Annotated, Any, Final, cast
 
 from edge_rt.cli.answering import answering, open_trace, tell_end
-from edge_rt.cli.loading import load_model, obtain_package, tell_device, telling_load
+from edge_rt.cli.loading import model_of_command, obtain_package
 from edge_rt.cli.notices import (
     CalibrationNotices,
     note_unused_penalty,
     tell_drafters,
-    warn_of_driver,
     warn_of_format,
     warn_of_limits,
     warn_of_prompt_cache,
@@ -179,14 +179,13 @@ def generate(
     speculation.check()
     options = speculation.applied_to(options)
     text = read_prompt(one_of(question.text, question.prompt, "The prompt"), terminal)
-    with open_trace(speculation.spec_trace, terminal) as trace:
+    with ExitStack() as held:
+        trace = held.enter_context(open_trace(speculation.spec_trace, terminal))
         notices = CalibrationNotices(terminal)
         asked = load.options(places, speculation, spec_trace=trace, calibration=notices, answers=True)
         asked = asked.but(formats=options.has_format or bool(options.shown(tools)))
         _, package = obtain_package(terminal, load.reference, places, budget=load.budget_bytes(places))
-        # Not closed: the process ends with the command, and the system frees at once what it holds.
-        model = load_model(package, telling_load(terminal, asked))
-        tell_device(terminal, model.device_choice)
+        model = held.enter_context(model_of_command(terminal, package, asked))
         warn_of_limits(terminal, model, asked, options)
         note_unused_penalty(terminal, model, options)
         tell_drafters(terminal, model, asked)
@@ -214,7 +213,6 @@ def generate(
                 terminal.warn(warning)
         tell_end(terminal, model, result)
         warn_of_prompt_cache(terminal, options, result)
-        warn_of_driver(terminal, model)
     if output.stats or (output.stats is None and output.verbose):
         tell_stats(terminal, result, device_text(facts["device"]))
     return EXIT_INTERRUPTED if result.finish_reason == "cancelled" else 0

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from edge_rt.cli.commands.generate import read_prompt
 from edge_rt.cli.interrupt import SignalReceived, each_in_background
-from edge_rt.cli.loading import load_model, obtain_package, tell_device, telling_load
+from edge_rt.cli.loading import model_of_command, obtain_package
 from edge_rt.cli.options import flags
 from edge_rt.cli.options.groups import ModelFlags, OutputFlags, PlaceFlags
 from edge_rt.cli.options.spread import only
@@ -65,35 +65,34 @@ def score(
     # A plan has rows of logits for drafts: those of a text are computed as many at once.
     asked = load.options(places).but(spec="off" if budget is None else "suffix")
     _, package = obtain_package(terminal, load.reference, places, budget=budget)
-    model = load_model(package, telling_load(terminal, asked))
-    tell_device(terminal, model.device_choice)
-    if scored.texts is None:
-        progress = ScoreProgress(terminal, 1)
-        [found] = each_in_background(lambda token: _scores(model, texts, token, progress))
-        progress.clear()
-        assert found[1] is not None, "one text alone"
-        document = found[1].to_json()
-        if output.json:
-            terminal.document(document)
+    with model_of_command(terminal, package, asked) as model:
+        if scored.texts is None:
+            progress = ScoreProgress(terminal, 1)
+            [found] = each_in_background(lambda token: _scores(model, texts, token, progress))
+            progress.clear()
+            assert found[1] is not None, "one text alone"
+            document = found[1].to_json()
+            if output.json:
+                terminal.document(document)
+            else:
+                terminal.line(_line(document["tokens"], document["log_probability"]))
+            return 0
+        if scored.state is None:
+            lines = _run(terminal, model, texts, None)
         else:
-            terminal.line(_line(document["tokens"], document["log_probability"]))
-        return 0
-    if scored.state is None:
-        lines = _run(terminal, model, texts, None)
-    else:
-        from edge_rt.measure.kept_lines import KeptLines
+            from edge_rt.measure.kept_lines import KeptLines
 
-        header = {
-            "edge_rt": VERSION,
-            "package_id": package.id,
-            "ctx": model.context_tokens,
-            "kv": model.describe()["kv_format"],
-            "device": str(asked.device_name),
-        }
-        form = ("edge-rt score", 1)
-        with KeptLines(scored.state, header, form=form, work="scoring", part="a score", read=_read_line) as kept:
-            lines = _run(terminal, model, texts, kept)
-    _tell(terminal, lines, is_json=output.json)
+            header = {
+                "edge_rt": VERSION,
+                "package_id": package.id,
+                "ctx": model.context_tokens,
+                "kv": model.describe()["kv_format"],
+                "device": str(asked.device_name),
+            }
+            form = ("edge-rt score", 1)
+            with KeptLines(scored.state, header, form=form, work="scoring", part="a score", read=_read_line) as kept:
+                lines = _run(terminal, model, texts, kept)
+        _tell(terminal, lines, is_json=output.json)
     return 0
 
 

@@ -22,6 +22,7 @@ from edge_rt.package.spec_modes import AUTO, OFF
 from edge_rt.runtime.load.options import LoadOptions, require_rows_here
 from edge_rt.runtime.speculation.slot_sources import TableBounds
 from edge_rt.runtime.speculation.text_sources import MAX_CONTEXTS, MAX_TOKENS
+from edge_rt.system.byte_size import show_share
 
 
 @dataclass(frozen=True)
@@ -139,6 +140,16 @@ class LoadPlan:
         """Planned bytes, including those taken for long texts since, and the bytes of the budget (None without one)."""
         more = 0 if self.encoding_budget is None else self.encoding_budget.taken_bytes
         return self.plan.total_bytes + more, self.budget_bytes
+
+    def over_budget(self, peak_bytes: int) -> str | None:
+        """Return what is said of a process with a GPU's driver whose peak is above its budget; None: it is not."""
+        gpu, budget = self.plan.device.gpu, self.budget_bytes
+        if gpu is None or budget is None or peak_bytes <= budget:
+            return None
+        return (
+            f"the process has taken {show_share(peak_bytes, budget)}: the driver of {gpu.name} lives in it, and takes "
+            "memory that edge-rt can only estimate; what a GPU computes is not held to --memory."
+        )
 
     def to_json(self) -> dict[str, Any]:
         """Return the plan as a JSON object: bytes of all and of every term, budgets, and what was given up."""

@@ -4,21 +4,26 @@ from __future__ import annotations
 
 import io
 import json
+import re
 from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
-from edge_rt.cli.loading import telling_load
-from edge_rt.cli.notices import over_budget_text, warn_of_driver
+from edge_rt.cli.loading import model_of_command, telling_load
 from edge_rt.cli.render.console import Terminal
 from edge_rt.cli.render.plan_report import budget_warnings
+from edge_rt.device.names import ON_CPU, DeviceChoice
 from edge_rt.memory.figures import GpuFigures
 from edge_rt.memory.plan import make_plan
 from edge_rt.memory.request import Request
+from edge_rt.runtime.load.load_plan import LoadPlan
 from edge_rt.runtime.load.options import LoadOptions
 from tests.helpers.models import load_package
 from tests.memory.shapes import DEVICE, make_shape
 
+ROOT = Path(__file__).parents[3]
 GIB = 1 << 30
 GPU = GpuFigures("a GPU", 4 * GIB, 3 * GIB, 100e9, 5e-4, ((1, 1.0), (8, 1.1), (24, 1.3)))
 HOST = "The budget is more than this machine has available now, 4.00 GiB."
@@ -57,28 +62,33 @@ def test_one_memory_has_one_budget(gpu):
     assert warnings(gpu, budget_bytes=5 * GIB) == (HOST,)
 
 
-class Loaded:
-    """What ``warn_of_driver`` asks a model."""
-
-    def __init__(self, gpu, budget):
-        self.plan = make_plan(make_shape(), replace(DEVICE, gpu=gpu), Request(ctx=2048))
-        self._budget = budget
-
-    def describe(self):
-        return {"memory": {"budget_bytes": self._budget}}
-
-
 @pytest.mark.parametrize("gpu", [None, GPU, replace(GPU, is_unified=True)])
-def test_a_process_with_a_driver_that_took_more_than_its_budget_is_warned_of(gpu):
-    plan = Loaded(gpu, None).plan
-    assert over_budget_text(plan, GIB, GIB) is None
-    assert over_budget_text(plan, GIB, None) is None
-    said = over_budget_text(plan, 2 * GIB, GIB)
+def test_a_process_with_a_driver_that_took_more_than_its_budget_is_told(gpu):
+    plan = make_plan(make_shape(), replace(DEVICE, gpu=gpu), Request(ctx=2048))
+    for budget in (GIB, None):
+        assert LoadPlan(plan, budget, True, None, None, 1).over_budget(GIB) is None
+    said = LoadPlan(plan, GIB, True, None, None, 1).over_budget(2 * GIB)
     assert (said is None) == (gpu is None)
     assert said is None or "has taken 2.00 of 1.00 GiB: the driver of a GPU lives in it" in said
-    for budget, is_told in ((1, gpu is not None), (1 << 60, False), (None, False)):
-        terminal = Terminal(io.StringIO(), err := io.StringIO())
-        assert warn_of_driver(terminal, Loaded(gpu, budget)) == is_told == ("lives in it" in err.getvalue())
+
+
+@pytest.mark.parametrize("said", ["the process has taken too much", None])
+def test_a_command_warns_of_it_at_its_end(said):
+    terminal = Terminal(io.StringIO(), err := io.StringIO())
+    loaded = SimpleNamespace(device_choice=DeviceChoice(ON_CPU), over_budget=said)
+    with model_of_command(terminal, None, LoadOptions(), lambda package, options: loaded) as model:
+        assert (model, err.getvalue()) == (loaded, "")
+    assert err.getvalue() == ("" if said is None else f"warning: {said}\n")
+
+
+def test_commands_with_one_model_load_it_in_the_same_way():
+    """``verify`` loads several, and what ``cache`` keeps is computed on the CPU."""
+    texts = {path.stem: path.read_text() for path in (ROOT / "edge_rt" / "cli" / "commands").glob("*.py")}
+    found = {name: set(re.findall(r"(model_of_command|load_model)\(", text)) for name, text in texts.items()}
+    assert {name for name, calls in found.items() if "load_model" in calls} == {"cache", "verify"}
+    assert {name for name, calls in found.items() if "model_of_command" in calls} == {
+        "batch", "bench", "embed", "generate", "score",
+    }  # fmt: skip
 
 
 def test_a_load_tells_its_plan_first(small_package):
