@@ -118,8 +118,11 @@ def tell_source(terminal: Terminal, resolved: Resolved, *, offline: bool, lead: 
 
 def telling_load(terminal: Terminal, options: LoadOptions) -> LoadOptions:
     """Return options of a load that tells what is special about its plan, and shows why a GPU's first one waits."""
-    text = "compiling the kernels for this GPU (kept for later; it may take a minute)"
-    on_compile = functools.partial(terminal.note, text, "dim")
+
+    def on_compile(are_kept: bool) -> None:
+        kept = "kept for later" if are_kept else "not kept: the user's cache folder cannot be written"
+        terminal.note(f"compiling the kernels for this GPU ({kept}; it may take a minute)", "dim")
+
     return options.but(on_compile=on_compile, on_plan=functools.partial(tell_plan, terminal, told=set()))
 
 

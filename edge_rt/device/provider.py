@@ -88,6 +88,11 @@ class GpuProvider(ABC):
         del gpu
         return True
 
+    def keeps_made(self, gpu: Gpu) -> bool:
+        """Return whether what is made of its kernels is kept for later processes; where it has to be, loads fail."""
+        del gpu
+        return True
+
     def closed_files(self) -> tuple[Path, ...]:
         """Return the files of its GPUs that this process may not use."""
         from edge_rt.device.driver import closed_files
@@ -213,11 +218,12 @@ class GpuProvider(ABC):
         with self._lock:
             return bool(self._ready)
 
-    def make_ready(self, gpu: Gpu, on_compile: Callable[[], None] | None = None) -> None:
+    def make_ready(self, gpu: Gpu, on_compile: Callable[[bool], None] | None = None) -> None:
         """Hand over the kernels of a GPU, which may have to be compiled when it is used for the first time.
 
         Args:
-            on_compile: called before they are compiled, which may take a minute, now or in the first passes.
+            on_compile: called before they are compiled, which may take a minute, now or in the first passes, with
+                whether the result is kept for later processes.
         """
         library = self.library
         with self._making:
@@ -226,7 +232,7 @@ class GpuProvider(ABC):
                 raise why
             # A self-test may have made it ready, for which nothing long is compiled.
             if on_compile is not None and not self.are_made(gpu):
-                on_compile()
+                on_compile(self.keeps_made(gpu))
             if is_ready:
                 return
             library.set_kernels(gpu.number, self.kernels(gpu))

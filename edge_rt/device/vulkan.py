@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -131,6 +132,11 @@ class VulkanProvider(GpuProvider):
         """Return whether its driver has compiled them before; else it does in the first passes."""
         file = self.compiled_file(gpu)
         return file is not None and file.exists()
+
+    def keeps_made(self, gpu: Gpu) -> bool:
+        """Return whether the folder for what its driver makes of them can be written; its driver may keep more."""
+        file = self.compiled_file(gpu)
+        return file is not None and os.access(file.parent, os.W_OK)
 
     def _test_key(self, gpu: Gpu) -> dict[str, Any]:
         digest = hashlib.sha256()

@@ -122,12 +122,13 @@ def open_device(
     name: DeviceName,
     op_profile: str,
     providers: GpuProviders = INSTALLED,
-    on_compile: Callable[[], None] | None = None,
+    on_compile: Callable[[bool], None] | None = None,
 ) -> ComputeDevice:
     """Return the GPU that a package is loaded on.
 
     Args:
-        on_compile: called before the kernels for a GPU are compiled, when it is used for the first time.
+        on_compile: called before the kernels for a GPU are compiled, when it is used for the first time, with whether
+            they are kept for later.
     """
     require_op_profile(name, op_profile)
     if name.kind == CUDA and op_profile == "portable":

@@ -196,12 +196,18 @@ class TestSelfTest:
         (gpu,) = provider.gpus()
         # The self-test makes it ready, and compiles nothing long.
         provider.self_test(gpu)
-        provider.make_ready(gpu, lambda: told.append("compiling"))
-        assert told == ["compiling"]
+        provider.make_ready(gpu, told.append)
+        assert told == [True]
         provider.compiled_file(gpu).write_bytes(b"compiled")
         for known in (provider, FakeVulkan(tmp_path, DRIVER + LLVMPIPE)):
-            known.make_ready(gpu, lambda: told.append("again"))
-        assert told == ["compiling"]
+            known.make_ready(gpu, told.append)
+        assert told == [True]
+        # A folder that cannot be made keeps nothing.
+        provider.compiled_file(gpu).unlink()
+        provider.compiled_folder.rmdir()
+        provider.compiled_folder.write_bytes(b"")
+        provider.make_ready(gpu, told.append)
+        assert told == [True, False]
 
     def test_an_answer_on_disk_that_nobody_wrote_is_none(self, tmp_path):
         provider = FakeVulkan(tmp_path, DRIVER + LLVMPIPE, SelfTest(False, {"fma": "differs"}))

@@ -75,7 +75,8 @@ class LoadOptions:
         spec_trace: called with every decoding step's decision.
         on_calibrate: called when the first answer has to wait for a measurement of costs on this machine, which takes a
             second or two, with the name of what is measured: ``"passes"``, and of what drafts besides.
-        on_compile: called when the kernels for a GPU have to be compiled first, which may take a minute.
+        on_compile: called when the kernels for a GPU have to be compiled first, which may take a minute, with whether
+            they are kept for later loads.
         on_plan: called with the plan before anything is loaded.
         on_load: called with the name of what has just been loaded: ``"tokenizer"``, ``"cache"``, ``"session"``,
             ``"drafter"``.
@@ -138,7 +139,7 @@ class LoadOptions:
     drafter: Path | None = None
     spec_trace: Trace | None = None
     on_calibrate: Callable[[str], None] | None = None
-    on_compile: Callable[[], None] | None = None
+    on_compile: Callable[[bool], None] | None = None
     on_plan: Callable[[Plan], None] | None = None
     on_load: Callable[[str], None] | None = None
     costs: CostStore | None = None

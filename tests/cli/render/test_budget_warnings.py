@@ -119,3 +119,13 @@ def test_commands_warn_before_they_load(inline, native_package):
     assert (result.returncode, result.stderr.count(said)) == (0, 1)
     notes = json.loads(inline("plan", *arguments, "--json").stdout)["notes"]
     assert sum(note.startswith("The budget is more than this machine has") for note in notes) == 1
+
+
+def test_who_waits_for_a_compiler_is_told_whether_its_work_is_kept():
+    for are_kept, said in (
+        (True, "(kept for later; "),
+        (False, "(not kept: the user's cache folder cannot be written; "),
+    ):
+        terminal = Terminal(io.StringIO(), err := io.StringIO())
+        telling_load(terminal, LoadOptions()).on_compile(are_kept)
+        assert said in err.getvalue()
