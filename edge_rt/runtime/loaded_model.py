@@ -124,6 +124,8 @@ class LoadedModel(ModelRows, ABC):
         if self._batch is not None:
             most, division = _shared_passes(parts, self.prefill_chunk)
             self._batch.take_over(parts.slots, parts.pool, division, most, note or "")
+        if options.on_takeover is not None:
+            options.on_takeover(self.device_choice)
         return note
 
     def expert_reads(self) -> ExpertReads | None:

@@ -130,8 +130,6 @@ class Models:
         finally:
             entry.users -= 1
             entry.used = self.clock()
-            # The CPU may have taken the place of a GPU that failed.
-            self._tell_device(entry)
             self._tell_budget(entry)
 
     async def load(self, name: str) -> None:
@@ -200,6 +198,14 @@ class Models:
                     "Ask again when they have answered, or give a larger budget.",
                 )
             await self._unload(idle[0], f"{name} needs its memory")
+        loop = asyncio.get_running_loop()
+
+        def on_takeover(choice: DeviceChoice) -> None:
+            del choice  # the model has it
+            if not loop.is_closed():
+                loop.call_soon_threadsafe(self._tell_takeover, name)
+
+        options = options.but(on_takeover=on_takeover)
         model = await asyncio.to_thread(self._open, package, options, plan)
         entry = self.loaded[name] = LoadedModel(name, model, used=self.clock())
         seconds = time.perf_counter() - started
@@ -222,6 +228,11 @@ class Models:
             tell = self.warn if choice.has_failed else self.log
             tell(f"{entry.name}: {choice.note}")
         entry.told = choice
+
+    def _tell_takeover(self, name: str) -> None:
+        """Say that the CPU has taken the place of a GPU; before a model is there, what computes is told with it."""
+        if (entry := self.loaded.get(name)) is not None:
+            self._tell_device(entry)
 
     def _tell_budget(self, entry: LoadedModel) -> None:
         """Say once what there is to be said about the process's memory."""

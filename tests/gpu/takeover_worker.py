@@ -93,21 +93,29 @@ def case_drafted(gpu):
 
 
 def case_served(gpu):
-    """A device that fails while a server computes the first passes: the model is not loaded, or is on the CPU."""
+    """A device that fails while a server computes the first passes: the model is not loaded, or is on the CPU.
+
+    One that fails in an answer is told at once.
+    """
     from tests.helpers.served import models_of
 
     asked = {"device": gpu.device, "gpu_providers": provider(gpu), "ctx": 256, "slots": 2}
 
-    async def load(number, **options):
+    async def load(number, *, in_answer=False, **options):
         models, lines, warnings = models_of({"one": package()}, memory=Budget("8GiB"), **asked, **options), [], []
         models.log, models.warn = lines.append, warnings.append
-        gpu.fault("cuLaunchKernel", number, LAUNCH_FAILED)
+        if not in_answer:
+            gpu.fault("cuLaunchKernel", number, LAUNCH_FAILED)
         try:
             await models.load("one")
+            if in_answer:
+                gpu.fault("cuLaunchKernel", number, LAUNCH_FAILED)
             async with models.using("one") as entry:
                 found = await entry.model.agenerate(PROMPT, max_tokens=8, repetition_guard=False, **GREEDY)
+                # While the request is under way.
+                assert len(warnings) == 1, warnings
             assert found.token_ids == plain(package())
-            assert not found.warnings, found.warnings
+            assert bool(found.warnings) is in_answer, found.warnings
         finally:
             gpu.configure(**DEVICE)
             await models.close()
@@ -115,11 +123,12 @@ def case_served(gpu):
         return lines, warnings
 
     # At once, and later.
-    for number in (3, 300):
+    for number in (3, 90):
         expect(DeviceLost, "LAUNCH_FAILED", lambda number=number: asyncio.run(load(number)))
-        lines, (warning,) = asyncio.run(load(number, on_device_error="cpu"))
-        assert lines[0].startswith("one is loaded on cpu ("), lines
-        assert warning.startswith(f"one: The CPU computes, because {gpu.device} failed: "), warning
+        for in_answer, device in ((False, "cpu"), (True, gpu.device)):
+            lines, (warning,) = asyncio.run(load(number, on_device_error="cpu", in_answer=in_answer))
+            assert lines[0].startswith(f"one is loaded on {device} ("), lines
+            assert warning.startswith(f"one: The CPU computes, because {gpu.device} failed: "), warning
 
 
 def case_slots(gpu):

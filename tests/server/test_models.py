@@ -128,27 +128,35 @@ def test_prompts_are_kept_where_they_can_be_unless_a_folder_is_named(native_pack
     assert ["kept on disk" in line for line in lines if "is loaded" in line] == [False, True]
 
 
-def test_what_computes_is_told_and_again_where_another_device_takes_over(native_package):
+def test_what_computes_is_told_and_again_when_another_device_takes_over(native_package):
     class Chosen(Models):
         """A choice of ``auto`` as of a plan where a GPU was not measured."""
 
         def _plan(self, package, options):
             return replace(super()._plan(package, options), device_choice=DeviceChoice(ON_CPU, "A GPU is not used."))
 
+        def _open(self, package, options, plan):
+            opened.append(options)
+            return super()._open(package, options, plan)
+
     async def run():
         models = Chosen(lambda: {"one": native_package}, "one", LoadOptions(ctx=256, slots=2))
         models.log, models.warn = lines.append, warnings.append
-        async with models.using("one"):
-            pass
         async with models.using("one") as entry:
             # As a model does that goes on with the CPU.
             entry.model.device_choice = DeviceChoice(ON_CPU, failures=(("vulkan:1", "It is lost."),))
+            await asyncio.to_thread(opened[0].on_takeover, entry.model.device_choice)
+            await asyncio.sleep(0)
+            assert len(warnings) == 1
         async with models.using("one"):
             pass
         await models.close()
+        # One that is unloaded meanwhile.
+        opened[0].on_takeover(entry.model.device_choice)
 
-    lines, warnings = [], []
+    lines, warnings, opened = [], [], []
     asyncio.run(run())
+    opened[0].on_takeover(None)
     assert lines[0].startswith("one is loaded on cpu (2 answers at once, 256 tokens of context, ")
     assert lines[1:] == ["one: A GPU is not used."]
     assert warnings == ["one: The CPU computes, because vulkan:1 failed: It is lost."]

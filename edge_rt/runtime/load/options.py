@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from edge_rt.device.installed import INSTALLED
-from edge_rt.device.names import AUTO as AUTO_DEVICE, CPU, ON_CPU, ON_DEVICE_ERROR, RAISES, DeviceName
+from edge_rt.device.names import AUTO as AUTO_DEVICE, CPU, ON_CPU, ON_DEVICE_ERROR, RAISES, DeviceChoice, DeviceName
 from edge_rt.device.provider import GpuProviders
 from edge_rt.errors import ConfigError
 from edge_rt.memory.budget import Budget
@@ -78,6 +78,8 @@ class LoadOptions:
         on_compile: called when the kernels for a GPU have to be compiled first, which may take a minute, with whether
             they are kept for later loads.
         on_plan: called with the plan before anything is loaded.
+        on_takeover: called with what computes now when the CPU has taken the place of a GPU that failed, in the thread
+            that computes.
         on_load: called with the name of what has just been loaded: ``"tokenizer"``, ``"cache"``, ``"session"``,
             ``"drafter"``.
         costs: where measured costs of passes are stored; None keeps them in memory only.
@@ -141,6 +143,7 @@ class LoadOptions:
     on_calibrate: Callable[[str], None] | None = None
     on_compile: Callable[[bool], None] | None = None
     on_plan: Callable[[Plan], None] | None = None
+    on_takeover: Callable[[DeviceChoice], None] | None = None
     on_load: Callable[[str], None] | None = None
     costs: CostStore | None = None
     tokenizer_readings: Path | None = None
