@@ -7,14 +7,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-import onnx_ir as ir
-
 from edge_rt.errors import StorageError
 from edge_rt.export.checkpoint import Checkpoint
 from edge_rt.export.decoder.weights import build_ahead_graph, build_graph, build_states_graph, write_rope_tables
 from edge_rt.export.graph.ahead import AheadBuilder
 from edge_rt.export.graph.native import NativeBuilder
 from edge_rt.export.graph.native_products import NO_FINE_BLOCKS, FineBlocks
+from edge_rt.export.graph.onnx_ir_import import ir
 from edge_rt.export.quantise.moments import CalibrationWalk, InputMoments
 from edge_rt.export.quantise.rows import LimitedMatrices, PartError, QuantisedRows
 from edge_rt.export.sources.model_file import TensorReader

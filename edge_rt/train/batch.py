@@ -12,9 +12,9 @@ from typing import Any, Final, NamedTuple, Self
 
 import numpy as np
 import numpy.typing as npt
-import onnx_ir as ir
 
 from edge_rt.errors import UnsupportedModel
+from edge_rt.export.graph.onnx_ir_import import ir
 from edge_rt.ort.binding import StopSwitch
 from edge_rt.ort.session import Session
 from edge_rt.package.kv_formats import KV_FORMAT

@@ -10,12 +10,12 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-import onnx_ir as ir
 import torch
 from torch import Tensor
 from torch.nn import functional
 
 from edge_rt.errors import UnsupportedModel
+from edge_rt.export.graph.onnx_ir_import import ir
 from edge_rt.ort.binding import StopSwitch
 from edge_rt.ort.session import Session
 from edge_rt.package.manifest import WEIGHTS_FILE

@@ -41,6 +41,7 @@ def profile(request):
 def check_predictions(report, most=2.5):
     assert report["disk_bytes"] <= report["predicted_disk_bytes"] <= report["disk_bytes"] + (10 << 20)
     assert report["peak_bytes"] <= report["predicted_peak_bytes"] < most * report["peak_bytes"]
+    assert not report["has_sympy"]
 
 
 SLOW = {

@@ -10,7 +10,6 @@ from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
-import onnx_ir as ir
 
 from edge_rt.errors import StorageError
 from edge_rt.export.calibration.key_constants import (
@@ -23,6 +22,7 @@ from edge_rt.export.calibration.key_constants import (
 from edge_rt.export.decoder.weights import DecoderWeights, build_graph, calibrated_layers
 from edge_rt.export.graph.builder import GraphBuilder, LayerMatrices, Residual, as_output
 from edge_rt.export.graph.native import NativeBuilder
+from edge_rt.export.graph.onnx_ir_import import ir
 from edge_rt.export.op_profile import native_caches, native_feeds
 from edge_rt.export.reference.expert_hits import Routing
 from edge_rt.export.weights.native import key_constant_names

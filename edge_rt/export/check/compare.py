@@ -10,7 +10,6 @@ from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
-import onnx_ir as ir
 
 from edge_rt.errors import InvalidPackage, StorageError
 from edge_rt.export.check.predictions import Divergence
@@ -18,6 +17,7 @@ from edge_rt.export.checkpoint import Checkpoint
 from edge_rt.export.decoder.weights import DecoderWeights
 from edge_rt.export.graph.builder import as_output
 from edge_rt.export.graph.native_products import NO_FINE_BLOCKS, FineBlocks
+from edge_rt.export.graph.onnx_ir_import import ir
 from edge_rt.export.op_profile import OpProfile
 from edge_rt.export.reference.reference import DecoderReference, Step
 from edge_rt.export.sources.model_file import TensorReader

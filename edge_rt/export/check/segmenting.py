@@ -9,7 +9,6 @@ from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
-import onnx_ir as ir
 
 from edge_rt.errors import InvalidPackage
 from edge_rt.export.check.compare import CHECK_ROWS, check_token_ids, run_graph
@@ -18,6 +17,7 @@ from edge_rt.export.decoder.weights import DecoderWeights
 from edge_rt.export.graph.builder import IR_VERSION, Residual, as_output, graph_input
 from edge_rt.export.graph.native import NativeBuilder
 from edge_rt.export.graph.native_products import NO_FINE_BLOCKS, OPSETS, FineBlocks
+from edge_rt.export.graph.onnx_ir_import import ir
 from edge_rt.export.weights.linear import Linear
 from edge_rt.export.weights.weights_file import WeightsLayout
 from edge_rt.export.writing import GRAPH_FILE, PRODUCER, save_graph

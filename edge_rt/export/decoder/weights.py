@@ -8,13 +8,13 @@ from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
-import onnx_ir as ir
 
 from edge_rt.errors import UnsupportedModel
 from edge_rt.export.decoder.tensors import kv_kinds
 from edge_rt.export.graph.ahead import AheadBuilder
 from edge_rt.export.graph.builder import GraphBuilder, Residual
 from edge_rt.export.graph.native import NativeBuilder
+from edge_rt.export.graph.onnx_ir_import import ir
 from edge_rt.export.op_profile import OpProfile
 from edge_rt.export.sources.compound import CompoundTensor
 from edge_rt.export.sources.gguf_types import TensorInfo

@@ -21,11 +21,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import onnx_ir as ir
-
 from edge_rt.export.graph.builder import Residual, as_output, graph_input
 from edge_rt.export.graph.native import NativeBuilder
 from edge_rt.export.graph.native_products import DOMAIN, NO_FINE_BLOCKS
+from edge_rt.export.graph.onnx_ir_import import ir
 from edge_rt.export.weights.linear import Linear
 from edge_rt.export.weights.native import tiles_of
 from edge_rt.export.weights.tile_formats import FORMAT_OF_GGML, TILE_ROWS

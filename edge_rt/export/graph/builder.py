@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from typing import Final, Protocol
 
 import numpy as np
-import onnx_ir as ir
 
+from edge_rt.export.graph.onnx_ir_import import ir
 from edge_rt.export.weights.linear import Linear
 from edge_rt.export.weights.weights_file import WeightsLayout
 from edge_rt.package.decoder import Decoder, rope_names

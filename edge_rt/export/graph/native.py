@@ -48,8 +48,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import onnx_ir as ir
-
 from edge_rt.export.graph.builder import LayerMatrices, Linears, Residual, as_output, graph_input
 from edge_rt.export.graph.native_products import (
     DOMAIN,
@@ -61,6 +59,7 @@ from edge_rt.export.graph.native_products import (
     matrix_attributes,
     only,
 )
+from edge_rt.export.graph.onnx_ir_import import ir
 from edge_rt.export.weights.linear import Linear
 from edge_rt.export.weights.native import key_constant_names, tiles_of
 from edge_rt.export.weights.weights_file import WeightsLayout

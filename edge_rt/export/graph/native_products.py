@@ -6,9 +6,8 @@ from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import Final
 
-import onnx_ir as ir
-
 from edge_rt.export.graph.builder import GraphBuilder, Linears, Residual
+from edge_rt.export.graph.onnx_ir_import import ir
 from edge_rt.export.weights.linear import Linear
 from edge_rt.export.weights.native import tiles_of
 from edge_rt.export.weights.tile_formats import FORMAT_OF_GGML, UPPER_FORMAT

@@ -23,8 +23,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
-import onnx_ir as ir
-
 from edge_rt.export.graph.builder import (
     GraphBuilder,
     Linears,
@@ -32,6 +30,7 @@ from edge_rt.export.graph.builder import (
     as_output,
     graph_input,
 )
+from edge_rt.export.graph.onnx_ir_import import ir
 from edge_rt.export.weights.linear import Linear
 from edge_rt.export.weights.portable import (
     block_size,

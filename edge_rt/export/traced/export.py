@@ -9,8 +9,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
 
-import onnx_ir as ir
-
 from edge_rt.errors import InputError, InvalidModelFile, UnsupportedModel
 from edge_rt.export.check.compare import CheckResult
 from edge_rt.export.checkpoint import text_warnings
@@ -18,6 +16,7 @@ from edge_rt.export.estimate import require_room
 from edge_rt.export.exporter import ExportReport, Stages, report_of
 from edge_rt.export.families.folder import describe_folder
 from edge_rt.export.families.registry import require_decoder
+from edge_rt.export.graph.onnx_ir_import import ir
 from edge_rt.export.options import ExportOptions
 from edge_rt.export.sources.hf_folder import HFFolder, hf_source, read_hf_config, read_hf_folder
 from edge_rt.export.sources.source import Source, TokenizerBuild

@@ -7,9 +7,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-import onnx_ir as ir
-
 from edge_rt.errors import UnsupportedModel, VersionMismatch
+from edge_rt.export.graph.onnx_ir_import import ir
 
 TOKENS: Final = "input_ids"
 MASK: Final = "attention_mask"

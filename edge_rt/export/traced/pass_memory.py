@@ -11,10 +11,10 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Final
 
-import onnx_ir as ir
 import onnx_ir.passes.common as passes
 
 from edge_rt.export.estimate import BASE_BYTES, GRAPH_AND_TEXT_BYTES, ExportEstimate
+from edge_rt.export.graph.onnx_ir_import import ir
 from edge_rt.export.sources.hf_folder import HFFolder
 from edge_rt.export.traced.store import SMALLEST_STORED, matrices
 from edge_rt.package.weights_info import PassBytes

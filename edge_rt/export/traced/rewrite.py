@@ -11,9 +11,9 @@ from collections.abc import Sequence
 from typing import Final
 
 import numpy as np
-import onnx_ir as ir
 
 from edge_rt.errors import UnsupportedModel
+from edge_rt.export.graph.onnx_ir_import import ir
 from edge_rt.export.traced.interface import MASK, PLACES, POSITIONS, TracedInterface
 
 _ELEMENTWISE: Final = ("Add", "Cast", "Clip", "Div", "Identity", "Mul", "Sub", "Tanh")

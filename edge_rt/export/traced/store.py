@@ -7,11 +7,11 @@ from pathlib import Path
 from typing import Final
 
 import numpy as np
-import onnx_ir as ir
 import onnx_ir.passes.common as passes
 
 from edge_rt.errors import InvalidModelFile, StorageError
 from edge_rt.export.graph.builder import IR_VERSION
+from edge_rt.export.graph.onnx_ir_import import ir
 from edge_rt.export.weights.weights_file import WeightsFile, WeightsLayout, verify_checksums
 from edge_rt.package.manifest import WEIGHTS_FILE
 

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 import numpy.typing as npt
-import onnx_ir as ir
 
 from edge_rt.errors import UnsupportedModel
 from edge_rt.export.families.rope import llama3_divisors, plain_frequencies
+from edge_rt.export.graph.onnx_ir_import import ir
 from edge_rt.export.weights.native import Region
 from edge_rt.export.weights.tile_formats import TILE_FORMATS, TILE_ROWS
 from edge_rt.export.weights.tiles import tile_count, unit_count, unpack_rows
