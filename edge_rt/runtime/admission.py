@@ -175,7 +175,8 @@ class Admission:
         if self.most is None:
             return False
         # Who has ended may not have left yet, and its reader may come back at once.
-        there = [one for one in (*self.active, *self._waiting) if isinstance(one, Turn) or not one.has_ended]
+        with self._lock:
+            there = [one for one in (*self.active, *self._waiting) if isinstance(one, Turn) or not one.has_ended]
         return len(there) >= self.most
 
     def add(self, ticket: Ticket, retry_after: Callable[[], float]) -> None:
@@ -255,29 +256,43 @@ class Admission:
         for other in passed:
             other.overtaken += 1
         with self._lock:
+            # In this order: who is in both, as behind an interrupt, is lost by neither.
+            self.active.append(ticket)
             self._waiting.remove(ticket)
             self._has_changed = True
-        self.active.append(ticket)
 
     def leave(self, ticket: Ticket) -> None:
         """Forget a generation that has ended, or waits no longer; its rows rest. After an interrupt call it again."""
         if ticket in self.active:
-            if self._pooled and ticket.slot is not None:
-                cache = self._pooled[ticket.slot]
-                try:
-                    cache.rest()
-                except MemoryError:
-                    cache.release()
-            self.active.remove(ticket)
+            self._give_back(ticket)
         with self._lock:
             if ticket in self._waiting:
                 self._waiting.remove(ticket)
             self._has_changed = True
 
+    def _give_back(self, ticket: Ticket) -> None:
+        """Let the rows of a generation rest, and free its slot."""
+        if self._pooled and ticket.slot is not None:
+            cache = self._pooled[ticket.slot]
+            try:
+                cache.rest()
+            except MemoryError:
+                cache.release()
+        self.active.remove(ticket)
+
     def mend(self) -> None:
-        """Count anew who holds which rows: an interrupt may have come in between."""
+        """Count anew who holds which rows, and let those wait again that were about to begin: after an interrupt.
+
+        After another one, call it again.
+        """
         if self.pool is not None:
             self.pool.recount(self._pooled)
+        for ticket in reversed(tuple(self.active)):
+            if ticket.decoding is None:
+                with self._lock:
+                    if ticket not in self._waiting:
+                        self._waiting.appendleft(ticket)
+                self._give_back(ticket)
         self._has_changed = True
 
     def forget(self) -> None:

@@ -226,7 +226,8 @@ class Batch:
     def _drop(self) -> None:
         """Free what was reserved for a pass, and the model where nobody is under way; may be called twice."""
         for ticket in self._active:
-            ticket.running.drop()
+            if ticket.decoding is not None:
+                ticket.decoding.drop()
         self._release_if_idle()
 
     def _admit(self) -> None:
@@ -247,26 +248,31 @@ class Batch:
             except Cancelled:
                 # The model was closed while passes were measured.
                 self._end(ticket, is_stopped=True)
-            except BaseException as error:
+            except Exception as error:
                 self._fail(ticket, error)
-                if not isinstance(error, Exception):
-                    raise
             self._settle()
 
     def _open(self, ticket: Ticket, drafter: Drafter, rule: AcceptanceRule) -> None:
         """Begin a generation that has a slot and rows, or go on with it behind a device that has failed."""
-        generation, cache, note = ticket.generation, self.admission.cache_of(ticket), ticket.note
         ticket.drafts = not isinstance(drafter, NullDrafter)
+        try:
+            if (given := self._begin(ticket, drafter, rule)) is not None:
+                self._deliver(ticket, given)
+        except BaseException as error:
+            # An interrupt: what is half begun is not begun again.
+            if not isinstance(error, Exception):
+                self._end(ticket, error)
+            raise
+
+    def _begin(self, ticket: Ticket, drafter: Drafter, rule: AcceptanceRule) -> Accepted | None:
+        generation, cache, note = ticket.generation, self.admission.cache_of(ticket), ticket.note
         if note is None:
             ticket.decoding = generation.open(cache, drafter, rule)
-            given = ticket.decoding.begin()
-        else:
-            assert self._runner is not None, "the model is not held"
-            ticket.decoding, ticket.note = generation.resume(Held(self._runner, drafter, rule, cache, note=note)), None
-            ticket.decoding.begin()
-            given = generation.missed()
-        if given is not None:
-            self._deliver(ticket, given)
+            return ticket.decoding.begin()
+        assert self._runner is not None, "the model is not held"
+        ticket.decoding, ticket.note = generation.resume(Held(self._runner, drafter, rule, cache, note=note)), None
+        ticket.decoding.begin()
+        return generation.missed()
 
     def _compute(self) -> None:
         """Run one pass, and deliver what it gave."""

@@ -238,3 +238,43 @@ def test_interrupts_anywhere_where_an_answer_ends_leave_everything_whole(how, ea
         nth += each  # the way out is the same: every second place of the others is enough
     assert {"", "Admission.leave", "PooledCache.rest", "RowPool.keep", "RowPool.drop"} <= places[0], places
     assert {"Admission.mend", "RowPool.recount"} <= places[1], places
+
+
+def admitted(nth, second):
+    """Let one that waits begin before another, interrupted, and the turn behind it; return places and all answers."""
+    fake = FakeBatch(3, rows=5 * ROW_BLOCK, draft_max=0)
+    asked = [([5] * 20, TOKENS), ([9] * 50, FEW), ([3, 4], FEW)]
+    under_way = fake.submit(asked[0][0], max_tokens=asked[0][1])
+    fake.batch.step()
+    # The first of the others has to wait for rows, so that the second one begins before it.
+    tickets = [under_way, *(fake.submit(prompt, max_tokens=count) for prompt, count in asked[1:])]
+    assert fake.admission.head is tickets[1]
+    places = []
+    for left, *bounds in ((nth, "_admit", "_pass"), (second, "_finish", "_admit")):
+        interrupts = Interrupts(left, *bounds)
+        with traced_again(), suppress(KeyboardInterrupt):
+            interrupts.begin()
+            fake.batch.step()
+        places.append(interrupts.place)
+    fake.batch.check()
+    for _ in range(40):
+        fake.batch.step()
+    fake.batch.check()
+    assert not fake.admission.has_work, places
+    assert all(ticket.has_ended for ticket in tickets), places
+    return places, [ticket.error or ticket.generation.settled().token_ids for ticket in tickets], asked
+
+
+def test_interrupts_anywhere_where_an_answer_begins_lose_none():
+    places, nth, found = [set(), set()], 0, ""
+    while found is not None:
+        (found, second), answers, asked = admitted(nth, 5 * nth % 40)
+        for number, (answer, (prompt, count)) in enumerate(zip(answers, asked, strict=True)):
+            # What is half begun fails; others do not.
+            is_hit = number == 2 and isinstance(answer, KeyboardInterrupt)
+            assert is_hit or answer == Run(prompt, max_tokens=count).result().token_ids, (number, found, second)
+        for seen, place in zip(places, (found, second), strict=True):
+            seen.add((place or "").split(":")[0])
+        nth += 3  # each was tried
+    assert {"Admission.next", "Admission._begin", "PooledCache.begin", "Generation.open"} <= places[0], places
+    assert "Admission.mend" in places[1], places
