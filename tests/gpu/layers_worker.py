@@ -7,7 +7,6 @@ from pathlib import Path
 
 import numpy as np
 
-from edge_rt.device.cuda import CONTEXT_BYTES
 from edge_rt.device.names import GPU_LAYERS, parse_device
 from edge_rt.errors import MemoryBudgetExceeded, UnsupportedModel
 from edge_rt.export import export_model
@@ -214,9 +213,10 @@ def case_auto(gpu):
 def case_refused(gpu):
     """Layers stay with those whose keys they read, less than one is not loaded, nor a graph without such a layer."""
     own = room(gpu, whole(), 1, ctx=256, **PINNED)
+    context = provider(gpu).of(parse_device(gpu.device)).context_bytes
     why = "Its last 4 layers are not divided with the CPU, because they read each other's keys and values"
     for path, count, said in (
-        (family("gemma4_text"), CONTEXT_BYTES + 1000, why),
+        (family("gemma4_text"), context + 1000, why),
         (whole(), own - 1, "memory of the GPU"),
     ):
         asked = {**PINNED, "ctx": 256, "device_memory": count}
