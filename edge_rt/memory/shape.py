@@ -74,6 +74,11 @@ class ModelShape:
         return self.model.qkv_size
 
     @cached_property
+    def known_passes(self) -> dict[tuple[int, int, int], int]:
+        """What ``terms.passes_bytes`` has computed, by its arguments: a plan asks for a few of them a hundred times."""
+        return {}
+
+    @cached_property
     def window_layers(self) -> int:
         """Layers whose cache holds a sliding window or a convolution's rows; that of traced graphs holds all tokens."""
         return 0 if self.traced is not None else sum(window > 0 for window in self.model.layer_windows)

@@ -473,7 +473,11 @@ def hidden_row_bytes(shape: ModelShape, *, hidden: bool) -> int:
 
 def passes_bytes(shape: ModelShape, rows: int, ctx: int, slots: int = 1) -> int:
     """Return the most bytes that a pass of up to ``rows`` tokens allocates; a last chunk may have any such size."""
-    return max(allocated_bytes(shape, size, ctx, slots) for size in heaviest_rows(shape, rows))
+    found = shape.known_passes.get((rows, ctx, slots))
+    if found is None:
+        found = max(allocated_bytes(shape, size, ctx, slots) for size in heaviest_rows(shape, rows))
+        shape.known_passes[rows, ctx, slots] = found
+    return found
 
 
 def pass_memory_bytes(shape: ModelShape, choice: Choice) -> int:
