@@ -163,18 +163,21 @@ class ModelShape:
         Args:
             is_read: of all layers that read them, which may be others than those that keep them.
         """
-        model = self.model
+        model, row = self.model, KV_FORMAT[kv_format]
         if self.op_profile != "native" or not isinstance(model, Decoder):
             return (self.full_layers * full + self.window_attentions * windowed) * self.token_bytes(kv_format)
-        return sum(self.layer_bytes(kv_format, full, windowed, is_read=is_read).values())
+        return sum(
+            layers * (windowed if one.window else full) * row.token_bytes(one.num_kv_heads, one.head_dim)
+            for one, layers in model.attention_kinds
+            if is_read or one.kv_from is None
+        )
 
-    def layer_bytes(self, kv_format: str, full: int, windowed: int, *, is_read: bool = False) -> Mapping[int, int]:
-        """Return layer -> bytes of its part of that, of a native package."""
+    def layer_bytes(self, kv_format: str, full: int, windowed: int) -> Mapping[int, int]:
+        """Return layer -> bytes of so many tokens in the KV cache, of layers of a native package that keep any."""
         model, row = self.model, KV_FORMAT[kv_format]
         if not isinstance(model, Decoder):
             return dict.fromkeys(range(model.num_layers), full * self.token_bytes(kv_format))
-        layers = model.attention_layers if is_read else model.kv_layers
-        heads = {layer: model.attention_of(layer) for layer in layers}
+        heads = {layer: model.attention_of(layer) for layer in model.kv_layers}
         return {
             layer: (windowed if one.window else full) * row.token_bytes(one.num_kv_heads, one.head_dim)
             for layer, one in heads.items()

@@ -10,6 +10,7 @@ import operator
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from itertools import accumulate, pairwise, takewhile
 from pathlib import Path
 from typing import Final
@@ -211,6 +212,7 @@ def tiles_shape(rows: int, inputs: int, form: str) -> tuple[int, int, int]:
     return -(-rows // TILE_ROWS), -(-inputs // unit_inputs), unit_bytes
 
 
+@lru_cache(maxsize=512)  # layers are alike
 def row_bytes(inputs: int, types: str) -> int:
     """Return the bytes that a row of a matrix takes in tiles, rounded up: the most of several types.
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
@@ -44,13 +44,17 @@ _TOKEN_BYTES: Final = 60
 """Of ``tokenizer.json``, per token of the vocabulary; 45 to 130 in tokenizers that were looked at."""
 
 
-def file_types(decoder: Decoder, weights: str) -> dict[str, str]:
-    """Return the type of every tensor of a file, by the rules of llama.cpp's quantiser, for the types that are here."""
-    from edge_rt.export.decoder.tensors import PLAIN, expected_shapes
+def file_types(decoder: Decoder, shapes: Mapping[str, Sequence[int]], weights: str) -> dict[str, str]:
+    """Return the type of every tensor of a file, by the rules of llama.cpp's quantiser, for the types that are here.
+
+    Args:
+        shapes: of all tensors (``expected_shapes``), inputs first.
+    """
+    from edge_rt.export.decoder.tensors import PLAIN
 
     return {
         name: _type_of(name, shape[0], decoder, weights) if len(shape) == 2 and not name.endswith(PLAIN) else "F32"
-        for name, shape in expected_shapes(decoder).items()
+        for name, shape in shapes.items()
     }
 
 
@@ -82,8 +86,9 @@ def foreseen_shape(model: CatalogueModel, op_profile: str = "native") -> ModelSh
     from edge_rt.export.opening import describe_config
 
     decoder = describe_config(model.name, model.config)
-    types, sizes = file_types(decoder, model.weights), {}
-    for name, shape in expected_shapes(decoder).items():
+    shapes = expected_shapes(decoder)
+    types, sizes = file_types(decoder, shapes, model.weights), {}
+    for name, shape in shapes.items():
         rows = 1 if len(shape) == 1 else -(-shape[1] // TILE_ROWS) * TILE_ROWS
         sizes[name] = rows * row_bytes(shape[0], types[name])
     rotations = 0 if decoder.loads_rope else decoder.rope_bytes(decoder.context_length)

@@ -71,7 +71,8 @@ def with_fewer_tokens(model, most):
 def tensors_of(model) -> dict[str, tuple[tuple[int, ...], gguf.GGMLQuantizationType, int]]:
     """Return shape, type and padded bytes of the tensors that the file of a model of the catalogue has, by name."""
     decoder = describe_config(model.name, model.config)
-    shapes, types, found = expected_shapes(decoder), file_types(decoder, model.weights), {}
+    shapes, found = expected_shapes(decoder), {}
+    types = file_types(decoder, shapes, model.weights)
     config = newer_config(model.config)
     if _has_divisors(config):
         shapes = {"rope_freqs.weight": (_divided_size(config) // 2,), **shapes}
