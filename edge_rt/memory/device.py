@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from edge_rt.device.cuda import CONTEXT_BYTES, DRIVER_BYTES, PAGE_BYTES
-from edge_rt.device.names import DEVICES_HELP, DeviceName, is_local, parse_device, unknown_device
+from edge_rt.device.names import DEVICES_HELP, VULKAN, DeviceName, is_local, parse_device, unknown_device
 from edge_rt.errors import ConfigError, StorageError
 from edge_rt.memory.figures import Device, GpuFigures
 from edge_rt.system.byte_size import round_up
@@ -26,16 +26,52 @@ from edge_rt.system.files import write_atomically
 from edge_rt.system.json_files import parse_json, read_bytes
 
 _GB: Final = 10**9
+SHARED_HEAP: Final = 1 / 3
+"""How much of a machine's memory Vulkan's driver lends an integrated GPU: an estimate. Mesa's for AMD names two thirds
+of what the kernel gives, usually half."""
 
 
 @dataclass(frozen=True)
 class Preset:
-    """A device of ``devices.json``."""
+    """A device of ``devices.json``.
+
+    Attributes:
+        vulkan: name of its GPU, for which plans with Vulkan are made; None: there are none.
+    """
 
     name: str
     text: str
     device: Device
     evidence: Mapping[str, tuple[str, str]]
+    vulkan: str | None = None
+
+    def with_vulkan(self) -> Device:
+        """Return the device with its GPU as Vulkan's driver has it: what that takes and lends are estimates.
+
+        Raises:
+            ConfigError: there is no plan for it.
+        """
+        from edge_rt.device.vulkan import VulkanProvider
+
+        if self.vulkan is None:
+            raise ConfigError(
+                f"No plan with Vulkan is made for {self.name}.",
+                f"There are those for {', '.join(name for name, one in presets().items() if one.vulkan)}.",
+                f"Choose one of these, with :{VULKAN} behind it.",
+            )
+        machine, gpu = self.device, self.device.gpu
+        if gpu is None:
+            heap = int(SHARED_HEAP * machine.total_bytes)
+            gpu = unmeasured_gpu(self.vulkan, heap, machine.available_bytes, is_unified=True, machine=machine)
+        gpu = replace(
+            gpu,
+            name=self.vulkan,
+            context_bytes=VulkanProvider.context_bytes,
+            host_bytes=VulkanProvider.host_bytes,
+            chunk_bytes=VulkanProvider.chunk_bytes,
+            page_bytes=VulkanProvider.page_bytes,
+        )
+        return replace(machine, name=f"{machine.name}:{VULKAN}", gpu=gpu)
 
 
 def read_presets(path: Path) -> Mapping[str, Preset]:
@@ -57,7 +93,8 @@ def read_presets(path: Path) -> Mapping[str, Preset]:
             )
             of_gpu = {} if gpu is None else {f"gpu.{key}": value for key, value in _figures(gpu).items()}
             evidence = {key: (str(one["evidence"]), str(one["source"])) for key, one in {**host, **of_gpu}.items()}
-            result[device.name] = Preset(device.name, entry["text"], checked(device, path), evidence)
+            vulkan = entry.get("vulkan")
+            result[device.name] = Preset(device.name, entry["text"], checked(device, path), evidence, vulkan)
     except (KeyError, TypeError, ValueError) as error:
         raise malformed(path, f"{type(error).__name__}: {error}") from error
     return result
@@ -134,9 +171,12 @@ def presets() -> Mapping[str, Preset]:
 
 
 def preset(name: str) -> Device:
-    """Return the device of a preset, or a saved device of that name."""
+    """Return the device of a preset, with ``:vulkan`` behind its name that with its GPU; or a saved device."""
     if name in presets():
         return presets()[name].device
+    machine, _, kind = name.partition(":")
+    if machine in presets() and kind == VULKAN:
+        return presets()[machine].with_vulkan()
     if _can_be_saved(name) and (path := device_path(name)).is_file():
         return load_device(path)
     raise unknown_device(name, (*presets(), *saved_names()))
@@ -195,10 +235,10 @@ def local_device(name: str) -> DeviceName:
     Raises:
         ConfigError: it is a machine that is only planned for, or none has that name.
     """
-    if name in presets():
+    if (machine := name.removesuffix(f":{VULKAN}")) in presets():
         raise ConfigError(
             f"{name} is a machine to plan for, not a device of this one.",
-            f"It stands for {presets()[name].text}.",
+            f"It stands for {presets()[machine].text}.",
             f"Plan for it with edge-rt plan --device. {DEVICES_HELP}",
         )
     return parse_device(name, presets())

@@ -5,6 +5,7 @@ from dataclasses import asdict, replace
 
 import pytest
 
+from edge_rt.device.vulkan import VulkanProvider
 from edge_rt.errors import ConfigError, StorageError
 from edge_rt.memory.device import (
     GENERIC,
@@ -177,3 +178,29 @@ def test_a_saved_device_with_a_gpu_is_refused(tmp_path):
     path.write_text(json.dumps({**GOOD, "gpu": {"name": "x"}}))
     with pytest.raises(ConfigError, match="only presets have a GPU"):
         load_device(path)
+
+
+def test_plans_are_made_for_gpus_with_vulkan():
+    for name in ("generic", "steamdeck-16gb", "lunar-lake-258v-32gb", "ryzen-ai-hx370-32gb", "ryzen-ai-max-395"):
+        plain, device = preset(name), preset(f"{name}:vulkan")
+        gpu = device.gpu
+        assert replace(device, name=plain.name, gpu=None) == plain
+        # It reads the machine's memory, of which its driver lends a part.
+        assert (gpu.is_unified, gpu.bandwidth, gpu.available_bytes) == (True, plain.bandwidth, plain.available_bytes)
+        assert gpu.total_bytes == plain.total_bytes // 3
+        assert device.problem() is None
+    cuda, own = preset("generic-gpu").gpu, preset("generic-gpu:vulkan").gpu
+    assert (own.total_bytes, own.available_bytes, own.is_unified) == (cuda.total_bytes, cuda.available_bytes, False)
+    for one in (gpu, own):
+        terms = (one.context_bytes, one.host_bytes, one.chunk_bytes, one.page_bytes)
+        assert terms == (VulkanProvider.context_bytes, VulkanProvider.host_bytes, VulkanProvider.chunk_bytes, 0)
+
+
+def test_other_machines_have_no_plan_with_vulkan():
+    with pytest.raises(ConfigError, match="No plan with Vulkan is made for rpi5-8gb") as refused:
+        preset("rpi5-8gb:vulkan")
+    assert "generic-gpu, steamdeck-16gb" in refused.value.numbers
+    with pytest.raises(ConfigError, match="Unknown device"):
+        preset("steamdeck-16gb:cuda")
+    with pytest.raises(ConfigError, match="steamdeck-16gb:vulkan is a machine to plan for"):
+        local_device("steamdeck-16gb:vulkan")

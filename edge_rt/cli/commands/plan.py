@@ -14,7 +14,7 @@ from edge_rt.cli.options import flags, making_flags
 from edge_rt.cli.options.groups import ModelFlags, OutputFlags, PlaceFlags, SpeculationFlags
 from edge_rt.cli.options.spread import only
 from edge_rt.cli.render.console import Terminal
-from edge_rt.device.names import AUTO, WEBGPU, is_local
+from edge_rt.device.names import AUTO, VULKAN, WEBGPU, is_local
 from edge_rt.errors import ConfigError, MemoryBudgetExceeded
 from edge_rt.memory.device import PLANNING, this_machine
 from edge_rt.package.spec_modes import Drafts
@@ -29,6 +29,10 @@ if TYPE_CHECKING:
 
 ACTOR_SLOTS: Final = 4
 """Answers at once of a model on one of several machines, as ``edge-rt batch`` and the workers of Ray have them."""
+_VULKAN_ESTIMATES: Final = (
+    "No GPU has run the kernels for Vulkan yet: what its driver takes, what it lends of the machine's memory to a GPU "
+    "that has none, and the speed are estimates."
+)
 
 
 @dataclass(frozen=True)
@@ -110,6 +114,8 @@ def plan(
         is_own = asked.device_name.kind != WEBGPU
         why = "packages of the op profile native only" if is_own else "native packages on cuda and vulkan only"
         notes += (f"Counted as on the CPU: the memory of a GPU is planned for {why}.",)
+    elif not is_here and str(device).endswith(f":{VULKAN}"):
+        notes += (_VULKAN_ESTIMATES,)
     unused = _unused(made)
     if on_cpu_here and not speeds.rate(made.choice).is_measured:
         notes += _cache_notes(made.shape)
@@ -246,7 +252,12 @@ def _list_devices(terminal: Terminal) -> None:
         terminal.document(
             {
                 "presets": [
-                    {**asdict(entry.device), "text": entry.text, "evidence": dict(entry.evidence)}
+                    {
+                        **asdict(entry.device),
+                        "text": entry.text,
+                        "evidence": dict(entry.evidence),
+                        "vulkan": entry.vulkan,
+                    }
                     for entry in presets().values()
                 ],
                 "saved": [asdict(replace(profile, name=name)) for name, profile in saved.items()],
@@ -254,7 +265,9 @@ def _list_devices(terminal: Terminal) -> None:
         )
         return
     rows = [("", "memory", "available", "of the GPU", "available", "read per second", "")]
-    rows += [(entry.name, *_listed(entry.device), entry.text) for entry in presets().values()]
+    for entry in presets().values():
+        with_gpu = "" if entry.vulkan is None else f"; {entry.name}:{VULKAN} with {entry.vulkan}"
+        rows.append((entry.name, *_listed(entry.device), entry.text + with_gpu))
     rows += [(name, *_listed(one), "saved here, measured") for name, one in saved.items()]
     terminal.table(rows, right=(1, 2, 3, 4, 5))
 

@@ -289,6 +289,13 @@ class TestGpus:
         assert b"op profile native only" in result.stderr
         assert b"gpu_context" not in result.stdout
 
+    def test_what_is_not_known_of_a_gpu_with_vulkan_is_told(self, inline, native_package):
+        result = inline("plan", "-m", native_package, "--device", "steamdeck-16gb:vulkan", "--json")
+        document = json.loads(result.stdout)
+        assert document["device"]["gpu"]["is_unified"]
+        assert document["device_terms"]["gpu_context"] == 64 << 20
+        assert "No GPU has run the kernels for Vulkan yet" in document["notes"][0]
+
     def test_webgpu_is_counted_as_on_the_cpu(self, inline, small_package):
         result = inline("plan", "-m", small_package, "--device", "webgpu", "--json")
         assert any("on cuda and vulkan only" in note for note in json.loads(result.stdout)["notes"])
