@@ -158,6 +158,8 @@ class Answers:
         """
         if self.have_ended:
             return None
+        if self._is_stopped and self._pieces.empty():
+            raise stopped()
         try:
             piece = await asyncio.wait_for(self._pieces.get(), seconds)
         except TimeoutError:
@@ -173,8 +175,10 @@ class Answers:
         return self._num_ended == len(self.streams)
 
     def stop(self) -> None:
-        """End all answers, which then have failed."""
+        """End all answers, which then have failed: at once, whatever is computed."""
         self._is_stopped = True
+        if self._pieces.empty():
+            self._pieces.put_nowait(stopped())  # for who waits for a piece
         for stream in self._opened:
             stream.cancel()
 
@@ -260,7 +264,7 @@ async def answering(server: Server, entry: LoadedModel, asked: AnswerRequest) ->
         server.stops.discard(answers.stop)
         for task in tasks:
             task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await server.settle(*tasks)
 
 
 def _opened(entry: LoadedModel, asked: AnswerRequest, on_result: Callable[[Result], None]) -> Answers:

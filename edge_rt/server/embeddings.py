@@ -126,16 +126,16 @@ async def _embedded(server: Server, post: Post, asked: _Asked) -> tuple[Array, i
         if post.fields.whole("dimensions") not in (None, size):
             what = f"Embeddings of {asked.model or entry.name} have {size} dimensions, and cannot be shortened."
             raise unsupported("dimensions", f"{what} Leave out 'dimensions'.")
-        computing = _computed(entry, texts, server.models.options.max_queue)
-        vectors = await unless_gone(post.request.receive, computing)
+        vectors = await unless_gone(post.request.receive, _computed(server, entry, texts))
         count = sum(map(len, texts))
         server.counters.embedded_tokens += count
         return vectors, count
     raise AssertionError("nothing swallows errors")
 
 
-async def _computed(entry: LoadedModel, texts: Sequence[Sequence[int]], most_waiting: int | None) -> Array:
+async def _computed(server: Server, entry: LoadedModel, texts: Sequence[Sequence[int]]) -> Array:
     """Compute embeddings, some at a time: others of the model have their turn in between."""
+    most_waiting = server.models.options.max_queue
     if most_waiting is not None and entry.embedding > most_waiting:
         raise QueueFull(entry.embedding - 1, RETRY_SECONDS)
     entry.embedding += 1
@@ -143,18 +143,18 @@ async def _computed(entry: LoadedModel, texts: Sequence[Sequence[int]], most_wai
         parts = []
         for first in range(0, len(texts), TOGETHER):
             async with entry.turn or entry.embedding_turn:
-                parts.append(await _in_thread(entry.model, texts[first : first + TOGETHER]))
+                parts.append(await _in_thread(server, entry.model, texts[first : first + TOGETHER]))
         return np.concatenate(parts)
     finally:
         entry.embedding -= 1
 
 
-async def _in_thread(model: Model, texts: Sequence[Sequence[int]]) -> Array:
+async def _in_thread(server: Server, model: Model, texts: Sequence[Sequence[int]]) -> Array:
     cancel = CancelToken()
     task = asyncio.ensure_future(asyncio.to_thread(model.embed, texts, cancel=cancel))
     try:
         return await asyncio.shield(task)
     except asyncio.CancelledError:
         cancel.cancel()
-        await asyncio.gather(task, return_exceptions=True)
+        await server.settle(task)
         raise

@@ -120,6 +120,15 @@ class Server:
             what = f"The request's schema was not compiled within {self.compiling_seconds:g} s. Simplify it."
             raise HTTPFailure(400, what, code="schema_too_costly") from None
 
+    async def settle(self, *work: asyncio.Future[Any]) -> None:
+        """Wait for the end of work that was cancelled; where all is ended, who has asked is told before it is there.
+
+        A pass may take longer than there is time to tell; what closes a model waits for it.
+        """
+        ended = asyncio.gather(*work, return_exceptions=True)
+        if not self.is_stopped:
+            await ended
+
     def stop(self) -> None:
         """End all that is under way: each request fails in the shape of its API."""
         self.is_stopped = True
