@@ -52,6 +52,7 @@ class GpuProvider(ABC):
         self._lock, self._making = threading.Lock(), threading.Lock()
         self._library: GpuLibrary | None = None
         self._ready: set[int] = set()
+        self._keeping: set[int] = set()
         self._was_asked = False
 
     @abstractmethod
@@ -218,12 +219,16 @@ class GpuProvider(ABC):
         with self._lock:
             return bool(self._ready)
 
-    def make_ready(self, gpu: Gpu, on_compile: Callable[[bool], None] | None = None) -> None:
+    def make_ready(
+        self, gpu: Gpu, on_compile: Callable[[bool], None] | None = None, *, is_tested: bool = False
+    ) -> None:
         """Hand over the kernels of a GPU, which may have to be compiled when it is used for the first time.
 
         Args:
             on_compile: called before they are compiled, which may take a minute, now or in the first passes, with
                 whether the result is kept for later processes.
+            is_tested: whether it is opened for its self-test alone, of whose kernels nothing is kept: what is kept says
+                that passes were computed.
         """
         library = self.library
         with self._making:
@@ -233,13 +238,14 @@ class GpuProvider(ABC):
             # A self-test may have made it ready, for which nothing long is compiled.
             if on_compile is not None and not self.are_made(gpu):
                 on_compile(self.keeps_made(gpu))
-            if is_ready:
-                return
-            library.set_kernels(gpu.number, self.kernels(gpu))
-            if (file := self.compiled_file(gpu)) is not None:
-                library.keep_compiled(gpu.number, file)
-            with self._lock:
-                self._ready.add(gpu.number)
+            if not is_ready:
+                library.set_kernels(gpu.number, self.kernels(gpu))
+                with self._lock:
+                    self._ready.add(gpu.number)
+            if gpu.number not in self._keeping and not is_tested:
+                self._keeping.add(gpu.number)
+                if (file := self.compiled_file(gpu)) is not None:
+                    library.keep_compiled(gpu.number, file)
 
 
 class GpuProviders:

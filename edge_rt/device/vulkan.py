@@ -105,7 +105,7 @@ class VulkanProvider(GpuProvider):
         """Return what a GPU's floating-point operations make; it is opened if it was not tested yet."""
         if (known := self.known_test(gpu)) is not None:
             return known
-        self.make_ready(gpu)
+        self.make_ready(gpu, is_tested=True)
         found = self.library.self_test(gpu.number)
         document = {"cpu_bits": found.has_cpu_bits, "operations": dict(found.operations)}
         JsonCache(self._tests()).save(self._test_key(gpu), document)

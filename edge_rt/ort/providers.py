@@ -137,8 +137,10 @@ def open_device(
     if name.is_own:
         provider = providers.of(name)
         gpu = provider.gpu(device.name)
+        # A self-test first, as it keeps nothing of what is compiled.
+        found = provider.self_test(gpu)
         provider.make_ready(gpu, on_compile)
-        return tested(device, provider.self_test(gpu))
+        return tested(device, found)
     return device
 
 

@@ -40,6 +40,10 @@ class FakeLibrary:
 
     def self_test(self, number):
         self.tests += 1
+        # As the library does behind whatever has run.
+        for kept, path in self.compiled:
+            if kept == number:
+                path.write_bytes(b"of the test")
         return self.test
 
 
@@ -196,8 +200,10 @@ class TestSelfTest:
         (gpu,) = provider.gpus()
         # The self-test makes it ready, and compiles nothing long.
         provider.self_test(gpu)
+        assert provider.library.compiled == []
         provider.make_ready(gpu, told.append)
         assert told == [True]
+        assert len(provider.library.kernels) == len(provider.library.compiled) == 1
         provider.compiled_file(gpu).write_bytes(b"compiled")
         for known in (provider, FakeVulkan(tmp_path, DRIVER + LLVMPIPE)):
             known.make_ready(gpu, told.append)
