@@ -291,7 +291,8 @@ def _warm_up(model: Model, cancel: CancelToken, *, goes_on: bool) -> None:
         # As drafts are verified: the most likely tokens of all rows.
         with model.passes() as (runner, _), model.measured_costs.passes(runner) as run:
             for rows in model.measured_costs.grid[0]:
-                run(rows, 0)
+                if not cancel.cancelled:
+                    run(rows, 0)
     except DEVICE_FAILURES:
         if not goes_on:
             raise
