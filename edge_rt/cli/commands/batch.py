@@ -106,6 +106,9 @@ def batch(
             has_format = has_format or (line.has_format and line.key not in kept)
         if count.done < len(kept):
             raise _mixed(files, f"Of its answers {len(kept) - count.done} belong to no line of {files.prompts}.")
+        options = digest([vars(config), files.raw])
+        if any(answered.basis.options != options for answered in kept.values()):
+            raise _mixed(files, "The command had other options for generating.")
         if count.done:
             terminal.note(f"{count.done} of {count.total} lines are answered already", "dim")
         if count.done < count.total:
@@ -117,8 +120,9 @@ def batch(
             if less := [text for text in model.plan.given_up if text.startswith(("slots", "rows"))]:
                 terminal.warn("; ".join(less))
             is_raw = files.raw or model.template_source is None
-            basis = _basis(model, config, is_raw=is_raw)
-            _check_basis(kept.values(), basis, files)
+            basis = Basis(_model_digest(model), options)
+            if any(answered.basis.model != basis.model for answered in kept.values()):
+                raise _mixed(files, "They are of another model, or of another format of its KV cache.")
             lines = (line for line in read_lines(source) if line.key not in kept)
 
             def add(document: dict[str, Any]) -> None:
@@ -164,20 +168,13 @@ def _checked(line: Line, kept: Mapping[str | int, Answered], files: FileFlags) -
     return answered
 
 
-def _basis(model: Model, config: GenerationConfig, *, is_raw: bool) -> Basis:
+def _model_digest(model: Model) -> str:
+    """Return what stands for a model, and for what else of it changes texts."""
     facts = model.describe()
     own = [facts[name] for name in ("package_id", "kv_format", "rotation")]
     if facts["op_profile"] != "native":
         own.append(str(model.device_choice.device))
-    return Basis(digest(own), digest([vars(config), is_raw]))
-
-
-def _check_basis(kept: Iterable[Answered], basis: Basis, files: FileFlags) -> None:
-    """Refuse to put answers beside those of another model, or with other options."""
-    if any(answered.basis.model != basis.model for answered in kept):
-        raise _mixed(files, "They are of another model, or of another format of its KV cache.")
-    if any(answered.basis.options != basis.options for answered in kept):
-        raise _mixed(files, "The command had other options for generating.")
+    return digest(own)
 
 
 def _mixed(files: FileFlags, why: str) -> ConfigError:

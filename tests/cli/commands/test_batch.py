@@ -118,6 +118,9 @@ def test_answers_that_come_from_something_else_are_not_mixed(inline, native_pack
         (LINES[:1], (), b"1 belong to no line"),
         ([{**LINES[0], "max_tokens": 8}, *LINES[1:]], (), b"What line 1"),
         (LINES, ("--temp", "0.5"), b"other options"),
+        # Also where nothing is left to answer, and no model is loaded.
+        (LINES[:2], ("--temp", "0.5"), b"other options"),
+        (LINES[:2], ("--raw",), b"other options"),
         (LINES, ("--raw",), b"other options"),
         (LINES, ("--kv-type", "f32"), b"another model"),
     ):
