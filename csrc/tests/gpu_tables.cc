@@ -112,7 +112,7 @@ void run_matrices(const Pass& pass, int64_t row) {
   std::vector<float> scratch(static_cast<size_t>(levels * pass.state_floats));
   gpu::MatrixArgs<Pass> args{pass, slots.of_pass, scratch.data(), levels};
   // What lies between members may look like an address of the process.
-  bool& last = args.pass.shape.is_tiled;
+  Flag& last = args.pass.shape.is_tiled;
   std::memset(&last + 1, 0, sizeof(int64_t) - sizeof last);
   CHECK(enqueue(launcher, args));
 }

@@ -129,8 +129,6 @@ void compare_structs() {
   SIZE(VkPhysicalDeviceVulkan12Features)
   OFFSET(VkPhysicalDeviceVulkan12Features, sType)
   OFFSET(VkPhysicalDeviceVulkan12Features, pNext)
-  OFFSET(VkPhysicalDeviceVulkan12Features, storageBuffer8BitAccess)
-  OFFSET(VkPhysicalDeviceVulkan12Features, shaderInt8)
   OFFSET(VkPhysicalDeviceVulkan12Features, scalarBlockLayout)
   OFFSET(VkPhysicalDeviceVulkan12Features, bufferDeviceAddress)
   OFFSET(VkPhysicalDeviceVulkan12Features, vulkanMemoryModel)
@@ -313,8 +311,6 @@ void compare_structs() {
   OFFSET(VkSubmitInfo, pCommandBuffers)
   OFFSET(VkSubmitInfo, signalSemaphoreCount)
   OFFSET(VkSubmitInfo, pSignalSemaphores)
-  compare("shaderInt16", offsetof(ours::VkPhysicalDeviceFeatures, all) + ours::kShaderInt16 * sizeof(ours::VkBool32),
-          offsetof(::VkPhysicalDeviceFeatures, shaderInt16));
 }
 
 void compare_numbers() {

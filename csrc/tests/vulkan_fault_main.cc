@@ -267,6 +267,7 @@ void test_freed_behind_passes(const Layer& layer) {
   const std::vector<float> from = numbers(1);
   CHECK(pass(queues[0].get(), from, first, second, nullptr, &error));
   CHECK(pass(queues[1].get(), from, first, second, nullptr, &error));
+  CHECK(holds(device.get(), first, from, &error));  // with memory of the host's, where that has to be
   const std::string before = layer.live();
   void* memory = device->allocate(kBytes, &error);
   const std::string with_one = layer.live();

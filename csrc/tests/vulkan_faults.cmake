@@ -3,7 +3,8 @@ if(NOT TARGET edge_rt_gpu_provider OR NOT CMAKE_SIZEOF_VOID_P EQUAL 8)
   return()
 endif()
 set(layer edge_rt_vulkan_faults)
-add_library(${layer} SHARED vulkan_faults/devices.cc vulkan_faults/faults.cc vulkan_faults/layer.cc
+add_library(${layer} SHARED vulkan_faults/devices.cc vulkan_faults/disguise.cc vulkan_faults/faults.cc
+                            vulkan_faults/guises.cc vulkan_faults/layer.cc
                             vulkan_faults/objects.cc vulkan_faults/owners.cc vulkan_faults/work.cc)
 target_link_libraries(${layer} PRIVATE edge_rt_flags)
 set_target_properties(${layer} PROPERTIES LIBRARY_OUTPUT_DIRECTORY "${CMAKE_CURRENT_BINARY_DIR}/vulkan_layers")

@@ -17,22 +17,20 @@
 // device's self-test found wrong.
 //
 // Structs have the names and fields of those of C++, with scalar layout: a pointer is a buffer reference of 8 bytes,
-// int64_t and size_t are Long, bool is uint8_t, enums of int are int. Scalar layout does not pad the end of a struct as
-// C++ does: where that matters a struct ends with `uint pad` (a test compares all offsets). Kernels have no 64-bit
-// integers: not every chip has them. Indices are ints; what may lie 2 GiB and more behind a pointer is reached by
-// `advanced`.
+// int64_t and size_t are Long, Flag and enums of int are int. Scalar layout does not pad the end of a struct as C++
+// does: where that matters a struct ends with `uint pad` (a test compares all offsets). Kernels have no integers of 64
+// bits, and none of 8, not even in memory: not every chip has them. Indices are ints; what may lie 2 GiB and more behind
+// a pointer is reached by `advanced`.
 //
 // A grid may be run in parts, one after the other: a kernel knows its block's place (block_x, block_y), and not how many
 // blocks there are. One that is larger than what the device starts at once lies in square cells, and the z of a block is
-// the number of its cell: 256 to a row, as for z devices start 65,535 as well. No size of subgroups is assumed, and no block has more than 16 KiB of shared memory. Threads meet at `meet()`, all of
-// the block, in control flow that all share.
+// the number of its cell: 256 to a row, as for z devices start 65,535 as well. No size of subgroups is assumed, and no
+// block has more than 16 KiB of shared memory. Threads meet at `meet()`, all of the block, in control flow that all
+// share.
 #extension GL_EXT_buffer_reference : require
 #extension GL_EXT_buffer_reference2 : require
 #extension GL_EXT_buffer_reference_uvec2 : require
 #extension GL_EXT_scalar_block_layout : require
-#extension GL_EXT_shader_explicit_arithmetic_types_int8 : require
-#extension GL_EXT_shader_explicit_arithmetic_types_int16 : require
-#extension GL_EXT_shader_8bit_storage : require
 #extension GL_EXT_shader_16bit_storage : require
 #extension GL_EXT_control_flow_attributes : require
 #extension GL_EXT_spirv_intrinsics : require
@@ -52,8 +50,8 @@ layout(buffer_reference, scalar, buffer_reference_align = 4) buffer Words { uint
 layout(buffer_reference, scalar, buffer_reference_align = 8) buffer Pairs { uvec2 at[]; };
 layout(buffer_reference, scalar, buffer_reference_align = 16) buffer Quads { uvec4 at[]; };
 layout(buffer_reference, scalar, buffer_reference_align = 2) buffer Halves { uint16_t at[]; };
-layout(buffer_reference, scalar, buffer_reference_align = 1) buffer Bytes { uint8_t at[]; };
-layout(buffer_reference, scalar, buffer_reference_align = 1) buffer SignedBytes { int8_t at[]; };
+// Of bytes, which are read and written as parts of something larger.
+layout(buffer_reference, scalar, buffer_reference_align = 4) buffer Bytes { uint nothing; };
 // An integer of 64 bits, at multiples of 8 bytes as in C++; nothing lies at its value.
 layout(buffer_reference, scalar, buffer_reference_align = 4) buffer Long { uint nothing; };
 
@@ -76,6 +74,8 @@ void meet() { memoryBarrierShared(); barrier(); }
 bool is_null(uvec2 address) { return (address.x | address.y) == 0u; }
 // An integer of 64 bits that is known to be a small one.
 int low(Long number) { return int(uvec2(number).x); }
+// Of bytes that begin at a multiple of two.
+uint byte_at(Halves from, int i) { return uint(from.at[i >> 1]) >> 8 * (i & 1) & 0xffu; }
 // The address `count` times `bytes` behind another one.
 uvec2 advanced(uvec2 address, uint count, uint bytes) {
   uint high, far, carry;

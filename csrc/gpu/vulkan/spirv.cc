@@ -20,10 +20,7 @@ enum Opcode : uint32_t {
 };
 enum Capability : uint32_t {
   kShader = 1,
-  kInt16 = 22,
-  kInt8 = 39,
   kStorage16 = 4433,
-  kStorage8 = 4448,
   kDenormPreserve = 4464,
   kZeroInfNanPreserve = 4466,
   kRoundingModeRte = 4467,
@@ -40,10 +37,7 @@ bool has(uint32_t capability, const VulkanFacts& facts) {
   switch (capability) {
     case kShader:
     case kStorage16:
-    case kStorage8:
-    case kAddresses:
-    case kInt8: return true;
-    case kInt16: return facts.has_int16;
+    case kAddresses: return true;
     case kPackedDots:
     case kDots: return facts.has_dots;
     default: return false;

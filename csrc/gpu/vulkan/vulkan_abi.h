@@ -17,8 +17,10 @@ using GetHostPointerProperties = VkResult (*)(VkDevice device, VkFlags handle_ty
                                               VkMemoryHostPointerPropertiesEXT* out);
 
 // Name, result, arguments; found without an instance,
-#define EDGE_RT_VULKAN_GLOBAL(F)                               \
-  F(vkEnumerateInstanceVersion, VkResult, (uint32_t* version)) \
+#define EDGE_RT_VULKAN_GLOBAL(F)                                      \
+  F(vkEnumerateInstanceVersion, VkResult, (uint32_t* version))        \
+  F(vkEnumerateInstanceExtensionProperties, VkResult,                 \
+    (const char* layer, uint32_t* count, VkExtensionProperties* out)) \
   F(vkCreateInstance, VkResult, (const VkInstanceCreateInfo* info, const void* allocator, VkInstance* out))
 
 // of an instance,

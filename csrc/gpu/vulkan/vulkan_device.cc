@@ -36,8 +36,9 @@ std::shared_ptr<VulkanDevice> VulkanDevice::open(int number, KernelCode kernels,
   std::shared_ptr<VulkanDevice> made(
       new VulkanDevice(std::move(instance), std::move(kernels), limits, std::move(file)));
   if (!made->link_.find(number, error)) return nullptr;
+  if (!made->link_.open(error)) return nullptr;
   made->link_.limit(limits.maps_memory, limits.reads_memory);
-  return made->link_.open(error) && made->try_arithmetic(error) ? made : nullptr;
+  return made->try_arithmetic(error) ? made : nullptr;
 }
 
 bool VulkanDevice::try_arithmetic(GpuError* error) {

@@ -59,9 +59,14 @@ bool VulkanMemory::make_import(void* host, size_t bytes, Block* out, uint64_t* a
   wanted.pNext = &from;
   wanted.allocationSize = bytes;
   wanted.memoryTypeIndex = out->type;
-  return link_.keep(link_.call.vkAllocateMemory(device, &wanted, nullptr, &out->memory), "vkAllocateMemory", error) &&
-         link_.keep(link_.call.vkBindBufferMemory(device, out->buffer, out->memory, 0), "vkBindBufferMemory", error) &&
-         find_address(out->buffer, address, error);
+  if (!link_.keep(link_.call.vkAllocateMemory(device, &wanted, nullptr, &out->memory), "vkAllocateMemory", error) ||
+      !link_.keep(link_.call.vkBindBufferMemory(device, out->buffer, out->memory, 0), "vkBindBufferMemory", error) ||
+      !find_address(out->buffer, address, error)) {
+    return false;
+  }
+  if (*address % kAlignment == 0) return true;
+  *error = {Fault::kRefused, 0, link_.facts().name + " moves memory of the host against its pages"};
+  return false;
 }
 
 }  // namespace edge_rt::gpu

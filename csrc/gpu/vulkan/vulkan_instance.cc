@@ -65,41 +65,63 @@ bool is_missing(VkVoidFunction function, const char* name, GpuError* error) {
 
 std::string text_of(const char* text, size_t most) { return std::string(text, strnlen(text, most)); }
 
-// The type of memory whose flags hold all of `wanted`, with the most of `liked` and the largest heap; -1: none.
-int choose_memory(const VkPhysicalDeviceMemoryProperties& memory, VkFlags wanted, VkFlags liked, VkFlags disliked) {
-  int best = -1;
-  const auto value = [&](uint32_t type) {
-    const VkFlags flags = memory.memoryTypes[type].propertyFlags;
-    const int likes = __builtin_popcount(flags & liked) - __builtin_popcount(flags & disliked);
-    return std::make_pair(likes, memory.memoryHeaps[memory.memoryTypes[type].heapIndex].size);
-  };
-  // Types with further properties are protected, or not cached by the device.
-  constexpr VkFlags kPlain = VK_MEMORY_PROPERTY_DEVICE_LOCAL_BIT | VK_MEMORY_PROPERTY_HOST_VISIBLE_BIT |
-                             VK_MEMORY_PROPERTY_HOST_COHERENT_BIT | VK_MEMORY_PROPERTY_HOST_CACHED_BIT;
-  for (uint32_t type = 0; type < memory.memoryTypeCount; ++type) {
-    const VkFlags flags = memory.memoryTypes[type].propertyFlags;
-    if ((flags & wanted) != wanted || (flags & ~kPlain) != 0) continue;
-    if (best < 0 || value(type) > value(static_cast<uint32_t>(best))) best = static_cast<int>(type);
-  }
-  return best;
+bool has(const std::vector<VkExtensionProperties>& extensions, const char* name) {
+  return std::any_of(extensions.begin(), extensions.end(), [&](const VkExtensionProperties& extension) {
+    return std::strcmp(extension.extensionName, name) == 0;
+  });
 }
 
-bool lay_memory(const VkPhysicalDeviceMemoryProperties& memory, VulkanFacts* facts) {
-  constexpr VkFlags kMapped = VK_MEMORY_PROPERTY_HOST_VISIBLE_BIT | VK_MEMORY_PROPERTY_HOST_COHERENT_BIT;
-  const int host =
-      choose_memory(memory, kMapped, VK_MEMORY_PROPERTY_HOST_CACHED_BIT, VK_MEMORY_PROPERTY_DEVICE_LOCAL_BIT);
+constexpr VkFlags kMapped = VK_MEMORY_PROPERTY_HOST_VISIBLE_BIT | VK_MEMORY_PROPERTY_HOST_COHERENT_BIT;
+
+// Types of memory, of which one is to be chosen.
+class MemoryTypes {
+ public:
+  MemoryTypes(const VkPhysicalDeviceMemoryProperties& memory, uint32_t usable) : memory_(memory), usable_(usable) {}
+
+  // That whose flags hold all of `wanted`, with the most of `liked` and the largest heap, or first of the largest heap;
+  // -1: none.
+  int choose(VkFlags wanted, VkFlags liked, VkFlags disliked, bool by_heap = false) const {
+    int best = -1;
+    const auto value = [&](uint32_t type) {
+      const VkFlags flags = memory_.memoryTypes[type].propertyFlags;
+      const int64_t likes = __builtin_popcount(flags & liked) - __builtin_popcount(flags & disliked);
+      const auto heap = static_cast<int64_t>(memory_.memoryHeaps[memory_.memoryTypes[type].heapIndex].size);
+      return by_heap ? std::make_pair(heap, likes) : std::make_pair(likes, heap);
+    };
+    // Types with further properties are protected, or not cached by the device.
+    constexpr VkFlags kPlain = kMapped | VK_MEMORY_PROPERTY_DEVICE_LOCAL_BIT | VK_MEMORY_PROPERTY_HOST_CACHED_BIT;
+    for (uint32_t type = 0; type < memory_.memoryTypeCount; ++type) {
+      const VkFlags flags = memory_.memoryTypes[type].propertyFlags;
+      if ((usable_ >> type & 1) == 0 || (flags & wanted) != wanted || (flags & ~kPlain) != 0) continue;
+      if (best < 0 || value(type) > value(static_cast<uint32_t>(best))) best = static_cast<int>(type);
+    }
+    return best;
+  }
+
+ private:
+  const VkPhysicalDeviceMemoryProperties& memory_;
+  const uint32_t usable_;
+};
+
+}  // namespace
+
+bool lay_memory(const VkPhysicalDeviceMemoryProperties& memory, uint32_t usable, VulkanFacts* facts) {
+  const MemoryTypes types(memory, usable);
+  const int host = types.choose(kMapped, VK_MEMORY_PROPERTY_HOST_CACHED_BIT, VK_MEMORY_PROPERTY_DEVICE_LOCAL_BIT);
   if (host < 0) return false;
   facts->host_type = static_cast<uint32_t>(host);
-  facts->piece_type = static_cast<uint32_t>(choose_memory(memory, kMapped, VK_MEMORY_PROPERTY_DEVICE_LOCAL_BIT, 0));
+  facts->piece_type = static_cast<uint32_t>(types.choose(kMapped, VK_MEMORY_PROPERTY_DEVICE_LOCAL_BIT, 0));
   facts->is_unified =
       facts->type == VK_PHYSICAL_DEVICE_TYPE_INTEGRATED_GPU || facts->type == VK_PHYSICAL_DEVICE_TYPE_CPU;
   int device = -1;
-  // Where host and device share their memory, weights are written where they lie. Of such types drivers name those
-  // first that the device reads fastest, which the host often reads without a cache.
-  if (facts->is_unified) device = choose_memory(memory, kMapped, VK_MEMORY_PROPERTY_DEVICE_LOCAL_BIT, 0);
+  // Where host and device share their memory, weights are written where they lie, and the part of it that firmware has
+  // set aside as the device's own may be small. Of equal types drivers name those first that the device reads fastest,
+  // which the host often reads without a cache.
+  if (facts->is_unified) device = types.choose(kMapped, VK_MEMORY_PROPERTY_DEVICE_LOCAL_BIT, 0, true);
   // Elsewhere the host reads it slowly.
-  if (device < 0)
-    device = choose_memory(memory, VK_MEMORY_PROPERTY_DEVICE_LOCAL_BIT, 0, VK_MEMORY_PROPERTY_HOST_VISIBLE_BIT);
+  if (device < 0) {
+    device = types.choose(VK_MEMORY_PROPERTY_DEVICE_LOCAL_BIT, 0, VK_MEMORY_PROPERTY_HOST_VISIBLE_BIT);
+  }
   if (device < 0) device = host;
   facts->device_type = static_cast<uint32_t>(device);
   const VkMemoryType& chosen = memory.memoryTypes[device];
@@ -108,8 +130,6 @@ bool lay_memory(const VkPhysicalDeviceMemoryProperties& memory, VulkanFacts* fac
   facts->bytes = static_cast<size_t>(memory.memoryHeaps[chosen.heapIndex].size);
   return true;
 }
-
-}  // namespace
 
 bool keep_result(VkResult result, const char* function, GpuError* error) {
   if (result >= 0 && result != VK_TIMEOUT) return true;
@@ -157,6 +177,18 @@ bool VulkanInstance::make(GpuError* error) {
   application.apiVersion = kVulkan13;
   VkInstanceCreateInfo info;
   info.pApplicationInfo = &application;
+  // The loader leaves out devices without all of Vulkan, such as Metal's, unless it is asked for them.
+  constexpr const char* kPortable = "VK_KHR_portability_enumeration";
+  uint32_t count = 0;
+  vkEnumerateInstanceExtensionProperties(nullptr, &count, nullptr);
+  std::vector<VkExtensionProperties> extensions(count);
+  vkEnumerateInstanceExtensionProperties(nullptr, &count, extensions.data());
+  extensions.resize(count);
+  if (has(extensions, kPortable)) {
+    info.flags = VK_INSTANCE_CREATE_ENUMERATE_PORTABILITY_BIT_KHR;
+    info.enabledExtensionCount = 1;
+    info.ppEnabledExtensionNames = &kPortable;
+  }
   if (!keep_result(vkCreateInstance(&info, nullptr, &handle_), "vkCreateInstance", error)) return false;
 #define EDGE_RT_FIND(name, result, arguments)                              \
   call.name = reinterpret_cast<result(*) arguments>(find(handle_, #name)); \
@@ -217,13 +249,17 @@ VulkanFacts VulkanInstance::facts(VkPhysicalDevice device) const {
   call.vkEnumerateDeviceExtensionProperties(device, nullptr, &count, nullptr);
   std::vector<VkExtensionProperties> extensions(count);
   call.vkEnumerateDeviceExtensionProperties(device, nullptr, &count, extensions.data());
-  const auto has_extension = [&](const char* name) {
-    return std::any_of(extensions.begin(), extensions.end(), [&](const VkExtensionProperties& extension) {
-      return std::strcmp(extension.extensionName, name) == 0;
-    });
-  };
-  facts.has_budget = has_extension("VK_EXT_memory_budget");
-  if (has_extension("VK_EXT_external_memory_host")) {
+  extensions.resize(count);
+  facts.has_budget = has(extensions, "VK_EXT_memory_budget");
+  facts.is_portable = has(extensions, "VK_KHR_portability_subset");
+  if (is_13 || has(extensions, "VK_KHR_maintenance4")) {
+    VkPhysicalDeviceMaintenance4Properties buffers;
+    properties.pNext = &buffers;
+    call.vkGetPhysicalDeviceProperties2(device, &properties);
+    const auto most = static_cast<size_t>(buffers.maxBufferSize);
+    if (most != 0) facts.largest = std::min(facts.largest, most);
+  }
+  if (has(extensions, "VK_EXT_external_memory_host")) {
     VkPhysicalDeviceExternalMemoryHostPropertiesEXT imports;
     properties.pNext = &imports;
     call.vkGetPhysicalDeviceProperties2(device, &properties);
@@ -235,12 +271,11 @@ VulkanFacts VulkanInstance::facts(VkPhysicalDevice device) const {
   VkPhysicalDeviceVulkan12Features features12;
   VkPhysicalDeviceVulkan11Features features11;
   VkPhysicalDeviceFeatures2 features;
-  dot_features.pNext = has_extension("VK_KHR_shader_fma") ? &fma : nullptr;
+  dot_features.pNext = has(extensions, "VK_KHR_shader_fma") ? &fma : nullptr;
   features12.pNext = is_13 ? &dot_features : dot_features.pNext;
   features11.pNext = &features12;
   features.pNext = &features11;
   call.vkGetPhysicalDeviceFeatures2(device, &features);
-  facts.has_int16 = features.features.all[kShaderInt16] != 0;
   facts.has_fma = fma.shaderFmaFloat32 != 0;
   facts.has_dots = dot_features.shaderIntegerDotProduct != 0;
 
@@ -254,7 +289,8 @@ VulkanFacts VulkanInstance::facts(VkPhysicalDevice device) const {
 
   VkPhysicalDeviceMemoryProperties2 memory;
   call.vkGetPhysicalDeviceMemoryProperties2(device, &memory);
-  const bool has_memory = lay_memory(memory.memoryProperties, &facts);
+  // All types until the device is opened, which is asked then.
+  const bool has_memory = lay_memory(memory.memoryProperties, ~uint32_t{0}, &facts);
 
   const struct {
     bool is_there;
@@ -262,8 +298,6 @@ VulkanFacts VulkanInstance::facts(VkPhysicalDevice device) const {
   } needs[] = {
       {features12.bufferDeviceAddress != 0, "buffer addresses (bufferDeviceAddress)"},
       {features12.scalarBlockLayout != 0, "structs without padding (scalarBlockLayout)"},
-      {features12.storageBuffer8BitAccess != 0, "8-bit storage (storageBuffer8BitAccess)"},
-      {features12.shaderInt8 != 0, "8-bit integers (shaderInt8)"},
       {features11.storageBuffer16BitAccess != 0, "16-bit storage (storageBuffer16BitAccess)"},
       {own.limits.maxComputeSharedMemorySize >= kSharedBytes, "16 KiB of shared memory (maxComputeSharedMemorySize)"},
       {own.limits.maxComputeWorkGroupInvocations >= kThreads, "blocks of 128 threads"},

@@ -26,9 +26,9 @@ struct VulkanFacts {
   uint32_t family = 0;  // of the queue
   bool is_unified = false;
   bool has_dots = false, has_fast_dots = false;  // packed products of 4 signed bytes
-  bool has_int16 = false;                        // integers of 16 bits, not only storage
   bool has_fma = false;                          // an instruction that must fuse (VK_KHR_shader_fma)
   bool has_budget = false;                       // VK_EXT_memory_budget
+  bool is_portable = false;                      // not all of Vulkan (VK_KHR_portability_subset), as on Metal
   bool keeps_denormals = false, keeps_signs = false, rounds_to_even = false;  // float modes that can be asked for
   uint32_t shared_bytes = 0, grid[2] = {};
   size_t largest = 0;  // that can be allocated at once
@@ -39,6 +39,10 @@ struct VulkanFacts {
   // Of memory of the host that can be the device's as well, begin and size; 0: it cannot (VK_EXT_external_memory_host).
   size_t import_alignment = 0;
 };
+
+// Chooses types of memory for a device, whose type is known, among those that `usable` has a bit for. False: the host
+// can write none.
+bool lay_memory(const vk::VkPhysicalDeviceMemoryProperties& memory, uint32_t usable, VulkanFacts* facts);
 
 class VulkanInstance {
  public:

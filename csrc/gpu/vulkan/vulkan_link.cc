@@ -53,17 +53,16 @@ bool VulkanLink::open(GpuError* error) {
   fma.shaderFmaFloat32 = 1;
   dots.pNext = facts_.has_fma ? &fma : nullptr;
   features12.pNext = facts_.has_dots ? &dots : dots.pNext;
-  features12.storageBuffer8BitAccess = features12.shaderInt8 = features12.scalarBlockLayout = 1;
-  features12.bufferDeviceAddress = 1;
+  features12.scalarBlockLayout = features12.bufferDeviceAddress = 1;
   VkPhysicalDeviceVulkan11Features features11;
   features11.pNext = &features12;
   features11.storageBuffer16BitAccess = 1;
   VkPhysicalDeviceFeatures2 features;
   features.pNext = &features11;
-  features.features.all[kShaderInt16] = facts_.has_int16;
   std::vector<const char*> extensions;
   if (facts_.has_budget) extensions.push_back("VK_EXT_memory_budget");
   if (facts_.has_fma) extensions.push_back("VK_KHR_shader_fma");
+  if (facts_.is_portable) extensions.push_back("VK_KHR_portability_subset");  // must be, where it is
   if (facts_.import_alignment != 0) extensions.push_back("VK_EXT_external_memory_host");
   VkDeviceCreateInfo info;
   info.pNext = &features;
@@ -90,7 +89,26 @@ bool VulkanLink::open(GpuError* error) {
   VkPipelineLayoutCreateInfo layout;
   layout.pushConstantRangeCount = 1;
   layout.pPushConstantRanges = &pushed;
-  return keep_result(call.vkCreatePipelineLayout(handle_, &layout, nullptr, &layout_), "vkCreatePipelineLayout", error);
+  return keep_result(call.vkCreatePipelineLayout(handle_, &layout, nullptr, &layout_), "vkCreatePipelineLayout",
+                     error) &&
+         lay_buffers(error);
+}
+
+// Of several types of memory with the same properties drivers may take some for images alone.
+bool VulkanLink::lay_buffers(GpuError* error) {
+  VkBufferCreateInfo info;
+  info.size = 1 << 16;
+  info.usage = kBufferUsage;
+  VkBuffer buffer = {};
+  if (!keep_result(call.vkCreateBuffer(handle_, &info, nullptr, &buffer), "vkCreateBuffer", error)) return false;
+  VkMemoryRequirements needs{};
+  call.vkGetBufferMemoryRequirements(handle_, buffer, &needs);
+  call.vkDestroyBuffer(handle_, buffer, nullptr);
+  VkPhysicalDeviceMemoryProperties2 memory;
+  instance_->call.vkGetPhysicalDeviceMemoryProperties2(physical_, &memory);
+  if (lay_memory(memory.memoryProperties, needs.memoryTypeBits, &facts_)) return true;
+  *error = {Fault::kRefused, 0, facts_.name + ": it has no memory for buffers that the host can write"};
+  return false;
 }
 
 bool VulkanLink::keep(VkResult result, const char* function, GpuError* error) {

@@ -9,6 +9,11 @@
 
 namespace edge_rt::gpu {
 
+// Of all buffers.
+constexpr vk::VkFlags kBufferUsage = vk::VK_BUFFER_USAGE_TRANSFER_SRC_BIT | vk::VK_BUFFER_USAGE_TRANSFER_DST_BIT |
+                                     vk::VK_BUFFER_USAGE_STORAGE_BUFFER_BIT |
+                                     vk::VK_BUFFER_USAGE_SHADER_DEVICE_ADDRESS_BIT;
+
 class VulkanLink {
  public:
   explicit VulkanLink(std::shared_ptr<VulkanInstance> instance) : instance_(std::move(instance)) {}
@@ -40,10 +45,12 @@ class VulkanLink {
 
   vk::DeviceFunctions call;
   vk::GetHostPointerProperties host_pointer = nullptr;  // of devices that take memory of the host
-  // Changed before it is opened: whether the host writes and reads the device's memory where it can.
+  // Changed once it is open: whether the host writes and reads the device's memory where it can.
   void limit(bool maps_memory, bool reads_memory);
 
  private:
+  bool lay_buffers(GpuError* error);
+
   std::shared_ptr<VulkanInstance> instance_;
   int number_ = 0;
   vk::VkPhysicalDevice physical_ = nullptr;

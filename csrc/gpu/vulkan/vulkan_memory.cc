@@ -8,8 +8,6 @@ namespace {
 
 using namespace vk;  // NOLINT: names of Vulkan's own
 
-constexpr size_t kAlignment = 256;
-
 uintptr_t number_of(const void* address) { return reinterpret_cast<uintptr_t>(address); }
 
 }  // namespace
@@ -20,6 +18,22 @@ VulkanMemory::~VulkanMemory() {
 }
 
 bool VulkanMemory::make(size_t bytes, uint32_t type, bool is_mapped, Block* out, uint64_t* address, GpuError* error) {
+  if (!make_buffer(bytes, type, is_mapped, out, address, error)) return false;
+  const auto behind = static_cast<size_t>(*address % kAlignment);
+  if (behind == 0) return true;
+  // Of memory that begins elsewhere a part is left out.
+  drop(*out);
+  *out = {};
+  if (!make_buffer(bytes + kAlignment, type, is_mapped, out, address, error)) return false;
+  out->skipped = static_cast<size_t>((kAlignment - *address % kAlignment) % kAlignment);
+  out->bytes -= out->skipped;
+  *address += out->skipped;
+  if (out->mapped != nullptr) out->mapped = static_cast<char*>(out->mapped) + out->skipped;
+  return true;
+}
+
+bool VulkanMemory::make_buffer(size_t bytes, uint32_t type, bool is_mapped, Block* out, uint64_t* address,
+                               GpuError* error) {
   VkBufferCreateInfo info;
   info.size = std::max<size_t>(bytes, 1);
   info.usage = kBufferUsage;
@@ -60,10 +74,8 @@ bool VulkanMemory::find_address(VkBuffer buffer, uint64_t* address, GpuError* er
   VkBufferDeviceAddressInfo place;
   place.buffer = buffer;
   *address = link_.call.vkGetBufferDeviceAddress(link_.handle(), &place);
-  if (*address != 0 && *address % kAlignment == 0) return true;
-  *error = {Fault::kOther, 0,
-            "vkGetBufferDeviceAddress: buffers of " + link_.facts().name + " do not begin at multiples of " +
-                std::to_string(kAlignment) + " bytes"};
+  if (*address != 0) return true;
+  *error = {Fault::kOther, 0, "vkGetBufferDeviceAddress gives no address of a buffer of " + link_.facts().name};
   return false;
 }
 
@@ -197,7 +209,7 @@ bool VulkanMemory::find(const void* address, size_t bytes, Place* out, GpuError*
     --found;
     const size_t offset = number_of(address) - found->first;
     if (offset <= found->second.bytes && bytes <= found->second.bytes - offset) {
-      *out = {found->second.buffer, offset};
+      *out = {found->second.buffer, offset + found->second.skipped};
       return true;
     }
   }

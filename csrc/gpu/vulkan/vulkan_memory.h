@@ -9,10 +9,7 @@
 
 namespace edge_rt::gpu {
 
-// Of all buffers.
-constexpr vk::VkFlags kBufferUsage = vk::VK_BUFFER_USAGE_TRANSFER_SRC_BIT | vk::VK_BUFFER_USAGE_TRANSFER_DST_BIT |
-                                     vk::VK_BUFFER_USAGE_STORAGE_BUFFER_BIT |
-                                     vk::VK_BUFFER_USAGE_SHADER_DEVICE_ADDRESS_BIT;
+constexpr size_t kAlignment = 256;  // of addresses
 
 class VulkanMemory {
  public:
@@ -53,7 +50,8 @@ class VulkanMemory {
  private:
   struct Block {
     size_t bytes = 0;
-    uint32_t type = 0;  // of memory
+    size_t skipped = 0;  // of the buffer, before them
+    uint32_t type = 0;   // of memory
     vk::VkBuffer buffer = {};
     vk::VkDeviceMemory memory = {};
     void* mapped = nullptr;
@@ -63,6 +61,7 @@ class VulkanMemory {
   bool find_address(vk::VkBuffer buffer, uint64_t* address, GpuError* error);
   bool make_import(void* host, size_t bytes, Block* out, uint64_t* address, GpuError* error);
   bool make(size_t bytes, uint32_t type, bool is_mapped, Block* out, uint64_t* address, GpuError* error);
+  bool make_buffer(size_t bytes, uint32_t type, bool is_mapped, Block* out, uint64_t* address, GpuError* error);
   void* take(size_t bytes, uint32_t type, bool is_mapped, Block* out, GpuError* error);
 
   VulkanLink& link_;

@@ -94,6 +94,11 @@ struct VkPhysicalDeviceExternalMemoryHostPropertiesEXT {
   void* pNext = nullptr;
   VkDeviceSize minImportedHostPointerAlignment = 0;
 };
+struct VkPhysicalDeviceMaintenance4Properties {
+  VkStructureType sType = VK_STRUCTURE_TYPE_PHYSICAL_DEVICE_MAINTENANCE_4_PROPERTIES;
+  void* pNext = nullptr;
+  VkDeviceSize maxBufferSize = 0;
+};
 struct VkPhysicalDeviceFeatures {
   VkBool32 all[55] = {};
 };
@@ -102,7 +107,6 @@ struct VkPhysicalDeviceFeatures2 {
   void* pNext = nullptr;
   VkPhysicalDeviceFeatures features = {};
 };
-constexpr int kShaderInt16 = 41;  // of VkPhysicalDeviceFeatures::all
 struct VkPhysicalDeviceVulkan11Features {
   VkStructureType sType = VK_STRUCTURE_TYPE_PHYSICAL_DEVICE_VULKAN_1_1_FEATURES;
   void* pNext = nullptr;
@@ -112,11 +116,7 @@ struct VkPhysicalDeviceVulkan11Features {
 struct VkPhysicalDeviceVulkan12Features {
   VkStructureType sType = VK_STRUCTURE_TYPE_PHYSICAL_DEVICE_VULKAN_1_2_FEATURES;
   void* pNext = nullptr;
-  VkBool32 before_8bit[2] = {};
-  VkBool32 storageBuffer8BitAccess = 0;
-  VkBool32 before_int8[5] = {};
-  VkBool32 shaderInt8 = 0;
-  VkBool32 before_scalar[22] = {};
+  VkBool32 before_scalar[31] = {};
   VkBool32 scalarBlockLayout = 0;
   VkBool32 before_address[6] = {};
   VkBool32 bufferDeviceAddress = 0;

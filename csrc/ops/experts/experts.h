@@ -43,7 +43,7 @@ struct Routing {
   int64_t rows, features;
   int experts, chosen;
   Gating gating;
-  bool is_normalised;
+  Flag is_normalised;
   float epsilon, scale;
   const float* x;             // [rows][features], behind the norm
   const float* router;        // [experts][features]

@@ -37,7 +37,7 @@ struct ExpertsJob {
   LinearSteps steps;
   const float* x;  // [rows][width]: what experts read; nullptr: what the router reads, or what a norm of theirs makes
   int64_t width, intermediate;
-  bool has_shares;
+  Flag has_shares;
   const float *shared, *residual;  // behind the sum, unless a norm comes before
   float residual_scale;
   LinearRows finish, finish_sum;  // a post_norm says whether there is one

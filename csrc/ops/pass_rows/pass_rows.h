@@ -4,13 +4,15 @@
 
 #include <cstdint>
 
+#include "common/flag.h"
+
 namespace edge_rt {
 
 struct PassRows {
   int64_t rows, past, capacity;
   int64_t done;                      // nodes of the tree before the rows of the pass: earlier passes appended them
   int64_t window;                    // rows that a row sees, itself included; 0: all before it
-  bool chain;                        // every node's parent is the node before it
+  Flag chain;                        // every node's parent is the node before it
   const int32_t *row_map, *parents;  // parents: [done + rows], numbers of nodes
   const int32_t* depths;             // [rows], and before it those of `done`: 0 follows the committed rows
 

@@ -111,7 +111,7 @@ struct PackedParts {
   int sums[kMaxParts];  // number of a part's kind
   int count;
   // Two matrices whose tiles alternate, beginning with the first one's: what `paired` wants.
-  bool alternate;
+  Flag alternate;
   SumKinds kinds;
   FineBlocks fine;
 
@@ -184,10 +184,10 @@ struct RoundRows {
   int64_t features;          // at most 32 times the matrix's blocks; a multiple of 32 unless weights are floats
   const float* norm_weight;  // [features] or nullptr
   float epsilon;
-  bool rounds;
+  Flag rounds;
   SumKinds kinds;
   Activations out;
-  bool is_layer_norm = false;
+  Flag is_layer_norm = false;
   const float* norm_bias = nullptr;  // [features] or nullptr; of LayerNorm
   FineBlocks fine = {};
 
@@ -227,7 +227,7 @@ struct LinearRows {
   Activations in;
   int64_t out_features;   // rows of the matrix without padding
   int64_t width;          // row length of y, residual and gate
-  bool paired;            // a gated activation of tile pairs: even tiles hold gate rows, odd ones up rows
+  Flag paired;            // a gated activation of tile pairs: even tiles hold gate rows, odd ones up rows
   const float* bias;      // [out_features] or nullptr
   const float* gate;      // [rows][width] or nullptr: the gate of the activation
   const float* residual;  // [rows][width] or nullptr

@@ -42,6 +42,8 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "common/flag.h"
+
 namespace edge_rt {
 
 constexpr int kTileRows = 16;
@@ -222,7 +224,7 @@ constexpr int32_t kMagicBits = 0x4B400000;
 // there is a minimum; else, as an int32, what sums of products begin with, kMagicBits less the sum times the offset; if
 // weights have zero points, the negative sum alone (times is 1).
 struct SumKind {
-  bool scaled;
+  Flag scaled;
   int times;
   int groups;
   constexpr bool operator==(const SumKind& o) const {

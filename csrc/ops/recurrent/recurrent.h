@@ -20,6 +20,8 @@
 
 #include <cstdint>
 
+#include "common/flag.h"
+
 namespace edge_rt {
 
 constexpr int kStripe = 16;                               // columns
@@ -28,7 +30,7 @@ constexpr int64_t kMaxKeyDim = 512, kMaxValueDim = 1024;  // the second a multip
 
 struct MatrixShape {
   int64_t key_heads, value_heads, key_dim, value_dim;
-  bool is_tiled;  // V head v has K head v mod key_heads; otherwise v / (value_heads / key_heads)
+  Flag is_tiled;  // V head v has K head v mod key_heads; otherwise v / (value_heads / key_heads)
 
   int64_t keys() const { return key_heads * key_dim; }
   int64_t values() const { return value_heads * value_dim; }
@@ -44,7 +46,7 @@ struct MatrixShape {
 // Which state a row starts from, and where it leaves its own.
 struct StateStep {
   int32_t from, to;  // levels of scratch memory; -1: the slot that is written
-  bool is_followed;  // by the row behind it
+  Flag is_followed;  // by the row behind it
 };
 
 // One sequence of a run of such an op, or of another one that keeps states and transitions in slots, checked.

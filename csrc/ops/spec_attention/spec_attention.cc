@@ -80,7 +80,7 @@ abi::Status* SpecAttention::create(ort::Attributes& attributes) {
 // Where keys and values come from.
 abi::Status* SpecAttention::read_values(ort::Attributes& attributes) {
   constexpr const char* kNames[] = {"shares_cache", "norms_values", "values_are_keys"};
-  bool* const flags[] = {&fixed_.shares_cache, &fixed_.norms_values, &fixed_.values_are_keys};
+  Flag* const flags[] = {&fixed_.shares_cache, &fixed_.norms_values, &fixed_.values_are_keys};
   for (int i = 0; i < 3; ++i) {
     const int64_t value = attributes.integer(kNames[i], 0);
     if (value != 0 && value != 1) {
@@ -124,7 +124,7 @@ abi::Status* SpecAttention::check_shapes(const ort::OpContext& context, const Pl
 // Weights of a head, or of all heads of a row.
 abi::Status* SpecAttention::check_norms(const ort::OpContext& context, AttentionPass* pass) const {
   const int heads[] = {pass->heads, pass->kv_heads};
-  bool* of_row[] = {&pass->q_norm_of_row, &pass->k_norm_of_row};
+  Flag* of_row[] = {&pass->q_norm_of_row, &pass->k_norm_of_row};
   for (int i = 0; i < 2; ++i) {
     const ort::TensorView& norm = context.input(8 + i);
     const int64_t dim = pass->head_dim, whole = heads[i] * dim;

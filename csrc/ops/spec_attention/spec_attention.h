@@ -136,12 +136,12 @@ struct AttentionPass : PassRows {
   int half_rotary;                // R / 2; 0: no rotation
   float scale, softcap, epsilon;  // softcap 0: none
   float clip;                     // 0: none
-  bool interleaved;
-  bool has_gates;  // behind the query of every head
-  bool norms_after_rotation;
-  bool q_norm_of_row, k_norm_of_row;  // weights of all heads, [H * D] and [KV * D]; else of a head, [D]
-  bool shares_cache;                  // rows of qkv are queries only; their keys and values are in the cache
-  bool norms_values, values_are_keys;
+  Flag interleaved;
+  Flag has_gates;  // behind the query of every head
+  Flag norms_after_rotation;
+  Flag q_norm_of_row, k_norm_of_row;  // weights of all heads, [H * D] and [KV * D]; else of a head, [D]
+  Flag shares_cache;                  // rows of qkv are queries only; their keys and values are in the cache
+  Flag norms_values, values_are_keys;
   int format;
   const float *qkv, *cos, *sin;
   const float *q_norm, *k_norm, *sinks, *query_scale;    // or nullptr

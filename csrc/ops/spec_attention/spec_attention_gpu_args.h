@@ -33,7 +33,7 @@ struct AttentionArgs {
   // are folded as they come it is what is known after all.
   AttentionState states;
   int block_queries;
-  bool folds;
+  Flag folds;
 };
 
 }  // namespace edge_rt::gpu

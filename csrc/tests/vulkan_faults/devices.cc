@@ -4,6 +4,7 @@
 #include <cstring>
 #include <vector>
 
+#include "tests/vulkan_faults/guises.h"
 #include "tests/vulkan_faults/owners.h"
 
 namespace vulkan_faults {
@@ -26,14 +27,16 @@ int32_t create_instance(const void* info, const void* allocator, void** out) {
   const Link* link = next_link(info, kLoaderInstance);
   if (link == nullptr) return kInitializationFailed;
   if (const int32_t result = faults().take("vkCreateInstance"); result != kSuccess) return result;
+  note_instance(info);
   const auto below =
       reinterpret_cast<decltype(&create_instance)>(link->get_instance_proc_addr(nullptr, "vkCreateInstance"));
   const int32_t result = below(info, allocator, out);
   if (result != kSuccess) return result;
   Owner& owner = own(*out, link->get_instance_proc_addr, "instances");
-  for (const char* name : {"vkDestroyInstance", "vkGetPhysicalDeviceProperties", "vkGetPhysicalDeviceProperties2",
-                           "vkGetPhysicalDeviceMemoryProperties", "vkGetPhysicalDeviceMemoryProperties2",
-                           "vkEnumerateDeviceExtensionProperties"}) {
+  for (const char* name :
+       {"vkDestroyInstance", "vkGetPhysicalDeviceProperties", "vkGetPhysicalDeviceProperties2",
+        "vkGetPhysicalDeviceMemoryProperties", "vkGetPhysicalDeviceMemoryProperties2", "vkGetPhysicalDeviceFeatures2",
+        "vkEnumeratePhysicalDevices", "vkEnumerateDeviceExtensionProperties"}) {
     owner.kept[name] = link->get_instance_proc_addr(*out, name);
   }
   return result;
@@ -71,12 +74,18 @@ int32_t create_device(void* physical, const DeviceCreateInfo* info, const void* 
   const Link* link = next_link(info, kLoaderDevice);
   if (link == nullptr) return kInitializationFailed;
   if (const int32_t result = faults().take("vkCreateDevice"); result != kSuccess) return result;
+  if (guise() != nullptr) {
+    if (const int32_t result = check_device(*info); result != kSuccess) return result;
+  }
   Owner& instance = owner_of(physical);
   const auto below =
       reinterpret_cast<decltype(&create_device)>(link->get_instance_proc_addr(instance.handle, "vkCreateDevice"));
   std::vector<const char*> names(info->extensions, info->extensions + info->extension_count);
   names.erase(std::remove_if(names.begin(), names.end(),
-                             [](const char* name) { return std::strcmp(name, kBudgetExtension) == 0; }),
+                             [](const char* name) {
+                               return std::strcmp(name, kBudgetExtension) == 0 ||
+                                      std::strcmp(name, "VK_KHR_portability_subset") == 0;
+                             }),
               names.end());
   DeviceCreateInfo asked = *info;
   asked.extension_count = static_cast<uint32_t>(names.size());
@@ -95,6 +104,7 @@ void destroy_device(void* device, const void* allocator) {
 
 // A device of less memory: all its heaps together have that much, and what the layer has counted is used.
 void shrink(MemoryProperties* properties) {
+  disguise_memory(properties);
   const uint64_t limit = faults().memory();
   for (uint32_t i = 0; limit != 0 && i < properties->heap_count; ++i) {
     properties->heaps[i].bytes = std::min(properties->heaps[i].bytes, limit);
@@ -125,6 +135,12 @@ void memory_properties2(void* physical, MemoryProperties2* out) {
 void change(Properties* out) {
   if (const uint32_t type = faults().type()) out->type = type;
   if (const uint32_t grid = faults().grid()) out->grid[0] = out->grid[1] = grid;
+  const Guise* const as = guise();
+  if (as == nullptr) return;
+  out->api = (1u << 22) | as->api << 12;
+  if (faults().type() == 0) out->type = as->device_type;
+  out->shared_bytes = as->shared_bytes;
+  out->threads = as->threads;
 }
 
 void properties(void* physical, Properties* out) {
@@ -137,6 +153,7 @@ void properties2(void* physical, Properties2* out) {
   const char* const name = "vkGetPhysicalDeviceProperties2";
   owner_of(physical).below<decltype(&properties2)>(name)(physical, out);
   change(&out->properties);
+  disguise_properties(out->head.next);
 }
 
 }  // namespace

@@ -2,6 +2,8 @@
 // counts what is alive. faults.h says what it can be asked to do: by EDGE_RT_VULKAN_FAULTS, or by the functions at the
 // end of this file, as the loader and a test of the same process share the library.
 //
+// EDGE_RT_VULKAN_GUISE names a device that it pretends for the whole process (guises.cc).
+//
 //   VK_ADD_LAYER_PATH=<folder of the manifest> VK_INSTANCE_LAYERS=VK_LAYER_EDGE_RT_faults <program>
 #include <cstdio>
 
@@ -21,6 +23,7 @@ const Tables& tables() {
     add_devices(&made);
     add_objects(&made);
     add_work(&made);
+    add_guises(&made);
     return made;
   }();
   return kTables;

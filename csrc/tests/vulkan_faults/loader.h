@@ -17,7 +17,18 @@ struct Chained {
   int32_t type;
   const void* next;
 };
-enum : int32_t { kLoaderInstance = 47, kLoaderDevice = 48, kMemoryBudget = 1000237000, kImport = 1000178000 };
+enum : int32_t {
+  kLoaderInstance = 47,
+  kLoaderDevice = 48,
+  kProperties11 = 50,
+  kFeatures12 = 51,
+  kProperties12 = 52,
+  kImport = 1000178000,
+  kMemoryBudget = 1000237000,
+  kDotFeatures = 1000280000,
+  kDotProperties = 1000280001,
+  kBufferProperties = 1000413001  // of VK_KHR_maintenance4
+};
 
 // Of the layers below this one; a layer moves the head of the list to the next.
 struct Link {
@@ -42,6 +53,23 @@ struct MemoryAllocateInfo {
   Chained head;
   uint64_t bytes;
   uint32_t memory_type;
+};
+
+struct InstanceCreateInfo {
+  Chained head;
+  uint32_t flags;  // 1: with devices that have not all of Vulkan
+};
+
+struct ModuleCreateInfo {
+  Chained head;
+  uint32_t flags;
+  size_t bytes;
+  const uint32_t* code;
+};
+
+struct BufferRequirements {
+  uint64_t bytes, alignment;
+  uint32_t types;
 };
 
 struct DeviceCreateInfo {
@@ -76,8 +104,10 @@ struct MemoryProperties2 {
 // The beginning of what a device says of itself.
 struct Properties {
   uint32_t api, driver, vendor, device, type;
-  uint8_t names_and_limits[496];
-  uint32_t grid[3];  // blocks that can be started at once
+  uint8_t names_and_limits[492];
+  uint32_t shared_bytes;  // of a block
+  uint32_t grid[3];       // blocks that can be started at once
+  uint32_t threads;       // of a block
 };
 struct Properties2 {
   Chained head;

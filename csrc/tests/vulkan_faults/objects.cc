@@ -2,6 +2,7 @@
 #include <iterator>
 #include <utility>
 
+#include "tests/vulkan_faults/guises.h"
 #include "tests/vulkan_faults/owners.h"
 
 namespace vulkan_faults {
@@ -53,6 +54,36 @@ int32_t import(Owner* owner, void* device, const void* info, const void* allocat
   return result;
 }
 
+// Of a heap of a guise, that is taken.
+uint64_t taken_of(const Owner& owner, uint32_t heap) {
+  const std::lock_guard<std::mutex> lock(owners_mutex);
+  uint64_t all = 0;
+  for (const auto& [memory, type] : owner.types) {
+    if (guise()->types[type].heap == heap) all += static_cast<uint64_t>(owner.bytes.at(memory));
+  }
+  return all;
+}
+
+// Memory of a type that only the guise has: the device below has one.
+int32_t allocate_as(Owner* owner, void* device, const MemoryAllocateInfo& info, const void* allocator, uint64_t* out) {
+  const uint32_t heap = guise()->types.at(info.memory_type).heap;
+  if (info.bytes > guise()->largest) faults().complain("more memory is asked for at once than may be");
+  if (taken_of(*owner, heap) + info.bytes > guise()->heaps[heap]) return kOutOfDeviceMemory;
+  MemoryAllocateInfo asked = info;
+  asked.memory_type = 0;
+  asked.bytes += guise()->shift;
+  const int32_t result = owner->below<int32_t (*)(void*, const void*, const void*, uint64_t*)>("vkAllocateMemory")(
+      device, &asked, allocator, out);
+  const std::lock_guard<std::mutex> lock(owners_mutex);
+  if (result == kSuccess) {
+    owner->types[*out] = info.memory_type;
+    owner->bytes[*out] = static_cast<int64_t>(info.bytes);
+  }
+  return result;
+}
+
+constexpr size_t kModule = 2;
+
 template <size_t I>
 int32_t create(void* device, const void* info, const void* allocator, uint64_t* out) {
   Owner& owner = owner_of(device);
@@ -64,7 +95,11 @@ int32_t create(void* device, const void* info, const void* allocator, uint64_t* 
     const auto limit = static_cast<int64_t>(faults().memory());
     if (limit != 0 && faults().live_bytes() + bytes > limit) return kOutOfDeviceMemory;
   }
-  const int32_t result = owner.below<decltype(&create<I>)>(kKinds[I].create)(device, info, allocator, out);
+  if (I == kModule) check_module(info);
+  const int32_t result =
+      I == kMemory && guise() != nullptr
+          ? allocate_as(&owner, device, *static_cast<const MemoryAllocateInfo*>(info), allocator, out)
+          : owner.below<decltype(&create<I>)>(kKinds[I].create)(device, info, allocator, out);
   if (result != kSuccess) return result;
   count(&owner, kKinds[I].name, 1, bytes);
   if (I == kMemory) {
@@ -95,6 +130,7 @@ void destroy(void* device, uint64_t handle, const void* allocator) {
       const auto found = owner.bytes.find(handle);
       bytes = found->second;
       owner.bytes.erase(found);
+      owner.types.erase(handle);
     }
     count(&owner, kKinds[I].name, -1, -bytes);
   }

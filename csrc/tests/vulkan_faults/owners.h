@@ -22,6 +22,7 @@ struct Owner {
   std::map<std::string, int64_t> alive;
   std::unordered_map<uint64_t, int64_t> bytes;     // of each piece of memory
   std::unordered_map<uint64_t, int64_t> imported;  // of those that are the host's as well
+  std::unordered_map<uint64_t, uint32_t> types;    // of each piece of memory, as a guise has them
   bool is_lost = false, hangs = false;
   Clock::time_point ready;  // all that was submitted
   // Of an instance, asked for while it is made: later the loader would answer with the first layer's.
@@ -56,6 +57,17 @@ struct Tables {
 void add_objects(Tables* out);
 void add_work(Tables* out);
 void add_devices(Tables* out);
+
+// What follows does nothing where devices are as they are (guises.h). Of a device's properties, features, memory:
+void disguise_properties(const void* chain);
+void disguise_features(const void* chain, uint32_t* core);
+struct MemoryProperties;
+void disguise_memory(MemoryProperties* out);
+// What a program asks for that the guise does not have, on standard error; 0, or the result that it gets.
+int32_t check_device(const DeviceCreateInfo& info);
+void check_module(const void* info);
+void note_instance(const void* info);
+void add_guises(Tables* out);
 
 template <class Type>
 Function erased(Type* function) {

@@ -8,7 +8,7 @@ struct Routing {
   Long rows, features;
   int experts, chosen;
   int gating;
-  uint8_t is_normalised;
+  int is_normalised;
   float epsilon, scale;
   Floats x, router, bias, choice_bias;
   int groups, chosen_groups;
@@ -38,7 +38,7 @@ struct ExpertsJob {
   LinearSteps steps;
   Floats x;
   Long width, intermediate;
-  uint8_t has_shares;
+  int has_shares;
   Floats shared_, residual;
   float residual_scale;
   LinearRows finish, finish_sum;

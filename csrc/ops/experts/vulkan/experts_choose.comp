@@ -207,7 +207,7 @@ void main() {
   const uint taken = take_best(left, experts, chosen, false);
 
   if (gating == GATING_CHOSEN) make_softmax(taken);
-  const bool is_normalised = uint(args.routing.is_normalised) != 0u;
+  const bool is_normalised = args.routing.is_normalised != 0;
   float divisor = 1.0;
   if (is_normalised) divisor = sum_of_experts(taken) + args.routing.epsilon;
   Ints ids = args.routing.ids;

@@ -25,7 +25,7 @@ void put_rounding(RoundJob own, Floats x, Long features, PackedParts weight, Act
   own.its.features = features;
   own.its.norm_weight = nothing;
   own.its.norm_bias = nothing;
-  own.its.rounds = uint8_t(rounds_rows(weight) ? 1u : 0u);
+  own.its.rounds = rounds_rows(weight) ? 1 : 0;
   own.its.kinds = weight.kinds;
   own.its.fine = weight.fine;
   own.its.out_ = rows;
@@ -44,7 +44,7 @@ void put_group(LinearJob own, int expert, int begin, int rows, bool is_up) {
     weight.parts[i].tiles = Long(uvec2(uint(tiles), 0u));
     weight.parts[i].data = Bytes(advanced(uvec2(weight.parts[i].data), uint(expert * tiles), tile_bytes));
   }
-  weight.alternate = uint8_t(weight.count > 1 ? 1u : 0u);
+  weight.alternate = weight.count > 1 ? 1 : 0;
   own.its.weight = weight;
   const int activation = args.steps.activation;
   const bool is_gated = activation == ACTIVATION_SWIGLU || activation == ACTIVATION_GEGLU ||
@@ -53,7 +53,7 @@ void put_group(LinearJob own, int expert, int begin, int rows, bool is_up) {
   Long width = args.width;
   if (is_up) width = args.intermediate;
   const int outputs = is_paired ? 2 * low(width) : low(width);
-  own.its.paired = uint8_t(is_paired ? 1u : 0u);
+  own.its.paired = is_paired ? 1 : 0;
   own.its.width = width;
   own.its.out_features = Long(uvec2(uint(outputs), 0u));
   Floats bias = args.gate_up_bias, y = args.made, nothing = Floats(uvec2(0u));

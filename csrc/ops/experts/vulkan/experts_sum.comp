@@ -15,7 +15,7 @@ void main() {
     value = fused(weights.at[k], row_of(outs, places.at[k], width).at[i], value);
   }
   if (!is_null(uvec2(shared_))) {
-    if (uint(args.has_shares) != 0u) {
+    if (args.has_shares != 0) {
       Floats shares = args.routing.shares;
       value = fused(shares.at[row], shared_.at[at], value);
     } else {

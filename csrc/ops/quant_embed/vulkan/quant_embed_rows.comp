@@ -17,12 +17,12 @@ struct EmbedRows {
 };
 KERNEL(EmbedRows)
 
-int bits_at(Bytes at, int place, int shift, int mask) { return int(at.at[place]) >> shift & mask; }
+int bits_at(Halves at, int place, int shift, int mask) { return int(byte_at(at, place)) >> shift & mask; }
 
 // One code, less its offset but not a zero point: input i of row r of a block. See code_at of quant_linear_codes.inl.
-int code_at(int format, Bytes at, Bytes finer, int i, int r) {
+int code_at(int format, Halves at, Halves finer, int i, int r) {
   const int k = i / 4, byte = 4 * r + i % 4, pair = 2 * (k % 4);
-  if (is_in(WITH_BYTES, format)) return bitfieldExtract(int(at.at[64 * k + byte]), 0, 8);
+  if (is_in(WITH_BYTES, format)) return bitfieldExtract(int(byte_at(at, 64 * k + byte)), 0, 8);
   if (is_in(WITH_TWO_BITS | WITH_THREE_BITS, format)) {
     const int low_bits = bits_at(at, 64 * (k / 4) + byte, pair, 3);
     return is_in(WITH_TWO_BITS, format) ? low_bits : (low_bits | bits_at(at, 128 + byte, k, 1) << 2) - 4;
@@ -45,8 +45,8 @@ float coded_weight(int format, uvec2 tile, uvec2 finer, int i, int r) {
   const int part = in_block >> (5 - group_shift(format)), pair = r >> 1;
   const ScaleWords words = load_scales(tile, format, unit, (number << group_shift(format)) + part, pair);
   const GroupScale scale = group_scale(format, words);
-  int code = code_at(format, Bytes(advanced(tile, uint(unit + number * code_bytes(format)), 1u)),
-                     Bytes(advanced(finer, uint(block), uint(finer_bytes(format)))), in_block, r);
+  int code = code_at(format, Halves(advanced(tile, uint(unit + number * code_bytes(format)), 1u)),
+                     Halves(advanced(finer, uint(block), uint(finer_bytes(format)))), in_block, r);
   if (is_in(WITH_ZERO_POINTS, format)) code -= int(words.scales >> 8 * (r & 1) & 0xffu);
   float value = scale.d[r & 1] * float(code);
   if (is_in(WITH_MINIMA, format)) value = fused(scale.d[r & 1], float(code), scale.minimum[r & 1]);

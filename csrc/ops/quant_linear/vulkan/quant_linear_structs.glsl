@@ -11,7 +11,7 @@ struct PackedWeight {
 };
 
 struct SumKind {
-  uint8_t scaled;
+  int scaled;
   int times;
   int groups;
 };
@@ -31,7 +31,7 @@ struct PackedParts {
   PackedWeight parts[MAX_PARTS];
   int sums[MAX_PARTS];
   int count;
-  uint8_t alternate;
+  int alternate;
   SumKinds kinds;
   FineBlocks fine;
   uint pad;
@@ -50,10 +50,10 @@ struct RoundRows {
   Long features;
   Floats norm_weight;
   float epsilon;
-  uint8_t rounds;
+  int rounds;
   SumKinds kinds;
   Activations out_;
-  uint8_t is_layer_norm;
+  int is_layer_norm;
   Floats norm_bias;
   FineBlocks fine;
 };
@@ -79,7 +79,7 @@ struct LinearRows {
   Activations in_;
   Long out_features;
   Long width;
-  uint8_t paired;
+  int paired;
   Floats bias;
   Floats gate;
   Floats residual;

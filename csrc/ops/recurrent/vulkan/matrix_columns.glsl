@@ -25,7 +25,7 @@ int keys() { return low(args.pass.shape.key_heads) * low(args.pass.shape.key_dim
 int values() { return low(args.pass.shape.value_heads) * low(args.pass.shape.value_dim); }
 int first_key() {
   const int key_heads = low(args.pass.shape.key_heads), value_heads = low(args.pass.shape.value_heads);
-  const bool is_tiled = uint(args.pass.shape.is_tiled) != 0u;
+  const bool is_tiled = args.pass.shape.is_tiled != 0;
   const int key_head = is_tiled ? head_of_block() % key_heads : head_of_block() / (value_heads / key_heads);
   return key_head * low(args.pass.shape.key_dim);
 }

@@ -3,8 +3,7 @@
 // Where a row's state comes from and goes to: levels of scratch memory; -1: the slot that is written.
 struct StateStep {
   int from, to;
-  uint8_t is_followed;  // by the row behind it
-  uint8_t pad, pad_2, pad_3;
+  int is_followed;  // by the row behind it
 };
 layout(buffer_reference, scalar, buffer_reference_align = 4) buffer StateHead {
   int past, certain, advance_count, index, slot;
@@ -32,5 +31,5 @@ struct StateSlots {
 
 struct MatrixShape {
   Long key_heads, value_heads, key_dim, value_dim;
-  uint8_t is_tiled;
+  int is_tiled;
 };

@@ -24,8 +24,7 @@ bool takes_over(int i, int certain, int rows) {
 }
 
 StateStep step_of(int from, int to, bool is_followed) {
-  const uint8_t none = uint8_t(0);
-  return StateStep(from, to, uint8_t(is_followed), none, none, none);
+  return StateStep(from, to, is_followed ? 1 : 0);
 }
 
 shared bool takes_over_of[THREADS];

@@ -8,7 +8,7 @@ const int MOST_TAPS = 16;
 
 struct ConvPass {
   Long rows, past, capacity, done, window;
-  uint8_t chain;
+  int chain;
   Ints row_map, parents, depths;
   Long channels;
   Floats bcx, weight, bias, cache, y;

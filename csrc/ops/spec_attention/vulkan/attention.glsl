@@ -10,12 +10,12 @@ const int kKvK8V4 = 3;
 
 struct AttentionPass {
   Long rows, past, capacity, done, window;
-  uint8_t chain;
+  int chain;
   Ints row_map, parents, depths;
   int heads, kv_heads, group, head_dim, padded_dim, half_rotary;
   float scale, softcap, epsilon, clip;
-  uint8_t interleaved, has_gates, norms_after_rotation, q_norm_of_row, k_norm_of_row;
-  uint8_t shares_cache, norms_values, values_are_keys;
+  int interleaved, has_gates, norms_after_rotation, q_norm_of_row, k_norm_of_row;
+  int shares_cache, norms_values, values_are_keys;
   int format;
   Floats qkv, cos, sin;
   Floats q_norm, k_norm, sinks, query_scale;
@@ -39,12 +39,12 @@ struct AttentionArgs {
   Ints past, tree;
   AttentionState states;
   int block_queries;
-  uint8_t folds;
+  int folds;
 };
 
 KERNEL(AttentionArgs)
 
-bool is(uint8_t flag) { return uint(flag) != 0u; }
+bool is(int flag) { return flag != 0; }
 
 // A pass has one format, the bit of which is set in `choices`: code of the others is left out.
 int format() { return findLSB(choices); }

@@ -52,10 +52,16 @@ void append_int8(Plane plane, int place) {
     scales[thread()] = float_of_half(bits);
   }
   meet();
-  SignedBytes codes = SignedBytes(codes_of(plane, place));
-  for (int d = thread(); d < dim; d += THREADS) {
-    const float scale = scales[d / kKvGroup];
-    codes.at[d] = int8_t(scale > 0.0 ? vi_round(clamp_code(div_exact(x[d], scale), -127.0, 127.0)) : 0);
+  // Two codes a thread: heads are of an even number of dimensions.
+  Halves codes = Halves(codes_of(plane, place));
+  for (int i = thread(); i < dim / 2; i += THREADS) {
+    const float scale = scales[2 * i / kKvGroup];
+    uint pair = 0u;
+    for (int high = 0; high < 2 && scale > 0.0; ++high) {
+      const int code = vi_round(clamp_code(div_exact(x[2 * i + high], scale), -127.0, 127.0));
+      pair |= (uint(code) & 0xffu) << 8 * high;
+    }
+    codes.at[i] = uint16_t(pair);
   }
 }
 
@@ -88,6 +94,11 @@ void write_levels(Plane plane, int place) {
   meet();
 }
 
+// Of the four elements in a pair of bytes, from the lowest bits on.
+int element_of_pair(int pair, int part) {
+  return pair / 8 * kKvGroup + 2 * (pair % 8) + part / 2 + 16 * (part % 2);
+}
+
 // First and finer code of an element; the finer one stands for its error.
 ivec2 codes_of_element(int d) {
   const float scale = scales[d / kKvGroup], minimum = minimums[d / kKvGroup];
@@ -98,18 +109,18 @@ ivec2 codes_of_element(int d) {
   return ivec2(first, 8 + vi_round(clamp_code(div_exact(left, scale * 0.0625), -8.0, 7.0)));
 }
 
-// A thread has a byte of a group: elements `column` and `column` + 16.
+// A thread has two bytes of a group, each of elements `column` and `column` + 16.
 void append_coded(Plane plane, bool has_finer, int place) {
   const int groups = groups_of(args.pass.head_dim);
   write_levels(plane, place);
-  Bytes codes = Bytes(codes_of(plane, place)), finer = Bytes(finer_of(plane, place));
-  for (int i = thread(); i < 16 * groups; i += THREADS) {
+  Halves codes = Halves(codes_of(plane, place)), finer = Halves(finer_of(plane, place));
+  for (int i = thread(); i < 8 * groups; i += THREADS) {
     ivec2 both = ivec2(0);
-    for (int high = 0; high < 2; ++high) {
-      both |= codes_of_element(i / 16 * kKvGroup + i % 16 + 16 * high) << 4 * high;
+    for (int part = 0; part < 4; ++part) {
+      both |= codes_of_element(element_of_pair(i, part)) << 4 * part;
     }
-    codes.at[i] = uint8_t(both.x);
-    if (has_finer) finer.at[i] = uint8_t(both.y);
+    codes.at[i] = uint16_t(uint(both.x));
+    if (has_finer) finer.at[i] = uint16_t(uint(both.y));
   }
 }
 
@@ -141,10 +152,11 @@ void append_fed_back(Plane plane, int kv, int place) {
     }
   }
   meet();
-  Bytes codes = Bytes(codes_of(plane, place));
-  for (int i = thread(); i < 16 * groups; i += THREADS) {
-    const int d = i / 16 * kKvGroup + i % 16;
-    codes.at[i] = uint8_t(int(element(d)) | int(element(d + 16)) << 4);
+  Halves codes = Halves(codes_of(plane, place));
+  for (int i = thread(); i < 8 * groups; i += THREADS) {
+    uint both = 0u;
+    for (int part = 0; part < 4; ++part) both |= uint(element(element_of_pair(i, part))) << 4 * part;
+    codes.at[i] = uint16_t(both);
   }
 }
 

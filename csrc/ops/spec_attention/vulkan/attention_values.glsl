@@ -26,11 +26,11 @@ vec2 load_value(Plane values, int row, int first) {
   }
   const int group = first / kKvGroup, byte = 16 * group + first % kKvGroup;
   Halves levels = Halves(extras);
-  const uint code = uint(Bytes(codes).at[byte]);
+  const uint code = byte_at(Halves(codes), byte);
   float scale = float_of_half(uint(levels.at[2 * group])), minimum = float_of_half(uint(levels.at[2 * group + 1]));
   ivec2 both = ivec2(code & 15u, code >> 4);
   if (value_coding() == kCodedPairs) {
-    const uint finer = uint(Bytes(finer_of(values, row)).at[byte]);
+    const uint finer = byte_at(Halves(finer_of(values, row)), byte);
     both = 16 * both + ivec2(finer & 15u, finer >> 4);
     minimum = fused(-scale, 0.5, minimum);
     scale *= 0.0625;
