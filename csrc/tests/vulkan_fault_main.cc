@@ -12,6 +12,7 @@
 #include <atomic>
 #include <chrono>
 #include <cstdlib>
+#include <cstring>
 #include <fstream>
 #include <functional>
 #include <iterator>
@@ -54,6 +55,13 @@ class Layer {
   }
   void* library_;
 };
+
+std::vector<char> read_file(const std::string& path) {
+  std::ifstream file(path, std::ios::binary);
+  std::vector<char> image((std::istreambuf_iterator<char>(file)), std::istreambuf_iterator<char>());
+  CHECK(!image.empty());
+  return image;
+}
 
 constexpr int64_t kWidth = 300;
 constexpr size_t kBytes = kWidth * sizeof(float);
@@ -421,6 +429,41 @@ void test_large_grids(const Layer& layer) {
   layer.set("");
 }
 
+std::string outcome(const SelfTest& test, const std::string& operation) {
+  for (const auto& [name, how] : test.operations) {
+    if (name == operation) return how;
+  }
+  return "";
+}
+
+// What a driver computes wrongly is mended, or the device refused where nothing can be relied on. Numbers of
+// instructions are those of SPIR-V.
+void test_wrong_drivers(const Layer& layer, const std::string& folder) {
+  for (const char* name : {"self_test", "self_test.dots"}) {
+    const std::vector<char> image = read_file(folder + name + ".spv");
+    set_kernels(0, name, image.data(), image.size());
+  }
+  SelfTest right, wrong;
+  GpuError error;
+  CHECK(test_gpu(0, &right, &error) && outcome(right, "exchange") == "as it is");
+  const std::string dots = "dot of bytes";
+  std::vector<GpuFacts> gpus;
+  CHECK(list_gpus(&gpus, &error));
+  const auto& more = gpus[0].more;
+  if (std::find(more.begin(), more.end(), std::make_pair(std::string("dots"), std::string("1"))) != more.end()) {
+    layer.set("swap=4450:4451");  // products of signed bytes become those of bytes without a sign
+    CHECK(test_gpu(0, &wrong, &error) && outcome(wrong, dots) == "mended" && wrong.has_cpu_bits == right.has_cpu_bits);
+    layer.set("vkCreateComputePipelines=0:-13");  // of the code with such products
+    CHECK(test_gpu(0, &wrong, &error) && outcome(wrong, dots) == "as it is");
+  }
+  layer.set("swap=194:195");  // shifts copy the sign
+  const bool is_refused = !test_gpu(0, &wrong, &error);
+  layer.set("");
+  CHECK(is_refused && error.fault == Fault::kRefused && error.sentence.find("integers") != std::string::npos);
+  error = {};
+  CHECK(layer.live().empty() && test_gpu(0, &wrong, &error));
+}
+
 int write_out_of_bounds() {
   GpuError error;
   const std::shared_ptr<GpuDevice> device = open_gpu(0, &error);
@@ -452,15 +495,15 @@ void test_cannot_wait(const Layer& layer) {
 
 int run(int argc, char** argv) {
   CHECK(argc == 3);
-  std::ifstream file(argv[2], std::ios::binary);
-  const std::vector<char> image((std::istreambuf_iterator<char>(file)), std::istreambuf_iterator<char>());
-  CHECK(!image.empty());
+  const std::vector<char> image = read_file(argv[2]);
   std::vector<GpuFacts> gpus;
   GpuError error;
   if (!list_gpus(&gpus, &error) || gpus.empty()) {
     std::fprintf(stderr, "no Vulkan device: %s\n", error.sentence.c_str());
     return 77;
   }
+  // Not what firmware has set aside, where a GPU can use the machine's memory.
+  CHECK(gpus[0].bytes > size_t{512} << 20);
   set_kernels(0, "copy_rows", image.data(), image.size());
   if (std::string(argv[1]) == "out_of_bounds") return write_out_of_bounds();
   const Layer layer(argv[1]);
@@ -477,6 +520,7 @@ int run(int argc, char** argv) {
   test_freed_when_short(layer);
   test_closed_beside(layer);
   test_large_grids(layer);
+  test_wrong_drivers(layer, std::string(argv[2], std::strlen(argv[2]) - std::strlen("copy_rows.spv")));
   test_cannot_wait(layer);  // last: what it leaves is counted
   return 0;
 }

@@ -1,4 +1,4 @@
-"""What the committed Vulkan kernels ask of a device: no more than every GPU with Vulkan 1.2 and buffer addresses has."""
+"""What the committed Vulkan kernels ask of a device: what all GPUs with Vulkan 1.2 and buffer addresses have."""
 
 from __future__ import annotations
 

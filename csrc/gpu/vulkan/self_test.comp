@@ -32,7 +32,26 @@ uint result(int operation, uint a_bits, uint b_bits, uint c_bits) {
   return 0u;
 }
 
+shared uint exchanged[THREADS];
+
+// A word that goes to another thread and comes back, with its halves, one of which is read by itself, in turned order.
+uint turned_word(int i) {
+  uint word = args.a.at[i];
+  [[unroll]] for (int way = 0; way < 2; ++way) {
+    exchanged[thread()] = word;
+    meet();
+    word = exchanged[THREADS - 1 - thread()];
+    meet();
+  }
+  return uint(Halves(uvec2(args.a)).at[2 * i]) << 16 | word >> 16;
+}
+
+// There are as many blocks as the values need, none of them in part.
 void main() {
   const int i = block_x() * THREADS + thread();
-  if (i < args.count) args.y.at[i] = result(args.operation, args.a.at[i], args.b.at[i], args.c.at[i]);
+  if (args.operation == 12) {
+    args.y.at[i] = turned_word(i);
+  } else if (i < args.count) {
+    args.y.at[i] = result(args.operation, args.a.at[i], args.b.at[i], args.c.at[i]);
+  }
 }

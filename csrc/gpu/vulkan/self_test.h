@@ -10,10 +10,11 @@
 namespace edge_rt::gpu {
 
 constexpr const char* kSelfTestKernel = "self_test";
-constexpr uint32_t kMendsAll = 15;  // bits as in float_exact.glsl
+// Bits as in float_exact.glsl, and products of packed bytes by the code that has none.
+constexpr uint32_t kMendsDots = 16, kMendsAll = 15 | kMendsDots;
 
 // Runs on a queue of the device. `restart` makes what follows run with these mends. `mends` gets those that the device
-// needs. False: the device failed.
+// needs. False: the device failed, or computes integers wrongly, so that nothing can be mended.
 bool run_self_test(GpuDevice* device, GpuQueue* queue, const std::function<void(uint32_t)>& restart, SelfTest* out,
                    uint32_t* mends, GpuError* error);
 

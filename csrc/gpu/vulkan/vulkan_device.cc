@@ -53,6 +53,7 @@ bool VulkanDevice::try_arithmetic(GpuError* error) {
   const auto restart = [this](uint32_t mended) { pipelines_.restart(mended); };
   uint32_t mends = 0;
   const bool is_done = run_self_test(this, &queue, restart, &self_test_, &mends, error);
+  if (error->fault == Fault::kRefused) error->sentence = link_.facts().name + ": " + error->sentence;
   restart(mends);
   return is_done;
 }

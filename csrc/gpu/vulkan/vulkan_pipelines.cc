@@ -2,6 +2,7 @@
 
 #include "common/float_mode.h"
 #include "gpu/vulkan/pipeline_file.h"
+#include "gpu/vulkan/self_test.h"
 #include "gpu/vulkan/spirv.h"
 
 namespace edge_rt::gpu {
@@ -57,21 +58,33 @@ VulkanPipeline* VulkanPipelines::find(const Kernel& kernel, uint32_t cell, GpuEr
   const std::lock_guard<std::mutex> guard(lock_);
   std::unique_ptr<VulkanPipeline>& known = made_[{kernel.name, kernel.choices, cell}];
   if (known != nullptr) return known.get();
-  auto code = link_.facts().has_dots ? kernels_.find(std::string(kernel.name) + ".dots") : kernels_.end();
-  if (code == kernels_.end()) code = kernels_.find(kernel.name);
   auto fresh = std::make_unique<VulkanPipeline>();
   fresh->cell = cell;
-  if (code == kernels_.end()) {
-    *error = {Fault::kRefused, 0, std::string("there is no code of the kernel ") + kernel.name};
-  } else if (make(code->second, kernel.choices, fresh.get(), error)) {
+  if (make(kernel, fresh.get(), error)) {
     known = std::move(fresh);
     is_new_ = true;
     return known.get();
-  } else {
-    error->sentence += std::string(" for kernel ") + kernel.name;
   }
   made_.erase({kernel.name, kernel.choices, cell});
   return nullptr;
+}
+
+bool VulkanPipelines::make(const Kernel& kernel, VulkanPipeline* out, GpuError* error) {
+  const auto plain = kernels_.find(kernel.name), with_dots = kernels_.find(std::string(kernel.name) + ".dots");
+  const bool takes_dots = link_.facts().has_dots && (mended_ & kMendsDots) == 0;
+  GpuError ignored;
+  // Drivers tell of products of bytes that they cannot compile.
+  if (takes_dots && with_dots != kernels_.end()) {
+    if (make(with_dots->second, kernel.choices, out, plain == kernels_.end() ? error : &ignored)) return true;
+    if (plain == kernels_.end() || !link_.is_well(error)) return false;
+  }
+  if (plain == kernels_.end()) {
+    *error = {Fault::kRefused, 0, std::string("there is no code of the kernel ") + kernel.name};
+    return false;
+  }
+  if (make(plain->second, kernel.choices, out, error)) return true;
+  error->sentence += std::string(" for kernel ") + kernel.name;
+  return false;
 }
 
 bool VulkanPipelines::make(const std::vector<uint32_t>& code, uint32_t choices, VulkanPipeline* out, GpuError* error) {

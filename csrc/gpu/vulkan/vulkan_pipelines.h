@@ -44,6 +44,7 @@ class VulkanPipelines {
  private:
   void drop();
   void open_cache();
+  bool make(const Kernel& kernel, VulkanPipeline* out, GpuError* error);
   bool make(const std::vector<uint32_t>& code, uint32_t choices, VulkanPipeline* out, GpuError* error);
 
   VulkanLink& link_;

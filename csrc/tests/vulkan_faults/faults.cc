@@ -43,6 +43,7 @@ bool Faults::understand(const std::string& setting, Plan* out) {
   if (equals == std::string::npos) return false;
   const std::string name = setting.substr(0, equals), value = setting.substr(equals + 1);
   int64_t number = 0;
+  if (name == "swap") return std::sscanf(value.c_str(), "%u:%u", &out->from, &out->to) == 2;
   if (name.compare(0, 2, "vk") != 0) {
     if (!read_number(value, &number) || number < 0) return false;
     if (name == "delay_us")
@@ -124,6 +125,11 @@ uint32_t Faults::grid() {
 bool Faults::holds() {
   const std::lock_guard<std::mutex> lock(mutex_);
   return plan_.holds;
+}
+
+uint32_t Faults::swapped(uint32_t opcode) {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  return opcode == plan_.from && plan_.from != 0 ? plan_.to : opcode;
 }
 
 void Faults::count(const char* kind, int change, int64_t bytes) {

@@ -25,6 +25,7 @@ class Faults {
   //   type=N               devices are of that type (VkPhysicalDeviceType: 2 is a discrete GPU); 0: of their own
   //   grid=N               devices start at most so many blocks at once, in x and in y, and grids that have more are
   //                        complained of; 0: as many as they do
+  //   swap=FROM:TO         instructions of kernels with one number of SPIR-V have another: the driver computes wrongly
   //   patience_s=N         waits take at least so long before they give up: compilers of software devices are slow
   //   strict=1             leaks and endless waits end the process
   // An empty text takes all of it back. False: it is not understood, and nothing has changed.
@@ -39,6 +40,8 @@ class Faults {
   uint32_t type();
   uint32_t grid();
   bool holds();
+  // What an instruction of SPIR-V becomes.
+  uint32_t swapped(uint32_t opcode);
 
   // An object made (1) or given back (-1), and its bytes where it is memory.
   void count(const char* kind, int change, int64_t bytes = 0);
@@ -60,7 +63,7 @@ class Faults {
     bool all = false;
     int32_t result = kSuccess;
     uint64_t delay_us = 0, patience_s = 0, memory = 0;
-    uint32_t type = 0, grid = 0;
+    uint32_t type = 0, grid = 0, from = 0, to = 0;
     bool strict = false, holds = false;
   };
   static bool understand(const std::string& setting, Plan* out);

@@ -1,6 +1,7 @@
 // What is made of a device and given back: it is counted, and memory is limited.
 #include <iterator>
 #include <utility>
+#include <vector>
 
 #include "tests/vulkan_faults/guises.h"
 #include "tests/vulkan_faults/owners.h"
@@ -82,6 +83,15 @@ int32_t allocate_as(Owner* owner, void* device, const MemoryAllocateInfo& info, 
   return result;
 }
 
+// The same module with other instructions.
+std::vector<uint32_t> swapped_code(const ModuleCreateInfo& module) {
+  std::vector<uint32_t> code(module.code, module.code + module.bytes / sizeof(uint32_t));
+  for (size_t place = 5; place < code.size(); place += code[place] >> 16) {
+    code[place] = (code[place] & 0xffff0000) | faults().swapped(code[place] & 0xffff);
+  }
+  return code;
+}
+
 constexpr size_t kModule = 2;
 
 template <size_t I>
@@ -95,7 +105,15 @@ int32_t create(void* device, const void* info, const void* allocator, uint64_t* 
     const auto limit = static_cast<int64_t>(faults().memory());
     if (limit != 0 && faults().live_bytes() + bytes > limit) return kOutOfDeviceMemory;
   }
-  if (I == kModule) check_module(info);
+  ModuleCreateInfo module;
+  std::vector<uint32_t> code;
+  if (I == kModule) {
+    check_module(info);
+    module = *static_cast<const ModuleCreateInfo*>(info);
+    code = swapped_code(module);
+    module.code = code.data();
+    info = &module;
+  }
   const int32_t result =
       I == kMemory && guise() != nullptr
           ? allocate_as(&owner, device, *static_cast<const MemoryAllocateInfo*>(info), allocator, out)
