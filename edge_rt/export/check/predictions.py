@@ -22,7 +22,9 @@ from edge_rt.package.rope_tables import loaded_tables
 PASS_ROWS: Final = 64
 """Tokens of a pass: their logits are in memory at once."""
 _ROW_COPIES: Final = 8
-"""float64 arrays of the vocabulary alive while two rows are compared."""
+"""float64 arrays alive while rows are compared, of the vocabulary at least."""
+_COMPARED_NUMBERS: Final = 1 << 12
+"""Logits that are compared at once, where the vocabulary has fewer: one row after the other takes longer."""
 
 KV_TOKENS: Final = 512
 """Most tokens of the calibration text that caches are compared on."""
@@ -74,7 +76,8 @@ def predicting_bytes(decoder: Decoder, tokens: int, kv_formats: Sequence[str]) -
     )
     width = max(decoder.hidden_size, decoder.intermediate_size, decoder.query_size)
     # Logits of the passes, and what a row of either takes in float64.
-    logits = 4 * decoder.vocab_size * PASS_ROWS * len(kv_formats) + 8 * _ROW_COPIES * decoder.vocab_size
+    compared = 8 * _ROW_COPIES * max(decoder.vocab_size, _COMPARED_NUMBERS)
+    logits = 4 * decoder.vocab_size * PASS_ROWS * len(kv_formats) + compared
     return token * tokens + logits + 4 * PASS_ROWS * 6 * width
 
 
@@ -92,11 +95,17 @@ class Divergence:
 
     def add(self, reference: Array, logits: Array) -> None:
         """Compare two sets of logits, both ``[rows, vocabulary]``."""
-        for theirs, ours in zip(reference, logits, strict=True):
+        assert reference.shape == logits.shape, (reference.shape, logits.shape)
+        count = max(1, _COMPARED_NUMBERS // reference.shape[1])
+        for begin in range(0, len(reference), count):
+            theirs, ours = (rows[begin : begin + count] for rows in (reference, logits))
             p, q = _log_softmax(theirs.astype(np.float64)), _log_softmax(ours.astype(np.float64))
-            self._kl += float(np.exp(p) @ (p - q))
-            self._same += int(theirs.argmax() == ours.argmax())
-            self.tokens += 1
+            np.subtract(p, q, out=q)
+            np.exp(p, out=p)
+            for chances, differences in zip(p, q, strict=True):
+                self._kl += float(chances @ differences)
+            self._same += int((theirs.argmax(axis=-1) == ours.argmax(axis=-1)).sum())
+            self.tokens += len(theirs)
 
     @property
     def kl(self) -> float:
