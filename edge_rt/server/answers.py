@@ -161,7 +161,9 @@ class Answers:
         if self._is_stopped and self._pieces.empty():
             raise stopped()
         try:
-            piece = await asyncio.wait_for(self._pieces.get(), seconds)
+            # Not ``wait_for``, which loses a cancellation that comes together with the piece (Python 3.11).
+            async with asyncio.timeout(seconds):
+                piece = await self._pieces.get()
         except TimeoutError:
             return None
         if isinstance(piece, HTTPFailure):

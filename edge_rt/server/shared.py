@@ -109,13 +109,15 @@ class Server:
 
         task = loop.run_in_executor(self._compiling, run)
         try:
-            await asyncio.wait_for(begun.wait(), self.compiling_wait)
+            async with asyncio.timeout(self.compiling_wait):
+                await begun.wait()
         except TimeoutError:
             task.cancel()
             what = "Other requests' schemas are being compiled. Try again soon."
             raise HTTPFailure(503, what, code="overloaded", retry_after=RETRY_SECONDS) from None
         try:
-            return await asyncio.wait_for(task, self.compiling_seconds)
+            async with asyncio.timeout(self.compiling_seconds):
+                return await task
         except TimeoutError:
             what = f"The request's schema was not compiled within {self.compiling_seconds:g} s. Simplify it."
             raise HTTPFailure(400, what, code="schema_too_costly") from None

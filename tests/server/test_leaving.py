@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import socket
 import time
@@ -12,6 +13,7 @@ import httpx
 import pytest
 
 from edge_rt.server import responding, running
+from edge_rt.server.answers import Answers, Piece
 from edge_rt.server.deadlines import BoundedProtocol
 from tests.helpers.served import models_of, ran, served, until
 from tests.server.conftest import ENDLESS
@@ -91,6 +93,22 @@ def test_leaving_while_the_answer_is_streamed_frees_the_slot(large):
         until(lambda: ticket.outcome.cancel.cancelled)
     until(lambda: is_free(server))
     assert 0 < ticket.generation.sequence.num_answer_tokens < 3500
+
+
+@pytest.mark.parametrize("turns", range(6))
+def test_leaving_as_a_piece_comes_is_not_lost(turns):
+    async def run():
+        answers = Answers(None, [None], [], 1, lambda _: None)
+        reading = asyncio.create_task(answers.next(60))
+        await asyncio.sleep(0.01)
+        answers._pieces.put_nowait(Piece(0))
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        if reading.cancel():
+            await asyncio.wait((reading,), timeout=10)
+            assert reading.cancelled()
+
+    asyncio.run(run())
 
 
 def test_leaving_while_waiting_for_a_slot_gives_up_the_place(large):
