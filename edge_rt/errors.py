@@ -311,7 +311,7 @@ class QueueFull(Busy):
     """As many generations wait for a slot as may (``max_queue`` of ``edge_rt.load``).
 
     Args:
-        waiting: generations that wait.
+        waiting: generations that wait, beside as many as there are slots.
         retry_after: seconds until there is room, as an estimate from speeds that were measured.
 
     Attributes:
@@ -320,8 +320,8 @@ class QueueFull(Busy):
 
     def __init__(self, waiting: int, retry_after: float) -> None:
         super().__init__(
-            "Too many generations wait for a slot.",
-            f"{waiting} wait, and no more may.",
+            "There is no room for another generation.",
+            f"Beside those whose turn it is, {waiting} wait, and no more may.",
             f"Try again in about {max(1, round(retry_after))} s.",
         )
         self.waiting = waiting

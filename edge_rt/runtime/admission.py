@@ -172,12 +172,14 @@ class Admission:
     @property
     def is_full(self) -> bool:
         """Whether one more would be refused."""
-        if self.most is None:
-            return False
+        return self.most is not None and self._num_there >= self.most
+
+    @property
+    def _num_there(self) -> int:
+        """How many are under way or wait."""
         # Who has ended may not have left yet, and its reader may come back at once.
         with self._lock:
-            there = [one for one in (*self.active, *self._waiting) if isinstance(one, Turn) or not one.has_ended]
-        return len(there) >= self.most
+            return sum(isinstance(one, Turn) or not one.has_ended for one in (*self.active, *self._waiting))
 
     def add(self, ticket: Ticket, retry_after: Callable[[], float]) -> None:
         """Let a generation wait, from any thread.
@@ -190,7 +192,8 @@ class Admission:
         """
         with self._lock:
             if self.is_full:
-                raise QueueFull(len(self._waiting), retry_after())
+                # Some that wait may only not have been given their slots yet.
+                raise QueueFull(self._num_there - len(self.caches), retry_after())
             self._waiting.append(ticket)
             self._has_changed = True
 

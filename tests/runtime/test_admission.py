@@ -119,6 +119,16 @@ def test_a_full_queue_says_when_there_is_room():
     steps_of(fake)
 
 
+def test_a_full_queue_counts_those_who_wait_for_a_slot_that_is_free_as_if_they_had_it():
+    fake = FakeBatch(2, most_waiting=1)
+    for number in range(3):
+        fake.submit([number, 2])
+    with pytest.raises(QueueFull, match="1 wait, and no more may") as caught:
+        fake.submit([4, 2])
+    assert caught.value.waiting == 1
+    steps_of(fake)
+
+
 def test_who_has_ended_takes_no_place_although_it_has_not_left():
     fake = FakeBatch(1, most_waiting=0)
     ticket = fake.submit([1, 2], max_tokens=20)
