@@ -190,12 +190,20 @@ class ContextOverflow(InputError):
             way or self._way(),
         )
 
+    @property
+    def is_of_request(self) -> bool:
+        """Whether more tokens are asked for than the shortest prompt would leave: only asking for fewer helps."""
+        return self.prompt_tokens < self.context_tokens <= self.requested_tokens
+
     def _way(self) -> str:
         """Return what helps: fewer tokens, a shorter prompt, or a larger context if the model has one."""
         needed, room = self.prompt_tokens + self.requested_tokens, self.context_tokens - self.prompt_tokens
         about = "about " if self.is_estimate else ""
         ways = [f"ask for at most {room} tokens"] if room > 0 else []
-        ways.append(f"shorten the prompt by {about}{needed - self.context_tokens} tokens")
+        if self.requested_tokens < self.context_tokens:
+            ways.append(f"shorten the prompt by {about}{needed - self.context_tokens} tokens")
+        elif room <= 0:
+            ways.append(f"shorten the prompt, and ask for fewer than {self.context_tokens} tokens")
         if self.model_tokens is not None and self.context_tokens < needed <= self.model_tokens:
             ways.append(f"load the model with a larger context (up to {self.model_tokens})")
         text = ", or ".join(ways)

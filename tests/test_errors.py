@@ -64,6 +64,21 @@ def test_values_of_a_file_are_named_as_in_the_file(value, kind, text):
     assert (kind_of(value), as_json(value)) == (kind, text)
 
 
+@pytest.mark.parametrize(
+    ("tokens", "way"),
+    [
+        ((1, 10**9, 8192), "Ask for at most 8191 tokens."),
+        ((300, 300, 512), "Ask for at most 212 tokens, or shorten the prompt by 88 tokens."),
+        ((512, 1, 512), "Shorten the prompt by 1 tokens."),
+        ((600, 512, 512), "Shorten the prompt, and ask for fewer than 512 tokens."),
+    ],
+)
+def test_a_context_that_overflows_is_told_what_helps(tokens, way):
+    error = errors.ContextOverflow(*tokens)
+    assert error.action == way
+    assert error.is_of_request == way.startswith("Ask for at most 8191")
+
+
 NO_ROOM = "libx.so: failed to map segment from shared object"
 
 

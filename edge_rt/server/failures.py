@@ -98,6 +98,9 @@ def stopped() -> HTTPFailure:
 def failure_of(error: EdgeRTError) -> HTTPFailure:
     """Return how a request fails with an error of a generation."""
     message = str(error)
+    if isinstance(error, ContextOverflow) and error.is_of_request:
+        # Without the code for which programs shorten the conversation.
+        return HTTPFailure(400, message, param="max_tokens")
     if isinstance(error, ContextOverflow):
         return too_long(error, "messages")
     if isinstance(error, QueueFull):
@@ -118,8 +121,8 @@ def failure_of(error: EdgeRTError) -> HTTPFailure:
 
 _PARAMS: Final[Mapping[str, Mapping[str, str]]] = {
     "/v1/completions": {"messages": "prompt"},
-    "/v1/responses": {"messages": "input", "response_format": "text.format"},
-    "/infill": {"messages": "input_prefix", "suffix": "input_suffix"},
+    "/v1/responses": {"messages": "input", "max_tokens": "max_output_tokens", "response_format": "text.format"},
+    "/infill": {"messages": "input_prefix", "max_tokens": "n_predict", "suffix": "input_suffix"},
 }
 """What fields are called where it is not as in chats, for failures that know no API."""
 
