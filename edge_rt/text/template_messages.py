@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from edge_rt.errors import ConfigError
+from edge_rt.errors import ConfigError, as_json, kind_of
 from edge_rt.text.template_text import own_text
 
 ROLES: Final = frozenset(
@@ -161,11 +161,12 @@ def _checked_message(index: int, message: object, literals: Collection[str]) -> 
     if not isinstance(message, Mapping):
         raise malformed("A message is not a mapping.", f"Message {index} is of type {type(message).__name__}.")
     role = message.get("role")
+    if role is None:
+        raise malformed("A message has no role.", f"Message {index}; known: {', '.join(sorted(ROLES))}.")
     is_known = isinstance(role, str) and (role in ROLES or (role.isidentifier() and role in literals))
     if not is_known:
-        raise malformed(
-            "A message has an unknown role.", f"Message {index}: {str(role)[:40]!r}; known: {', '.join(sorted(ROLES))}."
-        )
+        got = as_json(role) if isinstance(role, str) else kind_of(role)
+        raise malformed("A message has an unknown role.", f"Message {index}: {got}; known: {', '.join(sorted(ROLES))}.")
     result = checked_value(dict(message), f"message {index}")
     assert isinstance(result, dict)
     # Clients write fields that are absent as None.
@@ -184,19 +185,26 @@ def _check_content(index: int, message: dict[str, Any]) -> None:
     has_more = message.get("tool_calls") or any(message.get(name) for name in THOUGHT_FIELDS)
     if content is None and message["role"] == "assistant" and has_more:
         return
+    if content is None:
+        raise malformed("A message has no content.", f"Message {index}.")
     if not isinstance(content, list):
-        raise malformed("A message has no content.", f"Message {index}: content of type {type(content).__name__}.")
+        what = "The content of a message is neither a text nor a list of parts."
+        raise malformed(what, f"Message {index}: {kind_of(content)}.")
     for number, part in enumerate(content):
-        text = part.get("text") if isinstance(part, dict) and part.get("type") == "text" else None
-        if not isinstance(text, str):
-            raise _no_text(part.get("type") if isinstance(part, dict) else None, f"Message {index}, part {number}")
+        place = f"Message {index}, part {number}"
+        if not isinstance(part, dict):
+            raise malformed("A part of a message is no object.", f"{place}: {kind_of(part)}.")
+        if part.get("type") != "text":
+            raise _no_text(part.get("type"), place)
+        if not isinstance(text := part.get("text"), str):
+            raise malformed("A part of a message has no text.", f"{place}: its 'text' is {kind_of(text)}.")
 
 
 def _no_text(kind: object, place: str) -> ConfigError:
     """Return the error for a part that is not text; ``kind`` is its ``type``, such as ``image_url``."""
     medium = next((name for name in _MEDIA if isinstance(kind, str) and name in kind), None)
     if medium is None:
-        return malformed("A part of a message is not text.", f"{place}: type {str(kind)[:40]!r}.")
+        return malformed("A part of a message is not text.", f"{place}: type {as_json(kind)}.")
     return ConfigError(
         f"A part of a message is {_MEDIA[medium]}, and edge-rt gives models text alone.",
         f"{place}: type {str(kind)[:40]!r}.",
