@@ -36,7 +36,7 @@ def load(
     experts: int | str | None = None,
     ctx: int | None = None,
     threads: int | None = None,
-    device: str = "auto",
+    device: str | None = "auto",
     on_device_error: str = "error",
     store: str | Path | None = None,
     pull: bool = False,
@@ -77,9 +77,9 @@ def load(
         ctx: capacity of the context in tokens; None lets the plan choose: the model's own, up to 8192, if that fits.
         threads: threads that compute; None uses every CPU this process may use. All models of a process use the same
             number.
-        device: ``"cpu"``, ``"cuda"``, ``"cuda:1"``, ``"vulkan"``, or ``"webgpu"`` for portable packages. ``"auto"``: a
-            GPU where measured passes of this package say that it is faster, else the CPU; ``Model.device_choice`` has
-            what there is to say about it.
+        device: ``"cpu"``, ``"cuda"``, ``"cuda:1"``, ``"vulkan"``, or ``"webgpu"`` for portable packages. ``"auto"`` or
+            None: a GPU where measured passes of this package say that it is faster, else the CPU;
+            ``Model.device_choice`` has what there is to say about it.
         on_device_error: what is done where a GPU is lost, does not answer or has no memory left in the middle of an
             answer: ``"error"`` raises ``DeviceLost``, ``DeviceHung`` or ``DeviceMemoryExhausted``; ``"cpu"`` computes
             the conversation again on the CPU and goes on there with the same text, which ``Result.warnings`` says.
@@ -179,7 +179,7 @@ def plan(
     experts: int | str | None = None,
     ctx: int | None = None,
     threads: int | None = None,
-    device: str = "auto",
+    device: str | None = "auto",
     store: str | Path | None = None,
     prefill_chunk: int | None = None,
     kv: str | None = None,

@@ -85,6 +85,44 @@ def test_sizes_and_paths_are_texts_as_well(small_gguf, tmp_path):
         edge_rt.load("~nobody-of-that-name/x.gguf")
 
 
+@pytest.mark.parametrize(
+    ("call", "name", "value", "wanted"),
+    [
+        ("load", "ctx", "a", "a whole number or None"),
+        ("load", "ctx", 512.5, "a whole number or None"),
+        ("load", "ctx", True, "a whole number or None"),
+        ("plan", "ctx", "a", "a whole number or None"),
+        ("load", "prefill_chunk", "a", "a whole number or None"),
+        ("load", "threads", 1.5, "a whole number or None"),
+        ("load", "memory", 1.5, "a whole number, a text, a Budget or None"),
+        ("load", "spec", 5, "a text or None"),
+        ("load", "isa", 5, "a text or None"),
+        ("load", "corpus", 5, "a text, a path or None"),
+        ("load", "store", 5, "a text, a path or None"),
+        ("load", "share_tokenizer_with", 5, "a Model, a PromptEncoder or None"),
+        ("load", "formats", "x", "True or False"),
+        ("load", "pull", "x", "True or False"),
+        ("load", "on_calibrate", 5, "a function or None"),
+        ("load", "plan", {}, "a Plan or None"),
+        ("pull", "ref", None, "a text or a path"),
+        ("pull", "progress", 5, "a function"),
+        ("remove_model", "name", 5, "a text"),
+        ("LoadOptions", "ctx", "a", "a whole number or None"),
+        ("LoadOptions", "on_plan", 5, "a function or None"),
+    ],
+)
+def test_values_of_other_types_are_refused(call, name, value, wanted, small_package, tmp_path):
+    given = {"load": [small_package], "plan": [small_package], "pull": [tmp_path]}.get(call, [])
+    with pytest.raises(edge_rt.ConfigError, match=rf"the option '{name}' is of the wrong type\..*wanted {wanted}\."):
+        getattr(edge_rt, call)(*(given if name != "ref" else []), **{name: value})
+
+
+def test_none_as_device_leaves_the_choice(small_package):
+    assert edge_rt.plan(small_package, device=None, ctx=64) == edge_rt.plan(small_package, ctx=64)
+    with edge_rt.load(small_package, device=None, ctx=64) as model:
+        assert str(model.device_choice.device) == "cpu"
+
+
 def test_a_preset_is_loaded_like_a_model(native_package, tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
     (tmp_path / "edge-rt").mkdir()

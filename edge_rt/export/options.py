@@ -26,7 +26,7 @@ Adapters: TypeAlias = Mapping[str, float] | Mapping[Path, float] | Mapping[str |
 _FLOAT_WEIGHTS: Final = (None, KEEP, "f32")
 
 
-@known_fields
+@known_fields()
 @dataclass(frozen=True, kw_only=True)
 class ExportOptions:
     """The options of ``edge_rt.export_model``, where they are described.

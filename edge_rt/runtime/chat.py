@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence as Items
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol, Unpack
+from typing import TYPE_CHECKING, Any, NoReturn, Protocol, Unpack
 
 from edge_rt.errors import ConfigError
 from edge_rt.package.documents import is_text
@@ -392,6 +392,7 @@ class Chat:
         other._context = self._context
         return other
 
+    @known_options()
     def continue_from(self, other: Chat) -> None:
         """Take over the messages of another conversation, with its tools, documents and arguments."""
         self.messages = [message.copy() for message in other.messages]
@@ -402,6 +403,13 @@ class Chat:
         if not self.messages:
             return 0
         return len(self._encode(self._render(self.messages, self.tools, add_generation_prompt=False)))
+
+    def __reduce__(self) -> NoReturn:
+        raise ConfigError(
+            "A chat cannot be pickled or copied.",
+            "It belongs to a model, which holds memory of this process.",
+            "Use fork() for a second one with the same model, save() and load() for another process.",
+        )
 
     def __repr__(self) -> str:
         name, count = self._model.package.path.name, counted(len(self.messages), "message")

@@ -78,7 +78,7 @@ class GenerationOptions(TypedDict, total=False):
     parallel_tool_calls: bool
 
 
-@known_fields
+@known_fields(checks_types=False)
 @dataclass(frozen=True, kw_only=True)
 class GenerationConfig:
     """How tokens are chosen and when to stop.

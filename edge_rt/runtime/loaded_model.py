@@ -11,10 +11,10 @@ from contextlib import AbstractContextManager, contextmanager
 from dataclasses import asdict
 from functools import partial
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Final, Self
+from typing import TYPE_CHECKING, Any, Final, NoReturn, Self
 
 from edge_rt.device.names import CPU, ON_CPU, DeviceChoice
-from edge_rt.errors import DEVICE_FAILURES, Cancelled, EdgeRTError, out_of_memory
+from edge_rt.errors import DEVICE_FAILURES, Cancelled, ConfigError, EdgeRTError, out_of_memory
 from edge_rt.memory.plan import Plan
 from edge_rt.ort.expert_cache import ExpertReads
 from edge_rt.ort.session import follow_cpus, onnxruntime_version, pool_size
@@ -314,6 +314,13 @@ class LoadedModel(ModelRows, ABC):
     def __repr__(self) -> str:
         state = f"{self.context_tokens} tokens of context" if self._runner.is_open else "closed"
         return f"<edge_rt.Model {self.package.path.name!r}, {state}, on {self.device_choice.device}>"
+
+    def __reduce__(self) -> NoReturn:
+        raise ConfigError(
+            "A model cannot be pickled or copied.",
+            "It holds memory, threads and sessions of this process.",
+            "Load its package once more with edge_rt.load, also in another process.",
+        )
 
     def __enter__(self) -> Self:
         return self

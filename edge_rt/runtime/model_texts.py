@@ -79,6 +79,7 @@ class ModelTexts:
         """
         self._require_texts().check_prompt_fits(prompt, config)
 
+    @known_options()
     def encode(self, text: str) -> list[int]:
         """Return the token ids of a text, as ``logit_bias`` takes them.
 
@@ -90,6 +91,7 @@ class ModelTexts:
         """
         return self.tokenizer.encode_text(text)
 
+    @known_options()
     def decode(self, token_ids: Iterable[int], *, skip_special: bool = True) -> str:
         """Return the text of token ids; bytes that are not UTF-8 become U+FFFD.
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import codecs
 import re
 from collections.abc import Callable, Mapping
+from numbers import Integral
 from typing import Final
 
 from edge_rt.errors import ConfigError
@@ -44,10 +45,10 @@ class TokenBytes:
 
     def check(self, token_id: int) -> None:
         """Refuse an id that is not a row of the model."""
-        if not 0 <= token_id < self._count:
+        if not isinstance(token_id, Integral) or not 0 <= token_id < self._count:
             raise ConfigError(
                 "There is no such token.",
-                f"Id {token_id}, ids are 0 to {self._count - 1}.",
+                f"Id {token_id!r:.40}, ids are 0 to {self._count - 1}.",
                 "Pass ids of this model's tokenizer.",
             )
 

@@ -1,9 +1,11 @@
 from __future__ import annotations
 
 import asyncio
+import copy
 import dataclasses
 import json
 import os
+import pickle
 import random
 import signal
 import subprocess
@@ -123,6 +125,44 @@ class TestPrompts:
             asyncio.run(model.chat().asend(TEXT, tools=[]))
         with pytest.raises(ConfigError, match="asend_tool_results has no option 'tools'"):
             asyncio.run(model.chat().asend_tool_results([], tools=[]))
+        with pytest.raises(ConfigError, match=r"Its options: accept.*Correct its name"):
+            model.generate(TEXT, bogus=1)
+
+    @pytest.mark.parametrize(
+        ("call", "options", "wanted"),
+        [
+            ("generate", {"config": {"max_tokens": 3}}, r"a GenerationConfig or None\. Give GenerationConfig\("),
+            ("generate", {"cancel": 5}, "a CancelToken or None"),
+            ("generate", {"on_token": 5}, "a function or None"),
+            ("generate", {"temperature": "a"}, "a number or None"),
+            ("generate_many", {"prompts": None}, r"a list\. Give a list"),
+            ("generate_many", {"prompts": "hello"}, "a list"),
+            ("generate_many", {"prompts": ["x"], "cancel": 5}, "a CancelToken or None"),
+            ("encode", {"text": None}, "a text"),
+            ("decode", {"token_ids": "abc"}, "a list"),
+            ("decode", {"token_ids": None}, "a list"),
+            ("embed", {"texts": "hello"}, "a list"),
+            ("chat", {"system": 5}, "a text or None"),
+        ],
+    )
+    def test_values_of_other_types(self, model, call, options, wanted):
+        given = [TEXT] if call == "generate" else []
+        with pytest.raises(ConfigError, match=f"^{call}: the option .* is of the wrong type.*wanted {wanted}"):
+            getattr(model, call)(*given, **options)
+
+    @pytest.mark.parametrize("token", ["a", 1.5, None])
+    def test_a_token_is_a_whole_number(self, model, token):
+        with pytest.raises(ConfigError, match="There is no such token"):
+            model.decode([token])
+
+    @pytest.mark.parametrize("copy_of", [pickle.dumps, copy.copy, copy.deepcopy])
+    def test_a_model_and_a_chat_are_not_copied(self, model, copy_of):
+        for what, name in ((model, "model"), (model.chat(), "chat")):
+            with pytest.raises(ConfigError, match=f"A {name} cannot be pickled or copied"):
+                copy_of(what)
+
+    def test_any_value_is_taken_where_any_is_meant(self, model):
+        assert model.generate(TEXT, response_format=None, tool_choice="none", max_tokens=2).text is not None
 
 
 class TestAnswers:

@@ -42,7 +42,7 @@ _DECIDED: Final = (
 """Options that a plan decides, besides ``memory``."""
 
 
-@known_fields
+@known_fields()
 @dataclass(frozen=True, kw_only=True)
 class LoadOptions:
     """How a model is loaded; None leaves a choice to the plan.
@@ -55,9 +55,9 @@ class LoadOptions:
         device_memory: budget of the memory of a GPU that has its own: bytes, or a text; None: what is free there.
         ctx: capacity of the context in tokens; None: the model's own, up to 8192, if that fits.
         threads: None takes every CPU that this process may use; there is one number for the whole process.
-        device: ``"cpu"``, ``"cuda"``, ``"cuda:1"``, ``"vulkan"``, ``"vulkan:1"`` or ``"webgpu"``; ``"auto"``: a GPU
-            where passes of the package that were measured, among ``costs``, say that it is faster, else the CPU. With a
-            plan it is the device of the plan.
+        device: ``"cpu"``, ``"cuda"``, ``"cuda:1"``, ``"vulkan"``, ``"vulkan:1"`` or ``"webgpu"``; ``"auto"`` or None: a
+            GPU where passes of the package that were measured, among ``costs``, say that it is faster, else the CPU.
+            With a plan it is the device of the plan.
         on_device_error: what is done where a GPU fails, or has no memory left, in the middle of an answer: ``"error"``
             raises, ``"cpu"`` goes on with the CPU, with the same text; later answers stay there. Native packages only.
         prefill_chunk: tokens of one pass over a prompt.
@@ -130,7 +130,7 @@ class LoadOptions:
     device_memory: int | str | None = None
     ctx: int | None = None
     threads: int | None = None
-    device: str | DeviceName = AUTO_DEVICE
+    device: str | DeviceName | None = AUTO_DEVICE
     on_device_error: str = RAISES
     prefill_chunk: int | None = None
     kv: str | None = None
@@ -173,7 +173,7 @@ class LoadOptions:
         for name in ("corpus", "drafter", "prompt_cache"):
             if isinstance(path := getattr(self, name), str):
                 object.__setattr__(self, name, Path(path))
-        device = self.device
+        device = AUTO_DEVICE if self.device is None else self.device
         if not isinstance(device, DeviceName):
             device = local_device(device)
         object.__setattr__(self, "device_name", device)
@@ -183,17 +183,11 @@ class LoadOptions:
                 f"Got {self.on_device_error!r:.40}.",
                 'Give "error" to raise, or "cpu" to go on with the CPU.',
             )
-        if self.threads is not None and type(self.threads) is not int:
-            raise ConfigError(
-                "The number of threads is no whole number.",
-                f"Got {self.threads!r:.60}.",
-                "Give a number, or None for all CPUs.",
-            )
-        if self.slots is not None and not (type(self.slots) is int and 1 <= self.slots <= MOST_SLOTS):
+        if self.slots is not None and not 1 <= self.slots <= MOST_SLOTS:
             raise ConfigError(
                 "The number of slots is out of range.", f"Got {self.slots!r:.40}.", f"Give 1 to {MOST_SLOTS}."
             )
-        if self.max_queue is not None and not (type(self.max_queue) is int and self.max_queue >= 0):
+        if self.max_queue is not None and self.max_queue < 0:
             raise ConfigError(
                 "The number of generations that may wait is out of range.",
                 f"Got {self.max_queue!r:.40}.",
@@ -206,7 +200,7 @@ class LoadOptions:
                 "Give slots as well, or leave it out.",
             )
         if self.kv_rows is not None:
-            if type(self.kv_rows) is not int or self.kv_rows < 1:
+            if self.kv_rows < 1:
                 raise ConfigError(
                     "The number of rows of the KV cache is out of range.",
                     f"Got {self.kv_rows!r:.40}.",
@@ -235,11 +229,7 @@ class LoadOptions:
         if self.plan is not None:
             self._refuse_twice(self.plan)
 
-    def _refuse_twice(self, plan: object) -> None:
-        if not isinstance(plan, Plan):
-            raise ConfigError(
-                "The argument 'plan' is not a plan.", f"Got {plan!r:.40}.", "Give what edge_rt.plan returned, or None."
-            )
+    def _refuse_twice(self, plan: Plan) -> None:
         given = [name for name in ("memory", *_DECIDED) if getattr(self, name) is not None]
         if isinstance(self.memory, Budget):
             given.remove("memory")

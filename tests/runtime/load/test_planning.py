@@ -68,11 +68,7 @@ class TestDecisions:
 
     @pytest.mark.parametrize("memory", ["", "much", "-5MiB", 0, 1.5, 2e9, True, b"1GiB"])
     def test_a_size_is_a_whole_number_or_a_text(self, memory):
-        said = (
-            "The size"
-            if isinstance(memory, str) or memory == 0
-            else f"neither a whole number nor a text.*{type(memory).__name__}"
-        )
+        said = "The size" if isinstance(memory, str) or memory == 0 else "a whole number.* a text"
         for use in (Budget, lambda size: LoadOptions(memory=size).budget_bytes):
             with pytest.raises(ConfigError, match=said):
                 use(memory)
@@ -221,7 +217,7 @@ class TestSharedBudget:
 class TestDecidedPlan:
     @pytest.mark.parametrize("given", ["x", 5, {}], ids=repr)
     def test_it_is_one(self, native_package, given):
-        with pytest.raises(ConfigError, match=r"The argument 'plan' is not a plan\. Got "):
+        with pytest.raises(ConfigError, match=r"the option 'plan' is of the wrong type.*wanted a Plan or None"):
             edge_rt.load(native_package, plan=given)
 
     def test_it_is_done_as_it_is(self, native_package):
