@@ -11,11 +11,10 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from edge_rt.memory.speed import (
+    foretold,
     head_chain,
     pass_seconds,
-    plain_tokens_per_second,
     speculative_tokens_per_second,
-    tokens_per_second,
 )
 
 if TYPE_CHECKING:
@@ -66,11 +65,8 @@ class Speeds:
             return self._together(choice)
         # Passes that were measured with all layers on the GPU say nothing about some of them there.
         # Nor do those with all experts in memory say anything about some of them there.
-        if not self._measured and device.gpu is not None and device.gpu.is_software:
-            return Rate(None, None, is_measured=False)
         if not self._measured or choice.gpu_layers is not None or choice.expert_bytes is not None:
-            plain = plain_tokens_per_second(shape, device, choice)
-            return Rate(tokens_per_second(shape, device, choice, self._drafter), plain, is_measured=False)
+            return Rate(*foretold(shape, device, choice, self._drafter), is_measured=False)
         own = self._measured.get(choice.kv_format)
         size = shape.token_bytes(choice.kv_format)
         # A cache with larger rows is not faster, so its latency is a safe estimate for a format that was not measured.

@@ -26,7 +26,7 @@ from edge_rt.memory.figures import Amounts, Choice, Device
 from edge_rt.memory.request import Alternative, Request
 from edge_rt.memory.shape import ModelShape
 from edge_rt.memory.sizes import sizes_of
-from edge_rt.memory.speed import LEAST_TABLE, tokens_per_second
+from edge_rt.memory.speed import LEAST_TABLE, foretold, tokens_per_second
 from edge_rt.package.expert_sizes import RESIDENT, ExpertSizes
 from edge_rt.package.kv_formats import pool_rows
 from edge_rt.package.spec_modes import AUTO, COMPUTED_MODES, DRAFTER_MODES, EXIT, OFF, SELF, Drafts, mode_of
@@ -485,5 +485,5 @@ def _planned(shape: ModelShape, device: Device, request: Request) -> Alternative
     again = Fallbacks(shape, device, shown).decide(budget)
     if again.choice != decision.choice:
         shown = request
-    speed = tokens_per_second(shape, device, decision.choice, request.drafter)
+    speed, _ = foretold(shape, device, decision.choice, request.drafter)
     return Alternative(decision.choice, decision.needs.host, speed, shown.flags, decision.needs.gpu)

@@ -25,7 +25,7 @@ from edge_rt.memory.plan_terms import Term, rows_of, terms_of
 from edge_rt.memory.request import Alternative, Request
 from edge_rt.memory.shape import ModelShape
 from edge_rt.memory.sizes import Regimes, Sizes, sizes_of
-from edge_rt.memory.speed import plain_tokens_per_second, tokens_per_second
+from edge_rt.memory.speed import foretold
 from edge_rt.package.expert_sizes import RESIDENT
 from edge_rt.package.spec_modes import AUTO, MODEL, TRAINED_MODES, mode_of
 from edge_rt.system.byte_size import show_at_least, show_size
@@ -57,7 +57,8 @@ class Plan:
         minimum: the smallest budgets that work with the pinned settings.
         speculation: the smallest budgets at which speculation keeps 96 % of its speed with this context and cache
             (SpecMemo's criterion); None if nothing would be drafted.
-        tokens_per_second: expected decoding throughput with half the context filled.
+        tokens_per_second: expected decoding throughput of an answer alone with half the context filled; None: it is not
+            foretold, of a program on the CPU that stands for a GPU.
         plain_tokens_per_second: the same without speculation.
         given_up: what was reduced to fit the budget, as texts with numbers; before it slots that this model or
             machine does not have, whatever the memory.
@@ -78,8 +79,8 @@ class Plan:
     fits: bool
     minimum: Amounts
     speculation: Amounts | None
-    tokens_per_second: float
-    plain_tokens_per_second: float
+    tokens_per_second: float | None
+    plain_tokens_per_second: float | None
     given_up: tuple[str, ...]
     decision: Decision
     sizes: Sizes
@@ -166,9 +167,9 @@ class Plan:
     def _repr_html_(self) -> str:
         does = "fits" if self.fits else "does not fit"
         title = f"{self.shape.model.name} on {self.device.name} {does}: {self.choice.in_words()}."
-        speed = f"Expected: {self.tokens_per_second:.0f} tokens per second, with half of the context filled."
-        if self.device.gpu is not None and self.device.gpu.is_software:
-            speed = "Its speed is not foretold of a program on the CPU."
+        speed = "Its speed is not foretold of a program on the CPU."
+        if self.tokens_per_second is not None:
+            speed = f"Expected: {self.tokens_per_second:.0f} tokens per second, with half of the context filled."
         reduced = [f"Reduced: {text}." for text in self.given_up]
         return shown_text("\n".join([title, speed, *reduced])) + shown_table(self.rows(), right=(1, 2))
 
@@ -210,6 +211,7 @@ def make_plan(shape: ModelShape, device: Device, request: Request) -> Plan:
     choice = decision.choice
     sizes = sizes_of(shape, device, choice, request)
     speculation = fallbacks.speculation_needs(choice)
+    speed, plain = foretold(shape, device, choice, request.drafter)
     return Plan(
         shape=shape,
         device=device,
@@ -222,8 +224,8 @@ def make_plan(shape: ModelShape, device: Device, request: Request) -> Plan:
         fits=decision.needs.within(budget),
         minimum=decision.least,
         speculation=speculation,
-        tokens_per_second=tokens_per_second(shape, device, choice, request.drafter),
-        plain_tokens_per_second=plain_tokens_per_second(shape, device, choice),
+        tokens_per_second=speed,
+        plain_tokens_per_second=plain,
         given_up=_given_up(shape, device, request, fallbacks, decision),
         decision=decision,
         sizes=sizes,
@@ -399,7 +401,7 @@ def _given_up(
             f"slots: {choice.slots} instead of {best.slots}",
             {"slots": choice.slots, "kv_rows": choice.kv_rows},
         ),
-        (f"KV cache: {choice.kv_format} instead of {best.kv_format}", {"kv_format": choice.kv_format}),
+        (f"precision of the KV cache: {choice.kv_format} instead of {best.kv_format}", {"kv_format": choice.kv_format}),
         (
             f"prefill chunk: {choice.prefill_chunk} tokens instead of {best.prefill_chunk}",
             {"prefill_chunk": choice.prefill_chunk},
@@ -419,8 +421,8 @@ def _given_up(
         saved = fallbacks.needs(held).both - fallbacks.needs(less).both
         # A shorter context has smaller tables by default; this does not count as a separate reduction.
         if saved or text.startswith("context"):
-            before, after = (tokens_per_second(shape, device, one, request.drafter) for one in (held, less))
-            change = after / before - 1
+            (before, _), (after, _) = (foretold(shape, device, one, request.drafter) for one in (held, less))
+            change = 0.0 if before is None or after is None else after / before - 1
             speed = f", {100 * change:+.0f} % tokens per second" if abs(change) >= 0.005 else ""
             result.append(f"{text} (saves {show_size(saved)}{speed})")
         held = less

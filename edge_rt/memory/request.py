@@ -160,12 +160,13 @@ class Alternative:
 
     Attributes:
         total_bytes: bytes that it needs.
+        tokens_per_second: as ``Plan.tokens_per_second``.
         device_bytes: bytes of the memory of a GPU that has its own.
         flags: command-line flags, for example ``("--memory", "600MiB", "--ctx", "2048")``.
     """
 
     choice: Choice
     total_bytes: int
-    tokens_per_second: float
+    tokens_per_second: float | None
     flags: tuple[str, ...]
     device_bytes: int = 0

@@ -210,6 +210,19 @@ def tokens_per_second(shape: ModelShape, device: Device, choice: Choice, drafter
     return speculative_tokens_per_second(seconds, row_costs(shape, device, choice), choice, head)
 
 
+def foretold(
+    shape: ModelShape, device: Device, choice: Choice, drafter: DrafterShape | None = None
+) -> tuple[float, float] | tuple[None, None]:
+    """Return the tokens per second of a choice, and those without speculation, where they can be foretold.
+
+    None of a program on the CPU that stands for a GPU: its figures are those of no machine, which is enough to compare
+    choices (``tokens_per_second``) and not to tell anybody.
+    """
+    if device.gpu is not None and device.gpu.is_software:
+        return None, None
+    return tokens_per_second(shape, device, choice, drafter), plain_tokens_per_second(shape, device, choice)
+
+
 def speculative_tokens_per_second(
     seconds: float, curve: Sequence[tuple[int, float]], choice: Choice, head: HeadChain | None = None
 ) -> float:

@@ -117,7 +117,7 @@ def test_settings_are_kept_and_as_many_layers_as_fit_are_there():
     tight = make_plan(shape, OWN, Request(device_budget_bytes=ROOM, budget_bytes=plan.needs.host - 50 * MIB))
     assert tight.fits
     assert tight.choice.gpu_layers >= there
-    assert any(text.startswith("KV cache") for text in tight.given_up)
+    assert any(text.startswith("precision of the KV cache") for text in tight.given_up)
 
 
 def test_what_is_never_divided():

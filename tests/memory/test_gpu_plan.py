@@ -302,3 +302,15 @@ def test_a_gpu_with_impossible_figures_is_found():
     assert replace(DEVICE, gpu=replace(GPU, bandwidth=0.0)).problem() == "of its GPU bandwidth is 0.0, must be above 0"
     assert isinstance(OWN, Device)
     assert OWN.problem() is None
+
+
+def test_no_speed_is_foretold_of_a_program_on_the_cpu():
+    device = replace(DEVICE, gpu=replace(GPU, is_unified=True, is_software=True))
+    made, real = (make_plan(make_shape(), on, Request(budget_bytes=600 * MIB)) for on in (device, SHARED))
+    assert made.choice == real.choice
+    assert made.given_up
+    assert real.tokens_per_second >= real.plain_tokens_per_second > 0
+    assert (made.tokens_per_second, made.plain_tokens_per_second) == (None, None)
+    assert {other.tokens_per_second for other in made.alternatives} == {None}
+    assert "tokens per second" not in " ".join(made.given_up)
+    assert "not foretold of a program" in made._repr_html_()

@@ -135,7 +135,13 @@ class TestLadder:
 
     def test_every_step_is_told_with_numbers(self, plans):
         told = " ".join(step for plan in plans for step in plan.given_up)
-        for word in ("speculation: ", "KV cache: int8 instead of f16", "prefill chunk: 64", "context: ", "MiB"):
+        for word in (
+            "speculation: ",
+            "precision of the KV cache: int8 instead of f16",
+            "prefill chunk: 64",
+            "context: ",
+            "MiB",
+        ):
             assert word in told
 
     def test_smaller_tables_and_trees_come_before_none(self, plans):
