@@ -8,8 +8,8 @@ from gpu_target import ROOT, Results, Target, fail
 
 from edge_rt.measure.memory_report import MemoryReport
 from edge_rt.measure.memory_watch import MeasuredProcess
+from edge_rt.memory.advice import require_fit
 from edge_rt.memory.device import this_device
-from edge_rt.memory.plan import require_fit
 from edge_rt.runtime.load.options import LoadOptions
 from edge_rt.runtime.load.planning import plan_package
 

@@ -217,7 +217,7 @@ def plan_model(package: Package, options: LoadOptions, base_bytes: int | None = 
     """
 
     def work() -> Plan:
-        from edge_rt.memory.plan import require_fit
+        from edge_rt.memory.advice import require_fit
         from edge_rt.runtime.load.planning import plan_package
 
         asked = options.but(base_bytes=_base_bytes(options) if base_bytes is None else base_bytes)

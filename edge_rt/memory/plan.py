@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import shlex
-from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Final
 
 from edge_rt.device.names import DeviceChoice, DeviceName
-from edge_rt.errors import ConfigError, MemoryBudgetExceeded
+from edge_rt.errors import ConfigError
 from edge_rt.memory.device import MACHINE
 from edge_rt.memory.fallbacks import (
     DEFAULT_CONTEXT,
@@ -20,7 +18,7 @@ from edge_rt.memory.fallbacks import (
     alternatives_to,
     why_one_slot,
 )
-from edge_rt.memory.figures import Amounts, Choice, Device, GpuFigures
+from edge_rt.memory.figures import Amounts, Choice, Device
 from edge_rt.memory.plan_terms import Term, rows_of, terms_of
 from edge_rt.memory.request import Alternative, Request
 from edge_rt.memory.shape import ModelShape
@@ -33,7 +31,6 @@ from edge_rt.system.notebooks import shown_table, shown_text
 
 __all__ = [
     "DEFAULT_CONTEXT", "KEPT_SPEED", "LEAST_CONTEXT", "Alternative", "Choice", "Plan", "Request", "Term", "make_plan",
-    "require_fit",
 ]  # fmt: skip
 
 GPU_OP_PROFILE: Final = "native"
@@ -174,22 +171,6 @@ class Plan:
         return shown_text("\n".join([title, speed, *reduced])) + shown_table(self.rows(), right=(1, 2))
 
 
-def _why_not_divided(shape: ModelShape, gpu: GpuFigures) -> str | None:
-    """Return a sentence on why layers of a native model are not divided with the CPU; None: they may be, anywhere."""
-    if not gpu.has_cpu_bits:
-        return "Its layers are not divided with the CPU, whose results differ from this GPU's in last bits."
-    if gpu.is_unified:
-        return None
-    if shape.layers is None:
-        if shape.is_estimate:
-            return "Its layers can be divided with the CPU only once it is exported."
-        return "Its layers are not divided with the CPU, because its graph does not tell them apart."
-    fewest = shape.gpu_layer_counts[0] if shape.gpu_layer_counts else shape.model.num_layers
-    if fewest == 1:
-        return None
-    return f"Its last {fewest} layers are not divided with the CPU, because they read each other's keys and values."
-
-
 def make_plan(shape: ModelShape, device: Device, request: Request) -> Plan:
     """Return the plan for a budget; it does not raise for lack of memory, see ``Plan.fits``.
 
@@ -230,61 +211,6 @@ def make_plan(shape: ModelShape, device: Device, request: Request) -> Plan:
         decision=decision,
         sizes=sizes,
     )
-
-
-def require_fit(
-    plan: Plan, spell: Callable[[tuple[str, ...]], str] = shlex.join, others: Sequence[tuple[str, int]] = ()
-) -> Plan:
-    """Return the plan if it fits.
-
-    Args:
-        spell: formats the flags of a setting that fits for the reader of the error.
-        others: names and bytes of what else the budget has to hold, which is not in the plan's.
-
-    Raises:
-        MemoryBudgetExceeded: it does not fit; the message has the needed and available memory and a setting that fits.
-    """
-    if plan.fits:
-        return plan
-    beside = sum(count for _, count in others)
-    ways = [f"{spell(other.flags)} (needs {_needed(plan, other, beside)})" for other in plan.alternatives[:2]]
-    is_gpu_short = plan.needs.exceeds_gpu(plan.budget)
-    minimum, budget = plan.minimum, plan.budget
-    least, limit = (minimum.on_gpu, budget.on_gpu) if is_gpu_short else (minimum.host + beside, budget.host + beside)
-    held = "".join(f", {show_size(count)} of it for {name}" for name, count in others if not is_gpu_short)
-    parts = ", ".join(
-        f"{name} {show_size(count)}" for name, count in _largest_first(plan, on_gpu=is_gpu_short) if count
-    )
-    gpu = plan.device.gpu
-    why = None if not is_gpu_short or gpu is None else _why_not_divided(plan.shape, gpu)
-    undivided = "" if why is None else f" {why}"
-    allowed = "its driver allows" if is_gpu_short and budget.heap else "the budget is"
-    raise MemoryBudgetExceeded(
-        f"{plan.shape.model.name} does not fit the memory{' of the GPU' if is_gpu_short else ''}.",
-        f"It needs at least {show_at_least(least)} with a context of {plan.choice.ctx} tokens "
-        f"({plan.choice.kv_format} cache), {allowed} {show_size(limit)}{held} ({parts}).{undivided}",
-        f"Try {' or '.join(dict.fromkeys(ways))}." if ways else "Choose a smaller model, or let the CPU compute.",
-    )
-
-
-def _needed(plan: Plan, other: Alternative, beside: int) -> str:
-    own = f" and {show_size(other.device_bytes)} of the GPU" if plan.device.has_own_gpu_memory else ""
-    return show_size(other.total_bytes + beside) + own
-
-
-def _largest_first(plan: Plan, *, on_gpu: bool) -> list[tuple[str, int]]:
-    """Return names and bytes of the parts, largest first; extra memory that only loading needs is a separate part."""
-    sizes = plan.sizes
-    if on_gpu:
-        parts = {term.name: term.device_bytes for term in plan.terms}
-        # Where the driver refuses to read them in place, they are copied there.
-        parts["weights"] += sizes.in_place
-    else:
-        # Of shared memory a part is what both hold of it.
-        shared = plan.device.gpu is not None and plan.device.gpu.is_unified
-        on_both = {term.name: term.bytes + (term.device_bytes if shared else 0) for term in plan.terms}
-        parts = on_both | {"tokenizer": sizes.tokenizer, "session": sizes.session, "load peak": sizes.load_excess}
-    return sorted(parts.items(), key=lambda part: part[1], reverse=True)
 
 
 def _check_device_budget(shape: ModelShape, device: Device, request: Request) -> None:

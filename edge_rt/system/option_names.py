@@ -80,6 +80,6 @@ def unknown_option(called: str, given: str, known: Iterable[str]) -> ConfigError
     close = difflib.get_close_matches(given.lower(), names, n=1)
     return ConfigError(
         f"{called} has no option {given!r:.60}.",
-        f"Did you mean {close[0]!r}?" if close else f"Its options: {', '.join(names)}.",
-        "Correct its name, or leave it out.",
+        f"It has {len(names)} others." if close else f"Its options: {', '.join(names)}.",
+        f"Did you mean {close[0]!r}?" if close else "Correct its name, or leave it out.",
     )

@@ -13,8 +13,9 @@ from edge_rt.cli.loading import tell_plan
 from edge_rt.cli.render.console import Terminal
 from edge_rt.errors import MemoryBudgetExceeded
 from edge_rt.export.families.rope import default_rope
+from edge_rt.memory.advice import require_fit
 from edge_rt.memory.figures import Amounts, Choice
-from edge_rt.memory.plan import make_plan, require_fit
+from edge_rt.memory.plan import make_plan
 from edge_rt.memory.request import Request
 from edge_rt.memory.sizes import sizes_of
 from edge_rt.memory.speed import pass_seconds

@@ -10,10 +10,11 @@ from hypothesis import given, settings, strategies as st
 from edge_rt.errors import ConfigError, MemoryBudgetExceeded
 from edge_rt.export import export_model
 from edge_rt.memory import gpu_terms
+from edge_rt.memory.advice import require_fit
 from edge_rt.memory.device import MACHINE, preset
 from edge_rt.memory.figures import Amounts, Choice, Device, GpuFigures
 from edge_rt.memory.gpu_terms import attention_bytes, gpu_activations, gpu_pieces, staging_bytes
-from edge_rt.memory.plan import make_plan, require_fit
+from edge_rt.memory.plan import make_plan
 from edge_rt.memory.request import Request
 from edge_rt.memory.shape import shape_of
 from edge_rt.memory.sizes import sizes_of

@@ -8,8 +8,9 @@ import pytest
 from hypothesis import given, settings, strategies as st
 
 from edge_rt.errors import ConfigError, MemoryBudgetExceeded
+from edge_rt.memory.advice import require_fit
 from edge_rt.memory.fallbacks import CHUNKS
-from edge_rt.memory.plan import Plan, make_plan, require_fit
+from edge_rt.memory.plan import Plan, make_plan
 from edge_rt.memory.request import Request
 from edge_rt.memory.speed import tokens_per_second
 from tests.helpers.examples import share_of
@@ -269,6 +270,28 @@ def test_a_plan_that_does_not_fit_says_what_does():
     assert "100.0 MiB" in raised.value.numbers
     assert "kv_cache 360.0 MiB" in raised.value.numbers
     assert f"--memory {-(-(plan.minimum_bytes + MIB // 2) // MIB)}MiB" in raised.value.action
+
+
+@pytest.mark.parametrize("asked", [{}, {"ctx": 512, "kv": "int4"}, {"kv": "int4"}, {"spec": "ngram"}], ids=repr)
+def test_what_fits_names_all_that_it_gives_up_and_is_said_once(asked):
+    plan = make_plan(make_shape(), DEVICE, Request(budget_bytes=10 * MIB, **asked))
+    with pytest.raises(MemoryBudgetExceeded) as raised:
+        require_fit(plan)
+    ways = re.findall(r"(--memory [^()]+) \(needs [0-9.]+ MiB(?:; )?([^)]*)\)", raised.value.action)
+    assert len({(*flags.split()[2:], less) for flags, less in ways}) == len(ways) > 0
+    best = plan.decision.best
+    for flags, less in ways:
+        given = dict(zip(flags.split()[::2], flags.split()[1::2], strict=True))
+        made = make_plan(make_shape(), DEVICE, request_of(tuple(flags.split()), Request()))
+        assert made.fits
+        choice, said = made.choice, f"{flags}, {less}"
+        assert given.get("--spec") == "off" or (choice.draft_max == best.draft_max) == ("drafts" not in less)
+        for is_kept, name in (
+            (choice.kv_format == best.kv_format, choice.kv_format),
+            (choice.ctx == best.ctx, str(choice.ctx)),
+            (choice.prefill_chunk == best.prefill_chunk, f"prefill chunk {choice.prefill_chunk}"),
+        ):
+            assert is_kept or name in said
 
 
 def test_what_loading_takes_for_a_moment_is_not_blamed_on_the_tokenizer():

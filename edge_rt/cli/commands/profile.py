@@ -119,7 +119,7 @@ def _measure(
 
 def _plan(terminal: Terminal, package: Package, options: LoadOptions, machine: Device) -> Plan:
     """Return the plan that a fresh process would make of a package, and say what there is to say about its device."""
-    from edge_rt.memory.plan import require_fit
+    from edge_rt.memory.advice import require_fit
     from edge_rt.runtime.load.planning import plan_package
 
     plan = plan_package(package, options, machine)

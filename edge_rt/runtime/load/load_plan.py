@@ -10,9 +10,10 @@ from typing import Any
 
 from edge_rt.device.names import AUTO as AUTO_DEVICE
 from edge_rt.errors import ConfigError
+from edge_rt.memory.advice import require_fit
 from edge_rt.memory.budget import DRIFT, Budget, Claim, EncodingBudget
 from edge_rt.memory.fallbacks import DEFAULT_DRAFT
-from edge_rt.memory.plan import Plan, require_fit
+from edge_rt.memory.plan import Plan
 from edge_rt.memory.request import as_arguments, with_more_memory
 from edge_rt.memory.shape import DraftModelShape
 from edge_rt.memory.terms import drafts_ahead, drafts_itself, pass_memory_bytes

@@ -17,8 +17,8 @@ from edge_rt.device.names import DeviceName
 from edge_rt.device.provider import GpuProviders
 from edge_rt.device.vulkan import VulkanProvider
 from edge_rt.errors import MemoryBudgetExceeded
+from edge_rt.memory.advice import require_fit
 from edge_rt.memory.device import GENERIC_GPU, MACHINE, presets
-from edge_rt.memory.plan import require_fit
 from edge_rt.package.reader import open_package
 from edge_rt.runtime.load.facts import read_facts
 from edge_rt.runtime.load.options import LoadOptions
