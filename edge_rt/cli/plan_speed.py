@@ -66,7 +66,8 @@ class Speeds:
         # Passes that were measured with all layers on the GPU say nothing about some of them there.
         # Nor do those with all experts in memory say anything about some of them there.
         if not self._measured or choice.gpu_layers is not None or choice.expert_bytes is not None:
-            return Rate(*foretold(shape, device, choice, self._drafter), is_measured=False)
+            expected, plain = foretold(shape, device, choice, self._drafter)
+            return Rate(expected, plain, is_measured=False)
         own = self._measured.get(choice.kv_format)
         size = shape.token_bytes(choice.kv_format)
         # A cache with larger rows is not faster, so its latency is a safe estimate for a format that was not measured.
