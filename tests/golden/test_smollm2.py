@@ -79,7 +79,6 @@ def test_recording_spells_a_recipe_as_it_is_written():
     assert spelled(json.loads(text)) + "\n" == text
 
 
-@pytest.mark.alone
 def test_second_turn_computes_only_what_is_new(smollm2_package):
     with load_package(smollm2_package) as model:
         chat = model.chat()
@@ -91,7 +90,6 @@ def test_second_turn_computes_only_what_is_new(smollm2_package):
         new = second.usage.prompt_tokens - second.usage.cached_tokens
         assert new < 32
         assert second.timings.prompt_n == new
-        assert second.timings.ttft_ms < first.timings.ttft_ms / 5
 
 
 @pytest.mark.parametrize("package", ["smollm2_package", "smollm2_native_package"])
