@@ -122,7 +122,8 @@ def soak(model, clients, arguments, log):
     for thread in threads:
         thread.start()
     try:
-        while time.monotonic() < end and not clients.mistakes:
+        # On a busy machine a short run has not asked everything yet.
+        while (time.monotonic() < end or not (others and clients.counts["whole"])) and not clients.mistakes:
             time.sleep(1)
             model._batch.check()
             with model._batch._turns.take():
@@ -146,7 +147,9 @@ def main() -> int:
     """Run and judge."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("package")
-    parser.add_argument("--hours", type=float, default=0.67)
+    parser.add_argument(
+        "--hours", type=float, default=0.67, help="at least; everything is asked once, however long it takes"
+    )
     parser.add_argument("--slots", type=int, default=8)
     parser.add_argument("--clients", type=int, default=11)
     parser.add_argument("--requests", type=int, default=160)
@@ -169,10 +172,8 @@ def main() -> int:
             others = soak(model, clients, arguments, log)
             model._batch.check()
     peak = read_memory().peak_bytes
-    if not others:
-        print(f"Only {len(clients.seen)} of {len(chosen)} requests were asked: give more --hours or fewer --requests.")
-        return 1
-    grown, allowed = max(others) - others[0], max(8 * MIB, others[0] // 100)
+    first = others[0] if others else 0
+    grown, allowed = max(others, default=0) - first, max(8 * MIB, first // 100)
     print(
         f"{arguments.hours} h, {arguments.slots} slots, {arguments.clients} clients: {dict(clients.counts)}\n"
         f"wrong: {len(clients.mistakes)}; peak {peak / MIB:.1f} MiB, planned {planned / MIB:.1f}; "
