@@ -122,7 +122,7 @@ def drafting_model(smollm2_native_package):
 
 
 def test_an_answer_that_circles_ends_at_the_same_token_with_and_without_drafts(drafting_model):
-    prompt = [{"role": "user", "content": "Write a poem about the sea."}]
+    prompt = [{"role": "user", "content": "List animals."}]  # 288 tokens
     options = {"temperature": 0.0, "repetition_guard": True}
     drafted, plain = (drafting_model.generate(prompt, **options, spec=mode) for mode in ("suffix", "off"))
     # How much is drafted depends on how busy the machine is.

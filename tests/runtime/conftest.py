@@ -23,14 +23,14 @@ def model(shared_model):
 
 @pytest.fixture(scope="module")
 def plain_answer(native_package):
-    """Return a function of cache format and sampling that gives the tokens of the answer to ``PROMPT``."""
+    """Return a function of cache format and sampling that gives the tokens of the answer to a prompt."""
     answers = {}
 
-    def answer(kv_format, sampling):
-        key = (kv_format, str(sampling))
+    def answer(kv_format, sampling, prompt=PROMPT):
+        key = (kv_format, str(sampling), prompt)
         if key not in answers:
             with load_package(native_package, kv=kv_format, spec="off") as model:
-                answers[key] = model.generate(PROMPT, max_tokens=TOKENS, **sampling).token_ids
+                answers[key] = model.generate(prompt, max_tokens=TOKENS, **sampling).token_ids
         return answers[key]
 
     return answer

@@ -28,7 +28,7 @@ def test_all_models_are_listed_for_a_machine(inline):
     assert "8K of 8K" in lines[1]
 
 
-def test_a_budget_tells_what_fits(cli):
+def test_a_budget_tells_what_fits(cli, inline):
     # In a process of its own: a budget holds what the process has already.
     document = json.loads(cli("models", "--memory", "600MiB", "--json").stdout)
     fitting = {entry["name"] for entry in document["models"] if entry["fits"]}
@@ -37,7 +37,7 @@ def test_a_budget_tells_what_fits(cli):
     assert all(entry["memory_bytes"] <= 600 << 20 for entry in document["models"] if entry["fits"])
     # Nothing has run here: how fast this machine reads was measured for the listing.
     assert {entry["speed_basis"] for entry in document["models"]} == {"bandwidth"}
-    shown = cli("models", "qwen3:4B", "--memory", "600MiB").stdout.decode()
+    shown = inline("models", "qwen3:4B", "--memory", "600MiB").stdout.decode()
     assert "no: it needs at least" in shown
     assert "unsloth/Qwen3-4B-GGUF:Qwen3-4B-Q4_K_M.gguf, seen in a listing of 2025-11-01" in shown
 
