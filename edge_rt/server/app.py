@@ -31,6 +31,7 @@ from edge_rt.server.guard import OPEN_PATHS, Guard
 from edge_rt.server.models import LoadedModel
 from edge_rt.server.ollama import (
     OLLAMA_CHAT,
+    OLLAMA_ELSEWHERE,
     OLLAMA_MODEL,
     OLLAMA_TEXT,
     OllamaTextWriter,
@@ -318,13 +319,15 @@ class _Failures:
 
 async def _no_route(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
-    path = path_of(request.scope)
+    path, status = path_of(request.scope), error.status_code
     what = f"There is no {request.method} {path[:200]} here."
     if (methods := (error.headers or {}).get("Allow")) is not None:
         what += f" It takes {methods}."
+    elif (instead := OLLAMA_ELSEWHERE.get(path)) is not None:
+        what, status = instead, 501
     elif (meant := _meant(path)) is not None:
         what += f" Did you mean {meant}?"
-    failure = HTTPFailure(error.status_code, what, code="unknown_url")
+    failure = HTTPFailure(status, what, code="unknown_url")
     response = response_of(failure, request.scope)
     response.headers.update(error.headers or {})
     return response

@@ -79,6 +79,14 @@ OLLAMA_TEXT: Final[Table] = {
     "context": refused("Send messages to /api/chat."),
 }
 OLLAMA_MODEL: Final[Table] = {"model": TEXT, "name": TEXT}
+OLLAMA_ELSEWHERE: Final = {
+    "/api/pull": "This server fetches no models. Run 'edge-rt pull NAME' on its machine: it serves them from then on.",
+    "/api/delete": "This server removes no models. Run 'edge-rt rm NAME' on its machine.",
+    "/api/create": "This server makes no models. Write a preset into the configuration file of its machine.",
+    "/api/copy": "This server copies no models. Presets of its machine's configuration file give them further names.",
+    "/api/push": "This server sends models nowhere. Copy the package's folder from its machine.",
+}
+"""Routes that change which models there are, and how that is done here."""
 
 
 def read_ollama_chat(fields: Fields) -> AnswerRequest:
@@ -268,10 +276,15 @@ def _tag(name: str, path: Path) -> dict[str, Any] | None:
         package = open_package(path)
     except (EdgeRTError, OSError):
         return None
+    return {**_tag_of(name, package), "modified_at": _modified(path)}
+
+
+def _modified(path: Path) -> str:
+    """Return when a package was made."""
     modified = 0.0
     with suppress(OSError):
         modified = path.stat().st_mtime
-    return {**_tag_of(name, package), "modified_at": _time(modified)}
+    return _time(modified)
 
 
 def _tag_of(name: str, package: Package) -> dict[str, Any]:
@@ -311,7 +324,8 @@ async def show_details(server: Server, post: Post) -> Response:
     info = {"general.architecture": family, "general.parameter_count": manifest.num_parameters}
     info[f"{family}.context_length"] = context
     facts = {"details": _details(manifest), "model_info": info, "capabilities": able, "template": template}
-    return JSONResponse({**facts, "parameters": "", "license": manifest.license or ""})
+    modified = await asyncio.to_thread(_modified, packages[name])
+    return JSONResponse({**facts, "parameters": "", "license": manifest.license or "", "modified_at": modified})
 
 
 def _time(seconds: float) -> str:

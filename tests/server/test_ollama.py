@@ -58,6 +58,7 @@ def test_models_are_listed_and_shown(client):
     shown = client.post("/api/show", json={"model": "small:latest"}).json()
     assert shown["model_info"]["llama.context_length"] == 256
     assert shown["capabilities"][0] == "completion"
+    assert shown["modified_at"] == model["modified_at"] > "202"
     assert client.get("/api/version").json()["version"].count(".") == 2
 
 
@@ -95,6 +96,13 @@ def test_ollamas_own_client(client, alone):
 def test_what_cannot_be_answered_is_a_text(client, path, fields, status):
     response = client.post(path, json=fields)
     assert (response.status_code, type(response.json()["error"])) == (status, str), response.text
+
+
+@pytest.mark.parametrize(("method", "path", "way"), [("POST", "pull", "pull NAME"), ("DELETE", "delete", "rm NAME")])
+def test_what_changes_models_says_how_it_is_done(client, method, path, way):
+    response = client.request(method, f"/api/{path}", json={"model": "smollm2"})
+    assert (response.status_code, response.headers["x-should-retry"]) == (501, "false")
+    assert f"Run 'edge-rt {way}' on its machine" in response.json()["error"]
 
 
 def test_a_request_without_a_prompt_loads_a_model(client, server):
