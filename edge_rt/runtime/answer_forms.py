@@ -7,12 +7,12 @@ from collections.abc import Callable, Sequence as Items
 from dataclasses import dataclass
 from typing import Final
 
-from edge_rt.errors import InvalidGrammar
+from edge_rt.errors import InvalidGrammar, MemoryBudgetExceeded
 from edge_rt.runtime.config import GenerationConfig
 from edge_rt.runtime.decode.answer_grammar import AnswerGrammar, Opening
 from edge_rt.runtime.decode.call_grammar import CallGrammar, FreeText
 from edge_rt.text.answer_format import AnswerFormat
-from edge_rt.text.grammar import Matcher, TokenTable
+from edge_rt.text.grammar import Matcher, TokenTable, require_valid
 from edge_rt.text.thoughts import ThoughtMarkers
 from edge_rt.text.tokenizer import Tokenizer
 from edge_rt.text.tool_calls import Tools
@@ -112,6 +112,12 @@ class AnswerGrammars:
         return None, grammar
 
     def _whole(self, wanted: AnswerFormat, form: AnswerForm, tools: Tools | None = None) -> AnswerGrammar:
+        try:
+            self.prepare()
+        except MemoryBudgetExceeded:
+            # More memory would not help a format that is wrong.
+            require_valid(wanted)
+            raise
         matcher = self.table.matcher(wanted) if tools is None else self._of_calls(wanted, tools)
         if tools is not None and matcher.allows_all(begun := self._begun(form)):
             matcher.take(begun)

@@ -117,6 +117,23 @@ class TokenTable:
         return result
 
 
+def require_valid(wanted: AnswerFormat) -> None:
+    """Refuse a format that no model could follow; without the tables of one, so that a few bytes are enough.
+
+    Raises:
+        InvalidGrammar: it is malformed or too costly.
+    """
+    library = _library()
+    try:
+        grammar = _grammar_of(wanted)
+    except ValueError as error:
+        raise _refusal(wanted, str(error)) from error
+    limits = library.LLParserLimits(**_LIMITS)
+    is_wrong, messages = library.LLMatcher.validate_grammar_with_warnings(grammar, limits=limits)
+    if is_wrong:
+        raise _refusal(wanted, messages[0])
+
+
 def _library() -> Any:
     try:
         import llguidance

@@ -13,8 +13,10 @@ from typing import Literal
 import jsonschema
 import pytest
 
-from edge_rt.errors import ConfigError, InvalidGrammar, RuntimeUnavailable
+from edge_rt.errors import ConfigError, InvalidGrammar, MemoryBudgetExceeded, RuntimeUnavailable
 from edge_rt.memory.terms import format_bytes
+from edge_rt.runtime.answer_forms import PLAIN_ANSWER, AnswerGrammars
+from edge_rt.runtime.config import GenerationConfig
 from edge_rt.text.answer_format import answer_format
 from edge_rt.text.grammar import TokenTable
 from tests.helpers.json_schemas import ENFORCED, IDLE
@@ -279,3 +281,23 @@ def test_the_plan_keeps_room_for_tables_or_they_take_what_is_left(native_package
         patch.undo()
         planned = model.generate("x", regex="ok").memory.planned_bytes
         assert planned == model.plan.total_bytes + term.bytes
+
+
+@pytest.mark.parametrize(
+    ("format_", "error"),
+    [
+        ({"regex": "("}, InvalidGrammar),
+        ({"response_format": {"type": "bogus"}}, InvalidGrammar),
+        ({"grammar": "start: nothing"}, InvalidGrammar),
+        ({"regex": "a+"}, MemoryBudgetExceeded),
+        ({"response_format": PERSON}, MemoryBudgetExceeded),
+    ],
+    ids=str,
+)
+def test_a_format_that_is_wrong_is_said_to_be_where_there_is_no_room_either(native, format_, error):
+    def reserve():
+        raise MemoryBudgetExceeded("The tables do not fit.")
+
+    grammars = AnswerGrammars(native.tokenizer, native.package.manifest.model.vocab_size, reserve)
+    with pytest.raises(error):
+        grammars.of(GenerationConfig(**format_), PLAIN_ANSWER)
