@@ -37,7 +37,7 @@ GPU_OP_PROFILE: Final = "native"
 """Packages of this op profile run on GPUs whose memory is planned."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Plan:
     """The settings that were decided, the memory they need, and alternatives.
 
@@ -160,6 +160,13 @@ class Plan:
     def rows(self) -> list[tuple[str, str, str, str]]:
         """Return the rows of a table: (part, bytes, share of the total or bytes on the GPU, what it comes from)."""
         return rows_of(self.terms, self.device, self.request, self.needs, self.budget, self.regimes)
+
+    def __repr__(self) -> str:
+        need, does = show_size(self.needs.host), "fits" if self.fits else "does not fit"
+        return (
+            f"<edge_rt.Plan for {self.shape.model.name!r} on {self.device.name}: {self.choice.in_words()}; "
+            f"{need} of {show_size(self.budget.host)}, {does}>"
+        )
 
     def _repr_html_(self) -> str:
         does = "fits" if self.fits else "does not fit"

@@ -13,6 +13,7 @@ from edge_rt.memory.fallbacks import CHUNKS
 from edge_rt.memory.plan import Plan, make_plan
 from edge_rt.memory.request import Request
 from edge_rt.memory.speed import tokens_per_second
+from edge_rt.system.byte_size import show_size
 from tests.helpers.examples import share_of
 from tests.memory.shapes import DEVICE, MIB, NATIVE_FORMATS, make_shape, request_of, requests, shapes, windows_of
 
@@ -334,3 +335,13 @@ def test_settings_instead_of_a_mode_that_is_too_large_name_another():
     refused = make_plan(shape, DEVICE, with_budget(asked, make_plan(shape, DEVICE, asked).minimum_bytes - 1))
     assert len(refused.alternatives) > 1
     assert all("--spec" in other.flags for other in refused.alternatives)
+
+
+def test_a_plan_is_shown_in_a_line():
+    fits, tight = (make_plan(make_shape(), DEVICE, Request(budget_bytes=size)) for size in (4 << 30, 10 * MIB))
+    assert repr(fits) == (
+        f"<edge_rt.Plan for 'small' on {DEVICE.name}: {fits.choice.in_words()}; "
+        f"{show_size(fits.total_bytes)} of 4.00 GiB, fits>"
+    )
+    assert repr(tight).endswith(" of 10.0 MiB, does not fit>")
+    assert len(repr(tight)) < 200

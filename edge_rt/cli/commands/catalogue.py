@@ -180,19 +180,26 @@ class _Listing:
         from edge_rt.store.catalogue import read_first_fetch
         from edge_rt.store.catalogue_plan import expected_speed, foreseen_shape
 
-        shape, package_id, state = foreseen_shape(model), None, UNTRIED
+        state, package = UNTRIED, None
         if self.store.has_package(model.name):
             state = HERE
             with suppress(EdgeRTError):  # `edge-rt list` says what is wrong with it
-                package_id = self.store.read_package(self.store.package_path(model.name)).id
+                package = self.store.read_package(self.store.package_path(model.name))
         elif read_first_fetch(self.store.root, model) is not None:
             state = FETCHED_BEFORE
-        plan = plan_package(shape, self.options, self.device)
+        plan = None
+        if package is not None:
+            # It has settings of its own, such as the usual format of its cache.
+            with suppress(EdgeRTError):  # a load says what is wrong with it
+                plan = plan_package(package, self.options, self.device)
+        if plan is None:
+            plan = plan_package(foreseen_shape(model), self.options, self.device)
         device = plan.device
         if self.bandwidth is not None and not self.measured:
             # A load plans without it.
             device = replace(device, bandwidth=self.bandwidth.bytes_per_second, is_measured=True)
-        speed = expected_speed(shape, device, self.measured, plan.choice.kv_format, package_id)
+        package_id = None if package is None else package.id
+        speed = expected_speed(plan.shape, device, self.measured, plan.choice.kv_format, package_id)
         return Entry(model, plan, speed, state)
 
 

@@ -51,6 +51,11 @@ def test_a_model_that_is_here_and_presets_are_marked(inline, small_gguf, tmp_pat
     states = {entry["name"]: entry["state"] for entry in document["models"]}
     assert (states["qwen3-0.6b"], states["qwen3-1.7b"]) == ("here", "untried")
     assert document["presets"]["poet"]["model"] == "qwen3-0.6b"
+    # What is here is planned as it is, whatever the catalogue's file would be.
+    entry = next(entry for entry in document["models"] if entry["name"] == "qwen3-0.6b")
+    made = json.loads(inline("plan", "-m", "qwen3-0.6b", "--device", "cpu", "--json", *places).stdout)
+    assert entry["ctx"] == made["choice"]["ctx"]
+    assert entry["memory_bytes"] == pytest.approx(made["total_bytes"], rel=0.1)
 
 
 def test_an_unknown_name(inline):
