@@ -92,6 +92,7 @@ def post(
             values = await held.enter_async_context(server.bodies.read(request, most))
             fields = Fields(values, table)
             fields.check()
+            server.tell_ignored(path, fields.unknown)
             return await answer(server, Post(request, fields, held))
         raise AssertionError("unreachable")
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import islice, takewhile
 from typing import Any, Final
 
 from edge_rt.package.sampling import is_int, is_number
@@ -33,7 +34,11 @@ class Kind:
 
 
 Table = Mapping[str, Kind]
-"""The fields of a request or of an object in it; others are ignored."""
+"""The fields of a request or of an object in it; others are ignored, unless they are slips."""
+_SHORTEST: Final = 6
+"""Letters of a field's name of which another one may be a slip: ``tool`` and ``top_a`` are names that clients have."""
+_MOST_UNKNOWN: Final = 64
+"""Names that are looked at of those that the table does not have."""
 
 
 def _is(kind: type) -> Callable[[Any], bool]:
@@ -122,6 +127,20 @@ def _schema(kind: Kind) -> Mapping[str, Any]:
     return {"anyOf": [kind.schema, {"type": "null"}]}
 
 
+def _num_alike(one: str, other: str) -> int:
+    return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(one, other, strict=False)))
+
+
+def _is_slip(name: str, known: str) -> bool:
+    """Return whether a name is a known one in another case or with one letter wrong, missing, too many or swapped."""
+    one, other = (text.lower().replace("_", "").replace("-", "") for text in (name[: len(known) + 8], known))
+    start = _num_alike(one, other)
+    one, other = one[start:], other[start:]
+    end = _num_alike(one[::-1], other[::-1])
+    one, other = one[: len(one) - end], other[: len(other) - end]
+    return len(one) <= 1 >= len(other) or (len(one) == 2 and one == other[::-1])
+
+
 class Fields:
     """The fields of a JSON object; a value of null is as if the field were not there.
 
@@ -164,10 +183,32 @@ class Fields:
             raise HTTPFailure(400, what, param=self.name_of(name))
         return value
 
+    @property
+    def unknown(self) -> list[str]:
+        """Names that the table does not have; the first ones, of very many."""
+        names = (name for name, value in self.values.items() if value is not None and name not in self._table)
+        return list(islice(names, _MOST_UNKNOWN))
+
     def check(self) -> None:
-        """Refuse a field of another kind than the table's, also where nothing comes to read it; raises as ``value``."""
+        """Refuse a field of another kind than the table's, also where nothing comes to read it, and slips.
+
+        Raises:
+            HTTPFailure: as ``value``; or a name is one slip away from a field that is not there.
+        """
         for name in self._table:
             self.value(name)
+        self._check_names()
+        for name, kind in self._table.items():
+            # Not of lists: messages carry what other programs have written into them.
+            if kind.table and kind.most is None and isinstance(self.raw(name), dict):
+                self._inner(name)._check_names()
+
+    def _check_names(self) -> None:
+        for name in self.unknown:
+            for meant in self._table:
+                if len(meant) >= _SHORTEST and meant not in self and _is_slip(name, meant):
+                    what = f"There is no field '{self.name_of(name)}'. Did you mean '{meant}'?"
+                    raise HTTPFailure(400, what, param=self.name_of(name), code="unknown_parameter")
 
     def text(self, name: str) -> str | None:
         """Return a text, or None."""
@@ -201,8 +242,10 @@ class Fields:
 
     def inner(self, name: str) -> Fields | None:
         """Return the fields of an object, or None."""
-        value = self.value(name)
-        return None if value is None else Fields(value, self._table[name].table or {}, self.name_of(name))
+        return None if self.value(name) is None else self._inner(name)
+
+    def _inner(self, name: str) -> Fields:
+        return Fields(self.raw(name), self._table[name].table or {}, self.name_of(name))
 
     def required(self, name: str) -> Any:
         """Return a value that has to be there."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import Counter
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass, field
@@ -28,6 +28,8 @@ COMPILING_SECONDS: Final = 2.0
 COMPILING_WAIT: Final = 30.0
 """How long it may wait, in seconds, for a thread that makes it one."""
 TIDY_SECONDS: Final = 5.0
+_LONGEST_NAME: Final = 40
+_MOST_IGNORED: Final = 256
 
 
 @dataclass
@@ -87,8 +89,18 @@ class Server:
     is_stopped: bool = False
     compiling_seconds: float = COMPILING_SECONDS
     compiling_wait: float = COMPILING_WAIT
+    _ignored: set[tuple[str, str]] = field(default_factory=set)
     _encoding: ThreadPoolExecutor = field(default_factory=lambda: _threads(ENCODING_THREADS, "encoding"))
     _compiling: ThreadPoolExecutor = field(default_factory=lambda: _threads(COMPILING_THREADS, "compiling"))
+
+    def tell_ignored(self, path: str, names: Iterable[str]) -> None:
+        """Write once which fields of the requests of a route mean nothing here."""
+        # What was asked is in no log: nothing that is not like a field's name.
+        new = [one for one in names if len(one) <= _LONGEST_NAME and one.isascii() and one.isidentifier()]
+        new = [one for one in new if (path, one) not in self._ignored][: _MOST_IGNORED - len(self._ignored)]
+        if new:
+            self._ignored.update((path, one) for one in new)
+            self.log(f"{path}: fields of requests that are ignored: {', '.join(new)}")
 
     async def encoded(self, work: Callable[[], T]) -> T:
         """Return what some work with prompts returns, which would hold up the event loop."""

@@ -7,11 +7,26 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
+from edge_rt.server.app import ENDPOINTS
+from edge_rt.server.fields import Fields
 from tests.helpers.small import GREEDY
 from tests.server.conftest import ENDLESS
 
 HELLO = [{"role": "user", "content": "Hello"}]
 PATH = "/v1/chat/completions"
+BESIDE = """
+user store metadata service_tier prompt_cache_key prompt_cache_retention safety_identifier verbosity modalities
+audio web_search_options functions function_call best_of echo min_tokens stop_token_ids skip_special_tokens
+include_stop_str_in_output guided_json guided_regex length_penalty use_beam_search truncate_prompt_tokens
+prompt_logprobs add_generation_prompt continue_final_message top_a typical_p tfs_z min_keep n_probs n_keep n_indent
+cache_prompt id_slot samplers mirostat mirostat_tau mirostat_eta dry_multiplier xtc_probability grammar json_schema
+t_max_prompt_ms t_max_predict_ms response_fields timings_per_token models provider transforms route reasoning
+include_reasoning usage plugins ttl draft_model betas container mcp_servers context_management output_config
+output_format anthropic_version include background conversation max_tool_calls prompt_id num_ctx num_batch num_gpu
+num_thread num_keep repeat_last_n verbose insecure tool mode text query input_type truncation extra_body api_key
+timeout
+"""
+"""Fields that clients send which mean nothing here."""
 
 
 def asked(client, **fields):
@@ -191,6 +206,45 @@ def test_what_cannot_be_answered_says_which_field_and_not_to_try_again(client, f
     # Programs that see it shorten the conversation.
     is_long = "word word" in str(fields) or fields.get("max_tokens") == 255
     assert (error["code"] == "context_length_exceeded") == is_long
+
+
+@pytest.mark.parametrize(
+    ("fields", "param", "meant"),
+    [
+        ({"max_token": 5}, "max_token", "max_tokens"),
+        ({"maxTokens": 5}, "maxTokens", "max_tokens"),
+        ({"temprature": 0}, "temprature", "temperature"),
+        ({"tempreature": 0}, "tempreature", "temperature"),
+        ({"respomse_format": {}}, "respomse_format", "response_format"),
+        ({"stream_options": {"includeUsage": True}}, "stream_options.includeUsage", "include_usage"),
+    ],
+)
+def test_a_slip_in_the_name_of_a_field_is_told(client, fields, param, meant):
+    response = client.post(PATH, json={"messages": HELLO, **fields})
+    assert (response.status_code, response.json()["error"]["param"]) == (400, param)
+    assert f"Did you mean '{meant}'?" in response.json()["error"]["message"]
+
+
+def test_a_name_like_that_of_a_field_which_is_there_is_no_slip(client):
+    assert asked(client, max_token=5, max_tokens=2)["usage"]["completion_tokens"] <= 2
+
+
+@pytest.mark.parametrize("endpoint", [one for one in ENDPOINTS if one.table is not None], ids=lambda one: one.path)
+def test_what_clients_send_besides_is_no_slip(endpoint):
+    Fields({name: 1 for name in BESIDE.split() if name not in endpoint.table}, endpoint.table).check()
+
+
+def test_fields_that_change_nothing_here_are_told_once_and_ignored(client, server):
+    lines, log = [], server.log
+    server.log = lines.append
+    try:
+        for _ in range(2):
+            asked(client, unheard_one=1, **{"what was asked": 1})
+    finally:
+        server.log = log
+    assert [line for line in lines if "ignored" in line] == [
+        f"{PATH}: fields of requests that are ignored: unheard_one"
+    ]
 
 
 def test_fields_that_change_nothing_here_are_ignored(client):
