@@ -14,9 +14,11 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from datetime import datetime
+from functools import lru_cache
 from itertools import islice
-from types import BuiltinMethodType, MethodType
+from types import BuiltinMethodType, CodeType, MethodType
 from typing import Any, Final
 
 import jinja2
@@ -62,6 +64,21 @@ class GenerationTag(Extension):
         return nodes.Scope(parser.parse_statements(("name:endgeneration",), drop_needle=True), lineno=line)
 
 
+@dataclass(frozen=True)
+class _Compiled:
+    """What a template becomes, whoever renders it: all that it calls is looked up in its environment."""
+
+    code: CodeType
+    literals: frozenset[str]
+    variables: frozenset[str]
+    lists: frozenset[str]
+
+
+@lru_cache(maxsize=8)  # an export reads its template twice, a chat loads its model again
+def _compiled(source: str) -> _Compiled:
+    return GuardedEnvironment(datetime.now)._compile_checked(source)
+
+
 class GuardedEnvironment(ImmutableSandboxedEnvironment):
     """Compiles one template and holds the budget of its current rendering.
 
@@ -99,6 +116,11 @@ class GuardedEnvironment(ImmutableSandboxedEnvironment):
 
     def compile_guarded(self, source: str) -> jinja2.Template:
         """Check, rewrite and compile a template."""
+        compiled = _compiled(source)
+        self.literals, self.variables, self.lists = compiled.literals, compiled.variables, compiled.lists
+        return self.template_class.from_code(self, compiled.code, self.make_globals(None))
+
+    def _compile_checked(self, source: str) -> _Compiled:
         size = len(source.encode("utf-8", "surrogatepass"))
         if size > MAX_TEMPLATE_BYTES:
             raise refused("is too long", f"{show_size(size)}, the limit is {show_size(MAX_TEMPLATE_BYTES)}.")
@@ -109,11 +131,10 @@ class GuardedEnvironment(ImmutableSandboxedEnvironment):
                 raise refused("is too complex", f"More than {_TOKENS} words and signs.")
             tree = self.parse(source)
             rules.check_tree(tree)
-            self.literals = rules.literals(tree)
+            literals = rules.literals(tree)
             tree = rules.rewrite(tree)
             read = frozenset(find_undeclared_variables(tree)) - self.globals.keys()
-            self.variables, self.lists = read - RESERVED_NAMES, read & {"tools", "documents"}
-            return self.from_string(tree)
+            return _Compiled(self.compile(tree), literals, read - RESERVED_NAMES, read & {"tools", "documents"})
         except InvalidTemplate:
             raise
         except jinja2.TemplateSyntaxError as error:
