@@ -167,3 +167,23 @@ def test_a_model_is_given_once_and_is_no_prompt():
         _ = ModelFlags(named="a", model="b").reference
     with pytest.raises(ConfigError, match="A prompt goes to edge-rt generate"):
         _ = ModelFlags(named="Hello there").reference
+
+
+def test_names_of_this_machine_are_completed_first(tmp_path, monkeypatch):
+    for name in ("HOME", "XDG_CONFIG_HOME", "XDG_DATA_HOME", "XDG_CACHE_HOME"):
+        monkeypatch.setenv(name, str(tmp_path))
+    complete, stored = flags.MODEL.complete, flags.NAME_ARGUMENT.complete
+    catalogue = complete("")
+    assert stored("") == []
+    (tmp_path / "edge-rt").mkdir()
+    (tmp_path / "edge-rt" / "config.toml").write_text('[presets.smart]\nmodel = "qwen3-0.6b"\n', encoding="utf-8")
+    assert complete("") == stored("") == ["smart"]
+    assert complete("s") == ["smart", *(name for name in catalogue if name.startswith("s"))]
+    assert len(complete("s")) > 1
+    assert complete("qwen3") == [name for name in catalogue if name.startswith("qwen3")]
+
+
+@pytest.mark.parametrize("flag", [flags.KV_TYPE, flags.SPEC, flags.DEVICE], ids=lambda flag: flag.names[0])
+def test_a_name_is_completed_once(flag):
+    found = flag.complete("")
+    assert len(found) == len(set(found)) > 1

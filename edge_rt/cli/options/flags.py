@@ -25,17 +25,29 @@ WITH_PROMPTS: Final = "With --prompts"
 PLACES: Final = "Paths and output"
 
 
-def _model_names(incomplete: str) -> list[str]:
-    """Complete names of the store; the shell completes paths."""
+def model_names(incomplete: str) -> list[str]:
+    """Complete names of models: those of this machine first, and alone before anything is typed; the shell has paths."""
     from edge_rt.errors import EdgeRTError
     from edge_rt.store.catalogue import load_catalogue
-    from edge_rt.store.config import load_config
-    from edge_rt.store.layout import open_store
     from edge_rt.store.recipes import load_recipes
 
     try:
+        here = stored_names("")
+        others = [] if here and not incomplete else sorted({*load_recipes(), *load_catalogue()})
+    except EdgeRTError:
+        return []
+    return [name for name in dict.fromkeys((*here, *others)) if name.startswith(incomplete)]
+
+
+def stored_names(incomplete: str) -> list[str]:
+    """Complete names of the store, and presets."""
+    from edge_rt.errors import EdgeRTError
+    from edge_rt.store.config import load_config
+    from edge_rt.store.layout import open_store
+
+    try:
         config = load_config()
-        names = {*open_store(config=config).names(), *load_recipes(), *load_catalogue(), *config.presets}
+        names = {*open_store(config=config).names(), *config.presets}
     except EdgeRTError:
         return []
     return sorted(name for name in names if name.startswith(incomplete))
@@ -83,7 +95,7 @@ MODEL: Final = Flag(
     "Name in the store or catalogue, org/name on the Hugging Face hub, GGUF file, folder with safetensors, or package.",
     metavar="MODEL",
     shown=DEFAULT_MODEL,
-    complete=_model_names,
+    complete=model_names,
 )
 MEMORY: Final = Flag(
     ("--memory",),
@@ -133,7 +145,7 @@ KV_TYPE: Final = Flag(
     metavar="FORMAT",
     shown="the package's default, as inspect shows it",
     panel=MEMORY_PANEL,
-    complete=completed_from("auto", *KV_FORMAT, "f32"),
+    complete=completed_from("auto", *KV_FORMAT),
 )
 THREADS: Final = Flag(
     ("-t", "--threads"), "Number of threads.", metavar="N", shown="every usable CPU", panel=MEMORY_PANEL, least=1
@@ -367,14 +379,14 @@ TRUNCATE: Final = Flag(("--truncate",), "Cut texts that do not fit the context; 
 MODEL_ARGUMENT: Final = Argument(
     "MODEL",
     "The same as -m: a name in the store, org/name, a GGUF file, a folder or a package.",
-    complete=_model_names,
+    complete=model_names,
 )
 SHOWN_MODEL: Final = Argument(
     "NAME", "A name of the catalogue, or org/name on the Hugging Face hub.", complete=_catalogue_names
 )
 EMBEDDED_TEXT: Final = Argument("TEXT", "The text, in quotes; without it, every line of --lines or standard input.")
 PROMPT_ARGUMENT: Final = Argument("PROMPT", "The prompt, in quotes; the same as -p.")
-NAME_ARGUMENT: Final = Argument("NAME", "Name in the store.", complete=_model_names)
+NAME_ARGUMENT: Final = Argument("NAME", "Name in the store.", complete=stored_names)
 TEXTS_ARGUMENT: Final = Argument("TEXT", "UTF-8 text files; each is a separate text.")
 BATCH_PROMPTS: Final = Argument(
     "IN",
