@@ -26,7 +26,7 @@ PLACES: Final = "Paths and output"
 
 
 def model_names(incomplete: str) -> list[str]:
-    """Complete names of models: those of this machine first, and alone before anything is typed; the shell has paths."""
+    """Complete names of models: of this machine first, and alone before anything is typed; the shell has paths."""
     from edge_rt.errors import EdgeRTError
     from edge_rt.store.catalogue import load_catalogue
     from edge_rt.store.recipes import load_recipes
