@@ -69,7 +69,7 @@ def build(kind: type[T], value: Any, where: str, refuse: Refusal) -> T:
     """
     if not isinstance(value, dict):
         raise refuse(f"'{where}' must be an object.", f"Found {kind_of(value)}.")
-    hints = get_type_hints(kind)
+    hints = _types_of(kind)
     entries = dataclasses.fields(cast("Any", kind))
     required = {entry.name for entry in entries if entry.default is dataclasses.MISSING}
     unknown = sorted(set(value) - set(hints))
@@ -81,6 +81,12 @@ def build(kind: type[T], value: Any, where: str, refuse: Refusal) -> T:
         )
     given = {name: hint for name, hint in hints.items() if name in value}
     return kind(**{name: _convert(hint, value[name], f"{where}.{name}", refuse) for name, hint in given.items()})
+
+
+@functools.cache  # evaluating them takes longer than all else here, and a document has many objects of one kind
+def _types_of(kind: type[Any]) -> Mapping[str, Any]:
+    """Return name -> type of the fields of a dataclass."""
+    return get_type_hints(kind)
 
 
 def _convert(hint: Any, value: Any, where: str, refuse: Refusal) -> Any:
