@@ -69,8 +69,8 @@ def build(kind: type[T], value: Any, where: str, refuse: Refusal) -> T:
     """
     if not isinstance(value, dict):
         raise refuse(f"'{where}' must be an object.", f"Found {kind_of(value)}.")
-    hints = _types_of(kind)
-    entries = dataclasses.fields(cast("Any", kind))
+    of_any = cast("Any", kind)
+    hints, entries = _types_of(of_any), dataclasses.fields(of_any)
     required = {entry.name for entry in entries if entry.default is dataclasses.MISSING}
     unknown = sorted(set(value) - set(hints))
     missing = sorted(required - set(value))
