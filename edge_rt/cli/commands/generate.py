@@ -187,7 +187,6 @@ def generate(
         _, package = obtain_package(terminal, load.reference, places, budget=load.budget_bytes(places))
         model = held.enter_context(model_of_command(terminal, package, asked))
         warn_of_limits(terminal, model, asked, options)
-        note_unused_penalty(terminal, model, options)
         tell_drafters(terminal, model, asked)
         facts = model.describe()
         writer = _Writer(
@@ -212,6 +211,8 @@ def generate(
             for warning in result.warnings:
                 terminal.warn(warning)
         tell_end(terminal, model, result)
+        if terminal.verbose or result.finish_reason == "repetition":
+            note_unused_penalty(terminal, model, options)
         warn_of_prompt_cache(terminal, options, result)
     if output.stats or (output.stats is None and output.verbose):
         tell_stats(terminal, result, device_text(facts["device"]))

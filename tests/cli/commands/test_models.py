@@ -82,14 +82,17 @@ def test_inspect_shows_the_sampling_values_in_force_and_those_that_are_recommend
     assert f"sampling temperature 0.4 {own}, top_k 40, top_p 0.9 {own}, min_p 0.05, repetition_penalty 1.0" in shown
 
 
-def test_greedy_answers_without_the_penalty_of_the_package_are_noted(inline, small_package, tmp_path):
+def test_greedy_answers_that_repeat_themselves_are_told_of_the_penalty_of_the_package(inline, small_package, tmp_path):
     package = copied(small_package, tmp_path)
     edit_manifest(package, manifest_setter("sampling", {"repetition_penalty": 1.1}))
     note = b"--repeat-penalty 1.1 asks for it"
-    common = ("generate", "-m", package, "-p", "Hi", "-n", "1")
-    assert note in inline(*common, "--temp", "0").stderr
-    assert note not in inline(*common, "--temp", "0", "--repeat-penalty", "1").stderr
-    assert note not in inline(*common).stderr
+    repeats = ("generate", "-m", package, "-p", "Hi", "--logit-bias", "5=100", "--temp")
+    told = inline(*repeats, "0").stderr
+    assert b"repeated itself" in told
+    assert note in told
+    assert note in inline(*repeats, "0", "-n", "1", "-v").stderr
+    for others in (("0", "-n", "1"), ("0", "-n", "1", "-v", "--repeat-penalty", "1"), ("0.8", "-n", "1", "-v")):
+        assert note not in inline(*repeats, *others).stderr
 
 
 def test_inspect_verify_finds_damage(store_cli, small_gguf, tmp_path):
