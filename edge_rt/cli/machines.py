@@ -242,13 +242,13 @@ class Sizer:
     @cached_property
     def _measured(self) -> dict[int, tuple[MeasuredModel, ...]]:
         """What was measured on this machine by the number of threads: of this package, else of others."""
-        from edge_rt.memory.shape import shape_of
+        from edge_rt.memory.shape import shape_of_package
         from edge_rt.runtime.speculation.stored_costs import costs_on_cpu, measured_threads
         from edge_rt.store.catalogue_plan import MeasuredModel, measured_models
 
         package, result = self._package, dict[int, tuple[MeasuredModel, ...]]()
         if package is not None:
-            shape = shape_of(package.manifest, package.id)
+            shape = shape_of_package(package)
             for threads in measured_threads(self._costs, package.id):
                 by_format = costs_on_cpu(self._costs, package.id, threads)
                 costs = by_format.get(package.manifest.kv_formats[0]) or next(iter(by_format.values()), None)

@@ -42,7 +42,7 @@ def require_fit(
     undivided = "" if why is None else f" {why}"
     allowed = "its driver allows" if is_gpu_short and budget.heap else "the budget is"
     raise MemoryBudgetExceeded(
-        f"{plan.shape.model.name} does not fit the memory{' of the GPU' if is_gpu_short else ''}.",
+        f"{plan.shape.name} does not fit the memory{' of the GPU' if is_gpu_short else ''}.",
         f"It needs at least {show_at_least(least)} with a context of {plan.choice.ctx} tokens "
         f"({plan.choice.kv_format} cache), {allowed} {show_size(limit)}{held} ({parts}).{undivided}",
         f"Try {' or '.join(ways)}." if ways else "Choose a smaller model, or let the CPU compute.",

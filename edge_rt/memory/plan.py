@@ -164,13 +164,13 @@ class Plan:
     def __repr__(self) -> str:
         need, does = show_size(self.needs.host), "fits" if self.fits else "does not fit"
         return (
-            f"<edge_rt.Plan for {self.shape.model.name!r} on {self.device.name}: {self.choice.in_words()}; "
+            f"<edge_rt.Plan for {self.shape.name!r} on {self.device.name}: {self.choice.in_words()}; "
             f"{need} of {show_size(self.budget.host)}, {does}>"
         )
 
     def _repr_html_(self) -> str:
         does = "fits" if self.fits else "does not fit"
-        title = f"{self.shape.model.name} on {self.device.name} {does}: {self.choice.in_words()}."
+        title = f"{self.shape.name} on {self.device.name} {does}: {self.choice.in_words()}."
         speed = "Its speed is not foretold of a program on the CPU."
         if self.tokens_per_second is not None:
             speed = f"Expected: {self.tokens_per_second:.0f} tokens per second, with half of the context filled."
@@ -293,7 +293,7 @@ def _check_experts(shape: ModelShape, device: Device, request: Request) -> None:
     if shape.experts is None or device.gpu is not None:
         raise ConfigError(
             "There are no experts that could be read while the model runs.",
-            f"Got {asked} for {shape.model.name}{' on a GPU' if device.gpu is not None else ''}.",
+            f"Got {asked} for {shape.name}{' on a GPU' if device.gpu is not None else ''}.",
             "Leave out --experts (experts), or choose a native package of a model with experts, on the CPU.",
         )
     if int(asked) < (least := shape.experts.least_bytes):
@@ -315,7 +315,7 @@ def _given_up(
     }
     drafters = [] if request.drafter is None else [request.drafter.name]
     if request.draft_model is not None:
-        drafters.append(request.draft_model.shape.model.name)
+        drafters.append(request.draft_model.shape.name)
     layers = f"layers on the GPU: {choice.gpu_layers} of {shape.model.num_layers}, the others on the CPU"
     steps = (
         (layers, {"gpu_layers": choice.gpu_layers}),

@@ -92,7 +92,7 @@ def terms_of(shape: ModelShape, choice: Choice, sizes: Sizes, request: Request) 
         terms.append(Term("drafter", sizes.drafter, "file", f"weights.bin of {found.name}, read in place"))
         terms.append(Term("drafter_head", sizes.drafter_head, private, _drafter_text(found, choice)))
     if choice.drafter and request.draft_model is not None:
-        name, own = request.draft_model.shape.model.name, request.draft_model.choice(choice)
+        name, own = request.draft_model.shape.name, request.draft_model.choice(choice)
         terms.append(Term("draft_weights", sizes.draft_weights, "file", f"weights.bin of {name}, read in place"))
         text = f"graph, {own.kv_format} cache of {own.ctx} rows and passes of {name}, which drafts"
         terms.append(Term("draft_model", sizes.draft_model, private, text))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Final
 
@@ -41,6 +41,7 @@ class ModelShape:
         layers: what each layer takes, if they may be divided between the CPU and a GPU (``gpu_layer_counts`` says how);
             None: they may not.
         experts: what experts take, if they may be read while the model runs; None: they may not, or there are none.
+        called: the name of the package's folder, which is that in the store; empty: there is no package.
     """
 
     model: Model
@@ -62,6 +63,12 @@ class ModelShape:
     layers: LayerSizes | None = None
     experts: ExpertSizes | None = None
     ahead: AheadShape | None = None
+    called: str = field(default="", compare=False)
+
+    @property
+    def name(self) -> str:
+        """What users call the model: its package's name, else the one that its file gives it."""
+        return self.called or self.model.name
 
     @property
     def graphs(self) -> int:
@@ -249,6 +256,11 @@ def shape_of(manifest: Manifest, package_id: str | None) -> ModelShape:
         largest_tensor_bytes=_largest_tensor(manifest),
     )
     return replace(found, ahead=ahead_shape(manifest))
+
+
+def shape_of_package(package: Package) -> ModelShape:
+    """Return the numbers of an opened package, with the name that its folder has."""
+    return replace(shape_of(package.manifest, package.id), called=package.path.name)
 
 
 def shape_on(shape: ModelShape, package: Package, device: Device) -> ModelShape:

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from edge_rt.memory.figures import Device
-from edge_rt.memory.shape import ModelShape, shape_of, shape_of_model
+from edge_rt.memory.shape import ModelShape, shape_of_model, shape_of_package
 from edge_rt.memory.speed import row_cost
 from edge_rt.package.layer_sizes import TILE_ROWS, row_bytes
 from edge_rt.package.manifest import KV_FORMATS
@@ -131,7 +131,7 @@ def measured_models(store: Store, threads: int, costs: CostStore | None = None) 
         by_format = costs_on_cpu(costs, package.id, threads)
         found = by_format.get(package.manifest.kv_formats[0]) or next(iter(by_format.values()), None)
         if found is not None:
-            yield MeasuredModel(package.id, shape_of(package.manifest, package.id), found)
+            yield MeasuredModel(package.id, shape_of_package(package), found)
 
 
 @dataclass(frozen=True)

@@ -187,9 +187,10 @@ def _print(terminal: Terminal, report: BenchReport, facts: Mapping[str, Any]) ->
     backend = f"ONNX Runtime {facts['onnxruntime']} {device_text(facts['device'])}, {facts['op_profile']}"
     if facts["isa"] is not None:
         backend += f" {facts['isa']}"
+    name = Path(facts["package"]).name
     header = ("model", "size", "params", "backend", "threads", "test", "t/s")
     rows = [
-        (facts["model"], size, parameters, backend, str(facts["threads"]), test, f"{mean:.2f} ± {deviation:.2f}")
+        (name, size, parameters, backend, str(facts["threads"]), test, f"{mean:.2f} ± {deviation:.2f}")
         for test, mean, deviation in report.rows()
     ]
     markdown(terminal, [header, *rows], right=(1, 2, 4, 5, 6))

@@ -167,7 +167,7 @@ class _Listing:
             times = slowness(one, self.device.bandwidth if bandwidth is None else bandwidth.bytes_per_second)
             if times > _SLOW:
                 terminal.warn(
-                    f"Passes of {one.shape.model.name} took {step_ms(one):.1f} ms, {times:.1f} times as long as memory "
+                    f"Passes of {one.shape.name} took {step_ms(one):.1f} ms, {times:.1f} times as long as memory "
                     "needs for them: other programs may have computed then, and the true speed be higher. "
                     "edge-rt bench --calibrate measures again."
                 )

@@ -189,7 +189,7 @@ def find_model(reference: str, places: PlaceFlags, weights: str | None = None) -
 
 
 def _of_package(package: Package, weights: str | None) -> FoundModel:
-    from edge_rt.memory.shape import shape_of
+    from edge_rt.memory.shape import shape_of_package
 
     if weights is not None:
         raise ConfigError(
@@ -197,7 +197,7 @@ def _of_package(package: Package, weights: str | None) -> FoundModel:
             f"{package.path} is a package: its weights have their types.",
             "Leave it out, or give the checkpoint.",
         )
-    return FoundModel(shape_of(package.manifest, package.id), package=package)
+    return FoundModel(shape_of_package(package), package=package)
 
 
 def _foreseen(path: Path, weights: str | None) -> FoundModel:

@@ -98,7 +98,7 @@ def print_machines(terminal: Terminal, sizing: Sizing, notes: Sequence[str]) -> 
     if sizing.models:
         size = f"{counted(sizing.cpus, 'CPU')} and {show_size(sizing.memory_bytes)}"
         answers = f"{counted(choice.slots, 'answer')} at once, context {choice.ctx}, cache {choice.kv_format}"
-        terminal.line(f"{plan.shape.model.name}: {counted(sizing.models, 'model')} of {size}, {answers}\n")
+        terminal.line(f"{plan.shape.name}: {counted(sizing.models, 'model')} of {size}, {answers}\n")
     rows = [("MACHINE", "COUNT", "CPUS", "MEMORY", "MODELS", "TOK/S", "SPEED")]
     rows += [_row(one) for one in sizing.shares]
     rows.append(("all", "", "", "", str(sizing.models), f"{sizing.tokens_per_second:.0f}", ""))

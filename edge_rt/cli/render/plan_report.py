@@ -86,7 +86,7 @@ def _device(device: Device) -> dict[str, Any]:
 def _shape(made: Plan) -> dict[str, Any]:
     """Return the numbers of the model and of its package."""
     shape = made.shape
-    numbers = {name: value for name, value in asdict(shape).items() if name != "model"}
+    numbers = {name: value for name, value in asdict(shape).items() if name not in ("model", "called")}
     names = ("window_layers", "recurrent_layers", "rotation_bytes", "loaded_rope_bytes", "short_context")
     derived = {name: getattr(shape, name) for name in names}
     return {**sizes(shape.model), **derived, **numbers}
@@ -112,7 +112,7 @@ def print_plan(
     for note in notes:
         terminal.warn(note)
     estimated = ", estimated" if made.shape.is_estimate and notes else ""
-    terminal.line(f"{made.shape.model.name} on {made.device.name} ({made.shape.op_profile}{estimated})\n")
+    terminal.line(f"{made.shape.name} on {made.device.name} ({made.shape.op_profile}{estimated})\n")
     if not is_here:
         terminal.line("Planned, not measured: figures of a description of the machine.\n")
     terminal.table(made.rows(), right=(1, 2))

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from edge_rt.errors import ConfigError
 from edge_rt.memory.drafter_shapes import DrafterShape, drafter_shape
-from edge_rt.memory.shape import DraftModelShape, shape_of
+from edge_rt.memory.shape import DraftModelShape, shape_of_package
 from edge_rt.package.drafter import TrainedDrafter
 from edge_rt.package.drafter_search import FoundDrafter, find_drafters, open_fitting
 from edge_rt.package.exits import require_exit_mode, require_self_mode
@@ -207,7 +207,7 @@ def choose_draft_model(package: Package, spec: str | None, given: Path | None) -
             f"{counted(len(manifest.model.recurrent_layers), 'layer')} have a state, which takes no draft back.",
             "Choose a package whose layers all attend.",
         )
-    return DraftModelShape(shape_of(manifest, second.id), str(second.path), _known_tokens(package, second))
+    return DraftModelShape(shape_of_package(second), str(second.path), _known_tokens(package, second))
 
 
 def _known_tokens(package: Package, second: Package) -> int:

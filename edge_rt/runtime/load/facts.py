@@ -15,7 +15,7 @@ from edge_rt.memory.device import MACHINE, this_device, unmeasured_gpu
 from edge_rt.memory.drafter_shapes import DrafterShape
 from edge_rt.memory.figures import Device, GpuFigures
 from edge_rt.memory.plan import GPU_OP_PROFILE
-from edge_rt.memory.shape import DraftModelShape, ModelShape, shape_of, shape_on
+from edge_rt.memory.shape import DraftModelShape, ModelShape, shape_of_package, shape_on
 from edge_rt.package.exits import require_ahead_mode, require_self_mode
 from edge_rt.package.expert_sizes import RESIDENT, expert_sizes
 from edge_rt.package.manifest import PROMPTS_FOLDER, WEIGHTS_FILE, Manifest
@@ -121,7 +121,7 @@ def read_facts(model: Package | ModelShape, options: LoadOptions, machine: Devic
     if options.threads is not None:
         here = replace(here, threads=options.threads)
     facts = Facts(
-        shape_of(model.manifest, model.id) if isinstance(model, Package) else model,
+        shape_of_package(model) if isinstance(model, Package) else model,
         here,
         *((None, None) if package is None else drafting_shapes(package, options.spec, options.drafter)),
         corpus_bytes=file_size(options.corpus),

@@ -198,7 +198,7 @@ def claim(plan: Plan, options: LoadOptions) -> LoadPlan:
     # What this plan counts of the process beyond what the budget's first claim has counted is claimed as well.
     base, of_gpus = budget.base_bytes or plan.base_bytes, plan.sizes.driver + plan.sizes.unified_context
     own = plan.total_bytes - base - of_gpus
-    share = budget.claim(plan.shape.model.name, own, base_bytes=base, gpu_bytes=of_gpus)
+    share = budget.claim(plan.shape.name, own, base_bytes=base, gpu_bytes=of_gpus)
     encoding_budget = EncodingBudget(plan, budget, share, is_given=total is not None)
     return LoadPlan(plan, total, is_strict, share, encoding_budget, draft_max)
 
@@ -220,7 +220,7 @@ def require_carried_out(plan: Plan, package: Package, options: LoadOptions) -> P
     if plan.shape.package_id != package.id:
         raise ConfigError(
             "The plan was made for another package.",
-            f"It is for {plan.shape.model.name} ({str(plan.shape.package_id)[:12]}), this is {package.id[:12]}.",
+            f"It is for {plan.shape.name} ({str(plan.shape.package_id)[:12]}), this is {package.id[:12]}.",
             "Make one with edge_rt.plan for the package that is to be loaded.",
         )
     choice, asked = plan.device_choice, options.device_name

@@ -65,6 +65,8 @@ class TestDecisions:
         with pytest.raises(MemoryBudgetExceeded, match=r"needs at least .* MiB .*budget is .*Try memory=") as caught:
             edge_rt.load(native_package, memory=memory)
         assert caught.value.exit_code == 4
+        # As its folder is called, whatever its file called the model.
+        assert caught.value.what == f"{native_package.name} does not fit the memory."
 
     @pytest.mark.parametrize("memory", ["", "much", "-5MiB", 0, 1.5, 2e9, True, b"1GiB"])
     def test_a_size_is_a_whole_number_or_a_text(self, memory):
