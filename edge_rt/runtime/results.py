@@ -108,10 +108,14 @@ class Timings:
 class Memory:
     """Memory of the process.
 
+    A peak above the plan means something only where one model was ever loaded in a process that holds nothing else.
+
     Attributes:
-        peak_bytes: highest resident memory so far.
+        peak_bytes: highest resident memory so far, of all that is in the process: other models, those that were closed,
+            a GPU's driver, and what a program has loaded or allocated since.
         kv_bytes: bytes of the rows of the KV cache in use.
-        planned_bytes: peak memory of the process according to the memory plan.
+        planned_bytes: peak memory of the process according to the memory plan, of this model and what the process held
+            before its first one; no other models.
         budget_bytes: the budget that was given; None without one.
     """
 
