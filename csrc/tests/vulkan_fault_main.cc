@@ -179,6 +179,7 @@ void test_every_call_fails(const Layer& layer) {
   const std::vector<Fault> memory{Fault::kOutOfMemory}, lost{Fault::kLost}, hung{Fault::kHung};
   const std::vector<Fault> any{Fault::kOutOfMemory, Fault::kOther, Fault::kRefused};
   CHECK(sweep(layer, "vkAllocateMemory", "memory", memory) > 0);
+  CHECK(sweep(layer, "vkMapMemory", "-5", memory) > 0);  // memory cannot be mapped
   CHECK(sweep(layer, "vkQueueSubmit", "lost", lost) > 0);
   CHECK(sweep(layer, "vkWaitForFences", "lost", lost) > 0);
   for (const char* function :

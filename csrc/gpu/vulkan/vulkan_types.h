@@ -38,7 +38,9 @@ EDGE_RT_VULKAN_HANDLE(VkSemaphore);
 // Results that are told apart.
 constexpr VkResult VK_SUCCESS = 0, VK_TIMEOUT = 2, VK_INCOMPLETE = 5, VK_ERROR_OUT_OF_HOST_MEMORY = -1,
                    VK_ERROR_OUT_OF_DEVICE_MEMORY = -2, VK_ERROR_INITIALIZATION_FAILED = -3, VK_ERROR_DEVICE_LOST = -4,
-                   VK_ERROR_INCOMPATIBLE_DRIVER = -9, VK_ERROR_TOO_MANY_OBJECTS = -10;
+                   VK_ERROR_MEMORY_MAP_FAILED = -5, VK_ERROR_EXTENSION_NOT_PRESENT = -7,
+                   VK_ERROR_FEATURE_NOT_PRESENT = -8, VK_ERROR_INCOMPATIBLE_DRIVER = -9,
+                   VK_ERROR_TOO_MANY_OBJECTS = -10, VK_ERROR_UNKNOWN = -13;
 
 constexpr uint32_t kVulkan12 = (1u << 22) | (2u << 12), kVulkan13 = (1u << 22) | (3u << 12);
 constexpr uint32_t version_major(uint32_t version) { return version >> 22 & 0x7f; }
