@@ -100,7 +100,7 @@ def test_bars_are_as_long_as_their_sizes():
     assert lines[0].endswith("40.0 planned")
 
 
-@pytest.mark.parametrize("suffix", [".png", ".svg", ".pdf"])
+@pytest.mark.parametrize("suffix", [".png", ".pdf"])
 def test_the_picture_is_drawn(profile, tmp_path, suffix):
     pytest.importorskip("matplotlib")
     path = tmp_path / f"picture{suffix}"
@@ -111,7 +111,7 @@ def test_the_picture_is_drawn(profile, tmp_path, suffix):
 def test_the_picture_names_the_longest_context_and_the_budget(profile, tmp_path):
     pytest.importorskip("matplotlib")
     path = tmp_path / "picture.svg"
-    draw(profile, path, title="title")
+    draw(profile, path, title="a $ignored formula")
     # Text of an .svg is drawn as outlines, each with what it says in a comment.
     text = path.read_text()
     assert "<!-- budget 260.0 MiB" in text

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import random
 from itertools import pairwise, product
 
@@ -62,6 +63,14 @@ class RepeatingTarget(TimedTarget):
         return FakeTarget.logits(history[-2:])
 
 
+@functools.cache
+def plain_answer(target, costs, options):
+    """Return the tokens of plain decoding, and the seconds that it takes on a clock of its own."""
+    clock = Clock()
+    run = Run(PROMPT, target=target(clock, costs), cache=fake_cache(4096), drafter=None, **dict(options))
+    return run.result().token_ids, clock.now
+
+
 class Trial:
     """An answer, plain and drafted, on a clock that passes and drafting move on.
 
@@ -76,8 +85,8 @@ class Trial:
         options = {"max_tokens": 400} | options
         self.clock = Clock()
         self._costs, self._target, self._options = costs, target, options
-        plain, self.plain_ms, _ = self._run(None)
-        self.answer = plain.token_ids
+        self.answer, self.clock.now = plain_answer(target, costs, tuple(options.items()))
+        self.plain_ms = 1e3 * self.clock.now
         self.steps = []
         self.sources = make_sources([*PROMPT, *self.answer], self.clock)
         self.drafter = AdaptiveDrafter(
@@ -93,16 +102,14 @@ class Trial:
     def again(self):
         """Answer once more, with what was learned."""
         self.steps.clear()
-        result, self.ms, self.used = self._run(self.drafter)
+        started = self.clock.now
+        self.used = self._target(self.clock, self._costs)
+        run = Run(PROMPT, target=self.used, cache=fake_cache(4096), drafter=self.drafter, **self._options)
+        result = run.result()
+        self.ms = 1e3 * (self.clock.now - started)
         assert result.token_ids == self.answer
         self.spec = result.spec
         return self
-
-    def _run(self, drafter):
-        started = self.clock.now
-        target = self._target(self.clock, self._costs)
-        run = Run(PROMPT, target=target, cache=fake_cache(4096), drafter=drafter, **self._options)
-        return run.result(), 1e3 * (self.clock.now - started), target
 
     @property
     def drafted(self):
