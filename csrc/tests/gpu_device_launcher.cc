@@ -68,6 +68,12 @@ DeviceLauncher* DeviceLauncher::open(int count, const char* const* paths, size_t
   made->device_ = open_gpu(0, &error);
   if (made->device_ == nullptr) return report("GPU 0", error), nullptr;
   made->pages_ = made->device_->allocate_host(heap_bytes, &made->on_device_, &error);
+  // Many GPUs give less at once: a gigabyte on a Raspberry Pi.
+  while (made->pages_ == nullptr && heap_bytes > kHeapBytes) {
+    heap_bytes /= 2;
+    error = {};
+    made->pages_ = made->device_->allocate_host(heap_bytes, &made->on_device_, &error);
+  }
   if (made->pages_ == nullptr) return report("pinned memory", error), nullptr;
   made->queue_ = made->device_->open_queue(&error);
   if (made->queue_ == nullptr) return report("a queue", error), nullptr;
