@@ -74,7 +74,7 @@ def _given_up(plan: Plan, other: Alternative) -> list[str]:
         ("--ctx", choice.ctx != best.ctx, f"context {choice.ctx}"),
         ("--kv-type", choice.kv_format != best.kv_format, f"{choice.kv_format} cache"),
         ("--draft-max", (choice.draft_max, choice.spec) != (best.draft_max, best.spec), drafts),
-        ("--drafter", choice.drafter != best.drafter, "no trained drafter"),
+        ("--drafter", choice.draft_max > 0 and choice.drafter != best.drafter, "no trained drafter"),
         ("--slots", choice.slots != best.slots, counted(choice.slots, "slot")),
         ("--kv-rows", 0 < choice.kv_rows != best.kv_rows, f"{choice.kv_rows} rows of the cache"),
         ("--experts", choice.expert_bytes != best.expert_bytes, experts),
@@ -83,7 +83,7 @@ def _given_up(plan: Plan, other: Alternative) -> list[str]:
     )
     said = dict(zip(other.flags[::2], other.flags[1::2], strict=True))
     if said.get("--spec") == OFF:
-        said |= {"--draft-max": "no drafts", "--drafter": "no trained drafter"}
+        said["--draft-max"] = drafts
     return [text for flag, differs, text in steps if differs and text and said.get(flag, "nothing") not in text]
 
 
