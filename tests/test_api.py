@@ -107,6 +107,8 @@ def test_sizes_and_paths_are_texts_as_well(small_gguf, tmp_path):
         ("pull", "ref", None, "a text or a path"),
         ("pull", "progress", 5, "a function"),
         ("remove_model", "name", 5, "a text"),
+        ("open_package", "path", None, "a text or a path"),
+        ("asgi_app", "models", 5, "a mapping"),
         ("LoadOptions", "ctx", "a", "a whole number or None"),
         ("LoadOptions", "on_plan", 5, "a function or None"),
     ],

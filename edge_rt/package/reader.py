@@ -36,6 +36,7 @@ from edge_rt.package.manifest import (
 )
 from edge_rt.package.sampling import fault
 from edge_rt.package.weights_info import KEEP, WEIGHTS
+from edge_rt.system.option_names import known_options
 
 
 @dataclass(frozen=True)
@@ -94,6 +95,7 @@ def is_package(path: Path) -> bool:
         return False
 
 
+@known_options()
 def open_package(path: str | Path) -> Package:
     """Read and check the manifest, the presence and size of every file, and that the graph reads no other file.
 

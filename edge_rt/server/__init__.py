@@ -6,6 +6,7 @@ from collections.abc import Collection, Mapping
 from typing import TYPE_CHECKING
 
 from edge_rt.errors import ConfigError, RuntimeUnavailable
+from edge_rt.system.option_names import known_options
 
 if TYPE_CHECKING:
     from starlette.applications import Starlette
@@ -30,6 +31,7 @@ def require_packages() -> None:
         ) from error
 
 
+@known_options()
 def asgi_app(
     models: Mapping[str, Model],
     *,
