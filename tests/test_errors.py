@@ -6,7 +6,9 @@ import copy
 import errno
 import multiprocessing
 import pickle
+import re
 from concurrent.futures import ProcessPoolExecutor
+from pathlib import Path
 
 import pytest
 
@@ -77,6 +79,12 @@ def test_a_context_that_overflows_is_told_what_helps(tokens, way):
     error = errors.ContextOverflow(*tokens)
     assert error.action == way
     assert error.is_of_request == way.startswith("Ask for at most 8191")
+
+
+@pytest.mark.parametrize("folder", ["device", "ort", "runtime"])
+def test_what_a_model_is_loaded_with_is_told_in_words_for_python_as_well(folder):
+    sources = (Path(errors.__file__).parent / folder).rglob("*.py")
+    assert not [path.name for path in sources if re.search(r"[Uu]se --|with --", path.read_text("utf-8"))]
 
 
 NO_ROOM = "libx.so: failed to map segment from shared object"

@@ -138,7 +138,7 @@ def driver_error(answer: DriverError | None, closed: tuple[Path, ...] = ()) -> R
             "Restart the machine: the driver was updated since it was started.",
         )
     if code == _NO_DEVICE:
-        return RuntimeUnavailable("There is no NVIDIA GPU on this machine.", numbers, "Use --device cpu.")
+        return RuntimeUnavailable("There is no NVIDIA GPU on this machine.", numbers, "Use the device cpu.")
     return RuntimeUnavailable(
         "The driver for NVIDIA GPUs failed.", numbers, f"Check it with nvidia-smi, {USE_THE_CPU}."
     )

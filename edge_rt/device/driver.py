@@ -15,7 +15,7 @@ from edge_rt.errors import RuntimeUnavailable, VersionMismatch
 
 ABI_VERSION: Final = 5
 """Number of the calls below, as ``kAbiVersion`` in ``csrc/gpu/provider.cc``."""
-USE_THE_CPU: Final = "or use --device cpu"
+USE_THE_CPU: Final = "or use the device cpu"
 
 
 @dataclass(frozen=True)

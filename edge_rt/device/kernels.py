@@ -59,7 +59,7 @@ class Nvrtc:
             raise RuntimeUnavailable(
                 f"NVIDIA's compiler here knows no architecture sm_{compute}.",
                 f"NVRTC {self.version[0]}.{self.version[1]} knows {', '.join(f'sm_{one}' for one in known)}.",
-                f"Install a newer one: {install_command('cuda', upgrade=True)}, or use --device cpu.",
+                f"Install a newer one: {install_command('cuda', upgrade=True)}, or use the device cpu.",
             )
         options = (f"--gpu-architecture=sm_{compute}", *_OPTIONS, *(f"-I{folder}" for folder in folders))
         return self._compile(name, source, options, f"sm_{compute}", "nvrtcGetCUBIN")
@@ -83,7 +83,7 @@ class Nvrtc:
                 raise RuntimeUnavailable(
                     "The kernels could not be compiled for this GPU.",
                     f"NVRTC {self.version[0]}.{self.version[1]}, {what}, code {code}: {log[:600]}",
-                    f"Install newer ones: {install_command('cuda', upgrade=True)}, or use --device cpu.",
+                    f"Install newer ones: {install_command('cuda', upgrade=True)}, or use the device cpu.",
                 )
             return self._read(program, result)
         finally:
@@ -131,7 +131,7 @@ def _no_compiler() -> RuntimeUnavailable:
     return RuntimeUnavailable(
         "NVIDIA's run-time compiler is not installed, which makes the kernels for this machine's GPU.",
         "No libnvrtc was found in this Python's packages or in the system.",
-        f"Install it: {install_command('cuda')}, or use --device cpu.",
+        f"Install it: {install_command('cuda')}, or use the device cpu.",
     )
 
 
@@ -200,7 +200,7 @@ def check_compute(compute: int) -> None:
         raise RuntimeUnavailable(
             "The GPU is too old.",
             f"It is of compute capability {compute / 10}, at least {OLDEST_COMPUTE / 10} is needed.",
-            "Use --device cpu.",
+            "Use the device cpu.",
         )
 
 

@@ -131,7 +131,7 @@ def require_op_profile(name: DeviceName, op_profile: str) -> None:
     raise ConfigError(
         f"The package cannot run on the device {name}.",
         f"Its op profile is {op_profile}; packages of the op profile {' or '.join(wanted)} run there.",
-        f"Export the model with --profile {wanted[0]}, or use --device {CPU}.",
+        f"Export the model with the profile {wanted[0]}, or use the device {CPU}.",
     )
 
 

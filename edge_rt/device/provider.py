@@ -191,7 +191,7 @@ class GpuProvider(ABC):
         raise RuntimeUnavailable(
             f"The driver finds no {self.whose}, only programs on the CPU.",
             f"It lists {_named(usable)}.",
-            f"Install the GPU's driver, use --device cpu, or for tests --device {usable[0].device_name}.",
+            f"Install the GPU's driver, use the device cpu, or for tests the device {usable[0].device_name}.",
         )
 
     def _refusal(self, gpu: Gpu) -> RuntimeUnavailable:
@@ -263,7 +263,7 @@ class GpuProviders:
             raise RuntimeUnavailable(
                 f"edge-rt has no provider for the device {name} here.",
                 f"There are those for {', '.join(self._by_kind) or 'none'}.",
-                "Use --device cpu.",
+                "Use the device cpu.",
             )
         return found
 
@@ -308,6 +308,6 @@ def installed_library(name: str, whose: str) -> Path:
         raise RuntimeUnavailable(
             f"This installation of edge-rt has no provider for {whose}.",
             f"{name} is not beside the library of its operators.",
-            "Use --device cpu, or with a portable package --device webgpu.",
+            "Use the device cpu, or with a portable package the device webgpu.",
         )
     return path

@@ -78,7 +78,7 @@ class VulkanProvider(GpuProvider):
             raise RuntimeUnavailable(
                 f"edge-rt was installed without its kernels for {self.whose}.",
                 f"{folder} holds none.",
-                "Install edge-rt again, or use --device cpu.",
+                "Install edge-rt again, or use the device cpu.",
             )
         return found
 
@@ -89,7 +89,7 @@ class VulkanProvider(GpuProvider):
         return RuntimeUnavailable(
             f"The kernels cannot run on {gpu.name}.",
             f"{gpu.refusal[0].upper()}{gpu.refusal[1:].rstrip('.')}.",
-            "Update its driver, choose another device (edge-rt doctor lists them), or use --device cpu.",
+            "Update its driver, choose another device (edge-rt doctor lists them), or use the device cpu.",
         )
 
     def known_test(self, gpu: Gpu) -> SelfTest | None:

@@ -94,7 +94,7 @@ class ComputeDevice:
                 f"ONNX Runtime cannot load its {self.provider}.",
                 f"{why_not_loaded(self.provider)}.",
                 f"Install the libraries of CUDA and cuDNN that it was built for, {install_command('gpu')}, or use "
-                "--device cpu.",
+                "the device cpu.",
             )
         return session
 

@@ -83,7 +83,7 @@ _TRANSLATIONS: Final[tuple[tuple[Callable[[str], bool], type[EdgeRTError], str, 
         _contains("EP_FAIL", "EPFail"),
         RuntimeUnavailable,
         "The device cannot be used.",
-        "Check its driver, or use --device cpu.",
+        "Check its driver, or use the device cpu.",
     ),
     (
         lambda text: "edge_rt:" in text and "is not a registered function/op" in text,
@@ -150,7 +150,7 @@ def translate(
             return kind(what, numbers, action)
     if loading and device is not None:
         what = f"The execution provider for {device} refused the model."
-        return UnsupportedModel(what, numbers, "Use --device cpu, or another version of the provider.")
+        return UnsupportedModel(what, numbers, "Use the device cpu, or another version of the provider.")
     if loading:
         return InvalidPackage("ONNX Runtime refused the package.", numbers, "Export or pull the model again.")
     return InferenceError(

@@ -108,7 +108,7 @@ class ExpertCache:
             raise MemoryBudgetExceeded(
                 "There is no memory for the cache of experts.",
                 f"It takes {sum(slot * count for slot, count in pools)} bytes.",
-                "Give a smaller one with --experts, or free memory.",
+                "Give a smaller one (--experts, experts=), or free memory.",
             )
         self._handle = handle
         self._stop = library.function("experts_stop", None, pointer, ctypes.c_int)
@@ -135,7 +135,7 @@ def _require_reads(path: Path, size: int) -> None:
         raise UnsupportedModel(
             "Experts cannot be read while a model runs on Windows.",
             f"{path.name} has {size} bytes.",
-            "Give more memory, or --experts resident.",
+            "Give more memory, or keep them resident (--experts, experts=).",
         )
 
 

@@ -105,7 +105,7 @@ def find_portable_cuda(name: DeviceName, providers: GpuProviders = INSTALLED) ->
         raise RuntimeUnavailable(
             "This ONNX Runtime cannot run portable packages on NVIDIA GPUs.",
             f"It has {', '.join(available)}; {provider.portable} is in the wheel onnxruntime-gpu.",
-            f"Run: pip uninstall onnxruntime, then {install_command('gpu')}; or export with --profile native.",
+            f"Run: pip uninstall onnxruntime, then {install_command('gpu')}; or export with the profile native.",
         )
     gpu = provider.listed_gpu(name)
     # NVIDIA's libraries from wheels are in no folder that the loader looks at. The function prints what it lacks.
@@ -197,7 +197,7 @@ def _webgpu_devices() -> tuple[ComputeDevice, ...]:
         raise RuntimeUnavailable(
             "There is no device for WebGPU.",
             "Its provider found none on this machine.",
-            "Install the driver of the GPU (on Linux with Vulkan and its loader, libvulkan1), or use --device cpu.",
+            "Install the driver of the GPU (on Linux with Vulkan and its loader, libvulkan1), or use the device cpu.",
         )
     return tuple(_webgpu_device(DeviceName(WEBGPU, index), handle) for index, handle in enumerate(found))
 

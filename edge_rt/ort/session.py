@@ -107,7 +107,7 @@ def check_window_support(op_profile: str, window: int, version: str | None = Non
         raise VersionMismatch(
             "ONNX Runtime is too old for a portable package with a sliding window: it sees one token too many.",
             f"The window is of {window} tokens; version {version} is installed, at least {floor} is needed.",
-            "Upgrade ONNX Runtime, or export the model with --profile native.",
+            "Upgrade ONNX Runtime, or export the model with the profile native.",
         )
 
 
@@ -372,7 +372,7 @@ class Session:
             raise ConfigError(
                 "An instruction set can be chosen for native packages only.",
                 f"Got {isa!r} for a graph of the op profile {profile!r}.",
-                "Leave it out, or export the model with --profile native.",
+                "Leave it out, or export the model with the profile native.",
             )
         # A native session reads the mapped file and packs nothing; one on a device packs nothing here.
         pages = nullcontext if profile == "native" or device is not None else huge_pages_for_new_memory

@@ -91,7 +91,7 @@ class FolderWriter:
             raise StorageError(
                 f"{self.destination} exists already.",
                 "Nothing was changed.",
-                "Replace it with --force, or choose another folder.",
+                "Replace it (--force, force=True), or choose another folder.",
             )
 
     def _reclaim(self) -> None:

@@ -216,4 +216,4 @@ def _call(path: Path, index: int, call: object) -> MessageCall:
 
 
 def _no_chat(path: Path, numbers: str) -> InputError:
-    return InputError(f"{path} is not a saved chat.", numbers, "Choose a file written by /save.")
+    return InputError(f"{path} is not a saved chat.", numbers, "Choose a file that a chat was saved to.")

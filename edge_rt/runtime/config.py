@@ -203,7 +203,7 @@ class GenerationConfig:
                 "max_tokens",
                 self.max_tokens,
                 is_int(self.max_tokens, 1),
-                "a whole number of at least 1, or None (on the command line -1) for no limit",
+                "a whole number of at least 1, or None for no limit",
             )
         for name in SAMPLING_NAMES:
             value = getattr(self, name)

@@ -159,6 +159,8 @@ def test_minus_one_token_is_no_limit():
     assert SamplingFlags(max_tokens=-1).config().max_tokens is None
     with pytest.raises(ConfigError, match="at least 1"):
         SamplingFlags(max_tokens=-2).config()
+    with pytest.raises(ConfigError, match=r"The option -n is out of range. Got 0, wanted .* or -1 for no limit"):
+        SamplingFlags(max_tokens=0).config()
 
 
 def test_a_model_is_given_once_and_is_no_prompt():

@@ -291,7 +291,7 @@ class TestVersion:
         message = f"The window is of 7 tokens; version {re.escape(version)} is installed, at least 1\\.24 is needed"
         with pytest.raises(VersionMismatch, match=message) as caught:
             check_window_support("portable", 7, version)
-        assert "--profile native" in caught.value.action
+        assert "the profile native" in caught.value.action
 
     @pytest.mark.parametrize(
         ("op_profile", "window", "version"),

@@ -68,6 +68,13 @@ class SamplingFlags:
 
     def config(self) -> GenerationConfig:
         """Return the options of a generation."""
+        if self.max_tokens is not None and self.max_tokens != NO_LIMIT and self.max_tokens < 1:
+            wanted = f"a whole number of at least 1, or {NO_LIMIT} for no limit"
+            raise ConfigError(
+                "The option -n is out of range.",
+                f"Got {self.max_tokens}, wanted {wanted}.",
+                "Give such a value, or leave it out.",
+            )
         given: dict[str, Any] = {
             "max_tokens": None if self.max_tokens == NO_LIMIT else self.max_tokens,
             "temperature": self.temp,

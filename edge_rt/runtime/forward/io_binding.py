@@ -74,7 +74,7 @@ def open_io_binding(
         raise ConfigError(
             "Graphs of this op profile return no hidden states.",
             f"The op profile is {manifest.op_profile}; native graphs return them.",
-            "Leave them out, or export the model with --profile native.",
+            "Leave them out, or export the model with the profile native.",
         )
     if manifest.op_profile == "traced":
         from edge_rt.runtime.forward.io_binding_portable import TracedIOBinding

@@ -139,7 +139,7 @@ class GpuIOBinding(NativeIOBinding):
             raise UnsupportedModel(
                 f"The execution provider for {self._device.text} computes other layers than it was asked to.",
                 f"The CPU would compute {len(found)} of {len(known)} layers; {len(wanted)} were planned.",
-                "Use --device cpu, or install edge-rt again.",
+                "Use the device cpu, or install edge-rt again.",
             )
 
     def sharing(self, *, reads_upper: bool) -> NativeIOBinding:

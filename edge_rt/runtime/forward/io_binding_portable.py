@@ -98,7 +98,7 @@ class _PortablePass(BoundPass):
             raise UnsupportedModel(
                 "The package's op profile computes tokens in a chain only.",
                 f"Got a tree of {self._rows} tokens with parents {list(parents)[:20]}.",
-                "Export the model with --profile native.",
+                "Export the model with the profile native.",
             )
         self._seqlens_k[0] = start + self._rows - 1
         self._total_length[...] = start + self._rows

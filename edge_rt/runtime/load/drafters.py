@@ -105,7 +105,7 @@ def _none_found(package: Package, mode: str, found: tuple[FoundDrafter, ...]) ->
         return ConfigError(
             f"The mode of speculation {mode!r} needs a native package.",
             f"The op profile is {package.manifest.op_profile}: its graph returns no hidden states.",
-            "Export the model with --profile native, or choose another mode.",
+            "Export the model with the profile native, or choose another mode.",
         )
     others = [one for one in found if one.reason is not None]
     numbers = f"{package.path} has none, and none is installed for it."
@@ -114,7 +114,7 @@ def _none_found(package: Package, mode: str, found: tuple[FoundDrafter, ...]) ->
     return ConfigError(
         f"There is no drafter of the kind {mode!r} for this package.",
         numbers,
-        f"Train one: edge-rt train drafter -m MODEL --kind {mode}; or name one with --drafter FOLDER.",
+        f"Train one: edge-rt train drafter -m MODEL --kind {mode}; or name one (--drafter, drafter=).",
     )
 
 
@@ -199,7 +199,7 @@ def choose_draft_model(package: Package, spec: str | None, given: Path | None) -
             "The package that is to draft cannot.",
             f"Its op profile is {manifest.op_profile!r}, with {counted(len(manifest.segments), 'segment')}; "
             "'native' with one is needed.",
-            "Export it again with --profile native and without exits.",
+            "Export it again with the profile native and without exits.",
         )
     if manifest.model.recurrent_layers:
         raise ConfigError(

@@ -232,9 +232,9 @@ def _check(options: LoadOptions, package: Package | None) -> None:
         if options.prompt_cache is not None and (why := why_rows_are_not_stored(package.manifest)) is not None:
             raise ConfigError("A prompt cache cannot be used with this package.", why, "Leave it out.")
     elif options.drafter is not None or mode_of(spec) in COMPUTED_MODES:
-        flag = f"--spec {spec}" if options.drafter is None else "--drafter"
+        asked = f"The mode of speculation {spec!r}" if options.drafter is None else "A drafter"
         raise ConfigError(
-            f"{flag} is for packages.", "What drafts belongs to one.", "Leave it out, or give the package."
+            f"{asked} is for packages.", "What drafts belongs to one.", "Leave it out, or give the package."
         )
     if options.corpus is None:
         return

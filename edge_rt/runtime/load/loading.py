@@ -306,7 +306,7 @@ def _require_same_text(device: ComputeDevice, op_profile: str) -> None:
         raise ConfigError(
             "The CPU cannot go on with the text of this GPU.",
             f"{why} than the CPU.",
-            f"Leave out on_device_error (--on-device-error), or use --device {CPU}.",
+            f"Leave out on_device_error (--on-device-error), or use the device {CPU}.",
         )
 
 

@@ -337,5 +337,5 @@ def require_rows_here(plan: Plan, options: LoadOptions) -> None:
         raise ConfigError(
             "A prompt cache cannot be used on a GPU.",
             f"The rows are in the memory of {gpu.name}, and none are stored from there.",
-            f"Leave it out, or compute on the CPU: --device {CPU} (device).",
+            f"Leave it out, or use the device {CPU}.",
         )

@@ -223,7 +223,7 @@ def _own_bits(figures: GpuFigures) -> str:
 
 def _other_bits(one: GpuFacts) -> str:
     name, device = one.gpu.name, one.gpu.device_name
-    return f"{name} is not used: its answers need not be the CPU's to the last token. --device {device} runs there."
+    return f"{name} is not used: its answers need not be the CPU's to the last token. The device {device} runs there."
 
 
 def _passed_over(speeds: tuple[float, float], one: GpuFacts, plan: Plan) -> str:
@@ -231,7 +231,7 @@ def _passed_over(speeds: tuple[float, float], one: GpuFacts, plan: Plan) -> str:
     name, device = one.gpu.name, one.gpu.device_name
     faster = f"{name} is faster ({speeds[0]:.3g} against {speeds[1]:.3g} tokens per second, measured)"
     if plan.fits:
-        return f"{faster}, but has no room for all that the CPU keeps; --device {device} runs there with less."
+        return f"{faster}, but has no room for all that the CPU keeps; the device {device} runs there with less."
     least, limit, where = plan.minimum.host, plan.budget.host, "a run there does not fit the memory of the process"
     if plan.needs.exceeds_gpu(plan.budget):
         least, limit, where = plan.minimum.on_gpu, plan.budget.on_gpu, "the model does not fit its memory"

@@ -47,7 +47,11 @@ def build_corpus(
         texts: token ids, each ``0 <= id < vocab_size``; empty texts are left out.
     """
     if path.exists() and not force:
-        raise ConfigError(f"{path} exists.", f"It has {path.stat().st_size} bytes.", "Use --force to replace it.")
+        raise ConfigError(
+            f"{path} exists.",
+            f"It has {path.stat().st_size} bytes.",
+            "Replace it (--force, force=True), or name another file.",
+        )
     arrays = [array for array in (np.asarray(text, np.int64) for text in texts) if array.size]
     _check(arrays, vocab_size)
     reversed_text = _reversed(arrays)

@@ -162,10 +162,11 @@ class TestModes:
 
     def test_a_checkpoint_has_no_drafter(self, inline, small_gguf):
         found = inline("plan", "-m", small_gguf, "--drafter", "x")
-        assert (found.returncode, b"--drafter is for packages" in found.stderr) == (2, True)
+        assert (found.returncode, b"A drafter is for packages" in found.stderr) == (2, True)
         for spec in ("head", "exit", "self", "model:x"):
             found = inline("plan", "-m", small_gguf, "--spec", spec)
-            assert (found.returncode, f"--spec {spec} is for packages" in found.stderr.decode()) == (2, True)
+            words = f"The mode of speculation '{spec}' is for packages"
+            assert (found.returncode, words in found.stderr.decode()) == (2, True)
 
     def test_in_a_chat_a_mode_that_was_not_loaded_is_refused(self, inline, native_package):
         command = ("chat", "-m", native_package, "--ctx", "128", "-n", "2")

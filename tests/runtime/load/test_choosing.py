@@ -83,7 +83,7 @@ def test_a_driver_that_fails_is_told_where_its_gpu_was_faster():
 @pytest.mark.parametrize(
     ("free", "options", "said"),
     [
-        (780 << 20, {}, "has no room for all that the CPU keeps; --device cuda:1 runs there with less."),
+        (780 << 20, {}, "has no room for all that the CPU keeps; the device cuda:1 runs there with less."),
         (600 << 20, {}, "the model does not fit its memory: it needs at least "),
         # The GPU has plenty, but the driver is more than the process may take.
         (6 * GIB, {"memory": 250 << 20}, "a run there does not fit the memory of the process: it needs at least "),

@@ -81,7 +81,7 @@ def test_other_bits_are_told_once_and_not_taken_by_itself(store, tmp_path):
     store.save(key(own, DeviceName("vulkan", 2)), costs(5.0))
     found = choice(store, own)
     assert str(found.device) == "cpu"
-    assert "--device vulkan:2 runs there" in found.note
+    assert "The device vulkan:2 runs there" in found.note
     found = choice(store, own, device="vulkan")
     assert str(found.device) == "vulkan:2"
     assert "its answers need not be the CPU's" in found.note

@@ -41,7 +41,7 @@ class TestMissing:
             find_portable_cuda(DeviceName("cuda"), GpuProviders(FakeProvider(TWO)))
         assert caught.value.exit_code == 5
         assert "onnxruntime-gpu" in caught.value.action
-        assert "--profile native" in caught.value.action
+        assert "the profile native" in caught.value.action
 
     @without_cuda
     def test_a_load_says_so_before_it_asks_for_a_driver(self, small_package):
