@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -186,7 +186,8 @@ class Commands:
             )
         parsed = parse_option(name, value.strip())
         try:
-            options = conversation.options.with_options(**{name: parsed})
+            # Judged by its range alone: what types an option may have in Python means nothing here.
+            options = replace(conversation.options, **{name: parsed})
         except ConfigError as error:
             way = f"Write /set {name} VALUE, or /set {name} default."
             raise ConfigError(error.what, error.numbers, way) from error
