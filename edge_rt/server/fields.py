@@ -205,8 +205,9 @@ class Fields:
 
     def _check_names(self) -> None:
         for name in self.unknown:
-            for meant in self._table:
-                if len(meant) >= _SHORTEST and meant not in self and _is_slip(name, meant):
+            for meant, kind in self._table.items():
+                is_to_have = not kind.instead and len(meant) >= _SHORTEST and meant not in self
+                if is_to_have and _is_slip(name, meant):
                     what = f"There is no field '{self.name_of(name)}'. Did you mean '{meant}'?"
                     raise HTTPFailure(400, what, param=self.name_of(name), code="unknown_parameter")
 

@@ -9,6 +9,7 @@ import pytest
 
 from edge_rt.server.app import ENDPOINTS
 from edge_rt.server.fields import Fields
+from edge_rt.server.openai_chat import CHAT_COMPLETION
 from tests.helpers.small import GREEDY
 from tests.server.conftest import ENDLESS
 
@@ -225,7 +226,8 @@ def test_a_slip_in_the_name_of_a_field_is_told(client, fields, param, meant):
     assert f"Did you mean '{meant}'?" in response.json()["error"]["message"]
 
 
-def test_a_name_like_that_of_a_field_which_is_there_is_no_slip(client):
+def test_a_name_like_that_of_a_field_which_is_there_or_refused_is_no_slip(client):
+    Fields({"function": 1}, CHAT_COMPLETION).check()
     assert asked(client, max_token=5, max_tokens=2)["usage"]["completion_tokens"] <= 2
 
 
