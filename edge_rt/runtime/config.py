@@ -313,7 +313,7 @@ class GenerationConfig:
         asked = {name: value for name in SAMPLING_NAMES if (value := getattr(self, name)) is not None}
         return Sampling(**{**advised, **asked})
 
-    @known_options(GenerationOptions)
+    @known_options(GenerationOptions, checks_types=False)
     def with_options(self, **options: Unpack[GenerationOptions]) -> GenerationConfig:
         """Return a copy with some options replaced.
 

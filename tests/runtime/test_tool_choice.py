@@ -201,7 +201,7 @@ def test_without_the_library_calls_are_text(package, tmp_path):
         ({"tool_choice": 7}, "'tool_choice' is out of range"),
         ({"tool_choice": "required", "regex": "a"}, "'regex' and 'tool_choice' exclude"),
         ({"tool_choice": "clock", "stop": "a"}, "'tool_choice' and 'stop' exclude"),
-        ({"parallel_tool_calls": None}, "'parallel_tool_calls' is out of range"),
+        ({"parallel_tool_calls": None}, "'parallel_tool_calls' is of the wrong type"),
     ],
 )
 def test_choices_that_there_cannot_be(qwen, options, message):
