@@ -34,5 +34,5 @@ add_library(edge_rt_gpu_cuda_driver OBJECT ${gpu_folder}/cuda/driver_library.cc 
 target_link_libraries(edge_rt_gpu_cuda_driver PUBLIC edge_rt_flags)
 edge_rt_gpu_library(edge_rt_gpu edge_rt_gpu_cuda edge_rt_gpu_cuda_driver)
 install(DIRECTORY csrc/ DESTINATION edge_rt/native/cuda
-        FILES_MATCHING REGEX "/(ops|kernels|gpu)/.*\\.(cu|h|inl)$" REGEX "/gpu/cuda/rtc/[a-z_]+$"
-        PATTERN "tests" EXCLUDE PATTERN "draft" EXCLUDE PATTERN "ort" EXCLUDE PATTERN "common" EXCLUDE)
+        FILES_MATCHING REGEX "/(common|ops|kernels|gpu)/.*\\.(cu|h|inl)$" REGEX "/gpu/cuda/rtc/[a-z_]+$"
+        PATTERN "tests" EXCLUDE PATTERN "draft" EXCLUDE PATTERN "ort" EXCLUDE)

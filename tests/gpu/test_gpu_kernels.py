@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import _ctypes
 import os
+import re
 import shutil
 import time
 from pathlib import Path
@@ -16,6 +17,7 @@ from edge_rt.device.kernels import (
     cache_contents,
     check_compute,
     compiled_kernels,
+    include_folders,
     kernel_files,
     kernel_paths,
     nvrtc_for,
@@ -221,3 +223,20 @@ def test_what_the_compiler_opens_by_its_bare_name_is_loaded_before_it(tmp_path):
     with pytest.raises(AttributeError, match="nvrtcVersion"):
         Nvrtc(tmp_path / "libnvrtc.so.13")
     assert str(tmp_path / "libnvrtc-builtins.so.13.0") in Path("/proc/self/maps").read_text()
+
+
+def test_what_kernels_include_is_installed():
+    """By CMake, for the compiler on the user's machine; what an emulated GPU needs is behind an #if."""
+    rule = (SOURCES / "gpu" / "gpu.cmake").read_text()
+    (installed,) = (set(folders.split("|")) for folders in re.findall(r'REGEX "/\(([a-z|]+)\)/', rule))
+    assert not installed & set(re.findall(r'PATTERN "([a-z]+)" EXCLUDE', rule))
+    left, seen = list(kernel_files(SOURCES)), set()
+    while left:
+        for name in re.findall(r'^#include "([^"]+)"', left.pop().read_text(), re.MULTILINE):
+            if name in seen or name.startswith("tests/emulator/"):
+                continue
+            seen.add(name)
+            (path,) = [folder / name for folder in include_folders(SOURCES) if (folder / name).is_file()]
+            assert path.relative_to(SOURCES).parts[0] in installed, name
+            left.append(path)
+    assert len(seen) > 20
