@@ -266,15 +266,18 @@ def admitted(nth, second):
 
 
 def test_interrupts_anywhere_where_an_answer_begins_lose_none():
-    places, nth, found = [set(), set()], 0, ""
+    places, nth, found, hits = [set(), set()], 0, "", 0
     while found is not None:
         (found, second), answers, asked = admitted(nth, 5 * nth % 40)
         for number, (answer, (prompt, count)) in enumerate(zip(answers, asked, strict=True)):
             # What is half begun fails; others do not.
             is_hit = number == 2 and isinstance(answer, KeyboardInterrupt)
+            hits += is_hit
             assert is_hit or answer == Run(prompt, max_tokens=count).result().token_ids, (number, found, second)
         for seen, place in zip(places, (found, second), strict=True):
             seen.add((place or "").split(":")[0])
-        nth += 3  # each was tried
+        # What is between a queue and a slot is kept by the order of two lines; elsewhere every third place is enough.
+        nth += 1 if (found or "").startswith("Admission") else 3
     assert {"Admission.next", "Admission._begin", "PooledCache.begin", "Generation.open"} <= places[0], places
     assert "Admission.mend" in places[1], places
+    assert hits
