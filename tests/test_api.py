@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 import edge_rt
@@ -91,6 +92,8 @@ def test_sizes_and_paths_are_texts_as_well(small_gguf, tmp_path):
         ("load", "ctx", "a", "a whole number or None"),
         ("load", "ctx", 512.5, "a whole number or None"),
         ("load", "ctx", True, "a whole number or None"),
+        ("load", "ctx", np.int64(64), "a whole number or None"),
+        ("load", "slots", np.int32(2), "a whole number or None"),
         ("plan", "ctx", "a", "a whole number or None"),
         ("load", "prefill_chunk", "a", "a whole number or None"),
         ("load", "threads", 1.5, "a whole number or None"),

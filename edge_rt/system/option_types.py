@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from numbers import Integral, Real
 from pathlib import Path
 from types import UnionType
 from typing import Any, Final, get_args, get_origin
@@ -27,8 +26,8 @@ def _iterates(value: Any) -> bool:
 _CHECKS: Final[dict[str, _Check]] = {
     "None": ("None", lambda value: value is None),
     "bool": ("True or False", lambda value: isinstance(value, bool)),
-    "int": ("a whole number", lambda value: isinstance(value, Integral) and not isinstance(value, bool)),
-    "float": ("a number", lambda value: isinstance(value, Real) and not isinstance(value, bool)),
+    "int": ("a whole number", lambda value: isinstance(value, int) and not isinstance(value, bool)),
+    "float": ("a number", lambda value: isinstance(value, int | float) and not isinstance(value, bool)),
     "str": ("a text", lambda value: isinstance(value, str)),
     "Path": ("a path", lambda value: isinstance(value, str | os.PathLike)),
     "Callable": ("a function", callable),
@@ -75,6 +74,8 @@ class OptionTypes:
             return
         wanted = [words for words, _ in checks]
         way = next((_WAYS[words] for words in wanted if words in _WAYS), None)
+        if hasattr(value, "dtype") and any("number" in words for words in wanted):
+            way = "Give a number of Python's: int(value) or float(value)."
         leave = "." if name in self._needed else ", or leave it out."
         raise ConfigError(
             f"{self._called}: the option '{name}' is of the wrong type.",

@@ -1,7 +1,7 @@
 """The only file that imports onnx_ir; the modules that use it take it from here.
 
 It imports sympy, which computes dimensions like ``2 * tokens + 1``. Ours are numbers and names: without sympy an export
-takes 0.3 seconds and 33 MiB less.
+takes a tenth of a second and some 30 MiB less.
 """
 
 from __future__ import annotations
