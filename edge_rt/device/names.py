@@ -97,7 +97,7 @@ def unknown_device(text: str, machines: Iterable[str] = ()) -> ConfigError:
     """Return the error for a name that no device has; what is nearly right is suggested.
 
     Args:
-        machines: names of machines to plan for.
+        machines: names of machines to plan for; with a colon and a kind of device, of their GPUs.
     """
     known = (*KINDS, *machines)
     close = _close(text.lower(), known)
@@ -113,6 +113,12 @@ def _close(text: str, known: Sequence[str]) -> Sequence[str]:
     from difflib import get_close_matches
 
     kind, _, number = text.partition(":")
+    if kind not in KINDS and number and get_close_matches(number, (VULKAN,)):
+        # The GPU of a machine is meant.
+        whose = [name.removesuffix(f":{VULKAN}") for name in known if name.endswith(f":{VULKAN}")]
+        if close := [kind] if kind in whose else get_close_matches(kind, whose):
+            return [f"{name}:{VULKAN}" for name in close]
+    known = [name for name in known if ":" not in name]
     close = (kind,) if kind in KINDS else _NICKNAMES.get(kind) or get_close_matches(kind, known)
     if not close and len(text) > 1:
         close = [name for name in known if name.startswith(text[:3])][:3]

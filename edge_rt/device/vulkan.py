@@ -42,6 +42,7 @@ class VulkanProvider(GpuProvider):
     Args:
         spirv: returns the folder of the kernels, ``NAME.spv``.
         tests: returns the folder where answers of self-tests are kept.
+        can_write: returns whether files can be made in a folder.
     """
 
     kind = VULKAN
@@ -60,9 +61,10 @@ class VulkanProvider(GpuProvider):
         spirv: Callable[[], Path],
         tests: Callable[[], Path],
         driver: str | None = None,
+        can_write: Callable[[Path], bool] = lambda folder: os.access(folder, os.W_OK),
     ) -> None:
         super().__init__(library, driver)
-        self._spirv, self._tests = spirv, tests
+        self._spirv, self._tests, self._can_write = spirv, tests, can_write
 
     def kernels(self, gpu: Gpu) -> Mapping[str, bytes]:
         """Return all kernels, by the names of their files; the library takes those that suit the GPU."""
@@ -136,7 +138,7 @@ class VulkanProvider(GpuProvider):
     def keeps_made(self, gpu: Gpu) -> bool:
         """Return whether the folder for what its driver makes of them can be written; its driver may keep more."""
         file = self.compiled_file(gpu)
-        return file is not None and os.access(file.parent, os.W_OK)
+        return file is not None and self._can_write(file.parent)
 
     def _test_key(self, gpu: Gpu) -> dict[str, Any]:
         digest = hashlib.sha256()

@@ -179,7 +179,12 @@ def preset(name: str) -> Device:
         return presets()[machine].with_vulkan()
     if _can_be_saved(name) and (path := device_path(name)).is_file():
         return load_device(path)
-    raise unknown_device(name, (*presets(), *saved_names()))
+    raise unknown_device(name, (*_preset_names(), *saved_names()))
+
+
+def _preset_names() -> tuple[str, ...]:
+    """Return the names that ``preset`` takes, also those of machines with their GPUs."""
+    return (*presets(), *(f"{name}:{VULKAN}" for name, one in presets().items() if one.vulkan))
 
 
 def unmeasured_gpu(
@@ -241,7 +246,7 @@ def local_device(name: str) -> DeviceName:
             f"It stands for {presets()[machine].text}.",
             f"Plan for it with edge-rt plan --device. {DEVICES_HELP}",
         )
-    return parse_device(name, presets())
+    return parse_device(name, _preset_names())
 
 
 def devices_folder() -> Path:

@@ -239,7 +239,7 @@ class LoadedModel(ModelRows, ABC):
     @property
     def over_budget(self) -> str | None:
         """What is to be said of a GPU's driver by which the process has taken more than its budget; None: nothing."""
-        return self._load_plan.over_budget(peak_rss_bytes())
+        return self._load_plan.over_budget(peak_rss_bytes)
 
     @property
     def speculation(self) -> Speculation:

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
-from edge_rt.errors import EdgeRTError
+from edge_rt.errors import ContextOverflow, EdgeRTError
 from edge_rt.runtime.aio import AsyncStream
 from edge_rt.runtime.config import GenerationConfig
 from edge_rt.runtime.model import Model
@@ -39,6 +39,7 @@ class AnswerRequest:
         prompt: messages, a text or token ids.
         options: fields of ``GenerationConfig``.
         usual: the same, where neither the request nor its preset says anything.
+        limit: the request's field that ``max_tokens`` was in, as failures name it; None: it had none.
         more: further prompts.
         count: answers to each.
         infill: what comes before and behind the answer; the prompt is made of both.
@@ -56,6 +57,7 @@ class AnswerRequest:
     infill: tuple[str, str] | None = None
     needs_count: bool = False
     usual: Mapping[str, Any] = field(default_factory=dict)
+    limit: str | None = "max_tokens"
 
     def with_preset(self, preset: Preset | None) -> AnswerRequest:
         """Return the request with a preset's options and system message where it has none of its own."""
@@ -64,7 +66,8 @@ class AnswerRequest:
         prompt = self.prompt
         if not isinstance(prompt, str) and prompt and isinstance(prompt[0], Mapping):
             prompt = with_system([dict(one) for one in prompt if isinstance(one, Mapping)], preset)
-        return replace(self, prompt=prompt, options={**preset.options, **self.options})
+        limit = self.limit if "max_tokens" in self.options else None
+        return replace(self, prompt=prompt, options={**preset.options, **self.options}, limit=limit)
 
     @property
     def needs_grammar(self) -> bool:
@@ -257,7 +260,10 @@ async def answering(server: Server, entry: LoadedModel, asked: AnswerRequest) ->
             if model.texts is not None:
                 # Made once for each model, which may take longer than a request's schema.
                 await server.encoded(model.texts.grammars.prepare)
-    answers = await run(partial(_opened, entry, asked, server.counters.add))
+    try:
+        answers = await run(partial(_opened, entry, asked, server.counters.add))
+    except ContextOverflow as error:
+        raise failure_of(error, asked.limit) from error
     tasks = [asyncio.create_task(answers.read(index)) for index in range(len(answers.streams))]
     server.stops.add(answers.stop)
     try:

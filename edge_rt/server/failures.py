@@ -95,12 +95,16 @@ def stopped() -> HTTPFailure:
     return HTTPFailure(503, what, code="overloaded", retry_after=RETRY_SECONDS)
 
 
-def failure_of(error: EdgeRTError) -> HTTPFailure:
-    """Return how a request fails with an error of a generation."""
+def failure_of(error: EdgeRTError, limit: str | None = "max_tokens") -> HTTPFailure:
+    """Return how a request fails with an error of a generation.
+
+    Args:
+        limit: the field that says how many tokens an answer may have.
+    """
     message = str(error)
     if isinstance(error, ContextOverflow) and error.is_of_request:
         # Without the code for which programs shorten the conversation.
-        return HTTPFailure(400, message, param="max_tokens")
+        return HTTPFailure(400, message, param=limit)
     if isinstance(error, ContextOverflow):
         return too_long(error, "messages")
     if isinstance(error, QueueFull):

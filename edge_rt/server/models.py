@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncGenerator, Callable, Mapping
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -202,7 +202,8 @@ class Models:
 
         def on_takeover(choice: DeviceChoice) -> None:
             del choice  # the model has it
-            if not loop.is_closed():
+            # Called by the thread that computes, for which a loop that was closed is no error.
+            with suppress(RuntimeError):
                 loop.call_soon_threadsafe(self._tell_takeover, name)
 
         options = options.but(on_takeover=on_takeover)

@@ -73,7 +73,8 @@ def read_chat(fields: Fields) -> AnswerRequest:
             raise unsupported("modalities", f"Answers are text alone; got {kind!r:.40}.")
     messages = chat_messages(fields)
     options = sampling_options(fields)
-    most = fields.whole("max_completion_tokens") or fields.whole("max_tokens")
+    limit = "max_completion_tokens" if "max_completion_tokens" in fields else "max_tokens"
+    most = fields.whole(limit)
     if most is not None and most > 0:
         options["max_tokens"] = most
     if fields.flag("logprobs"):
@@ -92,7 +93,8 @@ def read_chat(fields: Fields) -> AnswerRequest:
     if (text := _prediction(fields)) is not None:
         options |= {"reference": text, "spec": "reference"}
     count = fields.whole("n") or 1
-    return AnswerRequest(fields.text("model"), messages, options, tools, template_arguments(fields), count=count)
+    arguments = template_arguments(fields)
+    return AnswerRequest(fields.text("model"), messages, options, tools, arguments, count=count, limit=limit)
 
 
 def _prediction(fields: Fields) -> str | None:

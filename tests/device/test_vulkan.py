@@ -52,13 +52,14 @@ class FakeVulkan(VulkanProvider):
 
     Args:
         closed: files of GPUs that the user may not open.
+        more: see ``VulkanProvider``.
     """
 
-    def __init__(self, folder, lines, test=read_self_test(BITS), closed=()):  # noqa: B008
+    def __init__(self, folder, lines, test=read_self_test(BITS), closed=(), **more):  # noqa: B008
         spirv = folder / "spirv"
         spirv.mkdir(exist_ok=True)
         (spirv / "row_top_k.dots.spv").write_bytes(b"code")
-        super().__init__(lambda: Path("library"), lambda: spirv, lambda: folder / "tests")
+        super().__init__(lambda: Path("library"), lambda: spirv, lambda: folder / "tests", **more)
         self._library = FakeLibrary(lines, test)
         self._closed = closed
 
@@ -214,6 +215,13 @@ class TestSelfTest:
         provider.compiled_folder.write_bytes(b"")
         provider.make_ready(gpu, told.append)
         assert told == [True, False]
+
+    def test_a_folder_that_cannot_be_written_keeps_nothing(self, tmp_path):
+        told, asked = [], []
+        # Root may write anywhere.
+        provider = FakeVulkan(tmp_path, DRIVER + LLVMPIPE, can_write=lambda folder: bool(asked.append(folder)))
+        provider.make_ready(*provider.gpus(), told.append)
+        assert (told, asked) == ([False], [provider.compiled_folder])
 
     def test_an_answer_on_disk_that_nobody_wrote_is_none(self, tmp_path):
         provider = FakeVulkan(tmp_path, DRIVER + LLVMPIPE, SelfTest(False, {"fma": "differs"}))

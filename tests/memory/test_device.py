@@ -67,6 +67,10 @@ def test_an_unknown_device_is_refused_and_what_may_be_named_is_said(name, read):
         ("vulcan:2", "vulkan:2"),
         ("gpu", "cuda or vulkan"),
         ("rtx3050-laptop-4g", "rtx3050-laptop-4gb or rtx"),
+        ("generic:vulcan", r"generic:vulkan\?"),
+        ("Steamdeck-16gb:Vulkan", r"steamdeck-16gb:vulkan\?"),
+        ("steamdeck-16g:vulkan", "steamdeck-16gb:vulkan"),
+        ("rpi5-8gb:vulcan", "rpi5-8gb"),
     ],
 )
 def test_a_device_that_is_nearly_named_is_suggested(name, meant):

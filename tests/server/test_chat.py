@@ -189,6 +189,8 @@ def test_a_prediction_is_a_reference_and_its_tokens_are_counted(client, alone):
         ({"model": "../small"}, "model", 404),
         ({"messages": [{"role": "user", "content": "word " * 400}]}, "messages", 400),
         ({"max_tokens": 10_000}, "max_tokens", 400),
+        ({"max_completion_tokens": 10_000}, "max_completion_tokens", 400),
+        ({"max_completion_tokens": 10_000, "max_tokens": 3}, "max_completion_tokens", 400),
         ({"max_tokens": 255}, "messages", 400),
     ],
 )  # fmt: skip

@@ -287,7 +287,8 @@ def answer_of(client, **fields):
 
 def test_a_preset_is_its_model_with_a_system_message_and_options(native_package, alone):
     preset = Preset("small", system="Be brief.", max_tokens=4, sampling={"temperature": 0.0})
-    models = models_of({"small": native_package, "poet": native_package}, {"poet": preset}, slots=2, ctx=256)
+    presets = {"poet": preset, "novelist": Preset("small", max_tokens=999)}
+    models = models_of({"small": native_package, "poet": native_package}, presets, slots=2, ctx=256)
     said = [{"role": "user", "content": "Hello"}]
     with served(models) as (_, client):
         expected = alone.generate([{"role": "system", "content": "Be brief."}, *said], max_tokens=4, temperature=0)
@@ -309,6 +310,10 @@ def test_a_preset_is_its_model_with_a_system_message_and_options(native_package,
         written = client.post("/v1/completions", json={"model": "poet", "prompt": "Once"}).json()
         assert written["choices"][0]["text"] == alone.generate("Once", max_tokens=4, temperature=0).text
         assert set(models.loaded) == {"small"}
+        # A field that the request did not have is not what is wrong with it.
+        for fields, param in (({}, None), ({"max_tokens": 999}, "max_tokens")):
+            refused = client.post("/v1/chat/completions", json={"model": "novelist", "messages": said, **fields})
+            assert (refused.status_code, refused.json()["error"]["param"]) == (400, param)
         shown = {one["id"]: one["edge_rt"] for one in client.get("/v1/models").json()["data"]}
         expected = {"is_loaded": True, "context_tokens": 256, "slots": 2, "device": "cpu"}
         assert shown["poet"] == shown["small"] == expected

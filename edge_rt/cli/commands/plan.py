@@ -30,9 +30,13 @@ if TYPE_CHECKING:
 ACTOR_SLOTS: Final = 4
 """Answers at once of a model on one of several machines, as ``edge-rt batch`` and the workers of Ray have them."""
 _VULKAN_ESTIMATES: Final = (
-    "No GPU has run the kernels for Vulkan yet: what its driver takes, what it lends of the machine's memory to a GPU "
-    "that has none, and the speed are estimates."
+    "No GPU has run the kernels for Vulkan yet: what its driver takes and the speed are estimates."
 )
+_VULKAN_ESTIMATES_SHARED: Final = (
+    "No GPU has run the kernels for Vulkan yet: what its driver takes, what it lends of the machine's memory and the "
+    "speed are estimates. Weights are counted as copied; they are read in place where the driver allows it."
+)
+"""The same, of a GPU that has no memory of its own."""
 
 
 @dataclass(frozen=True)
@@ -115,7 +119,8 @@ def plan(
         why = "packages of the op profile native only" if is_own else "native packages on cuda and vulkan only"
         notes += (f"Counted as on the CPU: the memory of a GPU is planned for {why}.",)
     elif not is_here and str(device).endswith(f":{VULKAN}"):
-        notes += (_VULKAN_ESTIMATES,)
+        gpu = made.device.gpu
+        notes += (_VULKAN_ESTIMATES_SHARED if gpu is not None and gpu.is_unified else _VULKAN_ESTIMATES,)
     unused = _unused(made)
     if on_cpu_here and not speeds.rate(made.choice).is_measured:
         notes += _cache_notes(made.shape)

@@ -142,10 +142,14 @@ class LoadPlan:
         more = 0 if self.encoding_budget is None else self.encoding_budget.taken_bytes
         return self.plan.total_bytes + more, self.budget_bytes
 
-    def over_budget(self, peak_bytes: int) -> str | None:
-        """Return what is said of a process with a GPU's driver whose peak is above its budget; None: it is not."""
+    def over_budget(self, peak: Callable[[], int]) -> str | None:
+        """Return what is said of a process with a GPU's driver whose peak is above its budget; None: it is not.
+
+        Args:
+            peak: returns its bytes; it reads a file, and is asked only where there is a GPU and a budget.
+        """
         gpu, budget = self.plan.device.gpu, self.budget_bytes
-        if gpu is None or budget is None or peak_bytes <= budget:
+        if gpu is None or budget is None or (peak_bytes := peak()) <= budget:
             return None
         return (
             f"the process has taken {show_share(peak_bytes, budget)}: the driver of {gpu.name} lives in it, and takes "

@@ -295,6 +295,12 @@ class TestGpus:
         assert document["device"]["gpu"]["is_unified"]
         assert document["device_terms"]["gpu_context"] == 64 << 20
         assert "No GPU has run the kernels for Vulkan yet" in document["notes"][0]
+        own = inline("plan", "-m", native_package, "--device", "generic-gpu:vulkan", "--json")
+        note = json.loads(own.stdout)["notes"][0]
+        assert "No GPU has run the kernels for Vulkan yet" in note
+        # Of the machine's memory it has none.
+        for text in ("lends of the machine's memory", "read in place where the driver allows it"):
+            assert (text in document["notes"][0], text in note) == (True, False)
 
     def test_webgpu_is_counted_as_on_the_cpu(self, inline, small_package):
         result = inline("plan", "-m", small_package, "--device", "webgpu", "--json")

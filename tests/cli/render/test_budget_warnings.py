@@ -64,11 +64,19 @@ def test_one_memory_has_one_budget(gpu):
 
 @pytest.mark.parametrize("gpu", [None, GPU, replace(GPU, is_unified=True)])
 def test_a_process_with_a_driver_that_took_more_than_its_budget_is_told(gpu):
+    asked = []
+
+    def peak(size):
+        asked.append(size)
+        return size
+
     plan = make_plan(make_shape(), replace(DEVICE, gpu=gpu), Request(ctx=2048))
     for budget in (GIB, None):
-        assert LoadPlan(plan, budget, True, None, None, 1).over_budget(GIB) is None
-    said = LoadPlan(plan, GIB, True, None, None, 1).over_budget(2 * GIB)
+        assert LoadPlan(plan, budget, True, None, None, 1).over_budget(lambda: peak(GIB)) is None
+    said = LoadPlan(plan, GIB, True, None, None, 1).over_budget(lambda: peak(2 * GIB))
     assert (said is None) == (gpu is None)
+    # Reading it behind each request would take time in a server's event loop.
+    assert asked == ([] if gpu is None else [GIB, 2 * GIB])
     assert said is None or "has taken 2.00 of 1.00 GiB: the driver of a GPU lives in it" in said
 
 
