@@ -116,8 +116,8 @@ def _close(text: str, known: Sequence[str]) -> Sequence[str]:
     if kind not in KINDS and number and get_close_matches(number, (VULKAN,)):
         # The GPU of a machine is meant.
         whose = [name.removesuffix(f":{VULKAN}") for name in known if name.endswith(f":{VULKAN}")]
-        if close := [kind] if kind in whose else get_close_matches(kind, whose):
-            return [f"{name}:{VULKAN}" for name in close]
+        if meant := [kind] if kind in whose else get_close_matches(kind, whose):
+            return [f"{name}:{VULKAN}" for name in meant]
     known = [name for name in known if ":" not in name]
     close = (kind,) if kind in KINDS else _NICKNAMES.get(kind) or get_close_matches(kind, known)
     if not close and len(text) > 1:
