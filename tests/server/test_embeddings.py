@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import base64
+import socket
 import threading
+import time
 
 import httpx
 import numpy as np
@@ -183,6 +185,37 @@ def test_requests_beyond_the_queue_are_told_when_to_come_again_and_clients_that_
         thread.join(60)
     assert sorted(map(str, outcomes)) == ["200", "200", "left"]
     assert entry.embedding == 0
+
+
+def test_a_client_that_leaves_keeps_model_and_turn_until_what_is_computed_has_ended(running):
+    server, client = running
+    asked(client)
+    entry = server.models.loaded["embeds"]
+    turn = entry.turn or entry.embedding_turn
+    embed, begun, going, tokens = entry.model.embed, threading.Event(), threading.Event(), []
+
+    def held(texts, *, cancel):
+        tokens.append(cancel)
+        begun.set()
+        going.wait(60)
+        return embed(texts, cancel=cancel)
+
+    until(lambda: entry.users == 0)
+    entry.model.embed = held
+    try:
+        body = b'{"input": "x", "model": "embeds"}'
+        head = f"POST {PATH} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+        with socket.create_connection((client.base_url.host, client.base_url.port)) as connection:
+            connection.sendall(f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body)
+            assert begun.wait(20)
+        until(lambda: tokens[0].cancelled)
+        for _ in range(20):
+            time.sleep(0.01)
+            assert (entry.users, turn.locked(), entry.embedding) == (1, True, 1)
+    finally:
+        going.set()
+        del entry.model.embed
+    until(lambda: (entry.users, turn.locked(), entry.embedding) == (0, False, 0))
 
 
 def test_openais_client_gets_them(client, alone):

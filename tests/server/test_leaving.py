@@ -15,6 +15,7 @@ import pytest
 from edge_rt.server import responding, running
 from edge_rt.server.answers import Answers, Piece
 from edge_rt.server.deadlines import BoundedProtocol
+from edge_rt.server.failures import HTTPFailure
 from tests.helpers.served import models_of, ran, served, until
 from tests.server.conftest import ENDLESS
 
@@ -51,6 +52,11 @@ def is_free(server):
     return users(server) == 0 and not model._batch._active and not model._batch.admission.waiting
 
 
+def stays(is_so):
+    """Return whether something is so for as long as it takes what must not happen to happen."""
+    return all((time.sleep(0.01), is_so())[1] for _ in range(20))
+
+
 def asked(content, **fields):
     return {"messages": [{"role": "user", "content": content}], "max_tokens": 300, **ENDLESS, **fields}
 
@@ -68,6 +74,8 @@ def test_leaving_while_the_prompt_is_computed_frees_the_slot(large, is_streamed)
         (ticket,) = model._batch._active
         connection.close()
         until(lambda: ticket.outcome.cancel.cancelled)
+        # The pass goes on: whoever unloaded the model now would wait for it.
+        assert stays(lambda: users(server) == 1)
     until(lambda: is_free(server))
     # It had not come to its first token.
     assert ticket.generation.sequence.num_answer_tokens == 0
@@ -107,6 +115,26 @@ def test_leaving_as_a_piece_comes_is_not_lost(turns):
         if reading.cancel():
             await asyncio.wait((reading,), timeout=10)
             assert reading.cancelled()
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize("waiting", [0, 1], ids=["nothing", "a piece"])
+def test_a_stop_is_told_at_once_behind_the_pieces_that_wait(waiting):
+    async def run():
+        answers = Answers(None, [None], [], 1, lambda _: None)
+        for _ in range(waiting):
+            answers._pieces.put_nowait(Piece(0))
+        reading = [asyncio.create_task(answers.next(60))] if not waiting else []
+        # The reader waits, with no ping to wake it.
+        await asyncio.sleep(0)
+        answers.stop()
+        for _ in range(waiting):
+            assert await answers.next(60) == Piece(0)
+        with pytest.raises(HTTPFailure) as stopped:
+            async with asyncio.timeout(10):
+                await (reading[0] if reading else answers.next(60))
+        assert (stopped.value.status, stopped.value.code) == (503, "overloaded")
 
     asyncio.run(run())
 
@@ -363,6 +391,9 @@ def test_answers_that_outlast_the_end_fail_in_the_shape_of_their_api(long_packag
             ]
             # Those that are streamed have begun: with events that say nothing.
             until(lambda: len(batch.admission.waiting) == 4 and len(server.requests) == 2)
+            # No ping wakes those that read, once the last short one has.
+            monkeypatch.setattr(responding, "PING_SECONDS", 60.0)
+            time.sleep(0.1)
             for _ in range(1 + is_asked_twice):
                 run.leave()
             # While a pass is computed, which takes as long as it takes.
