@@ -289,9 +289,10 @@ def _warm_up(model: Model, cancel: CancelToken, *, goes_on: bool) -> None:
     if model.device is None or cancel.cancelled:
         return
     try:
-        # As drafts are verified: the most likely tokens of all rows.
-        with model.passes() as (runner, _), model.measured_costs.passes(runner) as run:
-            for rows in model.measured_costs.grid[0]:
+        # As drafts are verified: the most likely tokens of all rows, of more than are measured, too.
+        with model.passes() as (runner, cache), model.measured_costs.passes(runner) as run:
+            most = min(_WARMING[0], cache.largest_pass, model.logit_rows or _WARMING[0])
+            for rows in sorted({*model.measured_costs.grid[0], most}):
                 if not cancel.cancelled:
                     run(rows, 0)
     except DEVICE_FAILURES:
