@@ -156,7 +156,7 @@ def test_named_tools_are_called_once_however_they_are_named(qwen):
 
 def test_nothing_is_spent_on_calls_that_do_not_begin(package, tmp_path):
     with loaded(package, tmp_path, TOOL_TEMPLATES["Qwen"], memory=2 << 30, spec="off") as model:
-        free = model.generate(HELLO, tools=TOOLS, max_tokens=5)
+        free = model.generate(HELLO, tools=TOOLS, max_tokens=5, temperature=0.0)
         assert free.memory.planned_bytes == model.plan.total_bytes
         begun = model.generate(HELLO, tools=TOOLS, max_tokens=1200, **SAMPLED, **writing(model, "<tool_call>"))
         assert begun.memory.planned_bytes > model.plan.total_bytes
