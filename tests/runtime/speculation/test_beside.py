@@ -80,11 +80,29 @@ def followed(cache=None, target=None):
     return DraftModel(target or Nearly(), cache or fake_cache(), known_tokens=VOCABULARY, stand_in=1, chunk=5)
 
 
-def drafting(*, beside, share=0.01, target=None, end_ids=(), alone=DEAR):
-    """Return a source, and the model that drafts in it."""
+class Awaited(Beside):
+    """One that passes do not outrun, however busy the machine is: it has computed once, or has nothing to."""
+
+    _passes = 0
+
+    def begin(self, *guess, **options):
+        self._passes = self.counts.passes
+        super().begin(*guess, **options)
+
+    def end(self):
+        waited(lambda: self.counts.passes > self._passes or not is_drafting())
+        super().end()
+
+
+def is_drafting():
+    return any(thread.name == "edge-rt drafts" for thread in threading.enumerate())
+
+
+def drafting(*, beside, share=0.01, target=None, end_ids=(), alone=DEAR, kind=Beside):
+    """Return a source, and the model that drafts in it, for which no time passes."""
     model = followed(target=target)
     planner = ChainCosts(WHOLE, ALONE, MAX_CHAIN, prior=0.6, hides=beside)
-    helper = Beside(model, alone, share, planner.value_of, end_ids=end_ids) if beside else None
+    helper = kind(model, alone, share, planner.value_of, end_ids=end_ids, clock=lambda: 0.0) if beside else None
     return ModelSource([Way(model, planner, helper)], end_ids=end_ids, beside="on" if beside else None), model
 
 
@@ -103,7 +121,7 @@ def run_ahead(model, guess):
             guess.append(int(top.ids[0, 0]))
 
 
-def waited(is_so, seconds=20.0):
+def waited(is_so, seconds=60.0):
     """Wait until something is so."""
     until = time.perf_counter() + seconds
     while not is_so():
@@ -271,7 +289,7 @@ class TestSource:
                 failed += 1
                 source.forest()
             source.pass_begins(Draft(), LONG_MS)
-            waited(lambda: not any(thread.name == "edge-rt drafts" for thread in threading.enumerate()))
+            waited(lambda: not is_drafting())
             source.pass_ends()
             model.cache.check()
             for one in (source, other):
@@ -296,7 +314,7 @@ class TestAnswers:
     @pytest.mark.parametrize("texts", [False, True], ids=["alone", "with texts"])
     def test_the_text_is_that_of_plain_decoding(self, sampling, chain, texts):
         plain = Run(PROMPT, max_tokens=60, **sampling).result()
-        source, model = drafting(beside=True, alone=ALONE)
+        source, model = drafting(beside=True, alone=ALONE, kind=Beside if texts else Awaited)
         more = [NativeSuffixSource(draft_library())] if texts else []
         drafter = drafter_of(*more, source, chain=chain)
         result = Run(PROMPT, target=Slow(), drafter=drafter, max_tokens=60, **sampling).result()
@@ -306,8 +324,8 @@ class TestAnswers:
         model.cache.check()
 
     def test_guesses_that_are_right_hide_drafting(self):
-        source, _ = drafting(beside=True, alone=ALONE, target=FakeTarget())
-        result = Run(PROMPT, target=Slow(0.01), drafter=drafter_of(source), max_tokens=80).result()
+        source, _ = drafting(beside=True, alone=ALONE, target=FakeTarget(), kind=Awaited)
+        result = Run(PROMPT, target=Slow(), drafter=drafter_of(source), max_tokens=80).result()
         assert result.token_ids == Run(PROMPT, max_tokens=80).result().token_ids
         assert result.spec.beside_drafted > 5
         assert result.spec.hidden_ms == pytest.approx(4.0 * result.spec.beside_drafted)
@@ -324,7 +342,7 @@ class TestAnswers:
 
         run = Run(PROMPT, target=Slow(), drafter=drafter, max_tokens=60, cancel=cancel)
         run.result(stop)
-        assert not any(thread.name == "edge-rt drafts" for thread in threading.enumerate())
+        assert not is_drafting()
         model.cache.check()
         again = Run(PROMPT, target=Slow(0.0), drafter=drafter, max_tokens=60).result()
         assert again.token_ids == Run(PROMPT, max_tokens=60).result().token_ids
@@ -337,7 +355,7 @@ class TestAnswers:
         run = Run(PROMPT, target=Slow(fail_at={fail_at: kind("lost")}), drafter=drafter, max_tokens=60)
         with pytest.raises(RuntimeError, match="lost") if kind is RuntimeError else nullcontext():
             run.result()
-        assert not any(thread.name == "edge-rt drafts" for thread in threading.enumerate())
+        assert not is_drafting()
         run.cache.check()
         model.cache.check()
         again = Run(PROMPT, target=Slow(0.0), drafter=drafter, max_tokens=60).result()
@@ -354,7 +372,7 @@ class TimedPasses:
         return self._now
 
     def verify(self):
-        if any(thread.name == "edge-rt drafts" for thread in threading.enumerate()):
+        if is_drafting():
             before = self._drafted
             waited(lambda: self._drafted >= before + 4)
         self._take(0.02)
@@ -419,7 +437,7 @@ class TestFaults:
     @pytest.mark.parametrize("error", [AssertionError("two of them"), InferenceError("It fails."), KeyError(4)])
     @pytest.mark.parametrize("is_batch", [False, True])
     def test_what_nobody_expects_is_raised_by_the_step(self, error, is_batch):
-        source, model = drafting(beside=True, alone=ALONE, target=FailsBeside(error))
+        source, model = drafting(beside=True, alone=ALONE, target=FailsBeside(error), kind=Awaited)
         drafter = drafter_of(source)
         plain = Run(PROMPT, max_tokens=12).result().token_ids
         if is_batch:
@@ -445,7 +463,7 @@ class TestFaults:
     )
     def test_what_ends_passes_ends_the_guess_alone(self, error):
         target = FailsBeside(error)
-        source, model = drafting(beside=True, alone=ALONE, target=target)
+        source, model = drafting(beside=True, alone=ALONE, target=target, kind=Awaited)
         result = Run(PROMPT, target=Slow(), drafter=drafter_of(source), max_tokens=12).result()
         assert target.error is None
         assert result.token_ids == Run(PROMPT, max_tokens=12).result().token_ids
