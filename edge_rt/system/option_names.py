@@ -35,7 +35,11 @@ def known_options(
         names = [entry.name for entry in own]
         known = frozenset(names).difference({"self"}).union(*(options.__annotations__ for options in more))
         called = name or function.__name__
-        annotations = {entry.name: (str(entry.annotation), function.__module__) for entry in own}
+        annotations = {
+            entry.name: (str(entry.annotation), function.__module__)
+            for entry in own
+            if entry.annotation is not entry.empty
+        }
         for options in more:
             # Those of a TypedDict are kept as references, with the module that they are written in.
             annotations |= {

@@ -6,9 +6,10 @@ says of a number's range or of the items of a list is checked where they are use
 
 from __future__ import annotations
 
+import ast
 import os
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import UnionType
 from typing import Any, Final, get_args, get_origin
@@ -48,7 +49,8 @@ class OptionTypes:
 
     Args:
         called: what the function is called in errors.
-        annotations: name of an option -> its annotation as it is written, and the module in which it is.
+        annotations: name of an option -> its annotation as it is written, and the module in which it is; others
+            take anything.
         needed: options without a default.
     """
 
@@ -64,10 +66,12 @@ class OptionTypes:
         Raises:
             ConfigError: with what is wanted.
         """
+        if name not in self._annotations:
+            return
         checks = self._checks.get(name)
         if checks is None:
             # Not before: a module may be read only in part when its functions are made.
-            annotation, module = self._annotations.get(name, ("", ""))
+            annotation, module = self._annotations[name]
             names = vars(sys.modules[module]) if module in sys.modules else {}
             checks = self._checks[name] = checks_of(annotation, names)
         if not checks or any(fits(value) for _, fits in checks):
@@ -91,7 +95,7 @@ def checks_of(annotation: str, names: Mapping[str, Any]) -> list[_Check]:
         names: what is known where it is written; a name that only type checkers know is not there.
     """
     found: list[_Check] = []
-    for part in _parts(annotation):
+    for part in _parts(ast.parse(annotation, mode="eval").body):
         name = part.partition("[")[0]
         if name in _CHECKS:
             found.append(_CHECKS[name])
@@ -102,17 +106,13 @@ def checks_of(annotation: str, names: Mapping[str, Any]) -> list[_Check]:
     return list(dict.fromkeys(found))
 
 
-def _parts(annotation: str) -> Iterable[str]:
+def _parts(annotation: ast.expr) -> Iterator[str]:
     """Return the members of a union, which is not one within brackets."""
-    depth, part = 0, ""
-    for character in annotation:
-        depth += (character == "[") - (character == "]")
-        if character == "|" and not depth:
-            yield part.strip()
-            part = ""
-        else:
-            part += character
-    yield part.strip()
+    if isinstance(annotation, ast.BinOp):
+        yield from _parts(annotation.left)
+        yield from _parts(annotation.right)
+    else:
+        yield ast.unparse(annotation)
 
 
 def _kinds_of(value: object) -> list[_Check] | None:
